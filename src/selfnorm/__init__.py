@@ -1,0 +1,1 @@
+"""Energy-based models that are normalised: maximum likelihood without MCMC."""

@@ -1,0 +1,50 @@
+"""Errors and warnings of the library: each message names the cause and the cure.
+
+Every error derives from :class:`SelfnormError`, so ``except SelfnormError`` catches whatever the
+library itself decided to refuse, and nothing else.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "EnergyError",
+    "MissingDataError",
+    "ModelFileError",
+    "ProposalError",
+    "SelfnormError",
+    "SelfnormWarning",
+]
+
+
+class SelfnormError(Exception):
+    """Base class of all errors raised on purpose by selfnorm."""
+
+
+class DataError(SelfnormError, ValueError):
+    """The data cannot be used as they are (NaN, wrong shape, constant column, too few rows)."""
+
+
+class ProposalError(SelfnormError, ValueError):
+    """The proposal cannot serve: wrong shape, or zero density where there are data."""
+
+
+class EnergyError(SelfnormError, ValueError):
+    """The energy returned something that is not one finite scalar per row."""
+
+
+class CheckpointError(SelfnormError):
+    """A training checkpoint is truncated, damaged, or belongs to another run."""
+
+
+class ModelFileError(SelfnormError):
+    """A saved model folder cannot be loaded."""
+
+
+class MissingDataError(SelfnormError, FileNotFoundError):
+    """A data file is not there; the message says where it was looked for and where to get it."""
+
+
+class SelfnormWarning(UserWarning):
+    """Something was done that the user should know of."""

@@ -1,0 +1,50 @@
+"""One place for seeds.
+
+All inner code draws from torch's *global* generator: that is the only stream which every
+``torch.distributions`` object, every flow, dropout and a captured CUDA graph share. Public entry
+points take a seed or a generator and wrap their work in :func:`seeded`, which leaves the caller's
+own stream as it found it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["SeedLike", "seeded"]
+
+SeedLike = int | torch.Generator | None
+
+
+@contextmanager
+def seeded(
+    seed: SeedLike = None, device: torch.device | str | None = None
+) -> Iterator[None]:
+    """Run a block under its own seed and restore the global random state afterwards.
+
+    ``seed=None`` changes nothing: the block draws from the caller's stream and advances it. A
+    ``torch.Generator`` gives one number as seed, so that successive calls with it differ.
+
+    Example:
+        >>> import torch
+        >>> with seeded(0):
+        ...     a = torch.randn(2)
+        >>> with seeded(0):
+        ...     b = torch.randn(2)
+        >>> torch.equal(a, b)
+        True
+    """
+    if seed is None:
+        yield
+        return
+    if isinstance(seed, torch.Generator):
+        seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
+    target = torch.device(device) if device is not None else torch.device("cpu")
+    cuda_devices = []
+    if target.type == "cuda":
+        cuda_devices = [torch.cuda.current_device() if target.index is None else target.index]
+    with torch.random.fork_rng(devices=cuda_devices):
+        torch.manual_seed(seed)
+        yield
