@@ -1,1 +1,40 @@
-"""Energy-based models that are normalised: maximum likelihood without MCMC."""
+"""selfnorm: energy-based models that are normalised, fast and trustworthy.
+
+One extra parameter ``b`` learns ``log Z`` while the energy is trained by maximum likelihood, without
+MCMC; every number comes with a lower and an upper bound.
+"""
+
+from selfnorm import functional
+from selfnorm.adapters import as_proposal
+from selfnorm.defensive import Defensive
+from selfnorm.energies import MLP, ExponentialFamily, FourierFeatures
+from selfnorm.errors import SelfnormError, SelfnormWarning
+from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
+from selfnorm.history import History
+from selfnorm.models import EBM, log_weights
+from selfnorm.proposals import Gaussian, GaussianMixture, StudentT, Uniform
+from selfnorm.training import fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EBM",
+    "MLP",
+    "Bounds",
+    "Defensive",
+    "ExponentialFamily",
+    "FourierFeatures",
+    "Gaussian",
+    "GaussianMixture",
+    "History",
+    "SelfnormError",
+    "SelfnormWarning",
+    "StudentT",
+    "Uniform",
+    "as_proposal",
+    "evaluate",
+    "exact_log_norm",
+    "fit",
+    "functional",
+    "log_weights",
+]

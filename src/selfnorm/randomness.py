@@ -19,9 +19,7 @@ SeedLike = int | torch.Generator | None
 
 
 @contextmanager
-def seeded(
-    seed: SeedLike = None, device: torch.device | str | None = None
-) -> Iterator[None]:
+def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> Iterator[None]:
     """Run a block under its own seed and restore the global random state afterwards.
 
     ``seed=None`` changes nothing: the block draws from the caller's stream and advances it. A

@@ -1,0 +1,124 @@
+"""Let any distribution serve as proposal or base: torch.distributions, zuko, or your own object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent
+
+from selfnorm.errors import ProposalError
+from selfnorm.proposals import Proposal
+
+__all__ = ["as_proposal"]
+
+
+def as_proposal(q: Any, dim: int | None = None) -> Proposal:
+    """Adapt ``q`` to the :class:`~selfnorm.proposals.Proposal` interface.
+
+    Accepts a proposal of this library, any ``torch.distributions.Distribution`` (scalar ones become
+    one-column ones, batched ones independent columns), a lazy distribution (a module whose call
+    without arguments returns a distribution, as in zuko), or any object with ``sample(shape)`` and
+    ``log_prob(x)``.
+
+    Example:
+        >>> q = as_proposal(torch.distributions.Exponential(torch.tensor([1.0, 2.0])))
+        >>> q.sample((3,)).shape, q.log_prob(torch.tensor([-1.0, 1.0]))
+        (torch.Size([3, 2]), tensor(-inf))
+    """
+    if isinstance(q, Proposal):
+        proposal: Proposal = q
+    elif isinstance(q, Distribution):
+        proposal = _TorchProposal(q)
+    elif hasattr(q, "sample") and hasattr(q, "log_prob"):
+        proposal = _DuckProposal(q)
+    elif isinstance(q, nn.Module):
+        proposal = _LazyProposal(q)
+    else:
+        raise ProposalError(
+            f"{type(q).__name__} cannot serve as a proposal: it needs sample(shape) and "
+            "log_prob(x), or to be a torch.distributions.Distribution"
+        )
+    if dim is not None and proposal.dim != dim:
+        raise ProposalError(
+            f"the proposal is over rows of {proposal.dim} numbers, the data have {dim} columns; "
+            f"fit it to the data (e.g. Gaussian.fit_to(x)) or give it event shape ({dim},)"
+        )
+    return proposal
+
+
+class _TorchProposal(Proposal):
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__()
+        if not distribution.event_shape and not distribution.batch_shape:
+            distribution = distribution.expand(torch.Size([1]))
+        if len(distribution.batch_shape) == 1 and not distribution.event_shape:
+            distribution = Independent(distribution, 1)
+        if distribution.batch_shape or len(distribution.event_shape) != 1:
+            raise ProposalError(
+                "a proposal must be one distribution over rows: got batch shape "
+                f"{tuple(distribution.batch_shape)} and event shape "
+                f"{tuple(distribution.event_shape)}"
+            )
+        self.distribution = distribution
+        self.dim = distribution.event_shape[0]
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        return self.distribution.sample(torch.Size(shape))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return _log_prob_with_support(self.distribution, x)
+
+
+class _LazyProposal(Proposal):
+    def __init__(self, lazy: nn.Module) -> None:
+        super().__init__()
+        self.lazy = lazy
+        distribution = lazy()
+        if not isinstance(distribution, Distribution) or len(distribution.event_shape) != 1:
+            raise ProposalError(
+                f"calling {type(lazy).__name__}() did not return a distribution over rows; "
+                "pass the distribution itself"
+            )
+        self.dim = distribution.event_shape[0]
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        with torch.no_grad():
+            drawn: Tensor = self.lazy().sample(torch.Size(shape))
+        return drawn
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        result: Tensor = self.lazy().log_prob(x)
+        return result
+
+
+class _DuckProposal(Proposal):
+    """Any object with sample and log_prob; its first sample tells the width."""
+
+    def __init__(self, q: Any) -> None:
+        super().__init__()
+        self.q = q
+        self.dim = int(q.sample((1,)).reshape(1, -1).shape[-1])
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        return torch.as_tensor(self.q.sample(torch.Size(shape))).reshape(*shape, self.dim)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.q.log_prob(x)).reshape(x.shape[:-1])
+
+
+def _log_prob_with_support(distribution: Distribution, x: Tensor) -> Tensor:
+    """Log-density with ``-inf`` outside the support, where torch would raise or extrapolate."""
+    if distribution.support is None:
+        return distribution.log_prob(x)
+    inside = distribution.support.check(x)
+    if inside.dim() == x.dim():
+        inside = inside.all(-1)
+    if bool(inside.all()):
+        return distribution.log_prob(x)
+    filler = distribution.sample()
+    safe = torch.where(inside.unsqueeze(-1), x, filler)
+    return torch.where(inside, distribution.log_prob(safe), -math.inf)

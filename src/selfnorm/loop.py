@@ -1,0 +1,396 @@
+"""The one training loop. It knows nothing of energies: a :class:`Task` says what a loss is.
+
+It owns mini-batches, schedules, validation and the best state, early stopping, the guard against
+non-finite steps, checkpoints, Ctrl-C and the progress bar.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from selfnorm.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
+from selfnorm.history import History
+from selfnorm.randomness import seeded
+from selfnorm.schedules import SCHEDULES, lr_factor
+from selfnorm.stepper import Stepper, make_optimizer
+
+__all__ = ["LoopOptions", "Task", "run"]
+
+_MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
+_MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
+_CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
+
+
+class Task(Protocol):
+    """What is trained: a module, its loss, its validation."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Everything that is trained and checkpointed."""
+        ...
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Optimiser groups: ``params``, optional ``lr_scale`` and ``weight_decay``."""
+        ...
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Check the inputs and set initial values; called once, under the run's seed."""
+        ...
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scalar loss and detached metrics, without waiting for the device."""
+        ...
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Figures on held-out data; ``score`` (higher is better) chooses the best state."""
+        ...
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Closing step on the chosen state, e.g. ``b <- log Z_hat``."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Options of the loop; see :func:`selfnorm.fit` for their meaning."""
+
+    batch_size: int = 256
+    max_epochs: int = 25
+    max_steps: int | None = None
+    lr: float = 1e-3
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+    schedule: str = "one_cycle"
+    warmup: float = 0.1
+    clip_norm: float | None = 10.0
+    ema: float | None = None
+    patience: int | None = None
+    validate_every: int | None = None
+    seed: int | None = None
+    progress: bool = True
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    resume: bool = True
+    cuda_graph: bool = True
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("adam", "adamw"):
+            raise ValueError(f"optimizer must be 'adam' or 'adamw', not {self.optimizer!r}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {SCHEDULES}, not {self.schedule!r}")
+        for name in ("batch_size", "max_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema must lie between 0 and 1, got {self.ema}")
+
+    def of_the_run(self) -> dict[str, Any]:
+        """The options a resumed run must share with the one it continues."""
+        where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume", "cuda_graph"}
+        return {k: v for k, v in asdict(self).items() if k not in where_and_how}
+
+
+def run(
+    task: Task,
+    data: tuple[Tensor, ...],
+    *,
+    val_data: tuple[Tensor, ...] | None = None,
+    options: LoopOptions,
+) -> History:
+    """Train ``task`` on ``data`` (tensors with one first dimension) and return the record.
+
+    The task's module ends in its best state (by validation score; the last state without
+    validation), also after Ctrl-C or divergence.
+    """
+    if options.patience is not None and val_data is None:
+        raise DataError(
+            "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
+        )
+    device = next(task.module.parameters()).device
+    data = tuple(t.to(device) for t in data)
+    if val_data is not None:
+        val_data = tuple(t.to(device) for t in val_data)
+    with seeded(options.seed, device):
+        return _Run(task, data, val_data, options, device).execute()
+
+
+class _Run:
+    """State of one run in progress."""
+
+    def __init__(
+        self,
+        task: Task,
+        data: tuple[Tensor, ...],
+        val_data: tuple[Tensor, ...] | None,
+        options: LoopOptions,
+        device: torch.device,
+    ) -> None:
+        self.task, self.data, self.val_data = task, data, val_data
+        self.options, self.device = options, device
+        self.n_rows = data[0].shape[0]
+        self.batch = min(options.batch_size, self.n_rows)
+        self.steps_per_epoch = max(1, self.n_rows // self.batch)
+        self.total = self.steps_per_epoch * options.max_epochs
+        if options.max_steps is not None:
+            self.total = min(self.total, options.max_steps)
+        # Tiny data sets have epochs of one or two steps: validating each of them would dominate.
+        self.validate_every = options.validate_every or max(
+            self.steps_per_epoch, math.ceil(self.total / 100)
+        )
+        self.checkpoint_every = options.checkpoint_every or self.validate_every
+        self.history = History()
+        self.step = 0
+        self.order = torch.empty(0, dtype=torch.long)
+        self.lr_scale = 1.0
+        self.stale = 0
+        self.best: dict[str, Tensor] | None = None
+        self.good: dict[str, Any] | None = None
+        self.began = time.perf_counter()
+        self.seconds_before = 0.0
+
+    def execute(self) -> History:
+        options, history = self.options, self.history
+        self.task.start(self.data)
+        self.task.module.train()
+        self.optimizer = make_optimizer(self.task, options.optimizer, options.weight_decay)
+        self.stepper = Stepper(
+            self.task,
+            self.optimizer,
+            self.data,
+            clip_norm=options.clip_norm,
+            ema=options.ema,
+            capture=options.cuda_graph,
+        )
+        path = Path(options.checkpoint) if options.checkpoint else None
+        if path is not None and options.resume and path.exists():
+            self._restore(load_checkpoint(path), path)
+            if self.history.stopped:
+                return self.history
+            history = self.history
+        bar = tqdm(
+            total=self.total,
+            initial=self.step,
+            disable=not options.progress,
+            desc="fit",
+            unit="step",
+            dynamic_ncols=True,
+        )
+        try:
+            while self.step < self.total and not history.stopped:
+                self._one_step()
+                bar.update()
+                due = self.step % self.validate_every == 0 or self.step == self.total
+                if due:
+                    self._look(bar)
+                elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
+                    self._guard()
+                if path is not None and self.step % self.checkpoint_every == 0:
+                    save_checkpoint(path, self._state())
+        except KeyboardInterrupt:
+            history.stopped = "interrupted"
+            warnings.warn(
+                f"training interrupted at step {self.step}; the best state so far is kept",
+                SelfnormWarning,
+                stacklevel=3,
+            )
+        finally:
+            bar.close()
+        history.stopped = history.stopped or "max_epochs"
+        self._adopt_best()
+        self.task.module.eval()
+        history.final = self.task.finish(self.data)
+        history.n_steps = self.step
+        history.skipped_steps = self.stepper.skipped
+        history.seconds = self.seconds_before + time.perf_counter() - self.began
+        if path is not None and history.stopped != "interrupted":
+            save_checkpoint(path, self._state())
+        return history
+
+    def _one_step(self) -> None:
+        position = self.step % self.steps_per_epoch
+        if position == 0:
+            self.order = torch.randperm(self.n_rows, device=self.device)
+        rows = self.order[position * self.batch : (position + 1) * self.batch]
+        factor = lr_factor(self.options.schedule, self.step, self.total, self.options.warmup)
+        self.stepper.step(rows, self.options.lr * factor * self.lr_scale, self.step)
+        self.step += 1
+
+    def _guard(self, means: dict[str, float] | None = None) -> bool:
+        """Go back to the last good state after several bad steps in a row. True if all is well."""
+        if means is None:
+            # On the CPU reading the counter is free; on CUDA this is one small copy.
+            self.stepper.bad_streak = int(self.stepper._streak)
+        if self.stepper.bad_streak < _MAX_BAD_STREAK:
+            return True
+        self.history.rollbacks += 1
+        if self.history.rollbacks > _MAX_ROLLBACKS:
+            self.history.stopped = "diverged"
+            warnings.warn(
+                f"training stopped at step {self.step}: loss or gradient stayed non-finite after "
+                f"{_MAX_ROLLBACKS} roll-backs; the best state so far is kept. Try a smaller lr, a "
+                "heavier-tailed proposal (Defensive) or a base density",
+                SelfnormWarning,
+                stacklevel=4,
+            )
+            return False
+        if self.good is not None:
+            self._load_training_state(self.good)
+        self.lr_scale *= 0.5
+        self.stepper.reset_streak()
+        return False
+
+    def _look(self, bar: Any) -> None:
+        """Read metrics, validate, keep the best state, decide whether to go on."""
+        means = self.stepper.read()
+        if not self._guard(means):
+            return
+        self.good = self._training_state()
+        record: dict[str, float] = {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            **means,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
+        if self.val_data is not None:
+            self.task.module.eval()
+            with self.stepper.averaged(), torch.no_grad():
+                figures = self.task.validate(self.val_data)
+                score = figures.get("score", -math.inf)
+                best = self.history.best_score
+                if math.isfinite(score) and (best is None or score > best):
+                    self.history.best_score, self.history.best_step = score, self.step
+                    self.best = _copy(self.task.module.state_dict())
+                    self.stale = 0
+                else:
+                    self.stale += 1
+            self.task.module.train()
+            record.update({f"val_{k}": v for k, v in figures.items()})
+            if self.options.patience is not None and self.stale >= self.options.patience:
+                self.history.stopped = "patience"
+        record["seconds"] = self.seconds_before + time.perf_counter() - self.began
+        self.history.records.append(record)
+        shown = {
+            k: f"{record[f'val_{k}' if f'val_{k}' in record else k]:.3f}"
+            for k in ("lower", "upper", "ess")
+            if k in record or f"val_{k}" in record
+        }
+        bar.set_postfix(shown or {"loss": f"{record.get('loss', math.nan):.3f}"})
+
+    def _adopt_best(self) -> None:
+        if self.best is not None:
+            self.task.module.load_state_dict(self.best)
+            return
+        if self.history.stopped == "diverged" and self.good is not None:
+            self._load_training_state(self.good)
+        self.history.best_step = self.step
+        if self.options.ema is not None:
+            with torch.no_grad():
+                torch._foreach_copy_(self.stepper.params, self.stepper.average)
+
+    def _training_state(self) -> dict[str, Any]:
+        return {
+            "module": _copy(self.task.module.state_dict()),
+            "optimizer": _copy(self.optimizer.state_dict()),
+            "average": _copy(self.stepper.average),
+        }
+
+    def _load_training_state(self, state: dict[str, Any]) -> None:
+        self.task.module.load_state_dict(state["module"])
+        # In place, because a captured graph holds the addresses of these very tensors.
+        if self.stepper._graph is not None:
+            _copy_into(self.optimizer.state_dict()["state"], state["optimizer"]["state"])
+        else:
+            self.optimizer.load_state_dict(_copy(state["optimizer"]))
+        with torch.no_grad():
+            for mine, saved in zip(self.stepper.average, state["average"], strict=True):
+                mine.copy_(saved)
+
+    def _state(self) -> dict[str, Any]:
+        history = self.history.to_dict()
+        history["skipped_steps"] = self.stepper.skipped
+        return {
+            "training": self._training_state(),
+            "best": self.best,
+            "good": self.good,
+            "step": self.step,
+            "order": self.order,
+            "lr_scale": self.lr_scale,
+            "stale": self.stale,
+            "counters": [self.stepper._good, self.stepper._streak, self.stepper._skipped],
+            "sums": self.stepper._sums,
+            "history": history,
+            "seconds": self.seconds_before + time.perf_counter() - self.began,
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device)
+            if self.device.type == "cuda"
+            else None,
+            "options": self.options.of_the_run(),
+            "data": fingerprint(self.data),
+        }
+
+    def _restore(self, state: dict[str, Any], path: Path) -> None:
+        mine = self.options.of_the_run()
+        other = {k for k in mine if mine[k] != state["options"].get(k)}
+        if other:
+            named = ", ".join(f"{k}={state['options'].get(k)!r}" for k in sorted(other))
+            raise CheckpointError(
+                f"{path} belongs to a run with other options ({named}); use the same ones, another "
+                "checkpoint path, or resume=False"
+            )
+        if state["data"] != fingerprint(self.data):
+            raise CheckpointError(
+                f"{path} belongs to a run on other data; use another checkpoint path, or "
+                "resume=False"
+            )
+        try:
+            self._load_training_state(state["training"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{path} belongs to another model ({error}); use another checkpoint path, or "
+                "resume=False"
+            ) from error
+        self.best, self.good = state["best"], state["good"]
+        self.step, self.order = state["step"], state["order"].to(self.device)
+        self.lr_scale, self.stale = state["lr_scale"], state["stale"]
+        self.history = History.from_dict(state["history"])
+        self.stepper.skipped = self.history.skipped_steps
+        counters = (self.stepper._good, self.stepper._streak, self.stepper._skipped)
+        for mine_counter, saved in zip(counters, state["counters"], strict=True):
+            mine_counter.copy_(saved)
+        self.stepper._sums = {k: v.to(self.device) for k, v in state["sums"].items()}
+        self.seconds_before = state["seconds"]
+        torch.set_rng_state(state["random"])
+        if state["random_cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+
+
+def _copy(value: Any) -> Any:
+    """Deep copy of nested containers of tensors."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return type(value)((k, _copy(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return type(value)(_copy(v) for v in value)
+    return value
+
+
+def _copy_into(target: Any, source: Any) -> None:
+    """Copy tensors of nested dicts into those of a twin, in place."""
+    for key, value in target.items():
+        if isinstance(value, Tensor):
+            value.copy_(source[key])
+        elif isinstance(value, dict):
+            _copy_into(value, source[key])

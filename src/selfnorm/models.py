@@ -1,0 +1,118 @@
+"""The energy-based model: energy, optional base density, learned log-normaliser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm.adapters import as_proposal
+from selfnorm.errors import DataError, EnergyError
+from selfnorm.proposals import Proposal
+from selfnorm.randomness import SeedLike, seeded
+
+__all__ = ["EBM", "log_weights"]
+
+
+class EBM(nn.Module):
+    r"""A normalised energy-based model ``log p(x) = -E(x) + log d(x) - b``.
+
+    Args:
+        energy: callable on ``(n, dim)`` giving ``(n,)`` or ``(n, 1)``; usually a ``nn.Module``.
+        base: optional base density ``d``; any distribution (see
+            :func:`~selfnorm.adapters.as_proposal`). It guarantees that ``Z`` exists; it is not
+            trained.
+        log_norm: initial ``b``. :func:`selfnorm.fit` replaces it by an importance-sampling
+            estimate before the first step.
+
+    The density is with respect to Lebesgue measure (or the counting measure, if the base or the
+    proposal used for training is discrete).
+
+    Example:
+        >>> import selfnorm as sn
+        >>> model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
+        >>> model.log_prob(torch.zeros(4, 2)).shape
+        torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        energy: Callable[[Tensor], Tensor],
+        base: Any = None,
+        log_norm: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.energy = energy
+        self.base: Proposal | None = None if base is None else as_proposal(base)
+        if self.base is not None:
+            self.base.requires_grad_(False)
+        self.log_norm = nn.Parameter(torch.tensor(float(log_norm)))
+
+    def log_unnormalized(self, x: Tensor) -> Tensor:
+        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``."""
+        energy = self.energy(x)
+        if energy.dim() == x.dim() and energy.shape[-1] == 1:
+            energy = energy.squeeze(-1)
+        if energy.shape != x.shape[:-1]:
+            raise EnergyError(
+                f"the energy must return one scalar per row: for input {tuple(x.shape)} expected "
+                f"{tuple(x.shape[:-1])}, got {tuple(energy.shape)}; sum or reduce its output"
+            )
+        if self.base is None:
+            return -energy
+        return self.base.log_prob(x) - energy
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-density by the learned ``b``: one forward pass, ``(n, dim) -> (n,)``."""
+        if self.base is not None and x.shape[-1] != self.base.dim:
+            raise DataError(
+                f"the model is over rows of {self.base.dim} columns, got {tuple(x.shape)}"
+            )
+        return self.log_unnormalized(x) - self.log_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same as :meth:`log_prob`."""
+        return self.log_prob(x)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.log_norm.device
+
+    def sample(
+        self,
+        n: int,
+        *,
+        proposal: Any = None,
+        method: str = "sir",
+        generator: SeedLike = None,
+        **options: Any,
+    ) -> Tensor:
+        """Draw ``(n, dim)`` rows from the model.
+
+        Args:
+            n: number of rows.
+            proposal: where candidates come from; the base density by default.
+            method: ``"sir"`` (resampling, default), ``"imh"``, ``"rejection"``, ``"mala"``,
+                ``"hmc"`` or ``"smc"``.
+            generator: seed or ``torch.Generator``.
+            options: passed to the sampler, e.g. ``oversample=20`` for ``"sir"``.
+        """
+        from selfnorm.sampling import draw
+
+        if proposal is None:
+            if self.base is None:
+                raise DataError(
+                    "a model without a base density needs a proposal to be sampled: "
+                    "model.sample(n, proposal=q)"
+                )
+            proposal = self.base
+        with seeded(generator, self.device):
+            return draw(self.log_unnormalized, as_proposal(proposal), n, method=method, **options)
+
+
+def log_weights(model: EBM, proposal: Proposal, x: Tensor) -> Tensor:
+    r"""``log w = -E(x) + log d(x) - log q(x)`` at any rows (samples of ``q``, or data)."""
+    return model.log_unnormalized(x) - proposal.log_prob(x)

@@ -1,0 +1,141 @@
+"""Objectives by name: thin callers of :mod:`selfnorm.functional`, used by :func:`selfnorm.fit`.
+
+An objective turns (model, proposal, mini-batch, number of samples) into one loss to minimise and a
+few detached metrics. New ones are added with :func:`register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from selfnorm import functional as F
+from selfnorm.models import EBM
+from selfnorm.proposals import Proposal
+
+__all__ = ["Objective", "WeightObjective", "available", "get", "register"]
+
+Metrics = dict[str, Tensor]
+
+
+class Objective(Protocol):
+    """What :func:`selfnorm.fit` asks of an objective."""
+
+    learns_log_norm: bool
+
+    def loss(
+        self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
+    ) -> tuple[Tensor, Metrics]:
+        """Loss to minimise on the mini-batch ``x`` of shape ``(n, d)``, and metrics."""
+        ...
+
+
+class WeightObjective:
+    """An objective that is a function of log-weights alone: SNL, NCE, IS-ML, the Bregman family.
+
+    Data and proposal samples go through the network in **one** forward pass.
+    """
+
+    def __init__(
+        self,
+        value: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+        *,
+        learns_log_norm: bool,
+        needs_proposal_at_data: bool,
+    ) -> None:
+        self.value = value
+        self.learns_log_norm = learns_log_norm
+        self.needs_proposal_at_data = needs_proposal_at_data
+
+    def loss(
+        self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
+    ) -> tuple[Tensor, Metrics]:
+        """Loss and metrics on one mini-batch."""
+        with torch.no_grad():
+            samples = proposal.sample((n_samples,))
+            log_q = proposal.log_prob(samples)
+            log_q_data = proposal.log_prob(x) if self.needs_proposal_at_data else x.new_zeros(())
+        log_p = model.log_unnormalized(torch.cat([x, samples]))
+        log_p_data, log_w = log_p[: len(x)], log_p[len(x) :] - log_q
+        value = self.value(log_p_data, log_p_data - log_q_data, log_w, model.log_norm)
+        with torch.no_grad():
+            # l_SNL and l_IS from the numbers at hand; the ESS is left to validation, where more
+            # samples make it meaningful.
+            log_z = F.log_mean_exp(log_w)
+            mean_p = log_p_data.mean()
+            upper = mean_p - log_z
+            lower = upper - F.bound_gap(log_z - model.log_norm)
+        return -value, {"lower": lower, "upper": upper}
+
+
+def _snl(log_p: Tensor, _log_w_data: Tensor, log_w: Tensor, b: Tensor) -> Tensor:
+    return F.snl(log_p, log_w, b)
+
+
+def _nce(_log_p: Tensor, log_w_data: Tensor, log_w: Tensor, b: Tensor) -> Tensor:
+    return F.nce(log_w_data, log_w, b)
+
+
+def _ranking(_log_p: Tensor, log_w_data: Tensor, log_w: Tensor, _b: Tensor) -> Tensor:
+    return F.ranking_nce(log_w_data, log_w)
+
+
+def _importance_ml(log_p: Tensor, _log_w_data: Tensor, log_w: Tensor, _b: Tensor) -> Tensor:
+    return F.importance_ml(log_p, log_w)
+
+
+def _bregman(family: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def value(_log_p: Tensor, log_w_data: Tensor, log_w: Tensor, b: Tensor) -> Tensor:
+        return F.bregman(log_w_data, log_w, b, family=family)
+
+    return value
+
+
+_FACTORIES: dict[str, Callable[[], Objective]] = {}
+
+
+def register(name: str, factory: Callable[[], Objective]) -> None:
+    """Make an objective known by ``name``; a name can be taken once."""
+    if name in _FACTORIES:
+        raise ValueError(f"an objective named {name!r} exists already")
+    _FACTORIES[name] = factory
+
+
+def available() -> list[str]:
+    """Names that ``fit(objective=...)`` understands.
+
+    Example:
+        >>> "snl" in available()
+        True
+    """
+    return sorted(_FACTORIES)
+
+
+def get(objective: str | Objective) -> Objective:
+    """An objective by name; objects pass through."""
+    if not isinstance(objective, str):
+        return objective
+    if objective not in _FACTORIES:
+        raise ValueError(f"unknown objective {objective!r}; choose one of {available()}")
+    return _FACTORIES[objective]()
+
+
+def _weight_objective(
+    value: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    learns_log_norm: bool,
+    needs_proposal_at_data: bool,
+) -> Callable[[], Objective]:
+    return lambda: WeightObjective(
+        value, learns_log_norm=learns_log_norm, needs_proposal_at_data=needs_proposal_at_data
+    )
+
+
+register("snl", _weight_objective(_snl, True, False))
+register("nce", _weight_objective(_nce, True, True))
+register("ranking_nce", _weight_objective(_ranking, False, True))
+register("importance_ml", _weight_objective(_importance_ml, False, False))
+for _family in ("lsif", "reverse", "exponential"):
+    register(f"bregman_{_family}", _weight_objective(_bregman(_family), True, True))

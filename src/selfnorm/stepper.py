@@ -1,0 +1,203 @@
+"""One optimiser step: loss, gradient, clipping, finite-check, update, moving average.
+
+On CUDA nothing in a step waits for the host: a non-finite step is skipped *on the device* (the
+fused optimiser's ``found_inf``), metrics are summed there and read back now and then, and the whole
+step is captured as a CUDA graph where the task allows it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm.errors import SelfnormWarning
+
+if TYPE_CHECKING:
+    from selfnorm.loop import Task
+
+__all__ = ["Stepper", "make_optimizer"]
+
+_WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS allocate lazily
+
+
+def make_optimizer(task: Task, name: str, weight_decay: float) -> torch.optim.Optimizer:
+    """Adam or AdamW over the task's parameter groups; fused, capturable on CUDA."""
+    groups: list[dict[str, Any]] = []
+    for given in task.parameter_groups():
+        group = dict(given)
+        group["params"] = [p for p in group["params"] if p.requires_grad]
+        group.setdefault("lr_scale", 1.0)
+        group.setdefault("weight_decay", weight_decay)
+        if group["params"]:
+            groups.append(group)
+    if not groups:
+        raise ValueError("nothing to train: no parameter of the model asks for a gradient")
+    device = groups[0]["params"][0].device
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        for group in groups:
+            group["lr"] = torch.zeros((), device=device)
+    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    fused = device.type in ("cpu", "cuda") and all(
+        p.is_floating_point() for g in groups for p in g["params"]
+    )
+    return cls(groups, lr=0.0, fused=fused, capturable=on_cuda)
+
+
+class Stepper:
+    """Runs training steps of a task on device-resident data.
+
+    Attributes:
+        skipped: steps left out so far because loss or gradient was not finite.
+        bad_streak: how many of them in a row, as of the last :meth:`read`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        data: tuple[Tensor, ...],
+        *,
+        clip_norm: float | None,
+        ema: float | None,
+        capture: bool,
+    ) -> None:
+        self.task = task
+        self.optimizer = optimizer
+        self.data = data
+        self.clip_norm = clip_norm
+        self.ema = ema
+        self.device = data[0].device
+        self.params = [p for g in optimizer.param_groups for p in g["params"]]
+        self.average = [p.detach().clone() for p in self.params] if ema is not None else []
+        self.on_cuda = self.device.type == "cuda"
+        self.capture = capture and self.on_cuda and getattr(task, "capturable", False)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._static_rows: Tensor | None = None
+        self._n_eager = 0
+        # Device-side counters: number of good steps since the last read, bad steps in a row, total.
+        self._good = torch.zeros((), device=self.device)
+        self._streak = torch.zeros((), device=self.device)
+        self._skipped = torch.zeros((), device=self.device)
+        self._keep = torch.full((), ema if ema is not None else 0.0, device=self.device)
+        self._sums: dict[str, Tensor] = {}
+        self.skipped = 0
+        self.bad_streak = 0
+
+    def step(self, rows: Tensor, lr: float, n_done: int) -> None:
+        """Take one step on the given rows of the data."""
+        for group in self.optimizer.param_groups:
+            value = lr * group["lr_scale"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+        if self.ema is not None:
+            # A young average forgets faster, so that it does not drag the initialisation along.
+            self._keep.fill_(min(self.ema, (1 + n_done) / (10 + n_done)))
+        if self._graph is not None and self._static_rows is not None:
+            self._static_rows.copy_(rows)
+            self._graph.replay()
+            return
+        if self.capture and self._n_eager >= _WARMUP_STEPS:
+            self._try_capture(rows)
+            if self._graph is not None:
+                self._graph.replay()
+                return
+        self._n_eager += 1
+        if self.capture:
+            # Warm-up off the default stream, as capture requires.
+            side = torch.cuda.Stream(self.device)
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):
+                self._step_once(rows)
+            torch.cuda.current_stream(self.device).wait_stream(side)
+        else:
+            self._step_once(rows)
+
+    def read(self) -> dict[str, float]:
+        """Means of the metrics since the last read; also updates the counters."""
+        good = max(float(self._good), 1.0)
+        means = {name: float(total) / good for name, total in self._sums.items()}
+        self.skipped = int(self._skipped)
+        self.bad_streak = int(self._streak)
+        self._good.zero_()
+        for total in self._sums.values():
+            total.zero_()
+        return means
+
+    def reset_streak(self) -> None:
+        """Forget the current run of bad steps (after a roll-back)."""
+        self._streak.zero_()
+        self.bad_streak = 0
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the moving average in place of the parameters for the duration of a block."""
+        if self.ema is None:
+            yield
+            return
+        saved = [p.detach().clone() for p in self.params]
+        with torch.no_grad():
+            torch._foreach_copy_(self.params, self.average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.params, saved)
+
+    def _step_once(self, rows: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, metrics = self.task.loss(tuple(t[rows] for t in self.data))
+        loss.backward()
+        grads = [p.grad for p in self.params if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads) if grads else loss.new_zeros(())
+        finite = torch.isfinite(loss.detach()) & torch.isfinite(norm)
+        if self.clip_norm is not None and grads:
+            torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
+        if self.on_cuda:
+            # The fused optimiser skips the update itself where found_inf is 1.
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif bool(finite):
+            self.optimizer.step()
+        if self.ema is not None:
+            with torch.no_grad():
+                torch._foreach_sub_(self.average, self.params)
+                torch._foreach_mul_(self.average, self._keep)
+                torch._foreach_add_(self.average, self.params)
+        self._count(finite, {"loss": loss.detach(), "grad_norm": norm, **metrics})
+
+    def _count(self, finite: Tensor, metrics: dict[str, Tensor]) -> None:
+        bad = (~finite).float()
+        self._good.add_(1 - bad)
+        self._skipped.add_(bad)
+        self._streak.add_(1).mul_(bad)
+        for name, value in metrics.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros((), device=self.device)
+            self._sums[name].add_(torch.where(finite, value.detach().float(), 0.0))
+
+    def _try_capture(self, rows: Tensor) -> None:
+        self._static_rows = rows.clone()
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._step_once(self._static_rows)
+        except RuntimeError as error:
+            self.capture = False
+            warnings.warn(
+                f"the training step could not be captured as a CUDA graph ({error}); going on "
+                "step by step, which is slower",
+                SelfnormWarning,
+                stacklevel=2,
+            )
+            torch.cuda.synchronize(self.device)
+            return
+        self._graph = graph
