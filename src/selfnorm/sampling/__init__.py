@@ -1,0 +1,33 @@
+"""Samplers: one algorithm per file, each with ``State``, ``Info`` and pure ``init``/``step``.
+
+| method | needs | exact? |
+|---|---|---|
+| ``sir`` | proposal | as the number of candidates grows |
+| ``imh`` | proposal | as the number of steps grows |
+| ``rejection`` | proposal and a bound of the weights | yes |
+| ``mala``, ``hmc`` | gradient of the energy, a start from the proposal | as the steps grow |
+| ``smc`` | proposal | as the particles grow; also estimates log Z |
+
+:func:`draw` runs any of them; all randomness is torch's global stream.
+"""
+
+from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
+from selfnorm.sampling.autocorrelation import chain_ess, r_hat
+from selfnorm.sampling.driver import METHODS, Draws, draw
+from selfnorm.sampling.target import as_log_density
+
+__all__ = [
+    "METHODS",
+    "Draws",
+    "adaptation",
+    "as_log_density",
+    "chain_ess",
+    "draw",
+    "hmc",
+    "imh",
+    "mala",
+    "r_hat",
+    "rejection",
+    "sir",
+    "smc",
+]

@@ -1,0 +1,269 @@
+"""``draw``: run any sampler to ``n`` samples and say how it went."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfnorm.errors import ProposalError
+from selfnorm.randomness import SeedLike, seeded
+from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
+from selfnorm.sampling.autocorrelation import chain_ess, r_hat
+from selfnorm.sampling.target import LogDensity, as_log_density
+
+
+@dataclass(frozen=True)
+class Draws:
+    """``samples (n, d)`` and the sampler's own account of them.
+
+    ``ess`` is the number of effectively independent samples behind the draws of the whole run,
+    ``acceptance`` the mean acceptance rate; ``log_norm`` the estimate of log Z where the method
+    has one (sir, smc). ``r_hat`` near 1 says that chains agree (mala, hmc with at
+    least 100 steps per chain: many short chains tell nothing about it).
+    """
+
+    samples: Tensor
+    method: str
+    seconds: float
+    ess: float
+    acceptance: float | None = None
+    log_norm: float | None = None
+    pareto_k: float | None = None
+    r_hat: float | None = None
+    step_size: float | None = None
+
+    @property
+    def ess_per_second(self) -> float:
+        """Effectively independent samples per second of sampling (warm-up not counted)."""
+        return self.ess / max(self.seconds, 1e-9)
+
+
+@torch.no_grad()
+def draw(
+    target: Any,
+    n: int,
+    *,
+    proposal: Any,
+    method: str = "sir",
+    seed: SeedLike = None,
+    **options: Any,
+) -> Draws:
+    """Draw ``n`` samples from a density that need not be normalised.
+
+    ``target`` has ``log_unnormalized(x)`` or ``log_prob(x)``, or is a function ``(n, d) -> (n,)``;
+    ``proposal`` has ``sample(shape)`` and ``log_prob(x)``. An option that the method does not know
+    is an error.
+
+    >>> import torch
+    >>> q = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(2), 2.0), 1)
+    >>> p = torch.distributions.Independent(torch.distributions.Normal(torch.ones(2), 1.0), 1)
+    >>> draw(p, 100, proposal=q, method="imh", seed=0).samples.shape
+    torch.Size([100, 2])
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    if method not in METHODS:
+        raise ValueError(f"unknown sampling method {method!r}: choose from {sorted(METHODS)}")
+    run = METHODS[method]
+    known = set(inspect.signature(run).parameters) - {"log_density", "proposal", "n"}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise TypeError(f"{method} has no option {unknown[0]!r}: it takes {sorted(known)}")
+    log_density = as_log_density(target)
+    with seeded(seed, _device_of(proposal)):
+        return run(log_density, proposal, n, **options)
+
+
+def _device_of(proposal: Any) -> torch.device:
+    """Where the proposal's samples live, without advancing the caller's random stream."""
+    if isinstance(proposal, torch.nn.Module):
+        for tensor in (*proposal.parameters(), *proposal.buffers()):
+            return tensor.device
+    with torch.random.fork_rng(devices=[]):
+        return proposal.sample((1,)).device
+
+
+def _sir(log_density: LogDensity, proposal: Any, n: int, n_candidates: int | None = None) -> Draws:
+    begin = time.perf_counter()
+    state = sir.State(proposal.sample((n,)), torch.zeros(n))
+    state, info = sir.step(state, log_density, proposal, n_candidates=n_candidates)
+    m = max(10 * n, 10_000) if n_candidates is None else n_candidates
+    return Draws(
+        state.positions,
+        "sir",
+        time.perf_counter() - begin,
+        ess=min(float(info.ess) * m, float(n)),
+        log_norm=float(info.log_norm),
+        pareto_k=float(info.pareto_k),
+    )
+
+
+def _imh(log_density: LogDensity, proposal: Any, n: int, n_steps: int = 100) -> Draws:
+    begin = time.perf_counter()
+    state = imh.init(log_density, proposal, n)
+    rates = []
+    for _ in range(n_steps):
+        state, info = imh.step(state, log_density, proposal)
+        rates.append(info.acceptance.double().mean())
+    rate = float(torch.stack(rates).mean()) if rates else 0.0
+    moved = 1.0 - (1.0 - rate) ** n_steps if rates else 0.0
+    return Draws(
+        state.positions, "imh", time.perf_counter() - begin, ess=n * moved, acceptance=rate
+    )
+
+
+def _rejection(
+    log_density: LogDensity,
+    proposal: Any,
+    n: int,
+    log_bound: float | None = None,
+    max_rounds: int = 10_000,
+) -> Draws:
+    if log_bound is None:
+        raise ValueError(
+            "rejection needs log_bound, an upper bound of log p~(x) - log q(x) over all x; "
+            "where none is known use method='sir' or method='imh'"
+        )
+    begin = time.perf_counter()
+    state = rejection.init(log_density, proposal, n)
+    rates: list[float] = []
+    while not bool(state.done.all()):
+        state, info = rejection.step(state, log_density, proposal, log_bound=log_bound)
+        if int(info.exceeded):
+            raise ProposalError(
+                f"log_bound={log_bound:g} is no bound: {int(info.exceeded)} proposal samples have "
+                "a larger weight, so the samples would be wrong. Raise log_bound, or use 'imh'"
+            )
+        rates.append(float(info.acceptance))
+        if len(rates) >= max_rounds:
+            raise ProposalError(
+                f"rejection filled {int(state.done.sum())} of {n} places in {max_rounds} rounds "
+                f"(acceptance {sum(rates) / len(rates):.2g}): the bound is loose or the proposal "
+                "poor; use method='sir' or 'smc'"
+            )
+    return Draws(
+        state.positions,
+        "rejection",
+        time.perf_counter() - begin,
+        ess=float(n),
+        acceptance=sum(rates) / len(rates),
+    )
+
+
+def _gradient_chains(
+    kernel: ModuleType,
+    name: str,
+    target_acceptance: float,
+    log_density: LogDensity,
+    proposal: Any,
+    n: int,
+    n_chains: int | None,
+    warmup: int,
+    thin: int,
+    extra: dict[str, int],
+) -> Draws:
+    """Chains started by SIR (so that the modes have about their weights), adapted, then run."""
+    n_chains = min(n, 10_000) if n_chains is None else min(n_chains, n)
+    start = _sir(log_density, proposal, n_chains).samples
+    scale = start.std(0).clamp_min(1e-12) if n_chains > 1 else torch.ones_like(start[0])
+    state = kernel.init(log_density, start)
+    tuner = adaptation.init(0.5)
+    for _ in range(warmup):
+        step_size = math.exp(tuner.log_step)
+        state, info = kernel.step(state, log_density, step_size=step_size, scale=scale, **extra)
+        tuner, _ = adaptation.step(tuner, float(info.acceptance.mean()), target=target_acceptance)
+    step_size = math.exp(tuner.log_step_average)
+    begin = time.perf_counter()
+    kept, rates = [], []
+    for _ in range(math.ceil(n / n_chains) * thin):
+        state, info = kernel.step(state, log_density, step_size=step_size, scale=scale, **extra)
+        kept.append(state.positions)
+        rates.append(info.acceptance.double().mean())
+    history = torch.stack(kept)
+    return Draws(
+        history[thin - 1 :: thin].reshape(-1, history.shape[-1])[:n],
+        name,
+        time.perf_counter() - begin,
+        ess=chain_ess(history),
+        acceptance=float(torch.stack(rates).mean()),
+        r_hat=r_hat(history) if len(history) >= 100 and n_chains > 1 else None,
+        step_size=step_size,
+    )
+
+
+def _mala(
+    log_density: LogDensity,
+    proposal: Any,
+    n: int,
+    n_chains: int | None = None,
+    warmup: int = 200,
+    thin: int = 50,
+) -> Draws:
+    return _gradient_chains(
+        mala, "mala", 0.574, log_density, proposal, n, n_chains, warmup, thin, {}
+    )
+
+
+def _hmc(
+    log_density: LogDensity,
+    proposal: Any,
+    n: int,
+    n_chains: int | None = None,
+    warmup: int = 100,
+    thin: int = 20,
+    n_leapfrog: int = 8,
+) -> Draws:
+    extra = {"n_leapfrog": n_leapfrog}
+    return _gradient_chains(
+        hmc, "hmc", 0.8, log_density, proposal, n, n_chains, warmup, thin, extra
+    )
+
+
+def _smc(
+    log_density: LogDensity,
+    proposal: Any,
+    n: int,
+    n_particles: int | None = None,
+    ess_target: float = 0.7,
+    n_moves: int = 12,
+    max_temperatures: int = 1000,
+) -> Draws:
+    begin = time.perf_counter()
+    n_particles = max(n, 1000) if n_particles is None else max(n_particles, n)
+    state = smc.init(log_density, proposal, n_particles)
+    rates: list[float] = []
+    while state.temperature < 1.0:
+        state, info = smc.step(state, log_density, proposal, ess_target=ess_target, n_moves=n_moves)
+        rates.append(float(info.acceptance))
+        if len(rates) >= max_temperatures:
+            raise ProposalError(
+                f"SMC reached temperature {state.temperature:.3g} of 1 in {len(rates)} steps: the "
+                "proposal is too far from the model; fit the proposal to the data"
+            )
+    order = torch.randperm(n_particles, device=state.positions.device)[:n]
+    return Draws(
+        state.positions[order],
+        "smc",
+        time.perf_counter() - begin,
+        ess=float(n),
+        acceptance=sum(rates) / len(rates),
+        log_norm=float(state.log_norm),
+    )
+
+
+METHODS: dict[str, Callable[..., Draws]] = {
+    "sir": _sir,
+    "imh": _imh,
+    "rejection": _rejection,
+    "mala": _mala,
+    "hmc": _hmc,
+    "smc": _smc,
+}

@@ -1,0 +1,69 @@
+r"""Hamiltonian Monte Carlo: ``n_leapfrog`` gradient steps along one momentum, then accept.
+
+``H(x, v) = -log p(x) + |v|^2 / 2`` in coordinates scaled by ``scale``; leapfrog keeps volume and
+is reversible, so ``min(1, exp(H - H'))`` leaves ``p`` invariant. The step is jittered by up to
+20 % (the same for all chains), which breaks resonances with a period of the target.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from selfnorm.sampling.target import LogDensity, value_and_gradient
+
+
+class State(NamedTuple):
+    """``positions (n, d)``, ``log_density (n,)`` and its ``gradient (n, d)`` there."""
+
+    positions: Tensor
+    log_density: Tensor
+    gradient: Tensor
+
+
+class Info(NamedTuple):
+    """Per chain: acceptance probability, acceptance, and whether the energy error diverged."""
+
+    acceptance: Tensor
+    accepted: Tensor
+    divergent: Tensor
+
+
+def init(log_density: LogDensity, positions: Tensor) -> State:
+    """Chains at ``positions (n, d)``."""
+    positions = positions.detach().clone()
+    return State(positions, *value_and_gradient(log_density, positions))
+
+
+def step(
+    state: State,
+    log_density: LogDensity,
+    *,
+    step_size: float | Tensor,
+    scale: float | Tensor = 1.0,
+    n_leapfrog: int = 8,
+) -> tuple[State, Info]:
+    """One trajectory of every chain."""
+    jitter = 0.8 + 0.4 * torch.rand((), device=state.positions.device)
+    epsilon = torch.as_tensor(step_size, device=state.positions.device) * jitter
+    scale = torch.as_tensor(scale, device=state.positions.device, dtype=state.positions.dtype)
+    momentum = torch.randn_like(state.positions)
+    kinetic = 0.5 * (momentum**2).sum(-1)
+    positions, value, gradient = state.positions, state.log_density, state.gradient
+    for _ in range(n_leapfrog):
+        momentum = momentum + 0.5 * epsilon * scale * gradient
+        positions = positions + epsilon * scale * momentum
+        value, gradient = value_and_gradient(log_density, positions)
+        momentum = momentum + 0.5 * epsilon * scale * gradient
+    log_ratio = value - state.log_density + kinetic - 0.5 * (momentum**2).sum(-1)
+    log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
+    accepted = torch.rand_like(log_ratio).log() < log_ratio
+    moved = accepted.unsqueeze(-1)
+    new_state = State(
+        torch.where(moved, positions, state.positions),
+        torch.where(accepted, value, state.log_density),
+        torch.where(moved, gradient, state.gradient),
+    )
+    return new_state, Info(log_ratio.clamp_max(0.0).exp(), accepted, log_ratio < -1000.0)

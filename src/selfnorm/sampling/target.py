@@ -1,0 +1,56 @@
+"""What a sampler samples from: one function ``x (n, d) -> log density (n,)``, normalised or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LogDensity = Callable[[Tensor], Tensor]
+
+
+def as_log_density(target: Any) -> LogDensity:
+    """Return ``log p(x)`` up to a constant for a model, a distribution or a plain function.
+
+    ``log_unnormalized`` is preferred to ``log_prob`` (no sampler needs the normaliser); a ``nan``
+    becomes ``-inf``, so that a point where the energy is undefined is never accepted.
+
+    >>> import torch
+    >>> log_density = as_log_density(torch.distributions.Normal(0.0, 1.0))
+    >>> log_density(torch.zeros(1)).shape
+    torch.Size([1])
+    """
+    for name in ("log_unnormalized", "log_prob"):
+        method = getattr(target, name, None)
+        if callable(method):
+            return _without_nan(method)
+    if callable(target):
+        return _without_nan(target)
+    raise TypeError(
+        f"cannot sample from {type(target).__name__}: give an object with log_unnormalized(x) or "
+        "log_prob(x), or a function from (n, d) to (n,)"
+    )
+
+
+def _without_nan(function: Callable[[Tensor], Tensor]) -> LogDensity:
+    def log_density(x: Tensor) -> Tensor:
+        value = function(x)
+        return torch.where(torch.isnan(value), torch.full_like(value, -torch.inf), value)
+
+    return log_density
+
+
+def value_and_gradient(log_density: LogDensity, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """``log p`` and its gradient at ``positions (n, d)``; a non-finite gradient counts as zero.
+
+    With a zero gradient the move is a random walk, and the Metropolis step still makes it exact.
+    """
+    with torch.enable_grad():
+        x = positions.detach().requires_grad_(True)
+        value = log_density(x)
+        # rows that are -inf have no useful gradient, and would poison the sum with nan
+        total = torch.where(torch.isfinite(value), value, torch.zeros_like(value)).sum()
+        (gradient,) = torch.autograd.grad(total, x)
+    return value.detach(), torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
