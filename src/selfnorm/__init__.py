@@ -1,7 +1,7 @@
 """selfnorm: energy-based models that are normalised, fast and trustworthy.
 
-One extra parameter ``b`` learns ``log Z`` while the energy is trained by maximum likelihood, without
-MCMC; every number comes with a lower and an upper bound.
+One extra parameter ``b`` learns ``log Z`` while the energy is trained by maximum likelihood,
+without MCMC; every number comes with a lower and an upper bound.
 """
 
 from selfnorm import functional

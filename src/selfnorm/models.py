@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from selfnorm.adapters import as_proposal
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.proposals import Proposal
-from selfnorm.randomness import SeedLike, seeded
+from selfnorm.randomness import SeedLike
 
 __all__ = ["EBM", "log_weights"]
 
@@ -98,7 +98,7 @@ class EBM(nn.Module):
             method: ``"sir"`` (resampling, default), ``"imh"``, ``"rejection"``, ``"mala"``,
                 ``"hmc"`` or ``"smc"``.
             generator: seed or ``torch.Generator``.
-            options: passed to the sampler, e.g. ``oversample=20`` for ``"sir"``.
+            options: passed to the sampler, see :func:`selfnorm.sampling.draw`.
         """
         from selfnorm.sampling import draw
 
@@ -109,8 +109,10 @@ class EBM(nn.Module):
                     "model.sample(n, proposal=q)"
                 )
             proposal = self.base
-        with seeded(generator, self.device):
-            return draw(self.log_unnormalized, as_proposal(proposal), n, method=method, **options)
+        drawn = draw(
+            self, n, proposal=as_proposal(proposal), method=method, seed=generator, **options
+        )
+        return drawn.samples
 
 
 def log_weights(model: EBM, proposal: Proposal, x: Tensor) -> Tensor:
