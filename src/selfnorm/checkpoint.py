@@ -47,7 +47,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{path} is not a readable checkpoint ({type(error).__name__}): it is truncated or "
             "damaged. Delete it to start afresh"

@@ -71,6 +71,10 @@ class MLP(nn.Module):
         features: optional :class:`FourierFeatures` in front of the first layer.
         dropout: dropout probability after each hidden activation.
         zero_init: start at energy 0 everywhere, so that the model starts *at* its base density.
+        saturate: bound the inputs smoothly, ``x -> x / sqrt(1 + (x / saturate)^2)``. A bounded
+            input makes a bounded energy, so that ``Z`` exists under **any** base density; a plain
+            network's energy falls linearly far out, which only a Gaussian base can hold. Use
+            about 10 for standardised data with heavy tails.
 
     Example:
         >>> energy = MLP(2, hidden=(64, 64))
@@ -87,6 +91,7 @@ class MLP(nn.Module):
         features: FourierFeatures | None = None,
         dropout: float = 0.0,
         zero_init: bool = False,
+        saturate: float | None = None,
     ) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
@@ -99,6 +104,7 @@ class MLP(nn.Module):
         self.hidden = tuple(hidden)
         self.activation = activation
         self.dropout = dropout
+        self.saturate = saturate
         self.features = features
         widths = [features.n_out(dim) if features is not None else dim, *hidden]
         layers: list[nn.Module] = []
@@ -114,6 +120,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Energy of each row."""
+        if self.saturate is not None:
+            x = x * torch.rsqrt(1 + (x / self.saturate).square())
         if self.features is not None:
             x = self.features(x)
         out: Tensor = self.layers(x).squeeze(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -123,7 +123,11 @@ def evaluate(
         log_w = draw_log_weights(model, q, n_samples, chunk)
     log_p = torch.cat([model.log_unnormalized(part) for part in x.split(chunk)])
     log_w_data = log_p - torch.cat([q.log_prob(part) for part in x.split(chunk)])
-    return summarise(log_p, log_w, log_w_data, float(model.log_norm))
+    bounds = summarise(log_p, log_w, log_w_data, float(model.log_norm))
+    far = far_mass(model, q, x, bounds.log_norm)
+    if far is None:
+        return bounds
+    return replace(bounds, reasons=(*bounds.reasons, far))
 
 
 def summarise(log_p: Tensor, log_w: Tensor, log_w_data: Tensor, log_norm: float) -> Bounds:
@@ -183,6 +187,43 @@ def _reasons(
             "proposal misses mass that the model has; refit it to the data or mix in a broad one."
         )
     return tuple(found)
+
+
+@torch.no_grad()
+def far_mass(model: EBM, proposal: Proposal, x: Tensor, log_norm: float) -> str | None:
+    """Look for mass far beyond the data, where proposal samples never fall.
+
+    Estimates the mass of shells at 8, 16, ... 4096 standard deviations from the mean of the data,
+    by the model's density in 256 random directions. Where it *grows* outwards the integral ``Z``
+    does not exist, whatever the samples say: a network's energy falls linearly, and only a Gaussian
+    base (or an energy with ``saturate``) holds that.
+
+    Returns:
+        A sentence on what is wrong and what to do, or ``None``.
+    """
+    dim = x.shape[-1]
+    center = x.mean(0)
+    scale = x.std(0, correction=0) if len(x) > 1 else torch.ones_like(center)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    with seeded(0, x.device):
+        direction = torch.randn(256, dim, device=x.device, dtype=x.dtype)
+    direction = direction / direction.norm(dim=-1, keepdim=True)
+    log_sphere = math.log(2) + dim / 2 * math.log(math.pi) - math.lgamma(dim / 2)
+    log_masses = []
+    for radius in (2.0**k for k in range(3, 13)):
+        points = center + radius * scale * direction
+        log_p = model.log_unnormalized(points).double()
+        log_p = torch.where(torch.isneginf(proposal.log_prob(points)), -math.inf, log_p)
+        log_volume = dim * math.log(radius) + math.log((2**dim - 1) / dim)
+        log_shell = F.log_mean_exp(log_p) + log_sphere + log_volume + scale.log().sum()
+        log_masses.append(float(log_shell) - log_norm)
+    outermost = max(log_masses[-4:])
+    if math.isnan(outermost) or outermost > max(log_masses[0], math.log(1e-3)):
+        return (
+            "The density does not vanish far from the data, so its integral does not exist: use a "
+            "Gaussian base, or bound the energy, e.g. MLP(..., saturate=10)."
+        )
+    return None
 
 
 @torch.no_grad()

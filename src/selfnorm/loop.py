@@ -162,6 +162,7 @@ class _Run:
 
     def execute(self) -> History:
         options, history = self.options, self.history
+        self.task.module.eval()
         self.task.start(self.data)
         self.task.module.train()
         self.optimizer = make_optimizer(self.task, options.optimizer, options.weight_decay)
@@ -197,7 +198,7 @@ class _Run:
                 elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
                     self._guard()
                 if path is not None and self.step % self.checkpoint_every == 0:
-                    save_checkpoint(path, self._state())
+                    self._save(path)
         except KeyboardInterrupt:
             history.stopped = "interrupted"
             warnings.warn(
@@ -215,8 +216,15 @@ class _Run:
         history.skipped_steps = self.stepper.skipped
         history.seconds = self.seconds_before + time.perf_counter() - self.began
         if path is not None and history.stopped != "interrupted":
-            save_checkpoint(path, self._state())
+            self._save(path)
         return history
+
+    def _save(self, path: Path) -> None:
+        """Write a checkpoint; a full disk is reported, and does not cost the run."""
+        try:
+            save_checkpoint(path, self._state())
+        except CheckpointError as error:
+            warnings.warn(f"{error}; training goes on without it", SelfnormWarning, stacklevel=4)
 
     def _one_step(self) -> None:
         position = self.step % self.steps_per_epoch

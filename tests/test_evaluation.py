@@ -1,0 +1,114 @@
+"""evaluate, Bounds, exact quadrature, the look far out."""
+
+
+import pytest
+import torch
+
+import selfnorm as sn
+from selfnorm.errors import DataError, ProposalError
+from selfnorm.evaluation import draw_log_weights
+from tests.analytic.models import ANALYTIC, Potential
+
+
+def test_chunk_size_changes_nothing_but_rounding():
+    case = ANALYTIC[0]
+    x = case.sample(1000)
+    whole = sn.evaluate(case.ebm(), x, proposal=case.proposal, seed=5, chunk_size=10**6)
+    torch.manual_seed(5)
+    # Same random stream, other chunks: draw once, evaluate in pieces.
+    q = sn.as_proposal(case.proposal)
+    log_w = draw_log_weights(case.ebm(), q, 20_000, 10**6)
+    from selfnorm.evaluation import summarise
+
+    log_p = torch.cat([case.ebm().log_unnormalized(p) for p in x.split(77)])
+    pieces = summarise(log_p, log_w, log_p - q.log_prob(x), 0.0)
+    assert pieces.upper == pytest.approx(whole.upper, abs=1e-5)
+    assert pieces.log_norm == pytest.approx(whole.log_norm, abs=1e-5)
+
+
+def test_standard_errors_are_those_of_repetition():
+    case = ANALYTIC[0]
+    model = case.ebm()
+    runs = [
+        sn.evaluate(model, case.sample(200), proposal=case.proposal, n_samples=500, seed=s)
+        for s in range(200)
+    ]
+    for value, error in (("upper", "upper_se"), ("log_norm", "log_norm_se")):
+        spread = torch.tensor([getattr(r, value) for r in runs]).std()
+        claimed = torch.tensor([getattr(r, error) for r in runs]).mean()
+        assert float(claimed / spread) == pytest.approx(1.0, abs=0.2)
+
+
+def test_reliable_on_a_good_case_and_the_words_of_a_bad_one():
+    case = ANALYTIC[0]
+    good = sn.evaluate(case.ebm(), case.sample(500), proposal=case.proposal, seed=0)
+    assert good.reliable, good.reasons
+    narrow = sn.Gaussian(torch.tensor([-1.0, 2.0]), scale=0.6)  # misses the second mode
+    bad = sn.evaluate(case.ebm(), case.sample(500), proposal=narrow, seed=0)
+    assert not bad.reliable
+    assert "proposal" in " ".join(bad.reasons)
+    assert "NOT RELIABLE" in str(bad)
+
+
+def test_mass_beyond_the_samples_is_found():
+    """A Student-t base cannot hold an energy that falls linearly: Z does not exist."""
+    base = sn.StudentT(3.0, torch.zeros(2), scale=1.0)
+    x = base.sample((500,))
+    runaway = sn.EBM(Potential(lambda v: -0.01 * v[..., 0].abs()), base=base)
+    verdict = sn.evaluate(runaway, x, seed=0)
+    assert any("does not exist" in r for r in verdict.reasons)
+    tame = sn.EBM(Potential(lambda v: -0.01 * v[..., 0].abs().clamp_max(10)), base=base)
+    assert sn.evaluate(tame, x, seed=0).reliable
+    held = sn.EBM(
+        Potential(lambda v: -0.5 * v[..., 0].abs()), base=sn.Gaussian(torch.zeros(2), scale=1.0)
+    )
+    verdict = sn.evaluate(held, torch.randn(500, 2), seed=0)
+    assert verdict.reliable, verdict.reasons
+
+
+def test_bounds_to_dict_round_trips_through_json():
+    import json
+
+    case = ANALYTIC[1]
+    bounds = sn.evaluate(case.ebm(), case.sample(50), proposal=case.proposal, seed=0)
+    loaded = json.loads(json.dumps(bounds.to_dict()))
+    assert loaded["lower"] == bounds.lower
+    assert loaded["gap"] == pytest.approx(bounds.upper - bounds.lower)
+
+
+@pytest.mark.parametrize("df", [2.0, 5.0])
+def test_quadrature_integrates_polynomial_tails(df):
+    t = sn.StudentT(df, torch.tensor([0.7, -0.4]), scale=torch.tensor([0.5, 2.0]))
+    log_z, error = sn.exact_log_norm(t.log_prob, 2)
+    assert abs(log_z) < 1e-3
+    assert error < 1e-3
+
+
+def test_quadrature_in_one_dimension_and_on_a_box():
+    case = ANALYTIC[4]
+    box = (torch.tensor([0.0]), torch.tensor([2.0]))
+    log_z, _ = sn.exact_log_norm(case.ebm(), 1, support=box, n_points=4001)
+    assert log_z == pytest.approx(case.log_norm, abs=1e-4)
+    student = ANALYTIC[1]
+    assert sn.exact_log_norm(student.ebm(), 1)[0] == pytest.approx(student.log_norm, abs=1e-4)
+
+
+def test_quadrature_refuses_three_dimensions():
+    with pytest.raises(DataError, match="evaluate"):
+        sn.exact_log_norm(lambda x: x.sum(-1), 3)
+
+
+def test_errors_name_the_cure():
+    model = sn.EBM(sn.MLP(2))
+    with pytest.raises(ProposalError, match="base density"):
+        sn.evaluate(model, torch.zeros(3, 2))
+    with pytest.raises(ProposalError, match="3 columns"):
+        sn.evaluate(model, torch.zeros(3, 3), proposal=sn.Gaussian(torch.zeros(2), scale=1.0))
+    with pytest.raises(DataError, match="n_samples"):
+        sn.evaluate(
+            model, torch.zeros(3, 2), proposal=sn.Gaussian(torch.zeros(2), scale=1.0), n_samples=1
+        )
+    with pytest.raises(TypeError, match="typo"):
+        sn.evaluate(
+            model, torch.zeros(3, 2), proposal=sn.Gaussian(torch.zeros(2), scale=1.0), typo=1
+        )

@@ -1,0 +1,171 @@
+"""Every proposal: shapes, normalisation, samples that follow the density, fit_to, devices of use."""
+
+import math
+
+import pytest
+import torch
+from torch import distributions as D
+
+import selfnorm as sn
+from selfnorm.errors import ProposalError
+
+SKEW = torch.tensor([[1.0, 0.7], [0.7, 2.0]])
+
+
+def mixture():
+    return sn.GaussianMixture(
+        torch.tensor([0.3, 0.7]),
+        torch.tensor([[-2.0, 1.0], [1.5, -0.5]]),
+        torch.stack([SKEW * 0.3, torch.eye(2) * 0.5]),
+    )
+
+
+PROPOSALS = {
+    "gaussian_diagonal": lambda: sn.Gaussian(
+        torch.tensor([1.0, -1.0]), scale=torch.tensor([0.5, 2.0])
+    ),
+    "gaussian_full": lambda: sn.Gaussian(torch.tensor([1.0, -1.0]), covariance=SKEW),
+    "student": lambda: sn.StudentT(4.0, torch.tensor([0.5, 0.0]), covariance=SKEW),
+    "uniform": lambda: sn.Uniform(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.5])),
+    "mixture": mixture,
+    "defensive": lambda: sn.Defensive(mixture(), weight=0.3),
+    "torch": lambda: sn.as_proposal(D.Gamma(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))),
+}
+everyone = pytest.mark.parametrize("name", PROPOSALS)
+
+
+@everyone
+def test_integrates_to_one(name):
+    q = PROPOSALS[name]()
+    log_z, error = sn.exact_log_norm(q.log_prob, 2, n_points=1201)
+    # A uniform's or gamma's edges cut grid cells: the rule is then only good to a cell's width.
+    tolerance = 0.03 if name in ("uniform", "torch") else 1e-3
+    assert abs(log_z) < tolerance
+
+
+@everyone
+def test_samples_follow_the_density(name):
+    """E_q[h / q] for a known h is 1: samples and log_prob belong together."""
+    q = PROPOSALS[name]()
+    torch.manual_seed(1)
+    x = q.sample((60_000,))
+    assert x.shape == (60_000, 2)
+    box_low, box_high = x.quantile(0.2, 0), x.quantile(0.8, 0)
+    inside = ((x > box_low) & (x < box_high)).all(-1)
+    h = torch.where(inside, -(box_high - box_low).log().sum(), torch.tensor(-math.inf))
+    ratio = torch.exp(h - q.log_prob(x))
+    assert float(ratio.mean()) == pytest.approx(1.0, abs=5 * float(ratio.std()) / math.sqrt(60_000))
+
+
+@everyone
+def test_batch_shapes(name):
+    q = PROPOSALS[name]()
+    x = q.sample((3, 5))
+    assert x.shape == (3, 5, 2)
+    assert q.log_prob(x).shape == (3, 5)
+    assert q.event_shape == (2,)
+
+
+def skewed_data(n=4000):
+    torch.manual_seed(2)
+    return torch.randn(n, 2) @ torch.linalg.cholesky(SKEW).T + torch.tensor([3.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    "fitted",
+    [
+        lambda x: sn.Gaussian.fit_to(x),
+        lambda x: sn.Gaussian.fit_to(x, full=False),
+        lambda x: sn.StudentT.fit_to(x),
+        lambda x: sn.Uniform.fit_to(x),
+        lambda x: sn.GaussianMixture.fit_to(x, n_components=3),
+        lambda x: sn.Defensive.fit_to(x, n_components=3),
+    ],
+)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_fit_to_covers_the_data_at_any_scale(fitted, scale):
+    x = skewed_data() * scale
+    q = fitted(x)
+    log_q = q.log_prob(x)
+    assert torch.isfinite(log_q).all()
+    entropy = 1 + math.log(2 * math.pi) + 0.5 * math.log(float(torch.det(SKEW)))
+    # In the units of x, and not far below the truth: the Jacobian of the scale is in log_prob.
+    assert (
+        float(log_q.mean()) + 2 * math.log(scale) > -entropy - 2.0
+    )  # the box of a Uniform is the widest
+    assert float(log_q.mean()) + 2 * math.log(scale) < -entropy + 0.1
+
+
+def test_gaussian_fit_is_maximum_likelihood():
+    x = skewed_data()
+    q = sn.Gaussian.fit_to(x)
+    torch.testing.assert_close(q.loc, x.mean(0))
+    torch.testing.assert_close(
+        q.scale_tril @ q.scale_tril.T, torch.cov(x.T, correction=0), atol=1e-4, rtol=1e-3
+    )
+
+
+def test_student_fit_resists_outliers():
+    x = skewed_data()
+    x[:20] = 1e4
+    q = sn.StudentT.fit_to(x, df=3.0)
+    assert float((q.loc - torch.tensor([3.0, -1.0])).abs().max()) < 0.2
+    assert float(q.scale_tril.abs().max()) < 3
+
+
+def test_defensive_bounds_the_weights():
+    light = sn.Gaussian(torch.zeros(2), scale=0.3)
+    heavy = sn.StudentT(3.0, torch.zeros(2), scale=1.0)
+    q = sn.Defensive(light, heavy, weight=0.25)
+    x = heavy.sample((5000,))
+    assert float((heavy.log_prob(x) - q.log_prob(x)).max()) <= math.log(4) + 1e-5
+
+
+def test_any_torch_distribution_serves():
+    one = sn.as_proposal(D.Normal(0.0, 1.0))
+    assert one.dim == 1
+    assert one.sample((4,)).shape == (4, 1)
+    two = sn.as_proposal(D.MultivariateNormal(torch.zeros(2), torch.eye(2)))
+    assert two.log_prob(torch.zeros(3, 2)).shape == (3,)
+    box = sn.as_proposal(D.Uniform(torch.zeros(2), torch.ones(2)))
+    torch.testing.assert_close(
+        box.log_prob(torch.tensor([[0.5, 0.5], [2.0, 0.5]])), torch.tensor([0.0, -math.inf])
+    )
+
+
+def test_own_objects_and_flows_serve():
+    class Mine:
+        def sample(self, shape):
+            return torch.rand(*shape, 3)
+
+        def log_prob(self, x):
+            return torch.zeros(x.shape[:-1])
+
+    assert sn.as_proposal(Mine()).dim == 3
+    zuko = pytest.importorskip("zuko")
+    flow = sn.as_proposal(zuko.flows.MAF(2, transforms=1, hidden_features=(8,)))
+    x = flow.sample((5,))
+    assert flow.log_prob(x).shape == (5,)
+    assert flow.trainable
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: sn.Gaussian(torch.zeros(2)), "exactly one"),
+        (lambda: sn.Gaussian(torch.zeros(2), scale=torch.tensor([1.0, 0.0])), "positive"),
+        (lambda: sn.Gaussian(torch.zeros(2), covariance=torch.eye(3)), "shape"),
+        (lambda: sn.Gaussian(torch.zeros(2), covariance=-torch.eye(2)), "positive definite"),
+        (lambda: sn.StudentT(0.0, torch.zeros(1), scale=1.0), "freedom"),
+        (lambda: sn.Uniform(torch.ones(2), torch.zeros(2)), "low < high"),
+        (lambda: sn.Defensive(mixture(), weight=1.5), "between 0 and 1"),
+        (lambda: sn.Gaussian.fit_to(torch.tensor([[1.0, math.nan], [0.0, 1.0]])), "finite"),
+        (lambda: sn.Gaussian.fit_to(torch.ones(1, 2)), "two rows"),
+        (lambda: sn.as_proposal("normal"), "sample"),
+        (lambda: sn.as_proposal(sn.Gaussian(torch.zeros(2), scale=1.0), dim=5), "5 columns"),
+        (lambda: sn.as_proposal(D.Normal(torch.zeros(2, 3), 1.0)), "batch shape"),
+    ],
+)
+def test_bad_input_names_the_cause(build, words):
+    with pytest.raises(ProposalError, match=words):
+        build()

@@ -1,0 +1,199 @@
+"""The paper's theory, each statement with the corrected signs, as a computation that can fail."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd.functional import hessian
+
+from selfnorm import functional as F
+
+GRID = torch.linspace(-14, 14, 8001, dtype=torch.float64)
+STEP = float(GRID[1] - GRID[0])
+
+
+def integral(values):
+    return values.sum() * STEP
+
+
+def double_well(theta, x):
+    """An asymmetric energy with three parameters."""
+    return theta[0] * x + theta[1].exp() * (x - 1) ** 2 + theta[2] * torch.sin(2 * x) + 0.01 * x**4
+
+
+def log_z(theta):
+    return integral(torch.exp(-double_well(theta, GRID))).log()
+
+
+def likelihood(theta, x):
+    return -double_well(theta, x).mean() - log_z(theta)
+
+
+def exact_snl(theta, b, x):
+    return -double_well(theta, x).mean() - b - torch.exp(log_z(theta) - b) + 1
+
+
+THETA = torch.tensor([0.4, -0.8, 0.7], dtype=torch.float64)
+DATA = torch.tensor([-1.3, 0.2, 0.9, 2.4, 1.7], dtype=torch.float64)
+
+
+@given(st.floats(1e-6, 1e6))
+@settings(max_examples=50, deadline=None)
+def test_variational_logarithm(z):
+    """log z = min over lambda of z exp(-lambda) + lambda - 1, attained at lambda = log z."""
+    h = lambda lam: z * math.exp(-lam) + lam - 1  # noqa: E731
+    assert h(math.log(z)) == pytest.approx(math.log(z), abs=1e-9)
+    for away in (-2.0, -0.1, 0.1, 2.0):
+        assert h(math.log(z) + away) > math.log(z)
+
+
+def test_maximum_in_b_is_the_log_likelihood_at_log_z():
+    top = log_z(THETA)
+    assert float(exact_snl(THETA, top, DATA)) == pytest.approx(
+        float(likelihood(THETA, DATA)), abs=1e-12
+    )
+    for away in (-1.0, -0.05, 0.05, 1.0):
+        assert exact_snl(THETA, top + away, DATA) < likelihood(THETA, DATA)
+
+
+@given(st.floats(-3, 3), st.floats(-1, 1), st.floats(-1, 1), st.floats(-3, 6))
+@settings(max_examples=30, deadline=None)
+def test_lower_bound_everywhere(t0, t1, t2, b):
+    theta = torch.tensor([t0, t1, t2], dtype=torch.float64)
+    assert float(exact_snl(theta, torch.tensor(b), DATA)) <= float(likelihood(theta, DATA)) + 1e-9
+
+
+def test_gradient_identity():
+    """grad l_SNL = grad l + grad log Z (1 - exp(log Z - b))."""
+    theta = THETA.clone().requires_grad_()
+    for b in (-1.0, float(log_z(THETA)), 4.0):
+        (snl_grad,) = torch.autograd.grad(exact_snl(theta, torch.tensor(b), DATA), theta)
+        (ll_grad,) = torch.autograd.grad(likelihood(theta, DATA), theta)
+        lz = log_z(theta)
+        (lz_grad,) = torch.autograd.grad(lz, theta)
+        expected = ll_grad + lz_grad * (1 - torch.exp(lz.detach() - b))
+        torch.testing.assert_close(snl_grad, expected)
+
+
+def test_gradient_estimates_are_unbiased_for_a_crude_proposal():
+    """The average stochastic gradient is the exact one, although q is far from the model."""
+    theta = THETA.clone().requires_grad_()
+    b = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    exact = torch.cat(
+        [g.reshape(-1) for g in torch.autograd.grad(exact_snl(theta, b, DATA), (theta, b))]
+    )
+    q = torch.distributions.StudentT(
+        torch.tensor(3.0, dtype=torch.float64), loc=-0.5, scale=torch.tensor(2.0)
+    )
+    torch.manual_seed(4)
+    estimates = []
+    for _ in range(300):
+        samples = q.sample((400,))
+        log_w = -double_well(theta, samples) - q.log_prob(samples)
+        value = F.snl(-double_well(theta, DATA), log_w, b)
+        estimates.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, (theta, b))]))
+    stacked = torch.stack(estimates)
+    error = stacked.std(0) / math.sqrt(len(estimates))
+    assert ((stacked.mean(0) - exact).abs() < 4 * error + 1e-9).all()
+
+
+def test_sandwich_in_expectation():
+    """E[l_SNL estimate] = l_SNL <= l <= E[l_IS estimate], strictly for few samples."""
+    q = torch.distributions.Normal(torch.tensor(0.0, dtype=torch.float64), 3.0)
+    b = log_z(THETA) + 0.2
+    torch.manual_seed(5)
+    samples = q.sample((8, 20_000))
+    log_w = -double_well(THETA, samples) - q.log_prob(samples)
+    log_p = -double_well(THETA, DATA).mean()
+    lower = log_p - b - torch.exp(F.log_mean_exp(log_w) - b) + 1
+    upper = log_p - F.log_mean_exp(log_w)
+    truth = likelihood(THETA, DATA)
+    se = lambda v: float(v.std() / math.sqrt(len(v)))  # noqa: E731
+    assert abs(float(lower.mean() - exact_snl(THETA, b, DATA))) < 4 * se(lower)
+    assert float(lower.mean()) + 4 * se(lower) < float(truth)
+    assert float(upper.mean()) - 4 * se(upper) > float(truth)
+
+
+def _family(statistics, base):
+    """Exact SNL of an exponential family on the grid, as a function of (theta, b) in one vector."""
+
+    def value(point, data):
+        theta, b = point[:-1], point[-1]
+        z = integral(base * torch.exp(statistics(GRID) @ theta))
+        return (statistics(data) @ theta).mean() - b - z * torch.exp(-b) + 1
+
+    return value
+
+
+GAUSS = torch.exp(-0.5 * GRID**2) / math.sqrt(2 * math.pi)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_joint_concavity_for_exponential_families(seed):
+    """The Hessian in (theta, b) is negative semi-definite wherever one looks."""
+    snl = _family(lambda x: torch.stack([x, torch.sin(x), torch.tanh(3 * x)], -1), GAUSS)
+    g = torch.Generator().manual_seed(seed)
+    point = torch.randn(4, generator=g, dtype=torch.float64) * 1.5
+    curvature = torch.linalg.eigvalsh(hessian(lambda p: snl(p, DATA), point))
+    assert float(curvature.max()) < 1e-8
+    assert float(curvature.min()) < -1e-3
+
+
+def test_gaussian_mean_optimum():
+    """Standard Gaussian base, E = -theta x: the optimum is (xbar, xbar^2 / 2)."""
+    snl = _family(lambda x: x[..., None], GAUSS)
+    xbar = DATA.mean()
+    optimum = torch.stack([xbar, xbar**2 / 2]).requires_grad_()
+    (slope,) = torch.autograd.grad(snl(optimum, DATA), optimum)
+    assert float(slope.abs().max()) < 1e-6
+
+
+def test_bernoulli_optimum_with_the_counting_measure():
+    """Z = 1 + exp(theta): optimum (logit xbar, log(1 + exp theta)). Uniform measure: Z/2, wrong b."""
+    x = torch.tensor([1.0, 1, 0, 1, 0, 1, 1, 0, 1, 1], dtype=torch.float64)
+    theta = torch.logit(x.mean()).requires_grad_()
+    b = torch.nn.functional.softplus(theta.detach()).requires_grad_()
+
+    def snl(measure):
+        states = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        z = (measure * torch.exp(theta * states)).sum()
+        return theta * x.mean() - b - z * torch.exp(-b) + 1
+
+    counting = torch.autograd.grad(snl(1.0), (theta, b))
+    assert max(abs(float(g)) for g in counting) < 1e-12
+    uniform = torch.autograd.grad(snl(0.5), (theta, b))
+    assert abs(float(uniform[1])) > 0.4
+
+
+def test_generalised_kl_and_its_link_to_snl():
+    """KL(p || c e^-E) = int E p - log c + c Z - 1 + int p log p = -l_SNL(b = -log c) - H(p)."""
+    p = torch.exp(-0.5 * ((GRID - 0.7) / 0.8) ** 2) / (0.8 * math.sqrt(2 * math.pi))
+    energy = double_well(THETA, GRID)
+    z = float(torch.exp(log_z(THETA)))
+    entropy_term = float(integral(p * p.log()))
+    for c in (0.3, 1.0, 2.0):
+        f = c * torch.exp(-energy)
+        definition = float(integral(p * (p / f).log()) + integral(f) - 1)
+        expanded = float(integral(energy * p)) - math.log(c) + c * z - 1 + entropy_term
+        b = -math.log(c)  # the erratum: not +log c
+        snl = -float(integral(energy * p)) - b - math.exp(-b) * z + 1
+        assert definition == pytest.approx(expanded, abs=1e-6)
+        assert definition == pytest.approx(-snl + entropy_term, abs=1e-6)
+        assert definition > 0
+
+
+def test_normalised_kl_is_the_minimum_over_c_of_the_generalised_one():
+    p = torch.exp(-0.5 * ((GRID - 0.7) / 0.8) ** 2) / (0.8 * math.sqrt(2 * math.pi))
+    energy = double_well(THETA, GRID)
+    lz = float(log_z(THETA))
+    kl = float(integral(p * (p.log() + energy + lz)))
+
+    def generalised(log_c):
+        f = torch.exp(log_c - energy)
+        return float(integral(p * (p.log() - (log_c - energy))) + integral(f) - 1)
+
+    assert generalised(-lz) == pytest.approx(kl, abs=1e-6)
+    assert generalised(-lz + 0.3) > kl
+    assert generalised(-lz - 0.3) > kl
