@@ -73,14 +73,13 @@ def _describe_mlp(m: Any) -> Blueprint:
         "activation": m.activation,
         "dropout": m.dropout,
         "features": features,
+        "saturate": m.saturate,
     }
 
 
-def _build_mlp(
-    dim: int, hidden: list[int], activation: str, dropout: float, features: dict[str, Any] | None
-) -> MLP:
+def _build_mlp(dim: int, hidden: list[int], features: dict[str, Any] | None, **options: Any) -> MLP:
     waves = None if features is None else FourierFeatures(**features)
-    return MLP(dim, hidden, activation=activation, dropout=dropout, features=waves)
+    return MLP(dim, hidden, features=waves, **options)
 
 
 def _build_mixture(n_components: int, dim: int) -> GaussianMixture:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from selfnorm import functional as F
 from selfnorm.adapters import as_proposal
+from selfnorm.diagnostics import Verdict, confidence_interval, verdict
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
@@ -60,6 +61,17 @@ class Bounds:
     def reliable(self) -> bool:
         """Whether no check found anything against the numbers."""
         return not self.reasons
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Confidence interval around both bounds: the lower's lower end, the upper's upper end.
+
+        Each end is a normal interval at ``level`` (see :func:`selfnorm.diagnostics
+        .confidence_interval`); it covers test rows and proposal samples, and means something only
+        where :attr:`reliable` is true.
+        """
+        low, _ = confidence_interval(self.lower, self.lower_se, level)
+        _, high = confidence_interval(self.upper, self.upper_se, level)
+        return low, high
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, the gap and the verdict as a plain dict."""
@@ -149,7 +161,7 @@ def summarise(log_p: Tensor, log_w: Tensor, log_w_data: Tensor, log_norm: float)
     ratio = math.exp(min(log_z - log_norm, 700.0))
     upper = float(log_p.mean()) - log_z
     lower = float(log_p.mean()) - log_norm - ratio + 1
-    k = float(F.pareto_k(log_w))
+    judged = verdict(log_w, log_w_data)
     return Bounds(
         lower=lower,
         upper=upper,
@@ -158,35 +170,17 @@ def summarise(log_p: Tensor, log_w: Tensor, log_w_data: Tensor, log_norm: float)
         log_norm=log_z,
         log_norm_se=math.sqrt(z_var),
         ess=ess,
-        pareto_k=k,
+        pareto_k=judged.pareto_k,
         n_samples=m,
-        reasons=_reasons(log_w, log_w_data, k, ess, lower, upper),
+        reasons=_reasons(judged, lower, upper),
     )
 
 
-def _reasons(
-    log_w: Tensor, log_w_data: Tensor, k: float, ess: float, lower: float, upper: float
-) -> tuple[str, ...]:
-    found = []
-    if not (math.isfinite(lower) and math.isfinite(upper)):
-        found.append("A bound is not finite: the model's energy or b is broken; retrain.")
-    if k > 0.7:
-        found.append(
-            f"The weights have a heavy tail (Pareto k {k:.2f} > 0.7): use a heavier-tailed "
-            "proposal, e.g. Defensive(q)."
-        )
-    if ess * len(log_w) < 50:
-        found.append(
-            f"Only {ess * len(log_w):.0f} effective samples: use a proposal closer to the model "
-            "or more samples."
-        )
-    beyond = float((log_w_data > log_w.max()).double().mean())
-    if beyond > 0.01:
-        found.append(
-            f"{100 * beyond:.1f} % of the data have larger weights than any proposal sample: the "
-            "proposal misses mass that the model has; refit it to the data or mix in a broad one."
-        )
-    return tuple(found)
+def _reasons(judged: Verdict, lower: float, upper: float) -> tuple[str, ...]:
+    if math.isfinite(lower) and math.isfinite(upper):
+        return judged.reasons
+    broken = "A bound is not finite: the model's energy or b is broken; retrain."
+    return (broken, *judged.reasons)
 
 
 @torch.no_grad()
