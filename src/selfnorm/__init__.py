@@ -4,7 +4,7 @@ One extra parameter ``b`` learns ``log Z`` while the energy is trained by maximu
 without MCMC; every number comes with a lower and an upper bound.
 """
 
-from selfnorm import functional
+from selfnorm import functional, mcmc_objectives, score_matching
 from selfnorm.adapters import as_proposal
 from selfnorm.defensive import Defensive
 from selfnorm.energies import MLP, ExponentialFamily, FourierFeatures
@@ -37,4 +37,6 @@ __all__ = [
     "fit",
     "functional",
     "log_weights",
+    "mcmc_objectives",
+    "score_matching",
 ]
