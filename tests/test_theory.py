@@ -151,7 +151,7 @@ def test_gaussian_mean_optimum():
 
 
 def test_bernoulli_optimum_with_the_counting_measure():
-    """Z = 1 + exp(theta): optimum (logit xbar, log(1 + exp theta)). Uniform measure: Z/2, wrong b."""
+    """Z = 1 + exp(theta): optimum (logit xbar, log(1 + exp theta)). Uniform measure: wrong b."""
     x = torch.tensor([1.0, 1, 0, 1, 0, 1, 1, 0, 1, 1], dtype=torch.float64)
     theta = torch.logit(x.mean()).requires_grad_()
     b = torch.nn.functional.softplus(theta.detach()).requires_grad_()

@@ -1,0 +1,46 @@
+# Two commands do everything from nothing: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint types bench docs clean
+
+help:
+	@echo "make demo   install, fit the paper's four 2-D sets with SNL and NCE, write figures and a table to out/"
+	@echo "make test   install, then ruff, mypy and pytest"
+	@echo "make bench  run the benchmarks of benchmarks/ (see its README)"
+	@echo "make docs   build the documentation into site/"
+	@echo "make clean  remove the virtual environment and everything generated"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/selfnorm reproduce toy2d --recipe paper --seeds 1 --base standard_normal --out out/demo
+	@echo "Figures and table: out/demo/"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/pytest -n 2
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/vs_torchebm.py
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) out site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

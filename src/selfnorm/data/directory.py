@@ -1,0 +1,87 @@
+"""Where data files are looked for, and what to say when they are not there.
+
+Files are read in their official formats from ``--data-dir``, else ``$SELFNORM_DATA``, else
+``~/.cache/selfnorm``. The library downloads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfnorm.errors import MissingDataError
+
+__all__ = ["KNOWN_FILES", "DataFile", "data_directory", "find_file", "listing"]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data set on disk: the paths it may have below the data directory, and its source."""
+
+    name: str
+    paths: tuple[str, ...]
+    source: str
+
+
+KNOWN_FILES: tuple[DataFile, ...] = (
+    DataFile(
+        "power",
+        ("power/data.npy", "power/household_power_consumption.txt"),
+        "UCI, Individual household electric power consumption",
+    ),
+    DataFile("gas", ("gas/ethylene_CO.pickle", "gas/ethylene_CO.txt"), "UCI, Gas sensor array"),
+    DataFile("hepmass", ("hepmass/1000_train.csv",), "UCI, HEPMASS"),
+    DataFile("miniboone", ("miniboone/data.npy",), "MAF benchmark files (Papamakarios 2017)"),
+    DataFile("bsds300", ("bsds300/BSDS300.hdf5",), "MAF benchmark files (Papamakarios 2017)"),
+    DataFile("california", ("tabular/california.npz",), "scikit-learn, fetch_california_housing"),
+    DataFile("magic.gamma", ("tabular/magic.gamma.npz",), "UCI, MAGIC gamma telescope"),
+    DataFile("shuttle", ("tabular/shuttle.npz",), "ODDS, Shuttle"),
+    DataFile("mammography", ("tabular/mammography.npz",), "ODDS, Mammography"),
+    DataFile("dataset2", ("toy1d/dataset2_train.csv",), "the authors' draw of the 1-D set 2"),
+    DataFile(
+        "uci_regression",
+        ("uci_regression",),
+        "UCI regression sets with the splits of Hernandez-Lobato and Adams (2015)",
+    ),
+)
+BUILT_IN = ("funnel", "pinwheel", "checkerboard", "four_circles", "dataset1", "dataset2 (redrawn)")
+
+
+def data_directory(given: str | Path | None = None) -> Path:
+    """The directory in force: the argument, ``$SELFNORM_DATA`` or the cache."""
+    if given is not None:
+        return Path(given)
+    from_environment = os.environ.get("SELFNORM_DATA")
+    if from_environment:
+        return Path(from_environment)
+    return Path.home() / ".cache" / "selfnorm"
+
+
+def find_file(
+    paths: str | Iterable[str], given: str | Path | None = None, source: str = ""
+) -> Path:
+    """First existing path below the data directory, or an error that says where to get it."""
+    candidates = (paths,) if isinstance(paths, str) else tuple(paths)
+    directory = data_directory(given)
+    for candidate in candidates:
+        if (directory / candidate).exists():
+            return directory / candidate
+    looked = " or ".join(str(directory / c) for c in candidates)
+    origin = f" Source: {source}." if source else ""
+    raise MissingDataError(
+        f"data file not found: looked for {looked}.{origin} Put the file there, or set "
+        "SELFNORM_DATA (or --data-dir) to the directory that holds it"
+    )
+
+
+def listing(given: str | Path | None = None) -> list[str]:
+    """Lines for ``selfnorm datasets``: built-in sets, then files found and missing."""
+    directory = data_directory(given)
+    lines = ["built in: " + ", ".join(BUILT_IN), f"data directory: {directory}"]
+    for entry in KNOWN_FILES:
+        here = [p for p in entry.paths if (directory / p).exists()]
+        state = f"found    {here[0]}" if here else f"missing  {' or '.join(entry.paths)}"
+        lines.append(f"  {entry.name:<15} {state}   ({entry.source})")
+    return lines

@@ -1,0 +1,62 @@
+"""The command line: help, listing, errors as one line with exit code 2."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from selfnorm.cli import app
+
+runner = CliRunner()
+
+
+def selfnorm(*arguments, env=None):
+    """The real program in its own process."""
+    return subprocess.run(
+        [sys.executable, "-c", "from selfnorm.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+
+
+def test_help_names_every_command():
+    result = runner.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for command in ("reproduce", "datasets", "fit", "evaluate", "score", "sample", "plot"):
+        assert command in result.output
+
+
+def test_version():
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("selfnorm ")
+
+
+def test_datasets_says_what_is_there_and_where_it_looked(tmp_path):
+    (tmp_path / "miniboone").mkdir()
+    (tmp_path / "miniboone" / "data.npy").write_bytes(b"x")
+    result = runner.invoke(app, ["datasets", "--data-dir", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "checkerboard" in result.output
+    assert str(tmp_path) in result.output
+    lines = {line.split()[0]: line for line in result.output.splitlines() if line.startswith("  ")}
+    assert "found" in lines["miniboone"]
+    assert "missing" in lines["gas"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reproduce", "nonsense"], "unknown table 'nonsense'"),
+        (["reproduce", "toy2d", "--recipe", "typo"], "unknown recipe 'typo'"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_two(arguments, words, tmp_path):
+    result = selfnorm(*arguments, "--out", str(tmp_path))
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
