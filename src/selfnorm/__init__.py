@@ -6,27 +6,34 @@ without MCMC; every number comes with a lower and an upper bound.
 
 from selfnorm import functional, mcmc_objectives, score_matching
 from selfnorm.adapters import as_proposal
+from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.defensive import Defensive
 from selfnorm.energies import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.errors import SelfnormError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
 from selfnorm.history import History
+from selfnorm.mdn import MDN
 from selfnorm.models import EBM, log_weights
 from selfnorm.proposals import Gaussian, GaussianMixture, StudentT, Uniform
+from selfnorm.regressor import EnergyRegressor
 from selfnorm.training import fit
 
 __version__ = "0.1.0"
 
 __all__ = [
     "EBM",
+    "MDN",
     "MLP",
     "Bounds",
+    "ConditionalEBM",
     "Defensive",
+    "EnergyRegressor",
     "ExponentialFamily",
     "FourierFeatures",
     "Gaussian",
     "GaussianMixture",
     "History",
+    "LabelEnergy",
     "SelfnormError",
     "SelfnormWarning",
     "StudentT",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class LabelEnergy(nn.Module):
         self.from_label = _linear(members, dim, hidden[0])
         self.from_context = _linear(members, context, hidden[0])
         joint: list[nn.Module] = [activation_module(activation)]
-        for size, after in zip(hidden[:-1], hidden[1:], strict=True):
+        for size, after in pairwise(hidden):
             joint += [_linear(members, size, after), activation_module(activation)]
         last = _linear(members, hidden[-1], 1)
         if zero:
@@ -79,7 +80,9 @@ def _linear(members: int | None, before: int, after: int) -> Any:
 
 
 class ConditionalEBM(nn.Module):
-    r"""A density of labels given inputs, ``p(y|x) = exp(-E(h, y)) d(y|x) / exp(b(h))``, ``h = h(x)``.
+    r"""A density of labels given inputs: ``p(y|x) = exp(-E(h, y)) d(y|x) / exp(b(h))``.
+
+    ``h = h(x)`` are features of the input.
 
     Args:
         energy: module on ``(h, y)``; ``y`` has shape ``(*samples, *batch, d)`` and the result
@@ -265,7 +268,7 @@ class ConditionalEBM(nn.Module):
                 ]
                 parts.append(torch.stack(figures))
         log_p, log_z, b, ess, k, beyond = torch.cat(parts, dim=1).cpu()
-        return _conditional_bounds(log_p, log_z, b, ess, k, beyond, n_samples)
+        return conditional_bounds(log_p, log_z, b, ess, k, beyond, n_samples)
 
     @torch.no_grad()
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
@@ -297,9 +300,10 @@ class ConditionalEBM(nn.Module):
         return y.gather(0, index)
 
 
-def _conditional_bounds(
+def conditional_bounds(
     log_p: Tensor, log_z: Tensor, b: Tensor, ess: Tensor, k: Tensor, beyond: Tensor, m: int
 ) -> Bounds:
+    """Bounds from each input's ``log p~``, ``log Z_hat``, ``b``, ESS, Pareto k and data check."""
     n = len(log_p)
     upper = log_p - log_z
     lower = log_p - b - F.capped_exp(log_z - b, 700.0) + 1

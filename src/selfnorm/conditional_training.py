@@ -60,15 +60,21 @@ class ConditionalTask:
         proposal: Any = None,
     ) -> None:
         if proposal is not None:
-            raise TypeError("a ConditionalEBM owns its proposal: give it to the model, not to fit()")
+            raise TypeError(
+                "a ConditionalEBM owns its proposal: give it to the model, not to fit()"
+            )
         if proposal_loss not in PROPOSAL_LOSSES:
-            raise ValueError(f"proposal_loss must be one of {PROPOSAL_LOSSES}, got {proposal_loss!r}")
+            raise ValueError(
+                f"proposal_loss must be one of {PROPOSAL_LOSSES}, got {proposal_loss!r}"
+            )
         self.module = model
         self.jitter = math.sqrt(noise) if objective == "nce_plus" else 0.0
         found = objectives.get("ranking_nce" if objective == "nce_plus" else objective)
         value: Callable[..., Tensor] | None = getattr(found, "value", None)
         if value is None:
-            raise ValueError("a conditional model needs an objective that is a function of log-weights")
+            raise ValueError(
+                "a conditional model needs an objective that is a function of log-weights"
+            )
         self.value, self.is_snl = value, objective == "snl"
         self.n_samples, self.n_val_samples = n_samples, n_val_samples
         self.proposal_loss = "none" if model.proposal_frozen else proposal_loss
@@ -112,7 +118,13 @@ class ConditionalTask:
         if model.base_is_proposal:
             log_q_data = q.log_prob(y)
             log_w = minus_energy
-            return minus_energy[0] + log_q_data.detach(), log_w[0], log_w[1:], model.b(h), (q, log_q_data, samples)
+            return (
+                minus_energy[0] + log_q_data.detach(),
+                log_w[0],
+                log_w[1:],
+                model.b(h),
+                (q, log_q_data, samples),
+            )
         log_q = q.log_prob(labels)
         log_p = minus_energy + model.log_base(h, labels, q)
         log_w = log_p - log_q.detach()
@@ -138,7 +150,9 @@ class ConditionalTask:
         loss = -value + self._proposal_term(q, log_q, log_w.detach(), samples)
         return loss, {"lower": lower, "upper": upper}
 
-    def _proposal_term(self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor) -> Tensor | float:
+    def _proposal_term(
+        self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor
+    ) -> Tensor | float:
         if self.proposal_loss == "none" or not log_q.requires_grad:
             return 0.0
         likelihood = -log_q.mean()
@@ -179,4 +193,4 @@ class ConditionalTask:
             log_z = [F.log_mean_exp(model.log_weights(x, 256)[0]) for x in data[0].split(512)]
             # SNL in a shared b: -b - e^{-b} mean Z(x) is largest at b = log mean Z(x).
             model.log_norm_scalar.copy_(F.log_mean_exp(torch.cat(log_z)))
-        return {"log_norm": float(model.log_norm_scalar)}
+        return {"log_norm": float(model.log_norm_scalar.detach())}

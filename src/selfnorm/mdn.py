@@ -57,43 +57,55 @@ class MixtureLabels:
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Independent draws ``(*shape, *batch, d)``."""
-        return self._place(torch.rand(*shape, *self.batch_shape, device=self.means.device))
+        return self.from_uniforms(self._uniforms(*shape))
 
     def stratified_sample(self, n_samples: int) -> Tensor:
         """``n_samples`` draws ``(M, *batch, d)``, one from each of ``M`` slices of equal mass.
 
-        Each slice is uniform in the mixture's cumulative weight, so averages over the draws are
+        Slices are in the cumulative weight and the first coordinate; averages over the draws are
         unbiased, with less variance than independent draws have.
         """
-        jitter = torch.rand(n_samples, *self.batch_shape, device=self.means.device)
-        index = torch.arange(n_samples, device=self.means.device, dtype=jitter.dtype)
-        strata = index.view(-1, *[1] * len(self.batch_shape))
-        return self._place((strata + jitter) / n_samples)
+        u = self._uniforms(n_samples)
+        first = (self._slices(n_samples) + u[..., :1]) / n_samples
+        return self.from_uniforms(torch.cat([first, u[..., 1:]], dim=-1))
 
-    def _place(self, u: Tensor) -> Tensor:
-        """Map uniforms ``(*shape, *batch)`` to labels: component by weight, then its quantile."""
+    def midpoints(self, n_samples: int) -> Tensor:
+        """The middle of each of ``M`` slices of a one-dimensional label: a deterministic rule."""
+        u = (self._slices(n_samples) + 0.5) / n_samples
+        return self.from_uniforms(u.expand(n_samples, *self.batch_shape, 1))
+
+    def _uniforms(self, *shape: int) -> Tensor:
+        size = (*shape, *self.batch_shape, *self.event_shape)
+        return torch.rand(size, device=self.means.device, dtype=self.means.dtype)
+
+    def _slices(self, n_samples: int) -> Tensor:
+        index = torch.arange(n_samples, device=self.means.device, dtype=self.means.dtype)
+        return index.view(-1, *[1] * (len(self.batch_shape) + 1))
+
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Map uniforms ``(*shape, *batch, d)`` to labels of that shape.
+
+        The first coordinate chooses the component by weight and, by what is left of it, the
+        quantile of the component's first coordinate; the others are quantiles of theirs.
+        """
         weights = self.log_weights.exp()
         cumulative = weights.cumsum(-1)
-        last = weights.shape[-1] - 1
-        component = (u.unsqueeze(-1) >= cumulative[..., :-1]).sum(-1).clamp_max(last)
-        component = component.unsqueeze(-1)
-        lead = u.shape[: u.ndim - len(self.batch_shape)]
+        first = u[..., 0]
+        component = (first.unsqueeze(-1) >= cumulative[..., :-1]).sum(-1).unsqueeze(-1)
+        lead = u.shape[: first.ndim - len(self.batch_shape)]
 
         def pick(values: Tensor) -> Tensor:
             return values.expand(*lead, *values.shape).gather(-1, component)
 
         start, weight = pick(cumulative - weights), pick(weights)
         eps = torch.finfo(u.dtype).eps
-        inner = ((u.unsqueeze(-1) - start) / weight.clamp_min(eps)).clamp(eps, 1 - eps)
-        noise = torch.special.ndtri(inner)
+        inner = (first.unsqueeze(-1) - start) / weight.clamp_min(eps)
+        noise = torch.special.ndtri(torch.cat([inner, u[..., 1:]], dim=-1).clamp(eps, 1 - eps))
         dim = self.means.shape[-1]
-        if dim > 1:
-            # One uniform decides the component and the first coordinate; the others are free.
-            noise = torch.cat([noise, torch.randn(*u.shape, dim - 1, device=u.device)], dim=-1)
         index = component.unsqueeze(-1).expand(*component.shape, dim)
         means = self.means.expand(*lead, *self.means.shape).gather(-2, index).squeeze(-2)
         scales = self.scales.expand(*lead, *self.scales.shape).gather(-2, index).squeeze(-2)
-        return means + scales * noise.to(means.dtype)
+        return means + scales * noise
 
     def cdf(self, y: Tensor) -> Tensor:
         """Per-coordinate mixture CDF of ``(*samples, *batch, d)``, the same shape."""
@@ -199,6 +211,8 @@ class LabelGaussian(nn.Module):
     torch.Size([4, 5, 2])
     """
 
+    shared = True  # one law for every input
+
     def __init__(self, mean: Tensor, scale_tril: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
@@ -244,9 +258,11 @@ class LabelUniform(nn.Module):
     """Uniform over a box of labels, the same for every input.
 
     >>> q = LabelUniform.fit_to(torch.tensor([[0.0], [2.0]]), margin=0.5)
-    >>> q(torch.zeros(1, 1)).log_prob(torch.tensor([[2.5]])).item() == -math.log(4.0)
-    True
+    >>> q(torch.zeros(1, 1)).log_prob(torch.tensor([[2.5], [3.5]]))
+    tensor([-1.3863,    -inf])
     """
+
+    shared = True  # one law for every input
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
         super().__init__()

@@ -1,0 +1,270 @@
+"""An ensemble of conditional EBMs, its members trained together in two stages.
+
+Stage one fits a mixture density network by maximum likelihood and freezes it at its best state.
+Stage two puts an energy on top, with a trunk of its own and outputs that start at zero: the model
+starts *at* the proposal and SNL moves it from there. Every member holds out other rows, and keeps
+its own best state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm import functional as F
+from selfnorm.conditional import ConditionalEBM, LabelEnergy
+from selfnorm.conditional_training import ConditionalTask
+from selfnorm.history import History
+from selfnorm.loop import LoopOptions, run
+from selfnorm.mdn import MDN, MixtureLabels
+from selfnorm.stacked import StackedLinear, StackedMLP
+
+__all__ = ["LabelWaves", "MemberRows", "build_ensemble", "member_rows", "train_ensemble"]
+
+_VALIDATION_POINTS = 64  # slices of the proposal when a member's held-out score is computed
+
+
+class LabelWaves(nn.Module):
+    """Label features relative to the proposal: ``z``, cosines of its CDF, waves of ``z``.
+
+    ``z = (y - mean_q) / sd_q``; ``cos(pi j F_q(y))`` for ``j = 1..cosines``; ``sin`` and ``cos`` of
+    ``f z`` for every frequency ``f``.
+
+    >>> q = MixtureLabels(torch.zeros(4, 1), torch.zeros(4, 1, 1), torch.ones(4, 1, 1))
+    >>> LabelWaves()(torch.zeros(4, 1), q).shape
+    torch.Size([4, 11])
+    """
+
+    def __init__(self, cosines: int = 4, frequencies: Sequence[float] = (1.0, 2.0, 4.0)) -> None:
+        super().__init__()
+        self.register_buffer("orders", math.pi * torch.arange(1, cosines + 1), persistent=False)
+        self.register_buffer("frequencies", torch.tensor(list(frequencies)), persistent=False)
+        self.per_label = 1 + cosines + 2 * len(frequencies)
+
+    def forward(self, y: Tensor, q: MixtureLabels) -> Tensor:
+        """Features ``(*samples, *batch, d * per_label)`` of labels ``(*samples, *batch, d)``."""
+        z = ((y - q.mean) / q.stddev).unsqueeze(-1)
+        waves = z * self.frequencies
+        steps = torch.cos(q.cdf(y).unsqueeze(-1) * self.orders)
+        return torch.cat([z, steps, torch.sin(waves), torch.cos(waves)], dim=-1).flatten(-2)
+
+
+def build_ensemble(
+    n_features: int,
+    dim: int,
+    *,
+    members: int = 5,
+    components: int = 5,
+    width: int = 128,
+    energy_width: int = 64,
+    dropout: tuple[float, float] = (0.05, 0.1),
+    min_scale: float = 1e-3,
+    cosines: int = 4,
+    frequencies: Sequence[float] = (1.0, 2.0, 4.0),
+) -> ConditionalEBM:
+    """A stacked :class:`~selfnorm.ConditionalEBM` that equals its mixture proposal at the start.
+
+    >>> model = build_ensemble(3, 1, members=2)
+    >>> model.log_prob(torch.zeros(7, 3), torch.zeros(7, 1)).shape
+    torch.Size([2, 7])
+    """
+    waves = LabelWaves(cosines, frequencies)
+    energy = LabelEnergy(
+        width,
+        waves.per_label * dim,
+        hidden=(energy_width, energy_width),
+        members=members,
+        zero=True,
+    )
+    return ConditionalEBM(
+        energy,
+        MDN(width, dim, components, hidden=(), members=members, min_scale=min_scale),
+        features=StackedMLP(members, n_features, (width, width), dropout=dropout[1]),
+        proposal_features=StackedMLP(members, n_features, (width, width), dropout=dropout[0]),
+        log_norm=StackedLinear(members, width, 1, zero=True),
+        base="proposal",
+        label_features=waves,
+    )
+
+
+class MemberRows:
+    """Tables and, for each member, which of their rows it trains on and which it holds out.
+
+    Attributes:
+        x, y, weight: ``(n, d_x)``, ``(n, d)`` and ``(n,)``.
+        train, held_out: row numbers, ``(rows, members)``.
+        jitter: labels get uniform noise of this width afresh at every step (0: none).
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        train: Tensor,
+        held_out: Tensor,
+        jitter: Tensor | float = 0.0,
+    ) -> None:
+        self.x, self.y, self.weight = x, y, weight
+        self.train, self.held_out = train, held_out
+        self.jitter = torch.as_tensor(jitter, dtype=y.dtype, device=y.device)
+        self.noisy = bool((self.jitter > 0).any())
+
+    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Inputs ``(members, B, d_x)``, labels and weights of row numbers ``(B, members)``."""
+        rows = rows.T
+        y = self.y[rows]
+        if self.noisy:
+            y = y + self.jitter * (torch.rand_like(y) - 0.5)
+        if self.weight is None:
+            return self.x[rows], y
+        return self.x[rows], y, self.weight[rows]
+
+
+def member_rows(n: int, members: int, fraction: float) -> tuple[Tensor, Tensor]:
+    """Rows to train on and to hold out, ``(rows, members)`` each; no two members hold out the same
+    rows unless the fractions overlap.
+
+    >>> train, held_out = member_rows(20, 5, 0.2)
+    >>> train.shape, held_out.shape, sorted(held_out.flatten().tolist()) == list(range(20))
+    (torch.Size([16, 5]), torch.Size([4, 5]), True)
+    """
+    size = min(max(1, round(fraction * n)), 4000)
+    order = torch.randperm(n)
+    train, held_out = [], []
+    for member in range(members):
+        turned = torch.roll(order, -member * size)
+        held_out.append(turned[:size])
+        # Every member goes through its rows in another order: batches differ between members.
+        train.append(turned[size:][torch.randperm(n - size)])
+    return torch.stack(train, dim=1), torch.stack(held_out, dim=1)
+
+
+class _MemberTask:
+    """A loss averaged over members; each member keeps the best state of its own."""
+
+    capturable = True
+
+    def __init__(self, model: ConditionalEBM, rows: MemberRows, parts: list[nn.Module]) -> None:
+        self.module, self.rows, self.parts = model, rows, parts
+        self.best_scores: Tensor | None = None
+        self.best: list[Tensor] = []
+
+    def trained(self) -> list[nn.Parameter]:
+        return [p for part in self.parts for p in part.parameters()]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with weight decay, biases without."""
+        named = [np for part in self.parts for np in part.named_parameters()]
+        return [
+            {"params": [p for n, p in named if not n.endswith("bias")]},
+            {"params": [p for n, p in named if n.endswith("bias")], "weight_decay": 0.0},
+        ]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
+        """The untrained state counts too: a member that never improves on it keeps it."""
+        self.module.eval()
+        self.best = [p.detach().clone() for p in self.trained()]
+        with torch.no_grad():
+            self.best_scores = self.member_scores(*self.rows.take(self.rows.held_out))
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Keep every member that got better; the score is the mean of the bests so far."""
+        scores = self.member_scores(*self.rows.take(data[0]))
+        known = self.best_scores if self.best_scores is not None else torch.full_like(scores, -1e30)
+        better = scores > known
+        for kept, parameter in zip(self.best, self.trained(), strict=True):
+            shape = (-1,) + (1,) * (parameter.ndim - 1)
+            kept.copy_(torch.where(better.view(shape), parameter.detach(), kept))
+        self.best_scores = torch.where(better, scores, known)
+        return {"score": float(self.best_scores.mean()), "lower": float(scores.mean())}
+
+    @torch.no_grad()
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+        """Put every member's best state in place."""
+        for kept, parameter in zip(self.best, self.trained(), strict=True):
+            parameter.copy_(kept)
+        scores = self.best_scores
+        return {} if scores is None else {f"member_{k}": float(s) for k, s in enumerate(scores)}
+
+    def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+
+class _ProposalStage(_MemberTask):
+    """Maximum likelihood for the mixture density networks."""
+
+    def __init__(self, model: ConditionalEBM, rows: MemberRows) -> None:
+        assert model.proposal_features is not None
+        super().__init__(model, rows, [model.proposal_features, model.proposal])
+
+    def _log_q(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.module.law(x, x).log_prob(y)
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        x, y, *weight = self.rows.take(batch[0])
+        log_q = self._log_q(x, y)
+        value = (log_q * weight[0]).mean() if weight else log_q.mean()
+        return -value, {"lower": value.detach()}
+
+    def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return _weighted_mean(self._log_q(x, y), weight)
+
+
+class _EnergyStage(_MemberTask):
+    """SNL for energies and ``b``, the proposals frozen."""
+
+    def __init__(self, model: ConditionalEBM, rows: MemberRows, n_samples: int) -> None:
+        assert model.log_norm_net is not None
+        super().__init__(model, rows, [model.features, model.energy, model.log_norm_net])
+        self.inner = ConditionalTask(model, objective="snl", n_samples=n_samples)
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.inner.loss(self.rows.take(batch[0]))
+
+    def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """``l_IS`` of each member, ``Z`` from a deterministic rule on slices of its proposal."""
+        model, parts = self.module, []
+        for part in torch.arange(x.shape[1], device=x.device).split(1000):
+            h = model.features(x[:, part])
+            q = model.law(x[:, part], h)
+            here = y[:, part]
+            if y.shape[-1] == 1:
+                samples = q.midpoints(_VALIDATION_POINTS)
+            else:
+                samples = q.sample((_VALIDATION_POINTS,))
+            f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)
+            parts.append(q.log_prob(here) + f[0] - F.log_mean_exp(f[1:]))
+        return _weighted_mean(torch.cat(parts, dim=1), weight)
+
+
+def _weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return values.mean(-1)
+    return (values * weight).sum(-1) / weight.sum(-1).clamp_min(1e-12)
+
+
+def train_ensemble(
+    model: ConditionalEBM,
+    rows: MemberRows,
+    *,
+    proposal_options: LoopOptions,
+    energy_options: LoopOptions | None,
+    n_samples: int,
+) -> list[History]:
+    """Both stages; ``energy_options=None`` leaves the model at its mixture proposal."""
+    assert isinstance(model.proposal, MDN)
+    model.proposal.place(rows.y)
+    data, held_out = (rows.train,), (rows.held_out,)
+    histories = [
+        run(_ProposalStage(model, rows), data, val_data=held_out, options=proposal_options)
+    ]
+    model.freeze_proposal()
+    if energy_options is not None:
+        stage = _EnergyStage(model, rows, n_samples)
+        histories.append(run(stage, data, val_data=held_out, options=energy_options))
+    return histories

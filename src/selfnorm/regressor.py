@@ -1,0 +1,531 @@
+"""``EnergyRegressor``: a full predictive density behind the scikit-learn contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from selfnorm import serialization
+from selfnorm.ensemble import MemberRows, build_ensemble, member_rows, train_ensemble
+from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.evaluation import Bounds
+from selfnorm.history import History
+from selfnorm.loop import LoopOptions
+from selfnorm.predictive import PredictiveTable
+from selfnorm.predictive_model import PredictiveModel
+from selfnorm.randomness import seeded
+
+__all__ = ["EnergyRegressor", "label_step"]
+
+MINIMUM_ROWS = 5
+
+
+class EnergyRegressor(RegressorMixin, BaseEstimator):
+    r"""The whole law of ``y`` given ``x``: multimodal, skewed, bounded, normalised for every ``x``.
+
+    ``p(y|x) = mean_k q_k(y|x) exp(-E_k(x, y)) / Z_k(x)`` over ``n_members`` members: ``q_k`` a
+    mixture density network, ``E_k`` an energy trained by SNL. For one target ``Z_k(x)`` comes from
+    quadrature; ``log_prob(..., method="learned")`` uses the learned ``b_k(x)`` instead. Densities
+    are with respect to Lebesgue measure in the units of ``y``.
+
+    Parameters
+    ----------
+    n_members : int, default 5
+        Networks in the ensemble; they train together, so five cost little more than two.
+    n_components : int, default 5
+        Gaussians in each mixture proposal.
+    hidden, energy_hidden : int
+        Width of the two-layer trunks, and of the energies.
+    max_epochs, energy_epochs : int, default None
+        Passes over the data for proposals and energies; ``None`` chooses by the number of rows.
+        ``energy_epochs=0`` leaves the ensemble of mixture density networks.
+    batch_size, n_samples : int, default None
+        Rows per step, and labels drawn per row in the second stage; ``None`` chooses.
+    learning_rate, energy_learning_rate, weight_decay : float
+        Of AdamW, for the proposals, for the energies, and for both.
+    dropout, energy_dropout : float
+        In the trunk of the proposals and in that of the energies.
+    validation_fraction : float, default 0.1
+        Share of the rows each member holds out to stop early; every member holds out other rows.
+    patience : int, default 15
+        Validations without improvement of any member before a stage ends.
+    discrete : {"auto", None}
+        Whether targets of few distinct (or heavily repeated) values are found and spread over the
+        width of their step, with a warning: a density on integers can grow spikes without limit.
+    device : str, default None
+        Where to train, ``"cpu"`` if ``None``. The fitted model predicts on the CPU in float64.
+    random_state : int, RandomState instance or None
+        Same value, same bits on the CPU.
+    verbose : bool, default False
+        Show progress bars.
+
+    Attributes
+    ----------
+    n_features_in_, feature_names_in_ : as in scikit-learn.
+    n_outputs_ : int
+        Number of targets.
+    history_ : list of History
+        Records of both stages.
+    n_iter_ : int
+        Optimiser steps taken.
+    label_step_ : float
+        Width over which discrete targets were spread; 0 for continuous ones.
+    log_norm_error_ : float
+        Mean distance of ``log`` mass under the learned ``b(x)`` from 0, over training inputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from selfnorm import EnergyRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (200, 1))
+    >>> y = X[:, 0] + 0.1 * rng.standard_normal(200)
+    >>> model = EnergyRegressor(n_members=2, max_epochs=5, energy_epochs=2, random_state=0)
+    >>> model.fit(X, y).predict_quantiles(X[:3], [0.05, 0.5, 0.95]).shape
+    (3, 3)
+    """
+
+    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
+        "n_members": [Interval(Integral, 1, None, closed="left")],
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "hidden": [Interval(Integral, 1, None, closed="left")],
+        "energy_hidden": [Interval(Integral, 1, None, closed="left")],
+        "max_epochs": [Interval(Integral, 1, None, closed="left"), None],
+        "energy_epochs": [Interval(Integral, 0, None, closed="left"), None],
+        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
+        "n_samples": [Interval(Integral, 1, None, closed="left"), None],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "energy_learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "weight_decay": [Interval(Real, 0, None, closed="left")],
+        "dropout": [Interval(Real, 0, 1, closed="left")],
+        "energy_dropout": [Interval(Real, 0, 1, closed="left")],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
+        "patience": [Interval(Integral, 1, None, closed="left"), None],
+        "discrete": [StrOptions({"auto"}), None],
+        "device": [str, None],
+        "random_state": ["random_state"],
+        "verbose": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        *,
+        n_members: int = 5,
+        n_components: int = 5,
+        hidden: int = 128,
+        energy_hidden: int = 64,
+        max_epochs: int | None = None,
+        energy_epochs: int | None = None,
+        batch_size: int | None = None,
+        n_samples: int | None = None,
+        learning_rate: float = 3e-3,
+        energy_learning_rate: float = 1e-3,
+        weight_decay: float = 0.03,
+        dropout: float = 0.05,
+        energy_dropout: float = 0.1,
+        validation_fraction: float = 0.1,
+        patience: int | None = 15,
+        discrete: str | None = "auto",
+        device: str | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.n_members = n_members
+        self.n_components = n_components
+        self.hidden = hidden
+        self.energy_hidden = energy_hidden
+        self.max_epochs = max_epochs
+        self.energy_epochs = energy_epochs
+        self.batch_size = batch_size
+        self.n_samples = n_samples
+        self.learning_rate = learning_rate
+        self.energy_learning_rate = energy_learning_rate
+        self.weight_decay = weight_decay
+        self.dropout = dropout
+        self.energy_dropout = energy_dropout
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.discrete = discrete
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        # ``score`` is a mean log-density, not an R^2: it has no scale on which 0.5 is good.
+        tags.regressor_tags.poor_score = True
+        return tags
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
+        """Fit to inputs ``X (n, d_x)`` and targets ``y (n,)`` or ``(n, d)``."""
+        _refuse_text(X)
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        self._one_target = y.ndim == 1 or y.shape[1] == 1
+        self._flat_target = y.ndim == 1
+        y = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+        if len(X) < MINIMUM_ROWS:
+            raise DataError(
+                f"n_samples={len(X)}: a predictive density needs at least {MINIMUM_ROWS} rows "
+                "(and some hundreds to be of use)"
+            )
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(
+                sample_weight, X, dtype=np.float64, ensure_non_negative=True
+            )
+            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
+            if len(X) < MINIMUM_ROWS:
+                raise DataError("fewer than five rows have a positive sample weight")
+            weight = weight / weight.mean()
+        if (np.ptp(y, axis=0) <= 1e-12 * np.abs(y).max(axis=0)).any():
+            raise DataError(
+                "the target is constant: there is no density to learn; check the column"
+            )
+        self._x_center, self._x_scale = _standardisation(X, weight)
+        self._y_center, self._y_scale = _standardisation(y, weight)
+        self.n_outputs_ = y.shape[1]
+        steps = [label_step(column) if self.discrete else 0.0 for column in y.T]
+        self.label_step_ = steps[0] if self.n_outputs_ == 1 else max(steps)
+        if self.label_step_ > 0:
+            warnings.warn(
+                "the target has few distinct or heavily repeated values: it is spread evenly over "
+                f"steps of width {self.label_step_:.4g}, so that the density of a value is its "
+                "mass divided by the step (log_mass gives the mass). discrete=None switches this off, "
+                "at the price of spikes without limit",
+                SelfnormWarning,
+                stacklevel=2,
+            )
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._train(X, y, weight, np.asarray(steps) / self._y_scale, seed)
+        return self
+
+    def _train(
+        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, jitter: np.ndarray, seed: int
+    ) -> None:
+        n = len(X)
+        device = torch.device(self.device or "cpu")
+        z = torch.from_numpy((X - self._x_center) / self._x_scale).float().to(device)
+        t = torch.from_numpy((y - self._y_center) / self._y_scale).float().to(device)
+        w = None if weight is None else torch.from_numpy(weight).float().to(device)
+        # A member holds out at least twenty rows if that leaves four fifths for training.
+        fraction = max(self.validation_fraction, min(0.2, 20 / n))
+        batch = self.batch_size or _power_of_two(n / 40, 32, 256)
+        with seeded(seed, device):
+            train, held_out = (r.to(device) for r in member_rows(n, self.n_members, fraction))
+            rows = MemberRows(z, t, w, train, held_out, torch.from_numpy(jitter).float())
+            model = build_ensemble(n_features=X.shape[1], dim=y.shape[1], **self._architecture())
+            model = model.to(device)
+            common: dict[str, Any] = {
+                "batch_size": min(batch, len(train)),
+                "weight_decay": self.weight_decay,
+                "schedule": "one_cycle",
+                "warmup": 0.05,
+                "ema": 0.99,
+                "patience": self.patience,
+                "progress": self.verbose,
+            }
+            epochs = self.max_epochs or int(np.clip(6e5 / n, 40, 400))
+            first = LoopOptions(max_epochs=epochs, lr=self.learning_rate, **common)
+            epochs = self.energy_epochs
+            if epochs is None:
+                epochs = int(np.clip(2e5 / n, 15, 150))
+            second = None
+            if epochs > 0:
+                second = LoopOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
+            n_samples = self.n_samples or (8 if n > 5000 else 16)
+            self.history_: list[History] = train_ensemble(
+                model, rows, proposal_options=first, energy_options=second, n_samples=n_samples
+            )
+        self.n_iter_ = sum(h.n_steps for h in self.history_)
+        z, t = z.cpu(), t.cpu()
+        ranges = (z.amin(0), z.amax(0), t.amin(0), t.amax(0))
+        self._predictive = PredictiveModel(model.cpu(), *ranges)
+        error = self._predictive.log_norm_error(z[:512].double())
+        self.log_norm_error_ = float(error.abs().mean())
+
+    def _architecture(self) -> dict[str, Any]:
+        return {
+            "members": self.n_members,
+            "components": self.n_components,
+            "width": self.hidden,
+            "energy_width": self.energy_hidden,
+            "dropout": (self.dropout, self.energy_dropout),
+        }
+
+    # -- the predictive law --------------------------------------------------------------------
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Mean of ``p(y|x)``: ``(n,)``, or ``(n, d)`` for several targets."""
+        z = self._inputs(X)
+        means = self._predictive.moments(z).numpy() * self._y_scale + self._y_center
+        return means[:, 0] if self._flat_target else means
+
+    def predict_mode(self, X: ArrayLike) -> np.ndarray:
+        """The label of highest density, ``(n,)``."""
+        return self._in_units(self._tables(X, lambda table, _: table.mode()))
+
+    def predict_quantiles(self, X: ArrayLike, q: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Quantiles ``(n, len(q))`` at levels between 0 and 1."""
+        levels = torch.from_numpy(np.atleast_1d(np.asarray(q, dtype=np.float64)))
+        if levels.ndim != 1 or not bool(((levels > 0) & (levels < 1)).all()):
+            raise DataError(
+                f"quantile levels must lie between 0 and 1, got {np.asarray(q).tolist()}"
+            )
+        return self._in_units(self._tables(X, lambda table, _: table.quantile(levels)))
+
+    def predict_interval(
+        self, X: ArrayLike, coverage: float = 0.9, kind: str = "central"
+    ) -> np.ndarray:
+        """``(n, 2)`` ends of an interval that holds ``coverage`` of the mass.
+
+        ``kind="central"`` leaves equal mass on both sides; ``"highest_density"`` is the shortest
+        interval. For laws with several modes see :meth:`highest_density_regions`.
+        """
+        if kind not in ("central", "highest_density"):
+            raise DataError(f'kind must be "central" or "highest_density", not {kind!r}')
+        name = "central_interval" if kind == "central" else "shortest_interval"
+        return self._in_units(self._tables(X, lambda table, _: getattr(table, name)(coverage)))
+
+    def highest_density_regions(self, X: ArrayLike, coverage: float = 0.9) -> list[np.ndarray]:
+        """For every input the intervals ``(k, 2)`` of highest density that hold ``coverage``."""
+        regions: list[np.ndarray] = []
+
+        def collect(table: PredictiveTable, _: slice) -> Tensor:
+            regions.extend(self._in_units(r) for r in table.highest_density_regions(coverage))
+            return torch.zeros(len(table.y))
+
+        self._tables(X, collect)
+        return regions
+
+    def log_prob(self, X: ArrayLike, y: ArrayLike, method: str = "exact") -> np.ndarray:
+        """``log p(y|x)`` of pairs, ``(n,)``, in the units of ``y``.
+
+        ``method="exact"`` normalises by quadrature, ``"learned"`` by ``b(x)``, which is faster.
+        """
+        if method not in ("exact", "learned"):
+            raise DataError(f'method must be "exact" or "learned", not {method!r}')
+        z, t = self._inputs(X), self._targets(y)
+        if len(z) != len(t):
+            raise DataError(f"X has {len(z)} rows but y has {len(t)}")
+        log_p = self._predictive.log_prob(z, t, learned=method == "learned")
+        return log_p.numpy() - np.log(self._y_scale).sum()
+
+    def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
+        """Log-probability of the step around ``y`` for discrete targets, ``(n,)``."""
+        if not self.label_step_ > 0:
+            raise DataError("the target is continuous: it has a density (log_prob), no mass")
+        y = np.asarray(y, dtype=np.float64)
+        ends = np.stack([y - 0.5 * self.label_step_, y + 0.5 * self.label_step_], axis=-1)
+        below, above = self.cdf(X, ends).T
+        return np.log(np.maximum(above - below, 1e-300))
+
+    def pdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
+        """Density ``(n, g)`` on a grid ``(g,)`` or on one grid per row ``(n, g)``."""
+        self._need_one_target("pdf")
+        z = self._inputs(X)
+        t = self._targets(self._grid(grid, len(z)).T.reshape(-1)).view(-1, len(z), 1)
+        return self._predictive.log_prob(z, t).exp().numpy().T / self._y_scale[0]
+
+    def cdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
+        """Distribution function ``(n, g)`` on a grid ``(g,)`` or ``(n, g)``."""
+        n = len(self._inputs(X))
+        values = self._grid(grid, n)
+        t = torch.from_numpy((values - self._y_center[0]) / self._y_scale[0])
+        return self._tables(X, lambda table, rows: table.cdf_at(t[rows])).numpy()
+
+    def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
+        """Continuous ranked probability score of pairs, ``(n,)``, in the units of ``y``."""
+        t = self._targets(y)[:, 0]
+        score = self._tables(X, lambda table, rows: table.crps(t[rows]))
+        return score.numpy() * self._y_scale[0]
+
+    def sample(self, X: ArrayLike, n: int = 1, random_state: Any = None) -> np.ndarray:
+        """``(n_rows, n)`` labels drawn from ``p(y|x)``; ``(n_rows, n, d)`` for several targets."""
+        z = self._inputs(X)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        with seeded(seed):
+            drawn = self._predictive.sample(z, n).movedim(0, 1).numpy()
+        drawn = drawn * self._y_scale + self._y_center
+        return drawn[..., 0] if self._one_target else drawn
+
+    def bounds(
+        self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: Any = None
+    ) -> Bounds:
+        """Lower and upper bound of the mean log-density with the learned ``b(x)``."""
+        z, t = self._inputs(X), self._targets(y)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        with seeded(seed):
+            found = self._predictive.bounds(z, t, n_samples)
+        shift = float(np.log(self._y_scale).sum())
+        return dataclasses.replace(found, lower=found.lower - shift, upper=found.upper - shift)
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Mean log-density of the pairs (nats per row): higher is better."""
+        return float(np.average(self.log_prob(X, y), weights=sample_weight))
+
+    # -- units and checks ----------------------------------------------------------------------
+
+    def _inputs(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self)
+        _refuse_text(X)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return torch.from_numpy((X - self._x_center) / self._x_scale)
+
+    def _targets(self, y: ArrayLike) -> Tensor:
+        y = np.asarray(y, dtype=np.float64)
+        y = y.reshape(len(y), -1)
+        if y.shape[1] != self.n_outputs_:
+            raise DataError(
+                f"y has {y.shape[1]} columns, the model was fitted to {self.n_outputs_}"
+            )
+        if not np.isfinite(y).all():
+            raise DataError("y holds NaN or infinite values: drop those rows")
+        return torch.from_numpy((y - self._y_center) / self._y_scale)
+
+    def _tables(self, X: ArrayLike, take: Any) -> Tensor:
+        z = self._inputs(X)
+        self._need_one_target("this")
+        return self._predictive.over_tables(z, take)
+
+    def _need_one_target(self, what: str) -> None:
+        check_is_fitted(self)
+        if self.n_outputs_ != 1:
+            raise DataError(
+                f"{what} is for one target; for {self.n_outputs_} use log_prob, sample or predict"
+            )
+
+    def _grid(self, grid: ArrayLike, n: int) -> np.ndarray:
+        values = np.asarray(grid, dtype=np.float64)
+        if values.ndim == 1:
+            values = np.broadcast_to(values, (n, len(values)))
+        if values.ndim != 2 or len(values) != n:
+            raise DataError(f"expected a grid (g,) or ({n}, g), got shape {values.shape}")
+        return values
+
+    def _in_units(self, values: Any) -> np.ndarray:
+        return np.asarray(values) * self._y_scale[0] + self._y_center[0]
+
+    # -- model folders -------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
+        check_is_fitted(self)
+        parameters = self.get_params()
+        if not isinstance(self.random_state, int | None):
+            parameters["random_state"] = None
+        names = getattr(self, "feature_names_in_", None)
+        config = {
+            "parameters": {
+                k: v.item() if isinstance(v, np.generic) else v for k, v in parameters.items()
+            },
+            "columns": None if names is None else [str(name) for name in names],
+            "n_features": int(self.n_features_in_),
+            "n_outputs": int(self.n_outputs_),
+            "flat_target": bool(self._flat_target),
+            "label_step": float(self.label_step_),
+            "log_norm_error": float(self.log_norm_error_),
+            "training": [h.to_dict() for h in self.history_],
+        }
+        p = self._predictive
+        tensors = {f"model.{k}": v for k, v in p.model.state_dict().items()}
+        tensors |= {
+            "low": p.low,
+            "high": p.high,
+            "label_low": p.label_low,
+            "label_high": p.label_high,
+        }
+        for name in ("x_center", "x_scale", "y_center", "y_scale"):
+            tensors[name] = torch.from_numpy(getattr(self, f"_{name}"))
+        serialization.save_folder(path, "EnergyRegressor", config, tensors)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> EnergyRegressor:
+        """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
+        loaded: EnergyRegressor = serialization.load(path, kind="EnergyRegressor")
+        return loaded
+
+
+def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
+    estimator = EnergyRegressor(**config["parameters"])
+    estimator._validate_params()
+    n_features, n_outputs = int(config["n_features"]), int(config["n_outputs"])
+    model = build_ensemble(n_features=n_features, dim=n_outputs, **estimator._architecture())
+    state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    model.double().load_state_dict(state, strict=True)
+    model.freeze_proposal()
+    ranges = [tensors[k] for k in ("low", "high", "label_low", "label_high")]
+    estimator._predictive = PredictiveModel(model, *ranges)
+    for name in ("x_center", "x_scale", "y_center", "y_scale"):
+        setattr(estimator, f"_{name}", tensors[name].numpy())
+    estimator.n_features_in_, estimator.n_outputs_ = n_features, n_outputs
+    if config["columns"] is not None:
+        estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
+    estimator._flat_target, estimator._one_target = bool(config["flat_target"]), n_outputs == 1
+    estimator.label_step_ = float(config["label_step"])
+    estimator.log_norm_error_ = float(config["log_norm_error"])
+    estimator.history_ = [History.from_dict(h) for h in config["training"]]
+    estimator.n_iter_ = sum(h.n_steps for h in estimator.history_)
+    return estimator
+
+
+serialization.register("EnergyRegressor", _build)
+
+
+def label_step(y: np.ndarray) -> float:
+    """Width over which the values of a target should be spread: 0 for a continuous one.
+
+    At most a hundred distinct values, each ten times on average, are steps of their smallest gap.
+    One value that is a twentieth of all (zeros, a cap) is spread by a hundredth of the deviation.
+
+    >>> label_step(np.repeat([3.0, 4.0, 5.0], 100)), label_step(np.linspace(0, 1, 300))
+    (1.0, 0.0)
+    """
+    values, counts = np.unique(y, return_counts=True)
+    if len(values) < 2:
+        return 0.0
+    if len(values) <= min(100, len(y) / 10):
+        return float(np.diff(values).min())
+    if counts.max() >= max(10, 0.05 * len(y)):
+        return float(0.01 * y.std())
+    return 0.0
+
+
+def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the columns; 1 in place of the deviation of constant ones."""
+    center = np.average(a, axis=0, weights=weight)
+    scale = np.sqrt(np.average((a - center) ** 2, axis=0, weights=weight))
+    flat = scale <= 1e-12 * np.maximum(np.abs(a).max(axis=0), 1e-300)
+    return center, np.where(flat, 1.0, scale)
+
+
+def _power_of_two(value: float, low: int, high: int) -> int:
+    return int(np.clip(2 ** round(math.log2(max(value, 1.0))), low, high))
+
+
+def _refuse_text(X: Any) -> None:
+    """Name the text columns of a data frame; scikit-learn's own message shows one cell only."""
+    dtypes = getattr(X, "dtypes", None)
+    if dtypes is None or not hasattr(X, "columns"):
+        return
+    kinds = dict(zip(X.columns, list(dtypes), strict=True))
+    text = [str(c) for c, d in kinds.items() if str(d).lower() in ("str", "string", "category")]
+    if text:
+        raise DataError(
+            f"column(s) {', '.join(text[:5])} hold text or categories: encode them as numbers "
+            "first, e.g. with sklearn.preprocessing.OneHotEncoder"
+        )
