@@ -39,6 +39,9 @@ class LabelWaves(nn.Module):
     torch.Size([4, 11])
     """
 
+    orders: Tensor
+    frequencies: Tensor
+
     def __init__(self, cosines: int = 4, frequencies: Sequence[float] = (1.0, 2.0, 4.0)) -> None:
         super().__init__()
         self.register_buffer("orders", math.pi * torch.arange(1, cosines + 1), persistent=False)

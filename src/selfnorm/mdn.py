@@ -150,6 +150,9 @@ class MDN(nn.Module):
     torch.Size([6])
     """
 
+    offsets: Tensor
+    log_start: Tensor
+
     def __init__(
         self,
         context: int,
@@ -212,6 +215,8 @@ class LabelGaussian(nn.Module):
     """
 
     shared = True  # one law for every input
+    mean: Tensor
+    scale_tril: Tensor
 
     def __init__(self, mean: Tensor, scale_tril: Tensor) -> None:
         super().__init__()
@@ -263,6 +268,8 @@ class LabelUniform(nn.Module):
     """
 
     shared = True  # one law for every input
+    low: Tensor
+    high: Tensor
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
         super().__init__()

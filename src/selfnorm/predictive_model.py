@@ -212,4 +212,5 @@ class PredictiveModel:
                 (at_label > log_w.amax(0)).double().mean(0),
             ]
             parts.append(torch.stack(figures))
-        return conditional_bounds(*torch.cat(parts, dim=1), n_samples)
+        log_p, log_mass, b, ess, k, beyond = torch.cat(parts, dim=1)
+        return conditional_bounds(log_p, log_mass, b, ess, k, beyond, n_samples)
