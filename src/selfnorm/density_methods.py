@@ -21,6 +21,7 @@ from selfnorm.defensive import Defensive
 from selfnorm.energies import MLP, FourierFeatures
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.history import History
+from selfnorm.loop import LoopOptions, run
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal, StudentT
 from selfnorm.randomness import SeedLike, seeded
@@ -142,22 +143,21 @@ def fit_autoregressive(z: Tensor, request: FitRequest) -> FittedDensity:
         model.set_scaling(train)
     model = model.to(request.device or "cpu")
     steps = request.max_steps or int(min(3000, max(60, 6 * n**0.65)))
-    history = fit(
-        model,
-        train,
-        n_samples=8,
+    options = LoopOptions(
         batch_size=request.batch_size or min(256, max(16, n // 4)),
         max_epochs=10**6,
         max_steps=steps,
         lr=request.lr or 2e-3,
         weight_decay=1e-2 if request.weight_decay is None else request.weight_decay,
-        val_data=held_out,
         validate_every=max(20, steps // 20),
         ema=0.99,
         seed=request.seed,
         progress=request.progress,
-        polish_steps=min(200, steps // 4),
         **request.extra,
+    )
+    task = model.training_task(n_samples=8, polish_steps=min(200, steps // 4))
+    history = run(
+        task, (train,), val_data=None if held_out is None else (held_out,), options=options
     )
     return FittedDensity(model.eval(), None, history)
 

@@ -23,6 +23,7 @@ from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.history import History
 from selfnorm.scaling import Scaling
+from selfnorm.tables import refuse_constant
 
 __all__ = ["EnergyDensity"]
 
@@ -135,7 +136,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
                 f"X has {len(X)} sample(s); a density needs at least {MINIMUM_ROWS} rows "
                 "(and some hundreds to be of use)"
             )
-        self._refuse_constant(X)
+        refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
         self._scaling = Scaling.fit_to(X)
         rows = self._scaling.forward(X)
         self.method_ = self.method
@@ -262,24 +263,13 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             row, column = (int(i) for i in np.argwhere(bad)[0])
             raise DataError(
                 f"X contains {int(bad.sum())} NaN or inf value(s), the first in row {row}, column "
-                f"{self._name_of(column)}; remove those rows or fill the cells in"
+                f"{self._name_of(column)!r}; remove those rows or fill the cells in"
             )
         return np.ascontiguousarray(X)
 
-    def _refuse_constant(self, X: np.ndarray) -> None:
-        magnitude = np.abs(X).max(0)
-        # a spread of rounding size is no spread: a constant column of 0.1 varies in the last digit
-        flat = np.flatnonzero(np.ptp(X, axis=0) <= 1e-12 * magnitude)
-        if len(flat):
-            named = ", ".join(self._name_of(int(j)) for j in flat[:5])
-            raise DataError(
-                f"column {named} is constant: a constant has no density; drop "
-                f"{'it' if len(flat) == 1 else 'these columns'} before fitting"
-            )
-
-    def _name_of(self, column: int) -> str:
+    def _name_of(self, column: int) -> str | int:
         names = getattr(self, "feature_names_in_", None)
-        return repr(str(names[column])) if names is not None else str(column)
+        return column if names is None else str(names[column])
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from selfnorm.errors import ModelFileError
 
-__all__ = ["Folder", "known_kinds", "load", "read_folder", "register", "save_folder"]
+__all__ = ["Folder", "annotate", "known_kinds", "load", "read_folder", "register", "save_folder"]
 
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
@@ -53,6 +53,7 @@ class Folder:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     library_version: str
+    notes: dict[str, Any]
 
 
 def register(kind: str, builder: Builder) -> None:
@@ -69,11 +70,16 @@ def known_kinds() -> list[str]:
 
 
 def save_folder(
-    path: str | os.PathLike[str], kind: str, config: dict[str, Any], tensors: dict[str, Tensor]
+    path: str | os.PathLike[str],
+    kind: str,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    notes: dict[str, Any] | None = None,
 ) -> None:
     """Write a model folder; an older model in it is replaced.
 
-    ``config`` must be JSON-safe. Tensors are stored on the CPU in their own dtype.
+    ``config`` and ``notes`` (what a program wants to remember beside the model, such as the name of
+    the target column) must be JSON-safe. Tensors are stored on the CPU in their own dtype.
 
     >>> import tempfile, torch
     >>> folder = tempfile.mkdtemp()
@@ -91,6 +97,7 @@ def save_folder(
         "library_version": __version__,
         "kind": kind,
         "config": config,
+        "notes": notes or {},
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
     document["config_sha256"] = _config_hash(document)
@@ -122,7 +129,20 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
         tensors = load_safetensors(weights)
     except (SafetensorError, *_BUILD_ERRORS) as error:
         raise ModelFileError(f"{path / WEIGHTS_FILE} is not a safetensors file: {error}") from error
-    return Folder(document["kind"], document["config"], tensors, document["library_version"])
+    return Folder(
+        document["kind"],
+        document["config"],
+        tensors,
+        document["library_version"],
+        document["notes"],
+    )
+
+
+def annotate(path: str | os.PathLike[str], notes: dict[str, Any]) -> None:
+    """Add notes to a model folder; the model itself stays as it is."""
+    folder = read_folder(path)
+    merged = {**folder.notes, **notes}
+    save_folder(path, folder.kind, folder.config, folder.tensors, merged)
 
 
 def load(path: str | os.PathLike[str], kind: str | None = None) -> Any:
@@ -181,6 +201,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         "weights_sha256": str,
         "config_sha256": str,
         "config": dict,
+        "notes": dict,
     }
     for key, kind in expected.items():
         if not isinstance(document.get(key), kind):

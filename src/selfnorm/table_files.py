@@ -24,7 +24,7 @@ from selfnorm.tables import (
     repeated_name,
 )
 
-__all__ = ["atomic_output", "read_table", "write_table"]
+__all__ = ["atomic_output", "check_output", "read_table", "write_table"]
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
 
@@ -63,7 +63,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 def write_table(table: Table, path: str | os.PathLike[str]) -> None:
     """Write a table whole or not at all; the format follows from the suffix."""
-    path = Path(path)
+    path = check_output(path)
     suffix = path.suffix.lower()
     writers: dict[str, Callable[[Table, Path], None]] = {
         ".csv": _write_csv,
@@ -74,18 +74,29 @@ def write_table(table: Table, path: str | os.PathLike[str]) -> None:
         ".npy": _write_npy,
         ".npz": _write_npz,
     }
-    if suffix not in writers:
-        raise DataError(f"{path}: cannot write {suffix!r}; use one of {', '.join(SUFFIXES)}")
     with atomic_output(path) as temporary:
         writers[suffix](table, temporary)
+
+
+def check_output(path: str | os.PathLike[str]) -> Path:
+    """Refuse an output that could not be written, before the work is done."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{path}: cannot write {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file to write")
+    if not path.parent.is_dir():
+        raise DataError(f"{path.parent}: no such folder; create it first")
+    return path
 
 
 @contextmanager
 def atomic_output(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place only if the block succeeds."""
-    if not path.parent.is_dir():
-        raise DataError(f"{path.parent}: no such folder; create it first")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".selfnorm-", suffix=path.suffix)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".selfnorm-", suffix=path.suffix)
+    except OSError as error:
+        raise DataError(f"cannot write to {path.parent}: {error.strerror}") from error
     os.close(handle)
     temporary = Path(name)
     try:

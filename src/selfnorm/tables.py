@@ -16,7 +16,7 @@ import numpy as np
 
 from selfnorm.errors import DataError
 
-__all__ = ["Table", "from_frame", "numeric"]
+__all__ = ["Table", "from_frame", "numeric", "refuse_constant"]
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 
@@ -111,6 +111,25 @@ def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
             f" ({int(bad.sum())} such cell(s)); remove the row or fill the cell in"
         )
     return matrix
+
+
+def refuse_constant(x: np.ndarray, names: Sequence[Any], source: str = "X") -> None:
+    """An error that names the columns of ``x (n, d)`` which hold one value only.
+
+    >>> import numpy as np
+    >>> refuse_constant(np.array([[1.0, 2.0], [1.0, 3.0]]), ["a", "b"])
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: X: column 'a' is constant: a constant has no density; drop it
+    """
+    # a spread of rounding size is no spread: a column of 0.1 may vary in its last digit
+    flat = np.flatnonzero(np.ptp(x, axis=0) <= 1e-12 * np.abs(x).max(axis=0))
+    if len(flat):
+        shown = ", ".join(repr(names[j]) for j in flat[:5])
+        if len(flat) == 1:
+            what, cure = f"column {shown} is", "drop it"
+        else:
+            what, cure = f"columns {shown} are", "drop them"
+        raise DataError(f"{source}: {what} constant: a constant has no density; {cure}")
 
 
 def parse_cells(cells: np.ndarray) -> np.ndarray:
