@@ -1,0 +1,429 @@
+"""A chain of one-dimensional conditional EBMs: normalised densities in any dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, silu
+
+from selfnorm.autoregressive_training import AutoregressiveTask
+from selfnorm.columns import Columns
+from selfnorm.errors import DataError
+from selfnorm.functional import ess, log_mean_exp
+from selfnorm.mixtures1d import Mixture1d
+from selfnorm.randomness import SeedLike, seeded
+from selfnorm.resmade import ResMADE, ChainLinear, draw_orderings
+
+__all__ = ["AutoregressiveEBM"]
+
+# Places (rows x columns x nodes x orderings) handled at once outside training.
+PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
+
+
+class Factors(NamedTuple):
+    """All conditionals at a batch of rows: what the masked network says before seeing ``x_i``."""
+
+    proposal: Mixture1d  # (R, N, dim)
+    context: Tensor  # (R, N, dim, C)
+    mean: Tensor  # (R, N, dim), moments of the proposal without gradient
+    sd: Tensor
+
+
+class FactorEnergy(nn.Module):
+    r"""``-E(y, c)`` of one factor, for all factors at once, and ``b(c)``.
+
+    The value ``y`` enters through bounded features (its place relative to the proposal, sines and
+    cosines of it), so that ``E`` is bounded and every factor has a finite ``Z`` whatever its
+    weights. The last layers start at zero: the model starts *at* its proposal, with ``b = 0``.
+    """
+
+    frequencies: Tensor
+
+    def __init__(
+        self, stack: int, context: int, hidden: int, blocks: int, n_frequencies: int
+    ) -> None:
+        super().__init__()
+        self.register_buffer(
+            "frequencies", torch.logspace(-0.4, 1.5, n_frequencies), persistent=False
+        )
+        n_features = 2 + 2 * n_frequencies
+        self.from_context = ChainLinear(stack, context, hidden)
+        self.from_value = ChainLinear(stack, n_features, hidden, bias=False)
+        self.layers = nn.ModuleList(ChainLinear(stack, hidden, hidden) for _ in range(2 * blocks))
+        self.last = ChainLinear(stack, hidden, 1, zero=True, bias=False)
+        self.norm_hidden = ChainLinear(stack, context, hidden)
+        self.norm_last = ChainLinear(stack, hidden, 1, zero=True)
+
+    def features(self, y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
+        u = (y - mean) / sd
+        near = u * torch.rsqrt(1 + (u / 6).square())  # linear in the middle, saturates at 6
+        far = torch.asinh(u).clamp(-8, 8) / 2
+        waves = near.unsqueeze(-1) * self.frequencies
+        return torch.cat(
+            [near.unsqueeze(-1), far.unsqueeze(-1), torch.sin(waves), torch.cos(waves)], -1
+        )
+
+    def log_norm(self, context: Tensor) -> Tensor:
+        """``b``: ``(R, N, dim)`` from contexts ``(R, N, dim, C)``."""
+        flat = context.flatten(1, 2)
+        out = self.norm_last(silu(self.norm_hidden(flat)))
+        return out.squeeze(-1).unflatten(1, context.shape[1:3])
+
+    def forward(self, y: Tensor, at: Factors) -> Tensor:
+        """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
+        n, dim = y.shape[2:]
+        values = self.features(y, at.mean, at.sd).transpose(0, 1)  # (R, S, N, dim, F)
+        h = self.from_value(values.flatten(2, 3))  # (R, S, N * dim, hidden)
+        h = h + self.from_context(at.context.flatten(1, 2)).unsqueeze(1)
+        for i in range(0, len(self.layers), 2):
+            h = h + self.layers[i + 1](silu(self.layers[i](silu(h))))
+        f = self.last(silu(h)).squeeze(-1)
+        f = 20 * torch.tanh(f / 20)
+        return f.unflatten(2, (n, dim)).transpose(0, 1)
+
+
+class AutoregressiveEBM(nn.Module):
+    r"""``p(x) = prod_i q_i(x_i | x_<i) exp(-E(x_i, c_i) - b_i)``, one EBM per coordinate.
+
+    One masked residual network (:class:`~selfnorm.resmade.ResMADE`) reads the columns before
+    column ``i`` and yields the mixture proposal ``q_i``, a context ``c_i`` and the log-normaliser
+    ``b_i``; one small energy network serves all factors. The proposal is trained by maximum
+    likelihood, energy, context and ``b`` by SNL with the proposal held fixed, all factors in
+    parallel. Densities are with respect to Lebesgue measure, in the units of ``x``.
+
+    With several ``orderings`` the density is the equal mixture of as many independent chains, each
+    over its own order of the columns.
+
+    Args:
+        dim: number of columns.
+        condition_dim: length of a condition vector; the model is then ``p(x | condition)``.
+        orderings: how many, or the ranks themselves, one list of places (from 1) per ordering.
+        hidden, blocks: width and residual blocks of the masked network.
+        components: mixture components per factor, besides one heavy-tailed component.
+        family: ``"logistic"`` or ``"gaussian"`` components.
+        context: length of ``c_i``.
+        energy_hidden, energy_blocks: width and residual blocks of the energy network.
+        drop: dropout in the masked network and on the contexts.
+        support, discrete, encoding: see :class:`~selfnorm.columns.Columns`.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = AutoregressiveEBM(3, hidden=16, components=3, context=4, energy_hidden=16)
+        >>> x = torch.randn(50, 3)
+        >>> model.set_scaling(x).log_prob(x).shape
+        torch.Size([50])
+        >>> model.sample(5, seed=0).shape
+        torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        condition_dim: int = 0,
+        orderings: int | Sequence[Sequence[int]] = 1,
+        hidden: int = 256,
+        blocks: int = 2,
+        components: int = 10,
+        family: str = "logistic",
+        context: int = 32,
+        energy_hidden: int = 64,
+        energy_blocks: int = 2,
+        frequencies: int = 8,
+        drop: float = 0.0,
+        support: Sequence[tuple[float | None, float | None]] | None = None,
+        discrete: str | Sequence[float] | None = "auto",
+        encoding: str = "value",
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise DataError(f"dim must be at least 1, not {dim}")
+        if family not in ("logistic", "gaussian"):
+            raise ValueError(f"family must be 'logistic' or 'gaussian', not {family!r}")
+        if isinstance(orderings, int):
+            ranks = draw_orderings(dim, orderings)
+        else:
+            ranks = torch.tensor([list(r) for r in orderings])
+            if (
+                ranks.shape[1:] != (dim,)
+                or (ranks.sort(1).values != torch.arange(1, dim + 1)).any()
+            ):
+                raise ValueError(f"each ordering must be a permutation of 1..{dim}")
+        self.dim, self.condition_dim, self.family = dim, condition_dim, family
+        self.n_components, self.drop = components + 1, drop
+        stack = ranks.shape[0]
+        self.config: dict[str, Any] = {
+            "dim": dim,
+            "condition_dim": condition_dim,
+            "orderings": ranks.tolist(),
+            "hidden": hidden,
+            "blocks": blocks,
+            "components": components,
+            "family": family,
+            "context": context,
+            "energy_hidden": energy_hidden,
+            "energy_blocks": energy_blocks,
+            "frequencies": frequencies,
+            "drop": drop,
+            "support": None if support is None else [list(s) for s in support],
+            "discrete": discrete if isinstance(discrete, str | None) else list(discrete),
+            "encoding": encoding,
+        }
+        self.columns = Columns(dim, support=support, discrete=discrete, encoding=encoding)
+        self.trunk = ResMADE(
+            ranks,
+            per_column=self.columns.n_inputs,
+            hidden=hidden,
+            blocks=blocks,
+            condition_dim=condition_dim,
+            drop=drop,
+        )
+        self.mixture_head = self.trunk.head(3 * self.n_components)
+        self.context_head = self.trunk.head(context)
+        with torch.no_grad():
+            self.mixture_head.weight.mul_(0.2)
+        described = context + 3 * self.n_components
+        self.energy = FactorEnergy(stack, described, energy_hidden, energy_blocks, frequencies)
+        self._start_at_marginals()
+
+    @property
+    def n_orderings(self) -> int:
+        """Number of chains mixed."""
+        return self.trunk.ranks.shape[0]
+
+    @torch.no_grad()
+    def set_scaling(self, x: Tensor) -> AutoregressiveEBM:
+        """Read the columns' scales off ``x`` ``(n, dim)`` and start each proposal at its marginal."""
+        self.columns.fit(x)
+        self._start_at_marginals()
+        return self
+
+    @torch.no_grad()
+    def _start_at_marginals(self) -> None:
+        k = self.n_components - 1
+        knots = self.columns.knots  # (dim, Q) quantiles
+        place = torch.linspace(0, knots.shape[1] - 1, 2 * k + 1, device=knots.device)
+        low = place.floor().long().clamp_max(knots.shape[1] - 2)
+        q = knots[:, low] + (place - low) * (knots[:, low + 1] - knots[:, low])  # (dim, 2k+1)
+        loc = torch.cat([q[:, 1::2], knots.median(1, keepdim=True).values], 1)
+        width = ((q[:, 2::2] - q[:, :-2:2]) / 2).clamp_min(0.01)
+        log_scale = torch.cat([width.log(), torch.zeros_like(loc[:, :1])], 1)
+        logits = torch.zeros_like(loc)
+        logits[:, -1] = math.log(0.02 * k)
+        bias = torch.stack([logits, loc, log_scale], 1).flatten()  # (dim * 3 * (k + 1),)
+        assert self.mixture_head.bias is not None
+        self.mixture_head.bias.copy_(bias.expand_as(self.mixture_head.bias))
+
+    def training_task(self, **options: Any) -> AutoregressiveTask:
+        """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""
+        return AutoregressiveTask(self, **options)
+
+    # -- one pass -----------------------------------------------------------------------------
+
+    def _condition(self, condition: Tensor | None, n: int) -> Tensor | None:
+        if self.condition_dim == 0:
+            if condition is not None:
+                raise DataError("this model has condition_dim=0 and takes no condition")
+            return None
+        if condition is None or condition.shape != (n, self.condition_dim):
+            given = None if condition is None else tuple(condition.shape)
+            raise DataError(
+                f"expected a condition of shape ({n}, {self.condition_dim}), got {given}"
+            )
+        return condition.expand(self.n_orderings, -1, -1)
+
+    def factors(self, z: Tensor, condition: Tensor | None = None) -> Factors:
+        """Proposals and contexts of all factors at scaled rows ``z`` ``(N, dim)``."""
+        if z.dim() == 2:
+            z = z.expand(self.n_orderings, -1, -1)
+        features = self.trunk(
+            self.columns.encode(z).flatten(-2), self._condition(condition, z.shape[1])
+        )
+        raw = self.trunk.outputs(self.mixture_head, features)
+        context = self.trunk.outputs(self.context_head, features)
+        return self._describe(raw, dropout(context, self.drop, self.training))
+
+    def _describe(self, raw: Tensor, context: Tensor) -> Factors:
+        """Append the proposal's own shape to the context: energy and ``b`` correct that shape."""
+        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        with torch.no_grad():
+            mean, sd = proposal.moments()
+            shape = [
+                proposal.log_pi.clamp_min(-10) / 4,
+                ((proposal.loc - mean.unsqueeze(-1)) / sd.unsqueeze(-1)).clamp(-10, 10) / 2,
+                (proposal.log_scale - sd.log().unsqueeze(-1)).clamp(-8, 8) / 4,
+            ]
+        return Factors(proposal, torch.cat([context, *shape], -1), mean, sd)
+
+    def check(self, x: Tensor) -> Tensor:
+        """``x`` as ``(n, dim)`` on the model's device and dtype, or a :class:`DataError`."""
+        if x.dim() != 2 or x.shape[1] != self.dim:
+            raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(x.shape)}")
+        return x.to(self.columns.center)
+
+    def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
+        """Slices of ``n`` rows small enough to handle at once with ``nodes`` values per factor."""
+        places = PLACES_AT_ONCE.get(self.columns.center.device.type, 2**20)
+        size = chunk_size or max(1, places // (self.dim * self.n_orderings * nodes))
+        for start in range(0, n, size):
+            yield slice(start, start + size)
+
+    # -- densities ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def log_prob(
+        self,
+        x: Tensor,
+        condition: Tensor | None = None,
+        *,
+        normalizer: str = "learned",
+        n_nodes: int = 64,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Log-density ``(n,)`` of rows ``x``; ``-inf`` outside the support.
+
+        ``normalizer="learned"`` uses ``b_i``: one pass. ``"quadrature"`` normalises every factor
+        numerically, by ``n_nodes`` nodes for each mixture component: a density to the accuracy of
+        that rule, whatever the training did to ``b``. Call ``model.eval()`` first if the model
+        was built with dropout and is still training.
+        """
+        if normalizer not in ("learned", "quadrature"):
+            raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
+        x = self.check(x)
+        if len(x) == 0:
+            return x.new_zeros(0)
+        quadrature = normalizer == "quadrature"
+        nodes = n_nodes * self.n_components if quadrature else 4
+        parts = []
+        for rows in self.chunks(len(x), nodes, chunk_size):
+            given = None if condition is None else condition[rows].to(x)
+            z, log_det = self.columns(x[rows])
+            at = self.factors(z, given)
+            here = z.expand(self.n_orderings, -1, -1)
+            f = self.energy(here.unsqueeze(0), at)[0]
+            if quadrature:
+                y, log_weight = at.proposal.nodes(n_nodes)
+                log_norm = torch.logsumexp(log_weight + self.energy(y, at), 0)
+            else:
+                log_norm = self.energy.log_norm(at.context)
+            chains = (at.proposal.log_prob(here) + f - log_norm).sum(-1) + log_det
+            parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
+        return torch.cat(parts)
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Same as :meth:`log_prob`."""
+        return self.log_prob(x, condition)
+
+    @torch.no_grad()
+    def row_bounds(
+        self,
+        x: Tensor,
+        condition: Tensor | None = None,
+        *,
+        n_samples: int = 1000,
+        stratified: bool = False,
+        chunk_size: int | None = None,
+    ) -> dict[str, Tensor]:
+        """Per-row estimates from ``n_samples`` proposal samples for each factor.
+
+        ``lower`` and ``upper`` ``(n,)``; ``variance`` ``(n,)`` of ``upper`` due to the samples;
+        ``log_norm`` ``(n,)``, the sum over factors; ``ess`` ``(n, dim)``, the mean over orderings;
+        ``log_weights``, a few thousand self-normalised log-weights pooled over factors.
+        """
+        x = self.check(x)
+        out: dict[str, list[Tensor]] = {}
+        for rows in self.chunks(len(x), n_samples, chunk_size):
+            given = None if condition is None else condition[rows].to(x)
+            z, log_det = self.columns(x[rows])
+            at = self.factors(z, given)
+            here = z.expand(self.n_orderings, -1, -1)
+            f = self.energy(here.unsqueeze(0), at)[0] + at.proposal.log_prob(here)
+            b = self.energy.log_norm(at.context)
+            log_w = self.energy(at.proposal.sample(n_samples, stratified=stratified), at)
+            log_z = log_mean_exp(log_w)
+            gap = torch.expm1(log_z - b) - (log_z - b)
+            upper = (f - log_z).sum(-1) + log_det
+            fraction = ess(log_w)
+            share = torch.softmax(upper, 0)
+            values = {
+                "upper": log_mean_exp(upper),
+                "lower": log_mean_exp(upper - gap.sum(-1)),
+                "variance": (share.square() * ((1 / fraction - 1) / n_samples).sum(-1)).sum(0),
+                "log_norm": log_z.sum(-1).mean(0),
+                "ess": fraction.mean(0),
+                "log_weights": (log_w - log_z).flatten()[:4096],
+            }
+            inside = self.columns.inside(x[rows])
+            for name in ("upper", "lower"):
+                values[name] = values[name].where(inside, -math.inf)
+            for name, value in values.items():
+                out.setdefault(name, []).append(value)
+        return {name: torch.cat(parts) for name, parts in out.items()}
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        condition: Tensor | None = None,
+        *,
+        n_candidates: int = 128,
+        seed: SeedLike = None,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """``(n, dim)`` rows, one column after another by importance resampling within the factor.
+
+        Each value is chosen among ``n_candidates`` stratified proposal samples in proportion to
+        their weights. A condition of shape ``(n, condition_dim)`` gives one row per condition.
+        """
+        device = self.columns.center.device
+        with seeded(seed, device):
+            stack = self.n_orderings
+            per_chain = -(-n // stack)
+            order = torch.randperm(per_chain * stack, device=device)[:n]
+            given = None
+            if self.condition_dim:
+                checked = self._condition(None if condition is None else condition.to(device), n)
+                assert checked is not None
+                given = torch.zeros(stack * per_chain, self.condition_dim, device=device)
+                given[order] = checked[0]
+                given = given.unflatten(0, (stack, per_chain))
+            elif condition is not None:
+                self._condition(condition, n)
+            z = torch.zeros(stack, per_chain, self.dim, device=device)
+            for rows in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
+                self._fill(z[:, rows], None if given is None else given[:, rows], n_candidates)
+            return self.columns.inverse(z.flatten(0, 1)[order])
+
+    def _fill(self, z: Tensor, condition: Tensor | None, n_candidates: int) -> None:
+        """Draw the columns of ``z`` ``(R, N, dim)`` in place, in each chain's own order."""
+        stack, n, _ = z.shape
+        order = self.trunk.ranks.argsort(1)  # order[r, i]: the column at place i
+        chain = torch.arange(stack, device=z.device)
+        for place in range(self.dim):
+            column = order[:, place]
+            inputs = self.columns.encode(z).flatten(-2)
+            features = self.trunk(inputs, condition)
+            raw, context = (
+                self._column_output(head, features, chain, column)
+                for head in (self.mixture_head, self.context_head)
+            )
+            at = self._describe(raw, context)
+            y = at.proposal.sample(n_candidates)
+            log_w = self.energy(y, at)
+            weights = torch.softmax(log_w, 0).flatten(1).T
+            pick = torch.multinomial(weights, 1).T.reshape(1, stack, n, 1)
+            value = torch.gather(y, 0, pick)[0]  # (R, N, 1)
+            z.scatter_(2, column.view(-1, 1, 1).expand(-1, n, 1), value)
+
+    def _column_output(
+        self, head: ChainLinear, features: Tensor, chain: Tensor, column: Tensor
+    ) -> Tensor:
+        """``(R, N, 1, n)``: the head's numbers for one column per chain, without the others."""
+        weight = head.effective_weight().unflatten(1, (self.dim, -1))[chain, column]
+        assert head.bias is not None
+        bias = head.bias.unflatten(1, (self.dim, -1))[chain, column]
+        return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2)).unsqueeze(2)

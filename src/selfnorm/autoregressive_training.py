@@ -1,0 +1,161 @@
+"""How an :class:`~selfnorm.autoregressive.AutoregressiveEBM` is trained, and with which sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from selfnorm.errors import DataError
+from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
+from selfnorm.randomness import seeded
+
+if TYPE_CHECKING:
+    from selfnorm.autoregressive import AutoregressiveEBM
+
+__all__ = ["AutoregressiveTask"]
+
+MAX_SAMPLES = 32
+
+
+class AutoregressiveTask:
+    r"""Maximum likelihood for the proposals, SNL for energy, context and ``b``, all factors at once.
+
+    The loss is ``-mean_x sum_i [ log q_i(x_i) + l_SNL,i ]`` with ``l_SNL,i`` the self-normalised
+    log-likelihood of factor ``i`` relative to its proposal, which is held fixed in it. Discrete
+    values are spread out afresh at every step (see :mod:`selfnorm.columns`). A batch is ``(x,)`` or
+    ``(x, condition)``.
+
+    Args:
+        objective: ``"snl"``, the only one.
+        n_samples: stratified proposal samples per factor and row, 32 at most: a one-dimensional
+            factor with a proposal close to it gains nothing from more.
+        weight_decay: decoupled weight decay of the matrices (not of biases); ``None`` leaves it to
+            the optimiser.
+        polish_steps: steps given to ``b`` alone at the end, everything else fixed.
+        validation_samples: samples per factor when validating.
+    """
+
+    capturable = True
+
+    def __init__(
+        self,
+        model: AutoregressiveEBM,
+        *,
+        objective: Any = "snl",
+        n_samples: int = 16,
+        weight_decay: float | None = None,
+        polish_steps: int = 200,
+        validation_samples: int = 32,
+    ) -> None:
+        if getattr(objective, "name", objective) != "snl":
+            raise ValueError(f"a chain of factors is trained by 'snl', not by {objective!r}")
+        if n_samples < 1:
+            raise ValueError(f"n_samples must be at least 1, got {n_samples}")
+        self.module = model
+        self.n_samples = min(n_samples, MAX_SAMPLES)
+        self.weight_decay = weight_decay
+        self.polish_steps = polish_steps
+        self.validation_samples = validation_samples
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with weight decay, biases without."""
+        matrices = [p for n, p in self.module.named_parameters() if n.endswith("weight")]
+        others = [p for n, p in self.module.named_parameters() if not n.endswith("weight")]
+        decayed: dict[str, Any] = {"params": matrices}
+        if self.weight_decay is not None:
+            decayed["weight_decay"] = self.weight_decay
+        return [decayed, {"params": others, "weight_decay": 0.0}]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Check the table; read the columns' scales unless they are set already."""
+        self._check(data)
+        if not bool(self.module.columns.fitted):
+            self.module.set_scaling(data[0])
+
+    def _check(self, data: tuple[Tensor, ...]) -> None:
+        model = self.module
+        expected = 2 if model.condition_dim else 1
+        if len(data) != expected:
+            raise DataError(
+                f"expected {expected} tensors (x{', condition' if expected == 2 else ''}), "
+                f"got {len(data)}"
+            )
+        if data[0].dim() != 2 or data[0].shape[1] != model.dim:
+            raise DataError(f"expected x of shape (n, {model.dim}), got {tuple(data[0].shape)}")
+        if not all(bool(torch.isfinite(t).all()) for t in data):
+            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
+
+    def _terms(self, batch: tuple[Tensor, ...], n_samples: int) -> tuple[Tensor, ...]:
+        """``log_det (N,)``; ``log_q, f, b (R, N, dim)``; ``log_w (S, R, N, dim)``."""
+        model = self.module
+        z, log_det = model.columns(model.columns.dequantise(batch[0].to(model.columns.center)))
+        condition = batch[1].to(z) if model.condition_dim else None
+        at = model.factors(z, condition)
+        here = z.expand(model.n_orderings, -1, -1)
+        log_q = at.proposal.log_prob(here)
+        with torch.no_grad():
+            y = torch.cat([here.unsqueeze(0), at.proposal.sample(n_samples)])
+        f = model.energy(y, at)
+        return log_det, log_q, f[0], model.energy.log_norm(at.context), f[1:]
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Negative of proposal log-likelihood plus SNL, per row, averaged over the orderings."""
+        log_det, log_q, f, b, log_w = self._terms(batch, self.n_samples)
+        tilt = snl(f, log_w, b, reduction="none")
+        loss = -(log_q + tilt).sum(-1).mean()
+        with torch.no_grad():
+            reached = (log_q + tilt).sum(-1).mean() + log_det.mean()
+            gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
+        return loss, {"lower": reached, "gap": gap}
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Bounds of the held-out log-likelihood, under noise that is the same every time."""
+        totals = torch.zeros(4, device=data[0].device, dtype=torch.float64)
+        with seeded(0, data[0].device):
+            for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
+                part = tuple(t[rows] for t in data)
+                log_det, log_q, f, b, log_w = self._terms(part, self.validation_samples)
+                log_z = log_mean_exp(log_w)
+                upper = (log_q + f - log_z).sum(-1) + log_det
+                lower = upper - bound_gap(log_z - b).sum(-1)
+                proposal = log_mean_exp(log_q.sum(-1) + log_det)
+                figures = [
+                    log_mean_exp(lower),
+                    log_mean_exp(upper),
+                    proposal,
+                    ess(log_w).mean((0, 2)),
+                ]
+                totals += torch.stack([t.double().sum() for t in figures])
+        lower_, upper_, proposal_, ess_ = (totals / len(data[0])).tolist()
+        return {
+            "score": lower_,
+            "lower": lower_,
+            "upper": upper_,
+            "ess": ess_,
+            "proposal": proposal_,
+        }
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""
+        if self.polish_steps == 0:
+            return {}
+        model = self.module
+        model.eval()
+        head = [*model.energy.norm_hidden.parameters(), *model.energy.norm_last.parameters()]
+        optimizer = torch.optim.Adam(head, lr=1e-3)
+        n, gap = len(data[0]), torch.zeros(())
+        for step in range(self.polish_steps):
+            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / self.polish_steps)
+            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
+            with torch.no_grad():
+                batch = tuple(t[rows] for t in data)
+                z, _ = model.columns(model.columns.dequantise(batch[0].to(model.columns.center)))
+                at = model.factors(z, batch[1].to(z) if model.condition_dim else None)
+                log_z = log_mean_exp(model.energy(at.proposal.sample(64), at))
+            gap = bound_gap(log_z - model.energy.log_norm(at.context)).sum(-1).mean()
+            optimizer.zero_grad()
+            gap.backward()
+            optimizer.step()
+        return {"gap": float(gap)}

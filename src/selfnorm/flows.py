@@ -1,0 +1,181 @@
+"""Normalising flows as proposals (and as peers), on top of zuko."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm.columns import Columns
+from selfnorm.errors import DataError, SelfnormError
+
+__all__ = ["Flow", "FlowTask"]
+
+KINDS = ("nsf", "maf")
+
+
+def _zuko() -> Any:
+    try:
+        import zuko
+    except ImportError as error:
+        raise SelfnormError(
+            "flows need the package zuko: install it with `pip install selfnorm[flows]`, or use "
+            "another proposal (Gaussian, StudentT, Defensive)"
+        ) from error
+    return zuko
+
+
+class Flow(nn.Module):
+    r"""An autoregressive normalising flow with the behaviour of a distribution.
+
+    ``log_prob`` and ``sample`` as every proposal has them, a density with respect to Lebesgue
+    measure. Rows are standardised inside (``loc``, ``scale``), set from the data by
+    :meth:`set_scaling` or at the start of training.
+
+    Args:
+        dim: number of columns.
+        kind: ``"nsf"`` (rational-quadratic splines) or ``"maf"`` (affine).
+        transforms: number of autoregressive transforms, the orders of the columns alternating.
+        hidden: hidden layers of each conditioner.
+        bins: spline bins (``"nsf"`` only).
+        condition_dim: length of a condition vector.
+
+    Example:
+        >>> flow = Flow(2, transforms=1, hidden=(8,))
+        >>> flow.log_prob(flow.sample((5,))).shape
+        torch.Size([5])
+    """
+
+    loc: Tensor
+    scale: Tensor
+    fitted: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        kind: str = "nsf",
+        transforms: int = 5,
+        hidden: Sequence[int] = (256, 256),
+        bins: int = 8,
+        condition_dim: int = 0,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        zuko = _zuko()
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {KINDS}, not {kind!r}")
+        options: dict[str, Any] = {
+            "transforms": transforms,
+            "hidden_features": tuple(hidden),
+            "residual": residual,
+        }
+        if kind == "nsf":
+            options["bins"] = bins
+        self.dim, self.condition_dim, self.kind = dim, condition_dim, kind
+        self.config: dict[str, Any] = {
+            "dim": dim,
+            "kind": kind,
+            "transforms": transforms,
+            "hidden": list(hidden),
+            "bins": bins,
+            "condition_dim": condition_dim,
+            "residual": residual,
+        }
+        self.flow = {"nsf": zuko.flows.NSF, "maf": zuko.flows.MAF}[kind](
+            dim, condition_dim, **options
+        )
+        self.register_buffer("loc", torch.zeros(dim))
+        self.register_buffer("scale", torch.ones(dim))
+        self.register_buffer("fitted", torch.tensor(False))
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """``(dim,)``."""
+        return torch.Size([self.dim])
+
+    @torch.no_grad()
+    def set_scaling(self, x: Tensor) -> Flow:
+        """Standardise by the means and standard deviations of ``x`` ``(n, dim)``."""
+        if x.dim() != 2 or x.shape[1] != self.dim:
+            raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(x.shape)}")
+        if not bool(torch.isfinite(x).all()):
+            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
+        sd = x.std(0) if len(x) > 1 else torch.ones_like(x[0])
+        self.loc.copy_(x.mean(0))
+        self.scale.copy_(torch.where(sd > 0, sd, torch.ones_like(sd)))
+        self.fitted.fill_(True)
+        return self
+
+    def log_prob(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        """``(*shape,)`` log-density of ``x`` ``(*shape, dim)``."""
+        z = (x - self.loc) / self.scale
+        log_prob: Tensor = self.flow(condition).log_prob(z)
+        return log_prob - torch.log(self.scale).sum()
+
+    @torch.no_grad()
+    def sample(self, shape: Sequence[int] = (), condition: Tensor | None = None) -> Tensor:
+        """``(*shape, dim)`` samples from torch's global generator."""
+        z: Tensor = self.flow(condition).sample(torch.Size(shape))
+        return z * self.scale + self.loc
+
+    def training_task(
+        self,
+        *,
+        objective: Any = "snl",  # noqa: ARG002
+        n_samples: int = 0,  # noqa: ARG002
+        columns: Columns | None = None,
+    ) -> FlowTask:
+        """Maximum likelihood (see :class:`FlowTask`); a flow needs neither objective nor samples."""
+        return FlowTask(self, columns=columns)
+
+
+class FlowTask:
+    """Maximum likelihood of a flow, for :func:`selfnorm.fit`.
+
+    Args:
+        columns: spreads discrete values out afresh at every step, where given.
+    """
+
+    capturable = True
+
+    def __init__(self, flow: Flow, *, columns: Columns | None = None) -> None:
+        self.module = flow
+        self.columns = columns
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with the optimiser's weight decay, vectors without."""
+        parameters = list(self.module.parameters())
+        return [
+            {"params": [p for p in parameters if p.dim() > 1]},
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Standardise by the training data unless that was done."""
+        if not bool(self.module.fitted):
+            self.module.set_scaling(data[0])
+
+    def _log_prob(self, batch: tuple[Tensor, ...]) -> Tensor:
+        x = batch[0] if self.columns is None else self.columns.dequantise(batch[0])
+        return self.module.log_prob(x, batch[1] if self.module.condition_dim else None)
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Negative mean log-likelihood."""
+        loss = -self._log_prob(batch).mean()
+        return loss, {"log_prob": -loss.detach()}
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Mean held-out log-likelihood (of the rows as given)."""
+        given = data[1:] if self.module.condition_dim else ()
+        parts = [
+            self.module.log_prob(data[0][i : i + 8192], *(t[i : i + 8192] for t in given))
+            for i in range(0, len(data[0]), 8192)
+        ]
+        return {"score": float(torch.cat(parts).double().mean())}
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+        """Nothing to close."""
+        return {}

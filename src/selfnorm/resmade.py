@@ -1,0 +1,177 @@
+"""A masked residual network whose outputs for a column see only the columns before it.
+
+ResMADE (Germain et al. 2015 with residual blocks, as in Nash & Durkan 2019), for one or several
+orderings of the columns at once. Several orderings are *stacked*: every weight carries a leading
+dimension ``R``, one independent network per ordering, and one batched product serves them all.
+Columns keep their own places; an ordering only changes the masks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, linear, silu
+
+__all__ = ["ResMADE", "ChainLinear", "draw_orderings"]
+
+
+def draw_orderings(dim: int, count: int) -> Tensor:
+    """Ranks ``(count, dim)``: ``ranks[r, j]`` is the place (from 1) of column ``j`` in ordering ``r``.
+
+    The first ordering is the natural one, the second its reverse, the others are random. They come
+    from torch's global generator.
+
+    Example:
+        >>> draw_orderings(3, 2)
+        tensor([[1, 2, 3],
+                [3, 2, 1]])
+    """
+    natural = torch.arange(1, dim + 1)
+    rows = [natural, natural.flip(0)][:count]
+    rows += [torch.randperm(dim) + 1 for _ in range(count - len(rows))]
+    return torch.stack(rows)
+
+
+class ChainLinear(nn.Module):
+    """``R`` linear maps side by side: ``(R, N, in) -> (R, N, out)``, with an optional fixed mask.
+
+    Inputs may also come in chunks, ``(R, C, N, in)``: the gradient of the weights is then a sum of
+    ``R C`` short products, which fill a GPU where ``R`` very long ones leave it idle.
+
+    Args:
+        stack: number of maps ``R``.
+        mask: ``(R, out, in)`` of zeros and ones; weights at zeros never act and never train.
+        zero: start at the zero map (weights and bias).
+
+    Example:
+        >>> ChainLinear(2, 3, 4)(torch.ones(2, 5, 3)).shape
+        torch.Size([2, 5, 4])
+    """
+
+    mask: Tensor | None
+
+    def __init__(
+        self,
+        stack: int,
+        n_in: int,
+        n_out: int,
+        *,
+        bias: bool = True,
+        mask: Tensor | None = None,
+        zero: bool = False,
+    ) -> None:
+        super().__init__()
+        bound = 0.0 if zero else 1 / math.sqrt(max(n_in, 1))
+        self.weight = nn.Parameter(torch.empty(stack, n_out, n_in).uniform_(-bound, bound))
+        start = torch.empty(stack, n_out).uniform_(-bound, bound) if bias else None
+        self.bias = None if start is None else nn.Parameter(start)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def effective_weight(self) -> Tensor:
+        """The weights that act: ``weight * mask``."""
+        return self.weight if self.mask is None else self.weight * self.mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply map ``r`` to ``x[r]``."""
+        weight = self.effective_weight()
+        if len(weight) == 1:
+            bias = None if self.bias is None else self.bias[0]
+            return linear(x, weight[0], bias)
+        if x.dim() == 4:
+            chunks = x.shape[1]
+            flat = x.flatten(0, 1)
+            weight = weight.repeat_interleave(chunks, 0).transpose(1, 2)
+            if self.bias is None:
+                return torch.bmm(flat, weight).unflatten(0, (-1, chunks))
+            bias = self.bias.repeat_interleave(chunks, 0).unsqueeze(1)
+            return torch.baddbmm(bias, flat, weight).unflatten(0, (-1, chunks))
+        if self.bias is None:
+            return torch.bmm(x, weight.transpose(1, 2))
+        return torch.baddbmm(self.bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+class ResMADE(nn.Module):
+    r"""Features for each column from the columns ranked before it (and a condition vector).
+
+    ``forward(inputs, condition)`` maps ``(R, N, dim * per_column)`` to hidden features
+    ``(R, N, hidden)``; :meth:`head` makes the masked output layer that turns them into
+    ``(R, N, dim, n)`` numbers, those of column ``j`` being functions of ``x_k`` with
+    ``rank(k) < rank(j)`` only. All shapes carry the stack dimension ``R`` of the orderings.
+
+    Args:
+        ranks: ``(R, dim)`` from :func:`draw_orderings`.
+        per_column: number of input features a column brings.
+        hidden: width.
+        blocks: residual blocks, two masked layers each.
+        condition_dim: length of the condition vector, which every output sees.
+        drop: dropout probability inside the blocks.
+
+    Example:
+        >>> net = ResMADE(draw_orderings(3, 1), hidden=8, blocks=1)
+        >>> head = net.head(2)
+        >>> x = torch.randn(1, 5, 3, requires_grad=True)
+        >>> net.outputs(head, net(x))[0, :, 1].sum().backward()
+        >>> x.grad[0, 0, 1:]                       # column 1 sees column 0 alone
+        tensor([0., 0.])
+    """
+
+    def __init__(
+        self,
+        ranks: Tensor,
+        *,
+        per_column: int = 1,
+        hidden: int = 256,
+        blocks: int = 2,
+        condition_dim: int = 0,
+        drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        stack, dim = ranks.shape
+        # Degree 0 units see nothing of x: useful only where a condition feeds them.
+        lowest = 0 if condition_dim or dim == 1 else 1
+        degrees = (torch.arange(hidden) % max(dim - lowest, 1) + lowest).expand(stack, hidden)
+        self.register_buffer("ranks", ranks, persistent=True)
+        self.dim, self.hidden, self.drop = dim, hidden, drop
+        self._degrees = degrees
+        to_hidden = (
+            degrees[:, :, None] >= ranks.repeat_interleave(per_column, 1)[:, None, :]
+        ).float()
+        within = (degrees[:, :, None] >= degrees[:, None, :]).float()
+        self.first = ChainLinear(stack, dim * per_column, hidden, mask=to_hidden)
+        self.layers = nn.ModuleList(
+            ChainLinear(stack, hidden, hidden, mask=within) for _ in range(2 * blocks)
+        )
+        with torch.no_grad():
+            for second in self.layers[1::2]:
+                second.weight.mul_(0.1)  # near-identity blocks train faster
+        self.conditioners = nn.ModuleList(
+            ChainLinear(stack, condition_dim, hidden, bias=False)
+            for _ in range(blocks + 1 if condition_dim else 0)
+        )
+
+    def head(self, n: int, *, zero: bool = False) -> ChainLinear:
+        """A masked output layer with ``n`` numbers per column (see :meth:`outputs`)."""
+        stack = self.ranks.shape[0]
+        mask = (self.ranks[:, :, None] > self._degrees.to(self.ranks.device)[:, None, :]).float()
+        mask = mask.repeat_interleave(n, 1)
+        return ChainLinear(stack, self.hidden, self.dim * n, mask=mask, zero=zero)
+
+    def outputs(self, head: ChainLinear, features: Tensor) -> Tensor:
+        """``(R, N, dim, n)`` from features ``(R, N, hidden)``."""
+        flat: Tensor = head(features)
+        return flat.unflatten(-1, (self.dim, -1))
+
+    def forward(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``."""
+        h = self.first(inputs)
+        if condition is not None and len(self.conditioners):
+            h = h + self.conditioners[0](condition)
+        for i in range(0, len(self.layers), 2):
+            inner = self.layers[i](silu(h))
+            if condition is not None and len(self.conditioners):
+                inner = inner + self.conditioners[i // 2 + 1](condition)
+            inner = dropout(silu(inner), self.drop, self.training)
+            h = h + self.layers[i + 1](inner)
+        return silu(h)
