@@ -1,8 +1,8 @@
 """Result files: one JSON row per run, one Markdown table of means beside the paper's numbers.
 
 ``DIR/TABLE.json`` holds ``table, recipe, command, versions, hardware, seconds, rows``; rows are
-never averaged. It is rewritten after every run, so that an interrupted table keeps what is done, and a
-second call with the same settings only adds what is missing.
+never averaged. It is rewritten after every run, so that an interrupted table keeps what is done,
+and a second call with the same settings only adds what is missing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,108 @@
+"""What a training step costs beyond the network itself.
+
+One SNL step (proposal samples, their log-density, loss, gradient, clipping, finite-check, Adam,
+counters) against one forward + backward pass of the same network on the same number of points, in
+the same run. Batch 256, 1,024 proposal samples, the paper's 2-D network, CPU.
+
+    python benchmarks/step_overhead.py [--out results/speed]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import selfnorm as sn
+from selfnorm.experiments.report import Table
+from selfnorm.stepper import Stepper, make_optimizer
+from selfnorm.training import DensityTask
+
+BATCH, N_SAMPLES = 256, 1024
+
+
+def paper_energy() -> sn.MLP:
+    torch.manual_seed(0)
+    return sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
+
+
+def forward_backward() -> Callable[[], None]:
+    energy = paper_energy()
+    points = torch.randn(BATCH + N_SAMPLES, 2)
+
+    def step() -> None:
+        for p in energy.parameters():
+            p.grad = None
+        energy(points).mean().backward()
+
+    return step
+
+
+def training_step(proposal: sn.Gaussian | sn.Defensive) -> Callable[[], None]:
+    base = sn.Gaussian(torch.zeros(2), scale=1.0)
+    task = DensityTask(sn.EBM(paper_energy(), base=base), proposal, n_samples=N_SAMPLES)
+    data = torch.randn(7000, 2)
+    stepper = Stepper(
+        task, make_optimizer(task, "adamw", 0.0), (data,), clip_norm=10.0, ema=None, capture=False
+    )
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        rows = torch.randint(len(data), (BATCH,))
+        stepper.step(rows, 1e-3, count)
+        count += 1
+
+    return step
+
+
+def time_in_turn(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds per call; the variants take turns, so that a busy machine slows all alike."""
+    for step in steps.values():
+        for _ in range(20):
+            step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            for _ in range(10):
+                step()
+            times[name].append(100 * (time.perf_counter() - began))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--rounds", type=int, default=60)
+    options = parser.parse_args()
+    mixture = sn.Defensive.fit_to(torch.randn(2000, 2), n_components=20)
+    steps = {
+        "forward_backward": forward_backward(),
+        "snl_gaussian_proposal": training_step(sn.Gaussian(torch.zeros(2), scale=1.0)),
+        "snl_defensive_mixture_of_20": training_step(mixture),
+    }
+    times = time_in_turn(steps, options.rounds)
+    (options.out / "step_overhead.json").unlink(missing_ok=True)
+    table = Table("step_overhead", "cpu", options.out)
+    floor = times["forward_backward"]
+    for name, values in times.items():
+        ratio = statistics.median(v / f for v, f in zip(values, floor, strict=True))
+        table.add(
+            {
+                "variant": name,
+                "batch": BATCH,
+                "n_samples": N_SAMPLES,
+                "milliseconds": statistics.median(values),
+                "ratio_to_forward_backward": ratio,
+            }
+        )
+        print(f"{name:30s} {statistics.median(values):7.3f} ms   {ratio:5.2f} x")
+
+
+if __name__ == "__main__":
+    main()
