@@ -49,12 +49,12 @@ def training_step(proposal: sn.Gaussian | sn.Defensive) -> Callable[[], None]:
     stepper = Stepper(
         task, make_optimizer(task, "adamw", 0.0), (data,), clip_norm=10.0, ema=None, capture=False
     )
-    count = 0
+    order, count = torch.randperm(len(data)), 0
 
     def step() -> None:
         nonlocal count
-        rows = torch.randint(len(data), (BATCH,))
-        stepper.step(rows, 1e-3, count)
+        start = count % (len(data) // BATCH) * BATCH
+        stepper.step(order[start : start + BATCH], 1e-3, count)
         count += 1
 
     return step

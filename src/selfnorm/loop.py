@@ -337,7 +337,7 @@ class _Run:
             "lr_scale": self.lr_scale,
             "stale": self.stale,
             "counters": [self.stepper._good, self.stepper._streak, self.stepper._skipped],
-            "sums": self.stepper._sums,
+            "metrics": (list(self.stepper.metric_names), self.stepper._totals),
             "history": history,
             "seconds": self.seconds_before + time.perf_counter() - self.began,
             "random": torch.get_rng_state(),
@@ -377,7 +377,8 @@ class _Run:
         counters = (self.stepper._good, self.stepper._streak, self.stepper._skipped)
         for mine_counter, saved in zip(counters, state["counters"], strict=True):
             mine_counter.copy_(saved)
-        self.stepper._sums = {k: v.to(self.device) for k, v in state["sums"].items()}
+        names, totals = state["metrics"]
+        self.stepper.metric_names, self.stepper._totals = tuple(names), totals.to(self.device)
         self.seconds_before = state["seconds"]
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":

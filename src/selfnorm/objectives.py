@@ -7,7 +7,7 @@ few detached metrics. New ones are added with :func:`register`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,19 @@ class Objective(Protocol):
         ...
 
 
+class Weights(NamedTuple):
+    """All that a weight-based objective sees of a mini-batch (names as in ``functional``).
+
+    ``log_z`` is ``log_mean_exp(log_w)``, computed once; the mean weight is all that SNL needs.
+    """
+
+    log_p_data: Tensor
+    log_w_data: Tensor
+    log_w: Tensor
+    log_z: Tensor
+    log_norm: Tensor
+
+
 class WeightObjective:
     """An objective that is a function of log-weights alone: SNL, NCE, IS-ML, the Bregman family.
 
@@ -41,7 +54,7 @@ class WeightObjective:
 
     def __init__(
         self,
-        value: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+        value: Callable[[Weights], Tensor],
         *,
         learns_log_norm: bool,
         needs_proposal_at_data: bool,
@@ -55,43 +68,41 @@ class WeightObjective:
     ) -> tuple[Tensor, Metrics]:
         """Loss and metrics on one mini-batch."""
         with torch.no_grad():
-            samples = proposal.sample((n_samples,))
-            log_q = proposal.log_prob(samples)
-            log_q_data = proposal.log_prob(x) if self.needs_proposal_at_data else x.new_zeros(())
-        log_p = model.log_unnormalized(torch.cat([x, samples]))
-        log_p_data, log_w = log_p[: len(x)], log_p[len(x) :] - log_q
-        value = self.value(log_p_data, log_p_data - log_q_data, log_w, model.log_norm)
+            points = torch.cat([x, proposal.sample((n_samples,))])
+            asked = points if self.needs_proposal_at_data else points[len(x) :]
+            log_q = proposal.log_prob(asked)
+            log_q_data = log_q[: len(x)] if self.needs_proposal_at_data else x.new_zeros(())
+        log_p = model.log_unnormalized(points)
+        log_p_data, log_w = log_p[: len(x)], log_p[len(x) :] - log_q[-n_samples:]
+        log_z = F.log_mean_exp(log_w)
+        batch = Weights(log_p_data, log_p_data - log_q_data, log_w, log_z, model.log_norm)
+        value = self.value(batch)
         with torch.no_grad():
             # l_SNL and l_IS from the numbers at hand; the ESS is left to validation, where more
             # samples make it meaningful.
-            log_z = F.log_mean_exp(log_w)
-            mean_p = log_p_data.mean()
-            upper = mean_p - log_z
+            upper = log_p_data.mean() - log_z
             lower = upper - F.bound_gap(log_z - model.log_norm)
         return -value, {"lower": lower, "upper": upper}
 
 
-def _snl(log_p: Tensor, _log_w_data: Tensor, log_w: Tensor, b: Tensor) -> Tensor:
-    return F.snl(log_p, log_w, b)
+def _snl(w: Weights) -> Tensor:
+    return F.snl(w.log_p_data, w.log_z.unsqueeze(0), w.log_norm)
 
 
-def _nce(_log_p: Tensor, log_w_data: Tensor, log_w: Tensor, b: Tensor) -> Tensor:
-    return F.nce(log_w_data, log_w, b)
+def _nce(w: Weights) -> Tensor:
+    return F.nce(w.log_w_data, w.log_w, w.log_norm)
 
 
-def _ranking(_log_p: Tensor, log_w_data: Tensor, log_w: Tensor, _b: Tensor) -> Tensor:
-    return F.ranking_nce(log_w_data, log_w)
+def _ranking(w: Weights) -> Tensor:
+    return F.ranking_nce(w.log_w_data, w.log_w)
 
 
-def _importance_ml(log_p: Tensor, _log_w_data: Tensor, log_w: Tensor, _b: Tensor) -> Tensor:
-    return F.importance_ml(log_p, log_w)
+def _importance_ml(w: Weights) -> Tensor:
+    return F.importance_ml(w.log_p_data, w.log_z.unsqueeze(0))
 
 
-def _bregman(family: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    def value(_log_p: Tensor, log_w_data: Tensor, log_w: Tensor, b: Tensor) -> Tensor:
-        return F.bregman(log_w_data, log_w, b, family=family)
-
-    return value
+def _bregman(family: str) -> Callable[[Weights], Tensor]:
+    return lambda w: F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
 
 
 _FACTORIES: dict[str, Callable[[], Objective]] = {}
@@ -124,7 +135,7 @@ def get(objective: str | Objective) -> Objective:
 
 
 def _weight_objective(
-    value: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    value: Callable[[Weights], Tensor],
     learns_log_norm: bool,
     needs_proposal_at_data: bool,
 ) -> Callable[[], Objective]:

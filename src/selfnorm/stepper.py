@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selfnorm.errors import SelfnormWarning
 
@@ -85,7 +85,8 @@ class Stepper:
         self._streak = torch.zeros((), device=self.device)
         self._skipped = torch.zeros((), device=self.device)
         self._keep = torch.full((), ema if ema is not None else 0.0, device=self.device)
-        self._sums: dict[str, Tensor] = {}
+        self.metric_names: tuple[str, ...] = ()
+        self._totals = torch.zeros(0, device=self.device)
         self.skipped = 0
         self.bad_streak = 0
 
@@ -123,12 +124,12 @@ class Stepper:
     def read(self) -> dict[str, float]:
         """Means of the metrics since the last read; also updates the counters."""
         good = max(float(self._good), 1.0)
-        means = {name: float(total) / good for name, total in self._sums.items()}
+        totals = self._totals.tolist()
+        means = {name: total / good for name, total in zip(self.metric_names, totals, strict=True)}
         self.skipped = int(self._skipped)
         self.bad_streak = int(self._streak)
         self._good.zero_()
-        for total in self._sums.values():
-            total.zero_()
+        self._totals.zero_()
         return means
 
     def reset_streak(self) -> None:
@@ -156,9 +157,9 @@ class Stepper:
         loss, metrics = self.task.loss(tuple(t[rows] for t in self.data))
         loss.backward()
         grads = [p.grad for p in self.params if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads) if grads else loss.new_zeros(())
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         finite = torch.isfinite(loss.detach()) & torch.isfinite(norm)
-        if self.clip_norm is not None and grads:
+        if self.clip_norm is not None:
             torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         if self.on_cuda:
             # The fused optimiser skips the update itself where found_inf is 1.
@@ -174,14 +175,16 @@ class Stepper:
         self._count(finite, {"loss": loss.detach(), "grad_norm": norm, **metrics})
 
     def _count(self, finite: Tensor, metrics: dict[str, Tensor]) -> None:
+        if not self.metric_names:
+            self.metric_names = tuple(metrics)
+            self._totals = torch.zeros(len(metrics), device=self.device)
         bad = (~finite).float()
         self._good.add_(1 - bad)
         self._skipped.add_(bad)
         self._streak.add_(1).mul_(bad)
-        for name, value in metrics.items():
-            if name not in self._sums:
-                self._sums[name] = torch.zeros((), device=self.device)
-            self._sums[name].add_(torch.where(finite, value.detach().float(), 0.0))
+        # One small vector for all metrics: adding them one by one costs more than computing them.
+        values = torch.stack([metrics[name].detach() for name in self.metric_names])
+        self._totals.add_(torch.where(finite, values, 0.0))
 
     def _try_capture(self, rows: Tensor) -> None:
         self._static_rows = rows.clone()
