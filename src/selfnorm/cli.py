@@ -64,6 +64,7 @@ def reproduce(
     scaling: Annotated[
         str, typer.Option(help="toy2d: 'train', 'population' or 'per_split'.")
     ] = "train",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
 ) -> None:
     """Reproduce a table of the paper; finished rows in --out are kept, so it can be resumed."""
@@ -86,6 +87,7 @@ def reproduce(
         device=device,
         progress=progress,
         data_dir=data_dir,
+        jobs=jobs,
         **options,
     )
     written = out / f"{table}.md"

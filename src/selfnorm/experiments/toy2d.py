@@ -18,6 +18,7 @@ from torch import Tensor
 
 import selfnorm as sn
 from selfnorm.data import toy2d
+from selfnorm.experiments.parallel import run_side_by_side
 from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
 from selfnorm.proposals import Proposal
 from selfnorm.recipes import joint_density
@@ -36,10 +37,14 @@ _N_EXACT = 50_000  # fresh points for the exact log-likelihood of recipe "best"
 class Config:
     """One row of the table before it is run."""
 
+    recipe: str
     dataset: str
     objective: str
     base: str
     seed: int
+    device: str = "cpu"
+    scaling: toy2d.Scaling = "train"
+    progress: bool = True
 
     def keys(self) -> dict[str, Any]:
         """What identifies the run in the result file."""
@@ -73,7 +78,8 @@ def run(
     bases: Sequence[str] | None = None,
     scaling: toy2d.Scaling = "train",
     figures: bool = True,
-    **_unused: Any,
+    jobs: int = 1,
+    data_dir: str | Path | None = None,
 ) -> Table:
     """Run the table and write ``toy2d.json``, ``toy2d.md`` and the figures into ``out``.
 
@@ -88,49 +94,64 @@ def run(
         bases: ``"none"`` and ``"standard_normal"`` (paper only).
         scaling: ``"train"``, ``"population"`` or ``"per_split"`` (as the authors' code).
         figures: draw the density panels and training curves.
+        jobs: number of runs side by side, each in a process of one thread.
+        data_dir: not used, the data are drawn; every table takes it.
     """
+    del data_dir
     if recipe not in RECIPES:
         raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
     table = Table("toy2d", recipe, Path(out), device=device)
     if recipe == "paper":
         objectives = objectives or ("snl", "nce")
         bases = bases or ("standard_normal", "none")
-        train: Callable[..., Fitted] = _train_paper
     else:
         objectives, bases = ("snl",), ("student_t",)
-        train = _train_best
+    configs = [
+        Config(recipe, dataset, objective, base, seed, device, scaling, progress and jobs == 1)
+        for seed in range(seeds)
+        for dataset in datasets
+        for base in bases
+        for objective in objectives
+    ]
+    missing = [config for config in configs if not table.has(**config.keys())]
     panels: dict[str, dict[str, Fitted]] = {}
-    for seed in range(seeds):
-        for dataset in datasets:
-            for base in bases:
-                for objective in objectives:
-                    config = Config(dataset, objective, base, seed)
-                    if table.has(**config.keys()):
-                        continue
-                    if progress:
-                        print(f"{dataset}, {objective}, base {base}, seed {seed}", flush=True)
-                    began = time.perf_counter()
-                    fitted = train(config, device=device, scaling=scaling, progress=progress)
-                    seconds = time.perf_counter() - began
-                    table.add(_row(config, fitted, seconds, recipe))
-                    if seed == 0 and base != "none":
-                        panels.setdefault(dataset, {})[objective] = fitted
+    for config, (row, fitted) in run_side_by_side(_train_and_judge, missing, jobs):
+        table.add(row)
+        if progress:
+            print(_one_line(row), flush=True)
+        if config.seed == 0 and config.base != "none":
+            panels.setdefault(config.dataset, {})[config.objective] = fitted
     table.write_markdown(_markdown(table))
     if figures and panels:
         _draw(panels, table.directory)
     return table
 
 
-def _train_paper(config: Config, *, device: str, scaling: Any, progress: bool) -> Fitted:
-    split = toy2d.load(config.dataset, seed=config.seed, scaling=scaling)
+def _train_and_judge(config: Config) -> tuple[dict[str, Any], Fitted]:
+    began = time.perf_counter()
+    fitted = _train_paper(config) if config.recipe == "paper" else _train_best(config)
+    seconds = time.perf_counter() - began
+    return _row(config, fitted, seconds), fitted
+
+
+def _one_line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['dataset']}, {row['objective']}, base {row['base']}, seed {row['seed']}: exact "
+        f"{row['exact']:.3f}, limit {row['limit']:.3f}, {row['seconds']:.0f} s"
+    )
+
+
+def _train_paper(config: Config) -> Fitted:
+    split = toy2d.load(config.dataset, seed=config.seed, scaling=config.scaling)
     torch.manual_seed(config.seed)
     proposal = sn.Gaussian(torch.zeros(2), scale=1.0)
     energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
-    model = sn.EBM(energy, base=proposal if config.base == "standard_normal" else None).to(device)
+    model = sn.EBM(energy, base=proposal if config.base == "standard_normal" else None)
+    model = model.to(config.device)
     history = sn.fit(
         model,
         split.train,
-        proposal=proposal.to(device),
+        proposal=proposal.to(config.device),
         objective=config.objective,
         n_samples=1024,
         batch_size=128,
@@ -141,32 +162,34 @@ def _train_paper(config: Config, *, device: str, scaling: Any, progress: bool) -
         schedule="constant",
         val_data=split.val,
         seed=config.seed,
-        progress=progress,
+        progress=config.progress,
     )
     return Fitted(model, proposal, split, history)
 
 
-def _train_best(config: Config, *, device: str, scaling: Any, progress: bool) -> Fitted:
-    split = toy2d.load(config.dataset, seed=config.seed, scaling=scaling)
+def _train_best(config: Config) -> Fitted:
+    split = toy2d.load(config.dataset, seed=config.seed, scaling=config.scaling)
     torch.manual_seed(config.seed)
     recipe = joint_density(split.train)
-    model = recipe.model.to(device)
+    model = recipe.model.to(config.device)
     history = sn.fit(
         model,
         split.train,
-        proposal=recipe.proposal.to(device),
+        proposal=recipe.proposal.to(config.device),
         val_data=split.val,
         seed=config.seed,
-        progress=progress,
+        progress=config.progress,
         **recipe.fit_options,
     )
     return Fitted(model, recipe.proposal, split, history)
 
 
 @torch.no_grad()
-def _row(config: Config, fitted: Fitted, seconds: float, recipe: str) -> dict[str, Any]:
+def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
     model, split = fitted.model, fitted.split
-    test = split.test if recipe == "paper" else split.draw(_N_EXACT, seed=10_000 + config.seed)
+    test = (
+        split.test if config.recipe == "paper" else split.draw(_N_EXACT, seed=10_000 + config.seed)
+    )
     test = test.to(model.device).float()
     bounds = sn.evaluate(
         model, test, proposal=fitted.proposal, n_samples=20_000, seed=1000 + config.seed
@@ -177,7 +200,7 @@ def _row(config: Config, fitted: Fitted, seconds: float, recipe: str) -> dict[st
     exact = float(log_p.double().mean()) - log_norm
     return {
         **config.keys(),
-        "proposal": "standard_normal" if recipe == "paper" else "defensive",
+        "proposal": "standard_normal" if config.recipe == "paper" else "defensive",
         "exact": exact,
         "limit": split.limit,
         "population_limit": split.population_limit,
