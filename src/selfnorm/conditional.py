@@ -40,6 +40,8 @@ class LabelEnergy(nn.Module):
     torch.Size([5, 7])
     """
 
+    broadcasts = True  # labels of shape (M, 1, d) serve all inputs
+
     def __init__(
         self,
         context: int,
@@ -212,6 +214,10 @@ class ConditionalEBM(nn.Module):
 
         return ConditionalTask(self, **options)
 
+    @property
+    def _can_share(self) -> bool:
+        return bool(getattr(self.energy, "broadcasts", False))
+
     @torch.no_grad()
     def log_weights(
         self, x: Tensor, n_samples: int, *, proposal: nn.Module | None = None
@@ -224,7 +230,7 @@ class ConditionalEBM(nn.Module):
         h = self.features(x)
         q = self.law(x, h)
         source = q if proposal is None else proposal(h)
-        if getattr(proposal or self.proposal, "shared", False):
+        if self._can_share and getattr(proposal or self.proposal, "shared", False):
             y = (proposal or self.proposal)(h[..., :1, :]).sample((n_samples,))
         else:
             y = source.sample((n_samples,))
@@ -250,7 +256,8 @@ class ConditionalEBM(nn.Module):
         x, y = (t.to(self.device) for t in data)
         if len(x) != len(y):
             raise DataError(f"{len(x)} inputs but {len(y)} labels")
-        rows = max(1, _MAX_ROWS // n_samples)
+        shared = self._can_share and getattr(proposal or self.proposal, "shared", False)
+        rows = max(1, (10 if shared else 1) * _MAX_ROWS // n_samples)
         parts: list[Tensor] = []
         with seeded(seed, self.device):
             for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
@@ -275,7 +282,9 @@ class ConditionalEBM(nn.Module):
         """``log Z(x)`` for one-dimensional labels by the trapezoidal rule on ``grid (G,)``."""
         parts = []
         for xs in x.split(max(1, _MAX_ROWS // len(grid))):
-            y = grid.to(xs).view(-1, 1, 1).expand(-1, len(xs), 1)
+            y = grid.to(xs).view(-1, 1, 1)
+            if not self._can_share:
+                y = y.expand(-1, len(xs), 1)
             values = self.log_unnormalized(xs, y).double()
             widths = torch.diff(grid.double())
             log_w = torch.zeros(len(grid), dtype=torch.float64)

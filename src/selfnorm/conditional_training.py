@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm import objectives
 from selfnorm.conditional import ConditionalEBM, check_pairs, check_support
 from selfnorm.randomness import seeded
 
 __all__ = ["ConditionalTask", "draw"]
 
+# Value to maximise from log p~ at the label, log w at the label, log w of the samples, and b.
+_VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "snl": lambda log_p, _, log_w, b: F.snl(log_p, log_w, b),
+    "nce": lambda _, log_w_data, log_w, b: F.nce(log_w_data, log_w, b),
+    "ranking_nce": lambda _, log_w_data, log_w, __: F.ranking_nce(log_w_data, log_w),
+    "nce_plus": lambda _, log_w_data, log_w, __: F.ranking_nce(log_w_data, log_w),
+    "importance_ml": lambda log_p, _, log_w, __: F.importance_ml(log_p, log_w),
+}
+OBJECTIVES = tuple(_VALUES)
 PROPOSAL_LOSSES = ("likelihood", "kl", "both", "none")
 
 
@@ -35,7 +43,7 @@ class ConditionalTask:
     Args:
         model: the model.
         objective: ``"snl"``, ``"nce"`` (binary), ``"ranking_nce"``, ``"nce_plus"``,
-            ``"importance_ml"``, or another objective on log-weights. Ranking NCE (the paper's
+            or ``"importance_ml"``. Ranking NCE (the paper's
             regression "NCE"), NCE+ and IS-ML do not change when a function of ``x`` is added to
             the energy: ``b`` gets **no gradient** from them and stays where it started.
         n_samples: labels per input and step.
@@ -51,7 +59,7 @@ class ConditionalTask:
         self,
         model: ConditionalEBM,
         *,
-        objective: Any = "snl",
+        objective: str = "snl",
         n_samples: int = 32,
         proposal_loss: str = "likelihood",
         stratified: bool = True,
@@ -63,19 +71,15 @@ class ConditionalTask:
             raise TypeError(
                 "a ConditionalEBM owns its proposal: give it to the model, not to fit()"
             )
+        if objective not in _VALUES:
+            raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
         if proposal_loss not in PROPOSAL_LOSSES:
             raise ValueError(
                 f"proposal_loss must be one of {PROPOSAL_LOSSES}, got {proposal_loss!r}"
             )
         self.module = model
         self.jitter = math.sqrt(noise) if objective == "nce_plus" else 0.0
-        found = objectives.get("ranking_nce" if objective == "nce_plus" else objective)
-        value: Callable[..., Tensor] | None = getattr(found, "value", None)
-        if value is None:
-            raise ValueError(
-                "a conditional model needs an objective that is a function of log-weights"
-            )
-        self.value, self.is_snl = value, objective == "snl"
+        self.value, self.is_snl = _VALUES[objective], objective == "snl"
         self.n_samples, self.n_val_samples = n_samples, n_val_samples
         self.proposal_loss = "none" if model.proposal_frozen else proposal_loss
         self.stratified = stratified

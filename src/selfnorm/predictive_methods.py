@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -118,6 +119,27 @@ class PredictiveMixin:
         t = self._targets(y)[:, 0]
         score = self._tables(X, lambda table, rows: table.crps(t[rows]))
         return score.numpy() * self._y_scale[0]
+
+    def pit_and_crps(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """``F(y|x)`` and the CRPS of pairs, from one pass over the tables."""
+        t = self._targets(y)
+
+        def both(table: PredictiveTable, rows: slice) -> Tensor:
+            return torch.stack([table.cdf_at(t[rows])[:, 0], table.crps(t[rows, 0])], dim=-1)
+
+        pit, score = self._tables(X, both).numpy().T
+        return pit, score * self._y_scale[0]
+
+    def without_energy(self) -> Any:
+        """A copy with all energies at zero: the ensemble of mixture density networks alone."""
+        check_is_fitted(self)
+        twin = copy.deepcopy(self)
+        model = twin._predictive.model
+        with torch.no_grad():
+            for part in (model.energy.joint[-1], model.log_norm_net):
+                for parameter in part.parameters():  # type: ignore[union-attr]
+                    parameter.zero_()
+        return twin
 
     def sample(self, X: ArrayLike, n: int = 1, random_state: Any = None) -> np.ndarray:
         """``(n_rows, n)`` labels drawn from ``p(y|x)``; ``(n_rows, n, d)`` for several targets."""

@@ -227,7 +227,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         w = None if weight is None else torch.from_numpy(weight).float().to(device)
         # A member holds out at least twenty rows if that leaves four fifths for training.
         fraction = max(self.validation_fraction, min(0.2, 20 / n))
-        batch = self.batch_size or _power_of_two(n / 40, 32, 256)
+        batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
         with seeded(seed, device):
             train, held_out = (r.to(device) for r in member_rows(n, self.n_members, fraction))
             rows = MemberRows(z, t, w, train, held_out, torch.from_numpy(jitter).float())
@@ -242,12 +242,12 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
                 "patience": self.patience,
                 "progress": self.verbose,
             }
-            epochs = self.max_epochs or int(np.clip(6e5 / n, 40, 400))
+            epochs = self.max_epochs or int(np.clip(8e5 / n, 40, 400))
             first = LoopOptions(max_epochs=epochs, lr=self.learning_rate, **common)
             if self.energy_epochs is not None:
                 epochs = self.energy_epochs
             else:
-                epochs = int(np.clip(2e5 / n, 15, 150))
+                epochs = int(np.clip(3e5 / n, 15, 150))
             second = None
             if epochs > 0:
                 second = LoopOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
