@@ -10,6 +10,7 @@ from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.defensive import Defensive
 from selfnorm.energies import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.errors import SelfnormError, SelfnormWarning
+from selfnorm.estimators import EnergyDensity
 from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
 from selfnorm.history import History
 from selfnorm.mdn import MDN
@@ -27,6 +28,7 @@ __all__ = [
     "Bounds",
     "ConditionalEBM",
     "Defensive",
+    "EnergyDensity",
     "EnergyRegressor",
     "ExponentialFamily",
     "FourierFeatures",

@@ -9,22 +9,24 @@ Both take standardised rows ``z (n, d)`` and return a :class:`FittedDensity` in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from selfnorm.autoregressive import AutoregressiveEBM
+from selfnorm.autoregressive_training import default_options
 from selfnorm.columns import Columns
 from selfnorm.defensive import Defensive
-from selfnorm.energies import MLP, FourierFeatures
+from selfnorm.energies import MLP
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.history import History
-from selfnorm.loop import LoopOptions, run
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal, StudentT
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.recipes import Recipe, joint_density
 from selfnorm.training import fit
 
 __all__ = ["METHODS", "FitRequest", "FittedDensity", "fit_autoregressive", "fit_joint"]
@@ -44,7 +46,6 @@ class FitRequest:
     device: str | None = None
     seed: int | None = None
     progress: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -64,7 +65,8 @@ class FittedDensity:
         """``(n, d)`` rows."""
         if isinstance(self.model, EBM):
             return self.model.sample(n, proposal=self.proposal, method=method, generator=seed)
-        return self.model.sample(n, seed=seed)
+        # drawn in float32: a few digits of a random number cost twice the time in float64
+        return copy.deepcopy(self.model).float().sample(n, seed=seed)
 
     def bounds(self, z: Tensor, n_samples: int, seed: SeedLike = None) -> Bounds:
         """Bounds of the mean log-likelihood of ``z``, with the verdict."""
@@ -78,88 +80,101 @@ def fit_joint(z: Tensor, request: FitRequest) -> FittedDensity:
 
     The base is a Student-t fitted to the rows (polynomial tails, so ``Z`` exists for any bounded
     energy), the proposal a Gaussian mixture with a Student-t part; the energy starts at zero, that
-    is, at the base. Network and number of steps grow with the number of rows.
+    is, at the base. Tables of a thousand rows and more get the recipe of
+    :func:`selfnorm.recipes.joint_density`, smaller ones a smaller network and fewer steps.
     """
     n, d = z.shape
-    seed = request.seed
-    with seeded(seed):
+    with seeded(request.seed):
         columns = Columns(d, discrete=request.discrete).fit(z)
-        spread = bool((columns.step > 0).any() or (columns.atom_width > 0).any())
         train, held_out = _split(z, request.validation_fraction)
-        if spread:
+        if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
             # fresh noise for each copy, so that the noise itself cannot be learned
             copies = max(1, min(8, 20_000 // len(train)))
             train = columns.dequantise(train.repeat(copies, 1))
             held_out = None if held_out is None else columns.dequantise(held_out)
-        base = StudentT.fit_to(train, df=5.0)
-        proposal = Defensive.fit_to(train, n_components=min(20, max(1, n // 50)), seed=seed or 0)
-        width = request.hidden or (32 if n < 200 else 64 if n < 1000 else 128)
-        waves = FourierFeatures(n_octaves=4) if n >= 1000 else None
-        energy = MLP(
-            d,
-            hidden=(width,) * (2 if n < 1000 else 3),
-            features=waves,
-            saturate=8.0,
-            zero_init=True,
-        )
-    model = EBM(energy, base=base).to(request.device or "cpu")
-    steps = request.max_steps or int(min(3000, max(100, 10 * n**0.65)))
-    batch_size = request.batch_size or min(512, max(32, n // 4))
+        recipe = joint_density(train) if n >= 1000 else _small_joint(train)
+        model = recipe.model
+        if request.hidden is not None:
+            model.energy = MLP(d, hidden=(request.hidden,) * 3, saturate=8.0, zero_init=True)
+    model = model.to(request.device or "cpu")
+    options = {**recipe.fit_options, **_stated(request)}
+    options.setdefault("validate_every", max(25, options["max_steps"] // 20))
     history = fit(
         model,
         train,
-        proposal=proposal,
-        n_samples=1024 if n >= 1000 else 512,
-        batch_size=batch_size,
-        max_epochs=10**6,
-        max_steps=steps,
-        lr=request.lr or 2e-3,
-        weight_decay=1e-2 if request.weight_decay is None else request.weight_decay,
+        proposal=recipe.proposal,
         val_data=held_out,
-        validate_every=max(25, steps // 20),
-        ema=0.99 if n < 1000 else 0.995,
-        seed=seed,
+        seed=request.seed,
         progress=request.progress,
-        **request.extra,
+        **options,
     )
-    return FittedDensity(model, proposal, history)
+    return FittedDensity(model, recipe.proposal, history)
+
+
+def _small_joint(x: Tensor) -> Recipe:
+    """The joint recipe for tables of less than a thousand rows."""
+    n, d = x.shape
+    energy = MLP(d, hidden=(32 if n < 200 else 64,) * 2, saturate=8.0, zero_init=True)
+    proposal = Defensive.fit_to(x, n_components=max(1, min(20, n // 50)))
+    fit_options = {
+        "n_samples": 256 if n < 200 else 512,
+        "batch_size": min(256, max(16, n // 4)),
+        "max_epochs": 10**6,
+        "max_steps": int(min(900, max(50, 10 * n**0.65))),
+        "lr": 2e-3,
+        "weight_decay": 1e-2,
+        "ema": 0.99,
+    }
+    return Recipe(EBM(energy, base=StudentT.fit_to(x, df=5.0)), proposal, fit_options)
 
 
 def fit_autoregressive(z: Tensor, request: FitRequest) -> FittedDensity:
-    """A chain of one-dimensional EBMs; sizes by the model's own table of defaults."""
+    """A chain of one-dimensional EBMs, of the sizes that ``default_options`` recommends.
+
+    Small tables get a narrower network and fewer steps.
+    """
     n, d = z.shape
+    device = request.device or "cpu"
+    defaults = default_options(n, d, device)
+    sizes, options = dict(defaults.model), dict(defaults.fit)
+    if n < 2000:
+        sizes |= {"orderings": 1 if n < 500 else 2, "hidden": 32 if n < 500 else 64}
+        sizes |= {"components": 4, "context": 8, "energy_hidden": 16}
+        options["max_steps"] = int(min(options["max_steps"], max(30, 8 * n**0.65)))
+        options["validate_every"] = max(20, options["max_steps"] // 20)
+        options |= {"ema": 0.98 if n < 500 else 0.99, "lr": 3e-3}
+    if request.hidden is not None:
+        sizes["hidden"] = request.hidden
+    options |= _stated(request)
     with seeded(request.seed):
         train, held_out = _split(z, request.validation_fraction)
-        hidden = request.hidden or (32 if n < 500 else 128 if n < 5000 else 192)
-        model = AutoregressiveEBM(
-            d,
-            hidden=hidden,
-            components=5 if n < 500 else 8,
-            energy_hidden=32 if n < 5000 else 48,
-            context=16,
-            drop=0.1,
-            discrete=request.discrete,
-        )
-        model.set_scaling(train)
-    model = model.to(request.device or "cpu")
-    steps = request.max_steps or int(min(3000, max(60, 6 * n**0.65)))
-    options = LoopOptions(
-        batch_size=request.batch_size or min(256, max(16, n // 4)),
-        max_epochs=10**6,
-        max_steps=steps,
-        lr=request.lr or 2e-3,
-        weight_decay=1e-2 if request.weight_decay is None else request.weight_decay,
-        validate_every=max(20, steps // 20),
-        ema=0.99,
+        model = AutoregressiveEBM(d, discrete=request.discrete, **sizes).set_scaling(train)
+    if held_out is None:
+        options["patience"] = None
+    model = model.to(device)
+    polish = min(200, options["max_steps"] // 3)
+    history = fit(
+        model,
+        train,
+        val_data=held_out,
         seed=request.seed,
         progress=request.progress,
-        **request.extra,
-    )
-    task = model.training_task(n_samples=8, polish_steps=min(200, steps // 4))
-    history = run(
-        task, (train,), val_data=None if held_out is None else (held_out,), options=options
+        polish_steps=polish,
+        **defaults.task,
+        **options,
     )
     return FittedDensity(model.eval(), None, history)
+
+
+def _stated(request: FitRequest) -> dict[str, Any]:
+    """The training options that the user stated."""
+    stated: dict[str, Any] = {
+        "max_steps": request.max_steps,
+        "batch_size": request.batch_size,
+        "lr": request.lr,
+        "weight_decay": request.weight_decay,
+    }
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def _split(z: Tensor, fraction: float) -> tuple[Tensor, Tensor | None]:

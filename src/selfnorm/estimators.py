@@ -160,17 +160,13 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         self.history_: History = fitted.history
         self.n_iter_: int = fitted.history.n_steps
         self.lower_bound_: float = self._lower_bound(fitted.history, rows)
-        scores = self.score_samples(X) if self.contamination > 0 else np.zeros(1)
-        self.offset_: float = float(np.percentile(scores, 100.0 * self.contamination))
+        self.offset_: float = float(np.percentile(self._log_density(X), 100.0 * self.contamination))
         return self
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
         """Normalised log-density ``(n,)`` of the rows of ``X``, in the units of ``X``."""
         check_is_fitted(self)
-        X = self._rows(X, reset=False)
-        z = torch.from_numpy(self._scaling.forward(X))
-        log_density = self._fitted.log_prob(z).numpy() + self._scaling.log_jacobian
-        return np.asarray(log_density, dtype=np.float64)
+        return self._log_density(self._rows(X, reset=False))
 
     def score(self, X: ArrayLike, y: Any = None) -> float:  # noqa: ARG002 sklearn's signature
         """Mean log-density of the rows of ``X`` (nats per row)."""
@@ -228,6 +224,10 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
         loaded: EnergyDensity = serialization.load(path, kind="EnergyDensity")
         return loaded
+
+    def _log_density(self, X: np.ndarray) -> np.ndarray:
+        z = torch.from_numpy(self._scaling.forward(X))
+        return self._fitted.log_prob(z).numpy() + self._scaling.log_jacobian
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {
