@@ -1,0 +1,163 @@
+"""SNL against torchebm's persistent contrastive divergence: same network, data and wall-clock.
+
+Checkerboard, 7,000 points, the paper's 2-D network on a standard Gaussian base, CPU. Both train in
+alternating slices of time until each has used its budget (so that a busy machine slows both), with
+the same one-cycle learning rate over the budget. Between slices the clock stands still and the
+exact log-likelihood is computed by quadrature. The filling of torchebm's replay buffer is not
+counted. torchebm is given several Langevin step sizes, each with
+the full budget; its best run counts.
+
+    pip install -e '.[bench]'
+    python benchmarks/vs_torchebm.py [--seconds 40] [--out results/speed]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torchebm.core import BaseModel
+from torchebm.losses import ContrastiveDivergence
+from torchebm.samplers import LangevinDynamics
+
+import selfnorm as sn
+from selfnorm.data import toy2d
+from selfnorm.experiments.report import Table
+from selfnorm.schedules import lr_factor
+from selfnorm.stepper import Stepper, make_optimizer
+from selfnorm.training import DensityTask
+
+BATCH, N_SAMPLES, LANGEVIN_STEPS, LR = 256, 1024, 40, 1e-3
+Step = Callable[[Tensor, float], None]
+
+
+def new_model() -> sn.EBM:
+    torch.manual_seed(0)
+    energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
+    return sn.EBM(energy, base=sn.Gaussian(torch.zeros(2), scale=1.0))
+
+
+def snl_steps(model: sn.EBM, data: Tensor) -> Step:
+    task = DensityTask(model, model.base, n_samples=N_SAMPLES)
+    task.start((data,))
+    stepper = Stepper(
+        task, make_optimizer(task, "adamw", 1e-2), (data,), clip_norm=10.0, ema=None, capture=False
+    )
+    return lambda rows, factor: stepper.step(rows, 3 * LR * factor, 0)
+
+
+class AsTorchebm(BaseModel):
+    """The very same model, as torchebm wants to see it."""
+
+    def __init__(self, model: sn.EBM) -> None:
+        super().__init__()
+        self.net: nn.Module = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -self.net.log_unnormalized(x)
+
+
+def pcd_steps(model: sn.EBM, data: Tensor, step_size: float) -> Step:
+    wrapped = AsTorchebm(model)
+    sampler = LangevinDynamics(wrapped, step_size=step_size)
+    loss_function = ContrastiveDivergence(
+        wrapped, sampler, k_steps=LANGEVIN_STEPS, persistent=True, buffer_size=10_000
+    )
+    optimizer = torch.optim.AdamW(model.energy.parameters(), lr=LR)
+
+    def step(rows: Tensor, factor: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = LR * factor
+        optimizer.zero_grad()
+        loss, _ = loss_function(data[rows])
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def exact(model: sn.EBM, test: Tensor) -> float:
+    log_z, _ = sn.exact_log_norm(model, 2, n_points=513)
+    with torch.no_grad():
+        return float(model.log_unnormalized(test).double().mean()) - log_z
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=40.0, help="budget of each run")
+    parser.add_argument("--slices", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    options = parser.parse_args()
+    split = toy2d.load("checkerboard", seed=0)
+    test = split.draw(20_000, seed=1).float()
+    models = {"snl": new_model()}
+    steps = {"snl": snl_steps(models["snl"], split.train)}
+    for size in (0.005, 0.02, 0.05):
+        name = f"torchebm_pcd{LANGEVIN_STEPS}_step{size}"
+        models[name] = new_model()
+        steps[name] = pcd_steps(models[name], split.train, size)
+    for step in steps.values():  # warm-up, off the clock: torchebm fills its replay buffer here
+        step(torch.arange(BATCH), 0.0)
+    curves: dict[str, list[tuple[float, float]]] = {
+        name: [(0.0, exact(model, test))] for name, model in models.items()
+    }
+    used, counts = dict.fromkeys(models, 0.0), dict.fromkeys(models, 0)
+    early = [0.005 * 2**k for k in range(4)]  # finer slices first, where SNL rises fast
+    cuts = sorted({*early, *((k + 1) / options.slices for k in range(options.slices))})
+    for cut in cuts:
+        for name in models:
+            while used[name] < cut * options.seconds:
+                began = time.perf_counter()
+                rows = torch.randint(len(split.train), (BATCH,))
+                done = min(used[name] / options.seconds, 1.0)
+                steps[name](rows, lr_factor("one_cycle", int(10_000 * done), 10_000))
+                used[name] += time.perf_counter() - began
+                counts[name] += 1
+            curves[name].append((used[name], exact(models[name], test)))
+            print(f"{name:32s} {used[name]:6.1f} s  {curves[name][-1][1]:8.3f}", flush=True)
+    report(options.out, curves, counts, split.limit)
+
+
+def report(
+    out: Path,
+    curves: dict[str, list[tuple[float, float]]],
+    counts: dict[str, int],
+    limit: float,
+) -> None:
+    (out / "vs_torchebm.json").unlink(missing_ok=True)
+    table = Table("vs_torchebm", "cpu", out)
+    peer = max((n for n in curves if n != "snl"), key=lambda n: curves[n][-1][1])
+    peer_final = curves[peer][-1][1]
+    reached = next((t for t, value in curves["snl"] if value >= peer_final), None)
+    for name, curve in curves.items():
+        table.rows.append(
+            {
+                "method": name,
+                "steps": counts[name],
+                "milliseconds_per_step": 1000 * curve[-1][0] / counts[name],
+                "final": curve[-1][1],
+                "limit": limit,
+                "curve": [[round(t, 3), round(v, 4)] for t, v in curve],
+            }
+        )
+    gain = curves["snl"][-1][1] - peer_final
+    speed = None if reached is None else curves[peer][-1][0] / reached
+    table.rows.append(
+        {
+            "method": "comparison",
+            "best_peer": peer,
+            "snl_minus_peer": gain,
+            "seconds_to_peer_final": reached,
+            "times_sooner": speed,
+        }
+    )
+    table.write()
+    print(f"SNL above {peer} by {gain:.3f} nats; its final value reached {speed:.1f} x sooner")
+
+
+if __name__ == "__main__":
+    main()
