@@ -17,6 +17,7 @@ from selfnorm.energies import MLP, FourierFeatures
 from selfnorm.errors import ModelFileError
 from selfnorm.models import EBM
 from selfnorm.proposals import Gaussian, GaussianMixture, StudentT, Uniform
+from selfnorm.torch_defaults import float32_on_cpu
 
 __all__ = ["build", "describe"]
 
@@ -46,7 +47,8 @@ def build(blueprint: Blueprint | None, tensors: dict[str, Tensor]) -> Any:
     """The module of a blueprint with the given state, which must match it key by key."""
     if blueprint is None:
         return None
-    module = _skeleton(blueprint)
+    with float32_on_cpu():
+        module = _skeleton(blueprint)
     module.load_state_dict(tensors, strict=True)
     return module.eval()
 
@@ -66,7 +68,11 @@ def _skeleton(blueprint: Blueprint | None) -> Any:
 def _describe_mlp(m: Any) -> Blueprint:
     features = None
     if m.features is not None:
-        features = {"n_octaves": m.features.n_octaves, "span": m.features.span}
+        features = {
+            "dim": m.features.dim,
+            "n_features": m.features.n_features,
+            "scale": m.features.scale,
+        }
     return {
         "dim": m.dim,
         "hidden": list(m.hidden),

@@ -6,7 +6,6 @@ save typing. Lower energy means higher density.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -25,37 +24,35 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class FourierFeatures(nn.Module):
-    r"""``x -> [x, sin(2^k pi x / span), cos(2^k pi x / span)]`` for ``k = 0 .. n_octaves - 1``.
+    r"""Random waves beside the input: ``x -> [x, sin(x B), cos(x B)]`` with ``B ~ N(0, scale^2)``.
 
-    A plain network learns slow functions first; sharp edges and thin rings need the fast ones
-    offered. ``span`` is the half-width that the slowest wave covers once, in units of the
-    (standardised) data.
+    A plain network learns slow functions first; sharp edges and thin rings need fast ones offered.
+    ``scale`` is the typical angular frequency, in units of 1 over the spread of the (standardised)
+    data. ``B`` is drawn once, at construction, and never trained.
 
     Shapes:
-        ``(n, d) -> (n, d (1 + 2 n_octaves))``
+        ``(n, dim) -> (n, dim + 2 n_features)``
 
     Example:
-        >>> FourierFeatures(n_octaves=3)(torch.zeros(5, 2)).shape
-        torch.Size([5, 14])
+        >>> FourierFeatures(2, n_features=64)(torch.zeros(5, 2)).shape
+        torch.Size([5, 130])
     """
 
     frequencies: Tensor
 
-    def __init__(self, n_octaves: int = 4, span: float = 4.0) -> None:
+    def __init__(self, dim: int, n_features: int = 256, scale: float = 3.0) -> None:
         super().__init__()
-        if n_octaves < 1 or span <= 0:
-            raise ValueError(f"need n_octaves >= 1 and span > 0, got {n_octaves} and {span}")
-        self.n_octaves = n_octaves
-        self.span = span
-        self.register_buffer("frequencies", math.pi / span * 2.0 ** torch.arange(n_octaves))
-
-    def n_out(self, dim: int) -> int:
-        """Number of output columns for ``dim`` input columns."""
-        return dim * (1 + 2 * self.n_octaves)
+        if n_features < 1 or scale <= 0:
+            raise ValueError(f"need n_features >= 1 and scale > 0, got {n_features} and {scale}")
+        self.dim = dim
+        self.n_features = n_features
+        self.scale = scale
+        self.n_out = dim + 2 * n_features
+        self.register_buffer("frequencies", scale * torch.randn(dim, n_features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Append the waves to ``x``."""
-        angles = (x.unsqueeze(-1) * self.frequencies).flatten(-2)
+        angles = x @ self.frequencies
         return torch.cat([x, angles.sin(), angles.cos()], -1)
 
 
@@ -71,10 +68,10 @@ class MLP(nn.Module):
         features: optional :class:`FourierFeatures` in front of the first layer.
         dropout: dropout probability after each hidden activation.
         zero_init: start at energy 0 everywhere, so that the model starts *at* its base density.
-        saturate: bound the inputs smoothly, ``x -> x / sqrt(1 + (x / saturate)^2)``. A bounded
-            input makes a bounded energy, so that ``Z`` exists under **any** base density; a plain
-            network's energy falls linearly far out, which only a Gaussian base can hold. Use
-            about 10 for standardised data with heavy tails.
+        saturate: bound the input's length smoothly, ``x -> x / sqrt(1 + |x|^2 / saturate^2)``. A
+            bounded input makes a bounded energy, so that ``Z`` exists under **any** base density;
+            a plain network's energy falls linearly far out, which only a Gaussian base can hold.
+            Use 4 to 10 for standardised data.
 
     Example:
         >>> energy = MLP(2, hidden=(64, 64))
@@ -106,7 +103,7 @@ class MLP(nn.Module):
         self.dropout = dropout
         self.saturate = saturate
         self.features = features
-        widths = [features.n_out(dim) if features is not None else dim, *hidden]
+        widths = [features.n_out if features is not None else dim, *hidden]
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise(widths):
             layers += [nn.Linear(n_in, n_out), _ACTIVATIONS[activation]()]
@@ -121,7 +118,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Energy of each row."""
         if self.saturate is not None:
-            x = x * torch.rsqrt(1 + (x / self.saturate).square())
+            x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
         if self.features is not None:
             x = self.features(x)
         out: Tensor = self.layers(x).squeeze(-1)

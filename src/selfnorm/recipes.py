@@ -42,12 +42,12 @@ def joint_density(x: Tensor) -> Recipe:
     proposal = Defensive(sharp, StudentT.fit_to(x, df=3.0), weight=0.2)
     energy = MLP(
         dim,
-        hidden=(128, 128, 128),
-        features=FourierFeatures(n_octaves=5, span=4.0),
+        hidden=(64, 64, 64),
+        features=FourierFeatures(dim, n_features=256, scale=3.0),
         zero_init=True,
-        saturate=10.0,
+        saturate=4.0,
     )
-    n_steps = int(min(3000, max(300, 0.75 * n)))
+    n_steps = int(min(1500, max(300, 0.2 * n)))
     return Recipe(
         EBM(energy, base=base),
         proposal,
@@ -60,5 +60,6 @@ def joint_density(x: Tensor) -> Recipe:
             "weight_decay": 1e-2,
             "ema": 0.998,
             "clip_norm": 5.0,
+            "validate_every": max(25, n_steps // 12),
         },
     )
