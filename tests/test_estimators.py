@@ -153,6 +153,21 @@ def test_same_seed_same_bits_and_global_state_untouched():
     assert not np.array_equal(a, c)
 
 
+@pytest.mark.parametrize("d", [2, 3])
+def test_default_dtype_of_the_caller_does_not_matter(d):
+    import torch
+
+    X = skewed(60, d=d)
+    expected = EnergyDensity(random_state=1, max_steps=10).fit(X)
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = EnergyDensity(random_state=1, max_steps=10).fit(X)
+        assert np.array_equal(expected.score_samples(X), other.score_samples(X))
+        assert other.sample(3, random_state=0).shape == (3, d)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame])
 def test_frames_keep_their_names(make):
     X = skewed(100)

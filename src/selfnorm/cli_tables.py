@@ -50,7 +50,12 @@ def fit(
     method: Annotated[
         str, typer.Option(help="auto, joint or autoregressive (density only).")
     ] = "auto",
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps (density only).")
+    ] = None,
+    max_epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the data (with --target only).")
+    ] = None,
     contamination: Annotated[
         float, typer.Option(help="Share of rows to call outliers (density only).")
     ] = 0.1,
@@ -63,6 +68,10 @@ def fit(
     """Fit the density of a table, or with --target the law of one column given the others."""
     _check_model_output(output, force)
     _check_device(device)
+    if target is None and max_epochs is not None:
+        raise DataError("--max-epochs is for --target; a density takes --max-steps")
+    if target is not None and (max_steps is not None or method != "auto"):
+        raise DataError("--max-steps and --method are for densities; --target takes --max-epochs")
     table = read_table(data)
     chosen = _chosen_columns(table, columns, drop)
     if target is not None and target not in table.columns:
@@ -85,7 +94,7 @@ def fit(
     else:
         from selfnorm.regressor import EnergyRegressor
 
-        estimator = EnergyRegressor(max_epochs=max_steps, **common)
+        estimator = EnergyRegressor(max_epochs=max_epochs, energy_epochs=max_epochs, **common)
         estimator.fit(X, numeric(table, [target])[:, 0])
     report: dict[str, Any] = {
         "model": str(output),

@@ -24,6 +24,7 @@ from selfnorm.evaluation import Bounds
 from selfnorm.history import History
 from selfnorm.scaling import Scaling
 from selfnorm.tables import refuse_constant
+from selfnorm.torch_defaults import float32_on_cpu
 
 __all__ = ["EnergyDensity"]
 
@@ -155,7 +156,8 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             seed=seed,
             progress=self.verbose,
         )
-        fitted = METHODS[self.method_](torch.from_numpy(rows).float(), request)
+        with float32_on_cpu():
+            fitted = METHODS[self.method_](torch.from_numpy(rows).float(), request)
         self._set_fitted(fitted)
         self.history_: History = fitted.history
         self.n_iter_: int = fitted.history.n_steps
@@ -186,7 +188,8 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        z = self._fitted.sample(int(n_samples), seed=seed)
+        with float32_on_cpu():
+            z = self._fitted.sample(int(n_samples), seed=seed)
         return self._scaling.inverse(z.double().numpy())
 
     def bounds(self, X: ArrayLike, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
@@ -195,7 +198,8 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         X = self._rows(X, reset=False)
         z = torch.from_numpy(self._scaling.forward(X))
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        bounds = self._fitted.bounds(z, n_samples, seed=seed)
+        with float32_on_cpu():
+            bounds = self._fitted.bounds(z, n_samples, seed=seed)
         shift = self._scaling.log_jacobian
         return dataclasses.replace(bounds, lower=bounds.lower + shift, upper=bounds.upper + shift)
 
@@ -227,7 +231,8 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
 
     def _log_density(self, X: np.ndarray) -> np.ndarray:
         z = torch.from_numpy(self._scaling.forward(X))
-        return self._fitted.log_prob(z).numpy() + self._scaling.log_jacobian
+        with float32_on_cpu():
+            return self._fitted.log_prob(z).numpy() + self._scaling.log_jacobian
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {

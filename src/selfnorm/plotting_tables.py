@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from selfnorm.autoregressive_evaluation import row_bounds
 from selfnorm.evaluation import draw_log_weights
 from selfnorm.models import EBM
 from selfnorm.plotting import new_figure, plot_history, save
@@ -68,8 +69,8 @@ def plot_regressor(
 
 def _marginals(drawn: np.ndarray, X: np.ndarray | None, names: Sequence[str], path: Path) -> None:
     d = min(drawn.shape[1], MAX_COLUMNS)
-    figure, axes = new_figure(d, d, figsize=(2.1 * d + 1, 2.1 * d + 1), squeeze=False)
-    axes = np.atleast_2d(axes)
+    figure, axes = new_figure(d, d, figsize=(2.1 * d + 1, 2.1 * d + 1))
+    axes = np.array(axes).reshape(d, d)
     shown = None if X is None else X[:: max(1, len(X) // MAX_POINTS)]
     for i in range(d):
         for j in range(d):
@@ -145,8 +146,9 @@ def _log_weights(
         with torch.no_grad():
             at_rows = fitted.model.log_prob(rows) - fitted.proposal.log_prob(rows)
         return at_samples.numpy(), at_rows.numpy()
+    # of the chain's one-dimensional factors, pooled
     if rows is None:
         rows = fitted.sample(200)
-    # one weight per factor: of the chain's one-dimensional proposals
-    pooled = fitted.model.row_bounds(rows[:200].to(torch.float64), n_samples=64)["log_weights"]
-    return pooled.numpy(), None
+    pooled = row_bounds(fitted.model, rows[:200], n_samples=64)
+    at_data = None if X is None else pooled["log_weights_data"].numpy()
+    return pooled["log_weights"].numpy(), at_data

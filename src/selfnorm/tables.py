@@ -57,12 +57,7 @@ def from_frame(data: Any, source: str = "table") -> Table:
         names = [str(name) for name in data.columns]
         if len(set(names)) != len(names):
             raise DataError(f"{source}: column {repeated_name(names)!r} appears twice; rename one")
-        columns = {
-            str(name): column_of(
-                data[name].to_numpy(na_value=np.nan) if _is_pandas(data) else data[name].to_numpy()
-            )
-            for name in data.columns
-        }
+        columns = {str(name): column_of(_values(data[name])) for name in data.columns}
         return Table(columns, source)
     array = np.asarray(data)
     if array.ndim == 1:
@@ -172,8 +167,11 @@ def is_number(cell: Any) -> bool:
     return True
 
 
-def _is_pandas(data: Any) -> bool:
-    return type(data).__module__.split(".")[0] == "pandas"
+def _values(series: Any) -> np.ndarray:
+    """A frame's column as an array; missing cells of pandas' own types become ``None``."""
+    if hasattr(series.dtype, "na_value"):
+        return np.asarray(series.to_numpy(dtype=object, na_value=None))
+    return np.asarray(series.to_numpy())
 
 
 def repeated_name(names: Sequence[str]) -> str:

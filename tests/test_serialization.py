@@ -1,0 +1,256 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import selfnorm as sn
+from selfnorm import EnergyDensity, blueprints, serialization
+from selfnorm.errors import ModelFileError, SelfnormError
+from selfnorm.serialization import CONFIG_FILE, WEIGHTS_FILE
+
+
+def rows(n=150, d=2, seed=0):
+    X = np.random.default_rng(seed).gumbel(size=(n, d))
+    X[:, -1] += 0.5 * X[:, 0]
+    return X
+
+
+@pytest.fixture(scope="module", params=["joint", "autoregressive"])
+def saved(request, tmp_path_factory):
+    density = EnergyDensity(method=request.param, max_steps=20, random_state=0)
+    density.fit(rows(d=2 if request.param == "joint" else 3))
+    path = tmp_path_factory.mktemp("models") / request.param
+    density.save(path)
+    return density, path
+
+
+def test_round_trip_is_exact(saved):
+    density, path = saved
+    loaded = EnergyDensity.load(path)
+    X = rows(d=density.n_features_in_, seed=3)
+    assert np.array_equal(loaded.score_samples(X), density.score_samples(X))
+    assert np.array_equal(loaded.predict(X), density.predict(X))
+    assert np.array_equal(loaded.sample(20, random_state=1), density.sample(20, random_state=1))
+    assert loaded.get_params() == density.get_params()
+    assert loaded.history_.n_steps == density.history_.n_steps
+    assert loaded.lower_bound_ == density.lower_bound_
+    assert {p.name for p in path.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
+    assert loaded.bounds(X, n_samples=500, random_state=0) == density.bounds(
+        X, n_samples=500, random_state=0
+    )
+
+
+def test_another_process_with_other_threads_scores_the_same(saved, tmp_path):
+    density, path = saved
+    X = rows(d=density.n_features_in_, seed=3)
+    np.save(tmp_path / "X.npy", X)
+    code = (
+        "import sys, numpy as np, torch; torch.set_num_threads(2)\n"
+        "torch.set_default_dtype(torch.float64)\n"
+        "from selfnorm import EnergyDensity\n"
+        "m = EnergyDensity.load(sys.argv[1])\n"
+        "np.save(sys.argv[3], m.score_samples(np.load(sys.argv[2])))\n"
+    )
+    arguments = [str(path), str(tmp_path / "X.npy"), str(tmp_path / "s.npy")]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    assert np.allclose(np.load(tmp_path / "s.npy"), density.score_samples(X), rtol=1e-9)
+
+
+def test_frames_names_and_notes_survive(tmp_path):
+    import pandas as pd
+
+    frame = pd.DataFrame(rows(60), columns=["a", "b"])
+    density = EnergyDensity(max_steps=5, random_state=0).fit(frame)
+    density.save(tmp_path / "m")
+    serialization.annotate(tmp_path / "m", {"target": "y"})
+    loaded = EnergyDensity.load(tmp_path / "m")
+    assert list(loaded.feature_names_in_) == ["a", "b"]
+    assert np.array_equal(loaded.score_samples(frame), density.score_samples(frame))
+    assert serialization.read_folder(tmp_path / "m").notes == {"target": "y"}
+
+
+def _document(path):
+    return json.loads((path / CONFIG_FILE).read_text())
+
+
+def _rehash(document):
+    document["config_sha256"] = serialization._config_hash(document)
+    return json.dumps(document)
+
+
+def mutate(rng, source, other, target):
+    """One random mutation of a model folder; returns what was done."""
+    shutil.copytree(source, target)
+    config, weights = target / CONFIG_FILE, target / WEIGHTS_FILE
+    kind = rng.integers(14)
+    victim = (config, weights)[rng.integers(2)]
+    content = bytearray(victim.read_bytes())
+    if kind <= 2:
+        for _ in range(rng.integers(1, 4)):
+            content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        victim.write_bytes(bytes(content))
+    elif kind == 3:
+        victim.write_bytes(bytes(content[: rng.integers(len(content))]))
+    elif kind == 4:
+        victim.write_bytes(bytes(content) + rng.bytes(rng.integers(1, 100)))
+    elif kind == 5:
+        victim.write_bytes(rng.bytes(len(content)))
+    elif kind == 6:
+        shutil.copy(other / victim.name, victim)
+    elif kind == 7:
+        config.write_bytes(weights.read_bytes())
+    elif kind == 8:
+        victim.unlink()
+        if rng.integers(2):
+            victim.mkdir()
+    elif kind == 9:  # same content, other layout: must load
+        config.write_text(json.dumps(_document(target), indent=int(rng.integers(1, 9))))
+    else:
+        # edited by somebody who also repairs the hashes: still no crash and no code
+        document = _document(target)
+        edits = [
+            lambda d: d.update(schema_version=int(rng.integers(-3, 9))),
+            lambda d: d.update(kind="os.system"),
+            lambda d: d["config"].update(parameters={"method": "__import__('os')"}),
+            lambda d: d["config"].update(model={"class": "eval", "dim": 2}),
+            lambda d: d["config"]["model"].update({"class": ["MLP"]}),
+            lambda d: d["config"].update(model=None),
+            lambda d: d["config"].update(n_features="two"),
+            lambda d: d["config"].pop(list(d["config"])[rng.integers(len(d["config"]))]),
+            lambda d: d["config"].update(training={"records": 3, "unknown": 1}),
+            lambda d: d["config"].update(offset=[1, 2]),
+            lambda d: d.update(config=[1, 2, 3]),
+            lambda d: d.update(weights_sha256=None),
+            lambda d: d.update(library_version={"a": 1}),
+        ]
+        choice = int(rng.integers(len(edits)))
+        edits[choice](document)
+        if kind == 10:
+            config.write_text(json.dumps(document))
+        else:
+            config.write_text(_rehash(document))
+        return f"edit {choice}"
+    return f"kind {kind}"
+
+
+def test_300_mutated_folders_load_identically_or_end_in_a_clean_error(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rows()
+    density = EnergyDensity(max_steps=5, random_state=0).fit(X)
+    density.save(tmp_path / "good")
+    EnergyDensity(max_steps=6, random_state=1).fit(X + 1).save(tmp_path / "other")
+    expected = density.score_samples(X)
+    outcomes = {"identical": 0, "refused": 0}
+    for i in range(300):
+        target = tmp_path / f"m{i}"
+        what = mutate(rng, tmp_path / "good", tmp_path / "other", target)
+        try:
+            scores = EnergyDensity.load(target).score_samples(X)
+        except ModelFileError:
+            outcomes["refused"] += 1
+        else:
+            # an edit of a field that no score depends on may load; the scores must be the same
+            assert np.array_equal(scores, expected), what
+            outcomes["identical"] += 1
+        shutil.rmtree(target)
+    assert outcomes["refused"] > 200
+    assert outcomes["identical"] > 10
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda d: d.update(schema_version=99), "newer selfnorm"),
+        (lambda d: d.update(kind="Sneaky"), "holds a Sneaky"),
+        (lambda d: d["config"]["model"].update({"class": "Popen"}), "unknown class 'Popen'"),
+        (lambda d: d["config"]["model"]["energy"].update({"dim": 3}), "do not fit together"),
+        (lambda d: d["config"].pop("model"), "do not fit together"),
+    ],
+)
+def test_clear_errors(tmp_path, edit, words):
+    EnergyDensity(max_steps=5, random_state=0).fit(rows(60)).save(tmp_path)
+    document = _document(tmp_path)
+    edit(document)
+    (tmp_path / CONFIG_FILE).write_text(_rehash(document))
+    with pytest.raises(ModelFileError, match=words):
+        EnergyDensity.load(tmp_path)
+
+
+def test_unknown_kind_damaged_config_and_deep_nesting(tmp_path):
+    EnergyDensity(max_steps=5, random_state=0).fit(rows(60)).save(tmp_path)
+    document = _document(tmp_path)
+    document["kind"] = "Sneaky"
+    (tmp_path / CONFIG_FILE).write_text(_rehash(document))
+    with pytest.raises(ModelFileError, match="unknown class 'Sneaky'"):
+        serialization.load(tmp_path)
+    for text in ("[" * 100_000, "{}", "null", '{"schema_version": true}', "{" * 50_000, "1e999"):
+        (tmp_path / CONFIG_FILE).write_text(text)
+        with pytest.raises(ModelFileError):
+            serialization.load(tmp_path)
+    with pytest.raises(ModelFileError, match="not a model folder"):
+        serialization.load(tmp_path / "nowhere")
+
+
+def test_a_pickle_in_place_of_the_weights_is_never_executed(tmp_path):
+    EnergyDensity(max_steps=5, random_state=0).fit(rows(60)).save(tmp_path)
+    marker = tmp_path / "executed"
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(marker),)
+
+    torch.save(Bomb(), tmp_path / WEIGHTS_FILE)
+    import hashlib
+
+    document = _document(tmp_path)
+    document["weights_sha256"] = hashlib.sha256((tmp_path / WEIGHTS_FILE).read_bytes()).hexdigest()
+    (tmp_path / CONFIG_FILE).write_text(_rehash(document))
+    with pytest.raises(ModelFileError, match="safetensors"):
+        EnergyDensity.load(tmp_path)
+    assert not marker.exists()
+
+
+MODULES = {
+    "gaussian": lambda x: sn.Gaussian.fit_to(x),
+    "diagonal": lambda x: sn.Gaussian.fit_to(x, full=False),
+    "student": lambda x: sn.StudentT.fit_to(x, df=3.0),
+    "uniform": lambda x: sn.Uniform.fit_to(x),
+    "mixture": lambda x: sn.GaussianMixture.fit_to(x, n_components=3),
+    "defensive": lambda x: sn.Defensive.fit_to(x, n_components=2),
+    "ebm": lambda x: sn.EBM(
+        sn.MLP(2, hidden=(8, 8), features=sn.FourierFeatures(2, 4), saturate=6.0),
+        base=sn.StudentT.fit_to(x),
+        log_norm=0.3,
+    ),
+    "bare": lambda x: sn.EBM(sn.MLP(2, hidden=(4,), activation="tanh", dropout=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_every_module_comes_back_from_its_blueprint(name):
+    torch.manual_seed(0)
+    x = torch.randn(200, 2) * torch.tensor([1.0, 30.0])
+    module = MODULES[name](x).eval()
+    blueprint = json.loads(json.dumps(blueprints.describe(module)))
+    twin = blueprints.build(blueprint, module.state_dict())
+    with torch.no_grad():
+        assert torch.equal(twin.log_prob(x), module.log_prob(x))
+
+
+def test_a_user_energy_has_no_blueprint():
+    with pytest.raises(ModelFileError, match="state_dict"):
+        blueprints.describe(sn.EBM(torch.nn.Linear(2, 1)))
+    assert blueprints.describe(None) is None
+    assert issubclass(ModelFileError, SelfnormError)
+
+
+def test_saving_where_nothing_can_be_written(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ModelFileError, match="cannot write"):
+        serialization.save_folder(blocked, "x", {}, {"t": torch.zeros(1)})

@@ -1,0 +1,152 @@
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from selfnorm.errors import DataError
+from selfnorm.table_files import atomic_output, check_output, read_table, write_table
+from selfnorm.tables import Table, from_frame, numeric
+
+VALUES = np.array([[1.5, -2.0, 3e-7], [4.0, 5.25, 1e12], [0.1, 0.2, -0.3]])
+NAMES = ["a", "b c", "d"]
+
+
+def table():
+    return Table({name: VALUES[:, i] for i, name in enumerate(NAMES)})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".npz"])
+def test_round_trip_keeps_names_and_every_bit(tmp_path, suffix):
+    path = tmp_path / f"t{suffix}"
+    write_table(table(), path)
+    back = read_table(path)
+    assert back.names == NAMES
+    assert np.array_equal(numeric(back), VALUES)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_npy_has_no_names_and_is_taken_by_position(tmp_path):
+    path = tmp_path / "t.npy"
+    write_table(table(), path)
+    back = read_table(path)
+    assert not back.named
+    assert np.array_equal(numeric(back, ["p", "q", "r"]), VALUES)
+    with pytest.raises(DataError, match="'s' is missing"):
+        numeric(back, ["x0", "s"])
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, dict])
+def test_frames(make):
+    frame = make(
+        {"i": [1, 2, 3], "f": [0.5, 1.5, 2.5], "t": ["x", "y", "z"], "b": [True, False, True]}
+    )
+    read = from_frame(frame)
+    assert read.names == ["i", "f", "t", "b"]
+    assert np.array_equal(numeric(read, ["f", "b"]), [[0.5, 1.0], [1.5, 0.0], [2.5, 1.0]])
+    with pytest.raises(DataError, match="column 't' holds text"):
+        numeric(read)
+
+
+def test_frames_with_missing_values():
+    for frame in (
+        pd.DataFrame({"a": pd.array([1, None, 3], dtype="Int64"), "b": [1.0, 2.0, np.nan]}),
+        pl.DataFrame({"a": [1, None, 3], "b": [1.0, 2.0, None]}),
+    ):
+        with pytest.raises(DataError, match=r"missing value in row 2, column 'a' \(2 such"):
+            numeric(from_frame(frame))
+
+
+def test_columns_are_put_in_the_order_asked_for(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("b,id,a\n1,x,2\n3,y,4\n")
+    assert numeric(read_table(path), ["a", "b"]).tolist() == [[2.0, 1.0], [4.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("a,b\n", "no rows"),
+        ("a,b\n1,2\n3,\n", r"missing value in row 2 \(line 3\), column 'b'"),
+        ("a,b\n1,2\n\n3,NA\n", r"row 2 \(line 4\), column 'b'"),
+        ("a,b\n1,2\n3,x7\n", r"column 'b' holds text \('x7' in row 2 \(line 3\)\)"),
+        ("a,b\n1,inf\n", r"infinite value \(inf\) in row 1 \(line 2\), column 'b'"),
+        ("a,b\n1,2\n3,4,5\n", "line 3 has 3 cells, the header has 2"),
+        ("a,a\n1,2\n", "column 'a' appears twice"),
+        ("a,\n1,2\n", "column 2 has no name"),
+        ("a,b\n1,\n2,\n", "missing value in row 1"),
+    ],
+)
+def test_bad_csv_names_row_and_column(tmp_path, text, words):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words) as caught:
+        numeric(read_table(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_csv_dialects(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("\ufeffx;y\r\n1;2\r\n3;4\r\n".encode())
+    assert read_table(path).names == ["x", "y"]
+    path.write_text("1,2\n3,4\n")  # no header
+    back = read_table(path)
+    assert back.names == ["x0", "x1"]
+    assert len(back) == 2
+    path.write_text('"a, b",c\n1,2\n')
+    assert read_table(path).names == ["a, b", "c"]
+
+
+def test_files_that_are_no_tables(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        read_table(tmp_path / "none.csv")
+    with pytest.raises(DataError, match="is a folder"):
+        read_table(tmp_path)
+    for name, content in (
+        ("t.xlsx", b"PK"),
+        ("t.csv", b"a,b\n\xff\xfe,1\n"),
+        ("t.csv", b"a\0b,c\n1,2\n"),
+        ("t.npy", b"not numpy"),
+        ("t.npz", b"not numpy either"),
+        ("t.parquet", b"PAR1 but not really"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(DataError):
+            read_table(path)
+
+
+def test_pickles_inside_numpy_files_are_never_loaded(tmp_path):
+    path = tmp_path / "t.npy"
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(path)
+
+
+def test_output_is_whole_or_absent(tmp_path):
+    path = tmp_path / "t.csv"
+
+    def break_off():
+        with atomic_output(path) as temporary:
+            temporary.write_text("a,b\n1")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        break_off()
+    assert list(tmp_path.iterdir()) == []
+    path.write_text("old")
+    with pytest.raises(DataError, match="missing value"):
+        write_table(Table({"a": np.array([np.nan])}), tmp_path / "t.npy")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_impossible_outputs_are_refused_early(tmp_path):
+    for path, words in (
+        (tmp_path / "t.docx", "cannot write"),
+        (tmp_path / "none" / "t.csv", "no such folder"),
+        (tmp_path, "cannot write"),
+    ):
+        with pytest.raises(DataError, match=words):
+            check_output(path)
