@@ -39,10 +39,12 @@ def joint_density(x: Tensor) -> Recipe:
     n, dim = x.shape
     base = StudentT.fit_to(x, df=5.0)
     sharp = GaussianMixture.fit_to(x, n_components=40)
-    proposal = Defensive(sharp, StudentT.fit_to(x, df=3.0), weight=0.2)
+    # With the base inside the proposal, weights are bounded by exp(-min E) / 0.2.
+    proposal = Defensive(sharp, base, weight=0.2)
     energy = MLP(
         dim,
         hidden=(64, 64, 64),
+        activation="relu",
         features=FourierFeatures(dim, n_features=256, scale=3.0),
         zero_init=True,
         saturate=4.0,
@@ -60,6 +62,6 @@ def joint_density(x: Tensor) -> Recipe:
             "weight_decay": 1e-2,
             "ema": 0.998,
             "clip_norm": 5.0,
-            "validate_every": max(25, n_steps // 12),
+            "validate_every": max(25, n_steps // 20),
         },
     )

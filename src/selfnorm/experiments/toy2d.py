@@ -226,7 +226,10 @@ def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
 def _markdown(table: Table) -> str:
     paper = {(row["objective"], row["base"]): row for row in paper_numbers()["toy2d"]}
     body = []
-    for (dataset, objective, base), rows in table.groups("dataset", "objective", "base").items():
+    # Rows come in the order they were finished; the table has the paper's order.
+    groups = table.groups("dataset", "base", "objective")
+    for key in sorted(groups, key=lambda k: (DATASETS.index(k[0]), k[1] == "none", k[2])):
+        (dataset, base, objective), rows = key, groups[key]
         printed = paper.get((objective, base), {}).get(f"{dataset}_is")
         gaps = [
             {"gap": r["limit"] - r["exact"], "bound": r["upper"] - r["lower"]}
