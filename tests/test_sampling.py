@@ -224,3 +224,20 @@ def test_chain_ess_on_an_autoregression():
     stuck = torch.randn(1, 8, 1).expand(50, 8, 1)
     assert sampling.chain_ess(stuck) < 20
     assert sampling.r_hat(stuck + 1e-3 * torch.randn(50, 8, 1)) > 2
+
+
+@pytest.mark.parametrize("method", sorted(sampling.METHODS))
+def test_ebm_sample_by_every_method(method):
+    """log p = log N(0, 1) + x - 1/2 is N(1, 1); the proposal is neither."""
+    import selfnorm as sn
+
+    base = sn.Gaussian(torch.zeros(1), scale=1.0)
+    model = sn.EBM(lambda x: -x[..., 0], base=base)
+    q = sn.StudentT(3.0, torch.zeros(1), scale=1.5)
+    options = {"log_bound": 2.5} if method == "rejection" else {}
+    drawn = model.sample(3000, proposal=q, method=method, generator=0, **options)
+    assert drawn.shape == (3000, 1)
+    assert float(drawn.mean()) == pytest.approx(1.0, abs=0.12)
+    assert float(drawn.std()) == pytest.approx(1.0, abs=0.1)
+    again = model.sample(3000, proposal=q, method=method, generator=0, **options)
+    assert torch.equal(drawn, again)

@@ -31,6 +31,8 @@ from selfnorm.training import fit
 
 __all__ = ["METHODS", "FitRequest", "FittedDensity", "fit_autoregressive", "fit_joint"]
 
+MAX_FACTOR_SAMPLES = 40_000_000  # some 20 s on one core
+
 
 @dataclass(frozen=True)
 class FitRequest:
@@ -72,6 +74,9 @@ class FittedDensity:
         """Bounds of the mean log-likelihood of ``z``, with the verdict."""
         if isinstance(self.model, EBM):
             return evaluate(self.model, z, proposal=self.proposal, n_samples=n_samples, seed=seed)
+        # samples are drawn for every factor of every row: many rows need few samples each
+        places = max(1, len(z) * self.model.dim * self.model.n_orderings)
+        n_samples = min(n_samples, max(64, MAX_FACTOR_SAMPLES // places))
         return evaluate(self.model, z, n_samples=n_samples, seed=seed)
 
 
