@@ -233,6 +233,7 @@ def test_other_refusals(selfnorm, places, tmp_path):
         (("fit", train, "-o", tmp_path / "m", "--method", "magic"), "method"),
         (("fit", train, "-o", tmp_path / "m", "--target", "a", "--max-steps", 3), "--max-epochs"),
         (("fit", train, "-o", tmp_path / "m", "--max-epochs", 3), "--max-steps"),
+        (("fit", train, "-o", train / "m"), "cannot write"),
         (("fit", tmp_path / "none.csv", "-o", tmp_path / "m"), "no such file"),
         (("score", tmp_path, train, "-o", tmp_path / "s.csv"), "config.json is missing"),
         (("score", model, train, "-o", tmp_path / "s.docx"), "cannot write"),

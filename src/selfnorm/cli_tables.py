@@ -7,6 +7,8 @@ A refused request is one line on stderr and exit code 2 (see :func:`selfnorm.cli
 from __future__ import annotations
 
 import json
+import math
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -112,7 +114,7 @@ def fit(
     if target is not None:
         serialization.annotate(output, {"target": target})
     if as_json:
-        typer.echo(json.dumps(report))
+        typer.echo(_json(report))
         return
     typer.echo(
         f"{report['kind']} fitted to {len(X)} rows x {len(features)} columns in "
@@ -146,7 +148,7 @@ def evaluate(
             bounds = estimator.bounds(X, n_samples=n_samples, random_state=seed)
     if as_json:
         low, high = bounds.interval(0.95)
-        typer.echo(json.dumps({"rows": len(X), "interval_95": [low, high], **bounds.to_dict()}))
+        typer.echo(_json({"rows": len(X), "interval_95": [low, high], **bounds.to_dict()}))
     else:
         low, high = bounds.interval(0.95)
         typer.echo(f"{len(X)} rows: {bounds}")
@@ -304,6 +306,10 @@ def _check_model_output(output: Path, force: bool) -> None:
         raise DataError(f"{output} is a file; -o must name a folder for the model")
     if output.is_dir() and any(output.iterdir()) and not force:
         raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
+    # looked at before the training, not after it
+    there = next(place for place in (output, *output.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise DataError(f"cannot write to {there}; choose another folder for the model")
 
 
 def _check_device(device: str) -> None:
@@ -324,8 +330,19 @@ def _write_with(table: Table, added: dict[str, np.ndarray], output: Path) -> Non
     write_table(Table({**table.columns, **added}, table.source), output)
 
 
+def _json(report: dict[str, Any]) -> str:
+    """JSON proper: a number that is not finite becomes null, not the word NaN."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps({key: plain(value) for key, value in report.items()}, allow_nan=False)
+
+
 def _tell(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(report))
+        typer.echo(_json(report))
     else:
         typer.echo(", ".join(f"{key} {value}" for key, value in report.items()))

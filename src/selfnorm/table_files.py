@@ -50,12 +50,15 @@ def read_table(path: str | os.PathLike[str]) -> Table:
         )
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: it needs a header line and rows of numbers")
-    if suffix in (".npy", ".npz"):
-        table = _read_numpy(path)
-    elif suffix in (".parquet", ".pq"):
-        table = _read_parquet(path)
-    else:
-        table = _read_csv(path, delimiter="\t" if suffix == ".tsv" else None)
+    try:
+        if suffix in (".npy", ".npz"):
+            table = _read_numpy(path)
+        elif suffix in (".parquet", ".pq"):
+            table = _read_parquet(path)
+        else:
+            table = _read_csv(path, delimiter="\t" if suffix == ".tsv" else None)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     if len(table) == 0:
         raise DataError(f"{path} has no rows: it needs at least one row of numbers")
     return table
