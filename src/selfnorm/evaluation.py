@@ -206,8 +206,11 @@ def far_mass(model: EBM, proposal: Proposal, x: Tensor, log_norm: float) -> str 
     log_masses = []
     for radius in (2.0**k for k in range(3, 13)):
         points = center + radius * scale * direction
-        log_p = model.log_unnormalized(points).double()
-        log_p = torch.where(torch.isneginf(proposal.log_prob(points)), -math.inf, log_p)
+        # Outside the proposal's support the model is not defined (discrete data, a box).
+        supported = torch.isfinite(proposal.log_prob(points))
+        log_p = torch.full((len(points),), -math.inf, dtype=torch.float64, device=x.device)
+        if bool(supported.any()):
+            log_p[supported] = model.log_unnormalized(points[supported]).double()
         log_volume = dim * math.log(radius) + math.log((2**dim - 1) / dim)
         log_shell = F.log_mean_exp(log_p) + log_sphere + log_volume + scale.log().sum()
         log_masses.append(float(log_shell) - log_norm)
@@ -215,7 +218,7 @@ def far_mass(model: EBM, proposal: Proposal, x: Tensor, log_norm: float) -> str 
     if math.isnan(outermost) or outermost > max(log_masses[0], math.log(1e-3)):
         return (
             "The density does not vanish far from the data, so its integral does not exist: use a "
-            "Gaussian base, or bound the energy, e.g. MLP(..., saturate=10)."
+            "Gaussian base, or bound the energy, e.g. MLP(..., saturate=4)."
         )
     return None
 
