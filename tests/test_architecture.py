@@ -10,7 +10,7 @@ ROOT = Path(selfnorm.__file__).parent
 # Rooms from the ground up; a module may import from its own floor and below.
 FLOORS = [
     {"errors", "randomness"},
-    {"functional", "schedules", "history", "checkpoint", "data"},
+    {"functional", "schedules", "task", "history", "checkpoint", "data"},
     {"energies", "proposals", "adapters", "defensive", "sampling"},
     {"models"},
     {"objectives", "stepper", "loop", "evaluation", "training"},

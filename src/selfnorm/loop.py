@@ -9,97 +9,26 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from selfnorm.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.history import History
 from selfnorm.randomness import seeded
-from selfnorm.schedules import SCHEDULES, lr_factor
+from selfnorm.schedules import lr_factor
 from selfnorm.stepper import Stepper, make_optimizer
+from selfnorm.task import LoopOptions, Task
 
 __all__ = ["LoopOptions", "Task", "run"]
 
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
 _CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
-
-
-class Task(Protocol):
-    """What is trained: a module, its loss, its validation."""
-
-    @property
-    def module(self) -> nn.Module:
-        """Everything that is trained and checkpointed."""
-        ...
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Optimiser groups: ``params``, optional ``lr_scale`` and ``weight_decay``."""
-        ...
-
-    def start(self, data: tuple[Tensor, ...]) -> None:
-        """Check the inputs and set initial values; called once, under the run's seed."""
-        ...
-
-    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Scalar loss and detached metrics, without waiting for the device."""
-        ...
-
-    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """Figures on held-out data; ``score`` (higher is better) chooses the best state."""
-        ...
-
-    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """Closing step on the chosen state, e.g. ``b <- log Z_hat``."""
-        ...
-
-
-@dataclass(frozen=True)
-class LoopOptions:
-    """Options of the loop; see :func:`selfnorm.fit` for their meaning."""
-
-    batch_size: int = 256
-    max_epochs: int = 25
-    max_steps: int | None = None
-    lr: float = 1e-3
-    optimizer: str = "adamw"
-    weight_decay: float = 0.0
-    schedule: str = "one_cycle"
-    warmup: float = 0.1
-    clip_norm: float | None = 10.0
-    ema: float | None = None
-    patience: int | None = None
-    validate_every: int | None = None
-    seed: int | None = None
-    progress: bool = True
-    checkpoint: str | None = None
-    checkpoint_every: int | None = None
-    resume: bool = True
-    cuda_graph: bool = True
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in ("adam", "adamw"):
-            raise ValueError(f"optimizer must be 'adam' or 'adamw', not {self.optimizer!r}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {SCHEDULES}, not {self.schedule!r}")
-        for name in ("batch_size", "max_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema must lie between 0 and 1, got {self.ema}")
-
-    def of_the_run(self) -> dict[str, Any]:
-        """The options a resumed run must share with the one it continues."""
-        where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume", "cuda_graph"}
-        return {k: v for k, v in asdict(self).items() if k not in where_and_how}
 
 
 def run(

@@ -10,15 +10,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selfnorm.errors import SelfnormWarning
-
-if TYPE_CHECKING:
-    from selfnorm.loop import Task
+from selfnorm.task import Task
 
 __all__ = ["Stepper", "make_optimizer"]
 
