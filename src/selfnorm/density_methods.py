@@ -157,16 +157,16 @@ def fit_autoregressive(z: Tensor, request: FitRequest) -> FittedDensity:
     if held_out is None:
         options["patience"] = None
     model = model.to(device)
-    # b is close already; on a CPU more steps for it alone would cost as much as the training
-    polish = min(200 if torch.device(device).type == "cuda" else 40, options["max_steps"] // 3)
+    task = dict(defaults.task)
+    # a small table needs few steps, and fewer still for b alone
+    task["polish_steps"] = min(task.get("polish_steps", 50), options["max_steps"] // 3)
     history = fit(
         model,
         train,
         val_data=held_out,
         seed=request.seed,
         progress=request.progress,
-        polish_steps=polish,
-        **defaults.task,
+        **task,
         **options,
     )
     return FittedDensity(model.eval(), None, history)
