@@ -6,14 +6,18 @@ without MCMC; every number comes with a lower and an upper bound.
 
 from selfnorm import functional, mcmc_objectives, score_matching
 from selfnorm.adapters import as_proposal
+from selfnorm.autoregressive import AutoregressiveEBM
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.defensive import Defensive
 from selfnorm.energies import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.errors import SelfnormError, SelfnormWarning
 from selfnorm.estimators import EnergyDensity
 from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
+from selfnorm.flows import Flow
 from selfnorm.history import History
+from selfnorm.many import fit_many
 from selfnorm.mdn import MDN
+from selfnorm.mixture import Ensemble
 from selfnorm.models import EBM, log_weights
 from selfnorm.proposals import Gaussian, GaussianMixture, StudentT, Uniform
 from selfnorm.regressor import EnergyRegressor
@@ -25,12 +29,15 @@ __all__ = [
     "EBM",
     "MDN",
     "MLP",
+    "AutoregressiveEBM",
     "Bounds",
     "ConditionalEBM",
     "Defensive",
     "EnergyDensity",
     "EnergyRegressor",
+    "Ensemble",
     "ExponentialFamily",
+    "Flow",
     "FourierFeatures",
     "Gaussian",
     "GaussianMixture",
@@ -44,6 +51,7 @@ __all__ = [
     "evaluate",
     "exact_log_norm",
     "fit",
+    "fit_many",
     "functional",
     "log_weights",
     "mcmc_objectives",

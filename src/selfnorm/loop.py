@@ -150,6 +150,8 @@ class _Run:
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
+        if not getattr(self.task, "writes_checkpoints", True):  # rank 0 does, for all
+            return
         try:
             save_checkpoint(path, self._state())
         except CheckpointError as error:
@@ -166,6 +168,10 @@ class _Run:
 
     def _guard(self, means: dict[str, float] | None = None) -> bool:
         """Go back to the last good state after several bad steps in a row. True if all is well."""
+        own: Any = getattr(self.task, "guard", None)
+        if own is not None:  # e.g. models trained together: the task guards each of them
+            self.history.stopped = own(self.stepper, looking=means is not None)
+            return not self.history.stopped
         if means is None:
             # On the CPU reading the counter is free; on CUDA this is one small copy.
             self.stepper.bad_streak = int(self.stepper._streak)

@@ -24,7 +24,14 @@ _WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS alloca
 
 
 def make_optimizer(task: Task, name: str, weight_decay: float) -> torch.optim.Optimizer:
-    """Adam or AdamW over the task's parameter groups; fused, capturable on CUDA."""
+    """Adam or AdamW over the task's parameter groups; fused, capturable on CUDA.
+
+    A task that defines ``make_optimizer(name, weight_decay)`` brings its own.
+    """
+    own: Any = getattr(task, "make_optimizer", None)
+    if own is not None:
+        brought: torch.optim.Optimizer = own(name, weight_decay)
+        return brought
     groups: list[dict[str, Any]] = []
     for given in task.parameter_groups():
         group = dict(given)
@@ -154,11 +161,15 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         loss, metrics = self.task.loss(tuple(t[rows] for t in self.data))
         loss.backward()
-        grads = [p.grad for p in self.params if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        own: Any = getattr(self.task, "condition_gradients", None)
+        if own is not None:  # e.g. models trained together, clipped and skipped one by one
+            norm = own(self.clip_norm)
+        else:
+            grads = [p.grad for p in self.params if p.grad is not None]
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            if self.clip_norm is not None:
+                torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         finite = torch.isfinite(loss.detach()) & torch.isfinite(norm)
-        if self.clip_norm is not None:
-            torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         if self.on_cuda:
             # The fused optimiser skips the update itself where found_inf is 1.
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
