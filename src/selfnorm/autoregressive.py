@@ -4,86 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, silu
+from torch.nn.functional import dropout
 
+from selfnorm import autoregressive_evaluation as evaluation
 from selfnorm.autoregressive_training import AutoregressiveTask
 from selfnorm.columns import Columns
 from selfnorm.errors import DataError
-from selfnorm.functional import ess, log_mean_exp
+from selfnorm.evaluation import Bounds
+from selfnorm.factors import FactorEnergy, Factors
+from selfnorm.functional import log_mean_exp
 from selfnorm.mixtures1d import Mixture1d
 from selfnorm.randomness import SeedLike, seeded
-from selfnorm.resmade import ResMADE, ChainLinear, draw_orderings
+from selfnorm.resmade import ChainLinear, ResMADE, draw_orderings
 
 __all__ = ["AutoregressiveEBM"]
 
 # Places (rows x columns x nodes x orderings) handled at once outside training.
-PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
-
-
-class Factors(NamedTuple):
-    """All conditionals at a batch of rows: what the masked network says before seeing ``x_i``."""
-
-    proposal: Mixture1d  # (R, N, dim)
-    context: Tensor  # (R, N, dim, C)
-    mean: Tensor  # (R, N, dim), moments of the proposal without gradient
-    sd: Tensor
-
-
-class FactorEnergy(nn.Module):
-    r"""``-E(y, c)`` of one factor, for all factors at once, and ``b(c)``.
-
-    The value ``y`` enters through bounded features (its place relative to the proposal, sines and
-    cosines of it), so that ``E`` is bounded and every factor has a finite ``Z`` whatever its
-    weights. The last layers start at zero: the model starts *at* its proposal, with ``b = 0``.
-    """
-
-    frequencies: Tensor
-
-    def __init__(
-        self, stack: int, context: int, hidden: int, blocks: int, n_frequencies: int
-    ) -> None:
-        super().__init__()
-        self.register_buffer(
-            "frequencies", torch.logspace(-0.4, 1.5, n_frequencies), persistent=False
-        )
-        n_features = 2 + 2 * n_frequencies
-        self.from_context = ChainLinear(stack, context, hidden)
-        self.from_value = ChainLinear(stack, n_features, hidden, bias=False)
-        self.layers = nn.ModuleList(ChainLinear(stack, hidden, hidden) for _ in range(2 * blocks))
-        self.last = ChainLinear(stack, hidden, 1, zero=True, bias=False)
-        self.norm_hidden = ChainLinear(stack, context, hidden)
-        self.norm_last = ChainLinear(stack, hidden, 1, zero=True)
-
-    def features(self, y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
-        u = (y - mean) / sd
-        near = u * torch.rsqrt(1 + (u / 6).square())  # linear in the middle, saturates at 6
-        far = torch.asinh(u).clamp(-8, 8) / 2
-        waves = near.unsqueeze(-1) * self.frequencies
-        return torch.cat(
-            [near.unsqueeze(-1), far.unsqueeze(-1), torch.sin(waves), torch.cos(waves)], -1
-        )
-
-    def log_norm(self, context: Tensor) -> Tensor:
-        """``b``: ``(R, N, dim)`` from contexts ``(R, N, dim, C)``."""
-        flat = context.flatten(1, 2)
-        out = self.norm_last(silu(self.norm_hidden(flat)))
-        return out.squeeze(-1).unflatten(1, context.shape[1:3])
-
-    def forward(self, y: Tensor, at: Factors) -> Tensor:
-        """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
-        n, dim = y.shape[2:]
-        values = self.features(y, at.mean, at.sd).transpose(0, 1)  # (R, S, N, dim, F)
-        h = self.from_value(values.flatten(2, 3))  # (R, S, N * dim, hidden)
-        h = h + self.from_context(at.context.flatten(1, 2)).unsqueeze(1)
-        for i in range(0, len(self.layers), 2):
-            h = h + self.layers[i + 1](silu(self.layers[i](silu(h))))
-        f = self.last(silu(h)).squeeze(-1)
-        f = 20 * torch.tanh(f / 20)
-        return f.unflatten(2, (n, dim)).transpose(0, 1)
+PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**21}
 
 
 class AutoregressiveEBM(nn.Module):
@@ -197,7 +138,7 @@ class AutoregressiveEBM(nn.Module):
 
     @torch.no_grad()
     def set_scaling(self, x: Tensor) -> AutoregressiveEBM:
-        """Read the columns' scales off ``x`` ``(n, dim)`` and start each proposal at its marginal."""
+        """Read the columns' scales off ``x`` ``(n, dim)``; start each proposal at its marginal."""
         self.columns.fit(x)
         self._start_at_marginals()
         return self
@@ -281,14 +222,14 @@ class AutoregressiveEBM(nn.Module):
         condition: Tensor | None = None,
         *,
         normalizer: str = "learned",
-        n_nodes: int = 64,
+        n_nodes: int = 512,
         chunk_size: int | None = None,
     ) -> Tensor:
         """Log-density ``(n,)`` of rows ``x``; ``-inf`` outside the support.
 
         ``normalizer="learned"`` uses ``b_i``: one pass. ``"quadrature"`` normalises every factor
-        numerically, by ``n_nodes`` nodes for each mixture component: a density to the accuracy of
-        that rule, whatever the training did to ``b``. Call ``model.eval()`` first if the model
+        numerically, by ``n_nodes`` nodes of equal proposal mass: a density to the accuracy of that
+        rule, whatever the training did to ``b``. Call ``model.eval()`` first if the model
         was built with dropout and is still training.
         """
         if normalizer not in ("learned", "quadrature"):
@@ -297,7 +238,7 @@ class AutoregressiveEBM(nn.Module):
         if len(x) == 0:
             return x.new_zeros(0)
         quadrature = normalizer == "quadrature"
-        nodes = n_nodes * self.n_components if quadrature else 4
+        nodes = n_nodes if quadrature else 4
         parts = []
         for rows in self.chunks(len(x), nodes, chunk_size):
             given = None if condition is None else condition[rows].to(x)
@@ -306,63 +247,40 @@ class AutoregressiveEBM(nn.Module):
             here = z.expand(self.n_orderings, -1, -1)
             f = self.energy(here.unsqueeze(0), at)[0]
             if quadrature:
-                y, log_weight = at.proposal.nodes(n_nodes)
-                log_norm = torch.logsumexp(log_weight + self.energy(y, at), 0)
+                log_norm = self.quadrature(at, n_nodes)
             else:
                 log_norm = self.energy.log_norm(at.context)
             chains = (at.proposal.log_prob(here) + f - log_norm).sum(-1) + log_det
             parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
         return torch.cat(parts)
 
+    def quadrature(self, at: Factors, n_nodes: int = 512) -> Tensor:
+        """``log Z_i`` ``(R, N, dim)`` of the factors by a deterministic rule."""
+        y, log_weight = at.proposal.nodes(n_nodes)
+        return torch.logsumexp(log_weight + self.energy(y, at), 0)
+
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         """Same as :meth:`log_prob`."""
         return self.log_prob(x, condition)
 
-    @torch.no_grad()
-    def row_bounds(
+    def bounds(
         self,
         x: Tensor,
         condition: Tensor | None = None,
         *,
         n_samples: int = 1000,
-        stratified: bool = False,
+        seed: SeedLike = None,
         chunk_size: int | None = None,
-    ) -> dict[str, Tensor]:
-        """Per-row estimates from ``n_samples`` proposal samples for each factor.
+    ) -> Bounds:
+        """Bounds of the mean log-likelihood of ``x``, with the verdict.
 
-        ``lower`` and ``upper`` ``(n,)``; ``variance`` ``(n,)`` of ``upper`` due to the samples;
-        ``log_norm`` ``(n,)``, the sum over factors; ``ess`` ``(n, dim)``, the mean over orderings;
-        ``log_weights``, a few thousand self-normalised log-weights pooled over factors.
+        ``n_samples`` proposal samples for every factor of every row (2,000 at most: a factor is
+        one-dimensional and its proposal close). See
+        :func:`selfnorm.autoregressive_evaluation.bounds`.
         """
-        x = self.check(x)
-        out: dict[str, list[Tensor]] = {}
-        for rows in self.chunks(len(x), n_samples, chunk_size):
-            given = None if condition is None else condition[rows].to(x)
-            z, log_det = self.columns(x[rows])
-            at = self.factors(z, given)
-            here = z.expand(self.n_orderings, -1, -1)
-            f = self.energy(here.unsqueeze(0), at)[0] + at.proposal.log_prob(here)
-            b = self.energy.log_norm(at.context)
-            log_w = self.energy(at.proposal.sample(n_samples, stratified=stratified), at)
-            log_z = log_mean_exp(log_w)
-            gap = torch.expm1(log_z - b) - (log_z - b)
-            upper = (f - log_z).sum(-1) + log_det
-            fraction = ess(log_w)
-            share = torch.softmax(upper, 0)
-            values = {
-                "upper": log_mean_exp(upper),
-                "lower": log_mean_exp(upper - gap.sum(-1)),
-                "variance": (share.square() * ((1 / fraction - 1) / n_samples).sum(-1)).sum(0),
-                "log_norm": log_z.sum(-1).mean(0),
-                "ess": fraction.mean(0),
-                "log_weights": (log_w - log_z).flatten()[:4096],
-            }
-            inside = self.columns.inside(x[rows])
-            for name in ("upper", "lower"):
-                values[name] = values[name].where(inside, -math.inf)
-            for name, value in values.items():
-                out.setdefault(name, []).append(value)
-        return {name: torch.cat(parts) for name, parts in out.items()}
+        return evaluation.bounds(
+            self, x, condition, n_samples=n_samples, seed=seed, chunk_size=chunk_size
+        )
 
     @torch.no_grad()
     def sample(

@@ -59,7 +59,7 @@ def detect_step(values: np.ndarray) -> float:
 
 
 def detect_atoms(values: np.ndarray) -> list[float]:
-    """Values that more than 0.2 % of the rows (and at least five of them) share, most frequent first.
+    """Values that more than 0.2 % of the rows (and five at least) share, most frequent first.
 
     Example:
         >>> detect_atoms(np.r_[np.linspace(0, 1, 90), np.full(10, 0.25)])

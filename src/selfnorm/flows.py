@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selfnorm.columns import Columns
 from selfnorm.errors import DataError, SelfnormError
+from selfnorm.flow_training import FlowTask
+from selfnorm.proposals import Proposal
 
-__all__ = ["Flow", "FlowTask"]
+__all__ = ["Flow"]
 
 KINDS = ("nsf", "maf")
 
@@ -27,12 +29,13 @@ def _zuko() -> Any:
     return zuko
 
 
-class Flow(nn.Module):
+class Flow(Proposal):
     r"""An autoregressive normalising flow with the behaviour of a distribution.
 
     ``log_prob`` and ``sample`` as every proposal has them, a density with respect to Lebesgue
     measure. Rows are standardised inside (``loc``, ``scale``), set from the data by
-    :meth:`set_scaling` or at the start of training.
+    :meth:`set_scaling` or at the start of training. Train it by ``selfnorm.fit(flow, x)``; adapt it
+    to a model, or train both together, by :mod:`selfnorm.flow_training`.
 
     Args:
         dim: number of columns.
@@ -91,11 +94,6 @@ class Flow(nn.Module):
         self.register_buffer("scale", torch.ones(dim))
         self.register_buffer("fitted", torch.tensor(False))
 
-    @property
-    def event_shape(self) -> torch.Size:
-        """``(dim,)``."""
-        return torch.Size([self.dim])
-
     @torch.no_grad()
     def set_scaling(self, x: Tensor) -> Flow:
         """Standardise by the means and standard deviations of ``x`` ``(n, dim)``."""
@@ -128,54 +126,5 @@ class Flow(nn.Module):
         n_samples: int = 0,  # noqa: ARG002
         columns: Columns | None = None,
     ) -> FlowTask:
-        """Maximum likelihood (see :class:`FlowTask`); a flow needs neither objective nor samples."""
+        """Maximum likelihood (see :class:`FlowTask`), which needs no objective and no samples."""
         return FlowTask(self, columns=columns)
-
-
-class FlowTask:
-    """Maximum likelihood of a flow, for :func:`selfnorm.fit`.
-
-    Args:
-        columns: spreads discrete values out afresh at every step, where given.
-    """
-
-    capturable = True
-
-    def __init__(self, flow: Flow, *, columns: Columns | None = None) -> None:
-        self.module = flow
-        self.columns = columns
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Matrices with the optimiser's weight decay, vectors without."""
-        parameters = list(self.module.parameters())
-        return [
-            {"params": [p for p in parameters if p.dim() > 1]},
-            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-
-    def start(self, data: tuple[Tensor, ...]) -> None:
-        """Standardise by the training data unless that was done."""
-        if not bool(self.module.fitted):
-            self.module.set_scaling(data[0])
-
-    def _log_prob(self, batch: tuple[Tensor, ...]) -> Tensor:
-        x = batch[0] if self.columns is None else self.columns.dequantise(batch[0])
-        return self.module.log_prob(x, batch[1] if self.module.condition_dim else None)
-
-    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Negative mean log-likelihood."""
-        loss = -self._log_prob(batch).mean()
-        return loss, {"log_prob": -loss.detach()}
-
-    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """Mean held-out log-likelihood (of the rows as given)."""
-        given = data[1:] if self.module.condition_dim else ()
-        parts = [
-            self.module.log_prob(data[0][i : i + 8192], *(t[i : i + 8192] for t in given))
-            for i in range(0, len(data[0]), 8192)
-        ]
-        return {"score": float(torch.cat(parts).double().mean())}
-
-    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
-        """Nothing to close."""
-        return {}

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, silu
 
-__all__ = ["ResMADE", "ChainLinear", "draw_orderings"]
+__all__ = ["ChainLinear", "ResMADE", "draw_orderings"]
 
 
 def draw_orderings(dim: int, count: int) -> Tensor:
-    """Ranks ``(count, dim)``: ``ranks[r, j]`` is the place (from 1) of column ``j`` in ordering ``r``.
+    """Ranks ``(count, dim)``: ``ranks[r, j]`` is the place, from 1, of column ``j``.
 
     The first ordering is the natural one, the second its reverse, the others are random. They come
     from torch's global generator.
@@ -79,6 +79,9 @@ class ChainLinear(nn.Module):
         if len(weight) == 1:
             bias = None if self.bias is None else self.bias[0]
             return linear(x, weight[0], bias)
+        if x.device.type == "cpu":  # one large product per chain beats many small ones there
+            biases = [None] * len(weight) if self.bias is None else list(self.bias)
+            return torch.stack([linear(*a) for a in zip(x, weight, biases, strict=True)])
         if x.dim() == 4:
             chunks = x.shape[1]
             flat = x.flatten(0, 1)

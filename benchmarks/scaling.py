@@ -1,0 +1,118 @@
+"""Cost of one training step, of ``log_prob`` and of ``log Z`` against the number of columns.
+
+    python benchmarks/scaling.py --device cuda --out results/density
+
+Fixed width, batch 512, one ordering. ``log_z_ms``: all factors' ``log Z`` of 512 rows by quadrature.
+On CUDA times are taken around synchronised regions, memory is the peak over the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfnorm.autoregressive import AutoregressiveEBM
+from selfnorm.experiments.report import hardware, versions
+from selfnorm.stepper import Stepper, make_optimizer
+
+SIZES = {"hidden": 512, "blocks": 2, "components": 10, "context": 64, "energy_hidden": 64}
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def median_ms(call: Any, device: torch.device, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        synchronise(device)
+        began = time.perf_counter()
+        call()
+        synchronise(device)
+        times.append(1e3 * (time.perf_counter() - began))
+    return sorted(times)[len(times) // 2]
+
+
+def measure(d: int, device: torch.device, repeats: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    x = torch.randn(4096, d, device=device) @ (torch.eye(d, device=device) + 0.1)
+    model = AutoregressiveEBM(d, discrete=None, **SIZES).to(device)
+    task = model.training_task(n_samples=12)
+    task.start((x,))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    stepper = Stepper(
+        task, make_optimizer(task, "adamw", 1e-2), (x,), clip_norm=5.0, ema=0.998, capture=True
+    )
+    rows = torch.arange(512, device=device)
+    for i in range(5):
+        stepper.step(rows, 1e-4, i)
+    row: dict[str, Any] = {"d": d}
+    row["step_ms"] = median_ms(lambda: stepper.step(rows, 1e-4, 10), device, repeats)
+    if device.type == "cuda":
+        row["peak_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+    model.eval()
+    batch = x[:512]
+    row["log_prob_ms"] = median_ms(lambda: model.log_prob(batch), device, repeats)
+    row["log_z_ms"] = median_ms(
+        lambda: model.log_prob(batch, normalizer="quadrature"), device, max(1, repeats // 4)
+    )
+    row["sample_ms"] = median_ms(lambda: model.sample(512, seed=0), device, max(1, repeats // 8))
+    return row
+
+
+def many_rows(device: torch.device, n: int) -> dict[str, Any]:
+    """``log_prob`` of ``n`` rows at d = 63 with the sizes recommended for such a table."""
+    from selfnorm.autoregressive_training import default_options
+
+    torch.manual_seed(0)
+    sizes = default_options(60_000, 63, device).model
+    x = torch.randn(n, 63, device=device)
+    model = AutoregressiveEBM(63, discrete=None, **sizes).to(device).set_scaling(x[:5000]).eval()
+    model.log_prob(x[:2000])
+    return {"rows": n, "d": 63, "seconds": median_ms(lambda: model.log_prob(x), device, 3) / 1e3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", default="results/density")
+    parser.add_argument("--dims", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64, 128, 256])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=100_000)
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    torch.set_float32_matmul_precision("high")
+    rows = []
+    for d in args.dims:
+        rows.append(measure(d, device, args.repeats))
+        print(rows[-1], flush=True)
+    by_d = {row["d"]: row for row in rows}
+    content: dict[str, Any] = {
+        "table": "scaling",
+        "command": "python benchmarks/scaling.py " + " ".join(sys.argv[1:]),
+        "versions": versions(),
+        "hardware": hardware(device),
+        "sizes": SIZES,
+        "rows": rows,
+        "log_prob_many_rows": many_rows(device, args.rows),
+    }
+    if 8 in by_d and 256 in by_d:
+        content["step_time_ratio_256_over_8"] = by_d[256]["step_ms"] / by_d[8]["step_ms"]
+        if "peak_mib" in by_d[8]:
+            content["memory_ratio_256_over_8"] = by_d[256]["peak_mib"] / by_d[8]["peak_mib"]
+    print({k: v for k, v in content.items() if k not in ("rows", "versions")}, flush=True)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"scaling_{device.type}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""All one-dimensional factors of a chain at once: their energy and their learned normaliser."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from selfnorm.mixtures1d import Mixture1d
+from selfnorm.resmade import ChainLinear
+
+__all__ = ["FactorEnergy", "Factors"]
+
+
+class Factors(NamedTuple):
+    """All conditionals at a batch of rows: what the masked network says before seeing ``x_i``."""
+
+    proposal: Mixture1d  # (R, N, dim)
+    context: Tensor  # (R, N, dim, C)
+    mean: Tensor  # (R, N, dim), moments of the proposal without gradient
+    sd: Tensor
+
+
+class FactorEnergy(nn.Module):
+    r"""``-E(y, c)`` of one factor, for all factors at once, and ``b(c)``.
+
+    The value ``y`` enters through bounded features (its place relative to the proposal, sines and
+    cosines of it), so that ``E`` is bounded and every factor has a finite ``Z`` whatever its
+    weights. The last layers start at zero: the model starts *at* its proposal, with ``b = 0``.
+    """
+
+    frequencies: Tensor
+
+    def __init__(
+        self, stack: int, context: int, hidden: int, blocks: int, n_frequencies: int
+    ) -> None:
+        super().__init__()
+        self.register_buffer(
+            "frequencies", torch.logspace(-0.4, 1.5, n_frequencies), persistent=False
+        )
+        n_features = 2 + 2 * n_frequencies
+        self.from_context = ChainLinear(stack, context, hidden)
+        self.from_value = ChainLinear(stack, n_features, hidden, bias=False)
+        self.layers = nn.ModuleList(ChainLinear(stack, hidden, hidden) for _ in range(2 * blocks))
+        self.last = ChainLinear(stack, hidden, 1, zero=True, bias=False)
+        self.norm_hidden = ChainLinear(stack, context, hidden)
+        self.norm_last = ChainLinear(stack, hidden, 1, zero=True)
+
+    def features(self, y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
+        """Bounded features ``(*y.shape, F)`` of a value relative to its proposal."""
+        u = (y - mean) / sd
+        near = u * torch.rsqrt(1 + (u / 6).square())  # linear in the middle, saturates at 6
+        far = torch.asinh(u).clamp(-8, 8) / 2
+        waves = near.unsqueeze(-1) * self.frequencies
+        return torch.cat(
+            [near.unsqueeze(-1), far.unsqueeze(-1), torch.sin(waves), torch.cos(waves)], -1
+        )
+
+    def log_norm(self, context: Tensor) -> Tensor:
+        """``b``: ``(R, N, dim)`` from contexts ``(R, N, dim, C)``."""
+        flat = context.flatten(1, 2)
+        out = self.norm_last(silu(self.norm_hidden(flat)))
+        return out.squeeze(-1).unflatten(1, context.shape[1:3])
+
+    def forward(self, y: Tensor, at: Factors) -> Tensor:
+        """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
+        n, dim = y.shape[2:]
+        values = self.features(y, at.mean, at.sd).transpose(0, 1)  # (R, S, N, dim, F)
+        h = self.from_value(values.flatten(2, 3))  # (R, S, N * dim, hidden)
+        h = h + self.from_context(at.context.flatten(1, 2)).unsqueeze(1)
+        for i in range(0, len(self.layers), 2):
+            h = h + self.layers[i + 1](silu(self.layers[i](silu(h))))
+        f = self.last(silu(h)).squeeze(-1)
+        f = 20 * torch.tanh(f / 20)
+        return f.unflatten(2, (n, dim)).transpose(0, 1)
