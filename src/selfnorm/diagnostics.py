@@ -20,9 +20,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from selfnorm.functional import ess as ess_fraction
 from selfnorm.functional import log_mean_exp, pareto_k
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.weight_stream import WeightStream
 
 __all__ = [
     "DataSideCheck",
@@ -90,7 +90,7 @@ class DataSideCheck:
 
 
 def data_side_check(
-    log_w_data: Tensor, log_w: Tensor, *, tolerated: float = TOLERATED_SHARE
+    log_w_data: Tensor, log_w: Tensor | WeightStream, *, tolerated: float = TOLERATED_SHARE
 ) -> DataSideCheck:
     """Does the proposal reach the data?
 
@@ -106,17 +106,16 @@ def data_side_check(
     ...                 torch.randn(5000)).passed
     False
     """
-    log_w_data, log_w = log_w_data.detach().double(), log_w.detach().double()
-    n, m = len(log_w_data), len(log_w)
+    log_w_data, stream = log_w_data.detach().double(), WeightStream.of(log_w)
+    n, m = len(log_w_data), stream.n
     # an infinite weight at a data point (q = 0 there) exceeds everything, a nan is no evidence
     usable = log_w_data[~torch.isnan(log_w_data)]
-    finite = log_w[torch.isfinite(log_w)]
-    if n == 0 or len(finite) == 0:
+    if n == 0 or math.isinf(stream.largest):
         return DataSideCheck(math.nan, 0, math.nan, n, passed=n == 0)
     # rounding alone must not count: constant weights differ in the last digits
-    margin = 1e-4 * (1.0 + float(finite.max().abs()))
-    above = int((usable > finite.max() + margin).sum())
-    decisive = int((usable > log_mean_exp(log_w) + math.log(m)).sum())
+    margin = 1e-4 * (1.0 + abs(stream.largest))
+    above = int((usable > stream.largest + margin).sum())
+    decisive = int((usable > stream.log_mean + math.log(m)).sum())
     p_value = float(stats.binom.sf(above - 1, n, tolerated))
     passed = not (p_value < 0.01 or decisive >= max(2, 0.002 * n))
     return DataSideCheck(above / n, decisive, p_value, n, passed)
@@ -133,7 +132,7 @@ class Verdict:
     data_side: DataSideCheck | None
 
 
-def tail_index(log_w: Tensor) -> float:
+def tail_index(log_w: Tensor | WeightStream) -> float:
     """Pareto k of the weights, read again on the very largest where the first reading is high.
 
     A defensive mixture bounds the weights and lets many of them pile up just below a plateau, with
@@ -146,41 +145,41 @@ def tail_index(log_w: Tensor) -> float:
     >>> tail_index(-1.5 * u.log()) > 1.0
     True
     """
-    k = float(pareto_k(log_w))
-    if k > PARETO_K_LIMIT and len(log_w) >= 2000:
-        narrow = float(pareto_k(torch.topk(log_w, 500).values))
+    stream = WeightStream.of(log_w)
+    k = stream.pareto_k()
+    if k > PARETO_K_LIMIT and stream.n >= 2000:
+        narrow = float(pareto_k(stream.top[:500]))
         if narrow < 0.5:
             return narrow
     return k
 
 
-def verdict(log_w: Tensor, log_w_data: Tensor | None = None) -> Verdict:
+def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> Verdict:
     """Judge an importance-sampling estimate of ``log Z`` from its weights.
 
-    ``log_w (M,)`` at proposal samples, ``log_w_data (n,)`` at held-out data (recommended: without
-    it a missed mode cannot be seen).
+    ``log_w (M,)`` at proposal samples (or their summary), ``log_w_data (n,)`` at held-out data
+    (recommended: without it a missed mode cannot be seen).
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> verdict(0.1 * torch.randn(5000), 0.1 * torch.randn(500)).reliable
     True
     """
-    log_w = log_w.detach().double()
-    m = len(log_w)
+    stream = WeightStream.of(log_w)
+    m = stream.n
     reasons: list[str] = []
-    if bool((torch.isnan(log_w) | torch.isposinf(log_w)).any()):
+    if stream.broken:
         reasons.append(
             "Some weights are not finite: the energy returns nan or -inf at proposal samples; "
             "check the energy for overflow."
         )
-        log_w = torch.nan_to_num(log_w, nan=-math.inf, posinf=-math.inf)
-    if not bool(torch.isfinite(log_w).any()):
+    if math.isinf(stream.largest):
         reasons.append(
             "No proposal sample has a positive weight: model and proposal do not overlap; fit the "
             "proposal to the data."
         )
         return Verdict(False, tuple(reasons), 0.0, math.inf, None)
-    fraction, k = float(ess_fraction(log_w)), tail_index(log_w)
+    fraction, k = stream.ess, tail_index(stream)
     if k > PARETO_K_LIMIT:
         reasons.append(
             f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the weights are so heavy-tailed that "
@@ -194,7 +193,7 @@ def verdict(log_w: Tensor, log_w_data: Tensor | None = None) -> Verdict:
         )
     check = None
     if log_w_data is not None and log_w_data.numel():
-        check = data_side_check(log_w_data.flatten(), log_w)
+        check = data_side_check(log_w_data.flatten(), stream)
         if not check.passed:
             reasons.append(
                 f"{100 * check.share:.1f} % of the data have a larger weight than every proposal "

@@ -14,9 +14,11 @@ from selfnorm import functional as F
 from selfnorm.adapters import as_proposal
 from selfnorm.diagnostics import Verdict, confidence_interval, verdict
 from selfnorm.errors import DataError, ProposalError
+from selfnorm.memory import chunk_size_for
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.weight_stream import WeightStream
 
 __all__ = ["Bounds", "draw_log_weights", "estimate_log_norm", "evaluate", "exact_log_norm"]
 
@@ -96,6 +98,7 @@ def evaluate(
     n_samples: int = 20_000,
     chunk_size: int | None = None,
     seed: SeedLike = None,
+    max_memory: float | None = None,
     **options: Any,
 ) -> Bounds:
     """Bounds of the mean log-likelihood of ``x`` under ``model``.
@@ -107,6 +110,8 @@ def evaluate(
         n_samples: number of proposal samples for ``Z``.
         chunk_size: rows per forward pass; results do not depend on it beyond rounding.
         seed: for the proposal samples.
+        max_memory: bytes (or, below 1, the share of the free memory) that one forward pass may
+            take; sets ``chunk_size``. Weights are summed up chunk by chunk and not kept.
         options: passed on to a model's own ``bounds``.
 
     Example:
@@ -131,8 +136,10 @@ def evaluate(
     x = x.to(model.device)
     q = as_proposal(proposal, x.shape[-1])
     chunk = chunk_size or _CHUNK
+    if max_memory is not None and chunk_size is None:
+        chunk = chunk_size_for(model, q, max_memory)
     with seeded(seed, model.device):
-        log_w = draw_log_weights(model, q, n_samples, chunk)
+        log_w = stream_log_weights(model, q, n_samples, chunk)
     log_p = torch.cat([model.log_unnormalized(part) for part in x.split(chunk)])
     log_w_data = log_p - torch.cat([q.log_prob(part) for part in x.split(chunk)])
     bounds = summarise(log_p, log_w, log_w_data, float(model.log_norm))
@@ -142,26 +149,28 @@ def evaluate(
     return replace(bounds, reasons=(*bounds.reasons, far))
 
 
-def summarise(log_p: Tensor, log_w: Tensor, log_w_data: Tensor, log_norm: float) -> Bounds:
+def summarise(
+    log_p: Tensor, log_w: Tensor | WeightStream, log_w_data: Tensor, log_norm: float
+) -> Bounds:
     """Bounds from the numbers alone.
 
     Args:
         log_p: ``(n,)`` unnormalised log-density at the data.
-        log_w: ``(M,)`` log-weights of proposal samples.
+        log_w: ``(M,)`` log-weights of proposal samples, or their running summary.
         log_w_data: ``(n,)`` log-weights at the data.
         log_norm: the learned ``b``.
     """
-    log_p, log_w, log_w_data = log_p.double(), log_w.double(), log_w_data.double()
-    n, m = len(log_p), len(log_w)
-    log_z = float(F.log_mean_exp(log_w))
-    ess = float(F.ess(log_w))
+    log_p, weights, log_w_data = log_p.double(), WeightStream.of(log_w), log_w_data.double()
+    n, m = len(log_p), weights.n
+    log_z = math.nan if weights.broken else weights.log_mean
+    ess = weights.ess
     # Relative variance of the mean weight: (1/ESS - 1) / M.
     z_var = (1 / ess - 1) / m if ess > 0 else math.inf
     p_var = float(log_p.var(correction=1)) / n if n > 1 else 0.0
     ratio = math.exp(min(log_z - log_norm, 700.0))
     upper = float(log_p.mean()) - log_z
     lower = float(log_p.mean()) - log_norm - ratio + 1
-    judged = verdict(log_w, log_w_data)
+    judged = verdict(weights, log_w_data)
     return Bounds(
         lower=lower,
         upper=upper,
@@ -233,6 +242,19 @@ def draw_log_weights(
         samples = proposal.sample((min(chunk_size, n_samples - start),))
         parts.append(model.log_unnormalized(samples) - proposal.log_prob(samples))
     return torch.cat(parts)
+
+
+@torch.no_grad()
+def stream_log_weights(
+    model: EBM, proposal: Proposal, n_samples: int, chunk_size: int = _CHUNK
+) -> WeightStream:
+    """Summary of ``n_samples`` fresh log-weights, of which one chunk at a time is held."""
+    stream = WeightStream(n_samples)
+    for start in range(0, n_samples, chunk_size):
+        stream.update(
+            draw_log_weights(model, proposal, min(chunk_size, n_samples - start), chunk_size)
+        )
+    return stream
 
 
 @torch.no_grad()

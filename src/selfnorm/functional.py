@@ -241,7 +241,7 @@ def bound_gap(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def pareto_k(log_w: Tensor, dim: int = 0) -> Tensor:
+def pareto_k(log_w: Tensor, dim: int = 0, *, n_total: int | None = None) -> Tensor:
     r"""Shape ``k`` of a generalised Pareto law fitted to the largest weights.
 
     Weights have about ``1/k`` finite moments: below 0.5 the variance is finite, above 0.7 no
@@ -250,7 +250,7 @@ def pareto_k(log_w: Tensor, dim: int = 0) -> Tensor:
     weights, shrunk towards 0.5 by the weight of ten observations.
 
     Constant weights have no tail: 0. Fewer than 25 samples, or weights that are all zero, cannot be
-    judged: infinity.
+    judged: infinity. With ``n_total`` given, ``log_w`` holds only the largest of so many weights.
 
     Example:
         >>> bool(pareto_k(torch.zeros(1000)) == 0)
@@ -261,7 +261,7 @@ def pareto_k(log_w: Tensor, dim: int = 0) -> Tensor:
         (True, True)
     """
     log_w = log_w.detach().movedim(dim, 0).double()
-    total = log_w.shape[0]
+    total = log_w.shape[0] if n_total is None else n_total
     n_tail = min(total // 5, math.ceil(3 * math.sqrt(total)))
     if n_tail < 5:
         return torch.full(log_w.shape[1:], math.inf, device=log_w.device, dtype=torch.float32)

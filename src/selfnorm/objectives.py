@@ -58,8 +58,11 @@ class WeightObjective:
         *,
         learns_log_norm: bool,
         needs_proposal_at_data: bool,
+        linear: bool = True,
     ) -> None:
         self.value = value
+        # Linear in per-sample terms: means over ranks and accumulation steps are then exact.
+        self.linear = linear
         self.learns_log_norm = learns_log_norm
         self.needs_proposal_at_data = needs_proposal_at_data
 
@@ -138,15 +141,19 @@ def _weight_objective(
     value: Callable[[Weights], Tensor],
     learns_log_norm: bool,
     needs_proposal_at_data: bool,
+    linear: bool = True,
 ) -> Callable[[], Objective]:
     return lambda: WeightObjective(
-        value, learns_log_norm=learns_log_norm, needs_proposal_at_data=needs_proposal_at_data
+        value,
+        learns_log_norm=learns_log_norm,
+        needs_proposal_at_data=needs_proposal_at_data,
+        linear=linear,
     )
 
 
 register("snl", _weight_objective(_snl, True, False))
 register("nce", _weight_objective(_nce, True, True))
-register("ranking_nce", _weight_objective(_ranking, False, True))
-register("importance_ml", _weight_objective(_importance_ml, False, False))
+register("ranking_nce", _weight_objective(_ranking, False, True, linear=False))
+register("importance_ml", _weight_objective(_importance_ml, False, False, linear=False))
 for _family in ("lsif", "reverse", "exponential"):
     register(f"bregman_{_family}", _weight_objective(_bregman(_family), True, True))
