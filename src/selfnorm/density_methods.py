@@ -158,8 +158,8 @@ def fit_autoregressive(z: Tensor, request: FitRequest) -> FittedDensity:
         options["patience"] = None
     model = model.to(device)
     task = dict(defaults.task)
-    # a small table needs few steps, and fewer still for b alone
-    task["polish_steps"] = min(task.get("polish_steps", 50), options["max_steps"] // 3)
+    # a step for b alone draws many samples: no more than an eighth of the run
+    task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
     history = fit(
         model,
         train,
