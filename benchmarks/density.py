@@ -317,14 +317,23 @@ def run_all(args: argparse.Namespace) -> None:
         name = f"{row['dataset']}/{row['method']}/{row['config']}/{row['seed']}"
         if log_prob is not None:
             arrays[name] = log_prob
-        print(
-            f"{time.perf_counter() - began:5.0f}s {name:42s} test {row.get('test', np.nan):9.4f} "
-            f"val {row.get('val') or np.nan:9.4f} "
-            f"gap {row.get('upper', 0) - row.get('lower', 0):.4f} ess {row.get('ess', 0):.3f} auc {row.get('two_sample_auroc', np.nan):.3f} train "
-            f"{row.get('train', np.nan):.3f} best@{row.get('best_step')}/{row.get('n_steps')} "
-            f"{row.get('seconds', 0):.0f}s {row.get('error', '')}",
-            flush=True,
-        )
+        figures = [
+            f"{label} {row[key]:.4f}"
+            for label, key in (
+                ("test", "test"),
+                ("val", "val"),
+                ("lower", "lower"),
+                ("upper", "upper"),
+                ("ess", "ess"),
+                ("auroc", "two_sample_auroc"),
+                ("train", "train"),
+            )
+            if isinstance(row.get(key), float)
+        ]
+        best = f"best at {row.get('best_step')} of {row.get('n_steps')}"
+        print(f"{time.perf_counter() - began:5.0f}s {name:42s}", *figures, best, flush=True)
+        if "error" in row:
+            print(row["error"], flush=True)
         if time.perf_counter() - saved > 10 or len(rows) == len(jobs):
             save(out / args.name, rows, arrays, args, time.perf_counter() - began)
             saved = time.perf_counter()

@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --device cuda --out results/density
 
-Fixed width, batch 512, one ordering. ``log_z_ms``: all factors' ``log Z`` of 512 rows by quadrature.
+Fixed width, batch 512, one ordering. ``log_z_ms``: ``log Z`` of all factors of 512 rows.
 On CUDA times are taken around synchronised regions, memory is the peak over the step.
 """
 

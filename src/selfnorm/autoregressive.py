@@ -304,14 +304,16 @@ class AutoregressiveEBM(nn.Module):
             order = torch.randperm(per_chain * stack, device=device)[:n]
             given = None
             if self.condition_dim:
-                checked = self._condition(None if condition is None else condition.to(device), n)
+                checked = self._condition(
+                    None if condition is None else condition.to(self.columns.center), n
+                )
                 assert checked is not None
-                given = torch.zeros(stack * per_chain, self.condition_dim, device=device)
+                given = torch.zeros(stack * per_chain, self.condition_dim).to(self.columns.center)
                 given[order] = checked[0]
                 given = given.unflatten(0, (stack, per_chain))
             elif condition is not None:
                 self._condition(condition, n)
-            z = torch.zeros(stack, per_chain, self.dim, device=device)
+            z = torch.zeros(stack, per_chain, self.dim).to(self.columns.center)
             for rows in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
                 self._fill(z[:, rows], None if given is None else given[:, rows], n_candidates)
             return self.columns.inverse(z.flatten(0, 1)[order])

@@ -218,4 +218,4 @@ class AutoregressiveTask:
             optimizer.zero_grad()
             gap.backward()
             optimizer.step()
-        return {"gap": float(gap)}
+        return {"gap": float(gap.detach())}

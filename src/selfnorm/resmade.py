@@ -120,6 +120,8 @@ class ResMADE(nn.Module):
         tensor([0., 0.])
     """
 
+    ranks: Tensor
+
     def __init__(
         self,
         ranks: Tensor,

@@ -1,0 +1,222 @@
+"""The paper's UCI table: a joint EBM with a Gaussian proposal, and a chain of EBMs, on real files.
+
+``joint`` is the paper's method: one energy over the whole row, the full-covariance Gaussian of the
+training rows as base and proposal. ``chain`` is :class:`~selfnorm.AutoregressiveEBM` with the sizes
+of :func:`~selfnorm.autoregressive_training.default_options`. Every set whose file is in the data
+directory is run; the others are named in the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import selfnorm as sn
+from selfnorm.autoregressive import AutoregressiveEBM
+from selfnorm.autoregressive_training import default_options
+from selfnorm.data import maf_benchmark
+from selfnorm.errors import MissingDataError
+from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
+from selfnorm.loop import LoopOptions
+from selfnorm.loop import run as train
+
+__all__ = ["RECIPES", "run"]
+
+RECIPES = ("paper", "best")
+# Training rows of the full files; a smaller file is a subset, and its figures stand alone.
+FULL = {"power": 1_000_000, "gas": 852_174, "hepmass": 315_123, "miniboone": 29_556}
+FULL["bsds300"] = 1_000_000
+# Published test log-likelihoods (nats), those whose source was read: NSF (Durkan et al. 2019) for
+# the flows, TAN's own record (Oliva et al. 2018).
+_SETS = ("power", "gas", "hepmass", "miniboone", "bsds300")
+PUBLISHED: dict[str, dict[str, float]] = {
+    "FFJORD": dict(zip(_SETS, (0.46, 8.59, -14.92, -10.43, 157.40), strict=True)),
+    "NAF-DDSF": dict(zip(_SETS, (0.62, 11.96, -15.09, -8.86, 157.73), strict=True)),
+    "TAN": dict(zip(_SETS, (0.60, 12.06, -13.78, -11.01, 159.80), strict=True)),
+    "RQ-NSF (AR)": dict(zip(_SETS, (0.66, 13.09, -14.01, -9.22, 157.31), strict=True)),
+}
+
+
+def run(
+    *,
+    recipe: str = "paper",
+    seeds: int = 3,
+    out: str | Path = "out",
+    device: str = "cpu",
+    progress: bool = True,
+    data_dir: str | Path | None = None,
+    datasets: Sequence[str] = maf_benchmark.NAMES,
+    max_rows: int | None = None,
+    joint_epochs: int = 20,
+    max_steps: int | None = None,
+) -> Table:
+    """Run the table and write ``uci.json`` and ``uci.md`` into ``out``.
+
+    Args:
+        recipe: ``"paper"`` runs both models, ``"best"`` the chain alone.
+        seeds: repetitions.
+        out: directory of the result files; finished rows found there are kept.
+        device: torch device.
+        progress: show progress bars.
+        data_dir: where the files are (else ``$SELFNORM_DATA`` or the cache).
+        datasets: which sets.
+        max_rows: use at most so many training rows (for trying it out; said in the result).
+        joint_epochs: epochs of the joint EBM.
+        max_steps: limit of the steps of either model (for trying it out).
+    """
+    if recipe not in RECIPES:
+        raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    table = Table("uci", recipe, Path(out), device=device)
+    missing: dict[str, str] = {}
+    for name in datasets:
+        try:
+            data = maf_benchmark.load(name, data_dir)
+        except MissingDataError as error:
+            missing[name] = str(error)
+            if progress:
+                print(f"{name}: {error}", flush=True)
+            continue
+        rows = data.train if max_rows is None else data.train[:max_rows]
+        for seed in range(seeds):
+            for model in ("joint", "chain") if recipe == "paper" else ("chain",):
+                if table.has(dataset=name, model=model, seed=seed):
+                    continue
+                began = time.perf_counter()
+                bounds, diverged = (_joint if model == "joint" else _chain)(
+                    rows, data, seed, device, progress, joint_epochs, max_steps
+                )
+                row = _row(name, model, seed, bounds, len(rows), len(data.test))
+                table.add(row | {"seconds": time.perf_counter() - began, "diverged": diverged})
+                if progress:
+                    print(f"{name}, {model}, seed {seed}: {bounds}", flush=True)
+    table.write_markdown(_markdown(table, missing))
+    return table
+
+
+def _row(
+    name: str, model: str, seed: int, bounds: Bounds, n_train: int, n_test: int
+) -> dict[str, Any]:
+    return {
+        "dataset": name,
+        "model": model,
+        "seed": seed,
+        "lower": bounds.lower,
+        "upper": bounds.upper,
+        "lower_se": bounds.lower_se,
+        "upper_se": bounds.upper_se,
+        "ess": bounds.ess,
+        "pareto_k": bounds.pareto_k,
+        "reliable": bounds.reliable,
+        "reasons": list(bounds.reasons),
+        "n_train": n_train,
+        "n_test": n_test,
+        "full": n_train >= FULL[name],
+    }
+
+
+def _joint(
+    rows: torch.Tensor,
+    data: maf_benchmark.Splits,
+    seed: int,
+    device: str,
+    progress: bool,
+    epochs: int,
+    max_steps: int | None,
+) -> tuple[Bounds, bool]:
+    torch.manual_seed(seed)
+    proposal = sn.Gaussian.fit_to(rows, full=True).to(device)
+    model = sn.EBM(
+        sn.MLP(data.dim, hidden=(300, 200, 100, 100, 50), activation="relu"), base=proposal
+    ).to(device)
+    history = sn.fit(
+        model,
+        rows.to(device),
+        proposal=proposal,
+        n_samples=1024,
+        batch_size=512,
+        max_epochs=epochs,
+        max_steps=max_steps,
+        lr=1e-4,
+        lr_log_norm=1e-4,
+        optimizer="adam",
+        weight_decay=5e-4,
+        schedule="constant",
+        val_data=data.val.to(device),
+        seed=seed,
+        progress=progress,
+    )
+    bounds = evaluate(model, data.test.to(device), proposal=proposal, n_samples=20_000, seed=seed)
+    return bounds, history.stopped == "diverged"
+
+
+def _chain(
+    rows: torch.Tensor,
+    data: maf_benchmark.Splits,
+    seed: int,
+    device: str,
+    progress: bool,
+    epochs: int,  # noqa: ARG001 the chain's length of training goes by steps
+    max_steps: int | None,
+) -> tuple[Bounds, bool]:
+    torch.manual_seed(seed)
+    defaults = default_options(len(rows), data.dim, device)
+    # The benchmark states its own noise: the values are scored as they are.
+    model = AutoregressiveEBM(data.dim, discrete=None, **defaults.model).to(device)
+    fit = defaults.fit
+    if max_steps is not None:
+        fit = {**fit, "max_steps": max_steps, "validate_every": max(1, max_steps // 5)}
+    history = train(
+        model.training_task(**defaults.task),
+        (rows.to(device),),
+        val_data=(data.val.to(device),),
+        options=LoopOptions(**fit, seed=seed, progress=progress),
+    )
+    bounds = model.eval().bounds(data.test, n_samples=500, seed=seed)
+    return bounds, history.stopped == "diverged"
+
+
+def _markdown(table: Table, missing: dict[str, str]) -> str:
+    paper = {row["dataset"]: row for row in paper_numbers()["uci"]}
+    lines = [
+        "# UCI: test log-likelihood in nats",
+        "",
+        "Lower bound (SNL) and upper bound (IS), mean and standard deviation over the seeds.",
+    ]
+    for (name,), rows in table.groups("dataset").items():
+        full = all(row["full"] for row in rows)
+        note = (
+            "the full file: comparable with the published rows"
+            if full
+            else "a subset of the benchmark's rows: **not comparable** with the published rows"
+        )
+        n_train, n_test = rows[0]["n_train"], rows[0]["n_test"]
+        lines += ["", f"## {name}: {n_train:,} training and {n_test:,} test rows ({note})", ""]
+        body = []
+        for model in dict.fromkeys(row["model"] for row in rows):
+            mine = [row for row in rows if row["model"] == model]
+            trust = "yes" if all(row["reliable"] for row in mine) else "**no**"
+            body.append(
+                [
+                    {"joint": "joint EBM, Gaussian proposal", "chain": "chain of EBMs"}[model],
+                    mean_sd(mine, "lower"),
+                    mean_sd(mine, "upper"),
+                    mean_sd(mine, "ess", 2),
+                    trust,
+                ]
+            )
+        if name in paper:
+            theirs = paper[name]["ebm_snl"]
+            row = ["the paper's EBM (full file)", str(theirs["snl"]), str(theirs["is"]), "–", "–"]
+            body.append(row)
+        for label, published in PUBLISHED.items():
+            body.append([f"{label}, published (full file)", str(published[name]), "", "–", "–"])
+        lines.append(markdown_table(["model", "lower", "upper", "ESS", "reliable"], body))
+    if missing:
+        lines += ["", "## Not run: files missing", ""]
+        lines += [f"- {name}: {reason}" for name, reason in missing.items()]
+    return "\n".join(lines)

@@ -1,0 +1,118 @@
+"""Columns: grids, atoms, limits and the change of variables."""
+
+import numpy as np
+import pytest
+import torch
+
+from selfnorm.columns import Columns, detect_atoms, detect_step
+from selfnorm.errors import DataError, SelfnormWarning
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        (np.arange(50) % 7 * 1.0, 1.0),
+        (np.repeat([0.0, 2.0, 4.0, 10.0], 5), 2.0),
+        ((np.arange(4000) % 900 * 0.01 + 32.54).astype(np.float32).astype(float), 0.01),
+        (np.random.default_rng(0).normal(size=300), 0.0),
+        (np.r_[np.random.default_rng(0).normal(size=300), np.zeros(50)], 0.0),
+        (np.full(10, 3.0), 0.0),
+    ],
+)
+def test_the_step_of_a_grid_is_found_and_only_there(values, step):
+    assert detect_step(values) == pytest.approx(step, rel=1e-3)
+
+
+def test_steps_too_fine_to_matter_are_continuous():
+    values = np.random.default_rng(0).integers(0, 100_000, 5000) * 1e-5
+    assert detect_step(values) == 0.0
+
+
+def test_atoms_are_values_many_rows_share():
+    rng = np.random.default_rng(0)
+    values = np.r_[rng.normal(size=900), np.full(70, 1.5), np.full(30, -2.0)]
+    assert detect_atoms(values) == [1.5, -2.0]
+    assert detect_atoms(rng.normal(size=1000)) == []
+
+
+def test_dequantised_values_round_back_and_fill_their_cells():
+    torch.manual_seed(0)
+    x = torch.randint(0, 5, (2000, 1)).float() * 0.5
+    columns = Columns(1).fit(x)
+    noisy = columns.dequantise(x)
+    assert torch.equal((noisy / 0.5).round() * 0.5, x)
+    offset = (noisy - x) / 0.5
+    assert offset.min() < -0.49
+    assert offset.max() > 0.49
+    assert abs(float(offset.mean())) < 0.02
+
+
+def test_only_the_rows_at_an_atom_get_noise():
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(900, 1), torch.full((100, 1), 0.25)])
+    columns = Columns(1).fit(x)
+    noisy = columns.dequantise(x)
+    assert torch.equal(noisy[:900], x[:900])
+    moved = (noisy[900:] - 0.25).abs()
+    assert 0 < float(moved.max()) <= 0.0051 * float(x.std()) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "support", [[(0.0, 1.0)], [(0.0, None)], [(None, 1.0)], [(None, None)], None]
+)
+def test_the_map_inverts_and_its_determinant_is_its_derivative(support):
+    x = torch.linspace(0.02, 0.98, 200, dtype=torch.float64).unsqueeze(1) ** 2
+    columns = Columns(1, support=support, discrete=None).double().fit(x)
+    z, log_det = columns(x)
+    assert torch.allclose(columns.inverse(z), x, atol=1e-9)
+    x = x.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(columns(x)[0].sum(), x)
+    assert torch.allclose(slope.log().squeeze(), log_det, atol=1e-8)
+    assert (slope > 0).all()
+
+
+def test_scales_resist_outliers():
+    torch.manual_seed(0)
+    x = torch.randn(2000, 1)
+    x[0] = 1e6
+    assert 0.8 < float(Columns(1).fit(x).scale) < 1.2
+
+
+def test_constant_and_repeated_columns_are_said():
+    x = torch.randn(100, 3)
+    x[:, 1] = 4.0
+    with pytest.warns(SelfnormWarning, match=r"columns \[1\] are constant"):
+        columns = Columns(3).fit(x)
+    assert float(columns.step[1]) == 1.0
+    x[:, 1] = x[:, 2]
+    with pytest.warns(SelfnormWarning, match="repeat another column"):
+        Columns(3).fit(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.full((5, 2), float("nan")), "NaN"),
+        (torch.zeros(5, 3), "shape"),
+        (torch.zeros(1, 2), "row"),
+    ],
+)
+def test_unusable_tables_are_refused(x, message):
+    with pytest.raises(DataError, match=message):
+        Columns(2).fit(x)
+
+
+def test_values_outside_the_stated_support_are_refused():
+    with pytest.raises(DataError, match="outside the stated support"):
+        Columns(1, support=[(0.0, 1.0)]).fit(torch.linspace(-1, 1, 50).unsqueeze(1))
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(DataError, match="entries"):
+        Columns(2, support=[(0.0, 1.0)])
+    with pytest.raises(DataError, match="low < high"):
+        Columns(1, support=[(1.0, 0.0)])
+    with pytest.raises(DataError, match="discrete"):
+        Columns(1, discrete="yes")
+    with pytest.raises(ValueError, match="encoding"):
+        Columns(1, encoding="raw")
