@@ -9,6 +9,7 @@ from selfnorm.adapters import as_proposal
 from selfnorm.autoregressive import AutoregressiveEBM
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.defensive import Defensive
+from selfnorm.distributed import fit_distributed
 from selfnorm.energies import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.errors import SelfnormError, SelfnormWarning
 from selfnorm.estimators import EnergyDensity
@@ -51,6 +52,7 @@ __all__ = [
     "evaluate",
     "exact_log_norm",
     "fit",
+    "fit_distributed",
     "fit_many",
     "functional",
     "log_weights",

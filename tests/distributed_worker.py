@@ -1,0 +1,61 @@
+"""One rank of the tests in test_distributed.py: `python distributed_worker.py JOB.json`."""
+
+import json
+import os
+import sys
+
+import torch
+from lightning_fabric import Fabric
+
+import selfnorm as sn
+from selfnorm.distributed import DistributedTask
+
+
+def setting():
+    torch.manual_seed(4)
+    x = torch.randn(512, 2)
+    x = torch.stack([x[:, 0].exp() - 1.5, 0.5 * x[:, 1] + 0.4 * x[:, 0] ** 2], -1)
+    base = sn.StudentT.fit_to(x)
+    return x, sn.EBM(sn.MLP(2, (24, 24), saturate=10.0), base=base)
+
+
+def count_down(steps):
+    """Interrupt the run at a step, as Ctrl-C does."""
+    plain = getattr(DistributedTask.loss, "plain", DistributedTask.loss)
+
+    def loss(self, batch):
+        loss.left -= 1
+        if loss.left == 0:
+            raise KeyboardInterrupt
+        return plain(self, batch)
+
+    loss.left, loss.plain = steps or 10**9, plain
+    DistributedTask.loss = loss
+
+
+def main():
+    torch.set_num_threads(1)
+    with open(sys.argv[1]) as handle:
+        job = json.load(handle)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    strategy = "ddp" if world > 1 else "auto"
+    fabric = Fabric(accelerator="cpu", devices=world, strategy=strategy)
+    fabric.launch()
+    for run in job["runs"]:
+        x, model = setting()
+        if fabric.global_rank:  # rank 0's start must win
+            with torch.no_grad():
+                for p in model.energy.parameters():
+                    p.add_(0.1)
+        count_down(run.get("die_at"))
+        history = sn.fit_distributed(model, x, fabric=fabric, progress=False, **run["options"])
+        parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+        name = f"{run['name']}.{fabric.global_rank}.pt"
+        torch.save(
+            {"parameters": parameters, "history": history.to_dict()},
+            os.path.join(job["out"], name),
+        )
+
+
+if __name__ == "__main__":
+    main()
