@@ -1,8 +1,9 @@
 """Density estimation side by side: chains of EBMs against flows, mixtures and kernels.
 
-    python benchmarks/density.py run --data DIR --out results/density --device cuda --workers 12
-    python benchmarks/density.py table --out results/density
+    python benchmarks/density.py --data DIR --out OUT --device cuda --workers 2 --cpu-workers 12
+    python benchmarks/density_table.py --out results/density OUT/density.json
 
+More than two runs at a time on one GPU slow each other down: steps are chains of small kernels.
 Six real tables, the same rows and the same scaling for every method (``selfnorm.data.tabular``).
 Methods trained by gradient run through the library's own loop with early stopping on the validation
 rows, draw fresh dequantisation noise at every step, and are averaged over steps; where a method has
