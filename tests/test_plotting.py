@@ -32,3 +32,14 @@ def test_history_and_density_panels(tmp_path):
     plain.plot(tmp_path / "plain.png")
     plot_densities([("blob", x, [("SNL", model.log_prob)])], tmp_path / "d.png")
     assert all((tmp_path / f).stat().st_size > 2000 for f in ("h.png", "plain.png", "d.png"))
+
+
+def test_a_run_that_exploded_can_still_be_drawn(tmp_path):
+    nan, inf = float("nan"), float("inf")
+    records = [
+        {"step": k, "val_lower": low, "val_upper": up}
+        for k, (low, up) in enumerate([(-3.0, -2.9), (-inf, -1.0), (nan, nan), (-2.0, inf)])
+    ]
+    sn.History(records=records).plot(tmp_path / "bad.png")
+    sn.History(records=[{"step": 1, "val_lower": nan, "val_upper": nan}]).plot(tmp_path / "nan.png")
+    assert (tmp_path / "nan.png").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,9 +127,12 @@ def plot_history(history: History, path: str | Path | None = None) -> Figure:
     upper = history.curve(prefix + "upper")
     if lower[0] and lower[0] == upper[0]:
         axes[0].fill_between(lower[0], lower[1], upper[1], alpha=0.2, color="gray")
-        # Early steps are far below; show where the curves end.
-        settled = sorted(lower[1])[len(lower[1]) // 4 :]
-        axes[0].set_ylim(settled[0] - 0.1, max(upper[1][len(upper[1]) // 4 :]) + 0.1)
+        # Early steps are far below, and a run that explodes leaves infinities: show the middle.
+        settled = sorted(v for v in lower[1] if math.isfinite(v))
+        settled = settled[len(settled) // 4 :]
+        tops = [v for v in upper[1][len(upper[1]) // 4 :] if math.isfinite(v)]
+        if settled and tops:
+            axes[0].set_ylim(settled[0] - 0.1, max(*tops, settled[-1]) + 0.1)
     axes[0].axvline(history.best_step, color="gray", ls=":", label="kept state")
     axes[0].set_xlabel("step")
     axes[0].set_ylabel("log-likelihood (nats)" + (", held out" if held_out else ""))
