@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from selfnorm import functional as F
 from selfnorm.errors import SelfnormError
+from selfnorm.evaluation import estimate_log_norm
 from selfnorm.history import History
 from selfnorm.member_adam import MemberAdam
 from selfnorm.members import Members
@@ -30,6 +31,7 @@ __all__ = ["ManyTask", "MemberData"]
 _MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
 _METRICS = ("loss", "grad_norm", "lower", "upper")
 _N_VAL_SAMPLES = 16_384
+_TOLERANCE = 2e-3  # standard error of the closing log Z, as for a single run
 _POINTS_AT_ONCE = 2**17  # rows of all members together in one forward pass without gradient
 
 
@@ -251,19 +253,27 @@ class ManyTask:
         self.module.adopt_best()
         learned = self.module.log_norm.detach().clone()
         log_z, error, n_used = self._estimate_log_norm()
+        if log_z.device.type == "cpu":
+            self._refine(log_z, error, n_used)
         self.module.log_norm.copy_(torch.where(torch.isfinite(log_z), log_z.float(), learned))
         final: dict[str, float] = {}
         for k in range(len(self.models)):
             final[f"{k}/log_norm"] = float(log_z[k])
             final[f"{k}/log_norm_se"] = float(error[k])
             final[f"{k}/log_norm_learned"] = float(learned[k])
-            final[f"{k}/log_norm_samples"] = n_used
+            final[f"{k}/log_norm_samples"] = n_used[k]
         return final
 
-    def _estimate_log_norm(
-        self, tolerance: float = 2e-3, max_samples: int = 2**20
-    ) -> tuple[Tensor, Tensor, int]:
-        """Draw until the standard error of every member's ``log Z`` is below ``tolerance``."""
+    def _refine(self, log_z: Tensor, error: Tensor, n_used: list[int]) -> None:
+        """More samples for the members that need them: on a CPU the others would cost as much."""
+        self.module.write_back(self.models)
+        for k in (error >= _TOLERANCE).nonzero().flatten().tolist():
+            value, spread, n_used[k] = estimate_log_norm(self.models[k], self.proposals[k])
+            log_z[k], error[k] = value, spread
+
+    def _estimate_log_norm(self) -> tuple[Tensor, Tensor, list[int]]:
+        """Draw until the standard error of every member's ``log Z`` is small (CUDA), or once."""
+        max_samples = 2**20 if self.module.log_norm.device.type == "cuda" else _N_VAL_SAMPLES
         chunk = max(1024, min(_N_VAL_SAMPLES, _POINTS_AT_ONCE // len(self.models)))
         first: list[Tensor] = []
         second: list[Tensor] = []
@@ -277,9 +287,9 @@ class ManyTask:
             log_z = F.combine_log_means(first, counts)
             excess = torch.expm1(F.combine_log_means(second, counts) - 2 * log_z)
             error = (excess.clamp_min(0) / total).sqrt()
-            enough = total >= _N_VAL_SAMPLES and not bool((error >= tolerance).any())
+            enough = total >= _N_VAL_SAMPLES and not bool((error >= _TOLERANCE).any())
             if enough or total + chunk > max_samples:
-                return log_z, error, total
+                return log_z, error, [total] * len(self.models)
 
     def histories(self, joint: History, rates: Sequence[float]) -> list[History]:
         """The record of each member out of that of all."""
