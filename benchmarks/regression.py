@@ -126,9 +126,11 @@ def ngboost(parts: tuple[np.ndarray, ...], seed: int, *, early: bool) -> dict[st
 
 def run(data_dir: Path, out: Path, names: list[str], models: list[str], splits: int) -> Table:
     table = Table("regression", "default", out)
-    for name in names:
-        data = uci_regression.load(name, data_dir)
-        for index in range(min(SPLITS.get(name, splits), splits, data.n_splits)):
+    loaded = {name: uci_regression.load(name, data_dir) for name in names}
+    for index in range(splits):  # split by split: an interrupted run covers every set
+        for name, data in loaded.items():
+            if index >= min(SPLITS.get(name, splits), data.n_splits):
+                continue
             train, test = data.split(index)
             parts = (data.X[train], data.y[train], data.X[test], data.y[test])
             keys: dict[str, Any] = {"dataset": name, "split": index, "seed": index}

@@ -46,7 +46,8 @@ class ConditionalTask:
             or ``"importance_ml"``. Ranking NCE (the paper's
             regression "NCE"), NCE+ and IS-ML do not change when a function of ``x`` is added to
             the energy: ``b`` gets **no gradient** from them and stays where it started.
-        n_samples: labels per input and step.
+        n_samples: labels per input and step. A proposal that ignores ``x`` draws one set of labels
+            for the whole batch, which costs the energy far less than a set for every input.
         proposal_loss: ``"likelihood"`` (``-log q(y|x)``), ``"kl"`` (``log Z_hat``, whose gradient
             in the proposal is that of ``KL(p||q)``), ``"both"`` (their average, the paper's), or
             ``"none"``.
@@ -83,6 +84,11 @@ class ConditionalTask:
         self.n_samples, self.n_val_samples = n_samples, n_val_samples
         self.proposal_loss = "none" if model.proposal_frozen else proposal_loss
         self.stratified = stratified
+        self.shared = bool(
+            getattr(model.proposal, "shared", False) and getattr(model.energy, "broadcasts", False)
+        )
+        # Draws that serve a whole batch share their error: take more of them, they cost less.
+        self._thrift = 32 if self.shared else 1
         self.label_scale = torch.ones(())
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -107,7 +113,7 @@ class ConditionalTask:
             h = model.features(x[head])
             check_support(model.law(x[head], h), y[head])
             if model.log_norm_scalar is not None:
-                log_w, _ = model.log_weights(x[head], 256)
+                log_w, _ = model.log_weights(x[head], 256 * self._thrift)
                 model.log_norm_scalar.copy_(F.log_mean_exp(log_w).mean())
 
     def terms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
@@ -116,8 +122,14 @@ class ConditionalTask:
         h = model.features(x)
         q = model.law(x, h)
         with torch.no_grad():
-            samples = draw(q, self.n_samples, stratified=self.stratified)
-            labels = torch.cat([y.expand(*samples.shape[1:]).unsqueeze(0), samples])
+            if self.shared:
+                # One law for all inputs: the same draws serve every one of them.
+                samples = model.proposal(h[..., :1, :]).sample((self.n_samples,))
+            else:
+                samples = draw(q, self.n_samples, stratified=self.stratified)
+                labels = torch.cat([y.expand(*samples.shape[1:]).unsqueeze(0), samples])
+        if self.shared:
+            return self._shared_terms(h, q, y, samples)
         minus_energy = model.minus_energy(h, labels, q)
         if model.base_is_proposal:
             log_q_data = q.log_prob(y)
@@ -133,6 +145,15 @@ class ConditionalTask:
         log_p = minus_energy + model.log_base(h, labels, q)
         log_w = log_p - log_q.detach()
         return log_p[0], log_w[0], log_w[1:], model.b(h), (q, log_q[0], samples)
+
+    def _shared_terms(
+        self, h: Tensor, q: Any, y: Tensor, samples: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+        model = self.module
+        log_q, log_q_data = q.log_prob(samples), q.log_prob(y)
+        log_p = model.minus_energy(h, y, q) + model.log_base(h, y, q)
+        log_w = model.minus_energy(h, samples, q) + model.log_base(h, samples, q) - log_q
+        return log_p, log_p - log_q_data, log_w, model.b(h), (q, log_q_data, samples)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Minus the objective, plus the proposal's own loss."""
@@ -178,7 +199,7 @@ class ConditionalTask:
         totals = []
         with seeded(20_231_106, data[0].device):
             for x, y in zip(data[0].split(512), data[1].split(512), strict=True):
-                kept, self.n_samples = self.n_samples, self.n_val_samples
+                kept, self.n_samples = self.n_samples, self.n_val_samples * self._thrift
                 log_p, _, log_w, b, _ = self.terms(x, y)
                 self.n_samples = kept
                 log_z = F.log_mean_exp(log_w)
@@ -194,7 +215,8 @@ class ConditionalTask:
         if model.log_norm_scalar is None or not self.is_snl:
             return {}
         with torch.no_grad():
-            log_z = [F.log_mean_exp(model.log_weights(x, 256)[0]) for x in data[0].split(512)]
+            m = 256 * self._thrift
+            log_z = [F.log_mean_exp(model.log_weights(x, m)[0]) for x in data[0].split(512)]
             # SNL in a shared b: -b - e^{-b} mean Z(x) is largest at b = log mean Z(x).
             model.log_norm_scalar.copy_(F.log_mean_exp(torch.cat(log_z)))
         return {"log_norm": float(model.log_norm_scalar.detach())}

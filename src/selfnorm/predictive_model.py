@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.conditional import ConditionalEBM, conditional_bounds
+from selfnorm.conditional import ConditionalEBM, conditional_bounds, some_pareto_k
 from selfnorm.evaluation import Bounds
 from selfnorm.mdn import MixtureLabels
 from selfnorm.predictive import PredictiveTable, legendre, panel_nodes
@@ -208,7 +208,7 @@ class PredictiveModel:
                 log_mass,
                 torch.zeros_like(log_mass),
                 F.ess(log_w).mean(0),
-                F.pareto_k(log_w).amax(0).double(),
+                some_pareto_k(log_w, len(z)).amax(0),
                 (at_label > log_w.amax(0)).double().mean(0),
             ]
             parts.append(torch.stack(figures))

@@ -47,6 +47,9 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         Gaussians in each mixture proposal.
     hidden, energy_hidden : int
         Width of the two-layer trunks, and of the energies.
+    n_frequencies : int, default 3
+        Waves ``sin, cos(2^j z)`` of the standardised label that the energy sees: more of them for
+        laws with hard edges.
     max_epochs, energy_epochs : int, default None
         Passes over the data for proposals and energies; ``None`` chooses by the number of rows.
         ``energy_epochs=0`` leaves the ensemble of mixture density networks.
@@ -101,6 +104,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "hidden": [Interval(Integral, 1, None, closed="left")],
         "energy_hidden": [Interval(Integral, 1, None, closed="left")],
+        "n_frequencies": [Interval(Integral, 0, 12, closed="both")],
         "max_epochs": [Interval(Integral, 1, None, closed="left"), None],
         "energy_epochs": [Interval(Integral, 0, None, closed="left"), None],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
@@ -125,6 +129,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         n_components: int = 5,
         hidden: int = 128,
         energy_hidden: int = 64,
+        n_frequencies: int = 3,
         max_epochs: int | None = None,
         energy_epochs: int | None = None,
         batch_size: int | None = None,
@@ -145,6 +150,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         self.n_components = n_components
         self.hidden = hidden
         self.energy_hidden = energy_hidden
+        self.n_frequencies = n_frequencies
         self.max_epochs = max_epochs
         self.energy_epochs = energy_epochs
         self.batch_size = batch_size
@@ -242,12 +248,13 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
                 "patience": self.patience,
                 "progress": self.verbose,
             }
-            epochs = self.max_epochs or int(np.clip(8e5 / n, 40, 400))
+            per_epoch = max(1, len(train) // common["batch_size"])
+            epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
             first = LoopOptions(max_epochs=epochs, lr=self.learning_rate, **common)
             if self.energy_epochs is not None:
                 epochs = self.energy_epochs
             else:
-                epochs = int(np.clip(3e5 / n, 15, 150))
+                epochs = int(np.clip(1200 / per_epoch, 15, 150))
             second = None
             if epochs > 0:
                 second = LoopOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
@@ -269,6 +276,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
             "width": self.hidden,
             "energy_width": self.energy_hidden,
             "dropout": (self.dropout, self.energy_dropout),
+            "frequencies": [2.0**j for j in range(self.n_frequencies)],
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -126,7 +126,15 @@ def run(
     return table
 
 
-def paper_model(proposal: str, log_norm: str, base: str, labels: Tensor) -> sn.ConditionalEBM:
+_NETWORKS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "text": ((16, 32, 64, 128), (10,)),
+    "code": ((50, 50), (50, 50)),
+}
+
+
+def paper_model(
+    proposal: str, log_norm: str, base: str, labels: Tensor, network: str = "code"
+) -> sn.ConditionalEBM:
     """The paper's networks for one row of its table; ``labels (n, 1)`` place the proposal.
 
     >>> model = paper_model("mdn-2", "mlp", "none", torch.randn(50, 1))
@@ -138,9 +146,10 @@ def paper_model(proposal: str, log_norm: str, base: str, labels: Tensor) -> sn.C
         mixture = sn.MDN(10, 1, int(proposal.removeprefix("mdn-")), hidden=(10,))
         mixture.place(labels)
         law = mixture
+    label_hidden, hidden = _NETWORKS[network]
     head = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 1))
     return sn.ConditionalEBM(
-        sn.LabelEnergy(10, 1, label_hidden=(16, 32, 64, 128), hidden=(10,), activation="relu"),
+        sn.LabelEnergy(10, 1, label_hidden=label_hidden, hidden=hidden, activation="relu"),
         law,
         features=nn.Sequential(nn.Linear(1, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU()),
         log_norm=head if log_norm == "mlp" else None,
@@ -228,7 +237,7 @@ def _best_run(
         x, y = parts["train"]
     model.fit(x, y)
     x_test, y_test = parts["test"]
-    bounds = model.bounds(x_test[:2000], y_test[:2000], n_samples=2000, random_state=config.seed)
+    bounds = model.bounds(x_test[:1000], y_test[:1000], n_samples=500, random_state=config.seed)
     learned = model.log_prob(x_test, y_test, method="learned")
 
     def density(x: Tensor, y: Tensor) -> Tensor:
