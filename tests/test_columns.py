@@ -116,3 +116,13 @@ def test_bad_settings_are_refused():
         Columns(1, discrete="yes")
     with pytest.raises(ValueError, match="encoding"):
         Columns(1, encoding="raw")
+
+
+def test_noise_at_a_limit_is_reflected_not_piled_up():
+    torch.manual_seed(0)
+    x = (torch.arange(1000) % 4).float().unsqueeze(1)
+    columns = Columns(1, support=[(0.0, 3.0)]).fit(x)
+    noisy = columns.dequantise(x)
+    assert float(noisy.min()) >= 0
+    assert float(noisy.max()) <= 3
+    assert int((noisy == 0).sum()) + int((noisy == 3).sum()) < 5

@@ -48,7 +48,7 @@ class AutoregressiveEBM(nn.Module):
         family: ``"logistic"`` or ``"gaussian"`` components.
         context: length of ``c_i``.
         energy_hidden, energy_blocks: width and residual blocks of the energy network.
-        drop: dropout in the masked network and on the contexts.
+        drop: dropout in the masked network and, with ``drop_context``, on the contexts.
         support, discrete, encoding: see :class:`~selfnorm.columns.Columns`.
 
     Example:
@@ -76,6 +76,7 @@ class AutoregressiveEBM(nn.Module):
         energy_blocks: int = 2,
         frequencies: int = 8,
         drop: float = 0.0,
+        drop_context: bool = True,
         support: Sequence[tuple[float | None, float | None]] | None = None,
         discrete: str | Sequence[float] | None = "auto",
         encoding: str = "value",
@@ -95,7 +96,8 @@ class AutoregressiveEBM(nn.Module):
             ):
                 raise ValueError(f"each ordering must be a permutation of 1..{dim}")
         self.dim, self.condition_dim, self.family = dim, condition_dim, family
-        self.n_components, self.drop = components + 1, drop
+        self.n_components = components + 1
+        self.context_drop = drop if drop_context else 0.0
         stack = ranks.shape[0]
         self.config: dict[str, Any] = {
             "dim": dim,
@@ -110,6 +112,7 @@ class AutoregressiveEBM(nn.Module):
             "energy_blocks": energy_blocks,
             "frequencies": frequencies,
             "drop": drop,
+            "drop_context": drop_context,
             "support": None if support is None else [list(s) for s in support],
             "discrete": discrete if isinstance(discrete, str | None) else list(discrete),
             "encoding": encoding,
@@ -186,7 +189,7 @@ class AutoregressiveEBM(nn.Module):
         )
         raw = self.trunk.outputs(self.mixture_head, features)
         context = self.trunk.outputs(self.context_head, features)
-        return self._describe(raw, dropout(context, self.drop, self.training))
+        return self._describe(raw, dropout(context, self.context_drop, self.training))
 
     def _describe(self, raw: Tensor, context: Tensor) -> Factors:
         """Append the proposal's own shape to the context: energy and ``b`` correct that shape."""

@@ -41,17 +41,19 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
     """
     many, wide = n >= 30_000, d > 20
     if torch.device(device).type == "cuda":
+        large = many and not wide
         model: dict[str, Any] = {
             "orderings": 4 if many or wide else 8,
             "hidden": 1024 if wide else 512,
-            "components": 20 if many and not wide else 10,
+            "blocks": 3 if large else 2,
+            "components": 20 if large else 10,
             "context": 64,
-            "energy_hidden": 64,
-            "energy_blocks": 2 if many and not wide else 1,
-            "drop": 0.1 if many and not wide else 0.2,
+            "energy_hidden": 128 if large else 64,
+            "energy_blocks": 2,
+            "drop": 0.1 if large else 0.2,
+            "drop_context": False,
         }
-        steps, batch, n_samples = (3500, 1024, 12) if many and not wide else (1500, 512, 12)
-        steps = 2500 if wide else steps
+        steps, batch, n_samples = (8000 if large else 3000 if wide else 2000), 512, 16
     else:
         small = n < 2000
         model = {

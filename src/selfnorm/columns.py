@@ -231,7 +231,10 @@ class Columns(nn.Module):
         hit = (x.unsqueeze(-1) - self.atoms).abs() <= 1e-6 * self.unit.unsqueeze(-1)
         width = self.step + hit.any(-1) * self.atom_width
         noisy = x + width * (torch.rand_like(x) - 0.5)
-        return torch.minimum(torch.maximum(noisy, self.low), self.high)
+        if not self.bounded:
+            return noisy
+        noisy = torch.where(noisy < self.low, 2 * self.low - noisy, noisy)  # reflected, so that no
+        return torch.where(noisy > self.high, 2 * self.high - noisy, noisy)  # mass piles up there
 
     def inside(self, x: Tensor) -> Tensor:
         """``(n,)``: rows within the support."""
@@ -245,11 +248,11 @@ class Columns(nn.Module):
         zero = torch.zeros_like(self.low)
         low, high = torch.where(lower, self.low, zero), torch.where(upper, self.high, zero)
         width = torch.where(lower & upper, high - low, torch.ones_like(zero))
-        r = ((x - low) / width).clamp(1e-6, 1 - 1e-6)
+        r = ((x - low) / width).clamp(1e-12, 1 - 6e-8)
         both = torch.log(r) - torch.log1p(-r)
         both_slope = -torch.log(r) - torch.log1p(-r) - torch.log(width)
         sign = 2.0 * lower - 1.0
-        v = (sign * (x - torch.where(lower, low, high)) / self.unit).clamp_min(1e-6)
+        v = (sign * (x - torch.where(lower, low, high)) / self.unit).clamp_min(1e-12)
         shrink = torch.log(-torch.expm1(-v))
         one, one_slope = sign * (v + shrink), -torch.log(self.unit) - shrink
         t = torch.where(lower & upper, both, torch.where(lower | upper, one, x))

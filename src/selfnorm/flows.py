@@ -73,8 +73,9 @@ class Flow(Proposal):
         options: dict[str, Any] = {
             "transforms": transforms,
             "hidden_features": tuple(hidden),
-            "residual": residual,
         }
+        if residual:  # zuko's one-column flows have no such option
+            options["residual"] = True
         if kind == "nsf":
             options["bins"] = bins
         self.dim, self.condition_dim, self.kind = dim, condition_dim, kind
