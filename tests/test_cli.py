@@ -60,3 +60,9 @@ def test_refusals_are_one_line_and_exit_two(arguments, words, tmp_path):
     assert words in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_plot_surface_needs_no_model(tmp_path):
+    result = runner.invoke(app, ["plot", "surface", "-o", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "snl_surface.png").stat().st_size > 5000

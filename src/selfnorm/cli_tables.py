@@ -236,7 +236,9 @@ def predict(
 
 
 def plot(
-    model: ModelFolder,
+    model: Annotated[
+        Path, typer.Argument(help="Model folder; or 'surface', the SNL of a Gaussian mean.")
+    ],
     data: Annotated[
         Path | None, typer.Argument(help="Table to compare the model with (optional).")
     ] = None,
@@ -247,8 +249,13 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw marginals (model against data), training curves and weight diagnostics."""
+    from selfnorm.plotting import plot_snl_surface
     from selfnorm.plotting_tables import plot_density_model, plot_regressor
 
+    if str(model) == "surface" and not model.exists():
+        plot_snl_surface(output / "snl_surface.png")
+        _tell({"output": [str(output / "snl_surface.png")]}, as_json)
+        return
     estimator, folder = _load(model)
     X = y = None
     if data is not None:
