@@ -212,8 +212,12 @@ def refuse_text(X: Any) -> None:
     dtypes = getattr(X, "dtypes", None)
     if dtypes is None or not hasattr(X, "columns"):
         return
-    kinds = dict(zip(X.columns, list(dtypes), strict=True))
-    text = [str(c) for c, d in kinds.items() if str(d).lower() in ("str", "string", "category")]
+    text = []
+    for name, kind in zip(X.columns, list(dtypes), strict=True):
+        if str(kind).lower() in ("str", "string", "category"):
+            text.append(str(name))
+        elif str(kind) == "object" and any(isinstance(value, str) for value in X[name]):
+            text.append(str(name))
     if text:
         raise DataError(
             f"column(s) {', '.join(text[:5])} hold text or categories: encode them as numbers "

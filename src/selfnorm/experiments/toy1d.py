@@ -3,9 +3,9 @@
 Recipe ``paper`` keeps the paper's set-up: features 10-10, ``b`` and the mixture density network
 with one hidden layer of 10, ReLU on hidden layers, Adam, batches of 32, 32 label samples for each
 pair, 25 epochs, the best validation state. The energy network printed in the paper cannot be built
-as printed (144 inputs of 128 + 10 features) and is not what was run; ours is the one of the authors'
-code (labels 50-50, joint 50-50), ``network="text"`` of :func:`paper_model` the nearest to the print.
-The learning rate follows one cycle up to 5e-3.
+as printed (144 inputs of 128 + 10 features) and is not what was run; ours is the one of the
+authors' code (labels 50-50, joint 50-50); ``network="text"`` of :func:`paper_model` is the nearest
+to the print. The learning rate follows one cycle up to 5e-3.
 
 The paper's "NCE" is *ranking* NCE: it never changes when a function of ``x`` is added to the
 energy, so ``b`` gets no gradient and the lower bound of those rows is loose by construction.
