@@ -134,10 +134,10 @@ class PredictiveMixin:
         """A copy with all energies at zero: the ensemble of mixture density networks alone."""
         check_is_fitted(self)
         twin = copy.deepcopy(self)
-        model = twin._predictive.model
+        model: Any = twin._predictive.model
         with torch.no_grad():
             for part in (model.energy.joint[-1], model.log_norm_net):
-                for parameter in part.parameters():  # type: ignore[union-attr]
+                for parameter in part.parameters():
                     parameter.zero_()
         return twin
 
@@ -214,9 +214,8 @@ def refuse_text(X: Any) -> None:
         return
     text = []
     for name, kind in zip(X.columns, list(dtypes), strict=True):
-        if str(kind).lower() in ("str", "string", "category"):
-            text.append(str(name))
-        elif str(kind) == "object" and any(isinstance(value, str) for value in X[name]):
+        words = str(kind) == "object" and any(isinstance(value, str) for value in X[name])
+        if words or str(kind).lower() in ("str", "string", "category"):
             text.append(str(name))
     if text:
         raise DataError(
