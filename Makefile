@@ -37,6 +37,8 @@ bench: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/vs_torchebm.py
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/many.py
+	$(BIN)/python benchmarks/memory.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'

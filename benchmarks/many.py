@@ -4,7 +4,9 @@ The paper's 2-D network on a standard Gaussian base; training steps of the libra
 both sides (samples, loss, gradient, clipping, finite-check, Adam). The two take turns in slices of
 a few steps, so that a busy machine slows both; the ratio is the median over slices.
 
-    python benchmarks/many.py [--members 8] [--threads 2] [--out results/speed]
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/many.py [--threads 2] [--out results/speed]
+
+(PASSIVE because on a busy machine threads that spin at barriers only get in their own way.)
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from selfnorm.errors import EnergyError
 
 __all__ = ["EnergyStack"]
 
+_CACHED_FLOATS = 2**19  # of the widest layer: two megabytes, about a core's second-level cache
+
 
 class EnergyStack(nn.Module):
     """The energies of ``K`` members as one function of their weights.
@@ -77,14 +79,32 @@ class EnergyStack(nn.Module):
 
     def forward(self, weights: Tensor, x: Tensor) -> Tensor:
         """Energies ``(K, n)`` of rows ``(K, n, d)``."""
+        size = self._members_at_once(x)
+        if size < len(x):
+            fixed = [self.get_buffer(f"fixed_{k}") for k in range(len(self.fixed_names))]
+            groups = zip(
+                weights.split(size), x.split(size), *(f.split(size) for f in fixed), strict=True
+            )
+            return torch.cat([self._forward(w, rows, kept) for w, rows, *kept in groups])
+        return self._forward(
+            weights, x, [self.get_buffer(f"fixed_{k}") for k in range(len(self.fixed_names))]
+        )
+
+    def _members_at_once(self, x: Tensor) -> int:
+        """All of them, except on a CPU where their activations would fall out of its cache."""
+        if x.device.type != "cpu":
+            return len(x)
+        widest = max(shape[0] for shape in self.shapes)
+        return min(len(x), max(1, _CACHED_FLOATS // (x.shape[1] * widest)))
+
+    def _forward(self, weights: Tensor, x: Tensor, fixed: Sequence[Tensor]) -> Tensor:
         # One split, not one slice per tensor: its gradient is one concatenation.
         parts = weights.split(self.sizes, dim=1)
         named = {
             name: part.view(-1, *shape)
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
-        for position, name in enumerate(self.fixed_names):
-            named[name] = self.get_buffer(f"fixed_{position}")
+        named.update(zip(self.fixed_names, fixed, strict=True))
         template = self._template[0]
         if _is_plain_mlp(template):
             return _mlp(template, named, x)
