@@ -34,7 +34,7 @@ def test_training_raises_the_likelihood_and_samples_follow():
     torch.manual_seed(0)
     x = banana(2000)
     flow = sn.Flow(2, **SMALL)
-    before = float(flow.set_scaling(x).log_prob(x).mean())
+    before = float(flow.set_scaling(x).log_prob(x).mean().detach())
     history = sn.fit(
         flow, x, batch_size=256, max_steps=120, max_epochs=100, lr=5e-3, seed=0, progress=False
     )

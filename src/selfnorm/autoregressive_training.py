@@ -65,7 +65,7 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
             "drop": 0.1,
             "orderings": 1,
         }
-        steps = int(min(1500, max(60, 6 * n**0.6)))
+        steps = int(min(2400, max(60, 6 * n**0.6)))
         batch, n_samples = min(512, max(16, n // 8)), 8
     fit = {
         "batch_size": batch,
@@ -210,12 +210,12 @@ class AutoregressiveTask:
         n, gap = len(data[0]), torch.zeros(())
         for step in range(self.polish_steps):
             optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / self.polish_steps)
-            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
+            rows = torch.randint(n, (min(n, 256),), device=data[0].device)
             with torch.no_grad():
                 batch = tuple(t[rows] for t in data)
                 z, _ = model.columns(model.columns.dequantise(batch[0].to(model.columns.center)))
                 at = model.factors(z, batch[1].to(z) if model.condition_dim else None)
-                log_z = log_mean_exp(model.energy(at.proposal.sample(64), at))
+                log_z = log_mean_exp(model.energy(at.proposal.sample(32), at))
             gap = bound_gap(log_z - model.energy.log_norm(at.context)).sum(-1).mean()
             optimizer.zero_grad()
             gap.backward()
