@@ -15,8 +15,8 @@ PAGE = ROOT / "docs" / "reproduce.md"
 INTRODUCTION = """# The paper's tables, reproduced
 
 Every table here is made from a JSON file under `results/` by `python docs/generate.py`; each file
-holds one row per run, the command, the versions and the hardware. Log-likelihoods are in nats, higher
-is better.
+holds one row per run, the command, the versions and the hardware. Log-likelihoods are in nats,
+higher is better.
 """
 
 

@@ -66,8 +66,10 @@ def test_a_planted_mistake_is_caught(name, tmp_path):
     target.write_text(source.replace(right, wrong))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{TESTS.parent}"}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        + ["-o", "addopts=", f"--rootdir={tmp_path}", str(TESTS / tests)],
+        [
+            *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
+            *("-p", "no:xdist", "-o", "addopts=", f"--rootdir={tmp_path}", str(TESTS / tests)),
+        ],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
