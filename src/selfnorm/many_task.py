@@ -32,7 +32,8 @@ _MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
 _METRICS = ("loss", "grad_norm", "lower", "upper")
 _N_VAL_SAMPLES = 16_384
 _TOLERANCE = 2e-3  # standard error of the closing log Z, as for a single run
-_POINTS_AT_ONCE = 2**17  # rows of all members together in one forward pass without gradient
+# Rows of all members together in one forward pass without gradient: enough to fill the device.
+_ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
 
 
 class MemberData:
@@ -243,8 +244,12 @@ class ManyTask:
             self._val_samples = samples, self.stack.log_prob(samples)
         return self._val_samples
 
+    def _chunk_size(self) -> int:
+        rows = _ROWS_AT_ONCE.get(self.module.log_norm.device.type, 2**17)
+        return max(1024, rows // len(self.models))
+
     def _in_chunks(self, x: Tensor) -> Tensor:
-        size = max(256, _POINTS_AT_ONCE // len(self.models))
+        size = self._chunk_size()
         return torch.cat([self.module.log_unnormalized(part) for part in x.split(size, 1)], dim=1)
 
     @torch.no_grad()
@@ -274,7 +279,7 @@ class ManyTask:
     def _estimate_log_norm(self) -> tuple[Tensor, Tensor, list[int]]:
         """Draw until the standard error of every member's ``log Z`` is small (CUDA), or once."""
         max_samples = 2**20 if self.module.log_norm.device.type == "cuda" else _N_VAL_SAMPLES
-        chunk = max(1024, min(_N_VAL_SAMPLES, _POINTS_AT_ONCE // len(self.models)))
+        chunk = min(_N_VAL_SAMPLES, self._chunk_size())
         first: list[Tensor] = []
         second: list[Tensor] = []
         while True:
