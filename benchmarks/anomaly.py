@@ -123,7 +123,8 @@ def summary(table: Table) -> str:
         ]
         means.append(f"{statistics.fmean(per_set):.4f}" if len(per_set) == len(SETS) else "–")
     body.append(["mean", *means])
-    title = f"# Anomaly detection: AUROC over {len(groups[(SETS[0], models[1])])} random splits"
+    n_splits = max(len(rows) for rows in groups.values())
+    title = f"# Anomaly detection: AUROC, mean and sd over {n_splits} random splits"
     return f"{title}\n\n{markdown_table(['set', *models], body)}"
 
 

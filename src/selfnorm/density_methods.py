@@ -31,7 +31,7 @@ from selfnorm.training import fit
 
 __all__ = ["METHODS", "FitRequest", "FittedDensity", "fit_autoregressive", "fit_joint"]
 
-MAX_FACTOR_SAMPLES = 40_000_000  # some 20 s on one core
+MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 
 
 @dataclass(frozen=True)
