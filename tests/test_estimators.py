@@ -101,6 +101,21 @@ def test_autoregressive_is_the_default_from_three_columns_on():
     assert density.sample(20, random_state=0).shape == (20, 3)
 
 
+def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
+    from selfnorm import density_methods
+
+    X = skewed(3000, d=3)
+    density = EnergyDensity(random_state=0, max_steps=30).fit(X[:300])
+    every_row = density.bounds(X, n_samples=256, random_state=0)
+    monkeypatch.setattr(density_methods, "MAX_FACTOR_SAMPLES", 256 * 3 * 1000)
+    subset = density.bounds(X, n_samples=256, random_state=0)
+    assert subset.n_samples == 256
+    assert subset.lower == pytest.approx(every_row.lower, abs=2e-3)
+    assert subset.upper == pytest.approx(every_row.upper, abs=2e-3)
+    assert subset.upper_se == pytest.approx(every_row.upper_se, rel=0.1)
+    assert subset.reliable == every_row.reliable
+
+
 def test_samples_follow_the_data(fitted):
     X, drawn = skewed(2000, seed=2), fitted.sample(2000, random_state=0)
     assert np.allclose(
@@ -188,6 +203,10 @@ def test_integer_columns_get_a_density_not_a_spike():
     truth = stats.poisson.logpmf(X[:, 0], 3.0) + stats.norm.logpdf(X[:, 1])
     # step 1: density of a value = its mass
     assert density.score(X) == pytest.approx(truth.mean(), abs=0.15)
+    drawn = density.sample(500, random_state=0)
+    assert np.array_equal(drawn[:, 0], np.round(drawn[:, 0]))  # synthetic counts are counts
+    assert drawn[:, 0].mean() == pytest.approx(3.0, abs=0.4)
+    assert len(np.unique(drawn[:, 1])) > 400
 
 
 @pytest.mark.parametrize(

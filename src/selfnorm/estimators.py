@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import blueprints, serialization
+from selfnorm.columns import detect_step
 from selfnorm.density_methods import METHODS, FitRequest, FittedDensity
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
@@ -139,6 +140,8 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             )
         refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
         self._scaling = Scaling.fit_to(X)
+        steps = [detect_step(column) if self.discrete else 0.0 for column in X.T]
+        self._grid = np.array(steps), X.min(axis=0)
         rows = self._scaling.forward(X)
         self.method_ = self.method
         if self.method == "auto":
@@ -183,14 +186,21 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Draw ``(n_samples, d)`` rows in the units of the training table."""
+        """Draw ``(n_samples, d)`` rows in the units of the training table.
+
+        Columns that lay on a grid (integers) come on that grid.
+        """
         check_is_fitted(self)
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with float32_on_cpu():
             z = self._fitted.sample(int(n_samples), seed=seed)
-        return self._scaling.inverse(z.double().numpy())
+        rows = self._scaling.inverse(z.double().numpy())
+        # columns on a grid were spread over its steps to be fitted: back to the grid
+        step, origin = self._grid
+        on_grid = origin + np.round((rows - origin) / np.where(step > 0, step, 1.0)) * step
+        return np.where(step > 0, on_grid, rows)
 
     def bounds(self, X: ArrayLike, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them."""
@@ -238,6 +248,8 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         tensors = {
             "scaling.center": torch.from_numpy(self._scaling.center),
             "scaling.scale": torch.from_numpy(self._scaling.scale),
+            "grid.step": torch.from_numpy(self._grid[0]),
+            "grid.origin": torch.from_numpy(self._grid[1]),
         }
         parts = {"model": self._fitted.model, "proposal": self._fitted.proposal}
         for part, module in parts.items():
@@ -298,6 +310,7 @@ def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
     proposal = blueprints.build(config["proposal"], state["proposal"])
     history = History.from_dict(config["training"])
     estimator._scaling = scaling
+    estimator._grid = tensors["grid.step"].numpy(), tensors["grid.origin"].numpy()
     estimator._set_fitted(FittedDensity(model, proposal, history))
     # float32 skeletons were filled with float64 numbers: fill again, now at full precision
     for part, module in (("model", model), ("proposal", proposal)):
