@@ -14,7 +14,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from selfnorm import EnergyRegressor, SelfnormError, SelfnormWarning
 from selfnorm.calibration import assess, central_coverage, crps_from_samples
+from selfnorm.ensemble import build_ensemble
 from selfnorm.errors import DataError, ModelFileError
+from selfnorm.predictive_model import PredictiveModel
 from selfnorm.regressor import label_step
 
 SMALL = {
@@ -307,3 +309,25 @@ def test_bad_questions_are_refused_with_a_reason(fitted: EnergyRegressor) -> Non
         fitted.log_mass(X, y)
     with pytest.raises(DataError, match="method"):
         fitted.log_prob(X, y, method="fast")
+
+
+@pytest.mark.parametrize("n_frequencies", [3, 6])
+@torch.no_grad()
+def test_quadrature_follows_the_fastest_wave(n_frequencies: int) -> None:
+    torch.manual_seed(0)
+    waves = [2.0**j for j in range(n_frequencies)]
+    model = build_ensemble(1, 1, members=5, components=3, frequencies=waves)
+    model.energy.joint[-1].weight.normal_(0.0, 0.6)  # an energy that wiggles
+    ends = (torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([-2.0]), torch.tensor([2.5]))
+    predictive = PredictiveModel(model, *ends)
+    h, q = predictive._laws(torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None])
+    log_z = predictive._node_densities(h, q)[3]
+    predictive.nodes_per_panel = 24
+    torch.testing.assert_close(log_z, predictive._node_densities(h, q)[3], atol=1e-4, rtol=0)
+
+
+def test_input_noise_smooths_along_x() -> None:
+    X, y = skewed_data(100)
+    tiny = {**SMALL, "max_epochs": 2, "energy_epochs": 1}
+    noisy = EnergyRegressor(**tiny, input_noise=0.5).fit(X, y)
+    assert not np.array_equal(noisy.predict(X), EnergyRegressor(**tiny).fit(X, y).predict(X))

@@ -88,7 +88,7 @@ class ConditionalTask:
             getattr(model.proposal, "shared", False) and getattr(model.energy, "broadcasts", False)
         )
         # Draws that serve a whole batch share their error: take more of them, they cost less.
-        self._thrift = 32 if self.shared else 1
+        self._thrift = 8 if self.shared else 1
         self.label_scale = torch.ones(())
 
     def parameter_groups(self) -> list[dict[str, Any]]:

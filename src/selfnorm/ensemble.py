@@ -101,6 +101,7 @@ class MemberRows:
         x, y, weight: ``(n, d_x)``, ``(n, d)`` and ``(n,)``.
         train, held_out: row numbers, ``(rows, members)``.
         jitter: labels get uniform noise of this width afresh at every step (0: none).
+        input_noise: deviation of normal noise on the inputs at every training step (0: none).
     """
 
     def __init__(
@@ -111,21 +112,23 @@ class MemberRows:
         train: Tensor,
         held_out: Tensor,
         jitter: Tensor | float = 0.0,
+        input_noise: float = 0.0,
     ) -> None:
         self.x, self.y, self.weight = x, y, weight
         self.train, self.held_out = train, held_out
         self.jitter = torch.as_tensor(jitter, dtype=y.dtype, device=y.device)
         self.noisy = bool((self.jitter > 0).any())
+        self.input_noise = input_noise
 
-    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
+    def take(self, rows: Tensor, *, training: bool = False) -> tuple[Tensor, ...]:
         """Inputs ``(members, B, d_x)``, labels and weights of row numbers ``(B, members)``."""
         rows = rows.T
-        y = self.y[rows]
+        x, y = self.x[rows], self.y[rows]
+        if training and self.input_noise > 0:
+            x = x + self.input_noise * torch.randn_like(x)
         if self.noisy:
             y = y + self.jitter * (torch.rand_like(y) - 0.5)
-        if self.weight is None:
-            return self.x[rows], y
-        return self.x[rows], y, self.weight[rows]
+        return (x, y) if self.weight is None else (x, y, self.weight[rows])
 
 
 def member_rows(n: int, members: int, fraction: float) -> tuple[Tensor, Tensor]:
@@ -209,7 +212,7 @@ class _ProposalStage(_MemberTask):
         return self.module.law(x, x).log_prob(y)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        x, y, *weight = self.rows.take(batch[0])
+        x, y, *weight = self.rows.take(batch[0], training=True)
         log_q = self._log_q(x, y)
         value = (log_q * weight[0]).mean() if weight else log_q.mean()
         return -value, {"lower": value.detach()}
@@ -227,7 +230,7 @@ class _EnergyStage(_MemberTask):
         self.inner = ConditionalTask(model, objective="snl", n_samples=n_samples)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.inner.loss(self.rows.take(batch[0]))
+        return self.inner.loss(self.rows.take(batch[0], training=True))
 
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """``l_IS`` of each member, ``Z`` from a deterministic rule on slices of its proposal."""

@@ -7,6 +7,7 @@ are exact to many digits for densities that vary on the scale of the mixture.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,14 +41,21 @@ def legendre(n: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(nodes), torch.from_numpy(weights), torch.from_numpy(cumulative)
 
 
-def panel_nodes(q: MixtureLabels, wide: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def panel_nodes(
+    q: MixtureLabels, wide: Tensor, n: int, *, frequency: float = 4.0
+) -> tuple[Tensor, Tensor]:
     """Nodes ``(*batch, panels, n)`` and half-widths ``(*batch, panels)`` for labels of dimension 1.
 
-    ``wide`` holds further landmarks ``(L,)``, for mass far from every component.
+    ``wide`` holds further landmarks ``(L,)``, for mass far from every component. The density may
+    hold waves of up to ``frequency`` in units of the mixture's deviation: none of them passes
+    through more than half a period within a panel.
     """
     marks = torch.tensor(_LANDMARKS, dtype=torch.float64, device=q.means.device)
     means, scales = q.means.double(), q.scales.double()
     own = (means + scales * marks).flatten(-2)
+    steps = max(8, math.ceil(8.0 * frequency / math.pi))
+    even = torch.linspace(-4.0, 4.0, steps + 1, dtype=torch.float64, device=own.device)
+    own = torch.cat([own, q.mean.double() + q.stddev.double() * even], dim=-1)
     edges = torch.cat([own, wide.to(own).expand(*own.shape[:-1], -1)], dim=-1).sort(-1).values
     half = 0.5 * (edges[..., 1:] - edges[..., :-1])
     middle = 0.5 * (edges[..., 1:] + edges[..., :-1])

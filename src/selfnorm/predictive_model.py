@@ -55,6 +55,8 @@ class PredictiveModel:
         span = self.label_high - self.label_low
         steps = torch.linspace(-1.0, 2.0, 13, dtype=torch.float64, device=self.low.device)
         self.landmarks = self.label_low + steps[:, None] * span
+        waves = getattr(model.label_features, "frequencies", torch.zeros(0))
+        self.frequency = float(waves.max()) if len(waves) else 1.0
         # Fewer members leave fewer nodes in the joint grid: give each of them more.
         self.nodes_per_panel = 4 if self.members >= 4 else 8 if self.members >= 2 else 12
 
@@ -79,7 +81,9 @@ class PredictiveModel:
 
     def _node_densities(self, h: Tensor, q: MixtureLabels) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Nodes, half-widths, normalised densities at the nodes and ``log Z_k`` (d = 1)."""
-        nodes, half = panel_nodes(q, self.landmarks[:, 0], self.nodes_per_panel)
+        nodes, half = panel_nodes(
+            q, self.landmarks[:, 0], self.nodes_per_panel, frequency=self.frequency
+        )
         flat = nodes.flatten(-2)
         values = self._log_density(h, q, flat.movedim(-1, 0).unsqueeze(-1)).movedim(0, -1)
         values = values.view_as(nodes)

@@ -59,6 +59,9 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         Of AdamW, for the proposals, for the energies, and for both.
     dropout, energy_dropout : float
         In the trunk of the proposals and in that of the energies.
+    input_noise : float, default 0
+        Normal noise added to the standardised inputs at every step, in their deviations: smooths
+        the law along ``x`` as a kernel of that width does.
     validation_fraction : float, default 0.1
         Share of the rows each member holds out to stop early; every member holds out other rows.
     patience : int, default 15
@@ -114,6 +117,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         "weight_decay": [Interval(Real, 0, None, closed="left")],
         "dropout": [Interval(Real, 0, 1, closed="left")],
         "energy_dropout": [Interval(Real, 0, 1, closed="left")],
+        "input_noise": [Interval(Real, 0, None, closed="left")],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "patience": [Interval(Integral, 1, None, closed="left"), None],
         "discrete": [StrOptions({"auto"}), None],
@@ -139,6 +143,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         weight_decay: float = 0.03,
         dropout: float = 0.05,
         energy_dropout: float = 0.1,
+        input_noise: float = 0.0,
         validation_fraction: float = 0.1,
         patience: int | None = 15,
         discrete: str | None = "auto",
@@ -160,6 +165,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         self.weight_decay = weight_decay
         self.dropout = dropout
         self.energy_dropout = energy_dropout
+        self.input_noise = input_noise
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.discrete = discrete
@@ -236,7 +242,9 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
         with seeded(seed, device):
             train, held_out = (r.to(device) for r in member_rows(n, self.n_members, fraction))
-            rows = MemberRows(z, t, w, train, held_out, torch.from_numpy(jitter).float())
+            rows = MemberRows(
+                z, t, w, train, held_out, torch.from_numpy(jitter).float(), self.input_noise
+            )
             model = build_ensemble(n_features=X.shape[1], dim=y.shape[1], **self._architecture())
             model = model.to(device)
             common: dict[str, Any] = {
