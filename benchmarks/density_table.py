@@ -30,7 +30,12 @@ def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]
     head: dict[str, Any] = {}
     for path in paths:
         content = json.loads(path.read_text())
-        rows += [row for row in content["rows"] if "error" not in row]
+        side_by_side = content.get("concurrent_runs")
+        rows += [
+            {**row, "concurrent_runs": side_by_side}
+            for row in content["rows"]
+            if "error" not in row
+        ]
         head.setdefault("versions", content["versions"])
         head.setdefault("hardware", content["hardware"])
         head.setdefault("command", []).append(content["command"])
@@ -69,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/density"))
+    parser.add_argument("--note", default="", help="what a reader must know about these runs")
     args = parser.parse_args()
     rows, arrays, head = read(args.files)
     sets = list(dict.fromkeys(r["dataset"] for r in rows))
@@ -106,7 +112,10 @@ def main() -> None:
                 }
             )
     args.out.mkdir(parents=True, exist_ok=True)
-    content = {"table": "density", "recipe": "default", **head, "comparisons": comparisons}
+    recipes = {r["config"] for r in rows if r["method"] == "selfnorm"}
+    recipe = "default" if recipes == {"default"} else "variants, chosen on validation"
+    content = {"table": "density", "recipe": recipe, "note": args.note, **head}
+    content["comparisons"] = comparisons
     (args.out / "density.json").write_text(json.dumps(content | {"rows": rows}, indent=1) + "\n")
     paired = [
         [c["dataset"], LABELS[c["against"]], f"{c['difference']:+.3f} ± {c['se']:.3f}"]
@@ -117,6 +126,7 @@ def main() -> None:
         "",
         "Mean ± sd over the seeds (number of runs). `–`: not run.",
         "",
+        *([args.note, ""] if args.note else []),
         markdown_table(["set", *LABELS.values()], body),
         "",
         "## selfnorm minus flow, paired over test rows (± standard error)",
