@@ -110,9 +110,14 @@ def run_one(
 def summary(table: Table) -> str:
     groups = table.groups("dataset", "model")
     models = ["energy_density", *PEERS]
+    n_splits = max(len(rows) for rows in groups.values())
     body = []
     for name in SETS:
-        cells = [mean_sd(groups.get((name, m), []), "auroc", 4) for m in models]
+        cells = []
+        for m in models:
+            rows = groups.get((name, m), [])
+            short = f" ({len(rows)} splits)" if len(rows) < n_splits else ""
+            cells.append(mean_sd(rows, "auroc", 4) + short)
         body.append([name, *cells])
     means = []
     for m in models:
@@ -123,7 +128,6 @@ def summary(table: Table) -> str:
         ]
         means.append(f"{statistics.fmean(per_set):.4f}" if len(per_set) == len(SETS) else "–")
     body.append(["mean", *means])
-    n_splits = max(len(rows) for rows in groups.values())
     title = f"# Anomaly detection: AUROC, mean and sd over {n_splits} random splits"
     return f"{title}\n\n{markdown_table(['set', *models], body)}"
 
