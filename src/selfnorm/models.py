@@ -50,8 +50,8 @@ class EBM(nn.Module):
             self.base.requires_grad_(False)
         self.log_norm = nn.Parameter(torch.tensor(float(log_norm)))
 
-    def log_unnormalized(self, x: Tensor) -> Tensor:
-        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``."""
+    def negative_energy(self, x: Tensor) -> Tensor:
+        """``-E(x)``, one checked scalar per row: ``(n, dim) -> (n,)``."""
         energy = self.energy(x)
         if energy.dim() == x.dim() and energy.shape[-1] == 1:
             energy = energy.squeeze(-1)
@@ -60,9 +60,12 @@ class EBM(nn.Module):
                 f"the energy must return one scalar per row: for input {tuple(x.shape)} expected "
                 f"{tuple(x.shape[:-1])}, got {tuple(energy.shape)}; sum or reduce its output"
             )
-        if self.base is None:
-            return -energy
-        return self.base.log_prob(x) - energy
+        return -energy
+
+    def log_unnormalized(self, x: Tensor) -> Tensor:
+        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``."""
+        value = self.negative_energy(x)
+        return value if self.base is None else value + self.base.log_prob(x)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log-density by the learned ``b``: one forward pass, ``(n, dim) -> (n,)``."""

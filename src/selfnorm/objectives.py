@@ -72,14 +72,21 @@ class WeightObjective:
         """Loss and metrics on one mini-batch."""
         with torch.no_grad():
             points = torch.cat([x, proposal.sample((n_samples,))])
-            asked = points if self.needs_proposal_at_data else points[len(x) :]
-            log_q = proposal.log_prob(asked)
-            log_q_data = log_q[: len(x)] if self.needs_proposal_at_data else x.new_zeros(())
-        log_p = model.log_unnormalized(points)
-        log_p_data, log_w = log_p[: len(x)], log_p[len(x) :] - log_q[-n_samples:]
+        if proposal is model.base:
+            # Base and proposal cancel in the weights: log w = -E, no density to compute there.
+            log_w_data, log_w = model.negative_energy(points).split([len(x), n_samples])
+            with torch.no_grad():
+                log_q_data = proposal.log_prob(x)
+            log_p_data = log_w_data + log_q_data
+        else:
+            with torch.no_grad():
+                asked = points if self.needs_proposal_at_data else points[len(x) :]
+                log_q = proposal.log_prob(asked)
+                log_q_data = log_q[: len(x)] if self.needs_proposal_at_data else x.new_zeros(())
+            log_p_data, log_w = model.log_unnormalized(points).split([len(x), n_samples])
+            log_w_data, log_w = log_p_data - log_q_data, log_w - log_q[-n_samples:]
         log_z = F.log_mean_exp(log_w)
-        batch = Weights(log_p_data, log_p_data - log_q_data, log_w, log_z, model.log_norm)
-        value = self.value(batch)
+        value = self.value(Weights(log_p_data, log_w_data, log_w, log_z, model.log_norm))
         with torch.no_grad():
             # l_SNL and l_IS from the numbers at hand; the ESS is left to validation, where more
             # samples make it meaningful.

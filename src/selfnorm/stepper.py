@@ -167,7 +167,7 @@ class Stepper:
         else:
             grads = [p.grad for p in self.params if p.grad is not None]
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-            if self.clip_norm is not None:
+            if self.clip_norm is not None and (self.on_cuda or float(norm) > self.clip_norm):
                 torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         finite = torch.isfinite(loss.detach()) & torch.isfinite(norm)
         if self.on_cuda:
