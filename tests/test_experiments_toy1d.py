@@ -7,7 +7,13 @@ import json
 import pytest
 import torch
 
+from selfnorm.data.toy1d import Toy1d, sample
 from selfnorm.experiments import toy1d
+
+
+def small_set(name: str, **_: object) -> Toy1d:
+    parts = [sample(name, 100, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    return Toy1d(name, *parts)
 
 
 def test_the_paper_has_twelve_rows() -> None:
@@ -18,13 +24,15 @@ def test_the_paper_has_twelve_rows() -> None:
 
 def test_paper_network_sizes() -> None:
     model = toy1d.paper_model("mdn-2", "mlp", "none", torch.randn(20, 1), network="text")
-    assert sum(p.numel() for p in model.energy.parameters()) == 12_479
+    assert sum(p.numel() for p in model.energy.parameters()) == 12_419
     assert sum(p.numel() for p in model.features.parameters()) == 130
     assert sum(p.numel() for p in model.log_norm_net.parameters()) == 121
 
 
 def test_a_short_run_writes_rows_and_tables_and_resumes(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(toy1d, "_N_SAMPLES", 200)
+    monkeypatch.setattr(toy1d, "_N_SAMPLES", 100)
+    monkeypatch.setattr(toy1d, "_GRID_POINTS", 129)
+    monkeypatch.setattr(toy1d.toy1d, "load", small_set)
     options = {"seeds": 1, "out": tmp_path, "progress": False, "max_epochs": 1}
     toy1d.run(datasets=("dataset2",), objectives=("snl",), **options)
     content = json.loads((tmp_path / "toy1d.json").read_text())
