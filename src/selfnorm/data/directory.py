@@ -33,7 +33,11 @@ KNOWN_FILES: tuple[DataFile, ...] = (
     ),
     DataFile("gas", ("gas/ethylene_CO.pickle", "gas/ethylene_CO.txt"), "UCI, Gas sensor array"),
     DataFile("hepmass", ("hepmass/1000_train.csv",), "UCI, HEPMASS"),
-    DataFile("miniboone", ("miniboone/data.npy",), "MAF benchmark files (Papamakarios 2017)"),
+    DataFile(
+        "miniboone",
+        ("miniboone/data.npy", "miniboone/MiniBooNE_PID.txt"),
+        "MAF benchmark files (Papamakarios 2017), or UCI, MiniBooNE",
+    ),
     DataFile("bsds300", ("bsds300/BSDS300.hdf5",), "MAF benchmark files (Papamakarios 2017)"),
     DataFile("california", ("tabular/california.npz",), "scikit-learn, fetch_california_housing"),
     DataFile("magic.gamma", ("tabular/magic.gamma.npz",), "UCI, MAGIC gamma telescope"),
