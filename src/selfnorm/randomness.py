@@ -44,5 +44,8 @@ def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> I
     if target.type == "cuda":
         cuda_devices = [torch.cuda.current_device() if target.index is None else target.index]
     with torch.random.fork_rng(devices=cuda_devices):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed: that would reseed every GPU, and only the forked one is restored.
+        torch.default_generator.manual_seed(seed)
+        for index in cuda_devices:
+            torch.cuda.default_generators[index].manual_seed(seed)
         yield

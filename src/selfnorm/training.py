@@ -178,8 +178,6 @@ def check_rows(
 class DensityTask:
     """Training of an EBM with a fixed (or separately trained) proposal."""
 
-    capturable = True
-
     def __init__(
         self,
         model: EBM,
@@ -192,6 +190,8 @@ class DensityTask:
     ) -> None:
         self.module = model
         self.objective = objectives.get(objective)
+        # Objectives with inner gradients or host-side buffers cannot be captured as a CUDA graph.
+        self.capturable = getattr(self.objective, "capturable", True)
         self.n_samples = n_samples
         self.log_norm_lr_scale = log_norm_lr_scale
         self.n_val_samples = n_val_samples
