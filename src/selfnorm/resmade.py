@@ -145,11 +145,10 @@ class ResMADE(nn.Module):
         ).float()
         within = (degrees[:, :, None] >= degrees[:, None, :]).float()
         self.first = ChainLinear(stack, dim * per_column, hidden, mask=to_hidden)
-        self.layers = nn.ModuleList(
-            ChainLinear(stack, hidden, hidden, mask=within) for _ in range(2 * blocks)
-        )
+        layers = [ChainLinear(stack, hidden, hidden, mask=within) for _ in range(2 * blocks)]
+        self.layers = nn.ModuleList(layers)
         with torch.no_grad():
-            for second in self.layers[1::2]:
+            for second in layers[1::2]:
                 second.weight.mul_(0.1)  # near-identity blocks train faster
         self.conditioners = nn.ModuleList(
             ChainLinear(stack, condition_dim, hidden, bias=False)
