@@ -31,8 +31,8 @@ _VALIDATION_POINTS = 64  # slices of the proposal when a member's held-out score
 class LabelWaves(nn.Module):
     """Label features relative to the proposal: ``z``, cosines of its CDF, waves of ``z``.
 
-    ``z = (y - mean_q) / sd_q``; ``cos(pi j F_q(y))`` for ``j = 1..cosines``; ``sin`` and ``cos`` of
-    ``f z`` for every frequency ``f``.
+    ``z = 3 tanh((y - mean_q) / (3 sd_q))``; ``cos(pi j F_q(y))`` for ``j = 1..cosines``; ``sin``
+    and ``cos`` of ``f z`` for every frequency ``f``.
 
     >>> q = MixtureLabels(torch.zeros(4, 1), torch.zeros(4, 1, 1), torch.ones(4, 1, 1))
     >>> LabelWaves()(torch.zeros(4, 1), q).shape
@@ -50,7 +50,9 @@ class LabelWaves(nn.Module):
 
     def forward(self, y: Tensor, q: MixtureLabels) -> Tensor:
         """Features ``(*samples, *batch, d * per_label)`` of labels ``(*samples, *batch, d)``."""
-        z = ((y - q.mean) / q.stddev).unsqueeze(-1)
+        # Bounded: an energy linear in y, however faintly, moves the mass of a wide component of
+        # next to no weight as far as it likes, where no sample of the proposal will ever be.
+        z = 3.0 * torch.tanh((y - q.mean) / (3.0 * q.stddev)).unsqueeze(-1)
         waves = z * self.frequencies
         steps = torch.cos(q.cdf(y).unsqueeze(-1) * self.orders)
         return torch.cat([z, steps, torch.sin(waves), torch.cos(waves)], dim=-1).flatten(-2)
