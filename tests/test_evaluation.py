@@ -1,6 +1,5 @@
 """evaluate, Bounds, exact quadrature, the look far out."""
 
-
 import pytest
 import torch
 

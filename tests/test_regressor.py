@@ -14,8 +14,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from selfnorm import EnergyRegressor, SelfnormError, SelfnormWarning
 from selfnorm.calibration import assess, central_coverage, crps_from_samples
-from selfnorm.ensemble import build_ensemble
+from selfnorm.ensemble import LabelWaves, build_ensemble
 from selfnorm.errors import DataError, ModelFileError
+from selfnorm.mdn import MixtureLabels
 from selfnorm.predictive_model import PredictiveModel
 from selfnorm.regressor import label_step
 
@@ -331,3 +332,18 @@ def test_input_noise_smooths_along_x() -> None:
     tiny = {**SMALL, "max_epochs": 2, "energy_epochs": 1}
     noisy = EnergyRegressor(**tiny, input_noise=0.5).fit(X, y)
     assert not np.array_equal(noisy.predict(X), EnergyRegressor(**tiny).fit(X, y).predict(X))
+
+
+@torch.no_grad()
+def test_no_mass_escapes_along_a_wide_component() -> None:
+    # A component of weight 1e-9 and scale 300: an energy linear in y would move all the mass there,
+    # unseen by any sample of the proposal.
+    weights = torch.tensor([[1.0, 1e-9]])
+    q = MixtureLabels(
+        weights.log(), torch.tensor([[[0.0], [0.0]]]), torch.tensor([[[1.0], [300.0]]])
+    )
+    seen = LabelWaves()(torch.tensor([-1e6, -50.0, 50.0, 1e6]).view(4, 1, 1), q)
+    assert seen.abs().max() <= 3.0
+    # A slope of 1 in what the energy sees is worth at most 2 * 3 nats between the two ends.
+    tilt = seen[:, 0, 0].exp()
+    assert float(tilt.max() / tilt.min()) <= np.exp(6.0) + 1e-3
