@@ -109,7 +109,7 @@ def crps_from_cdf(y: ArrayLike, grid: ArrayLike, cdf: ArrayLike) -> np.ndarray:
     The jump at ``y`` is put between grid points exactly; ``F`` is linear between them.
 
     >>> grid = np.linspace(-8, 8, 4001)
-    >>> float(crps_from_cdf([0.5], grid, (grid > 0.0)[None].astype(float))[0].round(3))
+    >>> float(crps_from_cdf([0.5], grid, (grid > 0.0)[None].astype(float))[0].round(2))
     0.5
     """
     y, grid, cdf = _column(y, "y"), _column(grid, "grid"), np.asarray(cdf, dtype=np.float64)
