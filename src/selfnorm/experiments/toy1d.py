@@ -13,7 +13,7 @@ energy, so ``b`` gets no gradient and the lower bound of those rows is loose by 
 
 Every model is judged by ``l_IS`` and ``l_SNL`` from 20,000 samples of the marginal Gaussian of the
 training labels (with the division by that Gaussian's density that the paper's formula lacks), and
-by quadrature. Recipe ``best`` is :class:`~selfnorm.EnergyRegressor` with a finer trunk.
+by quadrature. Recipe ``best`` is :class:`~selfnorm.EnergyRegressor`.
 """
 
 from __future__ import annotations
@@ -221,12 +221,25 @@ def _paper_run(
 
 
 def best_regressor(dataset: str, seed: int, **options: Any) -> sn.EnergyRegressor:
-    """Our regressor for these sets: more components and epochs than the default."""
+    """Our regressor for one of the sets; ``options`` replace its settings."""
     chosen: dict[str, Any] = {"random_state": seed, **_BEST[dataset], **options}
     return sn.EnergyRegressor(**chosen)
 
 
-_BEST: dict[str, dict[str, Any]] = {"dataset1": {}, "dataset2": {}}
+# Dataset 1 takes the defaults. Hard edges in dataset 2 ask for more components and faster waves,
+# its 1,900 rows for a narrower trunk with more decay.
+_BEST: dict[str, dict[str, Any]] = {
+    "dataset1": {},
+    "dataset2": {
+        "hidden": 48,
+        "n_components": 10,
+        "n_frequencies": 6,
+        "weight_decay": 0.1,
+        "dropout": 0.1,
+        "energy_learning_rate": 3e-3,
+        "patience": 25,
+    },
+}
 
 
 def _best_run(
