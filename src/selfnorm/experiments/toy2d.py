@@ -195,7 +195,7 @@ def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
         model, test, proposal=fitted.proposal, n_samples=20_000, seed=1000 + config.seed
     )
     support = _BOX if model.base is None else None
-    log_norm, error = sn.exact_log_norm(model, 2, support=support, n_points=1537)
+    log_norm, error = sn.exact_log_norm(model, 2, support=support, n_points=1025)
     log_p = torch.cat([model.log_unnormalized(part) for part in test.split(16_384)])
     exact = float(log_p.double().mean()) - log_norm
     return {
