@@ -9,6 +9,7 @@ its own best state.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,7 +153,7 @@ def member_rows(n: int, members: int, fraction: float) -> tuple[Tensor, Tensor]:
     return torch.stack(train, dim=1), torch.stack(held_out, dim=1)
 
 
-class _MemberTask:
+class _MemberTask(ABC):
     """A loss averaged over members; each member keeps the best state of its own."""
 
     capturable = True
@@ -199,8 +200,9 @@ class _MemberTask:
         scores = self.best_scores
         return {} if scores is None else {f"member_{k}": float(s) for k, s in enumerate(scores)}
 
+    @abstractmethod
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        raise NotImplementedError
+        """Score of every member on its held-out rows; higher is better."""
 
 
 class _ProposalStage(_MemberTask):
