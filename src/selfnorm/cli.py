@@ -65,6 +65,13 @@ def reproduce(
         str, typer.Option(help="toy2d: 'train', 'population' or 'per_split'.")
     ] = "train",
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    together: Annotated[
+        bool | None,
+        typer.Option(
+            "--together/--one-by-one",
+            help="toy2d: train all runs as one batched model (default on a GPU).",
+        ),
+    ] = None,
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
 ) -> None:
     """Reproduce a table of the paper; finished rows in --out are kept, so it can be resumed."""
@@ -75,6 +82,7 @@ def reproduce(
         options["datasets"] = tuple(dataset)
     if table == "toy2d":
         options["scaling"] = scaling
+        options["together"] = together
         if base:
             options["bases"] = tuple(base)
         if objective:

@@ -11,8 +11,7 @@ configurations, so seed 0 is optimistic and the other seeds are the fair ones.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ import selfnorm as sn
 from selfnorm.data import toy2d
 from selfnorm.experiments.parallel import run_side_by_side
 from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
-from selfnorm.proposals import Proposal
-from selfnorm.recipes import joint_density
+from selfnorm.experiments.toy2d_runs import Config, Fitted, train_one, train_together
 
 __all__ = ["DATASETS", "RECIPES", "run"]
 
@@ -34,39 +32,6 @@ RECIPES = ("paper", "best")
 # 1e-15 of its mass outside this square, and an energy may do there what it likes.
 _BOX = (torch.tensor([-8.0, -8.0]), torch.tensor([8.0, 8.0]))
 _N_EXACT = 50_000  # fresh points for the exact log-likelihood of recipe "best"
-
-
-@dataclass(frozen=True)
-class Config:
-    """One row of the table before it is run."""
-
-    recipe: str
-    dataset: str
-    objective: str
-    base: str
-    seed: int
-    device: str = "cpu"
-    scaling: toy2d.Scaling = "train"
-    progress: bool = True
-
-    def keys(self) -> dict[str, Any]:
-        """What identifies the run in the result file."""
-        return {
-            "dataset": self.dataset,
-            "objective": self.objective,
-            "base": self.base,
-            "seed": self.seed,
-        }
-
-
-@dataclass
-class Fitted:
-    """A trained model with all that is needed to judge it."""
-
-    model: sn.EBM
-    proposal: Proposal
-    split: toy2d.Split2D
-    history: sn.History
 
 
 def run(
@@ -82,6 +47,7 @@ def run(
     scaling: toy2d.Scaling = "train",
     figures: bool = True,
     jobs: int = 1,
+    together: bool | None = None,
     data_dir: str | Path | None = None,
 ) -> Table:
     """Run the table and write ``toy2d.json``, ``toy2d.md`` and the figures into ``out``.
@@ -98,6 +64,8 @@ def run(
         scaling: ``"train"``, ``"population"`` or ``"per_split"`` (as the authors' code).
         figures: draw the density panels and training curves.
         jobs: number of runs side by side, each in a process of one thread.
+        together: train all runs as one batched model (by default on a GPU, where that costs little
+            more than one run); they then share one stream of random numbers.
         data_dir: not used, the data are drawn; every table takes it.
     """
     del data_dir
@@ -118,7 +86,14 @@ def run(
     ]
     missing = [config for config in configs if not table.has(**config.keys())]
     panels: dict[str, dict[str, Fitted]] = {}
-    for config, (row, fitted) in run_side_by_side(_train_and_judge, missing, jobs):
+    if together is None:
+        together = torch.device(device).type == "cuda"
+    finished = (
+        _together(missing, progress)
+        if together
+        else run_side_by_side(_train_and_judge, missing, jobs)
+    )
+    for config, (row, fitted) in finished:
         table.add(row)
         if progress:
             print(_one_line(row), flush=True)
@@ -132,9 +107,24 @@ def run(
 
 def _train_and_judge(config: Config) -> tuple[dict[str, Any], Fitted]:
     began = time.perf_counter()
-    fitted = _train_paper(config) if config.recipe == "paper" else _train_best(config)
+    fitted = train_one(config)
     seconds = time.perf_counter() - began
     return _row(config, fitted, seconds), fitted
+
+
+def _together(
+    configs: Sequence[Config], progress: bool
+) -> Iterator[tuple[Config, tuple[dict[str, Any], Fitted]]]:
+    """All runs as one batched model; the time of each is its share."""
+    if not configs:
+        return
+    every, seconds = train_together(configs, progress=progress)
+    if progress:
+        print(f"{len(configs)} runs trained together in {seconds:.2f} s", flush=True)
+    for config, fitted in zip(configs, every, strict=True):
+        row = _row(config, fitted, seconds / len(configs))
+        batch = {"runs_together": len(configs), "seconds_together": round(seconds, 2)}
+        yield config, ({**row, **batch}, fitted)
 
 
 def _one_line(row: dict[str, Any]) -> str:
@@ -142,49 +132,6 @@ def _one_line(row: dict[str, Any]) -> str:
         f"{row['dataset']}, {row['objective']}, base {row['base']}, seed {row['seed']}: exact "
         f"{row['exact']:.3f}, limit {row['limit']:.3f}, {row['seconds']:.0f} s"
     )
-
-
-def _train_paper(config: Config) -> Fitted:
-    split = toy2d.load(config.dataset, seed=config.seed, scaling=config.scaling)
-    torch.manual_seed(config.seed)
-    proposal = sn.Gaussian(torch.zeros(2), scale=1.0)
-    energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
-    model = sn.EBM(energy, base=proposal if config.base == "standard_normal" else None)
-    model = model.to(config.device)
-    history = sn.fit(
-        model,
-        split.train,
-        proposal=proposal.to(config.device),
-        objective=config.objective,
-        n_samples=1024,
-        batch_size=128,
-        max_epochs=25,
-        lr=1e-3,
-        lr_log_norm=1e-3,
-        optimizer="adam",
-        schedule="constant",
-        val_data=split.val,
-        seed=config.seed,
-        progress=config.progress,
-    )
-    return Fitted(model, proposal, split, history)
-
-
-def _train_best(config: Config) -> Fitted:
-    split = toy2d.load(config.dataset, seed=config.seed, scaling=config.scaling)
-    torch.manual_seed(config.seed)
-    recipe = joint_density(split.train)
-    model = recipe.model.to(config.device)
-    history = sn.fit(
-        model,
-        split.train,
-        proposal=recipe.proposal.to(config.device),
-        val_data=split.val,
-        seed=config.seed,
-        progress=config.progress,
-        **recipe.fit_options,
-    )
-    return Fitted(model, recipe.proposal, split, history)
 
 
 @torch.no_grad()
@@ -222,7 +169,7 @@ def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
         "rollbacks": fitted.history.rollbacks,
         "best_step": fitted.history.best_step,
         "n_steps": fitted.history.n_steps,
-        "seconds": round(seconds, 2),
+        "seconds": round(seconds, 3),
     }
 
 

@@ -1,13 +1,14 @@
 """The 2-D table as one batch: same start and same kind of result as run by run."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 import selfnorm as sn
 from selfnorm.experiments import toy2d
-from selfnorm.experiments.toy2d_batched import train_all
+from selfnorm.experiments.toy2d_runs import train_together
 
 
 def configs(recipe, pairs, datasets=("checkerboard", "funnel"), device="cpu"):
@@ -24,7 +25,7 @@ def test_paper_runs_of_all_kinds_train_as_one_batch():
         [("standard_normal", "snl"), ("none", "snl"), ("standard_normal", "nce")],
         ("checkerboard",),
     )
-    fitted, seconds = train_all(rows, progress=False, max_steps=8, max_epochs=1)
+    fitted, seconds = train_together(rows, progress=False, max_steps=8, max_epochs=1)
     assert seconds > 0
     assert len(fitted) == len(rows)
     for config, one in zip(rows, fitted, strict=True):
@@ -38,7 +39,7 @@ def test_paper_runs_of_all_kinds_train_as_one_batch():
 
 def test_best_recipe_with_a_proposal_for_each_run():
     rows = configs("best", [("student_t", "snl")])
-    fitted, _ = train_all(rows, progress=False, max_steps=4, validate_every=4)
+    fitted, _ = train_together(rows, progress=False, max_steps=4, validate_every=4)
     for one in fitted:
         bounds = sn.evaluate(
             one.model, one.split.test.float(), proposal=one.proposal, n_samples=4000, seed=0
@@ -51,4 +52,25 @@ def test_best_recipe_with_a_proposal_for_each_run():
 def test_mixed_recipes_are_refused():
     mixed = [*configs("paper", [("none", "snl")]), *configs("best", [("student_t", "snl")])]
     with pytest.raises(ValueError, match="one recipe"):
-        train_all(mixed)
+        train_together(mixed)
+
+
+def test_table_of_runs_trained_together_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(toy2d, "train_together", partial(train_together, max_steps=3, max_epochs=1))
+    options = {
+        "seeds": 1,
+        "out": tmp_path,
+        "datasets": ("four_circles",),
+        "bases": ("standard_normal",),
+        "figures": False,
+        "progress": False,
+        "together": True,
+    }
+    table = toy2d.run(recipe="paper", **options)
+    assert [row["runs_together"] for row in table.rows] == [2, 2]
+    assert table.rows[0]["seconds"] <= table.rows[0]["seconds_together"]
+    assert {row["objective"] for row in table.rows} == {"snl", "nce"}
+    assert all(row["n_steps"] == 3 for row in table.rows)
+    # A second call finds every row done and trains nothing.
+    monkeypatch.setattr(toy2d, "train_together", None)
+    assert len(toy2d.run(recipe="paper", **options).rows) == 2
