@@ -54,6 +54,7 @@ def run(
     max_rows: int | None = None,
     joint_epochs: int = 20,
     max_steps: int | None = None,
+    jobs: int = 1,
 ) -> Table:
     """Run the table and write ``uci.json`` and ``uci.md`` into ``out``.
 
@@ -68,7 +69,9 @@ def run(
         max_rows: use at most so many training rows (for trying it out; said in the result).
         joint_epochs: epochs of the joint EBM.
         max_steps: limit of the steps of either model (for trying it out).
+        jobs: not used: a run takes the whole machine; every table takes it.
     """
+    del jobs
     if recipe not in RECIPES:
         raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
     table = Table("uci", recipe, Path(out), device=device)
