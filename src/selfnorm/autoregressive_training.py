@@ -43,17 +43,18 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
     if torch.device(device).type == "cuda":
         large = many and not wide
         model: dict[str, Any] = {
-            "orderings": 4 if many or wide else 8,
+            "orderings": 4 if many or wide else 16,
             "hidden": 1024 if wide else 512,
             "blocks": 3 if large else 2,
             "components": 20 if large else 10,
             "context": 64,
             "energy_hidden": 128 if large else 64,
             "energy_blocks": 2,
-            "drop": 0.1 if large else 0.2,
+            "drop": 0.1 if large else 0.3 if wide else 0.2,
             "drop_context": False,
         }
-        steps, batch, n_samples = (8000 if large else 3000 if wide else 2000), 512, 16
+        steps = 7000 if large else 3000 if wide else 2500
+        batch, n_samples = 512, 12 if wide else 16
     else:
         small = n < 2000
         model = {

@@ -1,0 +1,215 @@
+"""One run of the density benchmark: train a method on a set, score it, draw from it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfnorm.data import tabular
+
+CONTINUOUS = ("power", "bsds300")  # sets whose loaders leave nothing to dequantise
+FLOW_LOOP = {
+    "batch_size": 512,
+    "max_epochs": 10**6,
+    "lr": 1e-3,
+    "clip_norm": 5.0,
+    "ema": 0.998,
+    "weight_decay": 1e-2,
+    "schedule": "one_cycle",
+    "progress": False,
+}
+
+
+def wait(device: str) -> float:
+    """The clock, once the device has finished what it was given."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def progress_of(history: Any) -> dict[str, Any]:
+    return {
+        "val": history.best_score,
+        "best_step": history.best_step,
+        "n_steps": history.n_steps,
+        "stopped": history.stopped,
+        "diverged": history.stopped == "diverged",
+        "skipped_steps": history.skipped_steps,
+        "val_curve": [
+            [r["step"], round(r["val_score"], 4)]
+            for r in history.records[:: max(1, len(history.records) // 10)]
+        ],
+    }
+
+
+def train_ours(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
+    from selfnorm.autoregressive import AutoregressiveEBM
+    from selfnorm.autoregressive_training import default_options
+    from selfnorm.loop import LoopOptions, run
+
+    defaults = default_options(len(table.train), table.dim, device)
+    torch.manual_seed(job["seed"])
+    sizes = {**defaults.model, **job.get("model", {})}
+    sizes["discrete"] = None if table.name in CONTINUOUS else "auto"
+    model = AutoregressiveEBM(table.dim, **sizes).to(device)
+    loop = {**defaults.fit, **job.get("loop", {}), "progress": False, "seed": job["seed"]}
+    task_options = {**defaults.task, **job.get("task", {})}
+    began = wait(device)
+    history = run(
+        model.training_task(**task_options),
+        (table.train_values.to(device),),
+        val_data=(table.val_values.to(device),),
+        options=LoopOptions(**loop),
+    )
+    row = {"seconds": wait(device) - began, "model": sizes, "loop": loop, "task": task_options}
+    model.eval()
+    return row | progress_of(history), model
+
+
+def bounds_of(model: Any, table: Any, device: str) -> dict[str, Any]:
+    """Bounds, effective sample size, agreement with quadrature, integrals of conditionals."""
+    from selfnorm.autoregressive_evaluation import conditional_integrals, row_bounds
+
+    test = table.test.to(device)
+    wide = table.dim > 20
+    rows = test[: 2000 if wide else 10**6]
+    torch.manual_seed(0)
+    figures = row_bounds(model, rows, n_samples=300 if wide else 1000)
+    compared = rows[: 500 if wide else 2000]
+    exact = model.log_prob(compared, normalizer="quadrature").double()
+    difference = figures["upper"][: len(compared)].double() - exact
+    variance = figures["variance"][: len(compared)].double()
+    integrals = conditional_integrals(model, test[torch.randperm(len(test))[:100]])
+    return {
+        "lower": float(figures["lower"].double().mean()),
+        "upper": float(figures["upper"].double().mean()),
+        "ess": float(figures["ess"].mean()),
+        "ess_worst_column": float(figures["ess"].mean(0).min()),
+        "rows_bounded": len(rows),
+        "quadrature": float(exact.mean()),
+        "rows_quadrature": len(compared),
+        "is_minus_quadrature": float(difference.mean()),
+        "is_minus_quadrature_se": float(variance.sum().sqrt()) / len(compared),
+        "contexts_integrated": 100,
+        "conditionals_integrated": int(integrals.numel()),
+        "worst_integral_error": float((integrals - 1).abs().max()),
+        "train": float(model.log_prob(table.train[:4000].to(device)).double().mean()),
+    }
+
+
+def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
+    from selfnorm.flows import Flow
+    from selfnorm.loop import LoopOptions, run
+
+    torch.distributions.Distribution.set_default_validate_args(False)  # it waits for the GPU
+    torch.manual_seed(job["seed"])
+    flow = Flow(table.dim, **job["model"]).to(device)
+    columns = None if table.name in CONTINUOUS else table.columns.to(device)
+    loop = {**FLOW_LOOP, "validate_every": max(1, job["loop"]["max_steps"] // 30), **job["loop"]}
+    began = wait(device)
+    history = run(
+        flow.training_task(columns=columns),
+        (table.train_values.to(device),),
+        val_data=(table.val.to(device),),
+        options=LoopOptions(**loop, seed=job["seed"]),
+    )
+    row = {"seconds": wait(device) - began, "model": job["model"], "loop": loop}
+    flow.eval()
+    return row | progress_of(history), flow
+
+
+def fit_classic(job: dict[str, Any], table: Any) -> tuple[dict[str, Any], Any]:
+    from sklearn.mixture import GaussianMixture
+    from sklearn.neighbors import KernelDensity
+
+    train, val = (np.asarray(a, dtype=np.float64) for a in (table.train, table.val))
+    began = time.perf_counter()
+    best = None
+    if job["method"] == "gmm":
+        grid: list[Any] = [5, 20, 60] if table.dim > 20 else [10, 30, 100, 200]
+        models = [
+            GaussianMixture(k, reg_covar=1e-5, random_state=job["seed"], max_iter=200) for k in grid
+        ]
+        rows = train
+    else:
+        scale = float(train.std(0).mean())
+        grid = [scale * h for h in (0.03, 0.06, 0.12, 0.25, 0.5)]
+        models = [KernelDensity(bandwidth=h, rtol=1e-4) for h in grid]
+        rows = train[np.random.RandomState(job["seed"]).permutation(len(train))[:20_000]]
+    for choice, model in zip(grid, models, strict=True):
+        score = float(model.fit(rows).score_samples(val[:1500]).mean())
+        if best is None or score > best[0]:
+            best = (score, choice, model)
+    assert best is not None
+    row = {"seconds": time.perf_counter() - began, "val": best[0], "chosen": best[1]}
+    return row | {"diverged": False}, best[2]
+
+
+def log_density(model: Any, method: str, test: torch.Tensor) -> np.ndarray:
+    if method in ("gmm", "kde"):
+        return np.asarray(model.score_samples(np.asarray(test, dtype=np.float64)))
+    with torch.no_grad():
+        if method == "selfnorm":
+            return np.asarray(model.log_prob(test).cpu(), dtype=np.float64)
+        parts = [model.log_prob(part) for part in test.split(4096)]
+        return np.asarray(torch.cat(parts).cpu(), dtype=np.float64)
+
+
+def draw(model: Any, method: str, n: int, seed: int) -> np.ndarray:
+    if method == "selfnorm":
+        return np.asarray(model.sample(n, seed=seed).cpu())
+    torch.manual_seed(seed)
+    parts = [model.sample((min(2000, n - i),)).cpu() for i in range(0, n, 2000)]
+    return np.asarray(torch.cat(parts))
+
+
+def two_sample_auroc(real: np.ndarray, fake: np.ndarray, seed: int) -> float:
+    """Cross-validated AUROC of gradient-boosted trees that tell samples from held-out rows."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.model_selection import cross_val_score
+
+    n = min(len(real), len(fake), 5000)
+    x = np.vstack([real[:n], fake[:n]])
+    y = np.r_[np.ones(n), np.zeros(n)]
+    trees = HistGradientBoostingClassifier(max_iter=100, random_state=seed)
+    order = np.random.RandomState(seed).permutation(2 * n)
+    return float(cross_val_score(trees, x[order], y[order], cv=2, scoring="roc_auc").mean())
+
+
+def run_job(
+    job: dict[str, Any], data: str, device: str
+) -> tuple[dict[str, Any], np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
+    """The row, the log-density of the test rows, and (test rows, samples) for a two-sample test."""
+    warnings.simplefilter("ignore")
+    torch.set_float32_matmul_precision("high")
+    table = tabular.load(job["dataset"], data)
+    method = job["method"]
+    if method == "selfnorm":
+        row, model = train_ours(job, table, device)
+    elif method in ("nsf", "maf"):
+        row, model = train_flow(job, table, device)
+    else:
+        row, model = fit_classic(job, table)
+    test = table.test if method in ("gmm", "kde") else table.test.to(device)
+    log_density(model, method, test[:64])  # what runs once (kernel choice, loading) is not timed
+    began = wait(device)
+    log_prob = log_density(model, method, test)
+    row["log_prob_seconds"] = wait(device) - began
+    row |= {"test": float(log_prob.mean()), "test_se": float(log_prob.std() / len(test) ** 0.5)}
+    row |= {"worst_row": float(log_prob.min()), "n_train": len(table.train), "n_test": len(test)}
+    pair = None
+    if method in ("selfnorm", "nsf", "maf") and job.get("two_sample", True):
+        began = wait(device)
+        samples = draw(model, method, min(len(test), 5000), job["seed"])
+        row |= {"sampling_seconds": wait(device) - began, "n_sampled": len(samples)}
+        finite = np.isfinite(samples).all(1)
+        row["samples_not_finite"] = int((~finite).sum())
+        pair = (np.asarray(table.test), samples[finite])
+    if method == "selfnorm":
+        row |= bounds_of(model, table, device)
+    keys = ("dataset", "method", "config", "seed")
+    return {k: job[k] for k in keys} | row, log_prob.astype(np.float32), pair
