@@ -1,5 +1,6 @@
 """Chains of one-dimensional EBMs: densities that integrate to one, bounds, samples, bad input."""
 
+import math
 import warnings
 
 import pytest
@@ -313,3 +314,23 @@ def test_recommended_sizes_are_valid_for_any_table(n, device):
     AutoregressiveEBM(7, **options.model)
     LoopOptions(**options.fit)
     assert options.fit["batch_size"] >= 2
+
+
+def test_a_double_precision_model_trains_samples_and_bounds_in_double(recwarn):
+    x = crooked(200).double()
+    model = AutoregressiveEBM(2, orderings=2, support=[(0.0, None), (None, None)], **TINY).double()
+    history = sn.fit(model, x, max_steps=16, batch_size=50, polish_steps=2, progress=False)
+    drawn = model.sample(30, seed=0)
+    assert drawn.dtype == model.log_prob(drawn).dtype == torch.float64
+    assert torch.isfinite(model.log_prob(drawn)).all()
+    assert math.isfinite(history.final["gap"])
+    assert not [w for w in recwarn if "requires_grad" in str(w.message)]
+
+
+def test_a_state_dict_carries_all_that_the_density_depends_on():
+    model, x = rough(), crooked(50, seed=1)
+    other = AutoregressiveEBM(2, **TINY).eval()
+    with torch.no_grad():
+        other.energy.frequencies.mul_(3.0)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.log_prob(x), model.log_prob(x))

@@ -111,3 +111,25 @@ def test_errors_name_the_cure():
         sn.evaluate(
             model, torch.zeros(3, 2), proposal=sn.Gaussian(torch.zeros(2), scale=1.0), typo=1
         )
+
+
+def test_a_model_with_its_own_bounds_gets_the_options_or_refuses_them():
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    wide = sn.Gaussian(torch.zeros(1), scale=3.0)
+    chain = sn.AutoregressiveEBM(2, hidden=8, components=2, context=2, energy_hidden=8)
+    with pytest.raises(ProposalError, match="leave proposal out"):
+        sn.evaluate(chain, x, proposal=sn.Gaussian(torch.zeros(2), scale=1.0), n_samples=10)
+    with pytest.raises(TypeError, match="max_memory"):
+        sn.evaluate(chain, x, n_samples=10, max_memory=0.5)
+    torch.nn.init.normal_(chain.energy.last.weight)
+    whole = sn.evaluate(chain, x, n_samples=10, seed=0)
+    # rows taken a few at a time meet other random numbers: the chunk size has arrived
+    parts = sn.evaluate(chain, x, n_samples=10, seed=0, chunk_size=3)
+    assert parts.log_norm != whole.log_norm
+    assert parts.log_norm == pytest.approx(whole.log_norm, abs=5 * whole.log_norm_se)
+
+    class Records(torch.nn.Module):
+        def bounds(self, x, *, n_samples, seed, proposal):
+            return proposal
+
+    assert sn.evaluate(Records(), x, proposal=wide) is wide

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -89,6 +90,21 @@ class Bounds:
         )
 
 
+def _check_options(model: Any, options: dict[str, Any]) -> None:
+    """Refuse what the model's own ``bounds`` would not take, by name."""
+    taken = inspect.signature(model.bounds).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+        return
+    refused = sorted(name for name in options if name not in taken)
+    if "proposal" in refused:
+        raise ProposalError(
+            f"{type(model).__name__} brings its own proposal and evaluates with that one: leave "
+            "proposal out"
+        )
+    if refused:
+        raise TypeError(f"{type(model).__name__}.bounds takes no option {', '.join(refused)}")
+
+
 @torch.no_grad()
 def evaluate(
     model: Any,
@@ -112,7 +128,8 @@ def evaluate(
         seed: for the proposal samples.
         max_memory: bytes (or, below 1, the share of the free memory) that one forward pass may
             take; sets ``chunk_size``. Weights are summed up chunk by chunk and not kept.
-        options: passed on to a model's own ``bounds``.
+        options: passed on to a model's own ``bounds``, as are ``proposal``, ``chunk_size`` and
+            ``max_memory``; one that it does not take is an error.
 
     Example:
         >>> import selfnorm as sn
@@ -123,6 +140,9 @@ def evaluate(
         (-0.9189, 0.0, True)
     """
     if hasattr(model, "bounds"):
+        stated = {"proposal": proposal, "chunk_size": chunk_size, "max_memory": max_memory}
+        options |= {name: value for name, value in stated.items() if value is not None}
+        _check_options(model, options)
         bounds: Bounds = model.bounds(x, n_samples=n_samples, seed=seed, **options)
         return bounds
     if options:

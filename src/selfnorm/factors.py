@@ -37,9 +37,7 @@ class FactorEnergy(nn.Module):
         self, stack: int, context: int, hidden: int, blocks: int, n_frequencies: int
     ) -> None:
         super().__init__()
-        self.register_buffer(
-            "frequencies", torch.logspace(-0.4, 1.5, n_frequencies), persistent=False
-        )
+        self.register_buffer("frequencies", torch.logspace(-0.4, 1.5, n_frequencies))
         n_features = 2 + 2 * n_frequencies
         self.from_context = ChainLinear(stack, context, hidden)
         self.from_value = ChainLinear(stack, n_features, hidden, bias=False)
