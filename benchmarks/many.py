@@ -4,7 +4,7 @@ The paper's 2-D network on a standard Gaussian base; training steps of the libra
 both sides (samples, loss, gradient, clipping, finite-check, Adam). The two take turns in slices of
 a few steps, so that a busy machine slows both; the ratio is the median over slices.
 
-    OMP_WAIT_POLICY=PASSIVE python benchmarks/many.py [--threads 2] [--out results/speed]
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/many.py [--threads 2] [--compile-both]
 
 (PASSIVE because on a busy machine threads that spin at barriers only get in their own way.)
 """
@@ -40,14 +40,18 @@ def models(members: int) -> list[sn.EBM]:
     ]
 
 
-def stepper_of(task: Task, data: torch.Tensor) -> Stepper:
+def stepper_of(task: Task, data: torch.Tensor, *, compiled: bool) -> Stepper:
     optimizer = make_optimizer(task, "adamw", 0.0)
-    return Stepper(task, optimizer, (data,), clip_norm=10.0, ema=None, capture=False)
+    return Stepper(
+        task, optimizer, (data,), clip_norm=10.0, ema=None, capture=False, compiled=compiled
+    )
 
 
-def one_after_another(members: int, x: torch.Tensor, batch: int, n: int) -> Callable[[], None]:
+def one_after_another(
+    members: int, x: torch.Tensor, batch: int, n: int, *, compiled: bool = False
+) -> Callable[[], None]:
     tasks = [DensityTask(model, model.base, n_samples=n) for model in models(members)]
-    steppers = [stepper_of(task, x) for task in tasks]
+    steppers = [stepper_of(task, x, compiled=compiled) for task in tasks]
 
     def step() -> None:
         for stepper in steppers:
@@ -56,7 +60,9 @@ def one_after_another(members: int, x: torch.Tensor, batch: int, n: int) -> Call
     return step
 
 
-def batched(members: int, x: torch.Tensor, batch: int, n: int) -> Callable[[], None]:
+def batched(
+    members: int, x: torch.Tensor, batch: int, n: int, *, compiled: bool = False
+) -> Callable[[], None]:
     together = models(members)
     ones = [1.0] * members
     task = ManyTask(
@@ -71,7 +77,7 @@ def batched(members: int, x: torch.Tensor, batch: int, n: int) -> Callable[[], N
         weight_decays=[0.0] * members,
     )
     orders = torch.stack([torch.randperm(len(x)) for _ in range(members)], dim=1)
-    stepper = stepper_of(task, orders)
+    stepper = stepper_of(task, orders, compiled=compiled)
     return lambda: stepper.step(torch.randint(len(x), (batch,)), 1e-3, 0)
 
 
@@ -94,6 +100,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--compile-both", action="store_true", help="also compile single runs")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -102,32 +109,36 @@ def main() -> None:
     table = Table(name, "cpu", options.out)
     x = torch.randn(7000, 2)
     for batch, n_samples in SIZES:
+        size = (options.members, x, batch, n_samples)
         steps = {
-            "one_after_another": one_after_another(options.members, x, batch, n_samples),
-            "batched": batched(options.members, x, batch, n_samples),
+            "one_after_another": one_after_another(*size),
+            "batched": batched(*size),
+            "batched_compiled": batched(*size, compiled=True),
         }
+        if options.compile_both:
+            steps["one_after_another_compiled"] = one_after_another(*size, compiled=True)
         times = in_turn(steps, options.rounds, each=2)
-        single, together = times["one_after_another"], times["batched"]
-        ratio = statistics.median(s / t for s, t in zip(single, together, strict=True))
-        table.add(
-            {
-                "members": options.members,
-                "threads": options.threads,
-                "batch": batch,
-                "n_samples": n_samples,
-                "milliseconds_one_after_another": statistics.median(single),
-                "milliseconds_batched": statistics.median(together),
-                "times_faster": ratio,
-                "fastest_one_after_another": min(single),
-                "fastest_batched": min(together),
-                "load_average": os.getloadavg()[0],
-            }
+        single = times["one_after_another"]
+        row = {
+            "members": options.members,
+            "threads": options.threads,
+            "batch": batch,
+            "n_samples": n_samples,
+            "load_average": os.getloadavg()[0],
+        }
+        for variant, values in times.items():
+            row[f"milliseconds_{variant}"] = statistics.median(values)
+            row[f"fastest_{variant}"] = min(values)
+            row[f"times_faster_{variant}"] = statistics.median(
+                s / t for s, t in zip(single, values, strict=True)
+            )
+        table.add(row)
+        figures = ", ".join(
+            f"{variant} {row[f'milliseconds_{variant}']:.1f} ms "
+            f"({row[f'times_faster_{variant}']:.2f} x)"
+            for variant in times
         )
-        print(
-            f"batch {batch}, M {n_samples}: {statistics.median(single):.1f} ms one after another, "
-            f"{statistics.median(together):.1f} ms batched, {ratio:.2f} x "
-            f"(fastest {min(single):.1f} and {min(together):.1f}), load {os.getloadavg()[0]:.1f}"
-        )
+        print(f"batch {batch}, M {n_samples}: {figures}; load {row['load_average']:.1f}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ __all__ = [
     "pareto_k",
     "ranking_nce",
     "snl",
+    "snl_of_mean_weight",
 ]
 
 
@@ -126,9 +127,22 @@ def snl(
         >>> snl(torch.tensor([199.0]), log_w, 200.0)
         tensor(-1.)
     """
-    log_ratio = log_mean_exp(log_w) - log_norm
-    terms = log_p_data - log_norm - capped_exp(log_ratio, max_exponent) + 1
-    return _reduce(terms, reduction)
+    log_z = log_mean_exp(log_w)
+    return _reduce(snl_of_mean_weight(log_p_data, log_z, log_norm, max_exponent), reduction)
+
+
+def snl_of_mean_weight(
+    log_p_data: Tensor, log_z: Tensor, log_norm: Tensor | float, max_exponent: float = 80.0
+) -> Tensor:
+    r"""SNL where ``log_z = log mean(w)`` is known already: ``log p~ - b - exp(log_z - b) + 1``.
+
+    Elementwise, and linear in ``log_p_data``: its mean may go in instead of its values.
+
+    Example:
+        >>> snl_of_mean_weight(torch.tensor(199.0), torch.tensor(200.0), 200.0)
+        tensor(-1.)
+    """
+    return log_p_data - log_norm - capped_exp(log_z - log_norm, max_exponent) + 1
 
 
 def importance_ml(log_p_data: Tensor, log_w: Tensor, *, reduction: str = "mean") -> Tensor:

@@ -102,6 +102,7 @@ class _Run:
             clip_norm=options.clip_norm,
             ema=options.ema,
             capture=options.cuda_graph,
+            compiled=options.compile_step,
         )
         path = Path(options.checkpoint) if options.checkpoint else None
         if path is not None and options.resume and path.exists():

@@ -96,7 +96,7 @@ class WeightObjective:
 
 
 def _snl(w: Weights) -> Tensor:
-    return F.snl(w.log_p_data, w.log_z.unsqueeze(0), w.log_norm)
+    return F.snl_of_mean_weight(w.log_p_data.mean(), w.log_z, w.log_norm)
 
 
 def _nce(w: Weights) -> Tensor:

@@ -8,7 +8,7 @@ step is captured as a CUDA graph where the task allows it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from selfnorm.errors import SelfnormWarning
 from selfnorm.task import Task
 
 __all__ = ["Stepper", "make_optimizer"]
+
+Loss = Callable[[tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
 
 _WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS allocate lazily
 
@@ -54,6 +56,31 @@ def make_optimizer(task: Task, name: str, weight_decay: float) -> torch.optim.Op
     return cls(groups, lr=0.0, fused=fused, capturable=on_cuda)
 
 
+def _compiled(task: Task) -> Loss:
+    """The task's loss through ``torch.compile``; without a working compiler the loss itself."""
+    # Eager random numbers: a compiled run is then the plain run up to rounding.
+    fused: Loss = torch.compile(task.loss, dynamic=False, options={"fallback_random": True})
+
+    def loss(batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        nonlocal fused
+        if fused is task.loss:
+            return fused(batch)
+        try:
+            return fused(batch)
+        except RuntimeError as error:  # an error of the loss itself comes again below
+            first_line = str(error).strip().splitlines()[0]
+            warnings.warn(
+                f"the training step could not be compiled ({first_line}); going on without, which "
+                "is slower. torch.compile needs a C++ compiler (CPU) or Triton (CUDA)",
+                SelfnormWarning,
+                stacklevel=2,
+            )
+            fused = task.loss
+            return fused(batch)
+
+    return loss
+
+
 class Stepper:
     """Runs training steps of a task on device-resident data.
 
@@ -71,8 +98,10 @@ class Stepper:
         clip_norm: float | None,
         ema: float | None,
         capture: bool,
+        compiled: bool = False,
     ) -> None:
         self.task = task
+        self._loss = _compiled(task) if compiled else task.loss
         self.optimizer = optimizer
         self.data = data
         self.clip_norm = clip_norm
@@ -159,7 +188,7 @@ class Stepper:
 
     def _step_once(self, rows: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, metrics = self.task.loss(tuple(t[rows] for t in self.data))
+        loss, metrics = self._loss(tuple(t[rows] for t in self.data))
         loss.backward()
         own: Any = getattr(self.task, "condition_gradients", None)
         if own is not None:  # e.g. models trained together, clipped and skipped one by one

@@ -63,6 +63,7 @@ class LoopOptions:
     checkpoint_every: int | None = None
     resume: bool = True
     cuda_graph: bool = True
+    compile_step: bool = False
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("adam", "adamw"):
@@ -79,5 +80,6 @@ class LoopOptions:
 
     def of_the_run(self) -> dict[str, Any]:
         """The options a resumed run must share with the one it continues."""
-        where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume", "cuda_graph"}
+        where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume"}
+        where_and_how |= {"cuda_graph", "compile_step"}
         return {k: v for k, v in asdict(self).items() if k not in where_and_how}

@@ -49,6 +49,7 @@ def fit(
     checkpoint_every: int | None = None,
     resume: bool = True,
     cuda_graph: bool = True,
+    compile_step: bool = False,
     **task_options: Any,
 ) -> History:
     r"""Train ``model`` on ``x_train`` and leave it normalised.
@@ -78,6 +79,9 @@ def fit(
             the same run is resumed (``resume=False`` starts afresh). On CPU a resumed run ends
             with the same bits as one never stopped.
         cuda_graph: capture the step on CUDA where possible.
+        compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
+            before the first step, then saves most where many small operations meet: models
+            trained together, small networks. Same numbers up to rounding.
         task_options: passed to the model's own ``training_task``.
 
     Returns:
@@ -112,6 +116,7 @@ def fit(
         checkpoint_every=checkpoint_every,
         resume=resume,
         cuda_graph=cuda_graph,
+        compile_step=compile_step,
     )
     data = x_train if isinstance(x_train, tuple) else (x_train,)
     held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
