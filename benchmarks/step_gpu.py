@@ -19,6 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -59,9 +60,7 @@ def matmul_floor(members: int, device: str) -> Callable[[], None]:
     sizes = [2, *HIDDEN, 1]
     rows = BATCH + N_SAMPLES
     inputs = [torch.randn(members, rows, n, device=device) for n in sizes]
-    weights = [
-        torch.randn(members, a, b, device=device) for a, b in zip(sizes, sizes[1:], strict=False)
-    ]
+    weights = [torch.randn(members, a, b, device=device) for a, b in pairwise(sizes)]
 
     def step() -> None:
         for layer, weight in enumerate(weights):
