@@ -116,6 +116,20 @@ def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
     assert subset.reliable == every_row.reliable
 
 
+@pytest.mark.parametrize(("rows", "d"), [(400, 2), (1200, 1), (120, 2), (250, 3)])
+def test_restarts_keep_the_best(rows, d):
+    X = skewed(rows, d)
+    once = EnergyDensity(random_state=0, max_steps=12).fit(X)
+    many = EnergyDensity(random_state=0, max_steps=12, n_init=3).fit(X)
+    again = EnergyDensity(random_state=0, max_steps=12, n_init=3).fit(X)
+    assert np.array_equal(many.score_samples(X), again.score_samples(X))
+    assert np.isfinite(many.score_samples(X)).all()
+    if d == 3:  # a chain's first restart is the lone run
+        assert many.history_.best_score >= once.history_.best_score
+    else:  # batched restarts draw from a common stream
+        assert not np.array_equal(many.score_samples(X), once.score_samples(X))
+
+
 def test_samples_follow_the_data(fitted):
     X, drawn = skewed(2000, seed=2), fitted.sample(2000, random_state=0)
     assert np.allclose(

@@ -110,6 +110,17 @@ def test_replay_repeats_samples_and_dropout():
     assert float(once.abs().max()) > 0
 
 
+def test_fit_with_a_memory_budget_is_the_plain_fit_in_chunks():
+    x, model, law = setting()
+    _, same, _ = setting()
+    same.load_state_dict(model.state_dict())
+    options = {"proposal": law, "n_samples": 3000, "max_steps": 5, "seed": 0, "progress": False}
+    sn.fit(model, x, max_memory=2**18, **options)
+    sn.fit(same, x, objective=Chunked("snl", max_memory=2**18), **options)
+    for mine, theirs in zip(model.parameters(), same.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_fit_in_chunks_learns_and_ends_normalised():
     x, model, law = setting()
     objective = Chunked("snl", max_memory=2**18)

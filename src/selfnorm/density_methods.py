@@ -24,10 +24,11 @@ from selfnorm.defensive import Defensive
 from selfnorm.energies import MLP
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.history import History
+from selfnorm.many import fit_many
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal, StudentT
 from selfnorm.randomness import SeedLike, seeded
-from selfnorm.recipes import Recipe, joint_density
+from selfnorm.recipes import Recipe, joint_density, joint_energy
 from selfnorm.training import fit
 
 __all__ = ["METHODS", "FitRequest", "FittedDensity", "fit_autoregressive", "fit_joint"]
@@ -50,6 +51,7 @@ class FitRequest:
     device: str | None = None
     seed: int | None = None
     progress: bool = False
+    n_init: int = 1
 
 
 @dataclass
@@ -124,28 +126,49 @@ def fit_joint(z: Tensor, request: FitRequest) -> FittedDensity:
             train = columns.dequantise(train.repeat(copies, 1))
             held_out = None if held_out is None else columns.dequantise(held_out)
         recipe = joint_density(train) if n >= 1000 else _small_joint(train)
-        model = recipe.model
+        models = [recipe.model]
         if request.hidden is not None:
-            model.energy = MLP(d, hidden=(request.hidden,) * 3, saturate=8.0, zero_init=True)
-    model = model.to(request.device or "cpu")
+            models = [EBM(_energy_of(n, d, request.hidden), base=recipe.model.base)]
+        models += [
+            EBM(_energy_of(n, d, request.hidden), base=recipe.model.base)
+            for _ in range(request.n_init - 1)
+        ]
+    models = [model.to(request.device or "cpu") for model in models]
     options = {**recipe.fit_options, **_stated(request)}
     options.setdefault("validate_every", max(25, options["max_steps"] // 20))
-    history = fit(
-        model,
-        train,
-        proposal=recipe.proposal,
-        val_data=held_out,
-        seed=request.seed,
-        progress=request.progress,
-        **options,
-    )
-    return FittedDensity(model, recipe.proposal, history)
+    options |= {"proposal": recipe.proposal, "val_data": held_out}
+    options |= {"seed": request.seed, "progress": request.progress}
+    if request.n_init == 1:
+        return FittedDensity(models[0], recipe.proposal, fit(models[0], train, **options))
+    histories = fit_many(models, train, **options)
+    best = _best(histories)
+    return FittedDensity(models[best], recipe.proposal, histories[best])
+
+
+def _best(histories: list[History]) -> int:
+    """The restart with the best score: held-out rows where there are any, else the training's."""
+
+    def score(history: History) -> float:
+        if history.best_score is not None:
+            return history.best_score
+        return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+    return max(range(len(histories)), key=lambda k: score(histories[k]))
+
+
+def _energy_of(n: int, d: int, hidden: int | None) -> MLP:
+    """The network for ``n`` rows of ``d`` columns, freshly initialised."""
+    if hidden is not None:
+        return MLP(d, hidden=(hidden,) * 3, saturate=8.0, zero_init=True)
+    if n >= 1000:
+        return joint_energy(d)
+    return MLP(d, hidden=(32 if n < 200 else 64,) * 2, saturate=8.0, zero_init=True)
 
 
 def _small_joint(x: Tensor) -> Recipe:
     """The joint recipe for tables of less than a thousand rows."""
     n, d = x.shape
-    energy = MLP(d, hidden=(32 if n < 200 else 64,) * 2, saturate=8.0, zero_init=True)
+    energy = _energy_of(n, d, None)
     proposal = Defensive.fit_to(x, n_components=max(1, min(20, n // 50)))
     fit_options = {
         "n_samples": 256 if n < 200 else 512,
@@ -179,23 +202,19 @@ def fit_autoregressive(z: Tensor, request: FitRequest) -> FittedDensity:
     options |= _stated(request)
     with seeded(request.seed):
         train, held_out = _split(z, request.validation_fraction)
-        model = AutoregressiveEBM(d, discrete=request.discrete, **sizes).set_scaling(train)
+        models = [
+            AutoregressiveEBM(d, discrete=request.discrete, **sizes).set_scaling(train)
+            for _ in range(request.n_init)
+        ]
     if held_out is None:
         options["patience"] = None
-    model = model.to(device)
     task = dict(defaults.task)
     # a step for b alone draws many samples: no more than an eighth of the run
     task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
-    history = fit(
-        model,
-        train,
-        val_data=held_out,
-        seed=request.seed,
-        progress=request.progress,
-        **task,
-        **options,
-    )
-    return FittedDensity(model.eval(), None, history)
+    options |= {"val_data": held_out, "seed": request.seed, "progress": request.progress}
+    histories = [fit(model.to(device), train, **task, **options) for model in models]
+    best = _best(histories)
+    return FittedDensity(models[best].eval(), None, histories[best])
 
 
 def _stated(request: FitRequest) -> dict[str, Any]:

@@ -47,6 +47,9 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         chain of one-dimensional EBMs. ``"auto"`` takes the first up to two columns.
     max_steps, batch_size, learning_rate, weight_decay, hidden : int or float, default None
         Size of the training run and of the network; ``None`` chooses by the size of the table.
+    n_init : int, default 1
+        Number of restarts; the one with the best held-out lower bound is kept. The joint method
+        trains them as one batched model, chains one after another.
     validation_fraction : float, default 0.1
         Share of the rows held out to choose the best state (none in tables of fewer than 200 rows).
     contamination : float, default 0.1
@@ -92,6 +95,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
         "weight_decay": [Interval(Real, 0, None, closed="left"), None],
         "hidden": [Interval(Integral, 1, None, closed="left"), None],
+        "n_init": [Interval(Integral, 1, None, closed="left")],
         "validation_fraction": [Interval(Real, 0, 1, closed="left")],
         "contamination": [Interval(Real, 0, 0.5, closed="right")],
         "discrete": [StrOptions({"auto"}), None],
@@ -109,6 +113,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         learning_rate: float | None = None,
         weight_decay: float | None = None,
         hidden: int | None = None,
+        n_init: int = 1,
         validation_fraction: float = 0.1,
         contamination: float = 0.1,
         discrete: str | None = "auto",
@@ -122,6 +127,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.hidden = hidden
+        self.n_init = n_init
         self.validation_fraction = validation_fraction
         self.contamination = contamination
         self.discrete = discrete
@@ -158,6 +164,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             device=self.device,
             seed=seed,
             progress=self.verbose,
+            n_init=int(self.n_init),
         )
         with float32_on_cpu():
             fitted = METHODS[self.method_](torch.from_numpy(rows).float(), request)

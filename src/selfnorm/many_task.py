@@ -19,7 +19,7 @@ from selfnorm.members import Members
 from selfnorm.models import EBM
 from selfnorm.objectives import Objective, WeightObjective, Weights
 from selfnorm.proposals import Proposal
-from selfnorm.randomness import seeded
+from selfnorm.randomness import random_state, seeded, set_random_state
 from selfnorm.stacked_proposals import stack_proposals
 from selfnorm.training import DensityTask
 
@@ -110,10 +110,10 @@ class ManyTask:
     def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
         """The checks and the first ``b`` of every member, as in a run of its own."""
         device = self.module.log_norm.device
-        before = _random_state(device)
+        before = random_state(device)
         for k, (model, q) in enumerate(zip(self.models, self.proposals, strict=True)):
             if self.same_samples:
-                _set_random_state(before, device)
+                set_random_state(before, device)
             model.eval()
             single = DensityTask(model, q, objective=self.objectives[k])
             try:
@@ -342,18 +342,6 @@ def _by_objective(
             )
         groups.setdefault(objective.value, (objective, []))[1].append(k)
     return [(o, torch.tensor(members, device=device)) for o, members in groups.values()]
-
-
-def _random_state(device: torch.device) -> Tensor:
-    on_cuda = device.type == "cuda"
-    return torch.cuda.get_rng_state(device) if on_cuda else torch.get_rng_state()
-
-
-def _set_random_state(state: Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 def _member_record(record: dict[str, float], k: int, lr_share: float) -> dict[str, float]:

@@ -21,6 +21,7 @@ from selfnorm.gradients import with_gradients
 from selfnorm.models import EBM
 from selfnorm.objectives import Metrics, Objective, WeightObjective, Weights
 from selfnorm.proposals import Proposal
+from selfnorm.randomness import random_state, set_random_state
 
 __all__ = ["Chunked", "bytes_per_row", "chunk_size_for", "free_memory"]
 
@@ -195,15 +196,15 @@ class Chunked:
         device = model.device
         states, parts = [], []
         with torch.no_grad():
-            before = _random_state(device)
+            before = random_state(device)
             log_p = torch.cat([model.log_unnormalized(rows) for rows in x.split(sizes[0])])
             log_q = torch.cat([proposal.log_prob(rows) for rows in x.split(sizes[0])])
             for size in sizes:
-                states.append(_random_state(device))
+                states.append(random_state(device))
                 samples = proposal.sample((size,))
                 log_q_samples = proposal.log_prob(samples)
                 parts.append(model.log_unnormalized(samples) - log_q_samples)
-            after = _random_state(device)
+            after = random_state(device)
         leaf_p, leaf_w = log_p.requires_grad_(), torch.cat(parts).requires_grad_()
         leaf_b = model.log_norm.detach().clone().requires_grad_()
         with torch.enable_grad():
@@ -211,18 +212,18 @@ class Chunked:
             value = self.whole.value(Weights(leaf_p, leaf_p - log_q, leaf_w, log_z, leaf_b))
         slopes = torch.autograd.grad(-value, [leaf_p, leaf_w, leaf_b], allow_unused=True)
         slope_p, slope_w, slope_b = slopes
-        _set_random_state(before, device)
+        set_random_state(before, device)
         for rows, slope in zip(x.split(sizes[0]), slope_p.split(sizes[0]), strict=True):
             gathered.add(model.log_unnormalized(rows), slope)
         if slope_b is not None:
             gathered.add(model.log_norm, slope_b)
         for size, state, slope in zip(sizes, states, slope_w.split(sizes), strict=True):
-            _set_random_state(state, device)
+            set_random_state(state, device)
             with torch.no_grad():
                 samples = proposal.sample((size,))
                 proposal.log_prob(samples)
             gathered.add(model.log_unnormalized(samples), slope)
-        _set_random_state(after, device)
+        set_random_state(after, device)
         return log_p.detach().mean(), log_z.detach(), value.detach()
 
 
@@ -239,15 +240,3 @@ class _Gradient:
             if grad is not None:
                 old = self.total[k]
                 self.total[k] = grad if old is None else old.add_(grad)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    on_cuda = device.type == "cuda"
-    return torch.cuda.get_rng_state(device) if on_cuda else torch.get_rng_state()
-
-
-def _set_random_state(state: Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)

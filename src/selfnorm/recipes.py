@@ -12,7 +12,7 @@ from selfnorm.energies import MLP, FourierFeatures
 from selfnorm.models import EBM
 from selfnorm.proposals import GaussianMixture, Proposal, StudentT
 
-__all__ = ["Recipe", "joint_density"]
+__all__ = ["Recipe", "joint_density", "joint_energy"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,18 @@ class Recipe:
     model: EBM
     proposal: Proposal
     fit_options: dict[str, Any] = field(default_factory=dict)
+
+
+def joint_energy(dim: int) -> MLP:
+    """The network of :func:`joint_density`: random waves of the bounded row, three small layers."""
+    return MLP(
+        dim,
+        hidden=(64, 64, 64),
+        activation="relu",
+        features=FourierFeatures(dim, n_features=256, scale=3.0),
+        zero_init=True,
+        saturate=4.0,
+    )
 
 
 def joint_density(x: Tensor) -> Recipe:
@@ -41,17 +53,9 @@ def joint_density(x: Tensor) -> Recipe:
     sharp = GaussianMixture.fit_to(x, n_components=40)
     # With the base inside the proposal, weights are bounded by exp(-min E) / 0.2.
     proposal = Defensive(sharp, base, weight=0.2)
-    energy = MLP(
-        dim,
-        hidden=(64, 64, 64),
-        activation="relu",
-        features=FourierFeatures(dim, n_features=256, scale=3.0),
-        zero_init=True,
-        saturate=4.0,
-    )
     n_steps = int(min(1500, max(300, 0.2 * n)))
     return Recipe(
-        EBM(energy, base=base),
+        EBM(joint_energy(dim), base=base),
         proposal,
         {
             "n_samples": 1024,

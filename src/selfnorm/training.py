@@ -15,6 +15,7 @@ from selfnorm.errors import DataError, EnergyError, ProposalError
 from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.history import History
 from selfnorm.loop import LoopOptions, Task, run
+from selfnorm.memory import Chunked
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
@@ -50,6 +51,7 @@ def fit(
     resume: bool = True,
     cuda_graph: bool = True,
     compile_step: bool = False,
+    max_memory: float | None = None,
     **task_options: Any,
 ) -> History:
     r"""Train ``model`` on ``x_train`` and leave it normalised.
@@ -82,6 +84,8 @@ def fit(
         compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
             before the first step, then saves most where many small operations meet: models
             trained together, small networks. Same numbers up to rounding.
+        max_memory: bytes (below 1: share of the free memory) that the samples of a step may take;
+            they then go through the network in chunks, with the gradient unchanged.
         task_options: passed to the model's own ``training_task``.
 
     Returns:
@@ -123,6 +127,8 @@ def fit(
     task: Task
     make_task: Any = getattr(model, "training_task", None)
     if make_task is not None:
+        if max_memory is not None:
+            raise TypeError(f"max_memory is for an EBM; {type(model).__name__} trains its own way")
         if proposal is not None:
             task_options["proposal"] = proposal
         task = make_task(objective=objective, n_samples=n_samples, **task_options)
@@ -132,7 +138,9 @@ def fit(
         task = DensityTask(
             model,
             proposal,
-            objective=objective,
+            objective=objective
+            if max_memory is None
+            else Chunked(objective, max_memory=max_memory),
             n_samples=n_samples,
             log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
         )
