@@ -11,15 +11,18 @@ ROOT = Path(selfnorm.__file__).parent
 FLOORS = [
     {"errors", "randomness", "torch_defaults", "gradients"},
     {"functional", "schedules", "task", "history", "checkpoint", "weight_stream", "columns"},
-    {"data", "diagnostics", "calibration", "scaling", "mixtures1d", "resmade", "stacked"},
+    {"data", "diagnostics", "calibration", "scaling", "mixtures1d", "resmade", "stacked"}
+    | {"augmentation", "label_space", "resnet"},
     {"energies", "proposals", "adapters", "defensive", "sampling", "factors", "mdn"},
     {"models", "mixture", "stacked_energies", "stacked_proposals", "members", "member_adam"},
     {"objectives", "mcmc_objectives", "score_matching", "memory", "stepper", "loop"},
     {"evaluation", "training", "flows", "flow_training", "many", "many_task", "distributed"},
     {"autoregressive", "autoregressive_evaluation", "autoregressive_training"},
-    {"conditional", "conditional_training", "ensemble"},
-    {"recipes", "blueprints", "predictive", "predictive_model", "predictive_methods"},
-    {"table_files", "tables", "serialization", "density_methods", "estimators", "regressor"},
+    {"conditional", "conditional_training", "ensemble", "image_model", "image_training"},
+    {"recipes", "blueprints", "predictive", "predictive_model", "predictive_methods"}
+    | {"image_predictive", "image_predictions"},
+    {"table_files", "tables", "serialization", "density_methods", "estimators", "regressor"}
+    | {"image_regression"},
     {"plotting", "plotting_tables", "plotting_regression"},
     {"experiments"},
     {"cli", "cli_tables"},

@@ -1,0 +1,146 @@
+"""Step time of an energy on images against its ResNet's forward and backward pass alone.
+
+Run on a quiet GPU: ``python benchmarks/image_step.py --out results/speed``. Batch 32 of 64x64
+images, ``M`` of 64 and 1,024 label samples, bfloat16 and channels-last, everything captured as CUDA
+graphs and timed by device events; the variants take turns, and medians of rounds are compared.
+
+* ``resnet``: normalise, ResNet-18 forward and backward, nothing else.
+* ``loss``: the same with all heads, ``M`` labels sampled, SNL and its gradient.
+* ``step``: the whole training step of the library: batch lookup, loss, gradient, clipping, check
+  for non-finite values, AdamW, metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from selfnorm.experiments.report import hardware, versions
+from selfnorm.image_regression import ImageRegressor
+from selfnorm.stepper import Stepper, make_optimizer
+
+
+def build(n_samples: int, batch: int, device: str, **options: Any) -> tuple[Any, tuple[Any, Any]]:
+    """A model of our recipe in training mode, its task, and resident data."""
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (4 * batch, 3, 64, 64), dtype=torch.uint8)
+    y = torch.randint(1, 61, (4 * batch, 1)).double()
+    model = ImageRegressor("snl", "mdn-4", n_samples=n_samples, device=device, **options)
+    model.prepare(images, y)
+    data = images.to(device), model.space_.standardise(y).float().to(device)
+    task = model.task()
+    task.module.train()
+    return task, data
+
+
+def captured(work: Callable[[], None]) -> Callable[[], None]:
+    """``work`` as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(4):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def variants(
+    batch: int, sizes: list[int], device: str, bf16: bool
+) -> dict[str, Callable[[], None]]:
+    """What is timed, by name."""
+    found: dict[str, Callable[[], None]] = {}
+    task, data = build(sizes[0], batch, device, bf16=bf16)
+    features: nn.Module = task.module.features
+
+    def resnet() -> None:
+        features.zero_grad(set_to_none=True)
+        features(data[0][:batch]).square().mean().backward()
+
+    found["resnet"] = captured(resnet)
+    for size in sizes:
+        task, data = build(size, batch, device, bf16=bf16)
+
+        def loss(task: Any = task, data: Any = data) -> None:
+            task.module.zero_grad(set_to_none=True)
+            task.loss((data[0][:batch], data[1][:batch]))[0].backward()
+
+        found[f"loss M={size}"] = captured(loss)
+        task, data = build(size, batch, device, bf16=bf16)
+        stepper = Stepper(
+            task, make_optimizer(task, "adamw", 0.05), data, clip_norm=10.0, ema=None, capture=True
+        )
+        rows = torch.arange(batch, device=device)
+        for k in range(6):
+            stepper.step(rows, 1e-4, k)
+        assert stepper._graph is not None, "the step was not captured"
+        found[f"step M={size}"] = stepper._graph.replay
+    return found
+
+
+def timed(works: dict[str, Callable[[], None]], rounds: int, repeats: int) -> dict[str, float]:
+    """Median milliseconds of each, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            work()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(repeats):
+                work()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) / repeats)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--samples", type=int, nargs="+", default=[64, 1024])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=50)
+    arguments = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    rows = []
+    for bf16 in (True, False):
+        works = variants(arguments.batch, arguments.samples, "cuda", bf16)
+        first = timed(works, arguments.rounds, arguments.repeats)
+        again = timed(works, arguments.rounds, arguments.repeats)
+        for name, value in first.items():
+            row = {
+                "precision": "bfloat16" if bf16 else "float32",
+                "what": name,
+                "milliseconds": value,
+                "milliseconds_again": again[name],
+                "ratio": value / first["resnet"],
+            }
+            rows.append(row)
+            print(
+                f"{row['precision']:9s} {name:14s} {value:7.3f} ms  {row['ratio']:.3f} x",
+                flush=True,
+            )
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    content = {
+        "table": "image_step",
+        "command": f"python benchmarks/image_step.py --batch {arguments.batch}",
+        "batch": arguments.batch,
+        "versions": versions(),
+        "hardware": hardware("cuda"),
+        "rows": rows,
+    }
+    (arguments.out / "image_step.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The parts of a conditional EBM on images: features, label features, energy, fixed proposals.
+
+The ResNet runs once per image; energy, ``b`` and proposal are heads on its features, and the energy
+head takes all ``M`` label samples at once. Labels are standardised here; a
+:class:`~selfnorm.label_space.LabelSpace` knows the scale, the range and the step of the original
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm.conditional import ConditionalEBM, LabelEnergy
+from selfnorm.errors import DataError, ProposalError
+from selfnorm.label_space import LabelSpace, StepFeatures
+from selfnorm.mdn import MDN, LabelUniform, MixtureLabels, UniformLabels
+
+__all__ = [
+    "PROPOSALS",
+    "FixedGaussian",
+    "FixedUniform",
+    "ImageEBM",
+    "ImageEnergy",
+    "ImageFeatures",
+    "LawModel",
+    "MeanHead",
+    "build",
+    "make_proposal",
+]
+
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")
+
+
+class ImageFeatures(nn.Module):
+    """Images ``(n, c, h, w)``, bytes or numbers in ``[0, 1]``, to features ``(n, d_h)``.
+
+    Normalises with ImageNet's mean and deviation (three channels) or 0.5 and 0.25, runs the
+    backbone in channels-last order and, on CUDA, in bfloat16.
+
+    >>> net = ImageFeatures(nn.Flatten(), dropout=0.0)
+    >>> net(torch.zeros(2, 3, 4, 4, dtype=torch.uint8)).shape
+    torch.Size([2, 48])
+    """
+
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(
+        self, backbone: nn.Module, *, channels: int = 3, dropout: float = 0.0, bf16: bool = True
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.channels, self.bf16 = channels, bf16
+        self.dropout = nn.Dropout(dropout)
+        colour = channels == 3
+        mean = torch.tensor(_IMAGENET_MEAN if colour else (0.5,) * channels).view(-1, 1, 1)
+        std = torch.tensor(_IMAGENET_STD if colour else (0.25,) * channels).view(-1, 1, 1)
+        self.register_buffer("factor", 1.0 / std, persistent=False)
+        self.register_buffer("shift", -mean / std, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features in float32."""
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise DataError(
+                f"expected images of shape (n, {self.channels}, height, width), "
+                f"got {tuple(x.shape)}"
+            )
+        factor = self.factor / 255.0 if x.dtype == torch.uint8 else self.factor
+        x = (x.to(self.factor.dtype) * factor + self.shift).contiguous(
+            memory_format=torch.channels_last
+        )
+        # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
+        with torch.autocast(
+            x.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.bf16 and x.is_cuda,
+            cache_enabled=False,
+        ):
+            h = self.backbone(x)
+        return self.dropout(h.to(self.factor.dtype))
+
+
+class ImageEnergy(LabelEnergy):
+    """A :class:`LabelEnergy` whose wide layers run in bfloat16 while training on CUDA.
+
+    Labels enter in full precision; evaluation is in full precision throughout.
+    """
+
+    bf16 = True
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        """``E`` of shape ``(*samples, *batch)``."""
+        seen = self.label_net(y)
+        with torch.autocast(
+            h.device.type,
+            dtype=torch.bfloat16,
+            enabled=self.bf16 and self.training and h.is_cuda,
+            cache_enabled=False,
+        ):
+            energy = self.joint(self.from_label(seen) + self.from_context(h))
+        return energy.squeeze(-1).to(h.dtype)
+
+
+class FixedGaussian(nn.Module):
+    """Independent Gaussians with the labels' mean and deviation, the same for every image.
+
+    >>> q = FixedGaussian(torch.zeros(1), torch.ones(1))
+    >>> q(torch.zeros(5, 3)).stratified_sample(4).shape
+    torch.Size([4, 5, 1])
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+
+    def forward(self, h: Tensor) -> MixtureLabels:
+        """The law, one for each row of ``h``."""
+        shape = (*h.shape[:-1], 1, len(self.mean))
+        weights = h.new_zeros((*h.shape[:-1], 1))
+        return MixtureLabels(weights, self.mean.expand(shape), self.scale.expand(shape))
+
+
+class _StratifiedUniform(UniformLabels):
+    """A uniform law whose draws can be spread evenly over the first coordinate."""
+
+    def stratified_sample(self, n_samples: int) -> Tensor:
+        """``(M, *batch, d)`` draws, one from each of ``M`` slices of the first coordinate."""
+        size = (n_samples, *self.batch_shape, *self.event_shape)
+        u = torch.rand(size, device=self.low.device, dtype=self.low.dtype)
+        index = torch.arange(n_samples, device=u.device, dtype=u.dtype)
+        first = (index.view(-1, *[1] * (u.ndim - 1)) + u[..., :1]) / n_samples
+        u = torch.cat([first, u[..., 1:]], dim=-1)
+        return self.low + (self.high - self.low) * u
+
+
+class FixedUniform(LabelUniform):
+    """Uniform over the range of the labels; its draws for each image are its own."""
+
+    shared = False
+
+    def forward(self, h: Tensor) -> _StratifiedUniform:
+        """The law, one for each row of ``h``."""
+        return _StratifiedUniform(self.low, self.high, h.shape[:-1])
+
+
+class MeanHead(nn.Module):
+    """A Gaussian with a linear mean and one deviation for all images: what L2 regression fits.
+
+    >>> MeanHead(4, 1)(torch.zeros(3, 4)).mean.shape
+    torch.Size([3, 1])
+    """
+
+    scale: Tensor
+
+    def __init__(self, context: int, dim: int) -> None:
+        super().__init__()
+        self.means = nn.Linear(context, dim)
+        self.register_buffer("scale", torch.ones(dim))
+
+    def forward(self, h: Tensor) -> MixtureLabels:
+        """The law for features ``h``."""
+        means = self.means(h).unsqueeze(-2)
+        return MixtureLabels(means.new_zeros(means.shape[:-1]), means, self.scale.expand_as(means))
+
+
+def make_proposal(
+    name: str, context: int, space: LabelSpace, *, hidden: Sequence[int] = (512,)
+) -> nn.Module:
+    """A proposal by name: ``"mdn-K"``, ``"gaussian"`` or ``"uniform"``, in standardised units."""
+    dim = space.dim
+    if name == "gaussian":
+        return FixedGaussian(torch.zeros(dim), torch.ones(dim))
+    if name == "uniform":
+        ends = torch.tensor([space.low, space.high])
+        z = space.standardise(ends)
+        slack = 1e-4 * (z[1] - z[0])  # rounding must not put a label at the end outside
+        return FixedUniform(z[0] - slack, z[1] + slack)
+    components = name.removeprefix("mdn-")
+    if not name.startswith("mdn-") or not components.isdigit() or int(components) < 1:
+        raise ProposalError(
+            f"no proposal is called {name!r}; choose 'gaussian', 'uniform', or 'mdn-K' with K "
+            "components, e.g. 'mdn-4'"
+        )
+    # Uniform noise of one step leaves nothing to find below an eighth of it.
+    floor = max(1e-3, 0.125 * max(space.noise))
+    return MDN(context, dim, int(components), hidden=hidden, min_scale=floor)
+
+
+class ImageEBM(ConditionalEBM):
+    """A :class:`~selfnorm.ConditionalEBM` whose heads can be used on features computed before.
+
+    ``share_gradient=False`` is the paper's way: the features learn from the energy's objective
+    alone, the proposal sees them detached. With ``True`` the proposal's likelihood teaches them
+    too.
+    """
+
+    share_gradient = False
+
+    def law(self, x: Tensor, h: Tensor) -> Any:  # noqa: ARG002 all that is used of x is in h
+        """The proposal's law at features ``h``."""
+        return self.proposal(h if self.share_gradient else h.detach())
+
+    def heads(self) -> ImageEBM:
+        """The same model for inputs that are features already; parameters are shared."""
+        twin = ImageEBM(
+            self.energy,
+            self.proposal,
+            log_norm=self.log_norm_net,
+            base="proposal" if self.base_is_proposal else None,
+            label_features=self.label_features,
+        )
+        return twin.train(self.training)  # type: ignore[return-value]
+
+
+class LawModel(nn.Module):
+    """Features and a law of labels on top of them: a density without an energy.
+
+    Its ``log_unnormalized`` is normalised, so it can be judged by the same code as an EBM.
+    """
+
+    def __init__(self, features: nn.Module, proposal: nn.Module) -> None:
+        super().__init__()
+        self.features, self.proposal = features, proposal
+
+    def log_unnormalized(self, x: Tensor, y: Tensor) -> Tensor:
+        """``log q(y|x)``."""
+        return self.proposal(self.features(x)).log_prob(y)
+
+    log_prob = log_unnormalized
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Same as :meth:`log_prob`."""
+        return self.log_prob(x, y)
+
+    def heads(self) -> LawModel:
+        """The same law for inputs that are features already."""
+        return LawModel(nn.Identity(), self.proposal).train(self.training)
+
+
+def build(
+    features: ImageFeatures,
+    width: int,
+    space: LabelSpace,
+    *,
+    objective: str,
+    proposal: str,
+    energy: str,
+    base: str | None,
+) -> ImageEBM | LawModel:
+    """Heads on ``features`` with ``width`` outputs; see :class:`~selfnorm.ImageRegressor`.
+
+    The paper's energy: label 16-32-64-128, joined with the features, one hidden layer of their
+    common size; ``b`` and the three networks of the mixture with one hidden layer as wide as the
+    features. Ours sees :class:`StepFeatures` of the label and starts at zero: at the proposal.
+    """
+    hidden = (width,) if energy == "paper" else (256,)
+    if objective == "l2":
+        return LawModel(features, MeanHead(width, space.dim))
+    if objective == "gaussian":
+        return LawModel(features, make_proposal("mdn-1", width, space, hidden=hidden))
+    law = make_proposal(proposal, width, space, hidden=hidden)
+    if objective == "mdn":
+        return LawModel(features, law)
+    b: nn.Module
+    if energy == "paper":
+        seen = None
+        head = ImageEnergy(
+            width,
+            space.dim,
+            label_hidden=(16, 32, 64, 128),
+            hidden=(width + 128,),
+            activation="relu",
+        )
+        b = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+    else:
+        seen = StepFeatures(space)
+        head = ImageEnergy(width, seen.n_features, hidden=(256, 256), zero=True)
+        last = nn.Linear(256, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        b = nn.Sequential(nn.Linear(width, 256), nn.SiLU(), last)
+    head.bf16 = features.bf16
+    return ImageEBM(head, law, features=features, log_norm=b, base=base, label_features=seen)

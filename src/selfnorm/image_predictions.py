@@ -1,0 +1,227 @@
+"""What a fitted model says of the label of an image, in the label's units."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfnorm.errors import DataError
+from selfnorm.evaluation import Bounds
+from selfnorm.image_model import LawModel
+from selfnorm.image_predictive import GridLaw, label_grid, log_densities
+from selfnorm.label_space import NOISE_SEED, LabelSpace
+from selfnorm.randomness import seeded
+
+__all__ = ["ImagePredictions", "as_images", "as_labels", "same_length"]
+
+_FEATURES_AT_ONCE = 512
+_SAMPLES = 4096  # labels per image where quadrature is out of reach
+
+
+class ImagePredictions:
+    """Predictions of ``model_`` on images, its heads applied to features computed once."""
+
+    model_: Any
+    space_: LabelSpace
+    flat_target_: bool
+    objective: str
+    proposal: str
+
+    @torch.no_grad()
+    def features(self, images: Any) -> Tensor:
+        """ResNet features ``(n, d_h)`` on the model's device."""
+        model = self._fitted()
+        model.eval()
+        device = next(model.parameters()).device
+        parts = as_images(images).split(_FEATURES_AT_ONCE)
+        return torch.cat([model.features(x.to(device)) for x in parts])
+
+    def law(self, images: Any) -> GridLaw:
+        """The predictive law of one label on a grid, normalised by quadrature."""
+        return self._law(self.features(images))
+
+    def _law(self, h: Tensor) -> GridLaw:
+        grid, width = self.grid()
+        heads = self._fitted().heads()
+        return GridLaw.of(log_densities(heads, h, grid, self.space_), grid, width)
+
+    def grid(self, refine: int = 1) -> tuple[Tensor, float]:
+        """The quadrature grid in the label's units, and the width of its cells.
+
+        It reaches half a range beyond the labels' on each side, or not at all where the model lives
+        on the range (uniform base or proposal).
+        """
+        uniform = self.proposal == "uniform" and not isinstance(self.model_, LawModel)
+        return label_grid(self.space_, margin=0.0 if uniform else 0.5, refine=refine)
+
+    def predict(self, images: Any) -> np.ndarray:
+        """Mean of ``p(y|image)``: ``(n,)``, or ``(n, d)`` for several labels."""
+        h = self.features(images)
+        if self.space_.dim == 1:
+            means = self._in_chunks(h, lambda law, _: law.mean)[:, None]
+        else:
+            y, weights = self._weighted(h)
+            means = self.space_.restore((weights.unsqueeze(-1) * y).sum(0).double())
+        found = means.cpu().numpy()
+        return found[:, 0] if self.flat_target_ else found
+
+    def predict_quantiles(self, images: Any, q: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """``(n, len(q))`` quantiles of one label; ``(n, len(q), d)`` of each of several."""
+        levels = torch.tensor(list(q), dtype=torch.float64)
+        if not bool(((levels > 0) & (levels < 1)).all()):
+            raise DataError(f"quantile levels must lie between 0 and 1, got {list(q)}")
+        h = self.features(images)
+        if self.space_.dim == 1:
+            return self._in_chunks(h, lambda law, _: law.quantile(levels)).cpu().numpy()
+        y, weights = self._weighted(h)
+        order = y.argsort(0)
+        mass = weights.unsqueeze(-1).expand_as(y).gather(0, order).cumsum(0)
+        found = []
+        for level in levels.tolist():
+            index = (mass < level).sum(0, keepdim=True).clamp_max(len(y) - 1)
+            found.append(y.gather(0, order.gather(0, index))[0])
+        return self.space_.restore(torch.stack(found, dim=1).double()).cpu().numpy()
+
+    def predict_interval(self, images: Any, coverage: float = 0.9) -> np.ndarray:
+        """``(n, 2)`` ends of central intervals; ``(n, 2, d)`` for several labels."""
+        if not 0.0 < coverage < 1.0:
+            raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
+        tail = 0.5 * (1.0 - coverage)
+        return self.predict_quantiles(images, (tail, 1.0 - tail))
+
+    def density(self, image: Any, grid: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """The predictive density of one image ``(c, h, w)``: labels ``(G,)`` and density there."""
+        one = as_images(image)[:1] if np.ndim(image) == 4 else as_images(np.asarray(image)[None])
+        h = self.features(one)
+        law = self._law(h)
+        if grid is None:
+            return law.grid.cpu().numpy(), law.pdf[0].cpu().numpy()
+        at = torch.as_tensor(np.asarray(grid, dtype=np.float64))
+        log_p = log_densities(self._fitted().heads(), h, at, self.space_) - law.log_norm[:, None]
+        return at.numpy(), log_p[0].exp().cpu().numpy()
+
+    def log_prob(self, images: Any, y: Any, method: str = "exact") -> np.ndarray:
+        """``log p(y|image)`` of pairs, ``(n,)``.
+
+        ``method="exact"`` normalises by quadrature (one label), ``"learned"`` by ``b``.
+        """
+        if method not in ("exact", "learned"):
+            raise DataError(f'method must be "exact" or "learned", not {method!r}')
+        h, labels = self.features(images), as_labels(y)
+        same_length(h, labels)
+        z = self.space_.standardise(labels).to(h)
+        heads = self._fitted().heads()
+        with torch.no_grad():
+            if isinstance(heads, LawModel) or method == "learned" or self.space_.dim > 1:
+                log_p = heads.log_prob(h, z).double() - self.space_.log_scale
+            else:
+                log_p = heads.log_unnormalized(h, z).double() - self.space_.log_scale
+                log_p = log_p - self._in_chunks(h, lambda law, _: law.log_norm)
+        return log_p.cpu().numpy()
+
+    def pit(self, images: Any, y: Any) -> np.ndarray:
+        """``F(y|image)``, uniform for a calibrated model: ``(n,)``."""
+        labels = as_labels(y)[:, 0]
+        h = self.features(images)
+        same_length(h, labels)
+        labels = labels.to(h.device)
+        return self._in_chunks(h, lambda law, rows: law.cdf_at(labels[rows])).cpu().numpy()
+
+    def bounds(
+        self, images: Any, y: Any, *, n_samples: int = 20_000, seed: int | None = None
+    ) -> Bounds:
+        """``l_SNL`` and ``l_IS`` of the mean log-density, with samples of the model's proposal."""
+        heads = self._fitted().heads()
+        if isinstance(heads, LawModel):
+            raise DataError(
+                f"objective {self.objective!r} has a normalised law: log_prob is exact, there is "
+                "nothing to bound"
+            )
+        h, labels = self.features(images), as_labels(y)
+        same_length(h, labels)
+        z = self.space_.standardise(labels).to(h)
+        found = heads.bounds((h, z), n_samples=n_samples, seed=seed)
+        shift = self.space_.log_scale
+        return dataclasses.replace(found, lower=found.lower - shift, upper=found.upper - shift)
+
+    def sample(self, images: Any, n: int = 1, *, seed: int | None = None) -> np.ndarray:
+        """``(n, n_images[, d])`` labels drawn from each law."""
+        h = self.features(images)
+        with seeded(seed, h.device):
+            if self.space_.dim == 1:
+                levels = torch.rand(len(h), n, dtype=torch.float64, device=h.device)
+                drawn = self._in_chunks(h, lambda law, rows: law.quantile(levels[rows]))
+                drawn = drawn.T.unsqueeze(-1)
+            else:
+                y, weights = self._weighted(h)
+                chosen = torch.multinomial(weights.T, n, replacement=True).T
+                index = chosen.unsqueeze(-1).expand(-1, -1, y.shape[-1])
+                drawn = self.space_.restore(y.gather(0, index).double())
+        found = drawn.cpu().numpy()
+        return found[..., 0] if self.flat_target_ else found
+
+    def _fitted(self) -> Any:
+        if self.model_ is None:
+            raise DataError("this ImageRegressor is not fitted yet: call fit() or load() first")
+        return self.model_
+
+    def _in_chunks(self, h: Tensor, take: Any) -> Tensor:
+        """``take(law, rows)`` over chunks of images: the densities of all may not fit."""
+        parts = []
+        for start in range(0, len(h), _FEATURES_AT_ONCE):
+            rows = slice(start, min(len(h), start + _FEATURES_AT_ONCE))
+            parts.append(take(self._law(h[rows]), rows))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def _weighted(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Standardised labels ``(M, n, d)`` of the proposal and their normalised weights."""
+        heads = self._fitted().heads()
+        with seeded(NOISE_SEED, h.device):
+            if isinstance(heads, LawModel):
+                y = heads.proposal(h).sample((_SAMPLES,))
+                return y, torch.full(y.shape[:-1], 1.0 / len(y), device=y.device)
+            q = heads.law(h, h)
+            y = q.sample((_SAMPLES,))
+            log_w = heads.minus_energy(h, y, q) + heads.log_base(h, y, q) - q.log_prob(y)
+        return y, torch.softmax(log_w, dim=0)
+
+
+def as_images(images: Any) -> Tensor:
+    """Images as a checked tensor ``(n, c, h, w)`` of bytes or numbers in [0, 1]."""
+    x = images if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise DataError(
+            f"expected images of shape (n, channels, height, width) with 1 or 3 channels, got "
+            f"{tuple(x.shape)}"
+        )
+    if x.dtype == torch.uint8:
+        return x
+    x = x.float()
+    if not bool(torch.isfinite(x).all()) or float(x.min()) < 0.0 or float(x.max()) > 1.0:
+        raise DataError("images that are not bytes must hold numbers between 0 and 1")
+    return x
+
+
+def as_labels(y: Any) -> Tensor:
+    """Labels as a checked double tensor ``(n, d)``."""
+    labels = torch.as_tensor(np.asarray(y, dtype=np.float64) if not isinstance(y, Tensor) else y)
+    labels = labels.double()
+    if labels.ndim == 1:
+        labels = labels[:, None]
+    if labels.ndim != 2 or not bool(torch.isfinite(labels).all()):
+        raise DataError(
+            f"labels must be finite, of shape (n,) or (n, d); got {tuple(labels.shape)}"
+        )
+    return labels
+
+
+def same_length(x: Tensor, y: Tensor) -> None:
+    """Refuse images and labels of different number."""
+    if len(x) != len(y):
+        raise DataError(f"{len(x)} images but {len(y)} labels")

@@ -1,0 +1,314 @@
+"""Labels of images with their whole law: :class:`ImageRegressor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from selfnorm import serialization
+from selfnorm.augmentation import Augmentation
+from selfnorm.errors import DataError, ModelFileError
+from selfnorm.history import History
+from selfnorm.image_model import ImageEBM, ImageFeatures, LawModel, build
+from selfnorm.image_predictions import ImagePredictions, as_images, as_labels, same_length
+from selfnorm.image_training import ImageTask, LawTask, Presentation
+from selfnorm.label_space import LabelSpace, dequantised
+from selfnorm.loop import LoopOptions, run
+from selfnorm.mdn import MDN
+from selfnorm.randomness import seeded
+from selfnorm.resnet import resnet18
+
+__all__ = ["LAWS", "OBJECTIVES", "ImageRegressor"]
+
+OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
+LAWS = ("mdn", "gaussian", "l2")  # baselines without an energy
+
+
+class ImageRegressor(ImagePredictions):
+    r"""The law ``p(y|image)`` of one or more labels, as an energy on ResNet features.
+
+    ``log p(y|x) = -E(h, y) + log q(y|h) - b(h)`` with ``h = ResNet(x)``, computed once per image;
+    ``E``, ``b`` and the proposal ``q`` are heads on it. Densities refer to Lebesgue measure in the
+    units of ``y``.
+
+    Args:
+        objective: ``"snl"``, ``"nce"``, ``"ranking_nce"``, ``"importance_ml"``; or a law without an
+            energy: ``"mdn"`` (maximum likelihood), ``"gaussian"``, ``"l2"`` (least squares).
+        proposal: ``"mdn-4"``, ``"mdn-8"``, ``"gaussian"``, ``"uniform"``.
+        n_samples: ``M``, label samples per image and step.
+        energy: ``"steps"`` (ours: indicators of label steps and waves) or ``"paper"``.
+        base: ``"proposal"`` or ``None`` (the paper's).
+        share_gradient: features also learn from the proposal's likelihood; ``False``: from the
+            objective alone, as in the paper.
+        proposal_loss: see :class:`~selfnorm.conditional_training.ConditionalTask`.
+        backbone: ``"resnet18"`` or a module ``(n, c, h, w) -> (n, features)``.
+        label_step: distance of neighbouring labels; ``None``: 1 where all labels are integers, else
+            0. Such labels get uniform noise of that width (a density at integers is unbounded).
+        dequantise: ``False`` fits the labels as they are: the literal protocol.
+        label_range: ``(low, high)`` of labels that can occur; their own range by default.
+        augmentation: what may be done to an image (and its label).
+        dropout: on the features.
+        batch_size, max_epochs, lr, weight_decay, ema, patience, schedule, optimizer: training.
+        bf16: bfloat16 for the ResNet and the wide layers on CUDA.
+        device: ``"cpu"``, ``"cuda"``.
+        random_state: seed.
+        verbose: progress bar.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> images = rng.integers(0, 255, (40, 1, 8, 8), dtype=np.uint8)
+        >>> y = images.mean((1, 2, 3)) / 10
+        >>> model = ImageRegressor(backbone=nn.Flatten(), max_epochs=1, random_state=0)
+        >>> model.fit(images, y).predict(images[:3]).shape
+        (3,)
+    """
+
+    def __init__(
+        self,
+        objective: str = "snl",
+        proposal: str = "mdn-4",
+        *,
+        n_samples: int = 64,
+        energy: str = "steps",
+        base: str | None = "proposal",
+        share_gradient: bool = True,
+        proposal_loss: str = "likelihood",
+        backbone: str | nn.Module = "resnet18",
+        label_step: float | None = None,
+        dequantise: bool = True,
+        label_range: tuple[float, float] | None = None,
+        augmentation: Augmentation | None = None,
+        dropout: float = 0.2,
+        batch_size: int = 128,
+        max_epochs: int = 40,
+        lr: float = 1e-3,
+        weight_decay: float = 0.05,
+        optimizer: str = "adamw",
+        schedule: str = "one_cycle",
+        ema: float | None = 0.998,
+        patience: int | None = None,
+        validate_every: int | None = None,
+        bf16: bool = True,
+        device: str = "cpu",
+        random_state: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        if objective not in (*OBJECTIVES, *LAWS):
+            raise DataError(f"objective must be one of {(*OBJECTIVES, *LAWS)}, not {objective!r}")
+        if energy not in ("steps", "paper"):
+            raise DataError(f"energy must be 'steps' or 'paper', not {energy!r}")
+        self.objective, self.proposal, self.n_samples = objective, proposal, n_samples
+        self.energy, self.base, self.share_gradient = energy, base, share_gradient
+        self.proposal_loss, self.backbone = proposal_loss, backbone
+        self.label_step, self.dequantise, self.label_range = label_step, dequantise, label_range
+        self.augmentation, self.dropout = augmentation, dropout
+        self.batch_size, self.max_epochs, self.lr = batch_size, max_epochs, lr
+        self.weight_decay, self.optimizer, self.schedule = weight_decay, optimizer, schedule
+        self.ema, self.patience, self.validate_every = ema, patience, validate_every
+        self.bf16, self.device, self.random_state = bf16, device, random_state
+        self.verbose = verbose
+        self.model_: Any = None
+
+    def fit(
+        self,
+        images: Any,
+        y: Any,
+        *,
+        val: tuple[Any, Any] | None = None,
+        validation_fraction: float = 0.15,
+    ) -> ImageRegressor:
+        """Train on images ``(n, c, h, w)`` (bytes, or numbers in [0, 1]) and labels ``(n[, d])``.
+
+        The state with the best held-out score is kept; ``val`` gives the held-out pairs, otherwise
+        a random share of the images is set aside.
+        """
+        x, labels = as_images(images), as_labels(y)
+        same_length(x, labels)
+        if val is not None:
+            x_val, y_val = as_images(val[0]), as_labels(val[1])
+            same_length(x_val, y_val)
+        else:
+            with seeded(self.random_state):
+                order = torch.randperm(len(x))
+            n_val = max(1, round(validation_fraction * len(x)))
+            x_val, y_val = x[order[:n_val]], labels[order[:n_val]]
+            x, labels = x[order[n_val:]], labels[order[n_val:]]
+        self.flat_target_ = np.ndim(y) == 1
+        self.prepare(x, labels, y_val)
+        z = self.space_.standardise(labels).float()
+        z_val = self.space_.standardise(dequantised(y_val, self.space_.step)).float()
+        self.history_ = self._train((x, z), (x_val, z_val))
+        return self
+
+    def prepare(self, x: Tensor, y: Tensor, y_val: Tensor | None = None) -> None:
+        """Fix the labels' scale and build the untrained model on the device."""
+        for labels, what in ((y, "a training label"), (y_val, "a held-out label")):
+            if labels is not None:
+                self._refuse_out_of_range(labels, what)
+        self.space_ = self._label_space(y, y if y_val is None else torch.cat([y, y_val]))
+        self.channels_ = x.shape[1]
+        with seeded(self.random_state):
+            self.model_ = self._build(x[:1])
+        if isinstance(self.model_.proposal, MDN):
+            self.model_.proposal.place(self.space_.standardise(y).float())
+        self.model_.to(self.device)
+
+    def _label_space(self, train: Tensor, every: Tensor) -> LabelSpace:
+        whole = bool((every == every.round()).all())
+        step = self.label_step if self.label_step is not None else float(whole)
+        low, high = (None, None) if self.label_range is None else self.label_range
+        dim = train.shape[1]
+        # The ends come from all labels known, the scale from those trained on.
+        ends = LabelSpace.of(
+            every,
+            step=step if self.dequantise else 0.0,
+            low=None if low is None else [low] * dim,
+            high=None if high is None else [high] * dim,
+        )
+        own = LabelSpace.of(train)
+        return dataclasses.replace(ends, center=own.center, scale=own.scale)
+
+    def _refuse_out_of_range(self, y: Tensor, what: str) -> None:
+        if self.label_range is None:
+            return
+        low, high = self.label_range
+        bad = ((y < low) | (y > high)).any(1)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            raise DataError(
+                f"{what} lies outside the given range [{low:g}, {high:g}]: row {row}, "
+                f"{y[row].tolist()}; drop it or widen label_range"
+            )
+
+    def _build(self, example: Tensor) -> ImageEBM | LawModel:
+        backbone = self.backbone
+        if isinstance(backbone, str):
+            if backbone != "resnet18":
+                raise DataError(f"backbone must be 'resnet18' or a module, not {backbone!r}")
+            backbone = resnet18(self.channels_)
+        features = ImageFeatures(
+            backbone, channels=self.channels_, dropout=self.dropout, bf16=self.bf16
+        )
+        with torch.no_grad():
+            self.n_features_ = features.eval()(example.cpu()).shape[-1]
+        return self._heads_on(features)
+
+    def _heads_on(self, features: ImageFeatures) -> ImageEBM | LawModel:
+        model = build(
+            features,
+            self.n_features_,
+            self.space_,
+            objective=self.objective,
+            proposal=self.proposal,
+            energy=self.energy,
+            base=self.base,
+        )
+        if isinstance(model, ImageEBM):
+            model.share_gradient = self.share_gradient
+        return model
+
+    def task(self) -> Any:
+        """What the training loop is given."""
+        model, show = self.model_, Presentation(self.space_, self.augmentation)
+        if isinstance(model, LawModel):
+            return LawTask(model, show, squares=self.objective == "l2")
+        assert model is not None
+        return ImageTask(
+            model,
+            show,
+            objective=self.objective,
+            n_samples=self.n_samples,
+            proposal_loss=self.proposal_loss,
+        )
+
+    def _train(self, data: tuple[Tensor, Tensor], val_data: tuple[Tensor, Tensor]) -> History:
+        options = LoopOptions(
+            batch_size=self.batch_size,
+            max_epochs=self.max_epochs,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            ema=self.ema,
+            patience=self.patience,
+            validate_every=self.validate_every,
+            seed=self.random_state,
+            progress=self.verbose,
+        )
+        history = run(self.task(), data, val_data=val_data, options=options)
+        assert self.model_ is not None
+        self.model_.eval()
+        return history
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a model folder (safetensors and JSON)."""
+        model = self._fitted()
+        own = isinstance(self.backbone, nn.Module)
+        config = {
+            "options": {k: getattr(self, k) for k in _SAVED_OPTIONS},
+            "backbone": "custom" if own else self.backbone,
+            "space": self.space_.to_dict(),
+            "channels": self.channels_,
+            "n_features": self.n_features_,
+            "flat_target": self.flat_target_,
+        }
+        serialization.save_folder(path, "ImageRegressor", config, dict(model.state_dict()))
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None, device: str = "cpu"
+    ) -> ImageRegressor:
+        """Read a model folder; a backbone of your own must be given again, weights apart."""
+        folder = serialization.read_folder(path)
+        if folder.kind == "ImageRegressor" and folder.config.get("backbone") == "custom":
+            if backbone is None:
+                raise ModelFileError(
+                    f"{path} was saved with a backbone module of its own: pass load(path, "
+                    "backbone=module) with a module of the same shape"
+                )
+            return _rebuild(folder.config, folder.tensors, backbone)._moved(device)
+        return serialization.load(path, kind="ImageRegressor")._moved(device)
+
+    def _moved(self, device: str) -> ImageRegressor:
+        self.device = device
+        self._fitted().to(device)
+        return self
+
+
+_SAVED_OPTIONS = (
+    "objective",
+    "proposal",
+    "n_samples",
+    "energy",
+    "base",
+    "share_gradient",
+    "proposal_loss",
+    "label_step",
+    "dequantise",
+    "dropout",
+    "bf16",
+)
+
+
+def _rebuild(
+    config: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None
+) -> ImageRegressor:
+    found = ImageRegressor(**config["options"], backbone=backbone or config["backbone"])
+    found.space_ = LabelSpace.from_dict(config["space"])
+    found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
+    found.n_features_ = config["n_features"]
+    network = resnet18(found.channels_) if backbone is None else backbone
+    found.model_ = found._heads_on(
+        ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)
+    )
+    found.model_.load_state_dict(tensors)
+    found.model_.eval()
+    return found
+
+
+serialization.register("ImageRegressor", _rebuild)
