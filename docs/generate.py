@@ -1,4 +1,4 @@
-"""Write docs/reproduce.md from the result files under results/: no number is typed by hand.
+"""Write docs/reproduce.md and docs/benchmarks.md from results/: no number is typed by hand.
 
 python docs/generate.py [--check]
 """
@@ -10,13 +10,21 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reproduce.md"
+SPEED = ROOT / "results" / "speed"
 
 INTRODUCTION = """# The paper's tables, reproduced
 
 Every table here is made from a JSON file under `results/` by `python docs/generate.py`; each file
 holds one row per run, the command, the versions and the hardware. Log-likelihoods are in nats,
 higher is better.
+"""
+
+
+BENCHMARKS = """# Benchmarks of speed and memory
+
+Every table here is made from a JSON file under `results/speed/` by `python docs/generate.py`; the
+scripts are under `benchmarks/`, and `make bench` runs those that need no GPU. Variants of one table
+take turns in one run, so ratios hold on a busy machine where absolute times do not.
 """
 
 
@@ -34,8 +42,8 @@ def section(path: Path) -> str:
     )
 
 
-def page() -> str:
-    """The whole page."""
+def reproduce_page() -> str:
+    """Tables of the paper and of the comparisons with peers."""
     files = sorted(
         p
         for p in (ROOT / "results").rglob("*.json")
@@ -44,16 +52,52 @@ def page() -> str:
     return "\n".join([INTRODUCTION, *(section(path) for path in files)])
 
 
+def cell(value: object) -> str:
+    """A number with the digits it deserves."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("_", " ")
+
+
+def speed_section(path: Path) -> str:
+    """All scalar columns of one benchmark."""
+    content = json.loads(path.read_text())
+    rows = content["rows"]
+    columns = list(dict.fromkeys(k for r in rows for k, v in r.items() if not isinstance(v, list)))
+    lines = ["| " + " | ".join(c.replace("_", " ") for c in columns) + " |"]
+    lines.append("|" + "---|" * len(columns))
+    lines += ["| " + " | ".join(cell(row.get(c)) for c in columns) + " |" for row in rows]
+    hardware, version = content["hardware"], content["versions"]
+    place = hardware.get("gpu") or f"{hardware['cores']} CPU cores"
+    table = "\n".join(lines)
+    return (
+        f"## {path.stem.replace('_', ' ')}\n\n{table}\n\n`{content['command']}`, {place}, torch "
+        f"{version['torch']}; file `{path.relative_to(ROOT)}`.\n"
+    )
+
+
+def benchmarks_page() -> str:
+    """Speed and memory."""
+    files = sorted(SPEED.glob("*.json"))
+    return "\n".join([BENCHMARKS, *(speed_section(path) for path in files)])
+
+
+PAGES = {"reproduce.md": reproduce_page, "benchmarks.md": benchmarks_page}
+
+
 def main() -> int:
-    """Write the page, or with --check say whether it is up to date."""
-    text = page()
-    if "--check" in sys.argv:
-        if PAGE.read_text() != text:
-            print("docs/reproduce.md is out of date: run python docs/generate.py")
-            return 1
-        return 0
-    PAGE.write_text(text)
-    return 0
+    """Write the pages, or with --check say whether they are up to date."""
+    stale = 0
+    for name, page in PAGES.items():
+        path, text = ROOT / "docs" / name, page()
+        if "--check" not in sys.argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f"docs/{name} is out of date: run python docs/generate.py")
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":
