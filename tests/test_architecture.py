@@ -19,11 +19,15 @@ FLOORS = [
     {"evaluation", "training", "flows", "flow_training", "many", "many_task", "distributed"},
     {"autoregressive", "autoregressive_evaluation", "autoregressive_training"},
     {"conditional", "conditional_training", "ensemble", "image_model", "image_training"},
+    {"vae", "vae_energy_prior", "vae_evaluation", "vae_likelihoods", "vae_log_norm", "vae_monitor"}
+    | {"vae_networks", "vae_posterior", "vae_priors", "vae_training"},
     {"recipes", "blueprints", "predictive", "predictive_model", "predictive_methods"}
     | {"image_predictive", "image_predictions"},
     {"table_files", "tables", "serialization", "density_methods", "estimators", "regressor"}
+    | {"vae_files"}
     | {"image_regression"},
-    {"plotting", "plotting_tables", "plotting_regression"},
+    {"plotting", "plotting_tables", "plotting_regression", "plotting_images"}
+    | {"plotting_digits"},
     {"experiments"},
     {"cli", "cli_tables"},
 ]

@@ -49,6 +49,16 @@ KNOWN_FILES: tuple[DataFile, ...] = (
         ("uci_regression",),
         "UCI regression sets with the splits of Hernandez-Lobato and Adams (2015)",
     ),
+    DataFile(
+        "utkface",
+        ("utkface/UTKFace_64x64.h5", "utkface/utkface_64.zip", "utkface"),
+        "UTKFace: h5 of improved_CcGAN, or the jpgs named by age",
+    ),
+    DataFile("cells", ("cells/vgg_cells.zip", "cells"), "VGG synthetic fluorescence cells"),
+    DataFile("driving", ("steering/sim_track_64.zip", "steering"), "Udacity simulator recording"),
+    DataFile("steering_angle", ("steering_angle/SteeringAngle_64x64.h5",), "improved_CcGAN"),
+    DataFile("cell_count", ("cell_count/Cell200_64x64.h5",), "improved_CcGAN"),
+    DataFile("biwi", ("biwi/BIWI_train.npz",), "FSA-Net: BIWI_train.npz and BIWI_test.npz"),
 )
 BUILT_IN = ("funnel", "pinwheel", "checkerboard", "four_circles", "dataset1", "dataset2 (redrawn)")
 

@@ -1,0 +1,115 @@
+"""``log Z`` of a joint energy prior by three independent estimators, and one verdict on it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selfnorm.diagnostics import PARETO_K_LIMIT, verdict
+from selfnorm.proposals import Proposal
+from selfnorm.sampling import smc
+from selfnorm.vae_energy_prior import EnergyPrior
+from selfnorm.vae_monitor import check_spikes
+from selfnorm.vae_posterior import BaseAndAggregate, GaussianPosterior
+from selfnorm.weight_stream import WeightStream
+
+__all__ = ["AGREEMENT", "LogNorm", "estimate_log_norm", "judge"]
+
+AGREEMENT = 0.05  # nats between the estimators
+_CHUNK = 16_384
+
+
+@dataclass(frozen=True)
+class LogNorm:
+    """One estimate of ``log Z``: value, standard error and, of its weights, ESS and Pareto k."""
+
+    value: float
+    se: float
+    ess: float | None = None
+    pareto_k: float | None = None
+
+
+@torch.no_grad()
+def estimate_log_norm(
+    prior: EnergyPrior,
+    posterior: GaussianPosterior,
+    *,
+    n_samples: int = 200_000,
+    n_particles: int = 4096,
+    n_runs: int = 4,
+) -> tuple[dict[str, LogNorm], dict[str, WeightStream]]:
+    """``base``, ``mixture`` and ``smc`` estimates; the weights of the first two.
+
+    ``base`` draws from the base density, ``mixture`` half from it and half from the aggregate
+    of the given posteriors, ``smc`` carries particles from base to prior in tempered steps
+    (``n_runs`` times: its standard error is that of the runs).
+    """
+    found: dict[str, LogNorm] = {}
+    streams: dict[str, WeightStream] = {}
+    mixture = BaseAndAggregate(prior.base, posterior.aggregate(), 0.5)
+    for name, q in (("base", prior.base), ("mixture", mixture)):
+        stream = WeightStream(n_samples)
+        for begin in range(0, n_samples, _CHUNK):
+            stream.update(_log_weights(prior, q, q.sample((min(_CHUNK, n_samples - begin),))))
+        judged = verdict(stream)
+        error = math.sqrt(max(1 / max(stream.ess, 1e-12) - 1, 0.0) / n_samples)
+        found[name] = LogNorm(stream.log_mean, error, judged.ess, judged.pareto_k)
+        streams[name] = stream
+    runs = [_tempered(prior, n_particles) for _ in range(n_runs)]
+    spread = statistics.stdev(runs) / math.sqrt(n_runs) if n_runs > 1 else math.nan
+    found["smc"] = LogNorm(statistics.fmean(runs), spread)
+    return found, streams
+
+
+def _log_weights(prior: EnergyPrior, q: Proposal, z: Tensor) -> Tensor:
+    return prior.log_unnormalized(z) - q.log_prob(z)
+
+
+def _tempered(prior: EnergyPrior, n: int) -> float:
+    state = smc.init(prior.log_unnormalized, prior.base, n)
+    while state.temperature < 1.0:
+        state, _ = smc.step(state, prior.log_unnormalized, prior.base)
+    return float(state.log_norm)
+
+
+@torch.no_grad()
+def judge(
+    prior: EnergyPrior,
+    held_out: Tensor,
+    found: dict[str, LogNorm],
+    streams: dict[str, WeightStream],
+) -> tuple[str, ...]:
+    """Reasons against the estimates, none where they can be trusted.
+
+    ``held_out`` are latent vectors ``(n, d)`` of rows that the mixture proposal does not contain.
+    """
+    reasons: list[str] = []
+    values = {name: e.value for name, e in found.items()}
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    if not values[high] - values[low] <= AGREEMENT:
+        reasons.append(
+            f"Three estimators of log Z disagree: {values[low]:.2f} ({low}) against "
+            f"{values[high]:.2f} ({high}); the energy has mass that some of them miss. Train with "
+            "proposal='mixture', a bounded energy or more weight decay."
+        )
+    for name in ("base", "mixture"):
+        k = found[name].pareto_k
+        if k is not None and k > PARETO_K_LIMIT:
+            reasons.append(
+                f"Pareto k = {k:.2f} of the {name} weights is above {PARETO_K_LIMIT}: a few "
+                "samples carry log Z; bound the energy or give it less freedom."
+            )
+        if streams[name].ess * streams[name].n < 100:
+            reasons.append(
+                f"Only {streams[name].ess * streams[name].n:.0f} effective of {streams[name].n} "
+                f"{name} samples; the prior has left its base."
+            )
+    at_posterior = _log_weights(prior, prior.base, held_out)
+    spikes = check_spikes(at_posterior, streams["base"], limit=AGREEMENT)
+    if spikes.spiked:
+        reasons.append(f"The energy has spikes at posteriors: {spikes}.")
+    return tuple(reasons)

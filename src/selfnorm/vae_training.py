@@ -1,0 +1,201 @@
+"""How an :class:`~selfnorm.vae.EnergyVAE` is trained: one task for every prior."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.randomness import seeded
+from selfnorm.vae_energy_prior import EnergyPrior
+from selfnorm.vae_monitor import SpikeReport, check_spikes
+from selfnorm.vae_posterior import GaussianPosterior
+
+if TYPE_CHECKING:
+    from selfnorm.vae import EnergyVAE
+
+__all__ = ["VAETask"]
+
+_OBJECTIVES = ("snl", "snelbo", "elbo")
+_GIVE_UP_AFTER = 50  # non-finite steps in a row
+
+
+class _Trained(nn.Module):
+    """The model and the number of steps done: KL warm-up goes on where a checkpoint left it."""
+
+    steps: Tensor
+
+    def __init__(self, vae: EnergyVAE) -> None:
+        super().__init__()
+        self.vae = vae
+        self.register_buffer("steps", torch.zeros((), device=vae.device))
+
+
+class VAETask:
+    r"""Maximise ``E_q[log p(x|z)] + beta (E_q[bound of log p(z)] + H(q))``.
+
+    The bound of ``log p(z)`` is the prior's own: ``log p(z)`` where it is normalised (the sum is
+    then the ELBO), SNL otherwise (the SNELBO).
+
+    Args:
+        objective: ``"snelbo"`` (or ``"snl"``, the same); ``"elbo"`` asks for a normalised prior.
+        n_samples: samples for the normaliser of a joint energy.
+        posterior_samples: ``z`` per row.
+        kl_warmup: steps over which ``beta`` rises from 0 to 1.
+        train: ``"all"``, or ``"prior"``: encoder and decoder stay as they are (*post hoc*).
+        prior_lr_scale: learning rate of the prior relative to the rest.
+        augment: function applied to the rows while training, e.g. fresh binarisation.
+        corrupt: function applied to the encoder's input alone (a regulariser).
+        monitor: what to do when the energy grows spikes: ``"stop"``, ``"warn"`` or ``"off"``.
+        validation_samples: ``z`` per held-out row.
+    """
+
+    capturable = True
+
+    def __init__(
+        self,
+        vae: EnergyVAE,
+        *,
+        objective: Any = "snelbo",
+        n_samples: int = 1024,
+        posterior_samples: int = 1,
+        kl_warmup: int = 0,
+        train: str = "all",
+        prior_lr_scale: float = 1.0,
+        augment: Callable[[Tensor], Tensor] | None = None,
+        corrupt: Callable[[Tensor], Tensor] | None = None,
+        monitor: str = "warn",
+        validation_samples: int = 4,
+    ) -> None:
+        name = getattr(objective, "name", objective)
+        if name not in _OBJECTIVES:
+            raise ValueError(f"a VAE is trained by one of {_OBJECTIVES}, not by {objective!r}")
+        if name == "elbo" and not vae.prior.exact:
+            raise ValueError("objective='elbo' needs a normalised prior; use 'snelbo' for energies")
+        if train not in ("all", "prior"):
+            raise ValueError(f"train must be 'all' or 'prior', not {train!r}")
+        if monitor not in ("stop", "warn", "off"):
+            raise ValueError(f"monitor must be 'stop', 'warn' or 'off', not {monitor!r}")
+        if posterior_samples < 1 or n_samples < 1:
+            raise ValueError("posterior_samples and n_samples must be at least 1")
+        self.vae, self.module = vae, _Trained(vae)
+        self.n_samples, self.posterior_samples = n_samples, posterior_samples
+        self.kl_warmup, self.train, self.prior_lr_scale = kl_warmup, train, prior_lr_scale
+        self.augment, self.corrupt, self.monitor = augment, corrupt, monitor
+        self.validation_samples = validation_samples
+        self.spikes: SpikeReport | None = None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Encoder, decoder and likelihood (unless post hoc), then the prior's own groups."""
+        groups: list[dict[str, Any]] = []
+        if self.train == "all":
+            parts = (self.vae.encoder, self.vae.decoder, self.vae.likelihood)
+            groups.append({"params": [p for m in parts for p in m.parameters()]})
+        for group in self.vae.prior.parameter_groups():
+            scale = group.get("lr_scale", 1.0) * self.prior_lr_scale
+            groups.append({**group, "lr_scale": scale})
+        return groups
+
+    @torch.no_grad()
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Check the rows; post hoc, start the prior at the aggregate posterior."""
+        if len(data) != 1:
+            raise DataError(f"a VAE is fitted to one tensor of rows, got {len(data)}")
+        self.vae.check(data[0])
+        if self.train == "prior":
+            self.vae.prior.start(self._aggregate(data[0])[0])
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Negative bound of the batch, per row."""
+        x, vae = batch[0], self.vae
+        x = x if self.augment is None else self.augment(x)
+        seen = x if self.corrupt is None else self.corrupt(x)
+        if self.train == "prior":
+            with torch.no_grad():
+                posterior = vae.encode(seen)
+                z = posterior.sample(self.posterior_samples)
+        else:
+            posterior = vae.encode(seen)
+            z = posterior.sample(self.posterior_samples)
+        prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
+        kl = -(prior.mean() + posterior.entropy().mean())
+        if self.train == "prior":
+            return kl, {"kl": kl.detach(), **metrics}
+        fit = vae.log_likelihood(x, z).mean()
+        with torch.no_grad():
+            self.module.steps.add_(1)
+        beta = (self.module.steps / max(self.kl_warmup, 1)).clamp_max(1.0)
+        loss = -fit + (beta if self.kl_warmup else 1.0) * kl
+        return loss, {"lower": (fit - kl).detach(), "kl": kl.detach(), **metrics}
+
+    @torch.no_grad()
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """The bound on held-out rows, under noise that is the same every time."""
+        vae, k = self.vae, self.validation_samples
+        vae.check(data[0][:1])
+        totals: dict[str, float] = {"fit": 0.0, "kl": 0.0, "gap": 0.0, "ess": 0.0}
+        n = len(data[0])
+        with seeded(0, vae.device):
+            for x in data[0].split(2000):
+                posterior = vae.encode(x)
+                z = posterior.sample(k)
+                prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, 8 * self.n_samples)
+                fit = vae.log_likelihood(x, z).mean() if self.train == "all" else x.new_zeros(())
+                kl = -(prior.mean() + posterior.entropy().mean())
+                figures = {"fit": fit, "kl": kl, **metrics}
+                for name, value in figures.items():
+                    totals[name] += float(value) * len(x) / n
+        score = totals["fit"] - totals["kl"]
+        found = {"score": score, "lower": score, "upper": score + totals["gap"], **totals}
+        if isinstance(vae.prior, EnergyPrior) and self.monitor != "off":
+            found.update(self._watch(vae.prior, data[0]))
+        return found
+
+    def _watch(self, prior: EnergyPrior, x: Tensor) -> dict[str, float]:
+        """Weights at posteriors of some rows against weights at proposal samples; warn once.
+
+        The proposal is the one of training; its aggregate posterior is that of other rows.
+        """
+        half = min(len(x) // 2, 2000)
+        with seeded(1, self.vae.device):
+            proposal = prior.proposal_for(self.vae.encode(x[:half]))
+            z = self.vae.encode(x[half : 2 * half]).sample(1)[0]
+            y = torch.cat([proposal.sample((8192,)) for _ in range(8)])
+            at_posterior, at_proposal = (
+                prior.log_unnormalized(v) - proposal.log_prob(v) for v in (z, y)
+            )
+        report = check_spikes(at_posterior, at_proposal)
+        if report.spiked and (self.spikes is None or not self.spikes.spiked):
+            warnings.warn(
+                f"the energy prior grows spikes: {report}. Its log Z and every bound from it are "
+                "too good. Use proposal='mixture', a bound on the energy, weight decay, a smaller "
+                "learning rate, or an AutoregressivePrior, whose log Z is exact",
+                SelfnormWarning,
+                stacklevel=4,
+            )
+        self.spikes = report
+        found = {"room": report.room, "spiked": float(report.spiked)}
+        if report.spiked and self.monitor == "stop":
+            found["score"] = float("-inf")  # a state with spikes must never be the best one
+        return found
+
+    def guard(self, stepper: Any, *, looking: bool) -> str:
+        """Reason to stop, or an empty string: spikes, or steps that stay non-finite."""
+        if not looking:
+            stepper.bad_streak = int(stepper._streak)
+        if stepper.bad_streak >= _GIVE_UP_AFTER:
+            return "diverged"
+        stopping = self.monitor == "stop" and self.spikes is not None and self.spikes.spiked
+        return "spikes" if stopping else ""
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Close the prior's normaliser on the aggregate posterior."""
+        return self.vae.prior.finish(*self._aggregate(data[0]))
+
+    def _aggregate(self, x: Tensor) -> tuple[Tensor, GaussianPosterior]:
+        on_cuda = self.vae.device.type == "cuda"
+        return self.vae.aggregate_samples(x, 20_000 if on_cuda else min(4000, max(500, len(x))))
