@@ -2,10 +2,11 @@
 
     python benchmarks/density_table.py --out results/density FILE.json [FILE.json ...]
 
-Beside each ``FILE.json`` lies ``FILE.npz`` with the log-density of every test row. Per method and
-set the configuration with the best mean validation score is shown, mean and standard deviation over
-the seeds. The difference to the best flow is paired row by row (each method's log-density averaged
-over its seeds); its standard error is that of the mean over test rows.
+Beside each ``FILE.json`` lies ``FILE.npz`` with the log-density of every test row. Of a run found
+in several files the last counts. selfnorm is shown with the library's defaults, other methods with
+the configuration of the best mean validation score; mean and standard deviation are over the seeds.
+The difference to a flow is paired row by row (each method's log-density averaged over its seeds);
+its standard error is that of the mean over test rows.
 """
 
 from __future__ import annotations
@@ -22,41 +23,47 @@ from selfnorm.experiments.report import markdown_table
 
 FLOWS = ("nsf", "maf")
 LABELS = {"selfnorm": "selfnorm", "nsf": "NSF", "maf": "MAF", "gmm": "GMM", "kde": "KDE"}
+COLUMNS = {"california": 8, "magic.gamma": 10, "mammography": 6}
+COLUMNS |= {"power": 6, "shuttle": 9, "bsds300": 63}
+Row = dict[str, Any]
 
 
-def read(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, np.ndarray], dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def name_of(row: Row) -> str:
+    return f"{row['dataset']}/{row['method']}/{row['config']}/{row['seed']}"
+
+
+def read(paths: list[Path]) -> tuple[list[Row], dict[str, np.ndarray], dict[str, Any]]:
+    rows: dict[str, Row] = {}
     arrays: dict[str, np.ndarray] = {}
     head: dict[str, Any] = {}
     for path in paths:
         content = json.loads(path.read_text())
-        side_by_side = content.get("concurrent_runs")
-        rows += [
-            {**row, "concurrent_runs": side_by_side}
-            for row in content["rows"]
-            if "error" not in row
-        ]
+        beside = {"concurrent_runs": content.get("concurrent_runs")}
+        rows |= {name_of(r): beside | r for r in content["rows"] if "error" not in r}
         head.setdefault("versions", content["versions"])
         head.setdefault("hardware", content["hardware"])
-        head.setdefault("command", []).append(content["command"])
+        command = content["command"]
+        head.setdefault("command", []).extend([command] if isinstance(command, str) else command)
         if path.with_suffix(".npz").exists():
             with np.load(path.with_suffix(".npz")) as file:
                 arrays |= {name: file[name] for name in file}
-    return rows, arrays, head
+    return list(rows.values()), arrays, head
 
 
-def chosen(rows: list[dict[str, Any]], dataset: str, method: str) -> list[dict[str, Any]]:
-    """Rows of the configuration with the best mean validation score."""
+def chosen(rows: list[Row], dataset: str, method: str) -> list[Row]:
+    """Rows of the defaults (selfnorm), or of the best mean validation score."""
     mine = [r for r in rows if r["dataset"] == dataset and r["method"] == method]
-    by_config: dict[str, list[dict[str, Any]]] = {}
+    by_config: dict[str, list[Row]] = {}
     for row in mine:
         by_config.setdefault(row["config"], []).append(row)
     if not by_config:
         return []
+    if method == "selfnorm":
+        return by_config.get("default", [])
     return max(by_config.values(), key=lambda group: statistics.fmean(r["val"] for r in group))
 
 
-def cell(group: list[dict[str, Any]], key: str, digits: int = 3) -> str:
+def cell(group: list[Row], key: str, digits: int = 3) -> str:
     values = [r[key] for r in group if r.get(key) is not None]
     if not values:
         return "–"
@@ -64,10 +71,94 @@ def cell(group: list[dict[str, Any]], key: str, digits: int = 3) -> str:
     return f"{statistics.fmean(values):.{digits}f}{sd} ({len(values)})"
 
 
-def log_density(group: list[dict[str, Any]], arrays: dict[str, np.ndarray]) -> np.ndarray | None:
-    names = [f"{r['dataset']}/{r['method']}/{r['config']}/{r['seed']}" for r in group]
-    found = [arrays[name].astype(np.float64) for name in names if name in arrays]
+def extreme(group: list[Row], key: str, digits: int = 4) -> str:
+    values = [abs(r[key]) for r in group if r.get(key) is not None]
+    return f"{max(values):.{digits}f}" if values else "–"
+
+
+def log_density(group: list[Row], arrays: dict[str, np.ndarray]) -> np.ndarray | None:
+    found = [arrays[n].astype(np.float64) for n in map(name_of, group) if n in arrays]
     return np.mean(found, 0) if found else None
+
+
+def compare(dataset: str, groups: dict[str, list[Row]], arrays: dict[str, np.ndarray]) -> list[Row]:
+    """selfnorm minus every other method, paired over the test rows."""
+    mine = log_density(groups["selfnorm"], arrays)
+    if mine is None:
+        return []
+    out = []
+    for method in LABELS:
+        theirs = log_density(groups[method], arrays)
+        if method == "selfnorm" or theirs is None:
+            continue
+        difference = mine - theirs
+        se = float(difference.std(ddof=1) / len(difference) ** 0.5)
+        mean = float(difference.mean())
+        out.append({"dataset": dataset, "against": method, "difference": mean, "se": se})
+    return out
+
+
+def prepare(group: list[Row]) -> list[Row]:
+    """Derived figures: gap, disagreement with quadrature in standard errors, times per row."""
+    out = []
+    for row in group:
+        extra: Row = {"train_seconds": row["seconds"]}
+        if "upper" in row:
+            extra["gap"] = row["upper"] - row["lower"]
+            extra["in_se"] = row["is_minus_quadrature"] / row["is_minus_quadrature_se"]
+        if "log_prob_seconds" in row:
+            extra["log_prob_us"] = 1e6 * row["log_prob_seconds"] / row["n_test"]
+        if "n_sampled" in row:
+            extra["sample_us"] = 1e6 * row["sampling_seconds"] / row["n_sampled"]
+        out.append(row | extra)
+    return out
+
+
+def markdown(tables: dict[str, Any], note: str) -> str:
+    compared = [
+        [c["dataset"], LABELS[c["against"]], f"{c['difference']:+.3f} ± {c['se']:.3f}"]
+        for c in tables["comparisons"]
+        if c["against"] in FLOWS
+    ]
+    shown = list(LABELS.values())
+    return "\n".join(
+        [
+            "# Density estimation: test log-likelihood (nats per row)",
+            "",
+            "Mean ± sd over the seeds (number of runs). `–`: not run.",
+            "",
+            *([note, ""] if note else []),
+            markdown_table(["set", "d", "rows", *shown], tables["test"]),
+            "",
+            "## selfnorm minus flow, paired over test rows (± standard error)",
+            "",
+            markdown_table(["set", "against", "difference"], compared),
+            "",
+            "## Bounds and conditionals of the chains",
+            "",
+            "Gap: upper minus lower bound. ESS per factor: mean, and mean of the worst column. "
+            "Importance sampling minus quadrature: the worst seed, in standard errors. Integrals: "
+            "worst error over all conditionals of all seeds at 100 random test rows.",
+            "",
+            markdown_table(
+                ["set", "gap", "ESS", "worst column", "IS - quadrature", "integrals"],
+                tables["bounds"],
+            ),
+            "",
+            "## Two-sample test: AUROC of boosted trees, held-out rows against samples",
+            "",
+            "0.5: indistinguishable.",
+            "",
+            markdown_table(["set", "selfnorm", "NSF", "MAF"], tables["auroc"]),
+            "",
+            "## Times: training (s), `log_prob` (µs a row), sampling (µs a row)",
+            "",
+            "Runs shared the GPU with others: compare within a row, and roughly.",
+            "",
+            markdown_table(["set", "method", "training", "log_prob", "sampling"], tables["times"]),
+            "",
+        ]
+    )
 
 
 def main() -> None:
@@ -77,69 +168,36 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what a reader must know about these runs")
     args = parser.parse_args()
     rows, arrays, head = read(args.files)
-    sets = list(dict.fromkeys(r["dataset"] for r in rows))
-    body, bounds, comparisons = [], [], []
-    for dataset in sets:
-        groups = {method: chosen(rows, dataset, method) for method in LABELS}
-        body.append([dataset, *(cell(groups[method], "test") for method in LABELS)])
+    names = ("test", "bounds", "auroc", "times", "comparisons")
+    tables: dict[str, Any] = {name: [] for name in names}
+    for dataset in (name for name in COLUMNS if any(r["dataset"] == name for r in rows)):
+        groups = {method: prepare(chosen(rows, dataset, method)) for method in LABELS}
+        some = next(g for g in groups.values() if g)
+        size = [str(COLUMNS[dataset]), f"{some[0]['n_train']:,}"]
+        tables["test"].append([dataset, *size, *(cell(g, "test") for g in groups.values())])
+        tables["comparisons"] += compare(dataset, groups, arrays)
         ours = groups["selfnorm"]
+        trained = {m: groups[m] for m in ("selfnorm", *FLOWS)}
+        tables["auroc"].append([dataset, *(cell(g, "two_sample_auroc") for g in trained.values())])
+        for method, group in trained.items():
+            figures = [cell(group, k, 1) for k in ("train_seconds", "log_prob_us", "sample_us")]
+            tables["times"].append([dataset, LABELS[method], *figures])
         if ours:
-            gap = [{"gap": r["upper"] - r["lower"]} for r in ours]
-            bounds.append(
+            tables["bounds"].append(
                 [
                     dataset,
-                    ours[0]["config"],
-                    cell(gap, "gap", 4),
+                    cell(ours, "gap", 4),
                     cell(ours, "ess"),
                     cell(ours, "ess_worst_column"),
-                    cell(ours, "two_sample_auroc"),
-                    cell(groups["nsf"], "two_sample_auroc"),
-                    cell(groups["maf"], "two_sample_auroc"),
+                    extreme(ours, "in_se", 1),
+                    extreme(ours, "worst_integral_error", 5),
                 ]
             )
-        mine = log_density(ours, arrays) if ours else None
-        for method in FLOWS:
-            theirs = log_density(groups[method], arrays) if groups[method] else None
-            if mine is None or theirs is None:
-                continue
-            difference = mine - theirs
-            comparisons.append(
-                {
-                    "dataset": dataset,
-                    "against": method,
-                    "difference": float(difference.mean()),
-                    "se": float(difference.std(ddof=1) / len(difference) ** 0.5),
-                }
-            )
     args.out.mkdir(parents=True, exist_ok=True)
-    recipes = {r["config"] for r in rows if r["method"] == "selfnorm"}
-    recipe = "default" if recipes == {"default"} else "variants, chosen on validation"
-    content = {"table": "density", "recipe": recipe, "note": args.note, **head}
-    content["comparisons"] = comparisons
-    (args.out / "density.json").write_text(json.dumps(content | {"rows": rows}, indent=1) + "\n")
-    paired = [
-        [c["dataset"], LABELS[c["against"]], f"{c['difference']:+.3f} ± {c['se']:.3f}"]
-        for c in comparisons
-    ]
-    text = [
-        "# Density estimation: test log-likelihood (nats per row)",
-        "",
-        "Mean ± sd over the seeds (number of runs). `–`: not run.",
-        "",
-        *([args.note, ""] if args.note else []),
-        markdown_table(["set", *LABELS.values()], body),
-        "",
-        "## selfnorm minus flow, paired over test rows (± standard error)",
-        "",
-        markdown_table(["set", "against", "difference"], paired),
-        "",
-        "## Bounds, effective sample size, two-sample AUROC (0.5: indistinguishable)",
-        "",
-        markdown_table(
-            ["set", "configuration", "gap", "ESS", "worst column", "selfnorm", "NSF", "MAF"], bounds
-        ),
-    ]
-    (args.out / "density.md").write_text("\n".join(text) + "\n")
+    content = {"table": "density", "recipe": "default", "note": args.note, **head}
+    content |= {"comparisons": tables["comparisons"], "rows": rows}
+    (args.out / "density.json").write_text(json.dumps(content, indent=1) + "\n")
+    (args.out / "density.md").write_text(markdown(tables, args.note))
 
 
 if __name__ == "__main__":
