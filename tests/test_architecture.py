@@ -12,6 +12,7 @@ FLOORS = [
     {"errors", "randomness", "torch_defaults", "gradients"},
     {"functional", "schedules", "task", "history", "checkpoint", "weight_stream", "columns"},
     {"data", "diagnostics", "calibration", "scaling", "mixtures1d", "resmade", "stacked"}
+    | {"bins"}
     | {"augmentation", "label_space", "resnet"},
     {"energies", "proposals", "adapters", "defensive", "sampling", "factors", "mdn"},
     {"models", "mixture", "stacked_energies", "stacked_proposals", "members", "member_adam"},
@@ -26,8 +27,7 @@ FLOORS = [
     {"table_files", "tables", "serialization", "density_methods", "estimators", "regressor"}
     | {"vae_files"}
     | {"image_regression"},
-    {"plotting", "plotting_tables", "plotting_regression", "plotting_images"}
-    | {"plotting_digits"},
+    {"plotting", "plotting_tables", "plotting_regression", "plotting_images"} | {"plotting_digits"},
     {"experiments"},
     {"cli", "cli_tables"},
 ]

@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-TABLES = ("toy2d", "toy1d", "uci")
+TABLES = ("toy2d", "toy1d", "uci", "images", "images_ablation")
 
 
 def _show_version(wanted: bool) -> None:

@@ -33,7 +33,7 @@ from selfnorm.data.image_files import (
 )
 from selfnorm.errors import DataError
 
-__all__ = ["DATASETS", "ImageData", "load"]
+__all__ = ["DATASETS", "FILES", "ImageData", "load", "locate"]
 
 CCGAN = "github.com/UBCDingXin/improved_CcGAN (dataset folder)"
 _SOURCES = {
@@ -79,12 +79,19 @@ class ImageData:
     augmentation: Augmentation
 
 
-def load(name: str, *, seed: int = 0, data_dir: str | Path | None = None) -> ImageData:
-    """Read a set and split it under ``seed``."""
+def locate(name: str, data_dir: str | Path | None = None) -> Path:
+    """Where the files of a set are, or an error that says where to get them."""
     if name not in _LOADERS:
         raise DataError(f"no image set is called {name!r}; there are {', '.join(DATASETS)}")
     path = find_file(FILES[name], data_dir, _SOURCES[name])
-    return _LOADERS[name](path, np.random.default_rng(seed))
+    if name == "biwi":
+        find_file(FILES[name][0].replace("train", "test"), data_dir, _SOURCES[name])
+    return path
+
+
+def load(name: str, *, seed: int = 0, data_dir: str | Path | None = None) -> ImageData:
+    """Read a set and split it under ``seed``."""
+    return _LOADERS[name](locate(name, data_dir), np.random.default_rng(seed))
 
 
 def _steering_angle(path: Path, rng: np.random.Generator) -> ImageData:
@@ -149,11 +156,8 @@ def _faces(path: Path, low: int = 1, high: int = 60) -> Pair:
 
 
 def _biwi(path: Path, rng: np.random.Generator) -> ImageData:
-    other = path.with_name("BIWI_test.npz")
-    if not other.exists():
-        find_file(str(other), "/", _SOURCES["biwi"])
     parts = []
-    for file in (path, other):
+    for file in (path, path.with_name("BIWI_test.npz")):
         images, poses = read_npz(file, "image", "pose")
         poses = check_labels(poses, -180.0, 180.0, str(file))
         if poses.shape[1] != 3:

@@ -1,0 +1,91 @@
+"""How a fitted model of labels given images is judged: exact likelihood, bounds, calibration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfnorm import calibration
+from selfnorm.data.images import Pair
+from selfnorm.image_predictive import GridLaw
+from selfnorm.image_regression import LAWS, ImageRegressor
+from selfnorm.label_space import dequantised
+
+__all__ = ["judge", "paired"]
+
+_ROWS = 512
+_LEVEL = 0.9
+
+
+def judge(
+    model: ImageRegressor, pair: Pair, *, n_samples: int = 20_000, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Figures of a model on held-out images, and each image's ``log_prob`` and ``pit``.
+
+    Labels get the noise that the model was trained with (the same draw for every model); errors of
+    the mean are taken against the labels as recorded. ``exact`` normalises by quadrature (one
+    label); ``lower`` and ``upper`` are ``l_SNL`` and ``l_IS`` with ``n_samples`` of the proposal.
+    """
+    images, recorded = pair
+    labels = dequantised(torch.as_tensor(recorded), model.space_.step)
+    figures: dict[str, Any] = {"n_test": len(recorded)}
+    arrays: dict[str, np.ndarray] = {}
+    if model.objective not in LAWS:
+        bounds = model.bounds(images, labels, n_samples=n_samples, seed=1000 + seed)
+        figures |= {
+            "lower": bounds.lower,
+            "upper": bounds.upper,
+            "gap": bounds.gap,
+            "ess": bounds.ess,
+            "pareto_k": bounds.pareto_k,
+            "reliable": bounds.reliable,
+        }
+    if model.space_.dim == 1 or model.objective in LAWS:
+        arrays["log_prob"] = model.log_prob(images, labels)
+        exact = arrays["log_prob"]
+        figures["exact"] = float(exact.mean())
+        figures["exact_se"] = float(exact.std() / np.sqrt(len(exact)))
+    error = np.abs(np.reshape(model.predict(images), recorded.shape) - recorded)
+    figures["mae"] = float(error.mean())
+    if model.space_.dim == 1:
+        figures |= _calibration(model, images, labels[:, 0], arrays)
+    return figures, arrays
+
+
+def _calibration(
+    model: ImageRegressor, images: Any, labels: torch.Tensor, arrays: dict[str, np.ndarray]
+) -> dict[str, float]:
+    pit, crps, width = [], [], []
+    for start in range(0, len(labels), _ROWS):
+        law: GridLaw = model.law(images[start : start + _ROWS])
+        here = labels[start : start + _ROWS].to(law.grid)
+        ends = law.central_interval(_LEVEL)
+        pit.append(law.cdf_at(here))
+        crps.append(law.crps(here))
+        width.append(ends[:, 1] - ends[:, 0])
+    arrays["pit"] = torch.cat(pit).cpu().numpy()
+    return {
+        "coverage": calibration.central_coverage(arrays["pit"], _LEVEL),
+        "width": float(torch.cat(width).mean()),
+        "pit_distance": calibration.pit_distance(arrays["pit"]),
+        "crps": float(torch.cat(crps).mean()),
+    }
+
+
+def paired(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:
+    """Mean difference of two models' log-densities over runs and its standard error.
+
+    Each list holds one array of the test images' log-densities per seed. The error combines the
+    spread over images within runs, and that of the runs' means where it is larger.
+
+    >>> paired([np.array([1.0, 2.0])], [np.array([0.0, 1.0])])
+    (1.0, 0.0)
+    """
+    means = np.array([np.mean(a - b) for a, b in zip(first, second, strict=True)])
+    within = [np.var(a - b, ddof=1) / len(a) for a, b in zip(first, second, strict=True)]
+    error = float(np.sqrt(np.sum(within)) / len(means))
+    if len(means) > 1:
+        error = max(error, float(means.std(ddof=1) / np.sqrt(len(means))))
+    return float(means.mean()), error
