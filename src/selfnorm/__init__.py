@@ -16,6 +16,7 @@ from selfnorm.estimators import EnergyDensity
 from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
 from selfnorm.flows import Flow
 from selfnorm.history import History
+from selfnorm.image_regression import ImageRegressor
 from selfnorm.many import fit_many
 from selfnorm.mdn import MDN
 from selfnorm.mixture import Ensemble
@@ -43,6 +44,7 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "History",
+    "ImageRegressor",
     "LabelEnergy",
     "SelfnormError",
     "SelfnormWarning",
