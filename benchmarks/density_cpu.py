@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -59,6 +60,7 @@ def flow_in(seconds: float, table: Any, seed: int) -> tuple[torch.Tensor, dict[s
     with torch.no_grad():
         log_prob = torch.cat([flow.log_prob(part) for part in table.test.split(4096)])
     return log_prob, {
+        "seconds": history.seconds,
         "cpu_seconds": taken,
         "n_steps": history.n_steps,
         "best_step": history.best_step,
@@ -79,9 +81,11 @@ def main() -> None:
     for name in args.sets:
         table = tabular.load(name, args.data)
         known = torch.cat([table.train_values, table.val_values]).numpy()
+        load = os.getloadavg()[0]
         cpu, began = time.process_time(), time.perf_counter()
         model = EnergyDensity(random_state=args.seed).fit(known)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        loaded = os.getloadavg()[0]
         ours = torch.as_tensor(model.score_samples(table.test.numpy())).double()
         flow, record = flow_in(cpu, table, args.seed)
         difference = ours - flow.double()
@@ -89,6 +93,8 @@ def main() -> None:
             "dataset": name,
             "seed": args.seed,
             "threads": args.threads,
+            "load_before": load,  # of the machine, last minute: other work slows the clock
+            "load_after": loaded,
             "test": float(ours.mean()),
             "seconds": seconds,
             "cpu_seconds": cpu,
@@ -96,6 +102,7 @@ def main() -> None:
             "difference": float(difference.mean()),
             "difference_se": float(difference.std() / len(difference) ** 0.5),
             **{f"nsf_{k}": v for k, v in record.items()},
+            "n_steps": model.n_iter_,
         }
         rows.append(row)
         print(row, flush=True)
