@@ -46,7 +46,6 @@ def judge(model: EnergyRegressor, X: np.ndarray, y: np.ndarray) -> dict[str, Any
         "nll": -float(model.log_prob(X, y).mean()),
         "crps": float(crps.mean()),
         "coverage90": central_coverage(pit, 0.9),
-        "rmse": float(np.sqrt(np.mean((model.predict(X) - y) ** 2))),
     }
     if model.label_step_ > 0:
         row["nll_mass"] = -float(model.log_mass(X, y).mean())
@@ -111,7 +110,6 @@ def ngboost(parts: tuple[np.ndarray, ...], seed: int, *, early: bool) -> dict[st
         "nll": -float(stats.norm.logpdf(y_test, loc, scale).mean()),
         "crps": float(crps.mean()),
         "coverage90": central_coverage(stats.norm.cdf(z), 0.9),
-        "rmse": float(np.sqrt(np.mean((loc - y_test) ** 2))),
         "seconds": seconds,
         "cpu_seconds": cpu,
     }

@@ -17,7 +17,8 @@ from selfnorm.stacked import StackedLinear, activation_module
 
 __all__ = ["ConditionalEBM", "LabelEnergy"]
 
-_MAX_ROWS = 200_000  # label samples that go through the energy at once
+# Label samples that go through the energy at once: on the CPU what its caches hold.
+_MAX_ROWS = {"cpu": 20_000, "cuda": 200_000}
 
 
 class LabelEnergy(nn.Module):
@@ -258,7 +259,7 @@ class ConditionalEBM(nn.Module):
         if len(x) != len(y):
             raise DataError(f"{len(x)} inputs but {len(y)} labels")
         shared = self._can_share and getattr(proposal or self.proposal, "shared", False)
-        rows = max(1, (10 if shared else 1) * _MAX_ROWS // n_samples)
+        rows = max(1, (2 if shared else 1) * _rows_at_once(self.device) // n_samples)
         parts: list[Tensor] = []
         with seeded(seed, self.device):
             for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
@@ -271,7 +272,7 @@ class ConditionalEBM(nn.Module):
                     F.log_mean_exp(log_w),
                     self.log_norm(xs).double(),
                     F.ess(log_w),
-                    some_pareto_k(log_w, len(x)),
+                    some_pareto_k(log_w, len(x), sum(p.shape[1] for p in parts)),
                     beyond.double(),
                 ]
                 parts.append(torch.stack(figures))
@@ -282,7 +283,7 @@ class ConditionalEBM(nn.Module):
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
         """``log Z(x)`` for one-dimensional labels by the trapezoidal rule on ``grid (G,)``."""
         parts = []
-        for xs in x.split(max(1, _MAX_ROWS // len(grid))):
+        for xs in x.split(max(1, _rows_at_once(x.device) // len(grid))):
             y = grid.to(xs).view(-1, 1, 1)
             if not self._can_share:
                 y = y.expand(-1, len(xs), 1)
@@ -310,11 +311,20 @@ class ConditionalEBM(nn.Module):
         return y.gather(0, index)
 
 
-def some_pareto_k(log_w: Tensor, n: int) -> Tensor:
-    """Pareto k of about 200 of ``n`` inputs, evenly spaced; NaN for the others."""
+def _rows_at_once(device: torch.device) -> int:
+    return _MAX_ROWS.get(device.type, _MAX_ROWS["cuda"])
+
+
+def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
+    """Pareto k of about 200 of ``n`` inputs, evenly spaced; NaN for the others.
+
+    ``log_w`` holds the inputs from number ``first`` on.
+    """
     k = torch.full(log_w.shape[1:], torch.nan, dtype=torch.float64, device=log_w.device)
     step = max(1, n // 200)
-    k[..., ::step] = F.pareto_k(log_w[..., ::step]).double()
+    start = -first % step
+    if start < k.shape[-1]:
+        k[..., start::step] = F.pareto_k(log_w[..., start::step]).double()
     return k
 
 

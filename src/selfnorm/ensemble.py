@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
+from selfnorm.bins import Bins
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.conditional_training import ConditionalTask
 from selfnorm.history import History
@@ -26,14 +27,17 @@ from selfnorm.stacked import StackedLinear, StackedMLP
 
 __all__ = ["LabelWaves", "MemberRows", "build_ensemble", "member_rows", "train_ensemble"]
 
-_VALIDATION_POINTS = 64  # slices of the proposal when a member's held-out score is computed
+# Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.
+_VALIDATION_POINTS = (64, 32)
+_MANY_ROWS = 500
 
 
 class LabelWaves(nn.Module):
     """Label features relative to the proposal: ``z``, cosines of its CDF, waves of ``z``.
 
     ``z = 3 tanh((y - mean_q) / (3 sd_q))``; ``cos(pi j F_q(y))`` for ``j = 1..cosines``; ``sin``
-    and ``cos`` of ``f z`` for every frequency ``f``.
+    and ``cos`` of ``f z`` for every frequency ``f``. With ``edges (d, bins + 1)`` also how far
+    ``y`` itself reaches into each bin, for edges of the law that stay in place as ``x`` moves.
 
     >>> q = MixtureLabels(torch.zeros(4, 1), torch.zeros(4, 1, 1), torch.ones(4, 1, 1))
     >>> LabelWaves()(torch.zeros(4, 1), q).shape
@@ -43,11 +47,19 @@ class LabelWaves(nn.Module):
     orders: Tensor
     frequencies: Tensor
 
-    def __init__(self, cosines: int = 4, frequencies: Sequence[float] = (1.0, 2.0, 4.0)) -> None:
+    def __init__(
+        self,
+        cosines: int = 4,
+        frequencies: Sequence[float] = (1.0, 2.0, 4.0),
+        edges: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.register_buffer("orders", math.pi * torch.arange(1, cosines + 1), persistent=False)
         self.register_buffer("frequencies", torch.tensor(list(frequencies)), persistent=False)
+        self.bins = None if edges is None else Bins(edges)
         self.per_label = 1 + cosines + 2 * len(frequencies)
+        if self.bins is not None:
+            self.per_label += self.bins.per_value
 
     def forward(self, y: Tensor, q: MixtureLabels) -> Tensor:
         """Features ``(*samples, *batch, d * per_label)`` of labels ``(*samples, *batch, d)``."""
@@ -56,7 +68,22 @@ class LabelWaves(nn.Module):
         z = 3.0 * torch.tanh((y - q.mean) / (3.0 * q.stddev)).unsqueeze(-1)
         waves = z * self.frequencies
         steps = torch.cos(q.cdf(y).unsqueeze(-1) * self.orders)
-        return torch.cat([z, steps, torch.sin(waves), torch.cos(waves)], dim=-1).flatten(-2)
+        seen = [z, steps, torch.sin(waves), torch.cos(waves)]
+        if self.bins is not None:
+            seen.append(self.bins(y).expand(*z.shape[:-1], -1))  # one y may serve all members
+        return torch.cat(seen, dim=-1).flatten(-2)
+
+
+class InputBins(nn.Module):
+    """Inputs beside their bins: ``(*batch, d)`` to ``(*batch, d * (1 + bins))``."""
+
+    def __init__(self, edges: Tensor) -> None:
+        super().__init__()
+        self.bins = Bins(edges)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` and how far it reaches into each bin."""
+        return torch.cat([x, self.bins(x).flatten(-2)], dim=-1)
 
 
 def build_ensemble(
@@ -71,14 +98,18 @@ def build_ensemble(
     min_scale: float = 1e-3,
     cosines: int = 4,
     frequencies: Sequence[float] = (1.0, 2.0, 4.0),
+    input_edges: Tensor | None = None,
+    label_edges: Tensor | None = None,
 ) -> ConditionalEBM:
     """A stacked :class:`~selfnorm.ConditionalEBM` that equals its mixture proposal at the start.
+
+    ``input_edges (d_x, bins + 1)`` and ``label_edges (d, bins + 1)`` add piecewise linear features.
 
     >>> model = build_ensemble(3, 1, members=2)
     >>> model.log_prob(torch.zeros(7, 3), torch.zeros(7, 1)).shape
     torch.Size([2, 7])
     """
-    waves = LabelWaves(cosines, frequencies)
+    waves = LabelWaves(cosines, frequencies, label_edges)
     energy = LabelEnergy(
         width,
         waves.per_label * dim,
@@ -89,12 +120,22 @@ def build_ensemble(
     return ConditionalEBM(
         energy,
         MDN(width, dim, components, hidden=(), members=members, min_scale=min_scale),
-        features=StackedMLP(members, n_features, (width, width), dropout=dropout[1]),
-        proposal_features=StackedMLP(members, n_features, (width, width), dropout=dropout[0]),
+        features=_trunk(members, n_features, width, dropout[1], input_edges),
+        proposal_features=_trunk(members, n_features, width, dropout[0], input_edges),
         log_norm=StackedLinear(members, width, 1, zero=True),
         base="proposal",
         label_features=waves,
     )
+
+
+def _trunk(
+    members: int, n_features: int, width: int, dropout: float, edges: Tensor | None
+) -> nn.Module:
+    if edges is None:
+        return StackedMLP(members, n_features, (width, width), dropout=dropout)
+    seen = n_features * edges.shape[-1]
+    inner = StackedMLP(members, seen, (width, width), dropout=dropout)
+    return nn.Sequential(InputBins(edges), inner)
 
 
 class MemberRows:
@@ -239,14 +280,12 @@ class _EnergyStage(_MemberTask):
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """``l_IS`` of each member, ``Z`` from a deterministic rule on slices of its proposal."""
         model, parts = self.module, []
+        points = _VALIDATION_POINTS[x.shape[1] > _MANY_ROWS]
         for part in torch.arange(x.shape[1], device=x.device).split(1000):
             h = model.features(x[:, part])
             q = model.law(x[:, part], h)
             here = y[:, part]
-            if y.shape[-1] == 1:
-                samples = q.midpoints(_VALIDATION_POINTS)
-            else:
-                samples = q.sample((_VALIDATION_POINTS,))
+            samples = q.midpoints(points) if y.shape[-1] == 1 else q.sample((points,))
             f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)
             parts.append(q.log_prob(here) + f[0] - F.log_mean_exp(f[1:]))
         return _weighted_mean(torch.cat(parts, dim=1), weight)

@@ -24,7 +24,7 @@ __all__ = ["PredictiveModel"]
 
 FLOOR = 1e-3  # weight of the wide law where there are data
 WIDE_SCALE = 1.5  # its scale, in standard deviations of the training labels
-_ROWS_AT_ONCE = 300_000  # labels that go through the energies at once
+_ROWS_AT_ONCE = 20_000  # labels that go through the energies at once: what caches hold
 _SOBOL_POINTS = 1024  # labels per input where quadrature is out of reach
 
 
@@ -55,6 +55,9 @@ class PredictiveModel:
         span = self.label_high - self.label_low
         steps = torch.linspace(-1.0, 2.0, 13, dtype=torch.float64, device=self.low.device)
         self.landmarks = self.label_low + steps[:, None] * span
+        bins = getattr(model.label_features, "bins", None)
+        if bins is not None and self.dim == 1:  # the density has kinks at the edges
+            self.landmarks = torch.cat([self.landmarks, bins.edges.T])
         waves = getattr(model.label_features, "frequencies", torch.zeros(0))
         self.frequency = float(waves.max()) if len(waves) else 1.0
         # Fewer members leave fewer nodes in the joint grid: give each of them more.
@@ -212,7 +215,7 @@ class PredictiveModel:
                 log_mass,
                 torch.zeros_like(log_mass),
                 F.ess(log_w).mean(0),
-                some_pareto_k(log_w, len(z)).amax(0),
+                some_pareto_k(log_w, len(z), rows.start).amax(0),
                 (at_label > log_w.amax(0)).double().mean(0),
             ]
             parts.append(torch.stack(figures))
