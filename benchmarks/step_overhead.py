@@ -3,7 +3,8 @@
 One SNL step (proposal samples, their log-density, loss, gradient, clipping, finite-check, Adam,
 counters) against one forward + backward pass of the same network on the same number of points, in
 the same run. Batch 256, 1,024 proposal samples, the paper's 2-D network, CPU; with the paper's
-proposal (the base itself), another Gaussian, and a defensive mixture of 21 components.
+proposal (the base itself), another Gaussian, and a defensive mixture of 21 components; two of them
+also with ``compile_step=True``.
 
     python benchmarks/step_overhead.py [--out results/speed]
 """
@@ -43,11 +44,19 @@ def forward_backward() -> Callable[[], None]:
     return step
 
 
-def training_step(base: sn.Gaussian, proposal: sn.Gaussian | sn.Defensive) -> Callable[[], None]:
+def training_step(
+    base: sn.Gaussian, proposal: sn.Gaussian | sn.Defensive, *, compiled: bool = False
+) -> Callable[[], None]:
     task = DensityTask(sn.EBM(paper_energy(), base=base), proposal, n_samples=N_SAMPLES)
     data = torch.randn(7000, 2)
     stepper = Stepper(
-        task, make_optimizer(task, "adamw", 0.0), (data,), clip_norm=10.0, ema=None, capture=False
+        task,
+        make_optimizer(task, "adamw", 0.0),
+        (data,),
+        clip_norm=10.0,
+        ema=None,
+        capture=False,
+        compiled=compiled,
     )
     order, count = torch.randperm(len(data)), 0
 
@@ -87,6 +96,8 @@ def main() -> None:
         "snl_proposal_is_base": training_step(base, base),
         "snl_another_gaussian": training_step(base, sn.Gaussian(torch.zeros(2), scale=1.1)),
         "snl_defensive_mixture_of_20": training_step(base, mixture),
+        "snl_proposal_is_base_compiled": training_step(base, base, compiled=True),
+        "snl_defensive_mixture_of_20_compiled": training_step(base, mixture, compiled=True),
     }
     times = time_in_turn(steps, options.rounds)
     (options.out / "step_overhead.json").unlink(missing_ok=True)
@@ -103,7 +114,7 @@ def main() -> None:
                 "ratio_to_forward_backward": ratio,
             }
         )
-        print(f"{name:30s} {statistics.median(values):7.3f} ms   {ratio:5.2f} x")
+        print(f"{name:38s} {statistics.median(values):7.3f} ms   {ratio:5.2f} x")
 
 
 if __name__ == "__main__":
