@@ -33,6 +33,7 @@ from selfnorm.stepper import Stepper, make_optimizer
 from selfnorm.training import DensityTask
 
 BATCH, N_SAMPLES, LANGEVIN_STEPS, LR = 256, 1024, 40, 1e-3
+GOAL = -1.90  # exact log-likelihood (nats) to reach, about the paper's result
 Step = Callable[[Tensor, float], None]
 
 
@@ -126,6 +127,11 @@ def main() -> None:
     report(options.out, curves, counts, split.limit)
 
 
+def first_time(curve: list[tuple[float, float]], goal: float) -> float | None:
+    """When the curve first reaches the goal."""
+    return next((t for t, value in curve if value >= goal), None)
+
+
 def report(
     out: Path,
     curves: dict[str, list[tuple[float, float]]],
@@ -142,20 +148,26 @@ def report(
                 "milliseconds_per_step": 1000 * curve[-1][0] / counts[name],
                 "final": curve[-1][1],
                 "limit": limit,
+                "seconds_to_goal": first_time(curve, GOAL),
                 "curve": [[round(t, 3), round(v, 4)] for t, v in curve],
             }
         )
     for kind in ("plain", "base"):
         peer = max((n for n in curves if kind in n), key=lambda n: curves[n][-1][1])
         seconds, final = curves[peer][-1]
-        ours = [*curves["snl_short"], *curves["snl"]]
-        reached = min((t for t, value in ours if value >= final), default=None)
+        ours = sorted([*curves["snl_short"], *curves["snl"]])
+        reached, goal = first_time(ours, final), first_time(ours, GOAL)
+        # A peer that never gets there has taken its whole budget at least.
+        theirs = first_time(curves[peer], GOAL) or seconds
         row = {
             "method": f"snl against {kind}",
             "best_peer": peer,
             "snl_minus_peer": curves["snl"][-1][1] - final,
             "seconds_to_peer_final": reached,
             "times_sooner": None if reached is None else seconds / max(reached, 1e-9),
+            "goal": GOAL,
+            "peer_reached_goal": first_time(curves[peer], GOAL) is not None,
+            "times_sooner_at_goal_at_least": None if goal is None else theirs / max(goal, 1e-9),
         }
         table.rows.append(row)
         print(row)
