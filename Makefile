@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo   install, fit the paper's four 2-D sets with SNL and NCE, write figures and a table to out/"
 	@echo "make test   install, then ruff, mypy and pytest"
-	@echo "make bench  run the benchmarks of benchmarks/ (see its README)"
+	@echo "make bench  run the benchmarks of speed and memory and write docs/benchmarks.md"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove the virtual environment and everything generated"
 
@@ -39,6 +39,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/vs_torchebm.py
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/many.py
 	$(BIN)/python benchmarks/memory.py
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(BIN)/python benchmarks/step_gpu.py && \
+	  $(BIN)/python benchmarks/time_to_quality.py --data "$${SELFNORM_DATA:-$$HOME/.cache/selfnorm}"; \
+	else echo "no GPU: step_gpu.py and time_to_quality.py left out"; fi
+	$(BIN)/python docs/generate.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
