@@ -40,7 +40,17 @@ def build(n_samples: int, batch: int, device: str, **options: Any) -> tuple[Any,
     return task, data
 
 
-def captured(work: Callable[[], None]) -> Callable[[], None]:
+class Captured:
+    """A CUDA graph and everything its kernels read and write, which must outlive it."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, *owners: Any) -> None:
+        self.graph, self.owners = graph, owners
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def captured(work: Callable[[], None], *owners: Any) -> Captured:
     """``work`` as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -51,14 +61,12 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+    return Captured(graph, work, *owners)
 
 
-def variants(
-    batch: int, sizes: list[int], device: str, bf16: bool
-) -> dict[str, Callable[[], None]]:
+def variants(batch: int, sizes: list[int], device: str, bf16: bool) -> dict[str, Captured]:
     """What is timed, by name."""
-    found: dict[str, Callable[[], None]] = {}
+    found: dict[str, Captured] = {}
     task, data = build(sizes[0], batch, device, bf16=bf16)
     features: nn.Module = task.module.features
 
@@ -66,7 +74,7 @@ def variants(
         features.zero_grad(set_to_none=True)
         features(data[0][:batch]).square().mean().backward()
 
-    found["resnet"] = captured(resnet)
+    found["resnet"] = captured(resnet, task, data)
     for size in sizes:
         task, data = build(size, batch, device, bf16=bf16)
 
@@ -74,7 +82,7 @@ def variants(
             task.module.zero_grad(set_to_none=True)
             task.loss((data[0][:batch], data[1][:batch]))[0].backward()
 
-        found[f"loss M={size}"] = captured(loss)
+        found[f"loss M={size}"] = captured(loss, task, data)
         task, data = build(size, batch, device, bf16=bf16)
         stepper = Stepper(
             task, make_optimizer(task, "adamw", 0.05), data, clip_norm=10.0, ema=None, capture=True
@@ -83,11 +91,11 @@ def variants(
         for k in range(6):
             stepper.step(rows, 1e-4, k)
         assert stepper._graph is not None, "the step was not captured"
-        found[f"step M={size}"] = stepper._graph.replay
+        found[f"step M={size}"] = Captured(stepper._graph, stepper, task, data, rows)
     return found
 
 
-def timed(works: dict[str, Callable[[], None]], rounds: int, repeats: int) -> dict[str, float]:
+def timed(works: dict[str, Captured], rounds: int, repeats: int) -> dict[str, float]:
     """Median milliseconds of each, in turns."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):

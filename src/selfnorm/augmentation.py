@@ -71,8 +71,9 @@ class Augmentation:
             columns = torch.where(mirrored, width - 1 - columns, columns)
             if self.flip_signs is not None:
                 # Plain numbers, not a tensor made here: a captured step may not copy from the host.
-                signs = [torch.where(mirrored[:, 0, 0], s, 1.0) for s in self.flip_signs]
-                y = y * torch.stack(signs, dim=-1).to(y.dtype)
+                turned_round = mirrored[:, 0, 0].to(y.dtype)
+                signs = [1.0 + (sign - 1.0) * turned_round for sign in self.flip_signs]
+                y = y * torch.stack(signs, dim=-1)
         if self.dihedral:
             rows = torch.where(chance(), height - 1 - rows, rows)
             turned = chance()
