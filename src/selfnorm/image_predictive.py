@@ -6,6 +6,7 @@ and one that varies on the scale of a step to many digits (midpoint rule).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,7 @@ class GridLaw:
     @classmethod
     def of(cls, log_density: Tensor, grid: Tensor, width: float) -> GridLaw:
         """Normalise ``(n, G)`` unnormalised log-densities."""
-        log_norm = torch.logsumexp(log_density, dim=1) + torch.log(torch.tensor(width))
+        log_norm = torch.logsumexp(log_density, dim=1) + math.log(width)
         return cls(grid.to(log_density), width, (log_density - log_norm[:, None]).exp(), log_norm)
 
     @property
