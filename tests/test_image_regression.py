@@ -1,6 +1,7 @@
 """Energies on images: exact against closed forms, one ResNet pass per image, files, refusals."""
 
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -106,6 +107,38 @@ def test_the_backbone_runs_once_per_image_whatever_m():
         z = model.space_.standardise(torch.from_numpy(y)[:, None]).float()
         model.task().loss((torch.from_numpy(x), z))[0].backward()
         assert backbone.calls == 1
+
+
+def test_heads_on_features_are_the_whole_model():
+    """The loss through the features computed apart is that of the model as one."""
+    x, y = bright_images(48)
+    for share in (True, False):
+        model = small_model(share_gradient=share, dequantise=False, energy="paper", base=None)
+        model.prepare(torch.from_numpy(x), torch.from_numpy(y)[:, None])
+        task = model.task()
+        batch = torch.from_numpy(x), model.space_.standardise(torch.from_numpy(y)[:, None]).float()
+        found = []
+        for loss in (task.loss, super(ImageTask, task).loss):
+            torch.manual_seed(0)
+            task.module.zero_grad()
+            loss(batch)[0].backward()
+            found.append(torch.cat([p.grad.flatten() for p in task.module.features.parameters()]))
+        torch.testing.assert_close(*found)
+        assert found[0].any()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_heads_are_the_plain_ones_up_to_rounding():
+    x, y = bright_images(48)
+    model = small_model(n_samples=4)
+    model.prepare(torch.from_numpy(x), torch.from_numpy(y)[:, None])
+    batch = torch.from_numpy(x), model.space_.standardise(torch.from_numpy(y)[:, None]).float()
+    values = []
+    for compiled in (False, True):
+        model.compile_heads = compiled
+        torch.manual_seed(0)
+        values.append(model.task().loss(batch)[0].detach())
+    torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
 
 
 def gradients(model):

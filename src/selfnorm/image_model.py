@@ -219,6 +219,7 @@ class ImageEBM(ConditionalEBM):
             base="proposal" if self.base_is_proposal else None,
             label_features=self.label_features,
         )
+        twin.share_gradient = self.share_gradient
         return twin.train(self.training)  # type: ignore[return-value]
 
 

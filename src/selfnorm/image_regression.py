@@ -55,6 +55,7 @@ class ImageRegressor(ImagePredictions):
         dropout: on the features.
         batch_size, max_epochs, lr, weight_decay, ema, patience, schedule, optimizer: training.
         bf16: bfloat16 for the ResNet and the wide layers on CUDA.
+        compile_heads: fuse the heads' step by ``torch.compile``: for long runs.
         device: ``"cpu"``, ``"cuda"``.
         random_state: seed.
         verbose: progress bar.
@@ -94,6 +95,7 @@ class ImageRegressor(ImagePredictions):
         patience: int | None = None,
         validate_every: int | None = None,
         bf16: bool = True,
+        compile_heads: bool = False,
         device: str = "cpu",
         random_state: int | None = None,
         verbose: bool = False,
@@ -110,7 +112,8 @@ class ImageRegressor(ImagePredictions):
         self.batch_size, self.max_epochs, self.lr = batch_size, max_epochs, lr
         self.weight_decay, self.optimizer, self.schedule = weight_decay, optimizer, schedule
         self.ema, self.patience, self.validate_every = ema, patience, validate_every
-        self.bf16, self.device, self.random_state = bf16, device, random_state
+        self.bf16, self.compile_heads = bf16, compile_heads
+        self.device, self.random_state = device, random_state
         self.verbose = verbose
         self.model_: Any = None
 
@@ -224,6 +227,7 @@ class ImageRegressor(ImagePredictions):
             objective=self.objective,
             n_samples=self.n_samples,
             proposal_loss=self.proposal_loss,
+            compile_heads=self.compile_heads,
         )
 
     def _train(self, data: tuple[Tensor, Tensor], val_data: tuple[Tensor, Tensor]) -> History:
