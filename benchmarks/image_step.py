@@ -64,35 +64,38 @@ def captured(work: Callable[[], None], *owners: Any) -> Captured:
     return Captured(graph, work, *owners)
 
 
-def variants(batch: int, sizes: list[int], device: str, bf16: bool) -> dict[str, Captured]:
-    """What is timed, by name."""
-    found: dict[str, Captured] = {}
-    task, data = build(sizes[0], batch, device, bf16=bf16)
+def forward_backward(batch: int, device: str, bf16: bool) -> Captured:
+    """The ResNet alone."""
+    task, data = build(1, batch, device, bf16=bf16)
     features: nn.Module = task.module.features
 
-    def resnet() -> None:
+    def work() -> None:
         features.zero_grad(set_to_none=True)
         features(data[0][:batch]).square().mean().backward()
 
-    found["resnet"] = captured(resnet, task, data)
-    for size in sizes:
-        task, data = build(size, batch, device, bf16=bf16)
+    return captured(work, task, data)
 
-        def loss(task: Any = task, data: Any = data) -> None:
-            task.module.zero_grad(set_to_none=True)
-            task.loss((data[0][:batch], data[1][:batch]))[0].backward()
 
-        found[f"loss M={size}"] = captured(loss, task, data)
-        task, data = build(size, batch, device, bf16=bf16)
-        stepper = Stepper(
-            task, make_optimizer(task, "adamw", 0.05), data, clip_norm=10.0, ema=None, capture=True
-        )
-        rows = torch.arange(batch, device=device)
-        for k in range(6):
-            stepper.step(rows, 1e-4, k)
-        assert stepper._graph is not None, "the step was not captured"
-        found[f"step M={size}"] = Captured(stepper._graph, stepper, task, data, rows)
-    return found
+def loss_and_gradient(task: Any, data: Any, batch: int) -> Captured:
+    """The objective with all heads, and its gradient."""
+
+    def work() -> None:
+        task.module.zero_grad(set_to_none=True)
+        task.loss((data[0][:batch], data[1][:batch]))[0].backward()
+
+    return captured(work, task, data)
+
+
+def whole_step(task: Any, data: Any, batch: int, device: str) -> Captured:
+    """A step of the training loop."""
+    stepper = Stepper(
+        task, make_optimizer(task, "adamw", 0.05), data, clip_norm=10.0, ema=None, capture=True
+    )
+    rows = torch.arange(batch, device=device)
+    for k in range(6):
+        stepper.step(rows, 1e-4, k)
+    assert stepper._graph is not None, "the step was not captured"
+    return Captured(stepper._graph, stepper, task, data, rows)
 
 
 def timed(works: dict[str, Captured], rounds: int, repeats: int) -> dict[str, float]:
@@ -120,24 +123,38 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    rows = []
-    for bf16 in (True, False):
-        works = variants(arguments.batch, arguments.samples, "cuda", bf16)
+    rows: list[dict[str, Any]] = []
+    batch, device = arguments.batch, "cuda"
+    for bf16, compiled in ((True, False), (True, True), (False, False)):
+        works = {"resnet": forward_backward(batch, device, bf16)}
+        for size in arguments.samples:
+            options = {"bf16": bf16, "compile_heads": compiled}
+            works[f"loss M={size}"] = loss_and_gradient(
+                *build(size, batch, device, **options), batch
+            )
+            works[f"step M={size}"] = whole_step(
+                *build(size, batch, device, **options), batch, device
+            )
         first = timed(works, arguments.rounds, arguments.repeats)
         again = timed(works, arguments.rounds, arguments.repeats)
         for name, value in first.items():
             row = {
                 "precision": "bfloat16" if bf16 else "float32",
+                "compiled_heads": compiled,
                 "what": name,
                 "milliseconds": value,
                 "milliseconds_again": again[name],
                 "ratio": value / first["resnet"],
             }
             rows.append(row)
-            print(
-                f"{row['precision']:9s} {name:14s} {value:7.3f} ms  {row['ratio']:.3f} x",
-                flush=True,
-            )
+            label = f"{row['precision']}{', compiled heads' if compiled else ''}"
+            print(f"{label:26s} {name:14s} {value:7.3f} ms  {row['ratio']:.3f} x", flush=True)
+        # After each part: compiling may outlast the patience of whoever waits.
+        write(arguments, rows)
+
+
+def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """The result file."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     content = {
         "table": "image_step",
