@@ -128,13 +128,9 @@ def main() -> None:
     for bf16, compiled in ((True, False), (True, True), (False, False)):
         works = {"resnet": forward_backward(batch, device, bf16)}
         for size in arguments.samples:
-            options = {"bf16": bf16, "compile_heads": compiled}
-            works[f"loss M={size}"] = loss_and_gradient(
-                *build(size, batch, device, **options), batch
-            )
-            works[f"step M={size}"] = whole_step(
-                *build(size, batch, device, **options), batch, device
-            )
+            task, data = build(size, batch, device, bf16=bf16, compile_heads=compiled)
+            works[f"loss M={size}"] = loss_and_gradient(task, data, batch)
+            works[f"step M={size}"] = whole_step(task, data, batch, device)
         first = timed(works, arguments.rounds, arguments.repeats)
         again = timed(works, arguments.rounds, arguments.repeats)
         for name, value in first.items():
