@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import queue
 import sys
 import time
@@ -44,13 +45,13 @@ def flow_jobs(dataset: str) -> list[dict[str, Any]]:
     large = {"transforms": 10, "hidden": (width, width)}
     small = {"transforms": 5, "hidden": (128, 128)}
     if dataset in SMALL:
-        nsf, maf = {"max_steps": 3000}, {"max_steps": 4000}
+        nsf, maf = {"max_steps": 2000}, {"max_steps": 3000}
     elif dataset == "bsds300":
-        nsf = {"max_steps": 2500, "batch_size": 1024}
-        maf = {"max_steps": 3000, "batch_size": 1024}
+        nsf = {"max_steps": 2000, "batch_size": 1024}
+        maf = {"max_steps": 2500, "batch_size": 1024}
     else:
-        nsf = {"max_steps": 8000, "batch_size": 1024}
-        maf = {"max_steps": 12000, "batch_size": 1024}
+        nsf = {"max_steps": 5000, "batch_size": 1024}
+        maf = {"max_steps": 8000, "batch_size": 1024}
     jobs = [
         {"method": "nsf", "config": f"10x{width}", "model": {"kind": "nsf", **large}, "loop": nsf},
         {"method": "maf", "config": f"10x{width}", "model": {"kind": "maf", **large}, "loop": maf},
@@ -115,7 +116,11 @@ def worker(jobs: Any, results: Any, data: str, device: str) -> None:
             results.put(density_runs.run_job(job, data, device))
         except Exception as error:  # one failed run must not end the table
             row = {k: job[k] for k in ("dataset", "method", "config", "seed")}
-            results.put((row | {"error": f"{type(error).__name__}: {error}"[-800:]}, None, None))
+            results.put((row | {"error": f"{type(error).__name__}: {error}"[:200]}, None, None))
+            if "CUDA error" in str(error):  # nothing works in this process any more
+                results.close()
+                results.join_thread()
+                os._exit(1)
         gc.collect()
         if device != "cpu":
             torch.cuda.empty_cache()
@@ -206,7 +211,8 @@ def run_all(args: argparse.Namespace) -> None:
             try:
                 row, log_prob, pair = results.get(timeout=1)
             except queue.Empty:
-                pass
+                if not scores and not any(process.is_alive() for process in processes):
+                    break
             else:
                 received += 1
                 outcome.add(row, log_prob)

@@ -45,17 +45,17 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
     if on_gpu:
         large = many and not wide
         model: dict[str, Any] = {
-            "orderings": 4 if many or wide else 16,
+            "orderings": 4 if many or wide else 8,
             "hidden": 1024 if wide else 512,
             "blocks": 3 if large else 2,
             "components": 20 if large else 10,
             "context": 64,
-            "energy_hidden": 128 if large else 64,
+            "energy_hidden": 64,
             "energy_blocks": 2,
             "drop": 0.1 if large else 0.3 if wide else 0.2,
             "drop_context": False,
         }
-        steps = 7000 if large else 3000 if wide else 2500
+        steps = 5000 if large else 2500 if wide else 2000
         batch, n_samples = 512, 12 if wide else 16
     else:
         small = n < 2000
