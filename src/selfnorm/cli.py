@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-TABLES = ("toy2d", "toy1d", "uci", "images", "images_ablation")
+TABLES = ("toy2d", "toy1d", "uci", "images", "images_ablation", "mnist")
 
 
 def _show_version(wanted: bool) -> None:
@@ -65,6 +65,9 @@ def reproduce(
     objective: Annotated[
         list[str] | None, typer.Option(help="toy2d: only these objectives (may be repeated).")
     ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="mnist: only these rows (may be repeated).")
+    ] = None,
     scaling: Annotated[
         str, typer.Option(help="toy2d: 'train', 'population' or 'per_split'.")
     ] = "train",
@@ -99,6 +102,8 @@ def reproduce(
             options["bases"] = tuple(base)
         if objective:
             options["objectives"] = tuple(objective)
+    if table == "mnist" and model:
+        options["models"] = tuple(model)
     module = import_module(f"selfnorm.experiments.{table}")
     module.run(
         recipe=recipe,

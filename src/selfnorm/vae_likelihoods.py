@@ -128,8 +128,9 @@ class Categorical(Likelihood):
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Sum of the log-probabilities of the values."""
         log_p = self._log_softmax(output)
-        index = x.long().expand(log_p.shape[:-1]).unsqueeze(-1)
-        return log_p.gather(-1, index).squeeze(-1).sum(-1)
+        shape = torch.broadcast_shapes(log_p.shape[:-1], x.shape)
+        index = x.long().expand(shape).unsqueeze(-1)
+        return log_p.expand(*shape, -1).gather(-1, index).squeeze(-1).sum(-1)
 
     def mean(self, output: Tensor) -> Tensor:
         """Probabilities ``(..., dim, n_classes)``."""

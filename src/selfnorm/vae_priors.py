@@ -144,6 +144,7 @@ class AutoregressivePrior(LatentPrior):
     Args:
         dim: latent numbers.
         n_samples: stratified proposal samples per factor in training (32 at most).
+        polish_steps: steps given to the ``b_i`` alone at the end.
         sizes: of the chain, see :class:`~selfnorm.AutoregressiveEBM`.
 
     Example:
@@ -155,15 +156,23 @@ class AutoregressivePrior(LatentPrior):
 
     exact = False  # of the learned b; `log_prob_exact` normalises by quadrature
 
-    def __init__(self, dim: int, *, n_samples: int = 8, **sizes: Any) -> None:
+    def __init__(
+        self, dim: int, *, n_samples: int = 8, polish_steps: int = 200, **sizes: Any
+    ) -> None:
         super().__init__()
         options: dict[str, Any] = {
             "hidden": 128, "blocks": 2, "components": 8, "context": 16, "energy_hidden": 32,
             "energy_blocks": 1, "family": "gaussian", **sizes,
         }  # fmt: skip
         self.dim, self.n_samples = dim, min(n_samples, 32)
+        self.polish_steps = polish_steps
         self.chain = _LatentChain(dim, discrete=None, **options)
-        self.config = {"dim": dim, "n_samples": n_samples, **options}
+        self.config = {
+            "dim": dim,
+            "n_samples": n_samples,
+            "polish_steps": polish_steps,
+            **options,
+        }
         self._start_at_normal()
 
     @torch.no_grad()
@@ -247,4 +256,4 @@ class AutoregressivePrior(LatentPrior):
         """Fit the ``b_i`` to the finished energies, everything else fixed."""
         del posterior
         with torch.enable_grad():
-            return self.chain.training_task(polish_steps=200).finish((z,))
+            return self.chain.training_task(polish_steps=self.polish_steps).finish((z,))

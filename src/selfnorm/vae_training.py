@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.functional import log_mean_exp
+from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
 from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_monitor import SpikeReport, check_spikes
-from selfnorm.vae_posterior import GaussianPosterior
+from selfnorm.vae_posterior import BaseAndAggregate, GaussianPosterior
 
 if TYPE_CHECKING:
     from selfnorm.vae import EnergyVAE
@@ -163,12 +165,12 @@ class VAETask:
         half = min(len(x) // 2, 2000)
         with seeded(1, self.vae.device):
             proposal = prior.proposal_for(self.vae.encode(x[:half]))
-            z = self.vae.encode(x[half : 2 * half]).sample(1)[0]
-            y = torch.cat([proposal.sample((8192,)) for _ in range(8)])
-            at_posterior, at_proposal = (
-                prior.log_unnormalized(v) - proposal.log_prob(v) for v in (z, y)
-            )
-        report = check_spikes(at_posterior, at_proposal)
+            others = self.vae.encode(x[half : 2 * half])
+            z = others.sample(1)[0]
+            at_posterior = prior.log_unnormalized(z) - proposal.log_prob(z)
+            wide = BaseAndAggregate(prior.base, others.aggregate(), 0.5)
+            at_proposal, at_wide = (self._weights(prior, q) for q in (proposal, wide))
+        report = check_spikes(at_posterior, at_proposal, float(log_mean_exp(at_wide)))
         if report.spiked and (self.spikes is None or not self.spikes.spiked):
             warnings.warn(
                 f"the energy prior grows spikes: {report}. Its log Z and every bound from it are "
@@ -178,10 +180,18 @@ class VAETask:
                 stacklevel=4,
             )
         self.spikes = report
-        found = {"room": report.room, "spiked": float(report.spiked)}
+        found = {"room": report.room, "drift": report.drift, "spiked": float(report.spiked)}
         if report.spiked and self.monitor == "stop":
             found["score"] = float("-inf")  # a state with spikes must never be the best one
         return found
+
+    @staticmethod
+    def _weights(prior: EnergyPrior, proposal: Proposal) -> Tensor:
+        parts = []
+        for _ in range(8):
+            y = proposal.sample((8192,))
+            parts.append(prior.log_unnormalized(y) - proposal.log_prob(y))
+        return torch.cat(parts)
 
     def guard(self, stepper: Any, *, looking: bool) -> str:
         """Reason to stop, or an empty string: spikes, or steps that stay non-finite."""

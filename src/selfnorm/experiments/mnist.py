@@ -2,8 +2,9 @@
 
 Rows ``vae``, ``vae_mog``, ``vae_ebm_post_hoc`` and ``vae_ebm`` are the paper's; the two with a
 chain of one-dimensional energies are ours. Encoder and decoder are the paper's (``ngf`` 16, 16
-latent numbers). Every row is evaluated on the test part with 100 posterior samples and its ``log Z`` by
-three estimators (exactly, where the prior allows it): a row counts only with its verdict.
+latent numbers). Every row is evaluated on the test part with 100 posterior samples and its
+``log Z`` by three estimators (exactly, where the prior allows it): a row counts only with its
+verdict.
 
 Recipe ``paper`` keeps the objective, ten posterior samples, the learning-rate ratio of the energy
 and base samples for ``Z``; its schedule is shortened (see :mod:`selfnorm.experiments.mnist_rows`).
@@ -46,6 +47,7 @@ def run(
     posterior_samples: int = 100,
     many_samples: int = 5000,
     many_rows: int = 1000,
+    n_prior_samples: int = 1_000_000,
     n_rows: int | None = None,
     figures: bool = True,
     **_unused: Any,
@@ -61,7 +63,7 @@ def run(
         models: which rows.
         max_steps: shorter training than the recipe's.
         ngf, energy_layers: 16 and 2 as printed; the authors' code has 64 and 3.
-        posterior_samples, many_samples, many_rows: see
+        posterior_samples, many_samples, many_rows, n_prior_samples: see
             :func:`selfnorm.vae_evaluation.evaluate_vae`.
         n_rows: use only so many rows of each part (a rehearsal).
         figures: draw samples of every row (needs matplotlib).
@@ -85,7 +87,11 @@ def run(
                 energy_layers=energy_layers, folder=table.directory, device=device,
                 progress=progress,
             )  # fmt: skip
-            evaluation: dict[str, Any] = {"reference": train[:4000], "seed": 10_000 + seed}
+            evaluation: dict[str, Any] = {
+                "reference": train[:4000],
+                "n_prior_samples": n_prior_samples,
+                "seed": 10_000 + seed,
+            }
             report = evaluate_vae(
                 vae, test, posterior_samples=posterior_samples, many_samples=many_samples,
                 many_rows=many_rows, **evaluation,

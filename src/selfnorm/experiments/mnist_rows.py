@@ -63,7 +63,10 @@ class Row:
         fit = {**self.fit, "max_steps": steps, "validate_every": max(1, steps // 4)}
         if "kl_warmup" in self.fit:
             fit["kl_warmup"] = warm
-        return replace(self, fit=fit)
+        prior = dict(self.prior)
+        if "ar_ebm" in self.model:
+            prior["polish_steps"] = min(200, steps)
+        return replace(self, fit=fit, prior=prior)
 
 
 _CHAIN = {"hidden": 128, "components": 8, "context": 16, "energy_hidden": 32, "n_samples": 8}
@@ -81,7 +84,7 @@ def _schedule(steps: int, lr: float, **more: Any) -> dict[str, Any]:
         "batch_size": 256,
         "max_epochs": 10**6,
         "max_steps": steps,
-        "validate_every": max(1, steps // 40),
+        "validate_every": max(1, steps // 20),
         "lr": lr,
         **more,
     }
@@ -112,14 +115,14 @@ def _paper() -> list[Row]:
 
 def _best() -> list[Row]:
     """Ours: one cycle to 1e-3, averaged weights, KL warm-up, weight decay, noise on the input."""
-    full = _schedule(60_000, 1e-3, ema=0.999, weight_decay=0.3, kl_warmup=2000, n_samples=1024)
-    post = _schedule(10_000, 1e-3, ema=0.999, weight_decay=1e-2, n_samples=1024)
+    full = _schedule(20_000, 1e-3, ema=0.999, weight_decay=0.1, kl_warmup=1000, n_samples=1024)
+    post = _schedule(6_000, 1e-3, ema=0.999, weight_decay=1e-2, n_samples=1024)
     honest = {"proposal": "mixture", "bound": 10.0, "weight_decay": 1e-2, "lr_scale": 0.2}
     return [
         Row("vae", fit=full, drop=0.2),
-        Row("vae_mog", fit=full, drop=0.2),
-        Row("vae_ebm_post_hoc", on="vae", fit=post, prior=honest),
-        Row("vae_ebm", fit=full, prior=honest, drop=0.2),
         Row("vae_ar_ebm_post_hoc", on="vae", fit=post, prior=_CHAIN),
+        Row("vae_ebm_post_hoc", on="vae", fit=post, prior={**honest, "lr_scale": 1.0}),
         Row("vae_ar_ebm", fit=full, prior=_CHAIN, drop=0.2),
+        Row("vae_mog", fit=full, drop=0.2),
+        Row("vae_ebm", fit=full, prior=honest, drop=0.2),
     ]
