@@ -51,7 +51,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
     n_frequencies : int, default 3
         Waves ``sin, cos(2^j z)`` of the standardised label that the energy sees: more of them for
         laws with hard edges.
-    input_bins, label_bins : int, default 0
+    input_bins, label_bins : int, default 16 and 0
         Piecewise linear features: how far each input, and the label, reaches into bins that hold
         equally many training rows. They let the law jump along ``x``, or have edges at labels that
         stay in place as ``x`` moves; some hundreds of rows per jump are needed to gain by it.
@@ -141,7 +141,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         hidden: int = 128,
         energy_hidden: int = 64,
         n_frequencies: int = 3,
-        input_bins: int = 0,
+        input_bins: int = 16,
         label_bins: int = 0,
         max_epochs: int | None = None,
         energy_epochs: int | None = None,
