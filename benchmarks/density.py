@@ -10,7 +10,8 @@ several configurations, the one with the best validation score is reported. Two-
 of gradient-boosted trees between test rows and as many samples (0.5: indistinguishable).
 
 Rows are written as they come; a second call with the same ``--out`` and ``--name`` adds what is
-missing. ``--runs`` names runs in the order wanted (``california/nsf`` or ``california/nsf/0``).
+missing. ``--runs`` names runs in the order wanted (``california/nsf`` or ``california/nsf/0``;
+``california/nsf/10x256/1+2`` trains two seeds of a flow in one run, see ``flow_seeds.py``).
 More than three runs at a time on one GPU slow each other down: steps are chains of small kernels.
 """
 
@@ -34,6 +35,7 @@ import density_runs
 SETS = ("california", "magic.gamma", "mammography", "power", "shuttle", "bsds300")
 SMALL = ("california", "magic.gamma", "mammography")
 CLASSIC = ("gmm", "kde")
+FLOWS = ("nsf", "maf")
 SHOWN = ("test", "val", "lower", "upper", "ess", "train", "seconds")
 
 
@@ -83,6 +85,17 @@ def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
     chosen: dict[str, dict[str, Any]] = {}
     for pattern in args.runs or args.sets:
         dataset, *rest = pattern.split("/")
+        if rest and "+" in rest[-1]:
+            together = [int(seed) for seed in rest.pop().split("+")]
+            for job in jobs_for(dataset, variants):
+                if job["method"] in FLOWS and all(
+                    r in (job["method"], job["config"]) for r in rest
+                ):
+                    if args.max_steps:
+                        job["loop"] = {**job["loop"], "max_steps": args.max_steps}
+                    name = name_of(job | {"seed": together})
+                    chosen.setdefault(name, job | {"seed": together[0], "seeds": together})
+            continue
         for seed in args.seeds:
             for job in jobs_for(dataset, variants):
                 about = [job["method"], job["config"]]
@@ -113,7 +126,8 @@ def worker(jobs: Any, results: Any, data: str, device: str) -> None:
         if job is None:
             return
         try:
-            results.put(density_runs.run_job(job, data, device))
+            for result in density_runs.run_job(job, data, device):
+                results.put(result)
         except Exception as error:  # one failed run must not end the table
             row = {k: job[k] for k in ("dataset", "method", "config", "seed")}
             results.put((row | {"error": f"{type(error).__name__}: {error}"[:200]}, None, None))
@@ -185,6 +199,7 @@ class Outcome:
 def run_all(args: argparse.Namespace) -> None:
     outcome = Outcome(args)
     jobs = [job for job in planned(args) if name_of(job) not in outcome.done]
+    expected = sum(len(job.get("seeds", [0])) for job in jobs)
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     processes, queues = [], []  # a queue that is garbage-collected takes its semaphores along
@@ -205,7 +220,7 @@ def run_all(args: argparse.Namespace) -> None:
     scores: list[tuple[dict[str, Any], Future[float]]] = []
     received = 0
     with ProcessPoolExecutor(1, mp_context=context) as pool:  # trees, beside the training
-        while received < len(jobs) or scores:
+        while received < expected or scores:
             if time.perf_counter() - outcome.began > args.deadline:
                 break
             try:
@@ -227,7 +242,7 @@ def run_all(args: argparse.Namespace) -> None:
         for process in processes:
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
-    print(f"{received} of {len(jobs)} runs", flush=True)
+    print(f"{received} of {expected} runs", flush=True)
 
 
 def main() -> None:

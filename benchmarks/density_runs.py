@@ -122,6 +122,48 @@ def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, 
     return row | progress_of(history), flow
 
 
+def train_flow_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple[dict, Any]]:
+    """Several seeds of a flow at once; ``seconds`` is the time of them all."""
+    from flow_seeds import FlowSeeds, FlowSeedsTask
+    from selfnorm.flows import Flow
+    from selfnorm.loop import LoopOptions, run
+
+    torch.distributions.Distribution.set_default_validate_args(False)
+    flows, seeds = [], job["seeds"]
+    for seed in seeds:
+        torch.manual_seed(seed)
+        flows.append(Flow(table.dim, **job["model"]).to(device))
+    columns = None if table.name in CONTINUOUS else table.columns.to(device)
+    loop = {**FLOW_LOOP, "validate_every": max(1, job["loop"]["max_steps"] // 30), **job["loop"]}
+    together = {**loop, "batch_size": loop["batch_size"] * len(seeds)}
+    stacked = FlowSeeds(flows).to(device)
+    task = FlowSeedsTask(stacked, columns=columns)
+    began = wait(device)
+    history = run(
+        task,
+        (table.train_values.to(device),),
+        val_data=(table.val.to(device),),
+        options=LoopOptions(**together, seed=seeds[0]),
+    )
+    seconds = wait(device) - began
+    out = []
+    for i, flow in enumerate(stacked.split()):
+        scores = [at[i] for at in task.scores]
+        best = max(range(len(scores)), key=scores.__getitem__)
+        row = {
+            "seconds": seconds,
+            "trained_together": len(seeds),
+            "model": job["model"],
+            "loop": loop,
+            **progress_of(history),
+            "val": scores[best],
+            "best_step": min(history.n_steps, (best + 1) * loop["validate_every"]),
+            "val_curve": [round(v, 4) for v in scores[:: max(1, len(scores) // 10)]],
+        }
+        out.append((row, flow.eval()))
+    return out
+
+
 def fit_classic(job: dict[str, Any], table: Any) -> tuple[dict[str, Any], Any]:
     from sklearn.mixture import GaussianMixture
     from sklearn.neighbors import KernelDensity
@@ -180,20 +222,34 @@ def two_sample_auroc(real: np.ndarray, fake: np.ndarray, seed: int) -> float:
     return float(cross_val_score(trees, x[order], y[order], cv=2, scoring="roc_auc").mean())
 
 
-def run_job(
-    job: dict[str, Any], data: str, device: str
-) -> tuple[dict[str, Any], np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
-    """The row, the log-density of the test rows, and (test rows, samples) for a two-sample test."""
+Result = tuple[dict[str, Any], np.ndarray, tuple[np.ndarray, np.ndarray] | None]
+
+
+def run_job(job: dict[str, Any], data: str, device: str) -> list[Result]:
+    """For every seed of the job: the row, the log-density of the test rows, and (test rows,
+    samples) for a two-sample test.
+    """
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
     table = tabular.load(job["dataset"], data)
-    method = job["method"]
-    if method == "selfnorm":
+    if "seeds" in job:
+        trained = train_flow_seeds(job, table, device)
+        return [
+            assess({**job, "seed": seed}, table, device, row, model)
+            for seed, (row, model) in zip(job["seeds"], trained, strict=True)
+        ]
+    if job["method"] == "selfnorm":
         row, model = train_ours(job, table, device)
-    elif method in ("nsf", "maf"):
+    elif job["method"] in ("nsf", "maf"):
         row, model = train_flow(job, table, device)
     else:
         row, model = fit_classic(job, table)
+    return [assess(job, table, device, row, model)]
+
+
+def assess(job: dict[str, Any], table: Any, device: str, row: dict[str, Any], model: Any) -> Result:
+    """Score the test rows, draw samples, bound, and time it all."""
+    method = job["method"]
     test = table.test if method in ("gmm", "kde") else table.test.to(device)
     log_density(model, method, test[:64])  # what runs once (kernel choice, loading) is not timed
     began = wait(device)
