@@ -24,6 +24,7 @@ from selfnorm.models import EBM, log_weights
 from selfnorm.proposals import Gaussian, GaussianMixture, StudentT, Uniform
 from selfnorm.regressor import EnergyRegressor
 from selfnorm.training import fit
+from selfnorm.vae import EnergyVAE, add_energy_prior
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "Defensive",
     "EnergyDensity",
     "EnergyRegressor",
+    "EnergyVAE",
     "Ensemble",
     "ExponentialFamily",
     "Flow",
@@ -50,6 +52,7 @@ __all__ = [
     "SelfnormWarning",
     "StudentT",
     "Uniform",
+    "add_energy_prior",
     "as_proposal",
     "evaluate",
     "exact_log_norm",
