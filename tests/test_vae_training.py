@@ -51,10 +51,13 @@ def test_exact_values_are_those_of_the_autoregressive_model(orderings):
 
 
 def test_the_gradient_through_a_chain_is_that_of_its_bound():
-    """The mean gradient in z equals the derivative of the SNL bound by exact quadrature."""
+    """The mean gradient in z equals the derivative of the SNL bound by exact quadrature.
+
+    Without the score of the proposal it is off by 0.03 here, nine standard errors.
+    """
     prior = chain().double()
     prior.n_samples = 16
-    point = torch.tensor([0.4, -0.3], dtype=torch.float64)
+    point = torch.tensor([-0.8, 0.2], dtype=torch.float64)
     z = point.repeat(20_000, 1).requires_grad_(True)
     torch.manual_seed(1)
     value, _ = prior.objective(z, GaussianPosterior(z, z), 1)
@@ -70,7 +73,7 @@ def test_the_gradient_through_a_chain_is_that_of_its_bound():
         move = torch.zeros(2, dtype=torch.float64)
         move[i] = step
         slope = (bound(point + move) - bound(point - move)) / (2 * step)
-        assert float(gradient[:, i].mean()) == pytest.approx(slope, abs=5 * float(error[i]) + 0.01)
+        assert float(gradient[:, i].mean()) == pytest.approx(slope, abs=4 * float(error[i]) + 0.002)
 
 
 def test_an_aggregate_posterior_integrates_to_one_and_matches_its_samples():
