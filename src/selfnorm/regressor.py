@@ -26,6 +26,7 @@ from selfnorm.loop import LoopOptions
 from selfnorm.predictive_methods import PredictiveMixin, refuse_text
 from selfnorm.predictive_model import PredictiveModel
 from selfnorm.randomness import seeded
+from selfnorm.torch_defaults import one_thread
 
 __all__ = ["EnergyRegressor", "label_step"]
 
@@ -251,7 +252,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         # A member holds out at least twenty rows if that leaves four fifths for training.
         fraction = max(self.validation_fraction, min(0.2, 20 / n))
         batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
-        with seeded(seed, device):
+        with seeded(seed, device), one_thread():
             train, held_out = (r.to(device) for r in member_rows(n, self.n_members, fraction))
             rows = MemberRows(
                 z, t, w, train, held_out, torch.from_numpy(jitter).float(), self.input_noise
@@ -289,7 +290,8 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         z, t = z.cpu(), t.cpu()
         ranges = (z.amin(0), z.amax(0), t.amin(0), t.amax(0))
         self._predictive = PredictiveModel(model.cpu(), *ranges)
-        error = self._predictive.log_norm_error(z[:128].double())
+        with one_thread():
+            error = self._predictive.log_norm_error(z[:128].double())
         self.log_norm_error_ = float(error.abs().mean())
 
     def _architecture(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-__all__ = ["float32_on_cpu"]
+__all__ = ["float32_on_cpu", "one_thread"]
 
 
 @contextmanager
@@ -33,3 +33,25 @@ def float32_on_cpu() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch's own work within the block.
+
+    Steps on small matrices gain nothing by a second thread, and lose a great deal on a busy machine
+    where threads wait for one another.
+
+    >>> before = torch.get_num_threads()
+    >>> with one_thread():
+    ...     torch.get_num_threads()
+    1
+    >>> torch.get_num_threads() == before
+    True
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
