@@ -7,6 +7,7 @@ run and in turn:
 - ``forward_backward``: the stacked network alone, as one graph;
 - ``captured``, ``captured_compiled``: the library's whole step (samples, loss, gradient, clipping,
   finite-check, Adam, counters) as one graph, without and with ``torch.compile``;
+- ``fit``, ``fit_compiled``: likewise for a single model outside a batch;
 - ``eager``: the same step without a graph;
 - ``plain_loop``: a loop as one would write it, for one model after another.
 
@@ -29,6 +30,7 @@ from selfnorm import objectives
 from selfnorm.experiments.report import Table
 from selfnorm.many_task import ManyTask, MemberData
 from selfnorm.stepper import Stepper, make_optimizer
+from selfnorm.training import DensityTask
 
 HIDDEN = (200, 100, 50, 50)
 BATCH, N_SAMPLES = 512, 4096
@@ -122,6 +124,23 @@ def library_step(members: int, device: str, *, capture: bool, compiled: bool) ->
     return lambda: stepper.step(rows, 1e-3, 0)
 
 
+def single_step(device: str, *, compiled: bool) -> Callable[[], None]:
+    """One model by itself, as :func:`selfnorm.fit` trains it."""
+    model = paper_models(1, device)[0]
+    task = DensityTask(model, model.base, n_samples=N_SAMPLES)
+    stepper = Stepper(
+        task,
+        make_optimizer(task, "adam", 0.0),
+        (torch.randn(7000, 2, device=device),),
+        clip_norm=10.0,
+        ema=None,
+        capture=True,
+        compiled=compiled,
+    )
+    rows = torch.arange(BATCH, device=device)
+    return lambda: stepper.step(rows, 1e-3, 0)
+
+
 def plain_loop(members: int, device: str) -> Callable[[], None]:
     models = paper_models(members, device)
     optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in models]
@@ -160,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, nargs="+", default=[1, 20, 80])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--compile", type=int, nargs="*", default=[80], help="for these sizes")
+    parser.add_argument("--compile", type=int, nargs="*", default=[1, 80], help="for these sizes")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     options = parser.parse_args()
     device = "cuda"
@@ -174,7 +193,11 @@ def main() -> None:
             "eager": library_step(members, device, capture=False, compiled=False),
             "plain_loop": plain_loop(members, device),
         }
-        if members in options.compile:
+        if members == 1:
+            steps["fit"] = single_step(device, compiled=False)
+            if 1 in options.compile:
+                steps["fit_compiled"] = single_step(device, compiled=True)
+        elif members in options.compile:
             steps["captured_compiled"] = library_step(members, device, capture=True, compiled=True)
         for step in steps.values():
             for _ in range(5):
