@@ -12,15 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from selfnorm.sampling.gradient_chain import State, accept_or_stay, init
 from selfnorm.sampling.target import LogDensity, value_and_gradient
 
-
-class State(NamedTuple):
-    """``positions (n, d)``, ``log_density (n,)`` and its ``gradient (n, d)`` there."""
-
-    positions: Tensor
-    log_density: Tensor
-    gradient: Tensor
+__all__ = ["Info", "State", "init", "step"]
 
 
 class Info(NamedTuple):
@@ -29,12 +24,6 @@ class Info(NamedTuple):
     acceptance: Tensor
     accepted: Tensor
     divergent: Tensor
-
-
-def init(log_density: LogDensity, positions: Tensor) -> State:
-    """Chains at ``positions (n, d)``."""
-    positions = positions.detach().clone()
-    return State(positions, *value_and_gradient(log_density, positions))
 
 
 def step(
@@ -58,12 +47,8 @@ def step(
         value, gradient = value_and_gradient(log_density, positions)
         momentum = momentum + 0.5 * epsilon * scale * gradient
     log_ratio = value - state.log_density + kinetic - 0.5 * (momentum**2).sum(-1)
-    log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
-    accepted = torch.rand_like(log_ratio).log() < log_ratio
-    moved = accepted.unsqueeze(-1)
-    new_state = State(
-        torch.where(moved, positions, state.positions),
-        torch.where(accepted, value, state.log_density),
-        torch.where(moved, gradient, state.gradient),
+    new_state, acceptance, accepted = accept_or_stay(
+        state, State(positions, value, gradient), log_ratio
     )
-    return new_state, Info(log_ratio.clamp_max(0.0).exp(), accepted, log_ratio < -1000.0)
+    diverged = ~(log_ratio >= -1000.0)  # NaN too
+    return new_state, Info(acceptance, accepted, diverged)
