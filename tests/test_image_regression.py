@@ -418,6 +418,34 @@ def test_same_seed_same_numbers():
     np.testing.assert_array_equal(first, again)
 
 
+def test_temperature_is_the_one_that_was_bent_in():
+    """Laws made too narrow by hand are widened again, and stay normalised."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 255, (800, 3, 4, 4), dtype=np.uint8)
+    model = small_model()
+    model.space_, model.flat_target_ = LabelSpace((30.0,), (4.0,), (0.5,), (60.5,), 1.0), True
+    model.model_ = quadratic_model()
+    model.model_.features = ImageFeatures(nn.Sequential(nn.Flatten(), nn.Linear(48, 1))).eval()
+    h = model.features(x).double()[:, 0].numpy()
+    y = 30.0 + 4.0 * (h / 2 + np.sqrt(0.5 * 1.4) * rng.normal(size=800))
+    before = model.log_prob(x, y).mean()
+    found = model.calibrate(x, y)
+    assert 1.25 < found < 1.55
+    truth = torch.distributions.Normal(30 + 2 * torch.from_numpy(h), 4 * math.sqrt(0.5 * found))
+    expected = truth.log_prob(torch.from_numpy(y)).numpy()
+    np.testing.assert_allclose(model.log_prob(x, y), expected, atol=2e-3)
+    assert model.log_prob(x, y).mean() > before
+    assert abs(calibration.central_coverage(model.pit(x, y), 0.9) - 0.9) < 0.03
+
+
+def test_ranking_nce_draws_are_independent_the_others_stratified():
+    x, y = bright_images(32)
+    for objective in OBJECTIVES:
+        model = small_model(objective)
+        model.prepare(torch.from_numpy(x), torch.from_numpy(y)[:, None])
+        assert model.task().stratified == (objective != "ranking_nce")
+
+
 # Files and refusals
 
 

@@ -20,6 +20,7 @@ from selfnorm.randomness import seeded
 __all__ = ["ImagePredictions", "as_images", "as_labels", "same_length"]
 
 _FEATURES_AT_ONCE = 512
+TEMPERATURES = tuple(0.7 * 1.02**k for k in range(48))  # from 0.7 to 1.78
 _SAMPLES = 4096  # labels per image where quadrature is out of reach
 
 
@@ -31,6 +32,7 @@ class ImagePredictions:
     flat_target_: bool
     objective: str
     proposal: str
+    temperature_: float = 1.0
 
     @torch.no_grad()
     def features(self, images: Any) -> Tensor:
@@ -47,8 +49,8 @@ class ImagePredictions:
 
     def _law(self, h: Tensor) -> GridLaw:
         grid, width = self.grid()
-        heads = self._fitted().heads()
-        return GridLaw.of(log_densities(heads, h, grid, self.space_), grid, width)
+        log_p = log_densities(self._fitted().heads(), h, grid, self.space_)
+        return GridLaw.of(log_p / self.temperature_, grid, width)
 
     def grid(self, refine: int = 1) -> tuple[Tensor, float]:
         """The quadrature grid in the label's units, and the width of its cells.
@@ -102,13 +104,14 @@ class ImagePredictions:
         if grid is None:
             return law.grid.cpu().numpy(), law.pdf[0].cpu().numpy()
         at = torch.as_tensor(np.asarray(grid, dtype=np.float64))
-        log_p = log_densities(self._fitted().heads(), h, at, self.space_) - law.log_norm[:, None]
-        return at.numpy(), log_p[0].exp().cpu().numpy()
+        log_p = log_densities(self._fitted().heads(), h, at, self.space_) / self.temperature_
+        return at.numpy(), (log_p - law.log_norm[:, None])[0].exp().cpu().numpy()
 
     def log_prob(self, images: Any, y: Any, method: str = "exact") -> np.ndarray:
         """``log p(y|image)`` of pairs, ``(n,)``.
 
-        ``method="exact"`` normalises by quadrature (one label), ``"learned"`` by ``b``.
+        ``method="exact"`` normalises by quadrature (one label), ``"learned"`` by ``b``, which knows
+        nothing of a temperature.
         """
         if method not in ("exact", "learned"):
             raise DataError(f'method must be "exact" or "learned", not {method!r}')
@@ -117,11 +120,12 @@ class ImagePredictions:
         z = self.space_.standardise(labels).to(h)
         heads = self._fitted().heads()
         with torch.no_grad():
-            if isinstance(heads, LawModel) or method == "learned" or self.space_.dim > 1:
+            normalised = isinstance(heads, LawModel) and self.temperature_ == 1.0
+            if normalised or method == "learned" or self.space_.dim > 1:
                 log_p = heads.log_prob(h, z).double() - self.space_.log_scale
             else:
                 log_p = heads.log_unnormalized(h, z).double() - self.space_.log_scale
-                log_p = log_p - self._in_chunks(h, lambda law, _: law.log_norm)
+                log_p = log_p / self.temperature_ - self._in_chunks(h, lambda law, _: law.log_norm)
         return log_p.cpu().numpy()
 
     def pit(self, images: Any, y: Any) -> np.ndarray:
@@ -132,10 +136,35 @@ class ImagePredictions:
         labels = labels.to(h.device)
         return self._in_chunks(h, lambda law, rows: law.cdf_at(labels[rows])).cpu().numpy()
 
+    def calibrate(self, images: Any, y: Any) -> float:
+        """Fit a temperature ``T`` to held-out pairs and use ``p^(1/T)``, renormalised, from now on.
+
+        ``T`` maximises their mean log-density; above 1 it widens laws that are too sure. For one
+        label. Returns ``T``, which is also ``temperature_``.
+        """
+        h = self.features(images)
+        labels = as_labels(y).to(h.device)
+        same_length(h, labels)
+        grid, width = self.grid()
+        heads = self._fitted().heads()
+        with torch.no_grad():
+            z = self.space_.standardise(labels).to(h)
+            at_labels = heads.log_unnormalized(h, z).double() - self.space_.log_scale
+        log_p = log_densities(heads, h, grid, self.space_)
+
+        def score(t: float) -> float:
+            return float((at_labels / t - GridLaw.of(log_p / t, grid, width).log_norm).mean())
+
+        self.temperature_ = max(TEMPERATURES, key=score)
+        return self.temperature_
+
     def bounds(
         self, images: Any, y: Any, *, n_samples: int = 20_000, seed: int | None = None
     ) -> Bounds:
-        """``l_SNL`` and ``l_IS`` of the mean log-density, with samples of the model's proposal."""
+        """``l_SNL`` and ``l_IS`` of the mean log-density, with samples of the model's proposal.
+
+        They are of the model as trained, at temperature 1.
+        """
         heads = self._fitted().heads()
         if isinstance(heads, LawModel):
             raise DataError(

@@ -141,7 +141,7 @@ class ImageRegressor(ImagePredictions):
             n_val = max(1, round(validation_fraction * len(x)))
             x_val, y_val = x[order[:n_val]], labels[order[:n_val]]
             x, labels = x[order[n_val:]], labels[order[n_val:]]
-        self.flat_target_ = np.ndim(y) == 1
+        self.flat_target_, self.temperature_ = np.ndim(y) == 1, 1.0
         self.prepare(x, labels, y_val)
         z = self.space_.standardise(labels).float()
         z_val = self.space_.standardise(dequantised(y_val, self.space_.step)).float()
@@ -227,6 +227,8 @@ class ImageRegressor(ImagePredictions):
             objective=self.objective,
             n_samples=self.n_samples,
             proposal_loss=self.proposal_loss,
+            # The ranking form compares a label with draws that must be independent of each other.
+            stratified=self.objective != "ranking_nce",
             compile_heads=self.compile_heads,
         )
 
@@ -260,6 +262,7 @@ class ImageRegressor(ImagePredictions):
             "channels": self.channels_,
             "n_features": self.n_features_,
             "flat_target": self.flat_target_,
+            "temperature": self.temperature_,
         }
         serialization.save_folder(path, "ImageRegressor", config, dict(model.state_dict()))
 
@@ -305,7 +308,7 @@ def _rebuild(
     found = ImageRegressor(**config["options"], backbone=backbone or config["backbone"])
     found.space_ = LabelSpace.from_dict(config["space"])
     found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
-    found.n_features_ = config["n_features"]
+    found.n_features_, found.temperature_ = config["n_features"], config["temperature"]
     network = resnet18(found.channels_) if backbone is None else backbone
     found.model_ = found._heads_on(
         ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)

@@ -93,6 +93,14 @@ class ImageTask(ConditionalTask):
         x, y = self.presentation(batch[0], batch[1])
         return self.heads_loss((self.module.features(x), y))
 
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Held-out bounds; always with stratified draws, whatever the objective trains with."""
+        kept, self.stratified = self.stratified, True
+        try:
+            return super().validate(data)
+        finally:
+            self.stratified = kept
+
 
 class LawTask:
     """Maximum likelihood for a law (a mixture density network, a Gaussian), or least squares."""
