@@ -189,7 +189,7 @@ def test_ablation_over_m(data_dir, tmp_path):
         ("nce", 4),
     }
     assert (tmp_path / "images_ablation.png").stat().st_size > 5000
-    assert "| utkface | snl | 4 |" in (tmp_path / "images_ablation.md").read_text()
+    assert "| utkface | snl | uniform | 4 |" in (tmp_path / "images_ablation.md").read_text()
 
 
 def test_the_command_says_what_is_missing(tmp_path):

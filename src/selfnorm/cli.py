@@ -63,7 +63,10 @@ def reproduce(
         list[str] | None, typer.Option(help="toy2d: only these bases (may be repeated).")
     ] = None,
     objective: Annotated[
-        list[str] | None, typer.Option(help="toy2d: only these objectives (may be repeated).")
+        list[str] | None, typer.Option(help="toy2d, images: only these objectives (repeatable).")
+    ] = None,
+    proposal: Annotated[
+        list[str] | None, typer.Option(help="images: only these proposals (repeatable).")
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="mnist: only these rows (may be repeated).")
@@ -102,6 +105,10 @@ def reproduce(
             options["bases"] = tuple(base)
         if objective:
             options["objectives"] = tuple(objective)
+    if table in ("images", "images_ablation") and objective:
+        options["objectives"] = tuple(objective)
+    if table == "images" and proposal:
+        options["proposals"] = tuple(proposal)
     if table == "mnist" and model:
         options["models"] = tuple(model)
     module = import_module(f"selfnorm.experiments.{table}")
