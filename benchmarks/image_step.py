@@ -8,6 +8,9 @@ graphs and timed by device events; the variants take turns, and medians of round
 * ``loss``: the same with all heads, ``M`` labels sampled, SNL and its gradient.
 * ``step``: the whole training step of the library: batch lookup, loss, gradient, clipping, check
   for non-finite values, AdamW, metrics.
+
+First as it comes, then with the heads fused by ``torch.compile`` (which needs half a minute), with
+``--float32`` in single precision too. ``--warm`` only fills the compiler's cache.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ from selfnorm.image_regression import ImageRegressor
 from selfnorm.stepper import Stepper, make_optimizer
 
 
-def build(n_samples: int, batch: int, device: str, **options: Any) -> tuple[Any, tuple[Any, Any]]:
+def build(
+    proposal: str, n_samples: int, batch: int, device: str, **options: Any
+) -> tuple[Any, tuple[Any, Any]]:
     """A model of our recipe in training mode, its task, and resident data."""
     torch.manual_seed(0)
     images = torch.randint(0, 256, (4 * batch, 3, 64, 64), dtype=torch.uint8)
     y = torch.randint(1, 61, (4 * batch, 1)).double()
-    model = ImageRegressor("snl", "mdn-4", n_samples=n_samples, device=device, **options)
+    model = ImageRegressor("snl", proposal, n_samples=n_samples, device=device, **options)
     model.prepare(images, y)
     data = images.to(device), model.space_.standardise(y).float().to(device)
     task = model.task()
@@ -66,7 +71,7 @@ def captured(work: Callable[[], None], *owners: Any) -> Captured:
 
 def forward_backward(batch: int, device: str, bf16: bool) -> Captured:
     """The ResNet alone."""
-    task, data = build(1, batch, device, bf16=bf16)
+    task, data = build("uniform", 1, batch, device, bf16=bf16)
     features: nn.Module = task.module.features
 
     def work() -> None:
@@ -121,32 +126,52 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--float32", action="store_true")
+    parser.add_argument("--warm", action="store_true")
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    rows: list[dict[str, Any]] = []
-    batch, device = arguments.batch, "cuda"
-    for bf16, compiled in ((True, False), (True, True), (False, False)):
-        works = {"resnet": forward_backward(batch, device, bf16)}
+    if arguments.warm:
         for size in arguments.samples:
-            task, data = build(size, batch, device, bf16=bf16, compile_heads=compiled)
-            works[f"loss M={size}"] = loss_and_gradient(task, data, batch)
-            works[f"step M={size}"] = whole_step(task, data, batch, device)
-        first = timed(works, arguments.rounds, arguments.repeats)
-        again = timed(works, arguments.rounds, arguments.repeats)
-        for name, value in first.items():
-            row = {
-                "precision": "bfloat16" if bf16 else "float32",
-                "compiled_heads": compiled,
-                "what": name,
-                "milliseconds": value,
-                "milliseconds_again": again[name],
-                "ratio": value / first["resnet"],
-            }
-            rows.append(row)
-            label = f"{row['precision']}{', compiled heads' if compiled else ''}"
-            print(f"{label:26s} {name:14s} {value:7.3f} ms  {row['ratio']:.3f} x", flush=True)
-        # After each part: compiling may outlast the patience of whoever waits.
-        write(arguments, rows)
+            task, data = build("uniform", size, arguments.batch, "cuda", compile_heads=True)
+            task.loss(tuple(t[: arguments.batch] for t in data))[0].backward()
+        return
+    rows: list[dict[str, Any]] = []
+    plain = [(name, size) for name in ("uniform", "mdn-4") for size in arguments.samples]
+    measure(arguments, rows, plain, bf16=True, compiled=False)
+    for size in arguments.samples:
+        measure(arguments, rows, [("uniform", size)], bf16=True, compiled=True)
+    if arguments.float32:
+        measure(arguments, rows, plain, bf16=False, compiled=False)
+
+
+def measure(
+    arguments: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    cases: list[tuple[str, int]],
+    *,
+    bf16: bool,
+    compiled: bool,
+) -> None:
+    """Time the ResNet and the given proposals and sizes side by side; add rows and write them."""
+    batch, device = arguments.batch, "cuda"
+    works = {"resnet": forward_backward(batch, device, bf16)}
+    for proposal, size in cases:
+        task, data = build(proposal, size, batch, device, bf16=bf16, compile_heads=compiled)
+        works[f"loss {proposal} M={size}"] = loss_and_gradient(task, data, batch)
+        works[f"step {proposal} M={size}"] = whole_step(task, data, batch, device)
+    found = timed(works, arguments.rounds, arguments.repeats)
+    for name, value in found.items():
+        row = {
+            "precision": "bfloat16" if bf16 else "float32",
+            "compiled_heads": compiled,
+            "what": name,
+            "milliseconds": value,
+            "ratio": value / found["resnet"],
+        }
+        rows.append(row)
+        label = f"{row['precision']}{', compiled heads' if compiled else ''}"
+        print(f"{label:26s} {name:22s} {value:7.3f} ms  {row['ratio']:.3f} x", flush=True)
+    write(arguments, rows)
 
 
 def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
