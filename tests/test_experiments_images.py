@@ -112,6 +112,15 @@ def test_comparisons_pair_images_and_choose_by_validation(table):
     assert one["difference"] == pytest.approx(np.mean(snl) - np.mean(mdn), abs=1e-5)
 
 
+def test_comparisons_outlive_the_scores(table, tmp_path):
+    found = comparisons(table)
+    for name in ("images.json", "comparisons.json"):
+        (tmp_path / name).write_text((table.directory / name).read_text())
+    assert comparisons(Table("images", "best", tmp_path)) == found
+    (tmp_path / "comparisons.json").unlink()
+    assert comparisons(Table("images", "best", tmp_path)) == []
+
+
 def test_paired_error_covers_images_and_seeds():
     rng = np.random.default_rng(0)
     base = [rng.normal(size=400) for _ in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,18 @@ def best_by_validation(table: Table, dataset: str, objective: str) -> str | None
 def comparisons(table: Table) -> list[dict[str, Any]]:
     """SNL with its best proposal (by validation) against the best of every other method, paired.
 
-    Needs the per-image scores that :func:`~selfnorm.experiments.images.run` leaves in ``scores/``.
+    From the per-image scores that :func:`~selfnorm.experiments.images.run` leaves in ``scores/``;
+    the result is kept in ``comparisons.json``, which serves where the scores are gone.
     """
+    kept = table.directory / "comparisons.json"
+    if not (table.directory / "scores").exists():
+        return json.loads(kept.read_text()) if kept.exists() else []
+    found = _compare(table)
+    kept.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _compare(table: Table) -> list[dict[str, Any]]:
     found = []
     for (dataset,) in table.groups("dataset"):
         ours = best_by_validation(table, dataset, "snl")
