@@ -298,7 +298,7 @@ def _draw(
     from selfnorm.plotting_regression import plot_reliability
 
     panels = density_panels(model, *data.test)
-    np.savez_compressed(out / "scores" / f"densities_{data.name}.npz", **panels)
+    np.savez_compressed(out / "scores" / f"densities_{data.name}.npz", **panels)  # type: ignore[arg-type]
     try:
         plot_panels(panels, out / f"densities_{data.name}.png")
         plot_reliability({"SNL": arrays["pit"]}, out / f"reliability_{data.name}.png")
