@@ -134,11 +134,7 @@ class PredictiveMixin:
         """A copy with all energies at zero: the ensemble of mixture density networks alone."""
         check_is_fitted(self)
         twin = copy.deepcopy(self)
-        model: Any = twin._predictive.model
-        with torch.no_grad():
-            for part in (model.energy.joint[-1], model.log_norm_net):
-                for parameter in part.parameters():
-                    parameter.zero_()
+        twin._predictive.drop_energy()
         return twin
 
     def sample(self, X: ArrayLike, n: int = 1, random_state: Any = None) -> np.ndarray:

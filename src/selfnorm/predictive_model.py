@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,17 @@ class PredictiveModel:
         # Fewer members leave fewer nodes in the joint grid: give each of them more.
         self.nodes_per_panel = 4 if self.members >= 4 else 8 if self.members >= 2 else 12
 
+        self.flat = _is_zero(model.energy)
+
+    @torch.no_grad()
+    def drop_energy(self) -> None:
+        """Set energies and normalisers to zero: what is left are the mixture proposals."""
+        model: Any = self.model
+        for part in (model.energy.joint[-1], model.log_norm_net):
+            for parameter in part.parameters():
+                parameter.zero_()
+        self.flat = True
+
     def place(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest inputs within the training range, and the wide law's weight ``(n,)``."""
         inside = torch.minimum(torch.maximum(z, self.low), self.high)
@@ -76,6 +88,8 @@ class PredictiveModel:
 
     def _log_density(self, h: Tensor, q: MixtureLabels, y: Tensor) -> Tensor:
         """``log p~_k`` of labels ``(*samples, K, n, d)``."""
+        if self.flat:
+            return q.log_prob(y)
         return self.model.minus_energy(h, y, q) + q.log_prob(y)
 
     def _laws(self, z: Tensor) -> tuple[Tensor, MixtureLabels]:
@@ -221,3 +235,8 @@ class PredictiveModel:
             parts.append(torch.stack(figures))
         log_p, log_mass, b, ess, k, beyond = torch.cat(parts, dim=1)
         return conditional_bounds(log_p, log_mass, b, ess, k, beyond, n_samples)
+
+
+def _is_zero(energy: Any) -> bool:
+    """Whether a stacked energy gives zero everywhere, as it does before training."""
+    return not any(bool(p.any()) for p in energy.joint[-1].parameters())
