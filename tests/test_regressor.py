@@ -37,10 +37,7 @@ EXPECTED_FAILURES = {
 }
 
 
-@parametrize_with_checks(
-    [EnergyRegressor(n_members=2, hidden=32, energy_hidden=16, max_epochs=10, energy_epochs=3)],
-    expected_failed_checks=lambda _: EXPECTED_FAILURES,
-)
+@parametrize_with_checks([EnergyRegressor()], expected_failed_checks=lambda _: EXPECTED_FAILURES)
 def test_scikit_learn_checks(estimator, check) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
