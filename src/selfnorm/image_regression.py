@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from typing import Any
@@ -104,6 +105,13 @@ class ImageRegressor(ImagePredictions):
             raise DataError(f"objective must be one of {(*OBJECTIVES, *LAWS)}, not {objective!r}")
         if energy not in ("steps", "paper"):
             raise DataError(f"energy must be 'steps' or 'paper', not {energy!r}")
+        if energy == "steps" and base is None and objective in OBJECTIVES:
+            raise DataError(
+                "the energy 'steps' is constant outside the labels' range and has no normaliser "
+                "without a base: use base='proposal', or energy='paper'"
+            )
+        if n_samples < 1:
+            raise DataError(f"n_samples must be at least 1, got {n_samples}")
         self.objective, self.proposal, self.n_samples = objective, proposal, n_samples
         self.energy, self.base, self.share_gradient = energy, base, share_gradient
         self.proposal_loss, self.backbone = proposal_loss, backbone
@@ -194,6 +202,9 @@ class ImageRegressor(ImagePredictions):
             if backbone != "resnet18":
                 raise DataError(f"backbone must be 'resnet18' or a module, not {backbone!r}")
             backbone = resnet18(self.channels_)
+        else:
+            # The user's module stays as it was given: another fit, or another model, starts there.
+            backbone = copy.deepcopy(backbone).cpu()
         features = ImageFeatures(
             backbone, channels=self.channels_, dropout=self.dropout, bf16=self.bf16
         )
@@ -309,7 +320,7 @@ def _rebuild(
     found.space_ = LabelSpace.from_dict(config["space"])
     found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
     found.n_features_, found.temperature_ = config["n_features"], config["temperature"]
-    network = resnet18(found.channels_) if backbone is None else backbone
+    network = resnet18(found.channels_) if backbone is None else copy.deepcopy(backbone)
     found.model_ = found._heads_on(
         ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)
     )

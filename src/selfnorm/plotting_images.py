@@ -76,7 +76,8 @@ def plot_ablation(rows: list[dict[str, Any]], path: str | Path | None = None) ->
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     figure, axes = new_figure(1, len(sets), figsize=(3.6 * len(sets), 3.0))
     for name, panel in zip(sets, np.atleast_1d(axes), strict=True):
-        here = [r for r in rows if r["dataset"] == name and r["exact"] is not None]
+        here = [{"exact": r.get("upper"), **r} for r in rows if r["dataset"] == name]
+        here = [r for r in here if r["exact"] is not None]
         for objective in dict.fromkeys(row["objective"] for row in here):
             own = [r for r in here if r["objective"] == objective]
             sizes = sorted({r["n_samples"] for r in own})

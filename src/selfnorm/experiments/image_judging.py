@@ -13,21 +13,27 @@ from selfnorm.image_predictive import GridLaw
 from selfnorm.image_regression import LAWS, ImageRegressor
 from selfnorm.label_space import dequantised
 
-__all__ = ["judge", "paired"]
+__all__ = ["judge", "paired", "standard_error"]
 
 _ROWS = 512
 _LEVEL = 0.9
 
 
 def judge(
-    model: ImageRegressor, pair: Pair, *, n_samples: int | None = 20_000, seed: int = 0
+    model: ImageRegressor,
+    pair: Pair,
+    *,
+    n_samples: int | None = 20_000,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Figures of a model on held-out images, and each image's ``log_prob`` and ``pit``.
 
     Labels get the noise that the model was trained with (the same draw for every model); errors of
     the mean are taken against the labels as recorded. ``exact`` normalises by quadrature (one
     label); ``lower`` and ``upper`` are ``l_SNL`` and ``l_IS`` with ``n_samples`` of the proposal
-    (``None``: left out).
+    (``None``: left out). Images of one of the ``groups`` are not independent: ``exact_se`` is
+    over the groups.
     """
     images, recorded = pair
     labels = dequantised(torch.as_tensor(recorded), model.space_.step)
@@ -47,7 +53,9 @@ def judge(
         arrays["log_prob"] = model.log_prob(images, labels)
         exact = arrays["log_prob"]
         figures["exact"] = float(exact.mean())
-        figures["exact_se"] = float(exact.std() / np.sqrt(len(exact)))
+        if groups is not None:
+            arrays["groups"] = np.asarray(groups)
+        figures["exact_se"] = standard_error(exact, groups)
     error = np.abs(np.reshape(model.predict(images), recorded.shape) - recorded)
     figures["mae"] = float(error.mean())
     if model.space_.dim == 1:
@@ -75,17 +83,42 @@ def _calibration(
     }
 
 
-def paired(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:
+def standard_error(values: np.ndarray, groups: np.ndarray | None = None) -> float:
+    """Standard error of a mean over images, those of one group counting as one observation.
+
+    For groups ``g`` with sums of deviations ``s_g``: ``sqrt(G / (G - 1) sum s_g^2) / n``.
+
+    >>> round(standard_error(np.array([1.0, 1.0, 3.0, 3.0]), np.array([0, 0, 1, 1])), 4)
+    1.0
+    """
+    deviations = values - values.mean()
+    if groups is None:
+        groups = np.arange(len(values))
+    sums = np.bincount(np.unique(groups, return_inverse=True)[1], weights=deviations)
+    n_groups = len(sums)
+    if n_groups < 2:
+        return float("nan")
+    return float(np.sqrt(n_groups / (n_groups - 1) * np.sum(sums**2)) / len(values))
+
+
+def paired(
+    first: list[np.ndarray],
+    second: list[np.ndarray],
+    groups: list[np.ndarray | None] | None = None,
+) -> tuple[float, float]:
     """Mean difference of two models' log-densities over runs and its standard error.
 
-    Each list holds one array of the test images' log-densities per seed. The error combines the
-    spread over images within runs, and that of the runs' means where it is larger.
+    Each list holds one array of the test images' log-densities per seed; ``groups`` says which
+    images belong together. The error combines the spread over groups of images within runs, and
+    that of the runs' means where it is larger.
 
     >>> paired([np.array([1.0, 2.0])], [np.array([0.0, 1.0])])
     (1.0, 0.0)
     """
-    means = np.array([np.mean(a - b) for a, b in zip(first, second, strict=True)])
-    within = [np.var(a - b, ddof=1) / len(a) for a, b in zip(first, second, strict=True)]
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    means = np.array([d.mean() for d in differences])
+    together = groups or [None] * len(means)
+    within = [standard_error(d, g) ** 2 for d, g in zip(differences, together, strict=True)]
     error = float(np.sqrt(np.sum(within)) / len(means))
     if len(means) > 1:
         error = max(error, float(means.std(ddof=1) / np.sqrt(len(means))))

@@ -112,15 +112,24 @@ class Config:
     def keys(self) -> dict[str, Any]:
         """What identifies the run in the result file."""
         names = ("dataset", "objective", "proposal", "n_samples", "seed")
-        return {name: getattr(self, name) for name in names}
+        backbone = self.backbone
+        return {
+            **{name: getattr(self, name) for name in names},
+            "max_epochs": self.settings().get("max_epochs"),
+            "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Options of the recipe, with what this run changes."""
+        options = dict(_PAPER) if self.recipe != "best" else dict(_BEST.get(self.dataset, {}))
+        if self.max_epochs is not None:
+            options["max_epochs"] = self.max_epochs
+        return options | (self.options or {})
 
 
 def regressor(config: Config, data: images.ImageData) -> ImageRegressor:
     """The untrained model of one run."""
-    options = dict(_PAPER) if config.recipe != "best" else dict(_BEST.get(config.dataset, {}))
-    if config.max_epochs is not None:
-        options["max_epochs"] = config.max_epochs
-    options |= config.options or {}
+    options = config.settings()
     # The augmentation is the published one for head poses, our own choice elsewhere.
     if config.recipe == "best" or config.dataset == "biwi":
         options["augmentation"] = data.augmentation
@@ -145,8 +154,16 @@ def fit_and_judge(
     began = time.perf_counter()
     model = regressor(config, data).fit(*data.train, val=data.val)
     seconds = time.perf_counter() - began
+    if model.history_.stopped == "interrupted":
+        raise KeyboardInterrupt  # a run cut short is no row
     held_out, _ = judge(model, data.val, n_samples=None)
-    figures, arrays = judge(model, data.test, n_samples=config.n_test_samples, seed=config.seed)
+    figures, arrays = judge(
+        model,
+        data.test,
+        n_samples=config.n_test_samples,
+        seed=config.seed,
+        groups=data.test_groups,
+    )
     row_calibrated = _calibrated(model, data)
     history = model.history_
     row = {
@@ -170,6 +187,7 @@ def _calibrated(model: ImageRegressor, data: images.ImageData) -> dict[str, floa
     labels = dequantised(torch.as_tensor(data.val[1]), model.space_.step)
     temperature = model.calibrate(data.val[0], labels)
     figures, _ = judge(model, data.test, n_samples=None)
+    model.temperature_ = 1.0  # what is drawn later is the model as trained
     kept = ("exact", "mae", "coverage", "pit_distance", "crps")
     return {"temperature": temperature, **{f"{k}_calibrated": figures[k] for k in kept}}
 
@@ -275,7 +293,7 @@ def _missing(name: str, data_dir: str | Path | None) -> str:
 
 def save_arrays(directory: Path, config: Config, arrays: dict[str, np.ndarray]) -> None:
     """Each test image's figures, for paired comparisons: ``scores/KEYS.npz``."""
-    name = "-".join(str(v) for v in config.keys().values())
+    name = "-".join(str(v) for v in list(config.keys().values())[:5])
     (directory / "scores").mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
         directory / "scores" / f"{name}.npz",
