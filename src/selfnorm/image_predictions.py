@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.image_model import LawModel
 from selfnorm.image_predictive import GridLaw, label_grid, log_densities
@@ -21,6 +24,10 @@ __all__ = ["ImagePredictions", "as_images", "as_labels", "same_length"]
 
 _FEATURES_AT_ONCE = 512
 TEMPERATURES = tuple(0.7 * 1.02**k for k in range(48))  # from 0.7 to 1.78
+_REFINE_IMAGES = 128  # on which the grid is judged
+_MAX_REFINE = 64
+_GRID_TOLERANCE = 1e-3  # nats, the worst image
+_ROWS_AT_ONCE = 200_000  # label samples that go through the energy at once
 _SAMPLES = 4096  # labels per image where quadrature is out of reach
 
 
@@ -33,6 +40,7 @@ class ImagePredictions:
     objective: str
     proposal: str
     temperature_: float = 1.0
+    refine_: int = 1
 
     @torch.no_grad()
     def features(self, images: Any) -> Tensor:
@@ -52,14 +60,47 @@ class ImagePredictions:
         log_p = log_densities(self._fitted().heads(), h, grid, self.space_)
         return GridLaw.of(log_p / self.temperature_, grid, width)
 
-    def grid(self, refine: int = 1) -> tuple[Tensor, float]:
+    def grid(self, refine: int | None = None) -> tuple[Tensor, float]:
         """The quadrature grid in the label's units, and the width of its cells.
 
         It reaches half a range beyond the labels' on each side, or not at all where the model lives
-        on the range (uniform base or proposal).
+        on the range (uniform base or proposal). ``refine`` divides the cells, by default as much as
+        the fitted laws need.
         """
-        uniform = self.proposal == "uniform" and not isinstance(self.model_, LawModel)
-        return label_grid(self.space_, margin=0.0 if uniform else 0.5, refine=refine)
+        refine = self.refine_ if refine is None else refine
+        return label_grid(self.space_, margin=0.0 if self.lives_on_range else 0.5, refine=refine)
+
+    @property
+    def lives_on_range(self) -> bool:
+        """Whether labels outside the range have no density: uniform base or proposal."""
+        return self.proposal == "uniform" and not isinstance(self.model_, LawModel)
+
+    def refine_grid(self, images: Any) -> float:
+        """Halve the grid's cells until ``log Z`` of these images stands still; the last change.
+
+        Laws of continuous labels may be as narrow as they like. Warns where the finest grid is
+        still too coarse.
+        """
+        h = self.features(images)[:_REFINE_IMAGES]
+        self.refine_ = 1
+        before = self._law(h).log_norm
+        change = math.inf
+        while self.refine_ < _MAX_REFINE:
+            self.refine_ *= 2
+            after = self._law(h).log_norm
+            change = float((after - before).abs().max())
+            if change < _GRID_TOLERANCE:
+                self.refine_ //= 2  # the coarser of the two was fine already
+                return change
+            before = after
+        warnings.warn(
+            f"the predictive laws are narrower than the finest quadrature grid resolves (log Z "
+            f"still moves by {change:.2g}): exact figures are off by as much. Give label_step if "
+            "the labels are rounded, or a narrower label_range",
+            SelfnormWarning,
+            stacklevel=3,
+        )
+        return change
 
     def predict(self, images: Any) -> np.ndarray:
         """Mean of ``p(y|image)``: ``(n,)``, or ``(n, d)`` for several labels."""
@@ -67,8 +108,7 @@ class ImagePredictions:
         if self.space_.dim == 1:
             means = self._in_chunks(h, lambda law, _: law.mean)[:, None]
         else:
-            y, weights = self._weighted(h)
-            means = self.space_.restore((weights.unsqueeze(-1) * y).sum(0).double())
+            means = self._by_samples(h, lambda y, w: (w.unsqueeze(-1) * y).sum(0))
         found = means.cpu().numpy()
         return found[:, 0] if self.flat_target_ else found
 
@@ -80,14 +120,8 @@ class ImagePredictions:
         h = self.features(images)
         if self.space_.dim == 1:
             return self._in_chunks(h, lambda law, _: law.quantile(levels)).cpu().numpy()
-        y, weights = self._weighted(h)
-        order = y.argsort(0)
-        mass = weights.unsqueeze(-1).expand_as(y).gather(0, order).cumsum(0)
-        found = []
-        for level in levels.tolist():
-            index = (mass < level).sum(0, keepdim=True).clamp_max(len(y) - 1)
-            found.append(y.gather(0, order.gather(0, index))[0])
-        return self.space_.restore(torch.stack(found, dim=1).double()).cpu().numpy()
+        take = functools.partial(_weighted_quantiles, levels=levels.tolist())
+        return self._by_samples(h, take).cpu().numpy()
 
     def predict_interval(self, images: Any, coverage: float = 0.9) -> np.ndarray:
         """``(n, 2)`` ends of central intervals; ``(n, 2, d)`` for several labels."""
@@ -121,11 +155,20 @@ class ImagePredictions:
         heads = self._fitted().heads()
         with torch.no_grad():
             normalised = isinstance(heads, LawModel) and self.temperature_ == 1.0
-            if normalised or method == "learned" or self.space_.dim > 1:
+            if self.space_.dim > 1 and method == "exact" and not normalised:
+                raise DataError(
+                    f"quadrature is for one label, this model has {self.space_.dim}: use "
+                    'method="learned" (not for ranking NCE, which learns no b), or bounds()'
+                )
+            if normalised or method == "learned":
                 log_p = heads.log_prob(h, z).double() - self.space_.log_scale
             else:
                 log_p = heads.log_unnormalized(h, z).double() - self.space_.log_scale
                 log_p = log_p / self.temperature_ - self._in_chunks(h, lambda law, _: law.log_norm)
+                if self.lives_on_range:
+                    low, high = self.space_.grid_range()
+                    inside = (labels[:, 0] >= low) & (labels[:, 0] <= high)
+                    log_p = torch.where(inside.to(log_p.device), log_p, -math.inf)
         return log_p.cpu().numpy()
 
     def pit(self, images: Any, y: Any) -> np.ndarray:
@@ -187,10 +230,7 @@ class ImagePredictions:
                 drawn = self._in_chunks(h, lambda law, rows: law.quantile(levels[rows]))
                 drawn = drawn.T.unsqueeze(-1)
             else:
-                y, weights = self._weighted(h)
-                chosen = torch.multinomial(weights.T, n, replacement=True).T
-                index = chosen.unsqueeze(-1).expand(-1, -1, y.shape[-1])
-                drawn = self.space_.restore(y.gather(0, index).double())
+                drawn = self._by_samples(h, functools.partial(_resampled, n=n)).movedim(1, 0)
         found = drawn.cpu().numpy()
         return found[..., 0] if self.flat_target_ else found
 
@@ -207,6 +247,12 @@ class ImagePredictions:
             parts.append(take(self._law(h[rows]), rows))
         return torch.cat(parts)
 
+    def _by_samples(self, h: Tensor, take: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """``take(labels, weights)`` over chunks of images, ``(n, ...)``, in the labels' units."""
+        rows = max(1, _ROWS_AT_ONCE // _SAMPLES)
+        parts = [take(*self._weighted(part)) for part in h.split(rows)]
+        return self.space_.restore(torch.cat(parts).double())
+
     @torch.no_grad()
     def _weighted(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Standardised labels ``(M, n, d)`` of the proposal and their normalised weights."""
@@ -219,6 +265,24 @@ class ImagePredictions:
             y = q.sample((_SAMPLES,))
             log_w = heads.minus_energy(h, y, q) + heads.log_base(h, y, q) - q.log_prob(y)
         return y, torch.softmax(log_w, dim=0)
+
+
+def _weighted_quantiles(y: Tensor, weights: Tensor, levels: list[float]) -> Tensor:
+    """``(n, len(levels), d)`` quantiles of labels ``(M, n, d)`` with weights ``(M, n)``."""
+    order = y.argsort(0)
+    mass = weights.unsqueeze(-1).expand_as(y).gather(0, order).cumsum(0)
+    found = []
+    for level in levels:
+        index = (mass < level).sum(0, keepdim=True).clamp_max(len(y) - 1)
+        found.append(y.gather(0, order.gather(0, index))[0])
+    return torch.stack(found, dim=1)
+
+
+def _resampled(y: Tensor, weights: Tensor, n: int) -> Tensor:
+    """``(n_images, n, d)`` labels drawn by weight."""
+    chosen = torch.multinomial(weights.T, n, replacement=True).T
+    index = chosen.unsqueeze(-1).expand(-1, -1, y.shape[-1])
+    return y.gather(0, index).movedim(0, 1)
 
 
 def as_images(images: Any) -> Tensor:

@@ -154,6 +154,8 @@ class ImageRegressor(ImagePredictions):
         z = self.space_.standardise(labels).float()
         z_val = self.space_.standardise(dequantised(y_val, self.space_.step)).float()
         self.history_ = self._train((x, z), (x_val, z_val))
+        if self.space_.dim == 1:
+            self.refine_grid(x_val)
         return self
 
     def prepare(self, x: Tensor, y: Tensor, y_val: Tensor | None = None) -> None:
@@ -172,15 +174,16 @@ class ImageRegressor(ImagePredictions):
     def _label_space(self, train: Tensor, every: Tensor) -> LabelSpace:
         whole = bool((every == every.round()).all())
         step = self.label_step if self.label_step is not None else float(whole)
-        low, high = (None, None) if self.label_range is None else self.label_range
-        dim = train.shape[1]
+        step = step if self.dequantise else 0.0
+        low, high = every.amin(0), every.amax(0)
+        if self.label_range is not None:
+            # With a step the whole range has its bins; continuous labels keep near where they are,
+            # for a grid over all that could occur would be too coarse.
+            slack = torch.inf if step > 0 else 0.1 * (high - low)
+            low = torch.maximum(low - slack, torch.full_like(low, self.label_range[0]))
+            high = torch.minimum(high + slack, torch.full_like(high, self.label_range[1]))
         # The ends come from all labels known, the scale from those trained on.
-        ends = LabelSpace.of(
-            every,
-            step=step if self.dequantise else 0.0,
-            low=None if low is None else [low] * dim,
-            high=None if high is None else [high] * dim,
-        )
+        ends = LabelSpace.of(every, step=step, low=low.tolist(), high=high.tolist())
         own = LabelSpace.of(train)
         return dataclasses.replace(ends, center=own.center, scale=own.scale)
 
@@ -274,6 +277,7 @@ class ImageRegressor(ImagePredictions):
             "n_features": self.n_features_,
             "flat_target": self.flat_target_,
             "temperature": self.temperature_,
+            "refine": self.refine_,
         }
         serialization.save_folder(path, "ImageRegressor", config, dict(model.state_dict()))
 
@@ -319,7 +323,8 @@ def _rebuild(
     found = ImageRegressor(**config["options"], backbone=backbone or config["backbone"])
     found.space_ = LabelSpace.from_dict(config["space"])
     found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
-    found.n_features_, found.temperature_ = config["n_features"], config["temperature"]
+    found.n_features_, found.refine_ = config["n_features"], config["refine"]
+    found.temperature_ = config["temperature"]
     network = resnet18(found.channels_) if backbone is None else copy.deepcopy(backbone)
     found.model_ = found._heads_on(
         ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)

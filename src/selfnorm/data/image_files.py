@@ -30,8 +30,8 @@ class ImageFolder:
         self.path = Path(path)
         self._zip: zipfile.ZipFile | None = None
         if self.path.is_dir():
-            files = [p for p in self.path.rglob("*") if p.is_file()]
-            self._where: dict[str, Any] = {p.name: p for p in files}
+            found = [(p.name, p) for p in sorted(self.path.rglob("*")) if p.is_file()]
+            self._where: dict[str, Any] = self._by_name(found)
             return
         if not self.path.exists():
             raise MissingDataError(f"{self.path} does not exist")
@@ -39,7 +39,19 @@ class ImageFolder:
             self._zip = zipfile.ZipFile(self.path)
         except (zipfile.BadZipFile, OSError) as error:
             raise DataError(f"{self.path} is neither a folder nor a zip: {error}") from error
-        self._where = {Path(n).name: n for n in self._zip.namelist() if not n.endswith("/")}
+        names = [n for n in self._zip.namelist() if not n.endswith("/")]
+        self._where = self._by_name([(Path(n).name, n) for n in names if "__MACOSX" not in n])
+
+    def _by_name(self, found: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Hidden files are left out; a name in two folders would hide one of the images."""
+        where: dict[str, Any] = {}
+        for name, place in found:
+            if name.startswith("."):
+                continue
+            if name in where:
+                raise DataError(f"{self.shown(name)} is there twice: {where[name]} and {place}")
+            where[name] = place
+        return where
 
     def names(self, *suffixes: str) -> list[str]:
         """File names with one of these endings, in order."""
