@@ -100,6 +100,38 @@ def test_driving_blocks_stay_together(tmp_path):
         assert all(len(set(block // 50)) == 1 for block in frames.reshape(-1, 50))
 
 
+def test_groups_of_test_images_that_belong_together(tmp_path):
+    files.write_driving(tmp_path)
+    files.write_cells(tmp_path)
+    driving = images.load("driving", data_dir=tmp_path, seed=1)
+    frames = driving.test[0][:, 0, 0, 0].astype(int)  # frame k has brightness k
+    assert np.array_equal(driving.test_groups, frames // 50)
+    cells = images.load("cells", data_dir=tmp_path)
+    assert cells.test_groups.tolist() == [0] * 4 + [1] * 4  # four tiles of each picture
+
+
+def test_the_range_of_counts_does_not_look_at_test_images(tmp_path):
+    files.write_cells(tmp_path)
+    data = images.load("cells", data_dir=tmp_path)
+    seen = max(data.train[1].max(), data.val[1].max())
+    assert data.label_range == (0.0, np.ceil(1.25 * seen))
+
+
+def test_hidden_files_are_left_out_and_doubles_refused(tmp_path):
+    black = files.jpg(np.zeros((64, 64, 3), np.uint8))
+    extra = {"__MACOSX/._12_0.jpg": b"?", "._x.jpg": b"?"}
+    files.write_faces(tmp_path, as_zip=True, extra=extra)
+    images.load("utkface", data_dir=tmp_path)
+    (tmp_path / "twice" / "utkface").mkdir(parents=True)
+    files.write_faces(
+        tmp_path / "twice", as_zip=True, extra={"a/7_0_1.jpg": black, "b/7_0_1.jpg": black}
+    )
+    with pytest.raises(
+        DataError, match=r"7_0_1\.jpg is there twice: a/7_0_1\.jpg and b/7_0_1\.jpg"
+    ):
+        images.load("utkface", data_dir=tmp_path / "twice")
+
+
 def test_splits_depend_on_the_seed_alone(tmp_path):
     files.write_steering_angle(tmp_path)
     first, again, other = (

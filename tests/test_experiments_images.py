@@ -8,11 +8,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 from selfnorm.cli import app
+from selfnorm.data.images import load as load_images
 from selfnorm.errors import MissingDataError
 from selfnorm.experiments import images, images_ablation
-from selfnorm.experiments.image_judging import paired
+from selfnorm.experiments.image_judging import paired, standard_error
 from selfnorm.experiments.image_report import best_by_validation, comparisons
 from selfnorm.experiments.report import Table
+from selfnorm.history import History
+from selfnorm.image_regression import ImageRegressor
 from tests import image_files as files
 
 
@@ -27,7 +30,7 @@ class Pooled(nn.Module):
 def data_dir(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     files.write_faces(root, as_zip=True)
-    files.write_driving(root, n=200)
+    files.write_driving(root, n=500)  # two stretches to test on
     files.write_biwi(root)
     return root
 
@@ -75,6 +78,8 @@ def test_the_table_names_missing_files_with_their_source(table):
     assert "Cell200_64x64.h5" in text
     assert "improved_CcGAN" in text
     assert "ranking NCE" in text
+    assert "independent draws" in text
+    assert "stretches of 50 frames" in text
     assert "paired over test images" in text
 
 
@@ -84,7 +89,8 @@ def test_figures_are_drawn(table):
         assert (table.directory / f"reliability_{name}.png").stat().st_size > 5000
 
 
-def test_finished_rows_are_kept(table, data_dir):
+def test_finished_rows_are_kept(table, data_dir, monkeypatch):
+    monkeypatch.setattr(images, "fit_and_judge", None)  # nothing may be trained
     again = images.run(
         recipe="best",
         seeds=1,
@@ -92,7 +98,7 @@ def test_finished_rows_are_kept(table, data_dir):
         data_dir=data_dir,
         datasets=("utkface",),
         methods=(("snl", "mdn-4"),),
-        backbone=None,  # nothing is trained, so nothing needs one
+        backbone=Pooled(),
         **QUICK,
     )
     assert len(again.rows) == len(table.rows)
@@ -163,6 +169,80 @@ def test_three_labels_have_bounds_but_no_quadrature(data_dir, tmp_path):
     assert "exact" not in snl
     assert "upper" in snl
     assert "exact" in mdn
+
+
+def test_an_interrupted_run_leaves_no_row(data_dir, tmp_path, monkeypatch):
+    def cut_short(*_):
+        history = History()
+        history.stopped = "interrupted"
+        return history
+
+    monkeypatch.setattr(ImageRegressor, "_train", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        images.run(
+            seeds=1,
+            out=tmp_path,
+            data_dir=data_dir,
+            datasets=("utkface",),
+            methods=(("snl", "mdn-4"),),
+            backbone=Pooled(),
+            **QUICK,
+        )
+    assert not (tmp_path / "images.json").exists()
+
+
+def test_other_settings_are_other_rows(data_dir, tmp_path):
+    for epochs in (1, 1, 2):
+        table = images.run(
+            seeds=1,
+            out=tmp_path,
+            data_dir=data_dir,
+            datasets=("utkface",),
+            methods=(("mdn", "mdn-4"),),
+            backbone=Pooled(),
+            figures=False,
+            **{**QUICK, "max_epochs": epochs},
+        )
+    assert [r["max_epochs"] for r in table.rows] == [1, 2]
+    assert {r["backbone"] for r in table.rows} == {"Pooled"}
+
+
+def test_the_judged_model_is_the_model_as_trained(data_dir):
+    config = images.Config(
+        "utkface", "snl", "mdn-4", 8, 0, "best", "cpu", None, 1, Pooled(), n_test_samples=50
+    )
+    row, arrays, model = images.fit_and_judge(config, load_images("utkface", data_dir=data_dir))
+    assert model.temperature_ == 1.0
+    assert row["temperature"] > 0
+    assert "coverage_calibrated" in row
+    assert len(arrays["pit"]) == row["n_test"]
+
+
+def test_standard_errors_are_over_groups():
+    rng = np.random.default_rng(0)
+    shared = np.repeat(rng.normal(size=200), 10)
+    groups = np.repeat(np.arange(200), 10)
+    assert standard_error(shared, groups) == pytest.approx(1 / np.sqrt(200), rel=0.15)
+    assert standard_error(shared) == pytest.approx(1 / np.sqrt(2000), rel=0.15)
+    free = rng.normal(size=2000)
+    assert standard_error(free, groups) == pytest.approx(standard_error(free), rel=0.15)
+    assert paired([shared], [np.zeros(2000)], [groups])[1] == standard_error(shared, groups)
+
+
+def test_ablation_of_three_labels(data_dir, tmp_path):
+    table = images_ablation.run(
+        seeds=1,
+        out=tmp_path,
+        data_dir=data_dir,
+        datasets=("biwi",),
+        objectives=("snl",),
+        sizes=(2,),
+        backbone=Pooled(),
+        **{**QUICK, "progress": True},
+    )
+    assert "upper" in table.rows[0]
+    assert (tmp_path / "images_ablation.png").exists()
+    assert "independent draws" in (tmp_path / "images_ablation.md").read_text()
 
 
 def test_nothing_to_run_is_an_error(tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 
 from selfnorm import calibration
 from selfnorm.augmentation import Augmentation
-from selfnorm.errors import DataError, ModelFileError, ProposalError
+from selfnorm.errors import DataError, ModelFileError, ProposalError, SelfnormWarning
 from selfnorm.image_model import (
     FixedGaussian,
     ImageEBM,
@@ -307,6 +307,52 @@ def test_refining_the_grid_changes_nothing(fitted):
     torch.testing.assert_close(norms[0], norms[1], atol=2e-4, rtol=0)
 
 
+def narrow_law(scale):
+    """N(30, (4 scale)^2) for every image, continuous labels between 0 and 60."""
+    model = small_model("l2")
+    model.space_, model.flat_target_ = LabelSpace((30.0,), (4.0,), (0.0,), (60.0,), 0.0), True
+    head = MeanHead(1, 1)
+    nn.init.zeros_(head.means.weight)
+    nn.init.constant_(head.means.bias, 0.003)
+    head.scale.fill_(scale)
+    model.model_ = LawModel(ImageFeatures(nn.Sequential(nn.Flatten(), nn.Linear(12, 1))), head)
+    return model
+
+
+def test_the_grid_is_as_fine_as_the_laws_need():
+    x = np.zeros((3, 3, 2, 2), dtype=np.uint8)
+    wide, narrow = narrow_law(0.5), narrow_law(0.001)
+    assert wide.refine_grid(x) < 1e-3
+    assert wide.refine_ == 1
+    assert abs(float(narrow.law(x).log_norm[0])) > 0.1  # the plain grid misses or doubles the peak
+    narrow.refine_grid(x)
+    assert narrow.refine_ > 4
+    assert abs(float(narrow.law(x).log_norm[0])) < 1e-3
+    with pytest.warns(SelfnormWarning, match="narrower than the finest quadrature grid"):
+        narrow_law(1e-5).refine_grid(x)
+
+
+def test_a_wide_label_range_does_not_coarsen_continuous_labels():
+    rng = np.random.default_rng(0)
+    level = rng.uniform(0, 1, 300)
+    x = (255 * level[:, None, None, None] * np.ones((1, 3, 8, 8))).astype(np.uint8)
+    y = 5 * level + rng.normal(0, 0.05, 300)
+    torch.manual_seed(0)
+    model = small_model(label_range=(-180.0, 180.0), max_epochs=15)
+    model.fit(x[:240], y[:240], val=(x[240:], y[240:]))
+    assert model.space_.high[0] < 6.5
+    bounds = model.bounds(x, y, n_samples=1000, seed=0)
+    assert abs(model.log_prob(x, y).mean() - bounds.upper) < 0.03
+
+
+def test_outside_a_uniform_model_there_is_no_density():
+    x, y = bright_images(80)
+    model = small_model(proposal="uniform", max_epochs=1).fit(x, y)
+    inside = model.log_prob(x[:2], [20.0, 500.0])
+    assert np.isfinite(inside[0])
+    assert inside[1] == -np.inf
+
+
 def test_uniform_labels_stay_in_the_range_and_are_spread():
     law = make_proposal("uniform", 3, SPACE)(torch.zeros(5, 3))
     drawn = SPACE.restore(law.stratified_sample(60))
@@ -394,6 +440,25 @@ def test_three_labels(proposal):
     assert model.sample(x[:4], 3, seed=0).shape == (3, 4, 3)
     with pytest.raises(DataError, match="quadrature needs one label"):
         model.law(x[:2])
+    with pytest.raises(DataError, match="quadrature is for one label"):
+        model.log_prob(x[:2], y[:2])
+    assert np.isfinite(model.log_prob(x[:2], y[:2], "learned")).all()
+
+
+def test_several_labels_are_predicted_in_chunks(monkeypatch):
+    x, y = bright_images(60, dim=3)
+    model = small_model(max_epochs=1).fit(x, y)
+    whole = model.predict(x)
+    sizes = []
+    weighted = ImageRegressor._weighted
+    monkeypatch.setattr(
+        ImageRegressor, "_weighted", lambda self, h: (sizes.append(len(h)), weighted(self, h))[1]
+    )
+    monkeypatch.setattr("selfnorm.image_predictions._ROWS_AT_ONCE", 4096 * 25)
+    parts = model.predict(x)
+    assert sizes == [25, 25, 10]
+    # Draws differ between chunks; the means agree to their Monte Carlo error.
+    np.testing.assert_allclose(parts, whole, atol=1.5)
 
 
 def test_literal_protocol_keeps_integers():
@@ -402,6 +467,22 @@ def test_literal_protocol_keeps_integers():
     assert model.space_.step == 0.0
     assert small_model(max_epochs=1).fit(x, y).space_.step == 1.0
     assert small_model(max_epochs=1).fit(x, y + 0.25 * (y > 20)).space_.step == 0.0
+
+
+def test_the_backbone_given_stays_as_it_was():
+    x, y = bright_images(120)
+    torch.manual_seed(0)
+    backbone = Small()
+    before = {k: v.clone() for k, v in backbone.state_dict().items()}
+    options = {"backbone": backbone, "max_epochs": 2, "random_state": 0, "n_samples": 8}
+    first = ImageRegressor(**options).fit(x, y)
+    said = first.predict(x[:5])
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    second = ImageRegressor(**options).fit(x, y)
+    np.testing.assert_array_equal(first.predict(x[:5]), said)
+    np.testing.assert_array_equal(second.predict(x[:5]), said)
+    np.testing.assert_array_equal(second.fit(x, y).predict(x[:5]), said)
 
 
 def _from(state):
@@ -476,6 +557,10 @@ def test_refusals():
         ImageRegressor("flow")
     with pytest.raises(DataError, match="energy must be"):
         ImageRegressor(energy="big")
+    with pytest.raises(DataError, match="no normaliser without a base"):
+        ImageRegressor(base=None)
+    with pytest.raises(DataError, match="n_samples must be at least 1"):
+        ImageRegressor(n_samples=0)
     with pytest.raises(DataError, match="39 labels"):
         small_model().fit(x, y[:-1])
     with pytest.raises(DataError, match="1 or 3 channels"):
