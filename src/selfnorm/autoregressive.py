@@ -225,7 +225,7 @@ class AutoregressiveEBM(nn.Module):
         condition: Tensor | None = None,
         *,
         normalizer: str = "learned",
-        n_nodes: int = 512,
+        n_nodes: int = 2048,
         chunk_size: int | None = None,
     ) -> Tensor:
         """Log-density ``(n,)`` of rows ``x``; ``-inf`` outside the support.
@@ -257,7 +257,7 @@ class AutoregressiveEBM(nn.Module):
             parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
         return torch.cat(parts)
 
-    def quadrature(self, at: Factors, n_nodes: int = 512) -> Tensor:
+    def quadrature(self, at: Factors, n_nodes: int = 2048) -> Tensor:
         """``log Z_i`` ``(R, N, dim)`` of the factors by a deterministic rule."""
         y, log_weight = at.proposal.nodes(n_nodes)
         return torch.logsumexp(log_weight + self.energy(y, at), 0)

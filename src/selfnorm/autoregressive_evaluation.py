@@ -146,7 +146,7 @@ def conditional_integrals(
     x: Tensor,
     condition: Tensor | None = None,
     *,
-    n_nodes: int = 512,
+    n_nodes: int = 2048,
     n_grid: int = 600,
 ) -> Tensor:
     """``int p(x_i | x_<i) dx_i`` for every factor at rows ``x``, ``(R, n, dim)``: ones.

@@ -82,6 +82,8 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
         "validate_every": max(20, steps // (25 if on_gpu else 12)),
     }
     polish_steps = min(200 if on_gpu else 100, steps // 8)
+    if on_gpu and wide:
+        polish_steps = 600  # the gap is a sum over the columns
     task = {"n_samples": n_samples, "validation_samples": 16, "polish_steps": polish_steps}
     return Defaults({"encoding": "quantiles", "blocks": 2, **model}, task, fit)
 
@@ -210,17 +212,16 @@ class AutoregressiveTask:
             return {}
         model = self.module
         model.eval()
-        head = [*model.energy.norm_hidden.parameters(), *model.energy.norm_last.parameters()]
-        optimizer = torch.optim.Adam(head, lr=1e-3)
+        optimizer = torch.optim.Adam(model.energy.norm_parameters(), lr=2e-3)
         n, gap = len(data[0]), torch.zeros(())
         for step in range(self.polish_steps):
-            optimizer.param_groups[0]["lr"] = 1e-3 * (1 - step / self.polish_steps)
-            rows = torch.randint(n, (min(n, 256),), device=data[0].device)
+            optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / self.polish_steps)
+            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
             with torch.no_grad():
                 batch = tuple(t[rows] for t in data)
                 z, _ = model.columns(model.columns.dequantise(batch[0].to(model.columns.center)))
                 at = model.factors(z, batch[1].to(z) if model.condition_dim else None)
-                log_z = log_mean_exp(model.energy(at.proposal.sample(32), at))
+                log_z = log_mean_exp(model.energy(at.proposal.sample(16), at))
             gap = bound_gap(log_z - model.energy.log_norm(at.context)).sum(-1).mean()
             optimizer.zero_grad()
             gap.backward()

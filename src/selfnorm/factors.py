@@ -43,8 +43,11 @@ class FactorEnergy(nn.Module):
         self.from_value = ChainLinear(stack, n_features, hidden, bias=False)
         self.layers = nn.ModuleList(ChainLinear(stack, hidden, hidden) for _ in range(2 * blocks))
         self.last = ChainLinear(stack, hidden, 1, zero=True, bias=False)
-        self.norm_hidden = ChainLinear(stack, context, hidden)
-        self.norm_last = ChainLinear(stack, hidden, 1, zero=True)
+        # b is asked once per factor, the energy once per sample: its network may be wider.
+        self.norm_layers = nn.ModuleList(
+            [ChainLinear(stack, context, 2 * hidden), ChainLinear(stack, 2 * hidden, 2 * hidden)]
+        )
+        self.norm_last = ChainLinear(stack, 2 * hidden, 1, zero=True)
 
     def features(self, y: Tensor, mean: Tensor, sd: Tensor) -> Tensor:
         """Bounded features ``(*y.shape, F)`` of a value relative to its proposal."""
@@ -58,9 +61,15 @@ class FactorEnergy(nn.Module):
 
     def log_norm(self, context: Tensor) -> Tensor:
         """``b``: ``(R, N, dim)`` from contexts ``(R, N, dim, C)``."""
-        flat = context.flatten(1, 2)
-        out = self.norm_last(silu(self.norm_hidden(flat)))
+        h = context.flatten(1, 2)
+        for layer in self.norm_layers:
+            h = silu(layer(h))
+        out: Tensor = self.norm_last(h)
         return out.squeeze(-1).unflatten(1, context.shape[1:3])
+
+    def norm_parameters(self) -> list[nn.Parameter]:
+        """Those of ``b`` alone."""
+        return [*self.norm_layers.parameters(), *self.norm_last.parameters()]
 
     def forward(self, y: Tensor, at: Factors) -> Tensor:
         """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
