@@ -52,7 +52,11 @@ def run(
     if val_data is not None:
         val_data = tuple(t.to(device) for t in val_data)
     with seeded(options.seed, device):
-        return _Run(task, data, val_data, options, device).execute()
+        training = _Run(task, data, val_data, options, device)
+        try:
+            return training.execute()
+        finally:
+            training.release()
 
 
 class _Run:
@@ -148,6 +152,14 @@ class _Run:
         if path is not None and history.stopped != "interrupted":
             self._save(path)
         return history
+
+    def release(self) -> None:
+        """Let go of what a run holds on the device, whichever way it ended."""
+        stepper: Stepper | None = getattr(
+            self, "stepper", None
+        )  # none if the task refused to start
+        if stepper is not None:
+            stepper.release()
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""

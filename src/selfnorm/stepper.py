@@ -171,6 +171,17 @@ class Stepper:
         self._streak.zero_()
         self.bad_streak = 0
 
+    def release(self) -> None:
+        """Give the captured graph's memory back, once nothing runs on it any more.
+
+        Left to the garbage collector, a graph may go while another one is being captured, which
+        CUDA does not survive.
+        """
+        if self._graph is not None:
+            torch.cuda.synchronize(self.device)
+            self._graph.reset()
+            self._graph = self._static_rows = None
+
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the moving average in place of the parameters for the duration of a block."""
