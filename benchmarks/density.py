@@ -79,39 +79,31 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['dataset']}/{row['method']}/{row['config']}/{row['seed']}"
 
 
+def matches(job: dict[str, Any], wanted: list[str]) -> bool:
+    """Whether a run is meant by ``[method or config[, config]]``."""
+    return all(word in (job["method"], job["config"]) for word in wanted)
+
+
 def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The runs asked for, in order, each once."""
     variants = json.loads(Path(args.variants).read_text()) if args.variants else []
     chosen: dict[str, dict[str, Any]] = {}
     for pattern in args.runs or args.sets:
-        dataset, *rest = pattern.split("/")
-        if rest and "+" in rest[-1]:
-            together = [int(seed) for seed in rest.pop().split("+")]
+        dataset, *wanted = pattern.split("/")
+        seeds, together = list(args.seeds), False
+        if wanted and wanted[-1].replace("+", "").isdigit():
+            together = "+" in wanted[-1]
+            seeds = [int(seed) for seed in wanted.pop().split("+")]
+        for seed in seeds:
             for job in jobs_for(dataset, variants):
-                if job["method"] in FLOWS and all(
-                    r in (job["method"], job["config"]) for r in rest
-                ):
-                    if args.max_steps:
-                        job["loop"] = {**job["loop"], "max_steps": args.max_steps}
-                    name = name_of(job | {"seed": together})
-                    chosen.setdefault(name, job | {"seed": together[0], "seeds": together})
-            continue
-        for seed in args.seeds:
-            for job in jobs_for(dataset, variants):
-                about = [job["method"], job["config"]]
-                if rest and rest[0] not in about:
-                    continue
-                if len(rest) > 1 and rest[1] not in (job["config"], str(seed)):
-                    continue
-                if len(rest) > 2 and rest[2] != str(seed):
-                    continue
-                if job["method"] == "kde" and seed != args.seeds[0]:
-                    continue  # nothing random in it
-                if args.max_steps and "loop" in job:
-                    job["loop"] = {**job["loop"], "max_steps": args.max_steps}
-                elif args.max_steps and job["method"] == "selfnorm":
-                    job["loop"] = {"max_steps": args.max_steps}
-                chosen.setdefault(name_of(job | {"seed": seed}), job | {"seed": seed})
+                if not matches(job, wanted) or (job["method"] == "kde" and seed != seeds[0]):
+                    continue  # nothing is random in a kernel density
+                if args.max_steps and job["method"] not in CLASSIC:
+                    job["loop"] = {**job.get("loop", {}), "max_steps": args.max_steps}
+                if together and job["method"] in FLOWS:
+                    job["seeds"] = seeds
+                first = job | {"seed": seeds[0] if "seeds" in job else seed}
+                chosen.setdefault(name_of(first), first)
     return list(chosen.values())
 
 

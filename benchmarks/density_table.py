@@ -23,6 +23,7 @@ from selfnorm.experiments.report import markdown_table
 
 FLOWS = ("nsf", "maf")
 LABELS = {"selfnorm": "selfnorm", "nsf": "NSF", "maf": "MAF", "gmm": "GMM", "kde": "KDE"}
+SPARED = 5  # rows a method likes least, left out in a second comparison
 COLUMNS = {"california": 8, "magic.gamma": 10, "mammography": 6}
 COLUMNS |= {"power": 6, "shuttle": 9, "bsds300": 63}
 Row = dict[str, Any]
@@ -93,8 +94,16 @@ def compare(dataset: str, groups: dict[str, list[Row]], arrays: dict[str, np.nda
             continue
         difference = mine - theirs
         se = float(difference.std(ddof=1) / len(difference) ** 0.5)
-        mean = float(difference.mean())
-        out.append({"dataset": dataset, "against": method, "difference": mean, "se": se})
+        kept = np.argsort(theirs)[SPARED:]
+        out.append(
+            {
+                "dataset": dataset,
+                "against": method,
+                "difference": float(difference.mean()),
+                "se": se,
+                "difference_without_their_worst": float(difference[kept].mean()),
+            }
+        )
     return out
 
 
@@ -116,7 +125,12 @@ def prepare(group: list[Row]) -> list[Row]:
 
 def markdown(tables: dict[str, Any], note: str) -> str:
     compared = [
-        [c["dataset"], LABELS[c["against"]], f"{c['difference']:+.3f} ± {c['se']:.3f}"]
+        [
+            c["dataset"],
+            LABELS[c["against"]],
+            f"{c['difference']:+.3f} ± {c['se']:.3f}",
+            f"{c['difference_without_their_worst']:+.3f}",
+        ]
         for c in tables["comparisons"]
         if c["against"] in FLOWS
     ]
@@ -132,16 +146,19 @@ def markdown(tables: dict[str, Any], note: str) -> str:
             "",
             "## selfnorm minus flow, paired over test rows (± standard error)",
             "",
-            markdown_table(["set", "against", "difference"], compared),
+            markdown_table(
+                ["set", "against", "difference", f"without its {SPARED} worst rows"], compared
+            ),
             "",
             "## Bounds and conditionals of the chains",
             "",
             "Gap: upper minus lower bound. ESS per factor: mean, and mean of the worst column. "
-            "Importance sampling minus quadrature: the worst seed, in standard errors. Integrals: "
-            "worst error over all conditionals of all seeds at 100 random test rows.",
+            "Importance sampling minus quadrature: the worst seed, in nats and in standard errors. "
+            "Integrals: worst error over all conditionals at 100 random test rows, normalised by "
+            "quadrature with 8,192 nodes and integrated by another rule.",
             "",
             markdown_table(
-                ["set", "gap", "ESS", "worst column", "IS - quadrature", "integrals"],
+                ["set", "gap", "ESS", "worst column", "IS - quadrature", "in s.e.", "integrals"],
                 tables["bounds"],
             ),
             "",
@@ -189,8 +206,9 @@ def main() -> None:
                     cell(ours, "gap", 4),
                     cell(ours, "ess"),
                     cell(ours, "ess_worst_column"),
+                    extreme(ours, "is_minus_quadrature"),
                     extreme(ours, "in_se", 1),
-                    extreme(ours, "worst_integral_error", 5),
+                    extreme([r for r in ours if "nodes" in r], "worst_integral_error", 5),
                 ]
             )
     args.out.mkdir(parents=True, exist_ok=True)
