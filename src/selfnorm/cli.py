@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 import selfnorm
@@ -71,6 +72,12 @@ def reproduce(
     model: Annotated[
         list[str] | None, typer.Option(help="mnist: only these rows (may be repeated).")
     ] = None,
+    ngf: Annotated[
+        int | None, typer.Option(min=1, help="mnist: width of the networks; 16, or 64.")
+    ] = None,
+    energy_layers: Annotated[
+        int | None, typer.Option(min=1, help="mnist: hidden layers of the energy; 2, or 3.")
+    ] = None,
     scaling: Annotated[
         str, typer.Option(help="toy2d: 'train', 'population' or 'per_split'.")
     ] = "train",
@@ -85,6 +92,8 @@ def reproduce(
     progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
 ) -> None:
     """Reproduce a table of the paper; finished rows in --out are kept, so it can be resumed."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SelfnormError("no CUDA device is available here: leave out --device cuda")
     if table == "all":
         from selfnorm.experiments import everything
 
@@ -109,8 +118,15 @@ def reproduce(
         options["objectives"] = tuple(objective)
     if table == "images" and proposal:
         options["proposals"] = tuple(proposal)
-    if table == "mnist" and model:
-        options["models"] = tuple(model)
+    if table == "mnist":
+        _refuse(table, dataset=dataset, base=base, objective=objective, proposal=proposal)
+        _refuse(table, jobs=jobs if jobs > 1 else None)
+        if model:
+            options["models"] = tuple(model)
+        sizes = {"ngf": ngf, "energy_layers": energy_layers}
+        options.update({name: value for name, value in sizes.items() if value is not None})
+    else:
+        _refuse(table, model=model, ngf=ngf, energy_layers=energy_layers)
     module = import_module(f"selfnorm.experiments.{table}")
     module.run(
         recipe=recipe,
@@ -125,6 +141,14 @@ def reproduce(
     written = out / f"{table}.md"
     if written.exists():
         typer.echo(written.read_text())
+
+
+def _refuse(table: str, **given: object) -> None:
+    """An option that a table does not take is an error, not a wish unheard."""
+    for name, value in given.items():
+        if value is not None:
+            option = name.replace("_", "-")
+            raise SelfnormError(f"the table {table!r} takes no --{option}; leave it out")
 
 
 @app.command()

@@ -88,8 +88,10 @@ class EnergyVAE(nn.Module):
 
     def check(self, x: Tensor) -> None:
         """Refuse rows, or an encoder and a decoder, that do not fit together."""
-        if x.dim() < 2 or len(x) == 0:
+        if x.dim() < 2 or x.numel() == 0:
             raise DataError(f"expected rows of shape (n, ...), got {tuple(x.shape)}")
+        if x.dtype != torch.get_default_dtype():
+            raise DataError(f"expected rows of {torch.get_default_dtype()}, got {x.dtype}")
         if not bool(torch.isfinite(x).all()):
             raise DataError("the data hold NaN or infinity: drop or impute those rows first")
         self.likelihood.check(x)
@@ -102,13 +104,12 @@ class EnergyVAE(nn.Module):
                     f"{tuple(posterior.mean.shape)}"
                 )
             output = self.decoder(posterior.mean).flatten(1)
-            try:
-                self.likelihood.log_prob(output, x[:2].flatten(1))
-            except RuntimeError as error:
+            needed = x[:1].numel() * self.likelihood.n_parameters
+            if output.shape[1] != needed:
                 raise DataError(
-                    f"the decoder gives {output.shape[1]} numbers a row, which do not describe "
-                    f"rows of {x[:2].flatten(1).shape[1]} values under this likelihood"
-                ) from error
+                    f"the decoder gives {output.shape[1]} numbers a row; rows of {x[:1].numel()} "
+                    f"values need {needed} under this likelihood"
+                )
 
     @torch.no_grad()
     def aggregate_samples(self, x: Tensor, n: int) -> tuple[Tensor, GaussianPosterior]:
@@ -128,7 +129,12 @@ class EnergyVAE(nn.Module):
 
     @torch.no_grad()
     def log_prob(self, x: Tensor, n_samples: int = 100, seed: SeedLike = None) -> Tensor:
-        """``(n,)`` importance-weighted estimates of ``log p(x)``, below it in expectation."""
+        """``(n,)`` importance-weighted estimates of ``log p(x)`` by the learned normaliser.
+
+        Below ``log p(x)`` in expectation where the prior is normalised. With an energy prior they
+        are too high by ``log Z - b`` where ``b`` is too low: ask
+        :func:`~selfnorm.vae_evaluation.evaluate_vae` for a figure with a verdict.
+        """
         with seeded(seed, self.device):
             x = x.to(self.device)
             size = max(1, 20_000 // n_samples)

@@ -148,7 +148,7 @@ class EnergyPrior(LatentPrior):
         q = self.proposal_for(posterior)
         if q is self.base:
             y = self.base.sample((n_samples,))
-            return y, self.negative_energy(y)
+            return y, self.negative_energy(y) + self._base_score(y)
         with torch.no_grad():
             y = q.sample((n_samples,))
             log_q = q.log_prob(y)
@@ -175,19 +175,27 @@ class EnergyPrior(LatentPrior):
                 z = state.positions
             log_w = log_w + self.negative_energy(z) / (self.moves + 1)
         f = self.negative_energy(z)
-        return z, log_w + f - f.detach()
+        return z, log_w + f - f.detach() + self._base_score(z)
+
+    def _base_score(self, y: Tensor) -> Tensor | float:
+        """Zero, with the gradient of ``log d(y)``: samples of a learned base move with it."""
+        if not self.base.trainable:
+            return 0.0
+        log_d = self.base.log_prob(y)
+        return log_d - log_d.detach()
 
     def objective(
         self, z: Tensor, posterior: GaussianPosterior, n_samples: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``log d(z) - E(z) - b - mean(w) e^{-b} + 1``."""
+        """``log d(z) - E(z) - b - mean(w) e^{-b} + 1``; a penalty is a metric apart from it."""
         y, log_w = self._log_weights(posterior.detach(), n_samples)
         log_ratio = log_mean_exp(log_w) - self.log_norm
         value = self.log_prob(z) - capped_exp(log_ratio, 20.0) + 1
-        if self.gradient_penalty:
-            value = value - self.gradient_penalty * self._slope(torch.cat([z.detach(), y.detach()]))
         with torch.no_grad():
             metrics = {"gap": bound_gap(log_ratio.detach()), "ess": ess(log_w.detach())}
+        if self.gradient_penalty and torch.is_grad_enabled():
+            slope = self._slope(torch.cat([z.detach(), y.detach()]))
+            metrics["penalty"] = self.gradient_penalty * slope
         return value, metrics
 
     def _slope(self, z: Tensor) -> Tensor:

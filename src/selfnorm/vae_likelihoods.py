@@ -22,6 +22,7 @@ class Likelihood(nn.Module):
     """``p(x|z)`` given the decoder's output."""
 
     config: dict[str, Any]
+    n_parameters = 1  # decoder outputs for each value of a row
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """``log p(x|z)``: ``(..., n_parameters), (..., dim) -> (...)``."""
@@ -120,7 +121,7 @@ class Categorical(Likelihood):
         if n_classes < 2:
             raise ValueError(f"n_classes must be at least 2, got {n_classes}")
         self.config = {"n_classes": n_classes}
-        self.n_classes = n_classes
+        self.n_classes = self.n_parameters = n_classes
 
     def _log_softmax(self, output: Tensor) -> Tensor:
         return torch.log_softmax(output.unflatten(-1, (-1, self.n_classes)), -1)

@@ -16,9 +16,10 @@ from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_posterior import BaseAndAggregate, GaussianPosterior
 from selfnorm.weight_stream import WeightStream
 
-__all__ = ["AGREEMENT", "LogNorm", "estimate_log_norm", "judge"]
+__all__ = ["AGREEMENT", "LogNorm", "estimate_log_norm", "judge", "judge_held_out"]
 
 AGREEMENT = 0.05  # nats between the estimators
+B_LIMIT = 0.2  # nats by which b may exceed the estimates: the noise of a run that just ended
 _CHUNK = 16_384
 
 
@@ -77,6 +78,34 @@ def _tempered(prior: EnergyPrior, n: int) -> float:
     while state.temperature < 1.0:
         state, _ = smc.step(state, prior.log_unnormalized, prior.base)
     return float(state.log_norm)
+
+
+@torch.no_grad()
+def judge_held_out(
+    prior: EnergyPrior, held_out: GaussianPosterior, mixture: LogNorm, n_samples: int
+) -> tuple[str, ...]:
+    """Reasons found at posteriors that no estimator has seen, and in the learned ``b``.
+
+    ``held_out`` are posteriors of the evaluated rows that are not part of the mixture proposal.
+    """
+    reasons = []
+    wide = BaseAndAggregate(prior.base, held_out.aggregate(), 0.5)
+    stream = WeightStream(n_samples)
+    for begin in range(0, n_samples, _CHUNK):
+        stream.update(_log_weights(prior, wide, wide.sample((min(_CHUNK, n_samples - begin),))))
+    if not stream.log_mean - mixture.value <= AGREEMENT:
+        reasons.append(
+            f"Samples from the posteriors of held-out rows give log Z = {stream.log_mean:.2f}, "
+            f"the mixture {mixture.value:.2f}: the energy has spikes there, which no estimator "
+            "sees; every figure is too good."
+        )
+    b = float(prior.log_norm)
+    if not b - mixture.value <= B_LIMIT:
+        reasons.append(
+            f"The learned b = {b:.2f} is above log Z = {mixture.value:.2f}: training has met mass "
+            "that the estimators miss; pass training rows as reference."
+        )
+    return tuple(reasons)
 
 
 def judge(found: dict[str, LogNorm], streams: dict[str, WeightStream]) -> tuple[str, ...]:

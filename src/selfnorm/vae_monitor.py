@@ -31,7 +31,7 @@ class SpikeReport:
         share: of posterior samples whose weight exceeds that of every proposal sample.
         room: nats by which ``log Z`` may be too low on their account.
         drift: nats by which it is, by samples that include the posteriors.
-        spiked: ``share`` above 1 % and ``drift`` above 0.2 nats.
+        spiked: ``share`` above 1 % and ``drift`` above 0.2 nats by two of its standard errors.
     """
 
     share: float
@@ -47,24 +47,27 @@ class SpikeReport:
 
 
 def check_spikes(
-    log_w_posterior: Tensor, log_w_proposal: Tensor | WeightStream, log_z_wide: float
+    log_w_posterior: Tensor,
+    log_w_proposal: Tensor | WeightStream,
+    log_w_wide: Tensor | WeightStream,
 ) -> SpikeReport:
     """Compare log-weights against one proposal at posterior samples and at proposal samples.
 
-    ``log_z_wide`` is an estimate of ``log Z`` from samples that include the posteriors.
+    ``log_w_wide`` are weights of samples that include the posteriors.
 
     Example:
         >>> _ = torch.manual_seed(0)
-        >>> check_spikes(torch.randn(500), torch.randn(5000), 0.5).spiked
+        >>> check_spikes(torch.randn(500), torch.randn(5000), torch.randn(5000)).spiked
         False
-        >>> check_spikes(torch.randn(500) + 20, torch.randn(5000), 4.0).spiked
+        >>> check_spikes(torch.randn(500) + 20, torch.randn(5000), torch.randn(5000) + 4).spiked
         True
     """
-    stream = WeightStream.of(log_w_proposal)
+    stream, wide = WeightStream.of(log_w_proposal), WeightStream.of(log_w_wide)
     at_posterior = log_w_posterior.detach().flatten().double()
     if math.isinf(stream.largest):
         return SpikeReport(1.0, math.inf, math.inf, True)
-    drift = log_z_wide - stream.log_mean
+    drift = wide.log_mean - stream.log_mean
+    noise = math.hypot(*(_error(s) for s in (stream, wide)))
     beyond = at_posterior > stream.largest
     share = float(beyond.double().mean())
     if share <= TOLERATED_SHARE:
@@ -72,4 +75,9 @@ def check_spikes(
     # The median of those beyond: one odd row must not decide.
     size = at_posterior[beyond].median() - stream.log_mean
     room = float(torch.nn.functional.softplus(size + math.log(3 / stream.n)))
-    return SpikeReport(share, room, drift, not drift <= DRIFT_LIMIT)
+    return SpikeReport(share, room, drift, not drift <= DRIFT_LIMIT + 2 * noise)
+
+
+def _error(stream: WeightStream) -> float:
+    """Standard error of ``log mean(w)``."""
+    return math.sqrt(max(1 / max(stream.ess, 1e-12) - 1, 0.0) / stream.n)

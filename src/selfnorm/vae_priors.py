@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from selfnorm.autoregressive import AutoregressiveEBM
 from selfnorm.errors import DataError
@@ -119,8 +120,23 @@ class _LatentChain(AutoregressiveEBM):
     """The chain with every dependence on ``z`` differentiable: an encoder is trained through it.
 
     On data the shape of a proposal is cut from the graph, because nothing upstream of it learns;
-    here a cut would bias the encoder's gradient.
+    here a cut would bias the encoder's gradient. The shape is read off a second copy of the
+    proposal, whose head takes no gradient: the proposals themselves are fitted by maximum
+    likelihood alone, and stay where the mass is.
     """
+
+    def shaped(self, z: Tensor) -> tuple[Mixture1d, Factors]:
+        """The proposals (for their likelihood), and the factors with the copy."""
+        features = self.trunk(self.columns.encode(z).flatten(-2))
+        head = self.mixture_head
+        raw = self.trunk.outputs(head, features)
+        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        context = self.trunk.outputs(self.context_head, features)
+        assert head.bias is not None
+        weight, bias = head.effective_weight().detach(), head.bias.detach()
+        copied = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+        context = dropout(context, self.context_drop, self.training)
+        return proposal, self._describe(copied.unflatten(-1, (self.dim, -1)), context)
 
     def _describe(self, raw: Tensor, context: Tensor) -> Factors:
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
@@ -137,14 +153,15 @@ class AutoregressivePrior(LatentPrior):
     r"""``p(z) = prod_i q_i(z_i|z_<i) exp(-E(z_i, c_i) - b_i)``: exactly normalised.
 
     A chain of one-dimensional energies (:class:`~selfnorm.AutoregressiveEBM`), each with its own
-    learned ``b_i(z_<i)``. ``objective`` is the sum of the factors' SNL bounds with the *unbiased*
-    gradient in ``z``: the samples of a factor come from a proposal that depends on ``z_<i``, so
-    the score ``(w - 1) grad log q_i`` belongs to it.
+    learned ``b_i(z_<i)``. ``objective`` is the sum of the factors' SNL bounds. The samples of a
+    factor come from a proposal that depends on ``z_<i``, so a score ``(w - 1) grad log q_i``
+    belongs to its gradient in ``z``; it is about one per cent of it and left out unless asked for.
 
     Args:
         dim: latent numbers.
         n_samples: stratified proposal samples per factor in training (32 at most).
         polish_steps: steps given to the ``b_i`` alone at the end.
+        score: include the score: unbiased in ``z``, a third slower.
         sizes: of the chain, see :class:`~selfnorm.AutoregressiveEBM`.
 
     Example:
@@ -157,7 +174,13 @@ class AutoregressivePrior(LatentPrior):
     exact = False  # of the learned b; `log_prob_exact` normalises by quadrature
 
     def __init__(
-        self, dim: int, *, n_samples: int = 8, polish_steps: int = 200, **sizes: Any
+        self,
+        dim: int,
+        *,
+        n_samples: int = 8,
+        polish_steps: int = 200,
+        score: bool = False,
+        **sizes: Any,
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {
@@ -165,12 +188,13 @@ class AutoregressivePrior(LatentPrior):
             "energy_blocks": 1, "family": "gaussian", **sizes,
         }  # fmt: skip
         self.dim, self.n_samples = dim, min(n_samples, 32)
-        self.polish_steps = polish_steps
+        self.polish_steps, self.score = polish_steps, score
         self.chain = _LatentChain(dim, discrete=None, **options)
         self.config = {
             "dim": dim,
             "n_samples": n_samples,
             "polish_steps": polish_steps,
+            "score": score,
             **options,
         }
         self._start_at_normal()
@@ -208,17 +232,21 @@ class AutoregressivePrior(LatentPrior):
         """Sum of the factors' SNL bounds."""
         del posterior, n_samples
         energy = self.chain.energy
-        here, log_q, log_det, at = self._pass(z)
+        at_z, log_det = self.chain.columns(z)
+        here = at_z.expand(self.chain.n_orderings, -1, -1)
+        proposal, at = self.chain.shaped(here)
+        log_q = proposal.log_prob(here)
         with torch.no_grad():
-            y = at.proposal.sample(self.n_samples)
+            y = proposal.sample(self.n_samples)
         f = energy(torch.cat([here.unsqueeze(0), y]), at)
         b, log_w = energy.log_norm(at.context), f[1:]
         tilt = snl(f[0], log_w, b, reduction="none")
-        # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
-        # place of w: almost no noise, as the weights are close to one.
-        weight = (log_w - b).detach().clamp_max(20.0).exp() - 1
-        score = (weight * at.proposal.log_prob(y)).mean(0)
-        tilt = tilt - (score - score.detach())
+        if self.score:
+            # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
+            # place of w: almost no noise, as the weights are close to one.
+            weight = (log_w - b).detach().clamp_max(20.0).exp() - 1
+            score = (weight * at.proposal.log_prob(y)).mean(0)
+            tilt = tilt - (score - score.detach())
         value = log_mean_exp((log_q + tilt).sum(-1) + log_det)
         with torch.no_grad():
             gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()

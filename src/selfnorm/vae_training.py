@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.functional import log_mean_exp
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
+from selfnorm.stepper import make_optimizer
 from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_monitor import SpikeReport, check_spikes
 from selfnorm.vae_posterior import BaseAndAggregate, GaussianPosterior
@@ -27,14 +27,33 @@ _GIVE_UP_AFTER = 50  # non-finite steps in a row
 
 
 class _Trained(nn.Module):
-    """The model and the number of steps done: KL warm-up goes on where a checkpoint left it."""
+    """The model and the number of steps done: KL warm-up goes on where a checkpoint left it.
+
+    With ``frozen`` encoder and decoder stay in evaluation mode: neither running statistics nor
+    dropout of a VAE that is only given a prior may act.
+    """
 
     steps: Tensor
 
-    def __init__(self, vae: EnergyVAE) -> None:
+    def __init__(self, vae: EnergyVAE, frozen: bool) -> None:
         super().__init__()
-        self.vae = vae
+        self.vae, self.frozen = vae, frozen
         self.register_buffer("steps", torch.zeros((), device=vae.device))
+
+    def train(self, mode: bool = True) -> _Trained:
+        """Training mode, of what is trained."""
+        super().train(mode)
+        if self.frozen:
+            self.vae.encoder.eval()
+            self.vae.decoder.eval()
+        return self
+
+
+class _Groups:
+    """What the loop's optimiser needs of a task."""
+
+    def __init__(self, task: VAETask) -> None:
+        self.module, self.parameter_groups = task.module, task.parameter_groups
 
 
 class VAETask:
@@ -52,7 +71,9 @@ class VAETask:
         prior_lr_scale: learning rate of the prior relative to the rest.
         augment: function applied to the rows while training, e.g. fresh binarisation.
         corrupt: function applied to the encoder's input alone (a regulariser).
-        monitor: what to do when the energy grows spikes: ``"stop"``, ``"warn"`` or ``"off"``.
+        monitor: what to do when a joint energy grows spikes: ``"stop"``, ``"warn"`` or ``"off"``.
+            It looks at every validation, and once at the end; without held-out rows only then.
+        betas: of Adam, e.g. the paper's ``(0.5, 0.999)``.
         validation_samples: ``z`` per held-out row.
     """
 
@@ -71,6 +92,7 @@ class VAETask:
         augment: Callable[[Tensor], Tensor] | None = None,
         corrupt: Callable[[Tensor], Tensor] | None = None,
         monitor: str = "warn",
+        betas: tuple[float, float] | None = None,
         validation_samples: int = 4,
     ) -> None:
         name = getattr(objective, "name", objective)
@@ -84,10 +106,13 @@ class VAETask:
             raise ValueError(f"monitor must be 'stop', 'warn' or 'off', not {monitor!r}")
         if posterior_samples < 1 or n_samples < 1:
             raise ValueError("posterior_samples and n_samples must be at least 1")
-        self.vae, self.module = vae, _Trained(vae)
+        self.vae, self.module = vae, _Trained(vae, frozen=train == "prior")
         self.n_samples, self.posterior_samples = n_samples, posterior_samples
         self.kl_warmup, self.train, self.prior_lr_scale = kl_warmup, train, prior_lr_scale
         self.augment, self.corrupt, self.monitor = augment, corrupt, monitor
+        self.betas = betas
+        self._rows = torch.empty(0)
+        self._checked = False
         self.validation_samples = validation_samples
         self.spikes: SpikeReport | None = None
 
@@ -102,12 +127,22 @@ class VAETask:
             groups.append({**group, "lr_scale": scale})
         return groups
 
+    def make_optimizer(self, name: str, weight_decay: float) -> torch.optim.Optimizer:
+        """The loop's optimiser, with this task's ``betas``."""
+        groups: Any = _Groups(self)
+        optimizer = make_optimizer(groups, name, weight_decay)
+        if self.betas is not None:
+            for group in optimizer.param_groups:
+                group["betas"] = tuple(self.betas)
+        return optimizer
+
     @torch.no_grad()
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the rows; post hoc, start the prior at the aggregate posterior."""
         if len(data) != 1:
             raise DataError(f"a VAE is fitted to one tensor of rows, got {len(data)}")
         self.vae.check(data[0])
+        self._rows = data[0][:2000]
         if self.train == "prior":
             self.vae.prior.start(self._aggregate(data[0])[0])
 
@@ -124,21 +159,24 @@ class VAETask:
             posterior = vae.encode(seen)
             z = posterior.sample(self.posterior_samples)
         prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
+        penalty = metrics.pop("penalty", 0.0)
         kl = -(prior.mean() + posterior.entropy().mean())
         if self.train == "prior":
-            return kl, {"kl": kl.detach(), **metrics}
+            return kl + penalty, {"kl": kl.detach(), **metrics}
         fit = vae.log_likelihood(x, z).mean()
         with torch.no_grad():
             self.module.steps.add_(1)
         beta = (self.module.steps / max(self.kl_warmup, 1)).clamp_max(1.0)
-        loss = -fit + (beta if self.kl_warmup else 1.0) * kl
+        loss = -fit + (beta if self.kl_warmup else 1.0) * kl + penalty
         return loss, {"lower": (fit - kl).detach(), "kl": kl.detach(), **metrics}
 
     @torch.no_grad()
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """The bound on held-out rows, under noise that is the same every time."""
         vae, k = self.vae, self.validation_samples
-        vae.check(data[0][:1])
+        if not self._checked:
+            vae.check(data[0])
+            self._checked = True
         totals: dict[str, float] = {"fit": 0.0, "kl": 0.0, "gap": 0.0, "ess": 0.0}
         n = len(data[0])
         with seeded(0, vae.device):
@@ -148,6 +186,7 @@ class VAETask:
                 prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, 8 * self.n_samples)
                 fit = vae.log_likelihood(x, z).mean() if self.train == "all" else x.new_zeros(())
                 kl = -(prior.mean() + posterior.entropy().mean())
+                metrics.pop("penalty", None)
                 figures = {"fit": fit, "kl": kl, **metrics}
                 for name, value in figures.items():
                     totals[name] += float(value) * len(x) / n
@@ -160,17 +199,18 @@ class VAETask:
     def _watch(self, prior: EnergyPrior, x: Tensor) -> dict[str, float]:
         """Weights at posteriors of some rows against weights at proposal samples; warn once.
 
-        The proposal is the one of training; its aggregate posterior is that of other rows.
+        The proposal is the one of training, its aggregate posterior that of some of the rows. It
+        is confronted with the posteriors of other rows and with those of training rows.
         """
-        half = min(len(x) // 2, 2000)
+        half = max(1, min(len(x) // 2, 2000))
         with seeded(1, self.vae.device):
             proposal = prior.proposal_for(self.vae.encode(x[:half]))
-            others = self.vae.encode(x[half : 2 * half])
+            others = self.vae.encode(torch.cat([x[-half:], self._rows[-half:]]))
             z = others.sample(1)[0]
             at_posterior = prior.log_unnormalized(z) - proposal.log_prob(z)
             wide = BaseAndAggregate(prior.base, others.aggregate(), 0.5)
             at_proposal, at_wide = (self._weights(prior, q) for q in (proposal, wide))
-        report = check_spikes(at_posterior, at_proposal, float(log_mean_exp(at_wide)))
+        report = check_spikes(at_posterior, at_proposal, at_wide)
         if report.spiked and (self.spikes is None or not self.spikes.spiked):
             warnings.warn(
                 f"the energy prior grows spikes: {report}. Its log Z and every bound from it are "
@@ -204,7 +244,12 @@ class VAETask:
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Close the prior's normaliser on the aggregate posterior."""
-        return self.vae.prior.finish(*self._aggregate(data[0]))
+        closed = self.vae.prior.finish(*self._aggregate(data[0]))
+        if isinstance(self.vae.prior, EnergyPrior) and self.monitor != "off":
+            with torch.no_grad():
+                seen = self._watch(self.vae.prior, data[0][:4000])
+            closed.update({k: v for k, v in seen.items() if k != "score"})
+        return closed
 
     def _aggregate(self, x: Tensor) -> tuple[Tensor, GaussianPosterior]:
         on_cuda = self.vae.device.type == "cuda"
