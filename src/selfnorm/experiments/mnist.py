@@ -175,7 +175,7 @@ def train_row(
 
 
 def _many(runs: list[dict[str, Any]]) -> str:
-    with_many = [r for r in runs if r.get("log_px_many") is not None]
+    with_many = [r for r in runs if r.get("log_px_few") is not None]
     if not with_many:
         return "–"
     return f"{mean_sd(with_many, 'log_px_many', 2)} ({mean_sd(with_many, 'log_px_few', 2)})"
@@ -217,6 +217,7 @@ def _markdown(table: Table) -> str:
         body.append(
             [
                 model,
+                str(len(runs)),
                 mean_sd(runs, "snelbo", 2),
                 mean_sd(runs, "elbo", 2),
                 mean_sd(runs, "log_px", 2),
@@ -227,7 +228,7 @@ def _markdown(table: Table) -> str:
                 f"reliable ({good} of {len(runs)})" if good else f"NOT reliable (0 of {len(runs)})",
             ]
         )
-    header = ["model", "SNELBO", "ELBO", "log p(x)", "log p(x), part", "paper"]
+    header = ["model", "seeds", "SNELBO", "ELBO", "log p(x)", "log p(x), part", "paper"]
     header += ["log Z", "Pareto k", "verdict"]
     reasons = {
         f"- `{r['model']}`, seed {r['seed']}: {' '.join(r['reasons'])}": None
@@ -237,11 +238,10 @@ def _markdown(table: Table) -> str:
     why = "\n\nAgainst the rows that are not reliable:\n\n" + "\n".join(reasons) if reasons else ""
     note = (
         "Statically binarised MNIST, test part, nats, mean ± sd over seeds; 100 posterior samples "
-        "a row. `log p(x), part`: with many samples, and with 100 in brackets, on the first rows "
-        "of the test part alone (their number is in the JSON): not to be compared with the other "
-        "columns. `log Z`: largest distance between three estimators (base samples, mixture with "
-        "the aggregate posterior, tempered SMC). A row that is not reliable is no result, however "
-        "good it looks."
+        "a row. `log p(x), part`: with many samples, and with 100 in brackets, on a part of the "
+        "rows (their number is in the JSON). `log Z`: largest distance between three estimators "
+        "(base samples, mixture with the aggregate posterior, tempered SMC). A row that is not "
+        "reliable is no result, however good it looks."
     )
     return (
         f"# VAEs with energy priors, recipe `{table.recipe}`\n\n{note}\n\n"

@@ -115,7 +115,7 @@ def _paper() -> list[Row]:
 
 def _best() -> list[Row]:
     """Ours: one cycle to 1e-3, averaged weights, a short KL warm-up, weight decay."""
-    full = _schedule(30_000, 1e-3, ema=0.999, weight_decay=0.05, kl_warmup=1000, n_samples=1024)
+    full = _schedule(60_000, 1e-3, ema=0.999, weight_decay=0.05, kl_warmup=1000, n_samples=1024)
     post = _schedule(5_000, 1e-3, ema=0.999, weight_decay=1e-2, n_samples=1024)
     honest = {"proposal": "mixture", "bound": 10.0, "weight_decay": 1e-2, "lr_scale": 0.2}
     return [
