@@ -20,6 +20,7 @@ by quadrature. Recipe ``best`` is :class:`~selfnorm.EnergyRegressor`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,11 @@ def _markdown(table: Table) -> str:
                 dataset,
                 "ranking NCE" if row[0] == "nce" else row[0].upper(),
                 *row[1:],
+                str(len(rows)),
                 mean_sd(rows, "exact"),
                 mean_sd(rows, "upper"),
-                mean_sd(rows, "lower"),
-                mean_sd(rows, "gap", 4),
+                _readable(rows, "lower", 3),
+                _readable(rows, "gap", 4),
                 _printed(printed.get(f"{dataset}_is")),
                 _printed(printed.get(f"{dataset}_snl")),
                 _printed_gap(printed, dataset),
@@ -134,7 +136,7 @@ def _markdown(table: Table) -> str:
                 mean_sd(gaps, "to_limit"),
             ]
         )
-    header = ["data set", "objective", "proposal", "b", "base", "exact", "l_IS", "l_SNL"]
+    header = ["data set", "objective", "proposal", "b", "base", "seeds", "exact", "l_IS", "l_SNL"]
     header += ["l_IS - l_SNL", "paper l_IS", "paper l_SNL", "paper gap"]
     header += ["limit on test", "limit - exact"]
     note = (
@@ -147,6 +149,15 @@ def _markdown(table: Table) -> str:
         f"# One-dimensional regression, recipe `{table.recipe}`\n\n{note}\n\n"
         f"{markdown_table(header, body)}\n\n`{table.command}`, {table.seconds:.0f} s\n"
     )
+
+
+def _readable(rows: list[dict[str, Any]], key: str, digits: int) -> str:
+    """``mean ± sd``; the order of magnitude alone where ``b`` was never trained."""
+    values = [row[key] for row in rows if row[key] is not None]
+    worst = max((abs(v) for v in values), default=0.0)
+    if worst < 1e4:
+        return mean_sd(rows, key, digits)
+    return f"{'-' if values[0] < 0 else ''}1e{math.floor(math.log10(worst))} or so"
 
 
 def _printed(value: Any) -> str:
