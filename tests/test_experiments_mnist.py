@@ -61,7 +61,9 @@ def test_the_table_is_written_and_resumed(data, tmp_path):
     assert "verdict" in text
     assert (tmp_path / "mnist_vae.png").exists()
     before = content["rows"]
-    table_of_mnist.run(**options, seeds=1, models=(*chosen, "vae_mog"), figures=False)
+    (tmp_path / "mnist_vae.png").unlink()
+    table_of_mnist.run(**options, seeds=1, models=(*chosen, "vae_mog"))
+    assert (tmp_path / "mnist_vae.png").exists()  # drawn again from its model folder
     after = json.loads((tmp_path / "mnist.json").read_text())["rows"]
     assert after[:3] == before
     assert after[3]["model"] == "vae_mog"

@@ -71,7 +71,7 @@ def fit(
         progress: show a progress bar with both bounds.
         optimizer: ``"adamw"`` or ``"adam"``; ``weight_decay`` spares ``b``.
         schedule: ``"one_cycle"`` (rise over the ``warmup`` share, then cosine), ``"cosine"``,
-            ``"constant"``.
+            ``"constant"``, ``"exponential"`` (falls to ``1/e``).
         clip_norm: gradient norm limit, ``None`` for none.
         ema: decay of a moving average of the parameters, e.g. 0.999; it is what is validated
             and kept.

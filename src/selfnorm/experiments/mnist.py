@@ -74,7 +74,6 @@ def run(
     table = Table("mnist", recipe, Path(out), device=device)
     digits = mnist.load_binarized(data_dir)
     train, valid, test = (t[:n_rows].to(device) for t in (digits.train, digits.valid, digits.test))
-    panels: dict[str, Tensor] = {}
     for seed in range(seeds):
         for row in rows(recipe):
             keys = {
@@ -117,15 +116,26 @@ def run(
                     "seconds": round(time.perf_counter() - began, 2),
                 }
             )
-            if seed == 0:
-                panels[row.model] = vae.sample(64, mean=True, seed=0).cpu()
     table.write_markdown(_markdown(table))
-    if figures and panels:
-        from selfnorm.plotting_digits import plot_samples
-
-        for model, images in panels.items():
-            plot_samples(images, table.directory / f"mnist_{model}.png")
+    if figures:
+        _draw(table.directory, models, _size(0, ngf, energy_layers))
     return table
+
+
+def _size(seed: int, ngf: int, energy_layers: int) -> str:
+    """What tells model folders of one row apart."""
+    return f"{seed}-ngf{ngf}-layers{energy_layers}"
+
+
+def _draw(folder: Path, models: Sequence[str], size: str) -> None:
+    """Sheets of samples of every trained row, whenever it was trained."""
+    from selfnorm.plotting_digits import plot_samples
+
+    for model in models:
+        saved = folder / "models" / f"{model}-{size}"
+        if saved.exists():
+            images = EnergyVAE.load(saved).sample(64, mean=True, seed=0)
+            plot_samples(images, folder / f"mnist_{model}.png")
 
 
 def train_row(
@@ -144,7 +154,7 @@ def train_row(
 
     Ctrl-C ends the run: the checkpoint stays, and nothing half-trained is written down.
     """
-    size = f"{seed}-ngf{ngf}-layers{energy_layers}"
+    size = _size(seed, ngf, energy_layers)
     torch.manual_seed(seed)
     encoder, decoder = ConvEncoder(ngf=ngf), ConvDecoder(ngf=ngf)
     vae = EnergyVAE(encoder, decoder, row.make_prior(energy_layers)).to(device)
