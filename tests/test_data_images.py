@@ -69,7 +69,7 @@ def test_cells_count_dots_inside_the_crop(tmp_path):
     assert len(data.test[0]) == 2 * 4
     assert len(data.val[0]) == 1 * 4
     assert data.test[1].reshape(2, 4).sum(1).tolist() == [50, 50]
-    assert len(data.train[0]) == 5 * 256
+    assert len(data.train[0]) == 5 * 64
     per_tile = {
         int(d[a : a + 64, b : b + 64].sum() / 255)
         for d in dots.values()

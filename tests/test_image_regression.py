@@ -585,6 +585,20 @@ def test_refusals_of_a_fitted_model(fitted):
         fitted.predict_quantiles(x, (0.0,))
 
 
+def test_lost_steps_are_told():
+    class Sick(Small):
+        """Finite where the model is judged, not where it is trained."""
+
+        def forward(self, x):
+            h = super().forward(x)
+            return h * float("nan") if self.training else h
+
+    x, y = bright_images(120)
+    model = ImageRegressor(backbone=Sick(), max_epochs=8, batch_size=16, random_state=0)
+    with pytest.warns(SelfnormWarning, match="training steps were left out"):
+        model.fit(x, y)
+
+
 def test_the_task_is_for_the_graph_and_owns_its_groups(fitted):
     task = fitted.task()
     assert isinstance(task, ImageTask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from selfnorm import serialization
 from selfnorm.augmentation import Augmentation
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.history import History
 from selfnorm.image_model import ImageEBM, ImageFeatures, LawModel, build
 from selfnorm.image_predictions import ImagePredictions, as_images, as_labels, same_length
@@ -27,6 +28,7 @@ from selfnorm.resnet import resnet18
 __all__ = ["LAWS", "OBJECTIVES", "ImageRegressor"]
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
+_MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word
 LAWS = ("mdn", "gaussian", "l2")  # baselines without an energy
 
 
@@ -57,6 +59,7 @@ class ImageRegressor(ImagePredictions):
         batch_size, max_epochs, lr, weight_decay, ema, patience, schedule, optimizer: training.
         bf16: bfloat16 for the ResNet and the wide layers on CUDA.
         compile_heads: fuse the heads' step by ``torch.compile``: for long runs.
+        cuda_graph: capture the training step as a CUDA graph.
         device: ``"cpu"``, ``"cuda"``.
         random_state: seed.
         verbose: progress bar.
@@ -97,6 +100,7 @@ class ImageRegressor(ImagePredictions):
         validate_every: int | None = None,
         bf16: bool = True,
         compile_heads: bool = False,
+        cuda_graph: bool = True,
         device: str = "cpu",
         random_state: int | None = None,
         verbose: bool = False,
@@ -120,7 +124,7 @@ class ImageRegressor(ImagePredictions):
         self.batch_size, self.max_epochs, self.lr = batch_size, max_epochs, lr
         self.weight_decay, self.optimizer, self.schedule = weight_decay, optimizer, schedule
         self.ema, self.patience, self.validate_every = ema, patience, validate_every
-        self.bf16, self.compile_heads = bf16, compile_heads
+        self.bf16, self.compile_heads, self.cuda_graph = bf16, compile_heads, cuda_graph
         self.device, self.random_state = device, random_state
         self.verbose = verbose
         self.model_: Any = None
@@ -259,10 +263,20 @@ class ImageRegressor(ImagePredictions):
             validate_every=self.validate_every,
             seed=self.random_state,
             progress=self.verbose,
+            cuda_graph=self.cuda_graph,
         )
         history = run(self.task(), data, val_data=val_data, options=options)
         assert self.model_ is not None
         self.model_.eval()
+        lost = history.skipped_steps
+        if lost > max(5, _MAX_LOST * history.n_steps):
+            warnings.warn(
+                f"{lost} of {history.n_steps} training steps were left out because their loss or "
+                "gradient was not finite: the model is undertrained. Try a smaller lr, bf16=False, "
+                "or on a GPU cuda_graph=False",
+                SelfnormWarning,
+                stacklevel=3,
+            )
         return history
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -53,7 +53,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "driving": ("steering/sim_track_64.zip", "steering"),
 }
 _CROP = 64
-_CROPS_PER_IMAGE = 256
+_CROPS_PER_IMAGE = 64
 _BLOCK = 50  # consecutive frames that stay on one side of the split
 Pair = tuple[np.ndarray, np.ndarray]
 
