@@ -119,13 +119,13 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
                 dataset,
                 _NAMES[objective],
                 proposal,
-                mean_sd(rows, "exact"),
-                mean_sd(rows, "upper"),
-                mean_sd(rows, "lower"),
-                mean_sd(rows, "gap", 4),
-                mean_sd(rows, "mae"),
-                mean_sd(rows, "coverage"),
-                mean_sd(rows, "coverage_calibrated"),
+                _mean(rows, "exact"),
+                _mean(rows, "upper"),
+                _mean(rows, "lower"),
+                _mean(rows, "gap", 4),
+                _mean(rows, "mae"),
+                _mean(rows, "coverage"),
+                _mean(rows, "coverage_calibrated"),
                 _printed(paper.get(f"{column}_is")),
                 _printed(paper.get(f"{column}_snl")),
             ]
@@ -166,6 +166,13 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
     if missing:
         text += "\n\n## Not run\n\n" + "\n".join(f"- {message}" for message in missing.values())
     return f"{text}\n\n`{table.command}`, {table.seconds:.0f} s\n"
+
+
+def _mean(rows: list[dict[str, Any]], key: str, digits: int = 3) -> str:
+    """Mean and deviation over seeds; of a single run the value alone."""
+    if len(rows) > 1 or rows[0].get(key) is None:
+        return mean_sd(rows, key, digits)
+    return f"{rows[0][key]:.{digits}f}"
 
 
 def _printed(value: Any) -> str:
