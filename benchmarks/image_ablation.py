@@ -1,8 +1,8 @@
 """The ablation over M for the CPU: steering from frames of 32x32 pixels, a narrow ResNet.
 
 ``python benchmarks/image_ablation.py --data-dir DIR --out results/images_ablation``. SNL and binary
-NCE with the uniform proposal; 1 to 1,024 label samples per frame, 200 steps of 32 frames, the same
-splits and starting weights for every M. Labels, noise and judging are those of
+NCE with the uniform proposal; 1 to 1,024 label samples per frame, one pass in batches of 32, the
+same splits and starting weights for every M. Labels, noise and judging are those of
 ``selfnorm reproduce images_ablation``, which is the same with ResNet-18 and a GPU.
 """
 
@@ -23,7 +23,8 @@ from selfnorm.plotting_images import plot_ablation
 from selfnorm.resnet import ResNet18
 
 SIZES = (1, 4, 16, 64, 256, 1024)
-STEPS, BATCH = 200, 32
+OBJECTIVES = ("snl", "nce")
+EPOCHS, BATCH = 1, 32
 
 
 def small(data: images.ImageData) -> images.ImageData:
@@ -40,6 +41,8 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/images_ablation"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--samples", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--objectives", nargs="+", default=OBJECTIVES)
     arguments = parser.parse_args()
     table = Table(
         "images_ablation",
@@ -49,8 +52,8 @@ def main() -> None:
     )
     for seed in range(arguments.seeds):
         data = small(images.load("driving", seed=seed, data_dir=arguments.data_dir))
-        for size in SIZES:
-            for objective in ("snl", "nce"):
+        for size in arguments.samples:
+            for objective in arguments.objectives:
                 keys = {"dataset": "driving", "objective": objective, "proposal": "uniform"}
                 keys |= {"n_samples": size, "seed": seed}
                 if table.has(**keys):
@@ -65,8 +68,9 @@ def main() -> None:
                     label_range=data.label_range,
                     augmentation=data.augmentation,
                     batch_size=BATCH,
-                    max_epochs=-(-STEPS // (len(data.train[0]) // BATCH)),
-                    validate_every=50,
+                    max_epochs=EPOCHS,
+                    lr=2e-3,
+                    validate_every=30,
                     dropout=0.3,
                     ema=0.98,
                     random_state=seed,
