@@ -139,7 +139,7 @@ def test_plot(selfnorm, places, tmp_path):
     assert code == 0
 
 
-def test_target_makes_a_regressor(selfnorm, tmp_path):
+def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     X = rows(200, 2)
     y = X[:, 0] + 0.3 * np.random.default_rng(1).standard_normal(200)
     write_csv(tmp_path / "t.csv", np.column_stack([X, y]), ["u", "v", "price"])
@@ -163,6 +163,11 @@ def test_target_makes_a_regressor(selfnorm, tmp_path):
     predicted = read_table(tmp_path / "p.csv")
     assert predicted.names == ["u", "v", "price", "price_mean", "price_q0.1", "price_q0.9"]
     assert (predicted.columns["price_q0.1"] < predicted.columns["price_q0.9"]).all()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = selfnorm("predict", model, "t.csv", "--quantiles", "0.05", "0.5", "0.95")
+    assert code == 0, err
+    names = read_table(tmp_path / "t.predicted.csv").names
+    assert names[3:] == ["price_mean", "price_q0.05", "price_q0.5", "price_q0.95"]
     code, out, _ = selfnorm("evaluate", model, tmp_path / "t.csv", "--n-samples", 200, "--json")
     assert code == 0
     assert json.loads(out)["rows"] == 200

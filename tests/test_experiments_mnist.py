@@ -127,6 +127,9 @@ def test_bad_requests(data, tmp_path):
         (["toy2d", "--ngf", "64"], "takes no --ngf"),
         (["toy1d", "--energy-layers", "3"], "takes no --energy-layers"),
         (["mnist", "--model", "gan"], "unknown model"),
+        (["all", "--dataset", "cells"], "takes no --dataset"),
+        (["uci", "--objective", "snl"], "takes no --objective"),
+        (["toy1d", "--scaling", "train"], "takes no --scaling"),
     ],
 )
 def test_options_that_a_table_does_not_take_are_refused(arguments, message, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -48,7 +48,7 @@ def reproduce(
     ],
     recipe: Annotated[str, typer.Option(help="'paper' pins its set-up, 'best' is ours.")] = "paper",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions; default 5 (all: what each table asks).")
+        int | None, typer.Option(min=1, help="Repetitions; default: what the table asks.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the JSON, Markdown and figures go.")] = Path(
         "out"
@@ -64,7 +64,7 @@ def reproduce(
         list[str] | None, typer.Option(help="toy2d: only these bases (may be repeated).")
     ] = None,
     objective: Annotated[
-        list[str] | None, typer.Option(help="toy2d, images: only these objectives (repeatable).")
+        list[str] | None, typer.Option(help="toy2d, toy1d, images: only these (repeatable).")
     ] = None,
     proposal: Annotated[
         list[str] | None, typer.Option(help="images: only these proposals (repeatable).")
@@ -79,9 +79,12 @@ def reproduce(
         int | None, typer.Option(min=1, help="mnist: hidden layers of the energy; 2, or 3.")
     ] = None,
     scaling: Annotated[
-        str, typer.Option(help="toy2d: 'train', 'population' or 'per_split'.")
-    ] = "train",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+        str | None,
+        typer.Option(help="toy2d: 'train' (default), 'population' or 'per_split'."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="toy2d, toy1d, all: runs side by side; default 1.")
+    ] = None,
     together: Annotated[
         bool | None,
         typer.Option(
@@ -94,61 +97,61 @@ def reproduce(
     """Reproduce a table of the paper; finished rows in --out are kept, so it can be resumed."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SelfnormError("no CUDA device is available here: leave out --device cuda")
+    if table not in (*TABLES, "all"):
+        raise SelfnormError(f"unknown table {table!r}; choose one of {', '.join(TABLES)} or all")
+    asked = {
+        "datasets": dataset,
+        "bases": base,
+        "objectives": objective,
+        "proposals": proposal,
+        "models": model,
+        "ngf": ngf,
+        "energy_layers": energy_layers,
+        "scaling": scaling,
+        "together": together,
+        "jobs": jobs,
+        "seeds": seeds,
+    }
+    options: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in asked.items()
+        if value is not None
+    }
+    _refuse_unknown(table, options)
+    options |= {"out": out, "device": device, "progress": progress, "data_dir": data_dir}
     if table == "all":
         from selfnorm.experiments import everything
 
-        page = everything.run(
-            out=out, device=device, seeds=seeds, progress=progress, data_dir=data_dir, jobs=jobs
-        )
-        typer.echo(page.read_text())
+        typer.echo(everything.run(**options).read_text())
         return
-    if table not in TABLES:
-        raise SelfnormError(f"unknown table {table!r}; choose one of {', '.join(TABLES)} or all")
-    options: dict[str, object] = {}
-    if dataset:
-        options["datasets"] = tuple(dataset)
-    if table == "toy2d":
-        options["scaling"] = scaling
-        options["together"] = together
-        if base:
-            options["bases"] = tuple(base)
-        if objective:
-            options["objectives"] = tuple(objective)
-    if table in ("images", "images_ablation") and objective:
-        options["objectives"] = tuple(objective)
-    if table == "images" and proposal:
-        options["proposals"] = tuple(proposal)
-    if table == "mnist":
-        _refuse(table, dataset=dataset, base=base, objective=objective, proposal=proposal)
-        _refuse(table, jobs=jobs if jobs > 1 else None)
-        if model:
-            options["models"] = tuple(model)
-        sizes = {"ngf": ngf, "energy_layers": energy_layers}
-        options.update({name: value for name, value in sizes.items() if value is not None})
-    else:
-        _refuse(table, model=model, ngf=ngf, energy_layers=energy_layers)
     module = import_module(f"selfnorm.experiments.{table}")
-    module.run(
-        recipe=recipe,
-        seeds=seeds or 5,
-        out=out,
-        device=device,
-        progress=progress,
-        data_dir=data_dir,
-        jobs=jobs,
-        **options,
-    )
+    module.run(recipe=recipe, **options)
     written = out / f"{table}.md"
     if written.exists():
         typer.echo(written.read_text())
 
 
-def _refuse(table: str, **given: object) -> None:
+# What each table takes beside --recipe, --seeds, --out, --device, --data-dir and --progress.
+_OWN_OPTIONS = {
+    "toy2d": {"datasets", "bases", "objectives", "scaling", "together", "jobs"},
+    "toy1d": {"datasets", "objectives", "jobs"},
+    "uci": {"datasets"},
+    "images": {"datasets", "objectives", "proposals"},
+    "images_ablation": {"datasets", "objectives"},
+    "mnist": {"models", "ngf", "energy_layers"},
+    "all": {"jobs"},
+}
+_FLAGS = {"datasets": "dataset", "bases": "base", "objectives": "objective"}
+_FLAGS |= {"proposals": "proposal", "models": "model", "energy_layers": "energy-layers"}
+
+
+def _refuse_unknown(table: str, given: dict[str, object]) -> None:
     """An option that a table does not take is an error, not a wish unheard."""
-    for name, value in given.items():
-        if value is not None:
-            option = name.replace("_", "-")
-            raise SelfnormError(f"the table {table!r} takes no --{option}; leave it out")
+    for name in given:
+        if name != "seeds" and name not in _OWN_OPTIONS[table]:
+            raise SelfnormError(
+                f"the table {table!r} takes no --{_FLAGS.get(name, name)}; leave it out"
+            )
 
 
 @app.command()

@@ -208,31 +208,45 @@ def sample(
 def predict(
     model: ModelFolder,
     data: DataFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Table to write.")],
-    quantiles: Annotated[str, typer.Option(help="Comma-separated levels.")] = "0.05,0.5,0.95",
+    levels: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Table to write; default NAME.predicted.csv."),
+    ] = None,
+    quantiles: Annotated[
+        list[str] | None,
+        typer.Option(help="Levels, e.g. 0.05 0.5 0.95 (the default) or 0.05,0.5,0.95."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add the predicted mean and quantiles of the target to a table."""
+    output = output or Path(f"{data.stem}.predicted.csv")
     check_output(output)
     estimator, folder = _load(model)
     if folder.kind != "EnergyRegressor":
         raise ModelFileError(f"{model} holds a {folder.kind}; fit one with --target to predict")
-    try:
-        levels = [float(level) for level in quantiles.split(",")]
-    except ValueError:
-        raise DataError(
-            f"--quantiles must be numbers such as 0.05,0.5,0.95, not {quantiles!r}"
-        ) from None
+    # What follows the first level of --quantiles after a space comes as further arguments.
+    numbers = _levels([*(quantiles or []), *(levels or [])])
     table = read_table(data)
     X = numeric(table, _names(estimator, table))
     target = _target(folder)
     with _quiet_names():
         added = {f"{target}_mean": estimator.predict(X)}
-        values = estimator.predict_quantiles(X, levels)
-    for i, level in enumerate(levels):
+        values = estimator.predict_quantiles(X, numbers)
+    for i, level in enumerate(numbers):
         added[f"{target}_q{level:g}"] = values[:, i]
     _write_with(table, added, output)
     _tell({"rows": len(X), "output": str(output), "columns": list(added)}, as_json)
+
+
+def _levels(given: list[str]) -> list[float]:
+    pieces = [piece for text in given for piece in text.split(",") if piece] or ["0.05,0.5,0.95"]
+    try:
+        return [float(piece) for text in pieces for piece in text.split(",")]
+    except ValueError:
+        raise DataError(
+            f"--quantiles must be numbers such as 0.05 0.5 0.95, not {' '.join(given)!r}"
+        ) from None
 
 
 def plot(

@@ -158,8 +158,9 @@ def mean_sd(rows: Iterable[dict[str, Any]], key: str, digits: int = 3) -> str:
     values = [float(r[key]) for r in rows if r.get(key) is not None]
     if not values:
         return "–"
-    sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    text = f"{statistics.fmean(values):.{digits}f} ± {sd:.{digits}f}"
+    text = f"{statistics.fmean(values):.{digits}f}"
+    if len(values) > 1:  # one run has no spread to show
+        text += f" ± {statistics.stdev(values):.{digits}f}"
     return text if len(values) == len(rows) else f"{text} ({len(values)} of {len(rows)})"
 
 
