@@ -142,6 +142,7 @@ class StepFeatures(nn.Module):
     low: Tensor
     width: Tensor
     bins: Tensor
+    orders: Tensor
 
     def __init__(self, space: LabelSpace, *, waves: int = 4, bins: int | None = None) -> None:
         super().__init__()
