@@ -69,19 +69,19 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
             "drop_context": small,
             "orderings": 1 if small or d > 40 else 2 if d > 20 else 4,
         }
-        steps = int(min(2000, max(60, 5 * n**0.6)))
+        steps = int(min(1600, max(60, 4 * n**0.6)))
         batch, n_samples = min(256, max(16, n // 8)), 8 if small else 4
     fit = {
         "batch_size": batch,
         "max_epochs": 10**6,
         "max_steps": steps,
-        "lr": 1e-3 if on_gpu else 2e-3,
+        "lr": 1e-3 if on_gpu else 3e-3,
         "weight_decay": 1e-2,
         "clip_norm": 5.0,
         "ema": 0.99 if steps <= 1000 else 0.998 if on_gpu else 0.995,
         "validate_every": max(20, steps // (25 if on_gpu else 12)),
     }
-    polish_steps = min(200 if on_gpu else 100, steps // 8)
+    polish_steps = min(200 if on_gpu else 60, steps // 8)
     if on_gpu and wide:
         polish_steps = 600  # the gap is a sum over the columns
     task = {"n_samples": n_samples, "validation_samples": 16, "polish_steps": polish_steps}
