@@ -11,6 +11,7 @@ from selfnorm.autoregressive import AutoregressiveEBM
 from selfnorm.autoregressive_evaluation import conditional_integrals, row_bounds
 from selfnorm.autoregressive_training import default_options
 from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.functional import mixture_lower
 from selfnorm.loop import LoopOptions, run
 
 TINY = {"hidden": 24, "blocks": 1, "components": 3, "context": 8, "energy_hidden": 16}
@@ -105,6 +106,19 @@ def test_bounds_enclose_the_exact_density_and_agree_with_quadrature():
     assert same.lower == bounds.lower
     chunked = model.bounds(x, n_samples=500, seed=0, chunk_size=7)
     assert abs(chunked.upper - bounds.upper) < 0.02
+
+
+def test_the_lower_bound_of_several_orderings_does_not_gain_by_noise():
+    g = torch.Generator().manual_seed(0)
+    exact = torch.randn(6, 50, generator=g)
+    noisy = exact + 0.8 * torch.randn(2000, 6, 50, generator=g)  # unbiased for every ordering
+    means = torch.stack([mixture_lower(lower, exact) for lower in noisy]).mean(0)
+    truth = torch.logsumexp(exact, 0) - math.log(6)
+    torch.testing.assert_close(means, truth, atol=0.07, rtol=0)
+    naive = (torch.logsumexp(noisy, 1) - math.log(6)).mean(0)
+    assert (naive > truth + 0.05).all()  # what a log-mean-exp of the noisy bounds would claim
+    # shares by another density only lower it
+    assert (mixture_lower(exact, torch.randn(6, 50, generator=g)) < truth).all()
 
 
 def test_training_closes_the_bounds_and_beats_its_own_proposal(trained):

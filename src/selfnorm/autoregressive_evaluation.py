@@ -11,7 +11,7 @@ from torch import Tensor
 from selfnorm.diagnostics import data_side_check, tail_index
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
-from selfnorm.functional import bound_gap, ess, log_mean_exp
+from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
 from selfnorm.randomness import SeedLike, seeded
 
 if TYPE_CHECKING:
@@ -50,12 +50,14 @@ def row_bounds(
         b = model.energy.log_norm(at.context)
         log_w = model.energy(at.proposal.sample(n_samples, stratified=stratified), at)
         log_z = log_mean_exp(log_w)
-        upper = (f + at.proposal.log_prob(here) - log_z).sum(-1) + log_det
+        log_q = at.proposal.log_prob(here)
+        upper = (f + log_q - log_z).sum(-1) + log_det
+        own = (f + log_q - b).sum(-1) + log_det
         fraction = ess(log_w)
         share = torch.softmax(upper, 0)  # of each ordering in the mixture, at this row
         values = {
             "upper": log_mean_exp(upper),
-            "lower": log_mean_exp(upper - bound_gap(log_z - b).sum(-1)),
+            "lower": mixture_lower(upper - bound_gap(log_z - b).sum(-1), own),
             "variance": (share.square() * ((1 / fraction - 1) / n_samples).sum(-1)).sum(0),
             "log_norm": log_z.sum(-1).mean(0),
             "ess": fraction.mean(0),

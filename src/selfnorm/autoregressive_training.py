@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.errors import DataError
-from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
+from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower, snl
 from selfnorm.randomness import seeded
 
 if TYPE_CHECKING:
@@ -190,8 +190,9 @@ class AutoregressiveTask:
                 upper = (log_q + f - log_z).sum(-1) + log_det
                 lower = upper - bound_gap(log_z - b).sum(-1)
                 proposal = log_mean_exp(log_q.sum(-1) + log_det)
+                own = (log_q + f - b).sum(-1) + log_det
                 figures = [
-                    log_mean_exp(lower),
+                    mixture_lower(lower, own),
                     log_mean_exp(upper),
                     proposal,
                     ess(log_w).mean((0, 2)),
