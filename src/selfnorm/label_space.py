@@ -101,7 +101,10 @@ class LabelSpace:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LabelSpace:
         """Inverse of :meth:`to_dict`."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        fields: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**fields)
 
 
 def dequantised(y: Tensor, step: float, seed: int = NOISE_SEED) -> Tensor:
