@@ -264,6 +264,10 @@ def test_label_step_tells_grids_from_continuous_targets() -> None:
     assert label_step(rng.integers(0, 6, 500).astype(float)) == 1.0
     assert label_step(0.95 + 0.001 * rng.integers(0, 51, 2000)) == pytest.approx(0.001)
     assert label_step(rng.standard_normal(500)) == 0.0
+    rounding = np.r_[np.repeat([0.1, 0.2, 0.3, 0.4], 100), np.full(50, 0.1 + 0.2)]
+    assert label_step(rounding) == pytest.approx(0.1)
+    long_tail = np.r_[np.zeros(100), rng.lognormal(0.0, 2.0, 900)]
+    assert 0 < label_step(long_tail) < 0.05
     assert label_step(np.where(rng.uniform(size=500) < 0.7, 0.0, rng.standard_normal(500))) > 0
 
 
