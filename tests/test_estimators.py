@@ -223,6 +223,15 @@ def test_integer_columns_get_a_density_not_a_spike():
     assert len(np.unique(drawn[:, 1])) > 400
 
 
+def test_samples_of_a_binary_column_are_zeros_and_ones(tmp_path):
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.integers(0, 2, 300), rng.normal(size=300)]).astype(float)
+    density = EnergyDensity(random_state=0, max_steps=30).fit(X)
+    density.save(tmp_path / "m")
+    for model in (density, EnergyDensity.load(tmp_path / "m")):
+        assert set(np.unique(model.sample(2000, random_state=0)[:, 0])) == {0.0, 1.0}
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -147,7 +147,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
         self._scaling = Scaling.fit_to(X)
         steps = [detect_step(column) if self.discrete else 0.0 for column in X.T]
-        self._grid = np.array(steps), X.min(axis=0)
+        self._grid = np.array(steps), X.min(axis=0), X.max(axis=0)
         rows = self._scaling.forward(X)
         self.method_ = self.method
         if self.method == "auto":
@@ -195,7 +195,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
     def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draw ``(n_samples, d)`` rows in the units of the training table.
 
-        Columns that lay on a grid (integers) come on that grid.
+        Columns that lay on a grid (integers) come on that grid, within the range that was seen.
         """
         check_is_fitted(self)
         if n_samples < 1:
@@ -205,9 +205,9 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             z = self._fitted.sample(int(n_samples), seed=seed)
         rows = self._scaling.inverse(z.double().numpy())
         # columns on a grid were spread over its steps to be fitted: back to the grid
-        step, origin = self._grid
-        on_grid = origin + np.round((rows - origin) / np.where(step > 0, step, 1.0)) * step
-        return np.where(step > 0, on_grid, rows)
+        step, first, last = self._grid
+        on_grid = first + np.round((rows - first) / np.where(step > 0, step, 1.0)) * step
+        return np.where(step > 0, np.clip(on_grid, first, last), rows)
 
     def bounds(self, X: ArrayLike, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them."""
@@ -256,7 +256,8 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             "scaling.center": torch.from_numpy(self._scaling.center),
             "scaling.scale": torch.from_numpy(self._scaling.scale),
             "grid.step": torch.from_numpy(self._grid[0]),
-            "grid.origin": torch.from_numpy(self._grid[1]),
+            "grid.first": torch.from_numpy(self._grid[1]),
+            "grid.last": torch.from_numpy(self._grid[2]),
         }
         parts = {"model": self._fitted.model, "proposal": self._fitted.proposal}
         for part, module in parts.items():
@@ -317,7 +318,8 @@ def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
     proposal = blueprints.build(config["proposal"], state["proposal"])
     history = History.from_dict(config["training"])
     estimator._scaling = scaling
-    estimator._grid = tensors["grid.step"].numpy(), tensors["grid.origin"].numpy()
+    step, first, last = (tensors[f"grid.{name}"].numpy() for name in ("step", "first", "last"))
+    estimator._grid = step, first, last
     estimator._set_fitted(FittedDensity(model, proposal, history))
     # float32 skeletons were filled with float64 numbers: fill again, now at full precision
     for part, module in (("model", model), ("proposal", proposal)):
