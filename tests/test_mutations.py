@@ -25,14 +25,14 @@ MISTAKES = {
     ),
     "sign_of_b": (
         "functional.py",
-        "terms = log_p_data - log_norm - capped_exp",
-        "terms = log_p_data + log_norm - capped_exp",
+        "return log_p_data - log_norm - capped_exp(",
+        "return log_p_data + log_norm - capped_exp(",
         "analytic/test_log_norm.py",
     ),
     "sign_of_b_in_the_weight": (
         "functional.py",
-        "log_ratio = log_mean_exp(log_w) - log_norm",
-        "log_ratio = log_mean_exp(log_w) + log_norm",
+        "capped_exp(log_z - log_norm, max_exponent)",
+        "capped_exp(log_z + log_norm, max_exponent)",
         "analytic/test_log_norm.py",
     ),
     "mean_without_division": (
