@@ -23,7 +23,7 @@ from selfnorm import EnergyRegressor
 from selfnorm.calibration import central_coverage
 from selfnorm.data import uci_regression
 from selfnorm.experiments.report import Table, markdown_table
-from selfnorm.regressor import label_step
+from selfnorm.target_steps import label_step
 
 SPLITS = {"protein": 3, "naval": 3, "kin8nm": 3}
 ORDER = [

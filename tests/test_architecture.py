@@ -11,7 +11,16 @@ ROOT = Path(selfnorm.__file__).parent
 FLOORS = [
     {"errors", "randomness", "torch_defaults", "gradients"},
     {"functional", "schedules", "task", "history", "checkpoint", "weight_stream", "columns"},
-    {"data", "diagnostics", "calibration", "scaling", "mixtures1d", "resmade", "stacked"}
+    {
+        "data",
+        "diagnostics",
+        "calibration",
+        "target_steps",
+        "scaling",
+        "mixtures1d",
+        "resmade",
+        "stacked",
+    }
     | {"bins"}
     | {"augmentation", "label_space", "resnet"},
     {"energies", "proposals", "adapters", "defensive", "sampling", "factors", "mdn"},

@@ -18,7 +18,7 @@ from selfnorm.ensemble import LabelWaves, build_ensemble
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.mdn import MixtureLabels
 from selfnorm.predictive_model import PredictiveModel
-from selfnorm.regressor import label_step
+from selfnorm.target_steps import label_step
 
 SMALL = {
     "n_members": 2,

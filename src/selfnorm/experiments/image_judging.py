@@ -9,6 +9,7 @@ import torch
 
 from selfnorm import calibration
 from selfnorm.data.images import Pair
+from selfnorm.experiments.report import bounds_columns
 from selfnorm.image_predictive import GridLaw
 from selfnorm.image_regression import LAWS, ImageRegressor
 from selfnorm.label_space import dequantised
@@ -41,14 +42,7 @@ def judge(
     arrays: dict[str, np.ndarray] = {}
     if model.objective not in LAWS and n_samples is not None:
         bounds = model.bounds(images, labels, n_samples=n_samples, seed=1000 + seed)
-        figures |= {
-            "lower": bounds.lower,
-            "upper": bounds.upper,
-            "gap": bounds.gap,
-            "ess": bounds.ess,
-            "pareto_k": bounds.pareto_k,
-            "reliable": bounds.reliable,
-        }
+        figures |= bounds_columns(bounds)
     if model.space_.dim == 1 or model.objective in LAWS:
         arrays["log_prob"] = model.log_prob(images, labels)
         exact = arrays["log_prob"]

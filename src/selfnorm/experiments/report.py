@@ -23,13 +23,22 @@ from typing import Any
 import torch
 
 from selfnorm.errors import SelfnormError
+from selfnorm.evaluation import Bounds
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["Table", "hardware", "markdown_table", "mean_sd", "paper_numbers", "versions"]
+__all__ = [
+    "Table",
+    "bounds_columns",
+    "hardware",
+    "markdown_table",
+    "mean_sd",
+    "paper_numbers",
+    "versions",
+]
 
 
 def paper_numbers() -> dict[str, Any]:
@@ -145,6 +154,12 @@ class Table:
         for row in self.rows:
             grouped.setdefault(tuple(row[k] for k in keys), []).append(row)
         return grouped
+
+
+def bounds_columns(bounds: Bounds) -> dict[str, Any]:
+    """What a row of a table keeps of bounds."""
+    names = ("lower", "upper", "gap", "ess", "pareto_k", "reliable")
+    return {name: getattr(bounds, name) for name in names}
 
 
 def mean_sd(rows: Iterable[dict[str, Any]], key: str, digits: int = 3) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import selfnorm as sn
 from selfnorm.data import toy1d
+from selfnorm.experiments.report import bounds_columns
 from selfnorm.mdn import LabelGaussian
 
 __all__ = ["BEST", "Config", "Job", "best_regressor", "paper_model", "run_one"]
@@ -162,12 +163,7 @@ def _paper_run(
 
     figures = {
         "exact": float(exact.mean()),
-        "lower": bounds.lower,
-        "upper": bounds.upper,
-        "gap": bounds.gap,
-        "ess": bounds.ess,
-        "pareto_k": bounds.pareto_k,
-        "reliable": bounds.reliable,
+        **bounds_columns(bounds),
         "n_test": len(y_test),
         "diverged": history.stopped == "diverged",
         "best_step": history.best_step,
@@ -220,12 +216,7 @@ def _best_run(
     figures = {
         "exact": model.score(x_test, y_test),
         "learned": float(learned.mean()),
-        "lower": bounds.lower,
-        "upper": bounds.upper,
-        "gap": bounds.gap,
-        "ess": bounds.ess,
-        "pareto_k": bounds.pareto_k,
-        "reliable": bounds.reliable,
+        **bounds_columns(bounds),
         "n_test": len(y_test),
         "diverged": any(h.stopped == "diverged" for h in model.history_),
     }
