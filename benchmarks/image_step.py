@@ -18,13 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from cuda_graphs import Captured, captured
 from selfnorm.experiments.report import hardware, versions
 from selfnorm.image_regression import ImageRegressor
 from selfnorm.stepper import Stepper, make_optimizer
@@ -43,30 +43,6 @@ def build(
     task = model.task()
     task.module.train()
     return task, data
-
-
-class Captured:
-    """A CUDA graph and everything its kernels read and write, which must outlive it."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, *owners: Any) -> None:
-        self.graph, self.owners = graph, owners
-
-    def __call__(self) -> None:
-        self.graph.replay()
-
-
-def captured(work: Callable[[], None], *owners: Any) -> Captured:
-    """``work`` as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(4):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return Captured(graph, work, *owners)
 
 
 def forward_backward(batch: int, device: str, bf16: bool) -> Captured:

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 import selfnorm as sn
+from cuda_graphs import captured
 from selfnorm import objectives
 from selfnorm.experiments.report import Table
 from selfnorm.many_task import ManyTask, MemberData
@@ -45,25 +46,6 @@ def paper_models(members: int, device: str) -> list[sn.EBM]:
     ]
 
 
-def as_graph(step: Callable[[], None]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay(kept: Callable[[], None] = step) -> None:
-        # The graph holds addresses only: `kept` keeps the tensors it reads alive.
-        del kept
-        graph.replay()
-
-    return replay
-
-
 def matmul_floor(members: int, device: str) -> Callable[[], None]:
     sizes = [2, *HIDDEN, 1]
     rows = BATCH + N_SAMPLES
@@ -78,7 +60,7 @@ def matmul_floor(members: int, device: str) -> Callable[[], None]:
             if layer:  # no gradient with respect to the points
                 torch.bmm(inputs[layer + 1], weights[layer].mT)
 
-    return as_graph(step)
+    return captured(step)
 
 
 def forward_backward(members: int, device: str) -> Callable[[], None]:
@@ -89,7 +71,7 @@ def forward_backward(members: int, device: str) -> Callable[[], None]:
         task.module.weights.grad = None
         task.module.energies(task.module.weights, points).mean().backward()
 
-    return as_graph(step)
+    return captured(step)
 
 
 def many_task(members: int, device: str) -> ManyTask:
