@@ -5,6 +5,7 @@ import os
 import sys
 
 import torch
+import torch.distributed as dist
 from lightning_fabric import Fabric
 
 import selfnorm as sn
@@ -55,6 +56,9 @@ def main():
             {"parameters": parameters, "history": history.to_dict()},
             os.path.join(job["out"], name),
         )
+    if dist.is_initialized():  # a rank that leaves with its threads alive may be aborted
+        fabric.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
