@@ -121,6 +121,11 @@ class MLP(nn.Module):
             x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
         if self.features is not None:
             x = self.features(x)
+        if torch.is_autocast_enabled(x.device.type):
+            # Weights are exponentials of the last sum: it stays in the precision of its weights.
+            last = self.layers[-1].get_parameter("weight")
+            wide: Tensor = self.layers[:-1](x)
+            return (wide.to(last.dtype) * last[0]).sum(-1)
         out: Tensor = self.layers(x).squeeze(-1)
         return out
 

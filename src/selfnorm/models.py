@@ -30,6 +30,11 @@ class EBM(nn.Module):
     The density is with respect to Lebesgue measure (or the counting measure, if the base or the
     proposal used for training is discrete).
 
+    Attributes:
+        bf16: run the energy's matrix products in bfloat16 *while training*; set by
+            ``fit(..., bf16=True)``. Parameters, base density, weights and everything in evaluation
+            mode keep their precision.
+
     Example:
         >>> import selfnorm as sn
         >>> model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
@@ -49,10 +54,17 @@ class EBM(nn.Module):
         if self.base is not None:
             self.base.requires_grad_(False)
         self.log_norm = nn.Parameter(torch.tensor(float(log_norm)))
+        self.bf16 = False
 
     def negative_energy(self, x: Tensor) -> Tensor:
         """``-E(x)``, one checked scalar per row: ``(n, dim) -> (n,)``."""
-        energy = self.energy(x)
+        if self.bf16 and self.training:
+            # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
+            with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled=False):
+                energy = self.energy(x)
+            energy = energy.to(x.dtype)
+        else:
+            energy = self.energy(x)
         if energy.dim() == x.dim() and energy.shape[-1] == 1:
             energy = energy.squeeze(-1)
         if energy.shape != x.shape[:-1]:

@@ -51,6 +51,7 @@ def fit(
     resume: bool = True,
     cuda_graph: bool = True,
     compile_step: bool = False,
+    bf16: bool = False,
     max_memory: float | None = None,
     **task_options: Any,
 ) -> History:
@@ -84,6 +85,10 @@ def fit(
         compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
             before the first step, then saves most where many small operations meet: models
             trained together, small networks. Same numbers up to rounding.
+        bf16: matrix products of the energy in bfloat16 while training, for wide networks on a GPU;
+            log-weights stay in float32, and validation, the closing ``b`` and the fitted model use
+            full precision. The moving energy is rounded to about three digits: use it where a
+            float32 run of the same budget would be too slow.
         max_memory: bytes (below 1: share of the free memory) that the samples of a step may take;
             they then go through the network in chunks, with the gradient unchanged.
         task_options: passed to the model's own ``training_task``.
@@ -127,8 +132,9 @@ def fit(
     task: Task
     make_task: Any = getattr(model, "training_task", None)
     if make_task is not None:
-        if max_memory is not None:
-            raise TypeError(f"max_memory is for an EBM; {type(model).__name__} trains its own way")
+        for name, asked in (("max_memory", max_memory is not None), ("bf16", bf16)):
+            if asked:
+                raise TypeError(f"{name} is for an EBM; {type(model).__name__} trains its own way")
         if proposal is not None:
             task_options["proposal"] = proposal
         task = make_task(objective=objective, n_samples=n_samples, **task_options)
@@ -143,6 +149,7 @@ def fit(
             else Chunked(objective, max_memory=max_memory),
             n_samples=n_samples,
             log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
+            bf16=bf16,
         )
         data = (check_rows(data[0], "x_train"),)
         if held_out is not None:
@@ -200,8 +207,10 @@ class DensityTask:
         n_samples: int = 1024,
         log_norm_lr_scale: float = 10.0,
         n_val_samples: int = 16_384,
+        bf16: bool = False,
     ) -> None:
         self.module = model
+        model.bf16 = bf16
         self.objective = objectives.get(objective)
         # Objectives with inner gradients or host-side buffers cannot be captured as a CUDA graph.
         self.capturable = getattr(self.objective, "capturable", True)
