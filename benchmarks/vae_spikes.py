@@ -1,17 +1,23 @@
 """Spikes on purpose: a joint energy prior normalised by base samples alone, and honest settings.
 
-scikit-learn's digits, binarised; a VAE with 16 latent numbers is trained with a standard normal
-prior, then goes on with a joint energy. ``spike`` estimates ``Z`` from base samples and sets the
-energy no limit; ``honest`` adds the aggregate posterior to the proposal, a bound and weight decay.
-The monitor only warns here; what it saw at every validation is written down.
+A VAE with 16 latent numbers is trained with a standard normal prior for a while, then goes on with
+a joint energy. ``spike`` estimates ``Z`` from base samples and sets the energy no limit; ``honest``
+adds the aggregate posterior to the proposal, a bound and weight decay. The monitor only warns here;
+what it saw at every validation is written down.
 
-    python benchmarks/vae_spikes.py --setting spike --steps 2500 --out results/vae_spikes
+    python benchmarks/vae_spikes.py --setting spike --steps 2500
+    python benchmarks/vae_spikes.py --setting honest --steps 50000
+
+run on scikit-learn's digits, binarised, on a CPU; ``--data mnist --data-dir DATA --device cuda``
+takes statically binarised MNIST and the paper's encoder and decoder. A run that was interrupted
+goes on from its checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -22,82 +28,159 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 import selfnorm as sn
+from selfnorm.data import mnist
 from selfnorm.errors import SelfnormWarning
 from selfnorm.experiments.report import hardware, versions
 from selfnorm.vae import EnergyVAE
 from selfnorm.vae_energy_prior import EnergyPrior, latent_energy
 from selfnorm.vae_evaluation import evaluate_vae
-from selfnorm.vae_networks import DenseDecoder, DenseEncoder
+from selfnorm.vae_networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
 
 LATENT = 16
-SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "spike": (
-        {"proposal": "base"},
-        {"posterior_samples": 8, "n_samples": 1024, "lr": 3e-4},
-    ),
-    "honest": (
-        {"proposal": "mixture", "bound": 10.0, "weight_decay": 0.1, "lr_scale": 0.3},
-        {"posterior_samples": 1, "n_samples": 256, "lr": 3e-4, "weight_decay": 0.05},
-    ),
+N_LOOKS = 50
+Setting = tuple[dict[str, Any], dict[str, Any]]
+SETTINGS: dict[str, dict[str, Setting]] = {
+    "digits": {
+        "spike": (
+            {"proposal": "base"},
+            {"posterior_samples": 8, "n_samples": 1024, "lr": 3e-4},
+        ),
+        "honest": (
+            {"proposal": "mixture", "bound": 10.0, "weight_decay": 0.1, "lr_scale": 0.3},
+            {"posterior_samples": 1, "n_samples": 256, "lr": 3e-4, "weight_decay": 0.05},
+        ),
+    },
+    "mnist": {
+        "spike": (
+            {"proposal": "base"},
+            {"posterior_samples": 8, "n_samples": 4096, "lr": 1e-3},
+        ),
+        "honest": (
+            {"proposal": "mixture", "bound": 5.0, "weight_decay": 0.1, "lr_scale": 0.2},
+            {"posterior_samples": 1, "n_samples": 1024, "lr": 3e-4, "weight_decay": 0.05},
+        ),
+    },
+}
+# Batch size, steps of the plain VAE and its learning rate, samples for log Z at the end.
+SIZES: dict[str, tuple[int, int, float, int]] = {
+    "digits": (128, 800, 2e-3, 200_000),
+    "mnist": (256, 3000, 1e-3, 1_000_000),
 }
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Training, validation and test digits."""
+    """Training, validation and test part of the small digits."""
     x = torch.tensor(load_digits().data > 7).float()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, valid, test = x[order].split([1300, 200, 297])
     return train, valid, test
 
 
-def main() -> None:
-    """Run one setting and write what the monitor and the evaluation say."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--setting", choices=sorted(SETTINGS), default="spike")
-    parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--out", default="results/vae_spikes")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    train, valid, test = digits()
+def load(data: str, data_dir: str | None, n_rows: int | None) -> list[Tensor]:
+    """Training, validation and test part, at most ``n_rows`` of each."""
+    if data == "digits":
+        parts = digits()
+    else:
+        binary = mnist.load_binarized(data_dir)
+        parts = (binary.train, binary.valid, binary.test)
+    return [part[:n_rows] for part in parts]
+
+
+def networks(data: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Encoder and decoder: small dense ones, or the paper's."""
+    if data == "digits":
+        return DenseEncoder(64, LATENT), DenseDecoder(LATENT, 64)
+    return ConvEncoder(LATENT), ConvDecoder(LATENT)
+
+
+def run(given: argparse.Namespace) -> dict[str, Any]:
+    """Train one setting; what the monitor and the evaluation say."""
+    train, valid, test = (t.to(given.device) for t in load(given.data, given.data_dir, given.rows))
+    batch, plain_steps, plain_lr, n_prior_samples = SIZES[given.data]
     torch.manual_seed(0)
-    encoder, decoder = DenseEncoder(64, LATENT), DenseDecoder(LATENT, 64)
+    encoder, decoder = (m.to(given.device) for m in networks(given.data))
     common: dict[str, Any] = {
-        "val_data": valid, "max_epochs": 10**6, "batch_size": 128, "seed": 0, "progress": False,
+        "val_data": valid, "max_epochs": 10**6, "batch_size": batch, "seed": 0, "progress": False,
     }  # fmt: skip
-    plain = EnergyVAE(encoder, decoder, LATENT)
-    sn.fit(plain, train, max_steps=800, lr=2e-3, validate_every=400, **common)
-    before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
-    prior_options, fit_options = SETTINGS[given.setting]
-    vae = EnergyVAE(encoder, decoder, EnergyPrior(latent_energy(LATENT), **prior_options))
     began = time.perf_counter()
+    plain_steps = min(plain_steps, given.steps)
+    plain = EnergyVAE(encoder, decoder, LATENT).to(given.device)
+    sn.fit(
+        plain, train, max_steps=plain_steps, lr=plain_lr,
+        validate_every=max(1, plain_steps // 2), **common,
+    )  # fmt: skip
+    before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
+    prior_options, fit_options = SETTINGS[given.data][given.setting]
+    prior = EnergyPrior(latent_energy(LATENT), **prior_options)
+    vae = EnergyVAE(encoder, decoder, prior).to(given.device)
+    every = max(1, given.steps // N_LOOKS)
+    checkpoint = Path(given.out) / f"{name_of(given)}.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
         history = sn.fit(
-            vae, train, max_steps=given.steps, schedule="constant",
-            validate_every=max(1, given.steps // 50), **fit_options, **common,
+            vae, train, max_steps=given.steps, schedule="constant", validate_every=every,
+            checkpoint=str(checkpoint), checkpoint_every=10 * every, **fit_options, **common,
         )  # fmt: skip
-    report = evaluate_vae(vae, test, seed=0, posterior_samples=50, reference=train)
-    names = ("step", "val_score", "val_ess", "val_room", "val_drift", "val_spiked")
-    result = {
+    if history.stopped == "interrupted":
+        raise KeyboardInterrupt
+    report = evaluate_vae(
+        vae, test, seed=0, posterior_samples=50, reference=train, n_prior_samples=n_prior_samples
+    )
+    checkpoint.unlink(missing_ok=True)
+    names = ("score", "ess", "room", "drift", "drift_se", "spiked")
+    curve = [
+        {"step": r["step"], **{f"val_{k}": r.get(f"val_{k}") for k in names}}
+        for r in history.records
+    ]
+    return {
         "setting": given.setting,
-        "command": f"python benchmarks/vae_spikes.py --setting {given.setting} "
-        f"--steps {given.steps}",
+        "data": given.data,
+        "command": " ".join(["python", *sys.argv]),
         "prior": prior_options,
         "fit": fit_options,
         "versions": versions(),
-        "hardware": hardware("cpu"),
+        "hardware": hardware(given.device),
         "seconds": round(time.perf_counter() - began, 1),
         "vae": {"elbo": before.elbo},
+        "n_steps": history.n_steps,
+        "stopped": history.stopped,
         "best_step": history.best_step,
         "final": {k: v for k, v in report.to_dict().items() if k != "log_norm"},
         "log_norm": {k: v.value for k, v in report.log_norm.items()},
-        "curve": [{k: r.get(k) for k in names} for r in history.records],
-        "first_flag": next((r["step"] for r in history.records if r["val_spiked"]), None),
+        "curve": curve,
+        "n_checks": len(curve),
+        "n_flags": sum(bool(r["val_spiked"]) for r in curve),
+        "first_flag": next((r["step"] for r in curve if r["val_spiked"]), None),
     }
-    path = Path(given.out) / f"{given.setting}.json"
+
+
+def name_of(given: argparse.Namespace) -> str:
+    """Stem of the files of a run."""
+    return given.setting if given.data == "digits" else f"{given.data}_{given.setting}"
+
+
+def main() -> None:
+    """Run one setting and write it down."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--setting", choices=("honest", "spike"), default="spike")
+    parser.add_argument("--data", choices=sorted(SETTINGS), default="digits")
+    parser.add_argument("--data-dir", help="folder with binarized_mnist/")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--rows", type=int, help="of each part at most: a rehearsal")
+    parser.add_argument("--out", default="results/vae_spikes")
+    given = parser.parse_args()
+    if given.device == "cpu":
+        torch.set_num_threads(1)
+    path = Path(given.out) / f"{name_of(given)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    result = run(given)
     path.write_text(json.dumps(result, indent=1, default=float) + "\n")
-    print(given.setting, "first flag at", result["first_flag"], "|", report)
+    final = result["final"]
+    print(
+        f"{path.stem}: first flag at {result['first_flag']}, {result['n_flags']} of "
+        f"{result['n_checks']} checks; ELBO {final['elbo']:.2f}, reliable {final['reliable']}"
+    )
 
 
 if __name__ == "__main__":

@@ -5,11 +5,18 @@ every one of ``M`` proposal weights. A region that none of them hit has a propos
 ``3/M`` (at 95 % confidence), so with weights of size ``w`` there the estimate of ``Z`` may miss up
 to ``3 w / M``: little as long as weights are moderate, anything at all on a spike. Samples *from*
 the posteriors then say how much it does miss.
+
+A run is looked at many times, and an estimate from few effective samples passes two standard errors
+by noise up to once in five times (Cantelli's inequality). :func:`confirmed` therefore asks for
+several comparisons on independent samples that all agree, the more of them the more often it has
+looked: noise alone flags one run in a hundred at most, however long it is. A spike is there every
+time.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +24,12 @@ from torch import Tensor
 
 from selfnorm.weight_stream import WeightStream
 
-__all__ = ["SpikeReport", "check_spikes"]
+__all__ = ["SpikeReport", "check_spikes", "comparisons_needed", "confirmed"]
 
 TOLERATED_SHARE = 0.01
 DRIFT_LIMIT = 0.2  # nats
+FALSE_ALARM = 0.01  # of a run, over all its checks
+NOISE_ALONE = 0.2  # of one comparison: no law passes two standard errors more often
 
 
 @dataclass(frozen=True)
@@ -30,13 +39,15 @@ class SpikeReport:
     Attributes:
         share: of posterior samples whose weight exceeds that of every proposal sample.
         room: nats by which ``log Z`` may be too low on their account.
-        drift: nats by which it is, by samples that include the posteriors.
+        drift: nats by which it is, by samples that include the posteriors; ``drift_se`` its
+            standard error.
         spiked: ``share`` above 1 % and ``drift`` above 0.2 nats by two of its standard errors.
     """
 
     share: float
     room: float
     drift: float
+    drift_se: float
     spiked: bool
 
     def __str__(self) -> str:
@@ -65,17 +76,46 @@ def check_spikes(
     stream, wide = WeightStream.of(log_w_proposal), WeightStream.of(log_w_wide)
     at_posterior = log_w_posterior.detach().flatten().double()
     if math.isinf(stream.largest):
-        return SpikeReport(1.0, math.inf, math.inf, True)
+        return SpikeReport(1.0, math.inf, math.inf, math.inf, True)
     drift = wide.log_mean - stream.log_mean
     noise = math.hypot(*(_error(s) for s in (stream, wide)))
     beyond = at_posterior > stream.largest
     share = float(beyond.double().mean())
     if share <= TOLERATED_SHARE:
-        return SpikeReport(share, 0.0, drift, False)
+        return SpikeReport(share, 0.0, drift, noise, False)
     # The median of those beyond: one odd row must not decide.
     size = at_posterior[beyond].median() - stream.log_mean
     room = float(torch.nn.functional.softplus(size + math.log(3 / stream.n)))
-    return SpikeReport(share, room, drift, not drift <= DRIFT_LIMIT + 2 * noise)
+    return SpikeReport(share, room, drift, noise, not drift <= DRIFT_LIMIT + 2 * noise)
+
+
+def comparisons_needed(n_checks: int) -> int:
+    """Comparisons that must agree at the ``n_checks``-th check of a run.
+
+    The check may raise a false alarm with probability ``0.01 / (n (n + 1))``, which sums to 0.01
+    over any number of checks; ``k`` independent comparisons all do with ``0.2^k`` at most.
+
+    Example:
+        >>> [comparisons_needed(n) for n in (1, 10, 1000)]
+        [4, 6, 12]
+    """
+    allowed = FALSE_ALARM / (n_checks * (n_checks + 1))
+    return math.ceil(math.log(allowed) / math.log(NOISE_ALONE))
+
+
+def confirmed(compare: Callable[[], SpikeReport], n_checks: int) -> SpikeReport:
+    """The first of the comparisons that finds no spikes, or else the mildest of them all.
+
+    ``compare`` must draw afresh at every call. Without spikes it is called once.
+    """
+    mildest = compare()
+    for _ in range(comparisons_needed(n_checks) - 1):
+        if not mildest.spiked:
+            break
+        again = compare()
+        if not again.spiked or again.drift < mildest.drift:
+            mildest = again
+    return mildest
 
 
 def _error(stream: WeightStream) -> float:

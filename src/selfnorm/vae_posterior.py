@@ -14,6 +14,8 @@ from selfnorm.proposals import Proposal
 __all__ = ["AggregatePosterior", "BaseAndAggregate", "GaussianPosterior"]
 
 _LOG_2PI = math.log(2 * math.pi)
+# Points times rows handled at once: on a CPU what fits its cache, on a GPU what fills it.
+_PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
 _LIMITS = (-7.0, 5.0)  # of log sd: a posterior outside is a number gone wrong, not a fact
 
 
@@ -56,7 +58,7 @@ class GaussianPosterior:
 class AggregatePosterior(Proposal):
     """``(1/n) sum_i q(z|x_i)``: where an encoder puts a data set.
 
-    ``log_prob`` costs ``n`` Gaussians a point and works through ``chunk`` of them at a time.
+    ``log_prob`` costs ``n`` Gaussians a point, and works through the points in chunks.
 
     Example:
         >>> agg = AggregatePosterior(torch.zeros(4, 2), torch.zeros(4, 2))
@@ -67,10 +69,9 @@ class AggregatePosterior(Proposal):
     mean: Tensor
     log_sd: Tensor
 
-    def __init__(self, mean: Tensor, log_sd: Tensor, chunk: int = 2**24) -> None:
+    def __init__(self, mean: Tensor, log_sd: Tensor) -> None:
         super().__init__()
         self.dim = mean.shape[1]
-        self.chunk = chunk
         self.register_buffer("mean", mean)
         self.register_buffer("log_sd", log_sd)
 
@@ -93,7 +94,8 @@ class AggregatePosterior(Proposal):
             - math.log(len(self.mean))
         )
         flat = x.reshape(-1, self.dim).double()
-        size = max(1, self.chunk // len(self.mean))
+        pairs = _PAIRS_AT_ONCE.get(x.device.type, 2**19)
+        size = max(1, pairs // len(self.mean))
         parts = [
             torch.logsumexp(z @ scaled - 0.5 * z.square() @ precision.T + constant, -1)
             for z in flat.split(size)

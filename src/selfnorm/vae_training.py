@@ -14,7 +14,7 @@ from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
 from selfnorm.stepper import make_optimizer
 from selfnorm.vae_energy_prior import EnergyPrior
-from selfnorm.vae_monitor import SpikeReport, check_spikes
+from selfnorm.vae_monitor import SpikeReport, check_spikes, confirmed
 from selfnorm.vae_posterior import BaseAndAggregate, GaussianPosterior
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = ["VAETask"]
 
 _OBJECTIVES = ("snl", "snelbo", "elbo")
 _GIVE_UP_AFTER = 50  # non-finite steps in a row
+_WATCHED = 500  # rows on either side of a comparison: about the posteriors a batch brings
 
 
 class _Trained(nn.Module):
@@ -115,6 +116,7 @@ class VAETask:
         self._checked = False
         self.validation_samples = validation_samples
         self.spikes: SpikeReport | None = None
+        self._checks = 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Encoder, decoder and likelihood (unless post hoc), then the prior's own groups."""
@@ -124,7 +126,10 @@ class VAETask:
             groups.append({"params": [p for m in parts for p in m.parameters()]})
         for group in self.vae.prior.parameter_groups():
             scale = group.get("lr_scale", 1.0) * self.prior_lr_scale
-            groups.append({**group, "lr_scale": scale})
+            if groups and scale == 1.0 and "weight_decay" not in group:
+                groups[0]["params"] += group["params"]  # every group costs launches of its own
+            else:
+                groups.append({**group, "lr_scale": scale})
         return groups
 
     def make_optimizer(self, name: str, weight_decay: float) -> torch.optim.Optimizer:
@@ -193,24 +198,37 @@ class VAETask:
         score = totals["fit"] - totals["kl"]
         found = {"score": score, "lower": score, "upper": score + totals["gap"], **totals}
         if isinstance(vae.prior, EnergyPrior) and self.monitor != "off":
-            found.update(self._watch(vae.prior, data[0]))
+            rows = torch.cat([data[0][:2000], self._rows.to(data[0])])
+            found.update(self._watch(vae.prior, rows))
         return found
 
     def _watch(self, prior: EnergyPrior, x: Tensor) -> dict[str, float]:
-        """Weights at posteriors of some rows against weights at proposal samples; warn once.
+        """Weights at posterior samples against weights at proposal samples; warn once.
 
-        The proposal is the one of training, its aggregate posterior that of some of the rows. It
-        is confronted with the posteriors of other rows and with those of training rows.
+        A random half of the rows makes the proposal, as a batch does in training; the posteriors
+        of the others confront it. Rows and samples are drawn afresh for every comparison.
         """
-        half = max(1, min(len(x) // 2, 2000))
-        with seeded(1, self.vae.device):
-            proposal = prior.proposal_for(self.vae.encode(x[:half]))
-            others = self.vae.encode(torch.cat([x[-half:], self._rows[-half:]]))
-            z = others.sample(1)[0]
-            at_posterior = prior.log_unnormalized(z) - proposal.log_prob(z)
-            wide = BaseAndAggregate(prior.base, others.aggregate(), 0.5)
-            at_proposal, at_wide = (self._weights(prior, q) for q in (proposal, wide))
-        report = check_spikes(at_posterior, at_proposal, at_wide)
+        self._checks += 1
+        with seeded(self._checks, self.vae.device):
+            parts = [self.vae.encode(rows) for rows in x.split(2000)]
+            mean, log_sd = (torch.cat([getattr(p, n) for p in parts]) for n in ("mean", "log_sd"))
+            half = min(-(-len(x) // 2), _WATCHED)
+
+            def compare() -> SpikeReport:
+                order = torch.randperm(len(x), device=x.device)
+                known, others = (
+                    GaussianPosterior(mean[rows], log_sd[rows])
+                    for rows in (order[:half], order[-half:])
+                )
+                proposal = prior.proposal_for(known)
+                z = others.sample(1)[0]
+                at_posterior = prior.log_unnormalized(z) - proposal.log_prob(z)
+                wide = BaseAndAggregate(prior.base, others.aggregate(), 0.5)
+                at_proposal, at_wide = (self._weights(prior, q) for q in (proposal, wide))
+                return check_spikes(at_posterior, at_proposal, at_wide)
+
+            known_already = self.spikes is not None and self.spikes.spiked
+            report = compare() if known_already else confirmed(compare, self._checks)
         if report.spiked and (self.spikes is None or not self.spikes.spiked):
             warnings.warn(
                 f"the energy prior grows spikes: {report}. Its log Z and every bound from it are "
@@ -220,7 +238,12 @@ class VAETask:
                 stacklevel=4,
             )
         self.spikes = report
-        found = {"room": report.room, "drift": report.drift, "spiked": float(report.spiked)}
+        found = {
+            "room": report.room,
+            "drift": report.drift,
+            "drift_se": report.drift_se,
+            "spiked": float(report.spiked),
+        }
         if report.spiked and self.monitor == "stop":
             found["score"] = float("-inf")  # a state with spikes must never be the best one
         return found
