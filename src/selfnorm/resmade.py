@@ -76,9 +76,9 @@ class ChainLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply map ``r`` to ``x[r]``."""
         weight = self.effective_weight()
-        if len(weight) == 1:
-            bias = None if self.bias is None else self.bias[0]
-            return linear(x, weight[0], bias)
+        if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
+            bias = None if self.bias is None else self.bias.squeeze(0)
+            return linear(x, weight.squeeze(0), bias)
         if x.device.type == "cpu":  # one large product per chain beats many small ones there
             biases = [None] * len(weight) if self.bias is None else list(self.bias)
             return torch.stack([linear(*a) for a in zip(x, weight, biases, strict=True)])

@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
-from selfnorm.autoregressive import AutoregressiveEBM
 from selfnorm.errors import DataError
 from selfnorm.factors import Factors
-from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
-from selfnorm.mixtures1d import Mixture1d
+from selfnorm.functional import bound_gap, log_mean_exp, snl_of_mean_weight
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.vae_chain import LatentChain
 from selfnorm.vae_posterior import GaussianPosterior
 
 __all__ = ["AutoregressivePrior", "LatentPrior", "MixturePrior", "StandardNormal"]
@@ -116,39 +114,6 @@ class MixturePrior(LatentPrior):
         return torch.logsumexp(parts + torch.log_softmax(self.logits, 0), -1)
 
 
-class _LatentChain(AutoregressiveEBM):
-    """The chain with every dependence on ``z`` differentiable: an encoder is trained through it.
-
-    On data the shape of a proposal is cut from the graph, because nothing upstream of it learns;
-    here a cut would bias the encoder's gradient. The shape is read off a second copy of the
-    proposal, whose head takes no gradient: the proposals themselves are fitted by maximum
-    likelihood alone, and stay where the mass is.
-    """
-
-    def shaped(self, z: Tensor) -> tuple[Mixture1d, Factors]:
-        """The proposals (for their likelihood), and the factors with the copy."""
-        features = self.trunk(self.columns.encode(z).flatten(-2))
-        head = self.mixture_head
-        raw = self.trunk.outputs(head, features)
-        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
-        context = self.trunk.outputs(self.context_head, features)
-        assert head.bias is not None
-        weight, bias = head.effective_weight().detach(), head.bias.detach()
-        copied = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
-        context = dropout(context, self.context_drop, self.training)
-        return proposal, self._describe(copied.unflatten(-1, (self.dim, -1)), context)
-
-    def _describe(self, raw: Tensor, context: Tensor) -> Factors:
-        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
-        mean, sd = proposal.moments()
-        shape = [
-            proposal.log_pi.clamp_min(-10) / 4,
-            ((proposal.loc - mean.unsqueeze(-1)) / sd.unsqueeze(-1)).clamp(-10, 10) / 2,
-            (proposal.log_scale - sd.log().unsqueeze(-1)).clamp(-8, 8) / 4,
-        ]
-        return Factors(proposal, torch.cat([context, *shape], -1), mean, sd)
-
-
 class AutoregressivePrior(LatentPrior):
     r"""``p(z) = prod_i q_i(z_i|z_<i) exp(-E(z_i, c_i) - b_i)``: exactly normalised.
 
@@ -189,7 +154,7 @@ class AutoregressivePrior(LatentPrior):
         }  # fmt: skip
         self.dim, self.n_samples = dim, min(n_samples, 32)
         self.polish_steps, self.score = polish_steps, score
-        self.chain = _LatentChain(dim, discrete=None, **options)
+        self.chain = LatentChain(dim, discrete=None, **options)
         self.config = {
             "dim": dim,
             "n_samples": n_samples,
@@ -231,26 +196,30 @@ class AutoregressivePrior(LatentPrior):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the factors' SNL bounds."""
         del posterior, n_samples
-        energy = self.chain.energy
-        at_z, log_det = self.chain.columns(z)
-        here = at_z.expand(self.chain.n_orderings, -1, -1)
-        proposal, at = self.chain.shaped(here)
-        log_q = proposal.log_prob(here)
+        chain = self.chain
+        at_z, log_det = chain.columns(z)
+        here = at_z.expand(chain.n_orderings, -1, -1)
+        log_q, proposal, at = chain.shaped(here, with_proposal=self.score)
         with torch.no_grad():
             y = proposal.sample(self.n_samples)
-        f = energy(torch.cat([here.unsqueeze(0), y]), at)
-        b, log_w = energy.log_norm(at.context), f[1:]
-        tilt = snl(f[0], log_w, b, reduction="none")
+        f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, len(y)])
+        b = chain.energy.log_norm(at.context)
+        w = log_w.exp()  # an energy is at most 20
+        mean_w = w.mean(0)
+        log_z = mean_w.log()
+        tilt = snl_of_mean_weight(f.squeeze(0), log_z, b)
         if self.score:
             # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
             # place of w: almost no noise, as the weights are close to one.
             weight = (log_w - b).detach().clamp_max(20.0).exp() - 1
             score = (weight * at.proposal.log_prob(y)).mean(0)
             tilt = tilt - (score - score.detach())
-        value = log_mean_exp((log_q + tilt).sum(-1) + log_det)
+        chains = (log_q + tilt).sum(-1) + log_det
+        value = chains.squeeze(0) if chain.n_orderings == 1 else log_mean_exp(chains)
         with torch.no_grad():
-            gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
-            return value, {"gap": gap, "ess": ess(log_w).mean()}
+            gap = bound_gap(log_z - b).sum(-1).mean()
+            ess = (mean_w.square() / w.square().mean(0)).mean()
+            return value, {"gap": gap, "ess": ess}
 
     @torch.no_grad()
     def log_prob_exact(self, z: Tensor, n_nodes: int = 256) -> tuple[Tensor, Tensor, Tensor]:

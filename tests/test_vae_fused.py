@@ -1,0 +1,110 @@
+"""Gradients written out by hand against autograd's of the plain formulas."""
+
+import pytest
+import torch
+
+from selfnorm.factors import FactorEnergy, _features
+from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
+from selfnorm.mixtures1d import Mixture1d
+from selfnorm.vae_fused import mixture_log_prob
+from selfnorm.vae_posterior import GaussianPosterior
+from selfnorm.vae_priors import AutoregressivePrior
+
+
+def gradients(value, inputs, seed=5):
+    torch.manual_seed(seed)
+    return torch.autograd.grad((value * torch.randn_like(value)).sum(), inputs, retain_graph=True)
+
+
+def test_the_density_of_a_mixture_and_its_gradient():
+    torch.manual_seed(0)
+    raw = torch.randn(4, 6, 3 * 5, dtype=torch.float64, requires_grad=True)
+    y = (3 * torch.randn(4, 6, dtype=torch.float64)).requires_grad_(True)
+    proposal = Mixture1d.from_raw(raw, 5, family="gaussian")
+    found, wanted = mixture_log_prob(proposal, y), proposal.log_prob(y)
+    assert torch.allclose(found, wanted, atol=1e-12)
+    for mine, autograds in zip(
+        gradients(found, [y, raw]), gradients(wanted, [y, raw]), strict=True
+    ):
+        assert torch.allclose(mine, autograds, atol=1e-12)
+
+
+def test_a_mixture_keeps_its_density_far_out():
+    raw = torch.zeros(1, 9)
+    proposal = Mixture1d.from_raw(raw, 3, family="gaussian")
+    far = torch.tensor([1e6])
+    assert torch.allclose(mixture_log_prob(proposal, far), proposal.log_prob(far))
+
+
+def test_the_features_of_a_value_and_their_gradient():
+    torch.manual_seed(0)
+    energy = FactorEnergy(1, 3, 4, 1, 8).double()
+    # the last value is beyond the place where asinh is cut
+    y = (4 * torch.randn(5, 1, 3, 2, dtype=torch.float64)).requires_grad_(True)
+    with torch.no_grad():
+        y[0, 0, 0, 0] = 5000.0
+    mean = torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True)
+    sd = (0.5 + torch.rand(1, 3, 2, dtype=torch.float64)).requires_grad_(True)
+    found = energy.features(y, mean, sd)
+    wanted = _features(y, mean, sd, energy.frequencies)[0]
+    assert torch.equal(found, wanted)
+    inputs = [y, mean, sd]
+    for mine, autograds in zip(gradients(found, inputs), gradients(wanted, inputs), strict=True):
+        assert torch.allclose(mine, autograds, rtol=1e-9, atol=1e-11)
+
+
+def plain_objective(prior, z, n_samples):
+    """The sum of the factors' SNL bounds by the plain formulas, as first written."""
+    chain = prior.chain
+    at_z, log_det = chain.columns(z)
+    here = at_z.expand(chain.n_orderings, -1, -1)
+    log_q, proposal, at = chain.shaped(here, with_proposal=True)
+    with torch.no_grad():
+        y = proposal.sample(n_samples)
+    f = chain.energy(torch.cat([here.unsqueeze(0), y]), at)
+    b, log_w = chain.energy.log_norm(at.context), f[1:]
+    value = log_mean_exp((log_q + snl(f[0], log_w, b, reduction="none")).sum(-1) + log_det)
+    gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
+    return value, {"gap": gap, "ess": ess(log_w).mean()}
+
+
+@pytest.mark.parametrize("family", ["gaussian", "logistic"])
+@pytest.mark.parametrize("orderings", [1, 2])
+def test_the_objective_of_a_chain_is_that_of_the_plain_formulas(orderings, family):
+    torch.manual_seed(0)
+    prior = AutoregressivePrior(
+        4, hidden=16, components=3, context=5, energy_hidden=8, orderings=orderings, family=family
+    ).double()
+    with torch.no_grad():
+        for parameter in prior.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        prior.chain.mixture_head.bias[:, ::7] += 14.0  # beyond the limits of scales and places
+    z = torch.randn(30, 4, dtype=torch.float64, requires_grad=True)
+    inputs = [z, *prior.parameters()]
+    torch.manual_seed(1)
+    value, metrics = prior.objective(z, GaussianPosterior(z, z), 1)
+    found = gradients(value, inputs)
+    torch.manual_seed(1)
+    wanted, plain = plain_objective(prior, z, prior.n_samples)
+    assert torch.allclose(value, wanted, atol=1e-9)
+    for name in ("gap", "ess"):
+        assert torch.allclose(metrics[name], plain[name].detach(), rtol=1e-9)
+    for mine, autograds in zip(found, gradients(wanted, inputs), strict=True):
+        assert torch.allclose(mine, autograds, rtol=1e-6, atol=1e-8)
+
+
+def test_energies_do_not_move_the_heads_of_the_proposals():
+    """The proposals are fitted by likelihood alone: what the energies say must not reach them."""
+    torch.manual_seed(0)
+    prior = AutoregressivePrior(3, hidden=16, components=3, context=5, energy_hidden=8)
+    with torch.no_grad():
+        prior.chain.energy.last.weight.normal_()
+    z = torch.randn(20, 3, requires_grad=True)
+    log_q, _, at = prior.chain.shaped(z.unsqueeze(0), with_proposal=False)
+    f = prior.chain.energy(z.expand(1, 1, -1, -1), at)
+    head = prior.chain.mixture_head
+    by_energy = torch.autograd.grad(f.sum(), [head.weight, head.bias, z], retain_graph=True)
+    assert float(by_energy[0].abs().max()) == float(by_energy[1].abs().max()) == 0.0
+    assert float(by_energy[2].abs().max()) > 0
+    by_likelihood = torch.autograd.grad(log_q.sum(), [head.weight])
+    assert float(by_likelihood[0].abs().max()) > 0
