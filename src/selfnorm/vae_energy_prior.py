@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from selfnorm.energies import MLP
-from selfnorm.functional import bound_gap, capped_exp, ess, log_mean_exp
+from selfnorm.functional import bound_gap, capped_exp, log_mean_exp
 from selfnorm.proposals import Proposal
 from selfnorm.sampling import draw, mala
 from selfnorm.vae_posterior import BaseAndAggregate, GaussianPosterior
@@ -145,14 +145,21 @@ class EnergyPrior(LatentPrior):
         """Proposal samples and log-weights, differentiable in the energy's parameters."""
         if self.moves:
             return self._annealed(n_samples)
+        y, log_ratio = self._proposed(posterior, n_samples)
+        return y, self.negative_energy(y) + log_ratio
+
+    def _proposed(
+        self, posterior: GaussianPosterior, n_samples: int
+    ) -> tuple[Tensor, Tensor | float]:
+        """Proposal samples ``y`` and ``log d(y) - log q(y)``."""
         q = self.proposal_for(posterior)
         if q is self.base:
             y = self.base.sample((n_samples,))
-            return y, self.negative_energy(y) + self._base_score(y)
+            return y, self._base_score(y)
         with torch.no_grad():
             y = q.sample((n_samples,))
             log_q = q.log_prob(y)
-        return y, self.log_unnormalized(y) - log_q
+        return y, self.base.log_prob(y) - log_q
 
     def _annealed(self, n_samples: int) -> tuple[Tensor, Tensor]:
         """Base samples carried to the prior along ``d exp(-t E)``, with their AIS weights.
@@ -188,11 +195,19 @@ class EnergyPrior(LatentPrior):
         self, z: Tensor, posterior: GaussianPosterior, n_samples: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``log d(z) - E(z) - b - mean(w) e^{-b} + 1``; a penalty is a metric apart from it."""
-        y, log_w = self._log_weights(posterior.detach(), n_samples)
+        if self.moves:
+            y, log_w = self._annealed(n_samples)
+            at_z = self.negative_energy(z)
+        else:  # one pass of the energy for all places
+            y, at_base = self._proposed(posterior.detach(), n_samples)
+            at_z, at_y = self.negative_energy(torch.cat([z, y])).split([len(z), len(y)])
+            log_w = at_y + at_base
         log_ratio = log_mean_exp(log_w) - self.log_norm
-        value = self.log_prob(z) - capped_exp(log_ratio, 20.0) + 1
+        value = self.base.log_prob(z) + at_z - self.log_norm - capped_exp(log_ratio, 20.0) + 1
         with torch.no_grad():
-            metrics = {"gap": bound_gap(log_ratio.detach()), "ess": ess(log_w.detach())}
+            share = torch.softmax(log_w, 0)
+            ess = 1 / (len(share) * share.square().sum())
+            metrics = {"gap": bound_gap(log_ratio), "ess": ess}
         if self.gradient_penalty and torch.is_grad_enabled():
             slope = self._slope(torch.cat([z.detach(), y.detach()]))
             metrics["penalty"] = self.gradient_penalty * slope

@@ -85,19 +85,18 @@ class AggregatePosterior(Proposal):
         """Log-density of the mixture."""
         # |(z - m)/s|^2 = z^2/s^2 - 2 z m/s^2 + m^2/s^2: two matrix products instead of an
         # (points, rows, d) tensor. Float64, because the terms cancel where a scale is small.
-        precision = torch.exp(-2 * self.log_sd.double())
-        scaled = (self.mean.double() * precision).T
-        constant = (
-            -0.5 * (self.mean.double().square() * precision).sum(-1)
-            - self.log_sd.double().sum(-1)
-            - 0.5 * self.dim * _LOG_2PI
-            - math.log(len(self.mean))
-        )
+        mean, log_sd = self.mean.double(), self.log_sd.double()
+        precision = torch.exp(-2 * log_sd)
+        scaled = mean * precision
+        constant = torch.addcmul(log_sd, mean, scaled, value=0.5).sum(-1).neg_()
+        constant -= 0.5 * self.dim * _LOG_2PI + math.log(len(mean))
         flat = x.reshape(-1, self.dim).double()
         pairs = _PAIRS_AT_ONCE.get(x.device.type, 2**19)
         size = max(1, pairs // len(self.mean))
         parts = [
-            torch.logsumexp(z @ scaled - 0.5 * z.square() @ precision.T + constant, -1)
+            torch.logsumexp(
+                torch.addmm(constant, z, scaled.T).addmm_(z.square(), precision.T, alpha=-0.5), -1
+            )
             for z in flat.split(size)
         ]
         return torch.cat(parts).reshape(x.shape[:-1]).to(x.dtype)
