@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from selfnorm.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from selfnorm.checkpoint import (
+    all_finite,
+    copied,
+    copy_into,
+    fingerprint,
+    floats,
+    load_checkpoint,
+    save_checkpoint,
+)
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.history import History
 from selfnorm.randomness import seeded
@@ -29,6 +37,7 @@ __all__ = ["LoopOptions", "Task", "run"]
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
 _CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
+_MAX_LOST = 0.2  # share of captured steps that may be lost before the graph is given up
 
 
 def run(
@@ -90,6 +99,7 @@ class _Run:
         self.stale = 0
         self.best: dict[str, Tensor] | None = None
         self.good: dict[str, Any] | None = None
+        self.seen = (0, 0)  # steps taken and lost, as of the last look
         self.began = time.perf_counter()
         self.seconds_before = 0.0
 
@@ -108,6 +118,8 @@ class _Run:
             capture=options.cuda_graph,
             compiled=options.compile_step,
         )
+        self.first = self._training_state()
+        self.watched = [k for k, v in floats(self.task.module).items() if all_finite([v])]
         path = Path(options.checkpoint) if options.checkpoint else None
         if path is not None and options.resume and path.exists():
             self._restore(load_checkpoint(path), path)
@@ -188,8 +200,19 @@ class _Run:
         if means is None:
             # On the CPU reading the counter is free; on CUDA this is one small copy.
             self.stepper.bad_streak = int(self.stepper._streak)
-        if self.stepper.bad_streak < _MAX_BAD_STREAK:
+        steps, lost = self.step - self.seen[0], self.stepper.skipped - self.seen[1]
+        lossy = means is not None and lost > max(_MAX_BAD_STREAK, _MAX_LOST * steps)
+        bad = self.stepper.bad_streak >= _MAX_BAD_STREAK or (lossy and self.stepper.captured)
+        # Running averages of a layer take in a bad step even where the parameters do not.
+        broken = (bad or means is not None) and not self._sound()
+        if means is not None:
+            self.seen = (self.step, self.stepper.skipped)
+        if not bad and not broken:
             return True
+        if self.stepper.give_up_graph():
+            # What was captured may be at fault, not the learning rate: the same again without.
+            self._go_back(broken)
+            return False
         self.history.rollbacks += 1
         if self.history.rollbacks > _MAX_ROLLBACKS:
             self.history.stopped = "diverged"
@@ -201,11 +224,21 @@ class _Run:
                 stacklevel=4,
             )
             return False
-        if self.good is not None:
-            self._load_training_state(self.good)
+        self._go_back(broken)
         self.lr_scale *= 0.5
-        self.stepper.reset_streak()
         return False
+
+    def _go_back(self, broken: bool) -> None:
+        """To the last good state; before there is one, to the start if the present is broken."""
+        back_to = self.good or (self.first if broken else None)
+        if back_to is not None:
+            self._load_training_state(back_to)
+        self.stepper.reset_streak()
+
+    def _sound(self) -> bool:
+        """Whether all numbers of the module that were finite at the start still are."""
+        now = floats(self.task.module)
+        return all_finite([now[name] for name in self.watched])
 
     def _look(self, bar: Any) -> None:
         """Read metrics, validate, keep the best state, decide whether to go on."""
@@ -227,7 +260,7 @@ class _Run:
                 best = self.history.best_score
                 if math.isfinite(score) and (best is None or score > best):
                     self.history.best_score, self.history.best_step = score, self.step
-                    self.best = _copy(self.task.module.state_dict())
+                    self.best = copied(self.task.module.state_dict())
                     self.stale = 0
                 else:
                     self.stale += 1
@@ -248,27 +281,41 @@ class _Run:
         if self.best is not None:
             self.task.module.load_state_dict(self.best)
             return
-        if self.history.stopped == "diverged" and self.good is not None:
-            self._load_training_state(self.good)
+        if not hasattr(self.task, "guard"):
+            self._refuse_broken()
         self.history.best_step = self.step
         if self.options.ema is not None:
             with torch.no_grad():
                 torch._foreach_copy_(self.stepper.params, self.stepper.average)
 
+    def _refuse_broken(self) -> None:
+        """Nothing was judged well: end in a sound state, and say what became of the run."""
+        broken = not self._sound()
+        if broken or self.history.stopped == "diverged":
+            self._go_back(broken)
+        if self.val_data is not None and self.history.stopped != "interrupted":
+            warnings.warn(
+                f"no validation score was finite in {self.step} steps, {self.stepper.skipped} of "
+                "which were lost: the model is in its last sound state, or as it began, and is no "
+                "result. Look at the scale of the inputs, or try a smaller lr",
+                SelfnormWarning,
+                stacklevel=5,
+            )
+
     def _training_state(self) -> dict[str, Any]:
         return {
-            "module": _copy(self.task.module.state_dict()),
-            "optimizer": _copy(self.optimizer.state_dict()),
-            "average": _copy(self.stepper.average),
+            "module": copied(self.task.module.state_dict()),
+            "optimizer": copied(self.optimizer.state_dict()),
+            "average": copied(self.stepper.average),
         }
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
         self.task.module.load_state_dict(state["module"])
         # In place, because a captured graph holds the addresses of these very tensors.
-        if self.stepper._graph is not None:
-            _copy_into(self.optimizer.state_dict()["state"], state["optimizer"]["state"])
+        if self.stepper.captured:
+            copy_into(self.optimizer.state_dict()["state"], state["optimizer"]["state"])
         else:
-            self.optimizer.load_state_dict(_copy(state["optimizer"]))
+            self.optimizer.load_state_dict(copied(state["optimizer"]))
         with torch.no_grad():
             for mine, saved in zip(self.stepper.average, state["average"], strict=True):
                 mine.copy_(saved)
@@ -331,23 +378,3 @@ class _Run:
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
-
-
-def _copy(value: Any) -> Any:
-    """Deep copy of nested containers of tensors."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return type(value)((k, _copy(v)) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return type(value)(_copy(v) for v in value)
-    return value
-
-
-def _copy_into(target: Any, source: Any) -> None:
-    """Copy tensors of nested dicts into those of a twin, in place."""
-    for key, value in target.items():
-        if isinstance(value, Tensor):
-            value.copy_(source[key])
-        elif isinstance(value, dict):
-            _copy_into(value, source[key])

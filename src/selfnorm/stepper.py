@@ -171,6 +171,25 @@ class Stepper:
         self._streak.zero_()
         self.bad_streak = 0
 
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replays of a captured graph."""
+        return self._graph is not None
+
+    def give_up_graph(self) -> bool:
+        """Go on step by step after captured steps were lost; false where nothing was captured."""
+        if self._graph is None:
+            return False
+        warnings.warn(
+            "captured training steps were not finite; going on without the CUDA graph, which is "
+            "slower",
+            SelfnormWarning,
+            stacklevel=2,
+        )
+        self.release()
+        self.capture = False
+        return True
+
     def release(self) -> None:
         """Give the captured graph's memory back, once nothing runs on it any more.
 
