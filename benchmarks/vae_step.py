@@ -2,8 +2,10 @@
 
 Paper's encoder and decoder, batch 256, one posterior sample, M = 1024, captured CUDA graphs.
 The variants are timed in turns, so that a change of the machine's speed meets all of them alike.
+``--compile`` adds the plain VAE and the two energy priors with ``compile_step=True``; the file is
+written before them and again after.
 
-    python benchmarks/vae_step.py --out results/vae_step.json
+    python benchmarks/vae_step.py --compile --out results/speed/vae_step.json
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_networks import ConvDecoder, ConvEncoder
 from selfnorm.vae_priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
 
-CHAIN = {"hidden": 128, "components": 8, "context": 16, "energy_hidden": 32, "n_samples": 8}
+CHAIN: dict[str, Any] = {"hidden": 128, "components": 8, "context": 16, "energy_hidden": 32, "n_samples": 8}
 
 
 def priors() -> dict[str, LatentPrior]:
@@ -39,7 +42,10 @@ def priors() -> dict[str, LatentPrior]:
     }
 
 
-def make_stepper(prior: LatentPrior, x: torch.Tensor, device: str, ema: float | None) -> Stepper:
+COMPILED = ("vae", "vae_ebm_base", "vae_ebm_mixture", "vae_ar_ebm")
+
+
+def make_stepper(prior: LatentPrior, x: torch.Tensor, device: str, compiled: bool) -> Stepper:
     """A stepper as the loop builds it."""
     torch.manual_seed(0)
     vae = EnergyVAE(ConvEncoder(), ConvDecoder(), prior).to(device)
@@ -48,35 +54,43 @@ def make_stepper(prior: LatentPrior, x: torch.Tensor, device: str, ema: float | 
     task.module.train()
     options = LoopOptions(lr=1e-3)
     optimizer = make_optimizer(task, options.optimizer, 1e-2)
-    return Stepper(task, optimizer, (x,), clip_norm=options.clip_norm, ema=ema, capture=True)
+    return Stepper(
+        task, optimizer, (x,), clip_norm=options.clip_norm, ema=None, capture=True,
+        compiled=compiled,
+    )  # fmt: skip
 
 
-def main() -> None:
-    """Time all variants and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", default="vae_step.json")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=256)
-    given = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = (torch.rand(8192, 784, device=device) < 0.13).float()
-    # Held for the whole run: a captured graph reads the memory of its stepper's tensors.
-    steppers = {name: make_stepper(prior, x, device, None) for name, prior in priors().items()}
+def steps(stepper: Stepper, order: torch.Tensor, n: int, batch: int) -> float:
+    """Milliseconds a step."""
+    if stepper.on_cuda:
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for i in range(n):
+        start = (i * batch) % (len(order) - batch)
+        stepper.step(order[start : start + batch], 1e-4, i)
+    if stepper.on_cuda:
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - began) / n
+
+
+def measure(
+    steppers: dict[str, Stepper], order: torch.Tensor, given: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Times of every stepper, in turns."""
+    for stepper in steppers.values():  # warms up, compiles and captures
+        steps(stepper, order, min(10, given.steps), given.batch)
     times: dict[str, list[float]] = {name: [] for name in steppers}
-    order = torch.randperm(len(x), device=device)
-    for round_ in range(given.rounds + 1):
+    for _ in range(given.rounds):
         for name, stepper in steppers.items():
-            if device == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            for i in range(given.steps):
-                start = (i * given.batch) % (len(x) - given.batch)
-                stepper.step(order[start : start + given.batch], 1e-4, i)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            if round_:  # the first round warms up and captures
-                times[name].append(1e3 * (time.perf_counter() - began) / given.steps)
+            times[name].append(steps(stepper, order, given.steps, given.batch))
+    return times
+
+
+def write(
+    times: dict[str, list[float]], steppers: dict[str, Stepper], given: argparse.Namespace
+) -> None:
+    """Write and print the figures."""
+    device = next(iter(steppers.values())).device.type
     plain = statistics.median(times["vae"])
     rows: list[dict[str, Any]] = [
         {
@@ -89,7 +103,8 @@ def main() -> None:
         for name, values in times.items()
     ]
     result = {
-        "command": f"python benchmarks/vae_step.py --rounds {given.rounds} --steps {given.steps}",
+        "command": f"python benchmarks/vae_step.py --rounds {given.rounds} --steps {given.steps}"
+        + (" --compile" if given.compile else ""),
         "batch": given.batch,
         "versions": versions(),
         "hardware": hardware(device),
@@ -99,7 +114,39 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     for row in rows:
-        print(f"{row['model']:<16} {row['step_ms']:.3f} ms  x{row['ratio_to_vae']:.2f}")
+        print(f"{row['model']:<24} {row['step_ms']:.3f} ms  x{row['ratio_to_vae']:.2f}", flush=True)
+
+
+def main() -> None:
+    """Time all variants and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", default="vae_step.json")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--compile", action="store_true")
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = (torch.rand(8192, 784, device=device) < 0.13).float()
+    order = torch.randperm(len(x), device=device)
+    # Held for the whole run: a captured graph reads the memory of its stepper's tensors.
+    steppers = {name: make_stepper(prior, x, device, False) for name, prior in priors().items()}
+    times = measure(steppers, order, given)
+    write(times, steppers, given)
+    if not given.compile:
+        return
+    for name in COMPILED:
+        compiled = f"{name}_compiled"
+        stepper = make_stepper(priors()[name], x, device, True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            steps(stepper, order, min(10, given.steps), given.batch)
+        if any("could not be compiled" in str(w.message) for w in caught):
+            print(compiled, *(w.message for w in caught))
+            continue
+        steppers[compiled] = stepper
+        times = measure(steppers, order, given)
+        write(times, steppers, given)
 
 
 if __name__ == "__main__":
