@@ -219,6 +219,34 @@ def test_kl_loss_moves_the_proposal_towards_the_model() -> None:
     assert float(law.stddev.detach()) == pytest.approx(1.0, abs=0.15)
 
 
+def test_a_weight_counts_as_repeated_pairs_when_validating() -> None:
+    x, y = pairs(200)
+    weight = torch.where(x[:, 0] > 0.3, 3.0, 1.0)
+    times = weight.long()
+    repeated = (x.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
+    model = sn.ConditionalEBM(LinearGaussian(slope=0.5), mismatched(), log_norm=Normaliser())
+    task = ConditionalTask(model)  # its proposal ignores x: the same draws serve all pairs
+    weighted = task.validate((x, y, weight))
+    for key, value in task.validate(repeated).items():
+        assert weighted[key] == pytest.approx(value, abs=1e-5), key
+    assert abs(weighted["score"] - task.validate((x, y))["score"]) > 0.02
+
+
+@pytest.mark.parametrize("proposal_loss", ["likelihood", "both"])
+def test_weights_choose_the_state_and_the_proposal(proposal_loss: str) -> None:
+    torch.manual_seed(0)
+    x = torch.zeros(400, 1)
+    upper = torch.arange(400) % 2 == 0
+    y = (torch.where(upper, 2.0, -2.0) + 0.3 * torch.randn(400))[:, None]
+    weight = torch.where(upper, 1.9, 0.1)
+    mdn = MDN(1, components=1, hidden=())
+    mdn.place(y)
+    model = sn.ConditionalEBM(sn.LabelEnergy(1, hidden=(8,), zero=True), mdn, base="proposal")
+    options = {"proposal_loss": proposal_loss, "n_samples": 16, "max_epochs": 15, "lr": 5e-2}
+    sn.fit(model, (x, y, weight), val_data=(x, y, weight), seed=0, progress=False, **options)
+    assert float(mdn(x[:1]).mean.detach()) == pytest.approx(1.8, abs=0.4)
+
+
 def test_fit_reaches_the_truth_on_a_skewed_law() -> None:
     torch.manual_seed(0)
     x = torch.rand(2000, 1) * 2 - 1

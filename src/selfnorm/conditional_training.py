@@ -13,7 +13,7 @@ from selfnorm import functional as F
 from selfnorm.conditional import ConditionalEBM, check_pairs, check_support
 from selfnorm.randomness import seeded
 
-__all__ = ["ConditionalTask", "draw"]
+__all__ = ["ConditionalTask", "draw", "weighted_mean"]
 
 # Value to maximise from log p~ at the label, log w at the label, log w of the samples, and b.
 _VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
@@ -34,11 +34,23 @@ def draw(q: Any, n_samples: int, *, stratified: bool = True) -> Tensor:
     return q.sample((n_samples,))
 
 
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """``sum_i w_i v_i / sum_i w_i`` over the last dimension; the plain mean without weights.
+
+    >>> weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]))
+    tensor(2.)
+    """
+    if weight is None:
+        return values.mean(-1)
+    return (values * weight).sum(-1) / weight.sum(-1).clamp_min(1e-12)
+
+
 class ConditionalTask:
     r"""An objective for energy, features and ``b``; a loss of its own for a trainable proposal.
 
     For each pair the SNL term is ``-E + log d - b(x) - exp(-b(x)) mean_m w_m + 1`` with ``M``
-    labels of its own from ``q(.|x)``.
+    labels of its own from ``q(.|x)``. Data may hold a third column, the weight of every pair: it
+    counts in the objective, in the proposal's loss and in the held-out score.
 
     Args:
         model: the model.
@@ -172,21 +184,25 @@ class ConditionalTask:
             log_z = F.log_mean_exp(log_w)
             upper = (log_p - log_z).mean()
             lower = upper - F.bound_gap((log_z - b).clamp_max(50.0)).mean()
-        loss = -value + self._proposal_term(q, log_q, log_w.detach(), samples)
+        loss = -value + self._proposal_term(q, log_q, log_w.detach(), samples, weight)
         return loss, {"lower": lower, "upper": upper}
 
     def _proposal_term(
-        self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor
+        self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor, weight: Tensor | None
     ) -> Tensor | float:
         if self.proposal_loss == "none" or not log_q.requires_grad:
             return 0.0
-        likelihood = -log_q.mean()
+
+        def mean(values: Tensor) -> Tensor:
+            return values.mean() if weight is None else (values * weight).mean()
+
+        likelihood = -mean(log_q)
         if self.proposal_loss == "likelihood":
             return likelihood
         # Gradient of KL(p||q) in q: minus the self-normalised weighted mean of grad log q. Same as
         # that of log Z_hat with the samples held fixed.
         weights = torch.softmax(log_w, dim=0)
-        kl = -(weights * q.log_prob(samples)).sum(0).mean()
+        kl = -mean((weights * q.log_prob(samples)).sum(0))
         return kl if self.proposal_loss == "kl" else 0.5 * (likelihood + kl)
 
     @torch.no_grad()
@@ -194,7 +210,7 @@ class ConditionalTask:
         """Held-out bounds under noise that is the same every time; the score is ``l_IS``.
 
         With SNL and a learned ``b`` both bounds agree; the upper one does not punish ``b`` for
-        lagging behind the energy.
+        lagging behind the energy. Weights of the pairs count as they do in training.
         """
         totals = []
         with seeded(20_231_106, data[0].device):
@@ -205,8 +221,10 @@ class ConditionalTask:
                 log_z = F.log_mean_exp(log_w)
                 upper = log_p - log_z
                 lower = upper - F.bound_gap((log_z - b).clamp_max(50.0))
-                totals.append(torch.stack([lower, upper, F.ess(log_w)]).flatten(1))
-        lower_, upper_, ess = torch.cat(totals, dim=1).double().mean(1).tolist()
+                totals.append(torch.stack([lower, upper, F.ess(log_w)]))
+        figures = torch.cat(totals, dim=-1).double()
+        weight = data[2].expand(figures.shape[1:]).double() if len(data) > 2 else None
+        lower_, upper_, ess = weighted_mean(figures, weight).reshape(3, -1).mean(1).tolist()
         return {"score": upper_, "lower": lower_, "upper": upper_, "ess": ess}
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:

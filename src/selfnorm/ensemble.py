@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm.bins import Bins
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
-from selfnorm.conditional_training import ConditionalTask
+from selfnorm.conditional_training import ConditionalTask, weighted_mean
 from selfnorm.history import History
 from selfnorm.loop import LoopOptions, run
 from selfnorm.mdn import MDN, MixtureLabels
@@ -263,7 +263,7 @@ class _ProposalStage(_MemberTask):
         return -value, {"lower": value.detach()}
 
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        return _weighted_mean(self._log_q(x, y), weight)
+        return weighted_mean(self._log_q(x, y), weight)
 
 
 class _EnergyStage(_MemberTask):
@@ -288,13 +288,7 @@ class _EnergyStage(_MemberTask):
             samples = q.midpoints(points) if y.shape[-1] == 1 else q.sample((points,))
             f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)
             parts.append(q.log_prob(here) + f[0] - F.log_mean_exp(f[1:]))
-        return _weighted_mean(torch.cat(parts, dim=1), weight)
-
-
-def _weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    if weight is None:
-        return values.mean(-1)
-    return (values * weight).sum(-1) / weight.sum(-1).clamp_min(1e-12)
+        return weighted_mean(torch.cat(parts, dim=1), weight)
 
 
 def train_ensemble(
