@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from selfnorm.cli import app
 from selfnorm.errors import SelfnormWarning
 from selfnorm.experiments import mnist as table_of_mnist
+from selfnorm.experiments.mnist_report import finished, gains, markdown, rewrite
 from selfnorm.experiments.mnist_rows import MODELS, PAPER_ROWS, RECIPES, rows
 from selfnorm.schedules import lr_factor
 from selfnorm.vae_networks import ConvEncoder
@@ -108,6 +109,114 @@ def test_an_interrupted_row_is_not_written_down_and_goes_on(data, tmp_path, monk
     assert list((tmp_path / "checkpoints").iterdir())
     table = table_of_mnist.run(**options, seeds=1, figures=False)
     assert table.rows[0]["n_steps"] == 4
+
+
+def test_a_finished_run_is_not_trained_again_for_its_evaluation(data, tmp_path, monkeypatch):
+    options = {**SMALL, "out": tmp_path, "data_dir": data, "models": ("vae",), "figures": False}
+
+    def killed(*_args, **_options):
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_of_mnist, "evaluate_vae", killed)
+        with pytest.raises(SystemExit):
+            table_of_mnist.run(**options, seeds=1)
+    trained = []
+    forward = ConvEncoder.forward
+
+    def counted(encoder, x):
+        trained.append(torch.is_grad_enabled())
+        return forward(encoder, x)
+
+    monkeypatch.setattr(ConvEncoder, "forward", counted)
+    table = table_of_mnist.run(**options, seeds=1)
+    assert not any(trained)
+    assert table.rows[0]["n_steps"] == 2
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_an_interrupted_row_of_a_file_is_done_again(data, tmp_path):
+    options = {**SMALL, "out": tmp_path, "data_dir": data, "models": ("vae",), "figures": False}
+    first = table_of_mnist.run(**options, seeds=[1]).rows[0]
+    content = json.loads((tmp_path / "mnist.json").read_text())
+    content["rows"][0] |= {"stopped": "interrupted", "n_steps": 1, "snelbo": 0.0}
+    (tmp_path / "mnist.json").write_text(json.dumps(content))
+    again = table_of_mnist.run(**options, seeds=[1]).rows
+    assert [(r["seed"], r["n_steps"]) for r in again] == [(1, 2)]
+    assert again[0]["snelbo"] == pytest.approx(first["snelbo"])
+
+
+def row(model, seed, snelbo, **more):
+    exact = "ebm" not in model or "ar" in model
+    found = {
+        "model": model, "seed": seed, "snelbo": snelbo, "elbo": snelbo, "log_px": snelbo + 3,
+        "reliable": True, "reasons": [], "ngf": 16, "energy_layers": 2, "max_steps": 60_000,
+        "n_steps": 60_000, "stopped": "max_epochs", "pareto_k": 0.0,
+        "log_norm": {"exact": 0.0} if exact else {"base": 0.0, "smc": 0.04},
+    }  # fmt: skip
+    return found | more
+
+
+TOLD = [
+    row("vae", 0, -90.0),
+    row("vae", 1, -91.0),
+    row("vae_ar_ebm", 0, -87.5),
+    row("vae_ar_ebm", 1, -86.1),
+    row("vae_ar_ebm", 2, -80.0),  # no VAE of this seed
+    row("vae_ebm", 0, -60.0, reliable=False, reasons=["Estimators disagree."]),
+    row("vae_ebm", 1, -60.0, stopped="interrupted", n_steps=900),
+    row("vae_mog", 0, -88.0, max_steps=30_000, n_steps=30_000),
+    row("vae_ebm_post_hoc", 0, -89.5, max_steps=5000),
+]
+
+
+def cells(text, name):
+    line = next(v for v in text.splitlines() if v.startswith(f"| {name} "))
+    return dict(zip(HEADER, (c.strip() for c in line.strip("|").split("|")), strict=True))
+
+
+HEADER = ("model", "seeds", "snelbo", "elbo", "px", "part", "paper", "reached", "z", "k", "verdict")
+
+
+def test_the_table_says_reached_or_missed_with_errors_over_seeds():
+    text = markdown(TOLD, "best", "command", 1.0)
+    vae = cells(text, "vae")
+    assert vae["snelbo"] == "-90.50 ± 0.50"  # sd 0.707 over the root of two
+    assert (vae["paper"], vae["reached"]) == ("-89.10", "missed by 1.40")
+    chain = cells(text, "vae_ar_ebm")
+    assert (chain["paper"], chain["reached"]) == ("(-87.09)", "reached")
+    energy = cells(text, "vae_ebm")
+    assert (energy["seeds"], energy["reached"]) == ("1", "no result")
+    assert energy["verdict"] == "NOT reliable (0 of 1)"
+    assert cells(text, "vae_mog")["reached"] == "reached"
+    assert cells(text, "vae_ebm_post_hoc")["reached"] == "missed by 1.39"
+    assert "`vae_ebm`, seed 1: interrupted at step 900 of 60,000" in text
+    assert "`vae_ebm`, seed 0: Estimators disagree." in text
+
+
+def test_gains_are_paired_by_seed_and_budget():
+    by_model = {line.split("`")[1]: line for line in gains(finished(TOLD))}
+    # 2.5 and 4.9: their mean, and its standard error
+    assert "3.70 ± 1.20 nats (2 seeds, paired; 1.5 asked for: reached)" in by_model["vae_ar_ebm"]
+    assert "no reliable pair" in by_model["vae_ebm"]
+    assert "no reliable pair" in by_model["vae_mog"]  # half the steps
+    assert "0.50 nats (1 seed, paired; 0.9 asked for: missed)" in by_model["vae_ebm_post_hoc"]
+
+
+def test_sizes_are_not_averaged_together():
+    text = markdown([*TOLD, row("vae", 0, -85.0, ngf=64)], "best", "command", 1.0)
+    assert cells(text, "vae, ngf 16")["snelbo"] == "-90.50 ± 0.50"
+    assert cells(text, "vae, ngf 64")["snelbo"] == "-85.00"
+
+
+def test_the_page_is_made_from_the_file_alone(data, tmp_path):
+    table_of_mnist.run(
+        **SMALL, out=tmp_path, data_dir=data, models=("vae",), seeds=1, figures=False
+    )
+    page = tmp_path / "mnist.md"
+    before = page.read_text()
+    page.unlink()
+    assert rewrite(tmp_path).read_text() == before
 
 
 def test_bad_requests(data, tmp_path):

@@ -39,15 +39,17 @@ def estimate_log_norm(
     posterior: GaussianPosterior,
     *,
     n_samples: int = 200_000,
-    n_particles: int = 4096,
+    n_particles: int | None = None,
     n_runs: int = 4,
 ) -> tuple[dict[str, LogNorm], dict[str, WeightStream]]:
     """``base``, ``mixture`` and ``smc`` estimates; the weights of the first two.
 
     ``base`` draws from the base density, ``mixture`` half from it and half from the aggregate
     of the given posteriors, ``smc`` carries particles from base to prior in tempered steps
-    (``n_runs`` times: its standard error is that of the runs).
+    (``n_runs`` times: its standard error is that of the runs; ``n_particles`` are 4096, or a
+    fiftieth of ``n_samples`` where that is more).
     """
+    particles = n_particles or max(4096, n_samples // 50)
     found: dict[str, LogNorm] = {}
     streams: dict[str, WeightStream] = {}
     mixture = BaseAndAggregate(prior.base, posterior.aggregate(), 0.5)
@@ -62,7 +64,7 @@ def estimate_log_norm(
         tail = min(judged.pareto_k, 0.0) if level and n_samples >= 10_000 else judged.pareto_k
         found[name] = LogNorm(stream.log_mean, _error(stream), judged.ess, tail)
         streams[name] = stream
-    runs = [_tempered(prior, n_particles) for _ in range(n_runs)]
+    runs = [_tempered(prior, particles) for _ in range(n_runs)]
     spread = statistics.stdev(runs) / math.sqrt(n_runs) if n_runs > 1 else math.nan
     found["smc"] = LogNorm(statistics.fmean(runs), spread)
     return found, streams

@@ -23,8 +23,9 @@ from torch import Tensor
 
 import selfnorm as sn
 from selfnorm.data import mnist
+from selfnorm.experiments.mnist_report import finished, markdown
 from selfnorm.experiments.mnist_rows import MODELS, RECIPES, Row, drop_pixels, rows
-from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
+from selfnorm.experiments.report import Table
 from selfnorm.vae import EnergyVAE
 from selfnorm.vae_evaluation import VAEReport, evaluate_vae
 from selfnorm.vae_networks import ConvDecoder, ConvEncoder
@@ -35,7 +36,7 @@ __all__ = ["MODELS", "RECIPES", "run", "train_row"]
 def run(
     *,
     recipe: str = "paper",
-    seeds: int = 2,
+    seeds: int | Sequence[int] = 2,
     out: str | Path = "out",
     device: str = "cpu",
     progress: bool = True,
@@ -56,9 +57,9 @@ def run(
 
     Args:
         recipe: ``"paper"`` or ``"best"``.
-        seeds: repetitions.
+        seeds: repetitions, or the seeds themselves.
         out: directory of the results; finished rows found there are kept, and an interrupted row
-            goes on from its checkpoint.
+            goes on from its checkpoint, or is done again.
         data_dir: folder with ``binarized_mnist/``.
         models: which rows.
         max_steps: shorter training than the recipe's.
@@ -74,7 +75,7 @@ def run(
     table = Table("mnist", recipe, Path(out), device=device)
     digits = mnist.load_binarized(data_dir)
     train, valid, test = (t[:n_rows].to(device) for t in (digits.train, digits.valid, digits.test))
-    for seed in range(seeds):
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
         for row in rows(recipe):
             keys = {
                 "model": row.model,
@@ -83,7 +84,7 @@ def run(
                 "energy_layers": energy_layers,
                 "max_steps": row.at_most(max_steps).fit["max_steps"],
             }
-            if row.model not in models or table.has(**keys):
+            if row.model not in models or _same(finished(table.rows), keys):
                 continue
             if progress:
                 print(f"{row.model}, seed {seed}", flush=True)
@@ -103,6 +104,8 @@ def run(
                 many_rows=many_rows, **evaluation,
             )  # fmt: skip
             held_out = evaluate_vae(vae, valid, posterior_samples=10, **evaluation)
+            for interrupted in _same(table.rows, keys):
+                table.rows.remove(interrupted)
             table.add(
                 {
                     **keys,
@@ -116,7 +119,9 @@ def run(
                     "seconds": round(time.perf_counter() - began, 2),
                 }
             )
-    table.write_markdown(_markdown(table))
+            size = _size(seed, ngf, energy_layers)
+            _checkpoint(table.directory, row.at_most(max_steps), size).unlink(missing_ok=True)
+    table.write_markdown(markdown(table.rows, recipe, table.command, table.seconds))
     if figures:
         _draw(table.directory, models, _size(0, ngf, energy_layers))
     return table
@@ -125,6 +130,15 @@ def run(
 def _size(seed: int, ngf: int, energy_layers: int) -> str:
     """What tells model folders of one row apart."""
     return f"{seed}-ngf{ngf}-layers{energy_layers}"
+
+
+def _same(rows_: list[dict[str, Any]], keys: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows with these values."""
+    return [r for r in rows_ if all(r.get(k) == v for k, v in keys.items())]
+
+
+def _checkpoint(folder: Path, row: Row, size: str) -> Path:
+    return folder / "checkpoints" / f"{row.model}-{size}-{row.fit['max_steps']}.pt"
 
 
 def _draw(folder: Path, models: Sequence[str], size: str) -> None:
@@ -152,7 +166,8 @@ def train_row(
 ) -> tuple[EnergyVAE, sn.History]:
     """Train one row, or go on with it; its model folder serves the post-hoc rows.
 
-    Ctrl-C ends the run: the checkpoint stays, and nothing half-trained is written down.
+    Ctrl-C ends the run: the checkpoint stays, and nothing half-trained is written down. That of a
+    finished run stays as well, until its row is written: it need not be trained again.
     """
     size = _size(seed, ngf, energy_layers)
     torch.manual_seed(seed)
@@ -164,31 +179,26 @@ def train_row(
     if row.on is not None:
         source = folder / "models" / f"{row.on}-{size}"
         if not source.exists():
-            raise ValueError(f"{row.model} is put on a trained {row.on}: run that row first")
+            raise ValueError(
+                f"{row.model} is put on a trained {row.on}, and there is none at {source}: run "
+                "that row first, or both with another --out"
+            )
         trained = EnergyVAE.load(source)
         vae.encoder.load_state_dict(trained.encoder.state_dict())
         vae.decoder.load_state_dict(trained.decoder.state_dict())
         options["train"] = "prior"
         options.pop("kl_warmup", None)
-    checkpoint = folder / "checkpoints" / f"{row.model}-{size}.pt"
+    checkpoint = _checkpoint(folder, row, size)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     steps = options["max_steps"]
     history = sn.fit(
         vae, train, val_data=valid, seed=seed, progress=progress, checkpoint=str(checkpoint),
-        checkpoint_every=max(1, steps // 4), **options,
+        checkpoint_every=max(1, steps // 20), **options,
     )  # fmt: skip
     if history.stopped == "interrupted":
         raise KeyboardInterrupt
     vae.save(folder / "models" / f"{row.model}-{size}")
-    checkpoint.unlink(missing_ok=True)
     return vae, history
-
-
-def _many(runs: list[dict[str, Any]]) -> str:
-    with_many = [r for r in runs if r.get("log_px_few") is not None]
-    if not with_many:
-        return "–"
-    return f"{mean_sd(with_many, 'log_px_many', 2)} ({mean_sd(with_many, 'log_px_few', 2)})"
 
 
 def _figures(report: VAEReport) -> dict[str, Any]:
@@ -215,45 +225,3 @@ def _figures(report: VAEReport) -> dict[str, Any]:
         "reasons": list(report.reasons),
         "active_units": report.active_units,
     }
-
-
-def _markdown(table: Table) -> str:
-    printed = paper_numbers()["mnist"]
-    body = []
-    for (model,), runs in table.groups("model").items():
-        good = sum(bool(r["reliable"]) for r in runs)
-        spread = [max(v) - min(v) for v in (list(r["log_norm"].values()) for r in runs)]
-        exact = all("exact" in r["log_norm"] for r in runs)
-        body.append(
-            [
-                model,
-                str(len(runs)),
-                mean_sd(runs, "snelbo", 2),
-                mean_sd(runs, "elbo", 2),
-                mean_sd(runs, "log_px", 2),
-                _many(runs),
-                f"{printed[model]:.2f}" if model in printed else "–",
-                "exact" if exact else f"within {max(spread):.2f}",
-                "–" if exact else mean_sd(runs, "pareto_k", 2),
-                f"reliable ({good} of {len(runs)})" if good else f"NOT reliable (0 of {len(runs)})",
-            ]
-        )
-    header = ["model", "seeds", "SNELBO", "ELBO", "log p(x)", "log p(x), part", "paper"]
-    header += ["log Z", "Pareto k", "verdict"]
-    reasons = {
-        f"- `{r['model']}`, seed {r['seed']}: {' '.join(r['reasons'])}": None
-        for r in table.rows
-        if r["reasons"]
-    }
-    why = "\n\nAgainst the rows that are not reliable:\n\n" + "\n".join(reasons) if reasons else ""
-    note = (
-        "Statically binarised MNIST, test part, nats, mean ± sd over seeds; 100 posterior samples "
-        "a row. `log p(x), part`: with many samples, and with 100 in brackets, on a part of the "
-        "rows (their number is in the JSON). `log Z`: largest distance between three estimators "
-        "(base samples, mixture with the aggregate posterior, tempered SMC). A row that is not "
-        "reliable is no result, however good it looks."
-    )
-    return (
-        f"# VAEs with energy priors, recipe `{table.recipe}`\n\n{note}\n\n"
-        f"{markdown_table(header, body)}{why}\n\n`{table.command}`, {table.seconds:.0f} s\n"
-    )
