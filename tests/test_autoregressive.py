@@ -294,12 +294,18 @@ def test_duplicated_columns_fifty_rows_and_one_column():
     assert torch.isfinite(one.log_prob(crooked(300, seed=2)[:, :1])).all()
 
 
-def test_a_row_of_a_grid_scores_the_mass_of_its_cell():
+def test_the_masses_of_grid_values_add_up_to_one_where_midpoints_do_not():
     torch.manual_seed(0)
-    x = (torch.rand(4000, 1) < 0.25).float() * 3  # 0 with 3/4, 3 with 1/4
+    share = torch.tensor([0.4, 0.05, 0.25, 0.2, 0.1])
+    x = torch.multinomial(share, 4000, replacement=True).float().unsqueeze(1) * 3
     model, _ = fitted(x, steps=200, discrete="auto")
-    log_mass = model.log_prob(torch.tensor([[0.0], [3.0]])) + torch.log(model.columns.step)
-    assert (log_mass.exp() - torch.tensor([0.75, 0.25])).abs().max() < 0.12
+    values = 3 * torch.arange(-8.0, 13.0).unsqueeze(1)
+    mass = model.log_mass(values, normalizer="quadrature").exp()
+    assert abs(float(mass.sum()) - 1) < 2e-3
+    assert (mass[8:13] - share).abs().max() < 0.06
+    middle = 3 * model.log_prob(values, normalizer="quadrature").exp()  # the step is 3
+    assert abs(float(middle.sum()) - 1) > 0.02
+    assert torch.allclose(model.log_mass(values).exp().sum(), mass.sum(), atol=0.02)
 
 
 def test_bad_calls_are_refused():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from selfnorm.columns import Columns, detect_atoms, detect_step
+from selfnorm.columns import Columns, detect_atoms, detect_step, log_cell_mass
 from selfnorm.errors import DataError, SelfnormWarning
 
 
@@ -126,3 +126,27 @@ def test_noise_at_a_limit_is_reflected_not_piled_up():
     assert float(noisy.min()) >= 0
     assert float(noisy.max()) <= 3
     assert int((noisy == 0).sum()) + int((noisy == 3).sum()) < 5
+
+
+def test_cell_masses_are_integrals_over_the_columns_with_a_step():
+    law = torch.distributions.MultivariateNormal(
+        torch.tensor([0.3, -0.2, 1.0]),
+        torch.tensor([[1.0, 0.6, 0], [0.6, 1.5, 0.3], [0, 0.3, 0.8]]),
+    )
+    a, c = torch.arange(-5.0, 6.0), torch.arange(-3.0, 5.0, 0.5)
+    rows = torch.cartesian_prod(a, torch.tensor([0.4]), c)
+    step = torch.tensor([1.0, 0.0, 0.5])
+    mass = log_cell_mass(law.log_prob, rows, step, n_points=256).exp()
+    marginal = torch.distributions.Normal(-0.2, 1.5**0.5).log_prob(torch.tensor(0.4)).exp()
+    assert torch.allclose(mass.sum(), marginal, rtol=2e-3)  # column 1 stays a density
+    # one cell of one column, in closed form
+    one = torch.distributions.Normal(0.0, 1.0)
+    cell = log_cell_mass(lambda x: one.log_prob(x[:, 0]), torch.zeros(1, 1), torch.tensor([2.0]))
+    exact = one.cdf(torch.tensor(1.0)) - one.cdf(torch.tensor(-1.0))
+    assert torch.allclose(cell.exp(), exact, atol=1e-4)
+    assert abs(2 * float(one.log_prob(torch.zeros(())).exp()) - float(exact)) > 0.1
+
+
+def test_without_steps_the_mass_is_the_density():
+    x = torch.randn(5, 2)
+    assert torch.equal(log_cell_mass(lambda t: -t.sum(1), x, torch.zeros(2)), -x.sum(1))

@@ -261,3 +261,14 @@ def test_no_warnings_in_ordinary_use():
         density.predict(X)
     with pytest.raises(DataError, match="at least 1"):
         density.sample(0)
+
+
+def test_the_masses_of_all_integers_add_up_to_one():
+    rng = np.random.default_rng(0)
+    table = rng.choice(5, 600, p=[0.4, 0.05, 0.25, 0.2, 0.1])[:, None].astype(float)
+    density = EnergyDensity(random_state=0, max_steps=100).fit(table)
+    values = np.arange(-6.0, 11.0)[:, None]
+    assert np.exp(density.log_mass(values)).sum() == pytest.approx(1, abs=0.02)
+    assert np.exp(density.log_mass(values))[6:11] == pytest.approx(
+        [0.4, 0.05, 0.25, 0.2, 0.1], abs=0.08
+    )

@@ -41,6 +41,12 @@ MISTAKES = {
         "return torch.logsumexp(log_w, dim)",
         "analytic/test_log_norm.py",
     ),
+    "forgotten_log_q_in_a_chain": (
+        "autoregressive_evaluation.py",
+        "unnormalised = (f + at.proposal.log_prob(here)).sum(-1) + log_det",
+        "unnormalised = f.sum(-1) + log_det",
+        "test_chain_bounds.py",
+    ),
     "dropped_determinant_of_a_gaussian": (
         "proposals.py",
         'module.register_buffer("log_scale_const", (-log_det).to(loc.dtype))',

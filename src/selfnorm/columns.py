@@ -9,13 +9,17 @@ repeated values are spread out before a model sees them. The convention, for eve
   stands for an interval of width 1 % of the standard deviation around it.
 * **constant**: a column with one value is given an interval of width one.
 
-The density at a grid point is then the mass of its cell divided by the step.
+The mass of a value on a grid is the integral of the density over its cell. The density *at the grid
+point* times the step is the midpoint rule for that integral: a fitted density is smooth where the
+spread-out data have edges, hence not flat within a cell, and these products add up to 1 only within
+a few per cent. :func:`log_cell_mass` averages over the cell instead.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -24,7 +28,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from selfnorm.errors import DataError, SelfnormWarning
 
-__all__ = ["Columns", "detect_atoms", "detect_step"]
+__all__ = ["Columns", "detect_atoms", "detect_step", "log_cell_mass"]
 
 N_ATOMS = 4
 N_KNOTS = 17
@@ -285,3 +289,36 @@ class Columns(nn.Module):
         left, right = self.knots[:, :-1], self.knots[:, 1:]
         place = (z.unsqueeze(-1) - left) / (right - left).clamp_min(1e-3)
         return torch.cat([torch.asinh(z).unsqueeze(-1), place.clamp(0, 1)], -1)
+
+
+def log_cell_mass(
+    log_density: Callable[[Tensor], Tensor],
+    x: Tensor,
+    step: Tensor,
+    *,
+    n_points: int = 64,
+) -> Tensor:
+    r"""``log int_cell p`` ``(n,)``: log-probability of the grid values in rows ``x`` ``(n, dim)``.
+
+    The cell of a row is ``[x_j - step_j/2, x_j + step_j/2)`` in every column with ``step_j > 0``;
+    in the other columns the result stays a density. The density is averaged over ``n_points``
+    Sobol points of the cell, which are centred: with a power of two of them and one column with a
+    step they are the midpoints of as many equal parts.
+
+    Example:
+        >>> def triangle(x):                                    # p(x) = 1 - |x|
+        ...     return torch.log1p(-x.squeeze(-1).abs())
+        >>> mass = log_cell_mass(triangle, torch.zeros(1, 1), torch.ones(1)).exp()
+        >>> round(float(mass), 3), float(triangle(torch.zeros(1, 1)).exp())   # mass, midpoint rule
+        (0.75, 1.0)
+    """
+    grid = step > 0
+    if not bool(grid.any()):
+        return log_density(x)
+    points = torch.quasirandom.SobolEngine(int(grid.sum())).draw(n_points).to(x) + 0.5 / n_points
+    offsets = x.new_zeros(n_points, x.shape[1])
+    offsets[:, grid] = (points - 0.5) * step[grid].to(x)
+    total = log_density(x + offsets[0])
+    for offset in offsets[1:]:
+        total = torch.logaddexp(total, log_density(x + offset))
+    return total - math.log(n_points) + step[grid].to(x).log().sum()

@@ -83,9 +83,9 @@ class FittedDensity:
     def _chain_bounds(self, z: Tensor, n_samples: int, seed: SeedLike) -> Bounds:
         """Bounds of a chain, whose samples are drawn for every factor of every row.
 
-        A large table would take minutes. The distance of both bounds from the model's own
-        log-density hardly differs between rows, so it is measured on as many rows as are
-        affordable, and the log-density itself on all of them.
+        A large table would take minutes. The distance of both bounds from the log-density by the
+        learned ``b_i`` hardly differs between rows, so it is measured on as many rows as are
+        affordable, and that log-density itself on all of them.
         """
         model: Any = self.model
         places = model.dim * model.n_orderings
@@ -95,10 +95,11 @@ class FittedDensity:
             return evaluate(model, z, n_samples=n_samples, seed=seed)
         with seeded(0 if seed is None else seed):
             chosen = torch.randperm(len(z))[:n_rows]
-        part = evaluate(model, z[chosen], n_samples=n_samples, seed=seed)
+        part = model.bounds(z[chosen], n_samples=n_samples, seed=seed)
         own = self.log_prob(z)
         shift = float(own.mean() - own[chosen].mean())
-        error = math.hypot(float(own.std()) / math.sqrt(len(z)), part.log_norm_se)
+        chosen_rows = part.learned_rms / math.sqrt(n_rows)
+        error = math.hypot(float(own.std()) / math.sqrt(len(z)), part.log_norm_se, chosen_rows)
         return replace(
             part,
             lower=part.lower + shift,
