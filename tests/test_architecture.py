@@ -34,7 +34,7 @@ FLOORS = [
     {"recipes", "blueprints", "predictive", "predictive_model", "predictive_methods"}
     | {"image_predictive", "image_predictions"},
     {"table_files", "tables", "serialization", "density_methods", "estimators", "regressor"}
-    | {"vae_files"}
+    | {"vae_files", "regressor_files"}
     | {"image_regression"},
     {"plotting", "plotting_tables", "plotting_regression", "plotting_images"} | {"plotting_digits"},
     {"experiments"},

@@ -155,6 +155,12 @@ def test_bounds_bracket_the_exact_score(fitted: EnergyRegressor) -> None:
     assert fitted.log_norm_error_ < 0.3
 
 
+def test_the_error_of_b_is_judged_all_over_the_table(fitted: EnergyRegressor) -> None:
+    z = torch.from_numpy((skewed_data()[0] - fitted._x_center) / fitted._x_scale).float()
+    errors = fitted._predictive.log_norm_error(z[::3].double()).abs()  # 200 of the 600 rows
+    assert fitted.log_norm_error_ == pytest.approx(float(errors.mean()), rel=1e-6)
+
+
 def test_shift_and_scale_of_y_move_everything_as_they_must(fitted: EnergyRegressor) -> None:
     X, y = skewed_data()
     moved = EnergyRegressor(**SMALL).fit(X, -40.0 + 8.0 * y)

@@ -83,7 +83,8 @@ class InputBins(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` and how far it reaches into each bin."""
-        return torch.cat([x, self.bins(x).flatten(-2)], dim=-1)
+        seen = self.bins(x).flatten(-2)
+        return torch.cat([x.expand(*seen.shape[:-1], -1), seen], dim=-1)
 
 
 def build_ensemble(
@@ -103,7 +104,8 @@ def build_ensemble(
 ) -> ConditionalEBM:
     """A stacked :class:`~selfnorm.ConditionalEBM` that equals its mixture proposal at the start.
 
-    ``input_edges (d_x, bins + 1)`` and ``label_edges (d, bins + 1)`` add piecewise linear features.
+    ``input_edges (d_x, bins + 1)`` and ``label_edges (d, bins + 1)`` add piecewise linear features;
+    either may hold edges for each member, ``(members, 1, d, bins + 1)``.
 
     >>> model = build_ensemble(3, 1, members=2)
     >>> model.log_prob(torch.zeros(7, 3), torch.zeros(7, 1)).shape

@@ -46,9 +46,9 @@ def panel_nodes(
 ) -> tuple[Tensor, Tensor]:
     """Nodes ``(*batch, panels, n)`` and half-widths ``(*batch, panels)`` for labels of dimension 1.
 
-    ``wide`` holds further landmarks ``(L,)``, for mass far from every component. The density may
-    hold waves of up to ``frequency`` in units of the mixture's deviation: none of them passes
-    through more than half a period within a panel.
+    ``wide`` holds further landmarks ``(L,)`` or ``(*batch, L)``, for mass far from every component.
+    The density may hold waves of up to ``frequency`` in units of the mixture's deviation: none of
+    them passes through more than half a period within a panel.
     """
     marks = torch.tensor(_LANDMARKS, dtype=torch.float64, device=q.means.device)
     means, scales = q.means.double(), q.scales.double()

@@ -55,10 +55,12 @@ class PredictiveModel:
         self.wide = torch.distributions.StudentT(zero + 3.0, zero, zero + WIDE_SCALE)
         span = self.label_high - self.label_low
         steps = torch.linspace(-1.0, 2.0, 13, dtype=torch.float64, device=self.low.device)
-        self.landmarks = self.label_low + steps[:, None] * span
+        self.landmarks = self.label_low[0] + steps * span[0]  # (L,), or (members, 1, L)
         bins = getattr(model.label_features, "bins", None)
         if bins is not None and self.dim == 1:  # the density has kinks at the edges
-            self.landmarks = torch.cat([self.landmarks, bins.edges.T])
+            kinks = bins.edges.squeeze(-2)
+            even = self.landmarks.expand(*kinks.shape[:-1], -1)
+            self.landmarks = torch.cat([even, kinks], dim=-1)
         waves = getattr(model.label_features, "frequencies", torch.zeros(0))
         self.frequency = float(waves.max()) if len(waves) else 1.0
         # Fewer members leave fewer nodes in the joint grid: give each of them more.
@@ -98,9 +100,7 @@ class PredictiveModel:
 
     def _node_densities(self, h: Tensor, q: MixtureLabels) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Nodes, half-widths, normalised densities at the nodes and ``log Z_k`` (d = 1)."""
-        nodes, half = panel_nodes(
-            q, self.landmarks[:, 0], self.nodes_per_panel, frequency=self.frequency
-        )
+        nodes, half = panel_nodes(q, self.landmarks, self.nodes_per_panel, frequency=self.frequency)
         flat = nodes.flatten(-2)
         values = self._log_density(h, q, flat.movedim(-1, 0).unsqueeze(-1)).movedim(0, -1)
         values = values.view_as(nodes)
