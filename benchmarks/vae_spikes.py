@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 import selfnorm as sn
@@ -47,7 +46,13 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         ),
         "honest": (
             {"proposal": "mixture", "bound": 10.0, "weight_decay": 0.1, "lr_scale": 0.3},
-            {"posterior_samples": 1, "n_samples": 256, "lr": 3e-4, "weight_decay": 0.05},
+            {
+                "posterior_samples": 1,
+                "batch_size": 32,
+                "n_samples": 64,
+                "lr": 3e-4,
+                "weight_decay": 0.05,
+            },
         ),
     },
     "mnist": {
@@ -70,6 +75,8 @@ SIZES: dict[str, tuple[int, int, float, int]] = {
 
 def digits() -> tuple[Tensor, Tensor, Tensor]:
     """Training, validation and test part of the small digits."""
+    from sklearn.datasets import load_digits
+
     x = torch.tensor(load_digits().data > 7).float()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, valid, test = x[order].split([1300, 200, 297])
@@ -119,7 +126,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         warnings.simplefilter("ignore", SelfnormWarning)
         history = sn.fit(
             vae, train, max_steps=given.steps, schedule="constant", validate_every=every,
-            checkpoint=str(checkpoint), checkpoint_every=10 * every, **fit_options, **common,
+            checkpoint=str(checkpoint), checkpoint_every=every, **{**common, **fit_options},
         )  # fmt: skip
     if history.stopped == "interrupted":
         raise KeyboardInterrupt

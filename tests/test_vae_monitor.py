@@ -32,7 +32,10 @@ def test_the_monitor_is_quiet_where_weights_are_moderate():
 
 
 def test_the_chance_of_a_false_alarm_is_spent_over_all_checks():
-    chance = sum(0.2 ** comparisons_needed(n) for n in range(1, 20_000))
+    chance = sum(
+        sum(math.comb(k, misses) * 0.8**misses * 0.2 ** (k - misses) for misses in range(3))
+        for k in map(comparisons_needed, range(1, 20_000))
+    )
     assert chance < 0.01
     needed = [comparisons_needed(n) for n in range(1, 2000)]
     assert needed == sorted(needed)
@@ -66,6 +69,18 @@ def test_a_spike_is_caught_at_every_check(n_checks):
     assert len(calls) == comparisons_needed(n_checks)
     assert report.drift < 15  # the mildest of the comparisons is told
     assert report.drift_se > 0.1
+
+
+@pytest.mark.parametrize(("n_quiet", "flagged"), [(2, True), (3, False)])
+def test_two_comparisons_may_find_nothing(n_quiet, flagged):
+    torch.manual_seed(0)
+    shifts = iter([15.0, *[0.0] * n_quiet, *[15.0] * 50])
+    log_w = torch.randn(500)
+
+    def compare():
+        return check_spikes(torch.full((20,), 60.0), log_w, log_w + next(shifts))
+
+    assert confirmed(compare, 20).spiked is flagged
 
 
 def test_a_quiet_check_costs_one_comparison():

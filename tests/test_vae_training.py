@@ -170,6 +170,12 @@ def test_spikes_where_no_estimator_looks_are_flagged(sharp, where):
     assert any(word in reason for reason in report.reasons)
 
 
+@pytest.fixture
+def few_samples(monkeypatch):
+    monkeypatch.setattr("selfnorm.vae_training._CHUNKS", 1)
+
+
+@pytest.mark.usefixtures("few_samples")
 def test_the_monitor_speaks_without_held_out_rows(sharp):
     encoder, decoder, x = sharp
     prior = EnergyPrior(Spikes(encoder(x)[:, :LATENT].detach(), 1.0), proposal="base")
@@ -182,6 +188,7 @@ def test_the_monitor_speaks_without_held_out_rows(sharp):
     assert history.final["spiked"] == 1.0
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_the_monitor_stops_training_on_spikes(sharp):
     encoder, decoder, x = sharp
     places = encoder(x)[:, :LATENT].detach()

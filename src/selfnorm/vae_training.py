@@ -24,7 +24,8 @@ __all__ = ["VAETask"]
 
 _OBJECTIVES = ("snl", "snelbo", "elbo")
 _GIVE_UP_AFTER = 50  # non-finite steps in a row
-_WATCHED = 500  # rows on either side of a comparison: about the posteriors a batch brings
+_CHUNKS = 8  # of 8,192 samples each, on either side as well
+_WATCHED = 256  # rows on either side of a comparison: about the posteriors a batch brings
 
 
 class _Trained(nn.Module):
@@ -251,7 +252,7 @@ class VAETask:
     @staticmethod
     def _weights(prior: EnergyPrior, proposal: Proposal) -> Tensor:
         parts = []
-        for _ in range(8):
+        for _ in range(_CHUNKS):
             y = proposal.sample((8192,))
             parts.append(prior.log_unnormalized(y) - proposal.log_prob(y))
         return torch.cat(parts)
