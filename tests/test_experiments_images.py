@@ -1,21 +1,27 @@
 """The image tables on tiny files: rows, comparisons, what is missing, figures."""
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
 from selfnorm.cli import app
 from selfnorm.data.images import load as load_images
 from selfnorm.errors import MissingDataError
-from selfnorm.experiments import images, images_ablation
+from selfnorm.experiments import image_runs, images, images_ablation
+from selfnorm.experiments.image_comparisons import best_by_validation, comparisons
 from selfnorm.experiments.image_judging import paired, standard_error
-from selfnorm.experiments.image_report import best_by_validation, comparisons
+from selfnorm.experiments.image_report import markdown
+from selfnorm.experiments.image_runs import Config, fit_and_judge
 from selfnorm.experiments.report import Table
 from selfnorm.history import History
 from selfnorm.image_regression import ImageRegressor
+from selfnorm.label_space import dequantised
 from tests import image_files as files
 
 
@@ -90,7 +96,7 @@ def test_figures_are_drawn(table):
 
 
 def test_finished_rows_are_kept(table, data_dir, monkeypatch):
-    monkeypatch.setattr(images, "fit_and_judge", None)  # nothing may be trained
+    monkeypatch.setattr(image_runs, "fit_and_judge", None)  # nothing may be trained
     again = images.run(
         recipe="best",
         seeds=1,
@@ -105,7 +111,7 @@ def test_finished_rows_are_kept(table, data_dir, monkeypatch):
 
 
 def test_comparisons_pair_images_and_choose_by_validation(table):
-    found = {(c["dataset"], c["objective"]): c for c in comparisons(table)}
+    found = {(c["dataset"], c["objective"]): c for c in comparisons(table) if c["choice"] == "best"}
     one = found["utkface", "mdn"]
     assert one["seeds"] == 2
     assert one["snl_proposal"] == best_by_validation(table, "utkface", "snl")
@@ -127,15 +133,84 @@ def test_comparisons_outlive_the_scores(table, tmp_path):
     assert comparisons(Table("images", "best", tmp_path)) == []
 
 
+def test_comparisons_with_the_same_proposal_and_with_temperatures(table):
+    same = [c for c in comparisons(table) if c["choice"] == "same"]
+    assert {(c["dataset"], c["objective"], c["proposal"]) for c in same} == {
+        ("utkface", "ranking_nce", "mdn-4"),
+        ("driving", "ranking_nce", "mdn-4"),
+    }
+    for one in same:
+        exact = {
+            objective: {
+                r["seed"]: r
+                for r in table.rows
+                if (r["dataset"], r["objective"], r["proposal"])
+                == (one["dataset"], objective, "mdn-4")
+            }
+            for objective in ("snl", "ranking_nce")
+        }
+        for name, key in (("exact", "difference"), ("exact_calibrated", "difference_calibrated")):
+            gaps = [exact["snl"][k][name] - exact["ranking_nce"][k][name] for k in (0, 1)]
+            assert one[key] == pytest.approx(np.mean(gaps), abs=1e-5)
+        assert len(one["by_seed"]) == one["seeds"] == 2
+        assert one["se"] == max(one["se_images"], one["se_seeds"])
+    text = (table.directory / "images.md").read_text()
+    assert "SNL minus NCE with the same proposal" in text
+    assert "exact with temperature" in text
+
+
+def test_diverged_rows_are_named_and_not_compared(table, tmp_path):
+    shutil.copytree(table.directory, tmp_path / "copy")
+    rows = json.loads(table.path.read_text())
+    for row in rows["rows"]:
+        row["diverged"] = (row["dataset"], row["objective"], row["seed"]) == ("utkface", "mdn", 1)
+    (tmp_path / "copy" / "images.json").write_text(json.dumps(rows))
+    other = Table("images", "best", tmp_path / "copy")
+    found = {(c["dataset"], c["objective"]): c for c in comparisons(other) if c["choice"] == "best"}
+    assert found["utkface", "mdn"]["seeds"] == 1
+    assert found["driving", "mdn"]["seeds"] == 2
+    assert "**Diverged**, and left out of the comparisons: utkface mdn mdn-4 1." in markdown(other)
+
+
+@pytest.mark.parametrize("recipe", ["paper", "best"])
+@pytest.mark.parametrize("dataset", ["utkface", "cells", "driving", "cell_count"])
+def test_every_objective_has_the_same_proposals(recipe, dataset):
+    found = images.methods_for(dataset, recipe)
+    own = {o: [p for other, p in found if other == o] for o in ("snl", "ranking_nce", "nce")}
+    assert own["snl"] == own["ranking_nce"] == own["nce"]
+    assert len(own["snl"]) == (2 if recipe == "best" and dataset != "cell_count" else 4)
+    assert {("mdn", "mdn-4"), ("gaussian", "none"), ("l2", "none")} < set(found)
+    asked = images.methods_for(dataset, recipe, ("uniform",))
+    assert {p for o, p in asked if o in own} == {"uniform"}
+
+
+def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
+    data = load_images("utkface", data_dir=data_dir)
+    other = dataclasses.replace(data, test=(data.test[0], data.test[1][::-1].copy()))
+    config = Config("utkface", "mdn", "mdn-4", 8, 0, "best", "cpu", 3, Pooled())
+    (row, arrays, model), (again, _, _) = (fit_and_judge(config, d) for d in (data, other))
+    assert row["temperature"] == again["temperature"]
+    assert row["exact"] != again["exact"]
+    assert row["exact_calibrated"] == pytest.approx(arrays["log_prob_calibrated"].mean())
+    labels = dequantised(torch.as_tensor(data.test[1]), model.space_.step)
+    model.temperature_ = row["temperature"]
+    assert model.log_prob(data.test[0], labels).mean() == pytest.approx(row["exact_calibrated"])
+
+
 def test_paired_error_covers_images_and_seeds():
     rng = np.random.default_rng(0)
     base = [rng.normal(size=400) for _ in range(3)]
     noisy = [b + 0.5 + rng.normal(0, 0.2, 400) for b in base]
-    difference, error = paired(noisy, base)
-    assert difference == pytest.approx(0.5, abs=0.03)
-    assert 0.95 < error / (0.2 / np.sqrt(1200)) < 3  # three seeds say little of their spread
+    found = paired(noisy, base)
+    assert found.difference == pytest.approx(0.5, abs=0.03)
+    assert found.se_images == pytest.approx(0.2 / np.sqrt(1200), rel=0.1)
+    assert found.se == max(found.se_images, found.se_seeds)
+    assert found.by_seed == pytest.approx(
+        [np.mean(a - b) for a, b in zip(noisy, base, strict=True)]
+    )
     shifted = [a + s for a, s in zip(noisy, (-0.3, 0.0, 0.3), strict=True)]
-    assert paired(shifted, base)[1] == pytest.approx(0.3 / np.sqrt(3), rel=0.1)
+    assert paired(shifted, base).se == pytest.approx(0.3 / np.sqrt(3), rel=0.1)
+    assert paired(noisy[:1], base[:1]).se_seeds is None
 
 
 @pytest.mark.parametrize("recipe", ["paper", "literal"])
@@ -208,10 +283,8 @@ def test_other_settings_are_other_rows(data_dir, tmp_path):
 
 
 def test_the_judged_model_is_the_model_as_trained(data_dir):
-    config = images.Config(
-        "utkface", "snl", "mdn-4", 8, 0, "best", "cpu", None, 1, Pooled(), n_test_samples=50
-    )
-    row, arrays, model = images.fit_and_judge(config, load_images("utkface", data_dir=data_dir))
+    config = Config("utkface", "snl", "mdn-4", 8, 0, "best", "cpu", 1, Pooled(), n_test_samples=50)
+    row, arrays, model = fit_and_judge(config, load_images("utkface", data_dir=data_dir))
     assert model.temperature_ == 1.0
     assert row["temperature"] > 0
     assert "coverage_calibrated" in row

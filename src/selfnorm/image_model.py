@@ -35,6 +35,18 @@ __all__ = [
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")
+_BF16_DEVICES = ("cuda",)
+
+
+def _rounded(like: Tensor, wanted: bool) -> torch.autocast:
+    """Matrix products in bfloat16 within the block, where the device has them and ``wanted``."""
+    # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
+    return torch.autocast(
+        like.device.type,
+        dtype=torch.bfloat16,
+        enabled=wanted and like.device.type in _BF16_DEVICES,
+        cache_enabled=False,
+    )
 
 
 class ImageFeatures(nn.Module):
@@ -75,13 +87,7 @@ class ImageFeatures(nn.Module):
         x = (x.to(self.factor.dtype) * factor + self.shift).contiguous(
             memory_format=torch.channels_last
         )
-        # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
-        with torch.autocast(
-            x.device.type,
-            dtype=torch.bfloat16,
-            enabled=self.bf16 and x.is_cuda,
-            cache_enabled=False,
-        ):
+        with _rounded(x, self.bf16):
             h = self.backbone(x)
         return self.dropout(h.to(self.factor.dtype))
 
@@ -89,7 +95,8 @@ class ImageFeatures(nn.Module):
 class ImageEnergy(LabelEnergy):
     """A :class:`LabelEnergy` whose wide layers run in bfloat16 while training on CUDA.
 
-    Labels enter in full precision; evaluation is in full precision throughout.
+    Labels enter in full precision and energies leave in it: only differences of energies count, and
+    in bfloat16 neighbours of 100 are half a nat apart. Evaluation is in full precision throughout.
     """
 
     bf16 = True
@@ -97,14 +104,9 @@ class ImageEnergy(LabelEnergy):
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         """``E`` of shape ``(*samples, *batch)``."""
         seen = self.label_net(y)
-        with torch.autocast(
-            h.device.type,
-            dtype=torch.bfloat16,
-            enabled=self.bf16 and self.training and h.is_cuda,
-            cache_enabled=False,
-        ):
-            energy = self.joint(self.from_label(seen) + self.from_context(h))
-        return energy.squeeze(-1).to(h.dtype)
+        with _rounded(h, self.bf16 and self.training):
+            hidden = self.joint[:-1](self.from_label(seen) + self.from_context(h))
+        return self.joint[-1](hidden.to(h.dtype)).squeeze(-1)
 
 
 class FixedGaussian(nn.Module):

@@ -23,7 +23,7 @@ from selfnorm.randomness import seeded
 __all__ = ["ImagePredictions", "as_images", "as_labels", "same_length"]
 
 _FEATURES_AT_ONCE = 512
-TEMPERATURES = tuple(0.7 * 1.02**k for k in range(48))  # from 0.7 to 1.78
+_TEMPERATURES = (0.25, 4.0)  # between which one is looked for
 _REFINE_IMAGES = 128  # on which the grid is judged
 _MAX_REFINE = 64
 _GRID_TOLERANCE = 1e-3  # nats, the worst image
@@ -182,23 +182,34 @@ class ImagePredictions:
     def calibrate(self, images: Any, y: Any) -> float:
         """Fit a temperature ``T`` to held-out pairs and use ``p^(1/T)``, renormalised, from now on.
 
-        ``T`` maximises their mean log-density; above 1 it widens laws that are too sure. For one
-        label. Returns ``T``, which is also ``temperature_``.
+        ``T`` maximises their mean log-density, which is concave in ``1/T``: its slope is that of
+        the labels' ``log p`` against its mean under the tempered law. Above 1 it widens laws that
+        are too sure. For one label. Returns ``T``, which is also ``temperature_``.
         """
         h = self.features(images)
         labels = as_labels(y).to(h.device)
         same_length(h, labels)
-        grid, width = self.grid()
+        grid, _ = self.grid()
         heads = self._fitted().heads()
         with torch.no_grad():
             z = self.space_.standardise(labels).to(h)
             at_labels = heads.log_unnormalized(h, z).double() - self.space_.log_scale
+        if not bool(torch.isfinite(at_labels).all()):
+            row = int((~torch.isfinite(at_labels)).nonzero()[0])
+            raise DataError(f"label {row}, {labels[row].tolist()}, has no density: drop that row")
         log_p = log_densities(heads, h, grid, self.space_)
 
-        def score(t: float) -> float:
-            return float((at_labels / t - GridLaw.of(log_p / t, grid, width).log_norm).mean())
+        def slope(inverse: float) -> float:
+            weights = torch.softmax(inverse * log_p, dim=1)
+            return float((at_labels - (weights * log_p).sum(1)).mean())
 
-        self.temperature_ = max(TEMPERATURES, key=score)
+        low, high = (math.log(1.0 / t) for t in reversed(_TEMPERATURES))
+        while high - low > 1e-3:
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)
+        self.temperature_ = math.exp(-0.5 * (low + high))
+        if self.temperature_ < 1.0:
+            self.refine_grid(images)  # narrower laws may need finer cells
         return self.temperature_
 
     def bounds(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from selfnorm.image_predictive import GridLaw
 from selfnorm.image_regression import LAWS, ImageRegressor
 from selfnorm.label_space import dequantised
 
-__all__ = ["judge", "paired", "standard_error"]
+__all__ = ["Paired", "judge", "paired", "standard_error"]
 
 _ROWS = 512
 _LEVEL = 0.9
@@ -95,25 +95,43 @@ def standard_error(values: np.ndarray, groups: np.ndarray | None = None) -> floa
     return float(np.sqrt(n_groups / (n_groups - 1) * np.sum(sums**2)) / len(values))
 
 
+class Paired(NamedTuple):
+    """Mean difference of two models' log-densities, and how sure it is.
+
+    ``se`` is the larger of the standard errors over test images (``se_images``) and over seeds
+    (``se_seeds``, ``None`` for a single one); ``by_seed`` holds each seed's mean difference.
+    """
+
+    difference: float
+    se: float
+    se_images: float
+    se_seeds: float | None
+    by_seed: tuple[float, ...]
+
+
 def paired(
     first: list[np.ndarray],
     second: list[np.ndarray],
     groups: list[np.ndarray | None] | None = None,
-) -> tuple[float, float]:
-    """Mean difference of two models' log-densities over runs and its standard error.
+) -> Paired:
+    """Compare two models image by image.
 
     Each list holds one array of the test images' log-densities per seed; ``groups`` says which
-    images belong together. The error combines the spread over groups of images within runs, and
-    that of the runs' means where it is larger.
+    images belong together, and the error over images is over these groups within runs.
 
-    >>> paired([np.array([1.0, 2.0])], [np.array([0.0, 1.0])])
+    >>> paired([np.array([1.0, 2.0])], [np.array([0.0, 1.0])])[:2]
     (1.0, 0.0)
     """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     means = np.array([d.mean() for d in differences])
     together = groups or [None] * len(means)
     within = [standard_error(d, g) ** 2 for d, g in zip(differences, together, strict=True)]
-    error = float(np.sqrt(np.sum(within)) / len(means))
-    if len(means) > 1:
-        error = max(error, float(means.std(ddof=1) / np.sqrt(len(means))))
-    return float(means.mean()), error
+    over_images = float(np.sqrt(np.sum(within)) / len(means))
+    over_seeds = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+    return Paired(
+        float(means.mean()),
+        max(over_images, over_seeds or 0.0),
+        over_images,
+        over_seeds,
+        tuple(means.tolist()),
+    )

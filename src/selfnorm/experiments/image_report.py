@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import numpy as np
-
-from selfnorm.experiments.image_judging import paired
+from selfnorm.experiments.image_comparisons import comparisons
 from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
 
-__all__ = ["best_by_validation", "comparisons", "markdown"]
+__all__ = ["markdown"]
 
 _NAMES = {
     "snl": "SNL",
@@ -27,80 +24,6 @@ _PAPER_SETS = {
     "utkface": "utkfaces",
     "biwi": "biwi",
 }
-Key = tuple[str, str]
-
-
-def best_by_validation(table: Table, dataset: str, objective: str) -> str | None:
-    """The proposal whose runs have the highest mean log-likelihood of the validation images."""
-    scores: dict[str, list[float]] = {}
-    for row in table.rows:
-        if (row["dataset"], row["objective"]) == (dataset, objective):
-            score = row.get("val_exact", row["val_score"])
-            scores.setdefault(row["proposal"], []).append(score)
-    most = max((len(v) for v in scores.values()), default=0)
-    full = {name: float(np.mean(v)) for name, v in scores.items() if len(v) == most}
-    return max(full, key=lambda name: full[name]) if full else None
-
-
-def comparisons(table: Table) -> list[dict[str, Any]]:
-    """SNL with its best proposal (by validation) against the best of every other method, paired.
-
-    From the per-image scores that :func:`~selfnorm.experiments.images.run` leaves in ``scores/``;
-    the result is kept in ``comparisons.json``, which serves where the scores are gone.
-    """
-    kept = table.directory / "comparisons.json"
-    if not (table.directory / "scores").exists():
-        return json.loads(kept.read_text()) if kept.exists() else []
-    found = _compare(table)
-    kept.write_text(json.dumps(found, indent=1) + "\n")
-    return found
-
-
-def _compare(table: Table) -> list[dict[str, Any]]:
-    found = []
-    for (dataset,) in table.groups("dataset"):
-        ours = best_by_validation(table, dataset, "snl")
-        if ours is None:
-            continue
-        for objective in ("ranking_nce", "nce", "mdn", "gaussian", "l2"):
-            theirs = best_by_validation(table, dataset, objective)
-            if theirs is None:
-                continue
-            pairs = _scores(table, dataset, ("snl", ours), (objective, theirs))
-            if pairs:
-                difference, error = paired(*(list(column) for column in zip(*pairs, strict=True)))
-                found.append(
-                    {
-                        "dataset": dataset,
-                        "snl_proposal": ours,
-                        "objective": objective,
-                        "proposal": theirs,
-                        "difference": difference,
-                        "se": error,
-                        "seeds": len(pairs),
-                    }
-                )
-    return found
-
-
-def _scores(
-    table: Table, dataset: str, first: Key, second: Key
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    pairs = []
-    sizes = sorted({(r["n_samples"], r["seed"]) for r in table.rows if r["dataset"] == dataset})
-    for n_samples, seed in sizes:
-        loaded, groups = [], None
-        for objective, proposal in (first, second):
-            name = f"{dataset}-{objective}-{proposal}-{n_samples}-{seed}.npz"
-            path = table.directory / "scores" / name
-            if path.exists():
-                with np.load(path) as file:
-                    if "log_prob" in file:
-                        loaded.append(file["log_prob"].astype(np.float64))
-                        groups = file.get("groups", None)
-        if len(loaded) == 2:
-            pairs.append((loaded[0], loaded[1], groups))
-    return pairs
 
 
 def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
@@ -125,47 +48,71 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
                 _mean(rows, "gap", 4),
                 _mean(rows, "mae"),
                 _mean(rows, "coverage"),
+                _mean(rows, "exact_calibrated"),
                 _mean(rows, "coverage_calibrated"),
                 _printed(paper.get(f"{column}_is")),
                 _printed(paper.get(f"{column}_snl")),
             ]
         )
     header = ["data set", "objective", "proposal", "exact", "l_IS", "l_SNL", "l_IS - l_SNL"]
-    header += ["MAE", "90 % covers", "with temperature", "paper l_IS", "paper l_SNL"]
+    header += ["MAE", "90 % covers", "exact with temperature", "90 % covers with it"]
+    header += ["paper l_IS", "paper l_SNL"]
     note = (
         "Test log-likelihood in nats in the labels' units, mean ± sd over seeds. `exact` "
         "normalises by quadrature (one label); `l_IS` and `l_SNL` use 20,000 samples of the "
         "model's own proposal. Ranking NCE gives `b` no gradient: its `l_SNL` is loose by "
-        "construction. `with temperature`: the same after one temperature is fitted to the "
-        "validation images. The paper's rows are for its own files and a pretrained ResNet; "
-        "`cells` and `driving` are other data than its cell count and steering angle. Ranking NCE "
-        "trains on independent draws, as it must, the others on stratified ones. Settings were "
-        "chosen on validation images of split 0, some of which are test images of other splits."
+        "construction. `with temperature`: after one temperature for all images is fitted to the "
+        "validation images, the law normalised again. The paper's rows are for its own files and a "
+        "pretrained ResNet; `cells` and `driving` are other data than its cell count and steering "
+        "angle. Ranking NCE trains on independent draws, as it must, the others on stratified "
+        "ones. Settings were chosen on validation images of split 0, some of which are test images "
+        "of other splits."
     )
     text = (
         f"# Image regression, recipe `{table.recipe}`\n\n{note}\n\n{markdown_table(header, body)}"
     )
-    compared = [
-        [
-            c["dataset"],
-            c["snl_proposal"],
-            f"{_NAMES[c['objective']]} ({c['proposal']})",
-            f"{c['difference']:+.3f} ± {c['se']:.3f}",
-            str(c["seeds"]),
-        ]
-        for c in comparisons(table)
-    ]
-    if compared:
-        head = ["data set", "SNL's proposal", "against", "difference ± standard error", "seeds"]
+    diverged = [r for r in table.rows if r.get("diverged")]
+    if diverged:
+        names = ", ".join(
+            " ".join(str(r[k]) for k in ("dataset", "objective", "proposal", "seed"))
+            for r in diverged
+        )
+        text += f"\n\n**Diverged**, and left out of the comparisons: {names}."
+    found = comparisons(table)
+    best = [c for c in found if c.get("choice", "best") == "best"]
+    same = [c for c in found if c.get("choice") == "same"]
+    if best:
         text += (
             "\n\n## SNL minus the others, paired over test images\n\n"
             "Proposals are the best by validation among those run. Standard errors are over "
             "stretches of 50 frames (`driving`), pictures (`cells`) or images, and over seeds "
-            "where that is larger.\n\n" + markdown_table(head, compared)
+            "where that is larger.\n\n" + _differences(best)
         )
+    if same:
+        text += "\n\n## SNL minus NCE with the same proposal\n\n" + _differences(same)
     if missing:
         text += "\n\n## Not run\n\n" + "\n".join(f"- {message}" for message in missing.values())
     return f"{text}\n\n`{table.command}`, {table.seconds:.0f} s\n"
+
+
+def _differences(found: list[dict[str, Any]]) -> str:
+    header = ["data set", "SNL's proposal", "against", "difference ± standard error"]
+    header += ["with temperatures", "seeds"]
+    return markdown_table(header, [_difference(c) for c in found])
+
+
+def _difference(found: dict[str, Any]) -> list[str]:
+    tempered = "–"
+    if "difference_calibrated" in found:
+        tempered = f"{found['difference_calibrated']:+.3f} ± {found['se_calibrated']:.3f}"
+    return [
+        found["dataset"],
+        found["snl_proposal"],
+        f"{_NAMES[found['objective']]} ({found['proposal']})",
+        f"{found['difference']:+.3f} ± {found['se']:.3f}",
+        tempered,
+        str(found["seeds"]),
+    ]
 
 
 def _mean(rows: list[dict[str, Any]], key: str, digits: int = 3) -> str:

@@ -6,21 +6,13 @@ The paper finds that SNL saturates near ``M = 64``. Same models and training as
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selfnorm.data import images
-from selfnorm.errors import MissingDataError, SelfnormError
-from selfnorm.experiments.images import (
-    BEST_PROPOSAL,
-    DATASETS,
-    RECIPES,
-    Config,
-    fit_and_judge,
-    missing_files,
-)
+from selfnorm.errors import SelfnormError
+from selfnorm.experiments.image_runs import Config, check_recipe, present_sets, run_all
+from selfnorm.experiments.images import BEST_PROPOSALS, DATASETS
 from selfnorm.experiments.report import Table, markdown_table, mean_sd
 
 __all__ = ["OBJECTIVES", "SIZES", "run"]
@@ -41,51 +33,27 @@ def run(
     objectives: Sequence[str] = OBJECTIVES,
     sizes: Sequence[int] = SIZES,
     proposal: str | None = None,
-    max_epochs: int | None = None,
-    n_test_samples: int = 2000,
-    backbone: Any = "resnet18",
     deadline: float | None = None,
-    **_unused: Any,
+    **fields: Any,
 ) -> Table:
     """Run the ablation; write ``images_ablation.json``, ``.md`` and the figure into ``out``.
 
     The arguments are those of :func:`selfnorm.experiments.images.run`.
     """
-    if recipe not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    check_recipe(recipe)
     table = Table("images_ablation", recipe, Path(out), device=device)
-    missing = missing_files(datasets, data_dir)
-    present = [name for name in datasets if name not in missing]
-    if not present:
-        raise MissingDataError(" ".join(missing.values()))
-    where = None if data_dir is None else str(data_dir)
-    began = time.perf_counter()
-    for seed in range(seeds):
-        loaded = {name: images.load(name, seed=seed, data_dir=data_dir) for name in present}
-        for size in sizes:
-            for objective in objectives:
-                for name in present:
-                    config = Config(
-                        name,
-                        objective,
-                        proposal or BEST_PROPOSAL.get(name, "mdn-4"),
-                        size,
-                        seed,
-                        recipe,
-                        device,
-                        where,
-                        max_epochs,
-                        backbone,
-                        n_test_samples,
-                    )
-                    late = deadline is not None and time.perf_counter() - began > deadline
-                    if late or table.has(**config.keys()):
-                        continue
-                    row, _, _ = fit_and_judge(config, loaded[name])
-                    table.add(row)
-                    if progress:
-                        value = row.get("exact", row["upper"])
-                        print(f"{name}, {objective}, M = {size}, seed {seed}: {value:.3f}")
+    present, _ = present_sets(datasets, data_dir)
+    fields.pop("jobs", None)
+    fields.setdefault("n_test_samples", 2000)
+    configs = [
+        Config(name, objective, chosen, size, seed, recipe, device, **fields)
+        for seed in range(seeds)
+        for size in sizes
+        for objective in objectives
+        for name in present
+        for chosen in [proposal or BEST_PROPOSALS.get(name, ("mdn-4",))[0]]
+    ]
+    run_all(table, configs, data_dir=data_dir, deadline=deadline, progress=progress)
     table.write_markdown(_markdown(table))
     try:
         from selfnorm.plotting_images import plot_ablation

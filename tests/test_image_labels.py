@@ -1,0 +1,91 @@
+"""Labels of images: scale, steps, noise, what training shows, fixed proposals."""
+
+import math
+
+import pytest
+import torch
+
+from selfnorm.augmentation import Augmentation
+from selfnorm.errors import DataError, ProposalError
+from selfnorm.image_model import make_proposal
+from selfnorm.image_regression import OBJECTIVES
+from selfnorm.image_training import Presentation
+from selfnorm.label_space import LabelSpace, StepFeatures, dequantised
+from tests.image_models import SPACE, bright_images, small_model
+
+
+def test_label_space_round_trip_and_range():
+    y = torch.tensor([[1.0], [4.0], [10.0]])
+    space = LabelSpace.of(y, step=1.0, high=[12.0])
+    assert space.low == (0.5,)
+    assert space.high == (12.5,)
+    torch.testing.assert_close(space.restore(space.standardise(y)), y)
+    assert LabelSpace.from_dict(space.to_dict()) == space
+    with pytest.raises(DataError, match="constant"):
+        LabelSpace.of(torch.ones(4, 1))
+
+
+def test_step_features_are_constant_but_for_the_waves_within_a_step():
+    features = StepFeatures(SPACE)
+    y = SPACE.standardise(torch.tensor([[25.6], [26.4], [26.6], [-3.0], [99.0]]))
+    bins = features(y)[:, -62:]
+    assert torch.equal(bins[0], bins[1])
+    assert not torch.equal(bins[1], bins[2])
+    assert bins.sum(1).tolist() == [1.0] * 5
+    assert bins[3].argmax() == 0
+    assert bins[4].argmax() == 61
+    far = features(SPACE.standardise(torch.tensor([[61.0], [1e6]])))
+    assert torch.equal(far[0], far[1])  # what is bounded cannot move mass to infinity
+
+
+def test_dequantised_noise_is_uniform_and_repeatable():
+    y = torch.arange(20_000.0)[:, None]
+    noisy = dequantised(y, 0.5)
+    assert torch.equal(noisy, dequantised(y, 0.5))
+    offset = (noisy - y).flatten()
+    assert float(offset.abs().max()) <= 0.25
+    assert abs(float(offset.std()) - 0.5 / math.sqrt(12)) < 0.01  # float32 labels of 20,000
+    assert torch.equal(dequantised(y, 0.0), y)
+
+
+def test_presentation_mirrors_labels_in_their_units_and_copies():
+    space = LabelSpace((0.3,), (2.0,), (-1.0,), (1.0,), 0.0)
+    show = Presentation(space, Augmentation(flip=True, flip_signs=(-1.0,)))
+    y = torch.full((200, 1), 0.8)
+    z = space.standardise(y)
+    kept = z.clone()
+    torch.manual_seed(0)
+    seen = space.restore(show(torch.zeros(200, 3, 4, 4), z)[1])
+    assert torch.equal(z, kept)
+    assert sorted({round(float(v), 4) for v in seen}) == [-0.8, 0.8]
+
+
+def test_presentation_draws_noise_of_one_step():
+    show = Presentation(SPACE, None)
+    z = SPACE.standardise(torch.full((5000, 1), 26.0))
+    seen = SPACE.restore(show(torch.zeros(5000, 1, 2, 2), z)[1])
+    assert 25.5 <= float(seen.min()) < 25.52
+    assert 26.48 < float(seen.max()) <= 26.5
+
+
+def test_uniform_labels_stay_in_the_range_and_are_spread():
+    law = make_proposal("uniform", 3, SPACE)(torch.zeros(5, 3))
+    drawn = SPACE.restore(law.stratified_sample(60))
+    assert drawn.shape == (60, 5, 1)
+    assert float(drawn.min()) > 0.49
+    assert float(drawn.max()) < 60.51
+    assert torch.equal((drawn[:, 0, 0] - 0.5).clamp(0, 59.99).long().unique(), torch.arange(60))
+    expected = -math.log(60.0 * 1.0002 / 10.0)
+    torch.testing.assert_close(
+        law.log_prob(drawn[0]), torch.full((5,), expected), rtol=1e-4, atol=0
+    )
+    with pytest.raises(ProposalError, match="no proposal is called 'flow'"):
+        make_proposal("flow", 3, SPACE)
+
+
+def test_ranking_nce_draws_are_independent_the_others_stratified():
+    x, y = bright_images(32)
+    for objective in OBJECTIVES:
+        model = small_model(objective)
+        model.prepare(torch.from_numpy(x), torch.from_numpy(y)[:, None])
+        assert model.task().stratified == (objective != "ranking_nce")
