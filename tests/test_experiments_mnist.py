@@ -55,6 +55,7 @@ def test_the_table_is_written_and_resumed(data, tmp_path):
         assert row["snelbo"] <= row["elbo"] + 1e-9 <= row["log_px"] + 2e-9
         assert {"seed", "seconds", "lower", "upper", "ess", "pareto_k", "diverged"} <= set(row)
         assert isinstance(row["reliable"], bool)
+    assert [r.get("vae_steps") for r in content["rows"]] == [None, 2, 2]
     assert set(content["rows"][2]["log_norm"]) == {"base", "mixture", "smc"}
     assert set(content["rows"][1]["log_norm"]) == {"exact"}
     text = (tmp_path / "mnist.md").read_text()
@@ -201,6 +202,8 @@ def test_gains_are_paired_by_seed_and_budget():
     assert "no reliable pair" in by_model["vae_ebm"]
     assert "no reliable pair" in by_model["vae_mog"]  # half the steps
     assert "0.50 nats (1 seed, paired; 0.9 asked for: missed)" in by_model["vae_ebm_post_hoc"]
+    other = row("vae_ebm_post_hoc", 1, -80.0, max_steps=5000, vae_steps=30_000)
+    assert "(1 seed" in next(v for v in gains([*TOLD, other]) if "vae_ebm_post_hoc" in v)
 
 
 def test_sizes_are_not_averaged_together():

@@ -75,6 +75,7 @@ def run(
     table = Table("mnist", recipe, Path(out), device=device)
     digits = mnist.load_binarized(data_dir)
     train, valid, test = (t[:n_rows].to(device) for t in (digits.train, digits.valid, digits.test))
+    steps_of = {r.model: r.at_most(max_steps).fit["max_steps"] for r in rows(recipe)}
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         for row in rows(recipe):
             keys = {
@@ -82,7 +83,7 @@ def run(
                 "seed": seed,
                 "ngf": ngf,
                 "energy_layers": energy_layers,
-                "max_steps": row.at_most(max_steps).fit["max_steps"],
+                "max_steps": steps_of[row.model],
             }
             if row.model not in models or _same(finished(table.rows), keys):
                 continue
@@ -109,6 +110,7 @@ def run(
             table.add(
                 {
                     **keys,
+                    **({} if row.on is None else {"vae_steps": steps_of[row.on]}),
                     **_figures(report),
                     "valid_snelbo": held_out.snelbo,
                     "diverged": history.stopped == "diverged",

@@ -115,12 +115,12 @@ def gains(rows: Rows) -> list[str]:
     plain = [r for r in _counted(rows) if r["model"] == "vae"]
     for name, group in _grouped([r for r in rows if r["model"] != "vae"]).items():
         post_hoc = group[0]["model"].endswith("post_hoc")
-        keys = ("seed", *_SIZE, *(() if post_hoc else ("max_steps",)))
         found = [
             row["snelbo"] - vae["snelbo"]
             for row in _counted(group)
             for vae in plain
-            if all(row.get(k) == vae.get(k) for k in keys)
+            if _steps_of_vae(row) in (None, vae["max_steps"])
+            and all(row.get(k) == vae.get(k) for k in ("seed", *_SIZE))
         ]
         how = "put on the finished VAE" if post_hoc else "from scratch, as many steps"
         if not found:
@@ -134,6 +134,13 @@ def gains(rows: Rows) -> list[str]:
             f"{verdict})"
         )
     return lines
+
+
+def _steps_of_vae(row: dict[str, Any]) -> int | None:
+    """Steps of the VAE to compare with; ``None`` where an older file does not say."""
+    key = "vae_steps" if row["model"].endswith("post_hoc") else "max_steps"
+    steps: int | None = row.get(key)
+    return steps
 
 
 def _stopped(rows: Iterable[dict[str, Any]]) -> list[str]:
