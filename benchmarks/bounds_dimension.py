@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/density"))
     parser.add_argument("--train-rows", type=int, default=20_000)
     parser.add_argument("--rows", type=int, default=200, help="held-out rows that are bounded")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--orderings", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)

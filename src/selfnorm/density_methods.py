@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.autoregressive import AutoregressiveEBM
+from selfnorm.autoregressive_evaluation import N_NODES
 from selfnorm.autoregressive_training import default_options
 from selfnorm.columns import Columns
 from selfnorm.defensive import Defensive
@@ -90,7 +91,7 @@ class FittedDensity:
         model: Any = self.model
         places = model.dim * model.n_orderings
         n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(z) * places)))
-        n_rows = max(1000, MAX_FACTOR_SAMPLES // (n_samples * places))
+        n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
         if len(z) <= n_rows:
             return evaluate(model, z, n_samples=n_samples, seed=seed)
         with seeded(0 if seed is None else seed):

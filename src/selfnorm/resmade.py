@@ -79,20 +79,20 @@ class ChainLinear(nn.Module):
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
             bias = None if self.bias is None else self.bias.squeeze(0)
             return linear(x, weight.squeeze(0), bias)
-        if x.device.type == "cpu":  # one large product per chain beats many small ones there
-            biases = [None] * len(weight) if self.bias is None else list(self.bias)
-            return torch.stack([linear(*a) for a in zip(x, weight, biases, strict=True)])
+        if x.dim() == 4 and x.device.type == "cpu":  # long products are as good as many there
+            return self._product(x.flatten(1, 2), weight).unflatten(1, x.shape[1:3])
         if x.dim() == 4:
             chunks = x.shape[1]
-            flat = x.flatten(0, 1)
-            weight = weight.repeat_interleave(chunks, 0).transpose(1, 2)
-            if self.bias is None:
-                return torch.bmm(flat, weight).unflatten(0, (-1, chunks))
-            bias = self.bias.repeat_interleave(chunks, 0).unsqueeze(1)
-            return torch.baddbmm(bias, flat, weight).unflatten(0, (-1, chunks))
+            weight = weight.repeat_interleave(chunks, 0)
+            return self._product(x.flatten(0, 1), weight, chunks).unflatten(0, (-1, chunks))
+        return self._product(x, weight)
+
+    def _product(self, x: Tensor, weight: Tensor, repeats: int = 1) -> Tensor:
+        """One batched product; the bias serves ``repeats`` neighbours of the batch each."""
         if self.bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
-        return torch.baddbmm(self.bias.unsqueeze(1), x, weight.transpose(1, 2))
+        bias = self.bias.repeat_interleave(repeats, 0) if repeats > 1 else self.bias
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 class ResMADE(nn.Module):
