@@ -137,3 +137,13 @@ def test_a_step_of_a_chain_takes_fewer_operations_than_the_plain_formulas():
     with Counted() as plain:
         plain_objective(prior, z, prior.n_samples)[0].sum().backward()
     assert written_out.n < 0.85 * plain.n, (written_out.n, plain.n)
+
+
+def test_a_second_backward_pass_finds_the_same():
+    torch.manual_seed(0)
+    prior = AutoregressivePrior(3, hidden=16, components=3, context=5, energy_hidden=8)
+    z = torch.randn(20, 3, requires_grad=True)
+    value, _ = prior.objective(z, GaussianPosterior(z, z), 1)
+    inputs = [z, *prior.parameters()]
+    for once, again in zip(gradients(value, inputs), gradients(value, inputs), strict=True):
+        assert torch.equal(once, again)

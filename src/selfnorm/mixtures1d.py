@@ -95,11 +95,12 @@ class Mixture1d:
         return torch.logsumexp(self.log_pi - self.log_scale + self._component_log_prob(e), -1)
 
     def _quantile(self, v: Tensor, tail: Tensor) -> Tensor:
+        t = 2 * v - 1
         if self.family == "gaussian":
-            body = math.sqrt(2) * torch.erfinv(2 * v - 1)
+            body = math.sqrt(2) * torch.erfinv(t)
         else:
             body = torch.log(v) - torch.log1p(-v)
-        heavy = (2 * v - 1) / torch.sqrt(2 * v * (1 - v))
+        heavy = t / torch.sqrt(2 * v * (1 - v))
         return torch.where(tail, heavy, body)
 
     def from_uniform(self, u: Tensor) -> Tensor:
@@ -109,7 +110,8 @@ class Mixture1d:
         Exact for any ``u`` uniform on (0, 1), and keeps stratification between and within the
         components.
         """
-        ends = torch.cumsum(self.log_pi.exp(), -1)
+        pi = self.log_pi.exp()
+        ends = torch.cumsum(pi, -1)
         ends = ends / ends[..., -1:]
         index = (u.unsqueeze(-1) > ends).sum(-1).clamp_max(ends.shape[-1] - 1)
         flat = index.reshape(-1, *ends.shape[:-1])
@@ -118,7 +120,7 @@ class Mixture1d:
             return torch.gather(t.expand(flat.shape[0], *t.shape), -1, flat.unsqueeze(-1))
 
         end = pick(ends).reshape(u.shape)
-        width = pick(self.log_pi).reshape(u.shape).exp()
+        width = pick(pi).reshape(u.shape)
         v = (1 - (end - u) / width.clamp_min(1e-12)).clamp(EPS, 1 - EPS)
         e = self._quantile(v, index == ends.shape[-1] - 1)
         return pick(self.loc).reshape(u.shape) + pick(self.log_scale).reshape(u.shape).exp() * e

@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 
 from selfnorm.mixtures1d import LOG_SQRT_2PI, LOGISTIC_SD, Mixture1d
 
-__all__ = ["described_proposals", "mixture_log_prob"]
+__all__ = ["LIMITS", "described_proposals", "mixture_log_prob", "tilt"]
 
 _FLOOR, _CEILING = -8.0, 12.0  # of log-scales, as in Mixture1d.from_raw
 # Lower and upper limits, then divisors, of what a factor is told of its proposal: log-weights,
@@ -162,3 +162,45 @@ def described_proposals(
         features, weight, bias, limits, dim, unit
     )
     return Mixture1d(log_pi, loc, log_scale, family), mean, sd, shape
+
+
+class _Tilt(torch.autograd.Function):
+    """``f - b - e^{-b} mean(e^{log_w}) + 1``, and ``mean(w)``."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, log_w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        w = log_w.exp()
+        mean_w = w.mean(0)
+        # No b of a sound run is below -60: the weights are at most e^20.
+        scale = (-b).clamp_(max=60.0).exp_()
+        ratio = mean_w * scale
+        ctx.save_for_backward(w, scale, ratio)
+        ctx.mark_non_differentiable(mean_w)
+        return (f - b).sub_(ratio).add_(1), mean_w
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> Any:
+        w, scale, ratio = ctx.saved_tensors
+        g_log_w = w * (upstream * scale).mul_(-1 / len(w))
+        return upstream, g_log_w, (ratio - 1).mul_(upstream)
+
+
+def tilt(f: Tensor, log_w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """SNL terms of factors with bounded energies; the mean weights, without gradient.
+
+    Args:
+        f: ``-E`` at the data, any shape.
+        log_w: log-weights of the samples, ``(S, *f.shape)``, at most 20.
+        b: learned normalisers, of the shape of ``f``.
+
+    Example:
+        >>> value, mean_w = tilt(torch.zeros(3), torch.zeros(4, 3), torch.zeros(3))
+        >>> value, mean_w
+        (tensor([0., 0., 0.]), tensor([1., 1., 1.]))
+    """
+    if torch.compiler.is_compiling():
+        mean_w = log_w.exp().mean(0)
+        return f - b - mean_w * (-b).clamp_max(60.0).exp() + 1, mean_w.detach()
+    found: tuple[Tensor, Tensor] = _Tilt.apply(f, log_w, b)
+    return found

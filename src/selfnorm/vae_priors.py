@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from selfnorm.errors import DataError
 from selfnorm.factors import Factors
-from selfnorm.functional import bound_gap, log_mean_exp, snl_of_mean_weight
+from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike, seeded
 from selfnorm.vae_chain import LatentChain
+from selfnorm.vae_fused import tilt
 from selfnorm.vae_posterior import GaussianPosterior
 
 __all__ = ["AutoregressivePrior", "LatentPrior", "MixturePrior", "StandardNormal"]
@@ -204,21 +205,18 @@ class AutoregressivePrior(LatentPrior):
             y = proposal.sample(self.n_samples)
         f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, len(y)])
         b = chain.energy.log_norm(at.context)
-        w = log_w.exp()  # an energy is at most 20
-        mean_w = w.mean(0)
-        log_z = mean_w.log()
-        tilt = snl_of_mean_weight(f.squeeze(0), log_z, b)
+        bound, mean_w = tilt(f.squeeze(0), log_w, b)
         if self.score:
             # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
             # place of w: almost no noise, as the weights are close to one.
             weight = (log_w - b).detach().clamp_max(20.0).exp() - 1
             score = (weight * at.proposal.log_prob(y)).mean(0)
-            tilt = tilt - (score - score.detach())
-        chains = (log_q + tilt).sum(-1) + log_det
+            bound = bound - (score - score.detach())
+        chains = (log_q + bound).sum(-1) + log_det
         value = chains.squeeze(0) if chain.n_orderings == 1 else log_mean_exp(chains)
         with torch.no_grad():
-            gap = bound_gap(log_z - b).sum(-1).mean()
-            ess = (mean_w.square() / w.square().mean(0)).mean()
+            gap = bound_gap(mean_w.log() - b).sum(-1).mean()
+            ess = (mean_w.square() / (2 * log_w).exp().mean(0)).mean()
             return value, {"gap": gap, "ess": ess}
 
     @torch.no_grad()
