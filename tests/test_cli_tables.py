@@ -168,9 +168,12 @@ def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     assert code == 0, err
     names = read_table(tmp_path / "t.predicted.csv").names
     assert names[3:] == ["price_mean", "price_q0.05", "price_q0.5", "price_q0.95"]
-    code, out, _ = selfnorm("evaluate", model, tmp_path / "t.csv", "--n-samples", 200, "--json")
-    assert code == 0
-    assert json.loads(out)["rows"] == 200
+    for n_samples in (200, 2500):
+        arguments = ("evaluate", model, tmp_path / "t.csv", "--n-samples", n_samples, "--json")
+        code, out, _ = selfnorm(*arguments)
+        assert code == 0
+        assert json.loads(out)["rows"] == 200
+        assert json.loads(out)["n_samples"] == n_samples
     code, _, err = selfnorm("sample", model, "-o", tmp_path / "s.csv")
     assert code == 2
     assert "EnergyRegressor" in err
@@ -238,6 +241,11 @@ def test_other_refusals(selfnorm, places, tmp_path):
         (("fit", train, "-o", tmp_path / "m", "--method", "magic"), "method"),
         (("fit", train, "-o", tmp_path / "m", "--target", "a", "--max-steps", 3), "--max-epochs"),
         (("fit", train, "-o", tmp_path / "m", "--max-epochs", 3), "--max-steps"),
+        (
+            ("fit", train, "-o", tmp_path / "m", "--target", "a", "--contamination", 0.2),
+            "--contamination is for densities",
+        ),
+        (("plot", model, train, "-o", train), "is a file"),
         (("fit", train, "-o", train / "m"), "cannot write"),
         (("fit", tmp_path / "none.csv", "-o", tmp_path / "m"), "no such file"),
         (("score", tmp_path, train, "-o", tmp_path / "s.csv"), "config.json is missing"),

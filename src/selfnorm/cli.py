@@ -11,6 +11,7 @@ import torch
 import typer
 
 import selfnorm
+from selfnorm import cli_tables
 from selfnorm.errors import SelfnormError
 
 __all__ = ["app", "main"]
@@ -46,7 +47,10 @@ def reproduce(
     table: Annotated[
         str, typer.Argument(help=f"Which table of the paper: {', '.join(TABLES)}; or all.")
     ],
-    recipe: Annotated[str, typer.Option(help="'paper' pins its set-up, 'best' is ours.")] = "paper",
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="'paper' (default) pins its set-up, 'best' is ours; all runs both."),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repetitions; default: what the table asks.")
     ] = None,
@@ -99,7 +103,10 @@ def reproduce(
         raise SelfnormError("no CUDA device is available here: leave out --device cuda")
     if table not in (*TABLES, "all"):
         raise SelfnormError(f"unknown table {table!r}; choose one of {', '.join(TABLES)} or all")
+    cli_tables.check_device(device)
+    cli_tables.check_folder(out)
     asked = {
+        "recipe": recipe,
         "datasets": dataset,
         "bases": base,
         "objectives": objective,
@@ -125,20 +132,20 @@ def reproduce(
         typer.echo(everything.run(**options).read_text())
         return
     module = import_module(f"selfnorm.experiments.{table}")
-    module.run(recipe=recipe, **options)
+    module.run(**{"recipe": "paper", **options})
     written = out / f"{table}.md"
     if written.exists():
         typer.echo(written.read_text())
 
 
-# What each table takes beside --recipe, --seeds, --out, --device, --data-dir and --progress.
+# What each table takes beside --seeds, --out, --device, --data-dir and --progress.
 _OWN_OPTIONS = {
-    "toy2d": {"datasets", "bases", "objectives", "scaling", "together", "jobs"},
-    "toy1d": {"datasets", "objectives", "jobs"},
-    "uci": {"datasets"},
-    "images": {"datasets", "objectives", "proposals"},
-    "images_ablation": {"datasets", "objectives"},
-    "mnist": {"models", "ngf", "energy_layers"},
+    "toy2d": {"recipe", "datasets", "bases", "objectives", "scaling", "together", "jobs"},
+    "toy1d": {"recipe", "datasets", "objectives", "jobs"},
+    "uci": {"recipe", "datasets"},
+    "images": {"recipe", "datasets", "objectives", "proposals"},
+    "images_ablation": {"recipe", "datasets", "objectives"},
+    "mnist": {"recipe", "models", "ngf", "energy_layers"},
     "all": {"jobs"},
 }
 _FLAGS = {"datasets": "dataset", "bases": "base", "objectives": "objective"}
@@ -174,12 +181,10 @@ def main() -> None:
     except (SelfnormError, ValueError) as error:
         typer.echo(f"selfnorm: {error}", err=True)
         sys.exit(2)
+    except OSError as error:  # a file that cannot be read, a disk that is full
+        where = "" if error.filename is None else f"{error.filename}: "
+        typer.echo(f"selfnorm: {where}{error.strerror or error}", err=True)
+        sys.exit(2)
 
 
-def _add_table_commands() -> None:
-    from selfnorm import cli_tables
-
-    cli_tables.register(app)
-
-
-_add_table_commands()
+cli_tables.register(app)

@@ -24,7 +24,7 @@ from selfnorm.errors import DataError, ModelFileError
 from selfnorm.table_files import check_output, read_table, write_table
 from selfnorm.tables import Table, numeric, refuse_constant
 
-__all__ = ["register"]
+__all__ = ["check_device", "check_folder", "register"]
 
 DataFile = Annotated[Path, typer.Argument(help="Table: .csv, .tsv, .parquet, .npy or .npz.")]
 ModelFolder = Annotated[Path, typer.Argument(help="Folder written by 'selfnorm fit'.")]
@@ -59,8 +59,8 @@ def fit(
         int | None, typer.Option(min=1, help="Passes over the data (with --target only).")
     ] = None,
     contamination: Annotated[
-        float, typer.Option(help="Share of rows to call outliers (density only).")
-    ] = 0.1,
+        float | None, typer.Option(help="Share of rows to call outliers (density only); 0.1.")
+    ] = None,
     device: Annotated[str, typer.Option(help="'cpu' or 'cuda'.")] = "cpu",
     seed: Seed = 0,
     force: Annotated[bool, typer.Option(help="Replace a model that is there.")] = False,
@@ -69,11 +69,17 @@ def fit(
 ) -> None:
     """Fit the density of a table, or with --target the law of one column given the others."""
     _check_model_output(output, force)
-    _check_device(device)
+    check_device(device)
     if target is None and max_epochs is not None:
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
-    if target is not None and (max_steps is not None or method != "auto"):
-        raise DataError("--max-steps and --method are for densities; --target takes --max-epochs")
+    if target is not None:
+        for flag, given in {
+            "max-steps": max_steps is not None,
+            "method": method != "auto",
+            "contamination": contamination is not None,
+        }.items():
+            if given:
+                raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
     table = read_table(data)
     chosen = _chosen_columns(table, columns, drop)
     if target is not None and target not in table.columns:
@@ -89,9 +95,8 @@ def fit(
     if target is None:
         from selfnorm.estimators import EnergyDensity
 
-        estimator = EnergyDensity(
-            method=method, max_steps=max_steps, contamination=contamination, **common
-        )
+        share = 0.1 if contamination is None else contamination
+        estimator = EnergyDensity(method=method, max_steps=max_steps, contamination=share, **common)
         estimator.fit(X)
     else:
         from selfnorm.regressor import EnergyRegressor
@@ -129,7 +134,10 @@ def fit(
 def evaluate(
     model: ModelFolder,
     data: DataFile,
-    n_samples: Annotated[int, typer.Option(min=100, help="Proposal samples.")] = 20_000,
+    n_samples: Annotated[
+        int | None,
+        typer.Option(min=100, help="Proposal samples; 20000, or 2000 a row with a target."),
+    ] = None,
     strict: Annotated[
         bool, typer.Option(help=f"Exit with code {NOT_RELIABLE} if the bounds are not reliable.")
     ] = False,
@@ -143,9 +151,9 @@ def evaluate(
     with _quiet_names():
         if folder.kind == "EnergyRegressor":
             y = numeric(table, [_target(folder)])[:, 0]
-            bounds = estimator.bounds(X, y, n_samples=min(n_samples, 2000), random_state=seed)
+            bounds = estimator.bounds(X, y, n_samples=n_samples or 2000, random_state=seed)
         else:
-            bounds = estimator.bounds(X, n_samples=n_samples, random_state=seed)
+            bounds = estimator.bounds(X, n_samples=n_samples or 20_000, random_state=seed)
     if as_json:
         low, high = bounds.interval(0.95)
         typer.echo(_json({"rows": len(X), "interval_95": [low, high], **bounds.to_dict()}))
@@ -263,6 +271,7 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw marginals (model against data), training curves and weight diagnostics."""
+    check_folder(output)
     from selfnorm.plotting import plot_snl_surface
     from selfnorm.plotting_tables import plot_density_model, plot_regressor
 
@@ -323,17 +332,22 @@ def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list
 
 
 def _check_model_output(output: Path, force: bool) -> None:
-    if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file; -o must name a folder for the model")
     if output.is_dir() and any(output.iterdir()) and not force:
         raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
-    # looked at before the training, not after it
+    check_folder(output)
+
+
+def check_folder(output: Path) -> None:
+    """Refuse a folder that cannot be written to: before the work, not after it."""
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file; name a folder")
     there = next(place for place in (output, *output.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise DataError(f"cannot write to {there}; choose another folder for the model")
+        raise DataError(f"cannot write to {there}; choose another folder")
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
     import torch
 
     try:

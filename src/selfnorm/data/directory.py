@@ -58,6 +58,21 @@ KNOWN_FILES: tuple[DataFile, ...] = (
     DataFile("driving", ("steering/sim_track_64.zip", "steering"), "Udacity simulator recording"),
     DataFile("steering_angle", ("steering_angle/SteeringAngle_64x64.h5",), "improved_CcGAN"),
     DataFile("cell_count", ("cell_count/Cell200_64x64.h5",), "improved_CcGAN"),
+    DataFile(
+        "binarized_mnist",
+        (
+            "binarized_mnist/binarized_mnist_train.amat",
+            "binarized_mnist/binarized_mnist_train.amat.gz",
+            "binarized_mnist_train.amat",
+            "binarized_mnist_train.amat.gz",
+        ),
+        "Larochelle's statically binarised MNIST: ..._train, ..._valid and ..._test.amat",
+    ),
+    DataFile(
+        "mnist",
+        ("mnist/train-images-idx3-ubyte", "mnist/train-images-idx3-ubyte.gz"),
+        "LeCun's MNIST: train-images-idx3-ubyte and t10k-images-idx3-ubyte",
+    ),
     DataFile("biwi", ("biwi/BIWI_train.npz",), "FSA-Net: BIWI_train.npz and BIWI_test.npz"),
 )
 BUILT_IN = ("funnel", "pinwheel", "checkerboard", "four_circles", "dataset1", "dataset2 (redrawn)")
