@@ -216,9 +216,7 @@ print(after - before, bounds.log_norm, bounds.n_samples)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux only")
 def test_a_million_samples_in_63_columns_take_little_memory():
-    out = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120
-    )
+    out = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     grown, log_norm, n_samples = out.stdout.split()
     # All samples at once would be 252 MB.
     assert int(grown) < 120_000, grown
