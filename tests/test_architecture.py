@@ -10,7 +10,16 @@ ROOT = Path(selfnorm.__file__).parent
 # Rooms from the ground up; a module may import from its own floor and below.
 FLOORS = [
     {"errors", "randomness", "torch_defaults", "gradients"},
-    {"functional", "schedules", "task", "history", "checkpoint", "weight_stream", "columns"},
+    {
+        "functional",
+        "schedules",
+        "task",
+        "history",
+        "checkpoint",
+        "weight_stream",
+        "columns",
+        "rows",
+    },
     {
         "data",
         "diagnostics",
@@ -38,7 +47,7 @@ FLOORS = [
     | {"image_regression"},
     {"plotting", "plotting_tables", "plotting_regression", "plotting_images"} | {"plotting_digits"},
     {"experiments"},
-    {"cli", "cli_tables"},
+    {"cli", "cli_tables", "__main__"},
 ]
 FLOOR_OF = {name: level for level, names in enumerate(FLOORS) for name in names}
 

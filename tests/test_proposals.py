@@ -169,3 +169,38 @@ def test_own_objects_and_flows_serve():
 def test_bad_input_names_the_cause(build, words):
     with pytest.raises(ProposalError, match=words):
         build()
+
+
+@pytest.mark.parametrize(
+    "fit_to",
+    [sn.Gaussian.fit_to, sn.StudentT.fit_to, sn.GaussianMixture.fit_to, sn.Defensive.fit_to],
+)
+def test_a_column_that_repeats_another_is_no_breakdown(fit_to):
+    for seed in range(4):
+        x = torch.randn(300, 1, generator=torch.Generator().manual_seed(seed)).repeat(1, 2)
+        q = fit_to(x)
+        # along the diagonal the two columns are one: the density there is far above its margin's
+        one = sn.Gaussian.fit_to(x[:, :1])
+        assert q.log_prob(x).mean() > one.log_prob(x[:, :1]).mean() + 2
+        along, across = (q.sample((4000,)) @ torch.tensor([[1.0, 1.0], [1.0, -1.0]])).std(0)
+        assert across < 0.05 * along
+
+
+def test_tiny_scales_are_not_widened():
+    x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
+    for fit_to in (sn.Gaussian.fit_to, sn.StudentT.fit_to, sn.Uniform.fit_to):
+        expected = fit_to(x).log_prob(x[:3]) + 2 * 16 * math.log(10)
+        assert torch.allclose(fit_to(x * 1e-16).log_prob(x[:3] * 1e-16), expected, atol=1e-3)
+
+
+def test_a_constant_column_gets_unit_scale_in_every_fit():
+    x = torch.cat([torch.randn(50, 1), torch.ones(50, 1)], 1)
+    for q in (sn.Gaussian.fit_to(x), sn.StudentT.fit_to(x)):
+        assert float(q.scale_tril[1, 1]) == pytest.approx(1.0)
+
+
+def test_a_mixture_names_the_component_that_is_no_covariance():
+    with pytest.raises(ProposalError, match="component 1"):
+        sn.GaussianMixture(
+            torch.ones(2), torch.zeros(2, 2), torch.stack([torch.eye(2), -torch.eye(2)])
+        )

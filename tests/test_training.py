@@ -262,14 +262,22 @@ def test_unknown_names_and_silly_options_are_refused():
         quick(nn.Linear(2, 1), x)
     with pytest.raises(DataError, match="val_data"):
         quick(small_model(x), x, patience=3)
+    with pytest.raises(ValueError, match="n_samples must be at least 1, got 0"):
+        quick(small_model(x), x, n_samples=0)
     for bad in ({"optimizer": "sgd"}, {"schedule": "x"}, {"lr": -1}, {"ema": 2}, {"batch_size": 0}):
         with pytest.raises(ValueError):
             LoopOptions(**bad)
+    counts = {"max_steps": 0, "patience": 0, "validate_every": -1, "checkpoint_every": 0}
+    for name, value in {**counts, "clip_norm": 0.0, "weight_decay": -1.0, "warmup": 1.5}.items():
+        with pytest.raises(ValueError, match=name):
+            LoopOptions(**{name: value})
 
 
 def test_history_is_plain_and_written_as_json(tmp_path):
     x = skewed(300)
     history = quick(small_model(x), x, max_epochs=3, val_data=skewed(100, seed=1))
+    assert len(repr(history)) < 200
+    assert f"{history.n_steps} steps" in repr(history)
     history.to_json(tmp_path / "h.json")
     loaded = History.from_dict(json.loads((tmp_path / "h.json").read_text()))
     assert loaded.curve("val_lower") == history.curve("val_lower")
@@ -306,6 +314,8 @@ def test_checkpoints_of_another_run_or_damaged_ones_are_refused(tmp_path):
         quick(small_model(x), x, checkpoint=path, max_epochs=2, lr=1e-3)
     with pytest.raises(CheckpointError, match="other data"):
         quick(small_model(x), skewed(300, seed=8), checkpoint=path, max_epochs=2)
+    with pytest.raises(CheckpointError, match="is a folder"):
+        quick(small_model(x), x, checkpoint=tmp_path, max_epochs=2)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="truncated or damaged"):

@@ -53,6 +53,8 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint; anything wrong with the file is a :class:`CheckpointError`."""
     path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder: a checkpoint is one file, name it")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:

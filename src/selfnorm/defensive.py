@@ -47,7 +47,7 @@ class Defensive(Proposal):
                 with seeded(0, place):
                     drawn = sharp.sample((4096,))
             fitted = StudentT.fit_to(drawn, df=3.0)
-            tril = 1.5 * fitted.scale_tril
+            tril = 1.5 * fitted.scale_tril.double()
             heavy = StudentT(3.0, fitted.loc, covariance=tril @ tril.T).to(place)
         self.sharp = sharp
         self.heavy = heavy

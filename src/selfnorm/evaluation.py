@@ -19,6 +19,7 @@ from selfnorm.memory import chunk_size_for
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.rows import check_rows
 from selfnorm.weight_stream import WeightStream
 
 __all__ = ["Bounds", "draw_log_weights", "estimate_log_norm", "evaluate", "exact_log_norm"]
@@ -121,7 +122,7 @@ def evaluate(
 
     Args:
         model: an :class:`~selfnorm.EBM`, or any model with a ``bounds`` method of its own.
-        x: ``(n, d)`` held-out rows.
+        x: ``(n, d)`` held-out rows: a tensor, an array or a data frame of numbers.
         proposal: proposal distribution; the model's base density by default.
         n_samples: number of proposal samples for ``Z``.
         chunk_size: rows per forward pass; results do not depend on it beyond rounding.
@@ -153,7 +154,7 @@ def evaluate(
         raise ProposalError("evaluate needs a proposal (or a model with a base density)")
     if n_samples < 2:
         raise DataError(f"n_samples must be at least 2, got {n_samples}")
-    x = x.to(model.device)
+    x = check_rows(x, "x", minimum=1, dtype=getattr(model, "dtype", None)).to(model.device)
     q = as_proposal(proposal, x.shape[-1])
     chunk = chunk_size or _CHUNK
     if max_memory is not None and chunk_size is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["History"]
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """Record of one training run.
 
@@ -34,6 +34,8 @@ class History:
         >>> h = History(records=[{"step": 1, "loss": 2.0}], n_steps=1)
         >>> History.from_dict(h.to_dict()) == h
         True
+        >>> h
+        History(1 steps in 0.0 s, stopped='', best_step=0, 1 records)
     """
 
     records: list[dict[str, float]] = field(default_factory=list)
@@ -45,6 +47,16 @@ class History:
     stopped: str = ""
     seconds: float = 0.0
     final: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: what happened, without the records."""
+        best = "" if self.best_score is None else f" (score {self.best_score:.4f})"
+        trouble = {"skipped_steps": self.skipped_steps, "rollbacks": self.rollbacks}
+        extra = "".join(f", {name}={count}" for name, count in trouble.items() if count)
+        return (
+            f"History({self.n_steps} steps in {self.seconds:.1f} s, stopped={self.stopped!r}, "
+            f"best_step={self.best_step}{best}{extra}, {len(self.records)} records)"
+        )
 
     def curve(self, key: str) -> tuple[list[float], list[float]]:
         """Steps and values of one recorded quantity, where it was recorded."""

@@ -28,6 +28,7 @@ from selfnorm.checkpoint import (
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.history import History
 from selfnorm.randomness import seeded
+from selfnorm.rows import as_rows
 from selfnorm.schedules import lr_factor
 from selfnorm.stepper import Stepper, make_optimizer
 from selfnorm.task import LoopOptions, Task
@@ -57,15 +58,26 @@ def run(
             "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
         )
     device = next(task.module.parameters()).device
-    data = tuple(t.to(device) for t in data)
+    data = _tensors(data, "the training data", device)
     if val_data is not None:
-        val_data = tuple(t.to(device) for t in val_data)
+        val_data = _tensors(val_data, "val_data", device)
     with seeded(options.seed, device):
         training = _Run(task, data, val_data, options, device)
         try:
             return training.execute()
         finally:
             training.release()
+
+
+def _tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[Tensor, ...]:
+    """What people bring, as tensors with one number of rows, at least one."""
+    tensors = tuple(t if isinstance(t, Tensor) else as_rows(t, name) for t in data)
+    lengths = sorted({len(t) for t in tensors})
+    if lengths[0] < 1:
+        raise DataError(f"{name} hold no rows")
+    if len(lengths) > 1:
+        raise DataError(f"the parts of {name} have different numbers of rows: {lengths}")
+    return tuple(t.to(device) for t in tensors)
 
 
 class _Run:

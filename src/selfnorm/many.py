@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +24,8 @@ from selfnorm.history import History
 from selfnorm.loop import run
 from selfnorm.many_task import ManyTask, MemberData
 from selfnorm.models import EBM
+from selfnorm.rows import check_rows
 from selfnorm.task import LoopOptions
-from selfnorm.training import check_rows
 
 __all__ = ["fit_many"]
 
@@ -147,14 +148,14 @@ def fit_many(
 
 
 def _tables(
-    x: Tensor | Sequence[Tensor],
+    x: Any,
     members: int,
     name: str,
     *,
     width: int | None = None,
     minimum: int = 2,
 ) -> list[Tensor]:
-    if isinstance(x, Tensor) and x.dim() < 3:
+    if len(getattr(x, "shape", ())) in (1, 2):  # one tensor, array or data frame for all
         return [check_rows(x, name, width=width, minimum=minimum)] * members
     tables = list(x)
     if len(tables) != members:
@@ -162,7 +163,7 @@ def _tables(
             f"{name} holds {len(tables)} tables for {members} models: pass one table for all, or "
             "one for each"
         )
-    width = width or tables[0].shape[-1]
+    width = width or np.shape(tables[0])[-1]
     return [
         check_rows(t, f"{name}[{k}]", width=width, minimum=minimum) for k, t in enumerate(tables)
     ]

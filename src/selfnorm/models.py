@@ -12,6 +12,7 @@ from selfnorm.adapters import as_proposal
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike
+from selfnorm.rows import as_rows
 
 __all__ = ["EBM", "log_weights"]
 
@@ -81,6 +82,7 @@ class EBM(nn.Module):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Normalised log-density by the learned ``b``: one forward pass, ``(n, dim) -> (n,)``."""
+        x = as_rows(x, dtype=self.dtype)
         if self.base is not None and x.shape[-1] != self.base.dim:
             raise DataError(
                 f"the model is over rows of {self.base.dim} columns, got {tuple(x.shape)}"
@@ -90,6 +92,13 @@ class EBM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Same as :meth:`log_prob`."""
         return self.log_prob(x)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Floating-point type of the energy's parameters, ``None`` if it has none."""
+        if not isinstance(self.energy, nn.Module):
+            return None
+        return next((p.dtype for p in self.energy.parameters()), None)
 
     @property
     def device(self) -> torch.device:

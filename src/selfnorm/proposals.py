@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.errors import ProposalError
+from selfnorm.rows import as_rows
 
 __all__ = ["Gaussian", "GaussianMixture", "Proposal", "StudentT", "Uniform"]
 
@@ -76,7 +77,7 @@ class Gaussian(Proposal):
         mean = x.mean(0)
         if full and x.shape[1] > 1:
             cov = torch.cov(x.T, correction=0) * inflate**2
-            return cls(mean.float(), covariance=_ridge(cov).float())
+            return cls(mean.float(), covariance=_ridge(cov, x))
         return cls(mean.float(), scale=_positive_scale(x).float() * inflate)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
@@ -142,7 +143,7 @@ class StudentT(Proposal):
         n, d = x.shape
         loc = x.median(0).values
         start = torch.cov(x.T, correction=0).reshape(d, d)
-        scatter = _ridge(start)
+        scatter = _ridge(start, x)
         for _ in range(n_iter):
             centred = x - loc
             z = torch.linalg.solve_triangular(
@@ -151,8 +152,8 @@ class StudentT(Proposal):
             weight = (df + d) / (df + z.square().sum(0))
             loc = (weight[:, None] * x).sum(0) / weight.sum()
             centred = x - loc
-            scatter = _ridge((centred.T * weight) @ centred / n)
-        return cls(df, loc.float(), covariance=scatter.float())
+            scatter = _ridge((centred.T * weight) @ centred / n, x)
+        return cls(df, loc.float(), covariance=scatter)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
@@ -198,7 +199,7 @@ class Uniform(Proposal):
         """The bounding box of the data, widened on each side by ``margin`` times its width."""
         x = _rows(x)
         low, high = x.min(0).values, x.max(0).values
-        width = (high - low).clamp_min(1e-6)
+        width = torch.where(high > low, high - low, 1.0)
         return cls(low - margin * width, high + margin * width)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
@@ -242,7 +243,11 @@ class GaussianMixture(Proposal):
                 f"({n_components}, {self.dim}, {self.dim}), got {tuple(weights.shape)} and "
                 f"{tuple(covariances.shape)}"
             )
-        tril = torch.linalg.cholesky(covariances.double())
+        tril, info = torch.linalg.cholesky_ex(covariances.double())
+        if bool((info != 0).any()):
+            raise ProposalError(
+                f"the covariance of component {int(info.nonzero()[0])} is not positive definite"
+            )
         eye = torch.eye(self.dim, dtype=tril.dtype).expand_as(tril)
         whiten = torch.linalg.solve_triangular(tril, eye, upper=False)
         log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -294,7 +299,8 @@ class GaussianMixture(Proposal):
 _LOG_2PI = math.log(2 * math.pi)
 
 
-def _rows(x: Tensor) -> Tensor:
+def _rows(x: Any) -> Tensor:
+    x = as_rows(x)
     if x.dim() == 1:
         x = x.unsqueeze(-1)
     if x.dim() != 2 or x.shape[0] < 2:
@@ -311,10 +317,15 @@ def _positive_scale(x: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
-def _ridge(cov: Tensor) -> Tensor:
-    """Make a covariance safely positive definite, relative to its own scale in each column."""
-    diagonal = cov.diagonal().clamp_min(1e-30)
-    return cov + torch.diag(1e-8 * diagonal)
+def _ridge(cov: Tensor, x: Tensor) -> Tensor:
+    """Make a covariance safely positive definite, relative to its own scale in each column.
+
+    Stays in double precision: rounded to float32 the ridge of columns that repeat one another
+    would be lost again. A constant column of the rows ``x`` gets variance one, as in
+    :func:`_positive_scale`.
+    """
+    constant = (x == x[0]).all(0)
+    return cov + torch.diag(torch.where(constant, 1.0, 1e-8 * cov.diagonal()))
 
 
 def _location_scale(
@@ -333,7 +344,10 @@ def _location_scale(
             )
         tril, info = torch.linalg.cholesky_ex(covariance.double())
         if int(info) != 0:
-            raise ProposalError("the covariance is not positive definite")
+            raise ProposalError(
+                "the covariance is not positive definite: does a column repeat others, or their "
+                "sum? Drop it, or add a small multiple of the identity"
+            )
         return loc, tril.to(loc.dtype)
     diagonal = torch.as_tensor(scale, dtype=loc.dtype, device=loc.device).expand(d)
     if not bool((diagonal > 0).all()):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm import objectives
 from selfnorm.adapters import as_proposal
-from selfnorm.errors import DataError, EnergyError, ProposalError
+from selfnorm.errors import EnergyError, ProposalError
 from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.history import History
 from selfnorm.loop import LoopOptions, Task, run
@@ -19,13 +19,14 @@ from selfnorm.memory import Chunked
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
+from selfnorm.rows import check_rows
 
-__all__ = ["DensityTask", "check_rows", "fit"]
+__all__ = ["DensityTask", "fit"]
 
 
 def fit(
     model: nn.Module,
-    x_train: Tensor | tuple[Tensor, ...],
+    x_train: Any,
     *,
     proposal: Any = None,
     objective: str | objectives.Objective = "snl",
@@ -33,7 +34,7 @@ def fit(
     batch_size: int = 256,
     max_epochs: int = 25,
     lr: float = 1e-3,
-    val_data: Tensor | tuple[Tensor, ...] | None = None,
+    val_data: Any = None,
     seed: int | None = None,
     progress: bool = True,
     lr_log_norm: float | None = None,
@@ -59,7 +60,8 @@ def fit(
 
     Args:
         model: an :class:`~selfnorm.EBM`, or a model with a ``training_task`` of its own.
-        x_train: ``(n, d)`` rows (or a tuple of tensors, for conditional models).
+        x_train: ``(n, d)`` rows: a tensor, an array or a data frame of numbers (or a tuple of
+            tensors, for conditional models).
         proposal: where the samples for ``Z`` come from; the model's base by default. Any
             distribution; see :func:`~selfnorm.adapters.as_proposal`.
         objective: ``"snl"`` or another name of :func:`selfnorm.objectives.available`, or an object.
@@ -106,6 +108,8 @@ def fit(
         >>> history.stopped
         'max_epochs'
     """
+    if n_samples < 1:
+        raise ValueError(f"n_samples must be at least 1, got {n_samples}")
     options = LoopOptions(
         batch_size=batch_size,
         max_epochs=max_epochs,
@@ -151,48 +155,17 @@ def fit(
             log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
             bf16=bf16,
         )
-        data = (check_rows(data[0], "x_train"),)
+        data = (check_rows(data[0], "x_train", dtype=model.dtype),)
         if held_out is not None:
-            held_out = (check_rows(held_out[0], "val_data", width=data[0].shape[1], minimum=1),)
+            width = data[0].shape[1]
+            held = check_rows(held_out[0], "val_data", width=width, minimum=1, dtype=model.dtype)
+            held_out = (held,)
     else:
         raise TypeError(
             f"fit() cannot train a {type(model).__name__}: wrap the energy as "
             "selfnorm.EBM(energy), or give the model a training_task() method"
         )
     return run(task, data, val_data=held_out, options=options)
-
-
-def check_rows(
-    x: Tensor, name: str, *, width: int | None = None, minimum: int = 2, constant_ok: bool = False
-) -> Tensor:
-    """A table of finite rows, or an error that says what is wrong and where."""
-    x = torch.as_tensor(x)
-    if x.dim() != 2:
-        raise DataError(
-            f"{name} must be a table of shape (rows, columns), got shape {tuple(x.shape)}; "
-            "a single column needs x[:, None]"
-        )
-    if width is not None and x.shape[1] != width:
-        raise DataError(f"{name} has {x.shape[1]} columns, expected {width}")
-    if x.shape[0] < minimum:
-        raise DataError(f"{name} has {x.shape[0]} row(s); at least {minimum} are needed")
-    if not x.is_floating_point():
-        x = x.float()
-    finite = torch.isfinite(x)
-    if not bool(finite.all()):
-        row, column = (int(v) for v in (~finite).nonzero()[0])
-        raise DataError(
-            f"{name} holds {int((~finite).sum())} NaN or infinite value(s), the first in row "
-            f"{row}, column {column}; drop or impute those rows"
-        )
-    if minimum > 1 and not constant_ok:
-        flat = (x == x[0]).all(0)
-        if bool(flat.any()):
-            column = int(flat.nonzero()[0])
-            raise DataError(
-                f"column {column} of {name} is constant: it has no density; drop the column"
-            )
-    return x
 
 
 class DensityTask:

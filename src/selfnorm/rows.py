@@ -1,0 +1,85 @@
+"""Rows as people bring them (tensors, arrays, data frames, lists) as tensors, once at the door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfnorm.errors import DataError
+
+__all__ = ["as_rows", "check_rows"]
+
+
+def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:
+    """A floating-point tensor of what ``x`` holds; a tensor of that type comes back as it is.
+
+    Args:
+        x: tensor, NumPy array, data frame of numbers, or nested lists.
+        name: what to call it in an error.
+        dtype: floating-point type wanted; by default that of ``x``, float32 where it is no
+            tensor or holds whole numbers.
+
+    Example:
+        >>> as_rows([[1, 2], [3, 4]]).dtype
+        torch.float32
+    """
+    if not isinstance(x, Tensor):
+        x = torch.as_tensor(_numbers(x, name), dtype=dtype or torch.float32)
+    if x.is_complex():
+        raise DataError(f"{name} holds complex numbers; give real and imaginary parts as columns")
+    if not x.is_floating_point():
+        x = x.float()
+    return x if dtype is None else x.to(dtype)
+
+
+def _numbers(x: Any, name: str) -> np.ndarray:
+    values = np.asarray(x)
+    # An array of dates would become counts of nanoseconds, one of complex numbers lose a half.
+    if values.dtype.kind not in "biufO":
+        raise DataError(f"{name} must hold real numbers, not {values.dtype}; encode them first")
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{name} must hold real numbers only ({error}); drop text and dates, or encode them"
+        ) from error
+
+
+def check_rows(
+    x: Any,
+    name: str,
+    *,
+    width: int | None = None,
+    minimum: int = 2,
+    constant_ok: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """A table of finite rows, or an error that says what is wrong and where."""
+    x = as_rows(x, name, dtype)
+    if x.dim() != 2:
+        raise DataError(
+            f"{name} must be a table of shape (rows, columns), got shape {tuple(x.shape)}; "
+            "a single column needs x[:, None]"
+        )
+    if width is not None and x.shape[1] != width:
+        raise DataError(f"{name} has {x.shape[1]} columns, expected {width}")
+    if x.shape[0] < minimum:
+        raise DataError(f"{name} has {x.shape[0]} row(s); at least {minimum} are needed")
+    finite = torch.isfinite(x)
+    if not bool(finite.all()):
+        row, column = (int(v) for v in (~finite).nonzero()[0])
+        raise DataError(
+            f"{name} holds {int((~finite).sum())} NaN or infinite value(s), the first in row "
+            f"{row}, column {column}; drop or impute those rows"
+        )
+    if minimum > 1 and not constant_ok:
+        flat = (x == x[0]).all(0)
+        if bool(flat.any()):
+            column = int(flat.nonzero()[0])
+            raise DataError(
+                f"column {column} of {name} is constant: it has no density; drop the column"
+            )
+    return x
