@@ -11,7 +11,10 @@ the task and the checkpoint are those of :func:`selfnorm.fit`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,10 +28,13 @@ from selfnorm.loop import run
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
+from selfnorm.rows import check_rows
 from selfnorm.task import LoopOptions, Task
-from selfnorm.training import DensityTask, check_rows
+from selfnorm.training import DensityTask
 
 __all__ = ["DistributedTask", "fit_distributed"]
+
+_ASK_EVERY = 16  # steps on a GPU between looks at whether a rank was interrupted
 
 
 def fit_distributed(
@@ -80,6 +86,12 @@ def fit_distributed(
         >>> fabric = Fabric(accelerator="cuda", devices=4, strategy="ddp")  # doctest: +SKIP
         >>> fabric.launch()                                  # doctest: +SKIP
         >>> sn.fit_distributed(model, x, fabric=fabric, proposal=q)  # doctest: +SKIP
+        >>> fabric.barrier()                                 # doctest: +SKIP
+        >>> torch.distributed.destroy_process_group()        # doctest: +SKIP
+
+    The last two lines close the group: a rank that leaves with the group's threads alive may be
+    aborted at its exit, after all is done. Ctrl-C on any rank stops all of them at one and the same
+    step, with the best state kept on each; a second one ends the rank at once.
     """
     fabric = _launched(fabric)
     world = fabric.world_size * n_accumulate
@@ -106,26 +118,28 @@ def fit_distributed(
         model, proposal, chosen, n_samples, world, samples, lr, lr_log_norm, task_options or {}
     )
     if isinstance(task, DensityTask):
-        data = (check_rows(data[0], "x_train"),)
+        dtype = task.module.dtype
+        data = (check_rows(data[0], "x_train", dtype=dtype),)
+        if held_out is not None:
+            width = data[0].shape[1]
+            held = check_rows(held_out[0], "val_data", width=width, minimum=1, dtype=dtype)
+            held_out = (held,)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     seed = int(fabric.broadcast(seed))
     whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
-    fabric.barrier()  # all ranks see the same checkpoint, or none
-    return run(
-        whole,
-        data,
-        val_data=held_out,
-        options=LoopOptions(
-            batch_size=batch_size,
-            lr=lr,
-            seed=seed,
-            progress=progress and fabric.is_global_zero,
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            cuda_graph=False,
-            **options,
-        ),
+    loop_options = LoopOptions(
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        progress=progress and fabric.is_global_zero,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        cuda_graph=False,
+        **options,
     )
+    fabric.barrier()  # all ranks see the same checkpoint, or none
+    with whole.interrupts_together():
+        return run(whole, data, val_data=held_out, options=loop_options)
 
 
 class _Loss(nn.Module):
@@ -154,6 +168,8 @@ class DistributedTask:
         self.module = task.module
         self.own_stream = samples == "per_rank"
         self.writes_checkpoints = fabric.is_global_zero
+        self._interrupted = False
+        self._until_asked = 0
         trained = [p for group in task.parameter_groups() for p in group["params"]]
         self._params = [p for p in trained if p.requires_grad]
         self._loss = fabric.setup_module(_Loss(task.module, self._local_loss))
@@ -188,11 +204,44 @@ class DistributedTask:
             loss, metrics = self._loss(*share)
         if self.fabric.world_size == 1:
             return loss, metrics
-        local = torch.stack([loss.detach(), *(metrics[k].detach() for k in metrics)])
+        stop = loss.new_tensor(float(self._interrupted))
+        local = torch.stack([loss.detach(), stop, *(metrics[k].detach() for k in metrics)])
         means = self.fabric.all_reduce(local, reduce_op="mean")
+        self._stop_if_any(means[1])
         # All ranks must see the same value, or one would skip a step that another takes.
         value = loss + (means[0] - loss.detach())
-        return value, dict(zip(metrics, means[1:], strict=True))
+        return value, dict(zip(metrics, means[2:], strict=True))
+
+    @contextmanager
+    def interrupts_together(self) -> Iterator[None]:
+        """Turn Ctrl-C on one rank into an interrupt of all ranks at the same step.
+
+        An exception at once would leave the others waiting for ever in a reduction. The second
+        Ctrl-C is the usual one.
+        """
+        alone = self.fabric.world_size == 1
+        if alone or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(signum: int, frame: Any) -> None:  # noqa: ARG001 the signal module's signature
+            self._interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _stop_if_any(self, share: Tensor) -> None:
+        """Look at what the ranks told each other; on a GPU, where that means waiting, not often."""
+        if self._until_asked > 0:
+            self._until_asked -= 1
+            return
+        self._until_asked = 0 if share.device.type == "cpu" else _ASK_EVERY - 1
+        if float(share) > 0:
+            raise KeyboardInterrupt
 
     def _local_loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         pieces = [tuple(t[k :: self.n_accumulate] for t in batch) for k in range(self.n_accumulate)]
