@@ -45,11 +45,17 @@ SETTINGS: dict[str, dict[str, Setting]] = {
             {"posterior_samples": 8, "n_samples": 1024, "lr": 3e-4},
         ),
         "honest": (
-            {"proposal": "mixture", "bound": 10.0, "weight_decay": 0.1, "lr_scale": 0.3},
+            {
+                "hidden": (64, 64),
+                "proposal": "mixture",
+                "bound": 5.0,
+                "weight_decay": 0.1,
+                "lr_scale": 0.3,
+            },
             {
                 "posterior_samples": 1,
                 "batch_size": 32,
-                "n_samples": 64,
+                "n_samples": 256,
                 "lr": 3e-4,
                 "weight_decay": 0.05,
             },
@@ -100,6 +106,11 @@ def networks(data: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     return ConvEncoder(LATENT), ConvDecoder(LATENT)
 
 
+def make_prior(hidden: tuple[int, ...] = (200, 200), **options: Any) -> EnergyPrior:
+    """A joint energy prior; the paper's size unless another is given."""
+    return EnergyPrior(latent_energy(LATENT, hidden), **options)
+
+
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Train one setting; what the monitor and the evaluation say."""
     train, valid, test = (t.to(given.device) for t in load(given.data, given.data_dir, given.rows))
@@ -118,7 +129,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
     prior_options, fit_options = SETTINGS[given.data][given.setting]
-    prior = EnergyPrior(latent_energy(LATENT), **prior_options)
+    prior = make_prior(**prior_options)
     vae = EnergyVAE(encoder, decoder, prior).to(given.device)
     every = max(1, given.steps // N_LOOKS)
     checkpoint = Path(given.out) / f"{name_of(given)}.pt"
