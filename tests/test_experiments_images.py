@@ -87,6 +87,8 @@ def test_the_table_names_missing_files_with_their_source(table):
     assert "independent draws" in text
     assert "stretches of 50 frames" in text
     assert "paired over test images" in text
+    starts = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][1:11]
+    assert starts == ["| utkface"] * 5 + ["| driving"] * 5  # set by set, five methods each
 
 
 def test_figures_are_drawn(table):

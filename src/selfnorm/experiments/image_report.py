@@ -30,9 +30,9 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
     """The table with means and deviations over seeds, comparisons, and what was missing."""
     printed = {(r["objective"], r["proposal"]): r for r in paper_numbers()["images"]}
     body = []
-    for (dataset, objective, proposal), rows in table.groups(
-        "dataset", "objective", "proposal"
-    ).items():
+    sets = list(table.groups("dataset"))
+    grouped = table.groups("dataset", "objective", "proposal").items()
+    for (dataset, objective, proposal), rows in sorted(grouped, key=lambda g: sets.index(g[0][:1])):
         paper = printed.get(("nce" if objective == "ranking_nce" else objective, proposal), {})
         if objective == "nce":
             paper = {}
