@@ -28,7 +28,13 @@ from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_networks import ConvDecoder, ConvEncoder
 from selfnorm.vae_priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
 
-CHAIN: dict[str, Any] = {"hidden": 128, "components": 8, "context": 16, "energy_hidden": 32, "n_samples": 8}
+CHAIN: dict[str, Any] = {
+    "hidden": 128,
+    "components": 8,
+    "context": 16,
+    "energy_hidden": 32,
+    "n_samples": 8,
+}
 
 
 def priors() -> dict[str, LatentPrior]:
