@@ -1,10 +1,28 @@
-"""Shared set-up: one thread, so that every figure is the same on every machine's CPU."""
+"""Shared set-up: one thread and one seed, so that every run of the tests sees the same numbers."""
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# The examples of a property are the same in every run, and a slow machine is no failure.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
+
+
+def begin():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _deterministic_torch():
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    begin()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef):
+    """What serves a whole module must not depend on which tests ran before in this process."""
+    if fixturedef.scope != "function":
+        begin()
