@@ -51,6 +51,7 @@ def test_a_fit_without_a_finite_score_is_told_and_ends_where_it_began():
     with pytest.warns(SelfnormWarning, match="no validation score was finite"):
         x, model = fitted_with(Hiccup(1, 10**9), max_epochs=8)
     assert model.history_.stopped == "diverged"
+    assert model.history_.skipped_steps == model.history_.n_steps  # all were lost, and counted
     assert np.isfinite(model.predict(x)).all()
 
 

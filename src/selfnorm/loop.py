@@ -167,6 +167,7 @@ class _Run:
         finally:
             bar.close()
         history.stopped = history.stopped or "max_epochs"
+        self.stepper.skipped = int(self.stepper._skipped)  # also those since the last look
         self._adopt_best()
         self.task.module.eval()
         history.final = self.task.finish(self.data)
