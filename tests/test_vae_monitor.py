@@ -131,3 +131,13 @@ def test_honest_settings_use_what_keeps_an_energy_honest(data):
     assert prior["bound"] <= 10
     assert prior["lr_scale"] < 1
     assert prior["weight_decay"] > 0
+
+
+def test_the_recorded_runs_say_what_the_docs_say():
+    folder = SPIKES.parent.parent / "results" / "vae_spikes"
+    spike, honest = (json.loads((folder / f"{n}.json").read_text()) for n in ("spike", "honest"))
+    assert spike["first_flag"] <= spike["best_step"]  # before the state that looks best
+    assert not spike["final"]["reliable"]
+    assert (honest["n_steps"], honest["n_checks"], honest["n_flags"]) == (50_000, 50, 0)
+    assert honest["final"]["reliable"]
+    assert honest["final"]["elbo"] > spike["final"]["elbo"] + 2
