@@ -336,6 +336,14 @@ def test_recommended_sizes_are_valid_for_any_table(n, device):
     assert options.fit["batch_size"] >= 2
 
 
+def test_larger_tables_get_more_rows_seen_on_a_cpu_and_tiny_ones_few():
+    fits = [default_options(n, 7).fit for n in (20, 200, 1999, 2000, 5000, 15_000, 10**5, 10**6)]
+    seen = [fit["max_steps"] * fit["batch_size"] for fit in fits]
+    assert seen == sorted(seen)
+    assert fits[1]["max_steps"] < 100
+    assert seen[-1] < 600_000
+
+
 def test_a_double_precision_model_trains_samples_and_bounds_in_double(recwarn):
     x = crooked(200).double()
     model = AutoregressiveEBM(2, orderings=2, support=[(0.0, None), (None, None)], **TINY).double()
