@@ -188,7 +188,7 @@ def test_three_labels(proposal):
     ).all()
     bounds = model.bounds(x[:20], y[:20], n_samples=500, seed=0)
     assert bounds.lower <= bounds.upper + 1e-9
-    assert model.sample(x[:4], 3, seed=0).shape == (3, 4, 3)
+    assert model.sample(x[:4], 6, seed=0).shape == (4, 6, 3)
     with pytest.raises(DataError, match="quadrature needs one label"):
         model.law(x[:2])
     with pytest.raises(DataError, match="quadrature is for one label"):

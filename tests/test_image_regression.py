@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 from selfnorm import calibration
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
@@ -41,8 +43,17 @@ def test_snl_learns_both_modes_and_says_so(fitted):
     inside = (labels[:, 0].numpy() >= ends[:, 0]) & (labels[:, 0].numpy() <= ends[:, 1])
     assert abs(inside.mean() - calibration.central_coverage(pit, 0.9)) < 1e-6
     drawn = fitted.sample(x[:50], 400, seed=0)
-    assert drawn.shape == (400, 50)
-    np.testing.assert_allclose(drawn.mean(0), fitted.predict(x[:50]), atol=1.5)
+    assert drawn.shape == (50, 400)
+    np.testing.assert_allclose(drawn.mean(1), fitted.predict(x[:50]), atol=1.5)
+
+
+def test_scikit_learn_can_copy_and_score_it(fitted):
+    again = clone(fitted)
+    assert again.get_params().keys() == fitted.get_params().keys()
+    assert again.max_epochs == fitted.max_epochs
+    assert again.model_ is None
+    x, y = bright_images(20, seed=2)
+    assert fitted.score(x, y) == pytest.approx(float(np.mean(fitted.log_prob(x, y))))
 
 
 @pytest.mark.parametrize("objective", LAWS)
@@ -148,8 +159,9 @@ def test_refusals():
         small_model().fit(x.astype(np.float32), y)
     with pytest.raises(DataError, match=r"a training label lies outside the given range \[0, 20\]"):
         small_model(label_range=(0.0, 20.0)).fit(x, y)
-    with pytest.raises(DataError, match="not fitted yet"):
+    with pytest.raises(DataError, match="not fitted yet") as told:
         small_model().predict(x)
+    assert isinstance(told.value, NotFittedError)
     with pytest.raises(DataError, match="labels must be finite"):
         small_model().fit(x, np.where(y > 20, np.nan, y))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from selfnorm.errors import DataError, SelfnormWarning
@@ -29,6 +30,10 @@ _MAX_REFINE = 64
 _GRID_TOLERANCE = 1e-3  # nats, the worst image
 _ROWS_AT_ONCE = 200_000  # label samples that go through the energy at once
 _SAMPLES = 4096  # labels per image where quadrature is out of reach
+
+
+class _NotFittedError(DataError, NotFittedError):
+    """For those who expect an error of this library, and those who expect scikit-learn's."""
 
 
 class ImagePredictions:
@@ -232,22 +237,28 @@ class ImagePredictions:
         shift = self.space_.log_scale
         return dataclasses.replace(found, lower=found.lower - shift, upper=found.upper - shift)
 
+    def score(self, images: Any, y: Any) -> float:
+        """Mean log-density of the labels (nats per image): higher is better."""
+        return float(np.mean(self.log_prob(images, y)))
+
     def sample(self, images: Any, n: int = 1, *, seed: int | None = None) -> np.ndarray:
-        """``(n, n_images[, d])`` labels drawn from each law."""
+        """``(n_images, n[, d])`` labels drawn from each law."""
         h = self.features(images)
         with seeded(seed, h.device):
             if self.space_.dim == 1:
                 levels = torch.rand(len(h), n, dtype=torch.float64, device=h.device)
                 drawn = self._in_chunks(h, lambda law, rows: law.quantile(levels[rows]))
-                drawn = drawn.T.unsqueeze(-1)
+                drawn = drawn.unsqueeze(-1)
             else:
-                drawn = self._by_samples(h, functools.partial(_resampled, n=n)).movedim(1, 0)
+                drawn = self._by_samples(h, functools.partial(_resampled, n=n))
         found = drawn.cpu().numpy()
         return found[..., 0] if self.flat_target_ else found
 
     def _fitted(self) -> Any:
         if self.model_ is None:
-            raise DataError("this ImageRegressor is not fitted yet: call fit() or load() first")
+            raise _NotFittedError(
+                "this ImageRegressor is not fitted yet: call fit() or load() first"
+            )
         return self.model_
 
     def _in_chunks(self, h: Tensor, take: Any) -> Tensor:

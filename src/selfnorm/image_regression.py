@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from selfnorm import serialization
@@ -32,7 +33,7 @@ _MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without
 LAWS = ("mdn", "gaussian", "l2")  # baselines without an energy
 
 
-class ImageRegressor(ImagePredictions):
+class ImageRegressor(ImagePredictions, BaseEstimator):
     r"""The law ``p(y|image)`` of one or more labels, as an energy on ResNet features.
 
     ``log p(y|x) = -E(h, y) + log q(y|h) - b(h)`` with ``h = ResNet(x)``, computed once per image;
