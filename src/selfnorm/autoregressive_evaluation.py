@@ -204,7 +204,7 @@ def _reasons(
     if float(columns[worst]) * n_samples < 100:
         reasons.append(
             f"Column {worst} has an effective sample size of {columns[worst]:.3f} x {n_samples}: "
-            "train longer, or with more mixture components."
+            "raise n_samples; if that is not enough, train longer or with more mixture components."
         )
     if k > 0.7:
         reasons.append(
