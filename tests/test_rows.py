@@ -8,7 +8,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm.errors import DataError
-from selfnorm.rows import as_rows
+from selfnorm.rows import as_rows, refuse_text
 
 ROWS = np.random.default_rng(0).gamma(2.0, size=(120, 2)).astype(np.float32)
 QUICK = {"max_steps": 3, "max_epochs": 100, "n_samples": 64, "seed": 0, "progress": False}
@@ -106,3 +106,39 @@ def test_the_loop_refuses_no_rows_and_parts_of_different_length():
 def test_a_tensor_of_the_right_type_is_not_copied():
     x = torch.ones(3, 2)
     assert as_rows(x, dtype=torch.float32) is x
+
+
+FRAMES = {
+    "text": pd.DataFrame({"size": [1.0, 2, 3, 4, 5, 6], "town": list("abcabc")}),
+    "categories": pd.DataFrame({"size": range(6), "town": pd.Categorical(list("abcabc"))}),
+    "dates": pd.DataFrame({"size": range(6), "town": pd.date_range("2020-01-01", periods=6)}),
+    "polars text": pl.DataFrame({"size": range(6), "town": list("abcabc")}),
+    "polars categories": pl.DataFrame(
+        {"size": range(6), "town": pl.Series(list("abcabc"), dtype=pl.Categorical)}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_estimators_name_the_column_that_holds_no_numbers(kind):
+    with pytest.raises(DataError, match=r"column.*'town'"):
+        sn.EnergyDensity(max_steps=2).fit(FRAMES[kind])
+    with pytest.raises(DataError, match=r"column.*'town'"):
+        sn.EnergyRegressor(max_epochs=1).fit(FRAMES[kind], np.arange(6.0))
+
+
+def test_numbers_in_columns_of_type_object_or_category_are_numbers():
+    whole = pd.DataFrame({"a": [1, 2, 3], "b": [4, 5, 7]})
+    refuse_text(whole.astype(object))
+    refuse_text(whole.astype("category"))
+
+
+def test_estimators_refuse_numbers_whose_squares_overflow_and_targets_of_text():
+    with pytest.raises(DataError, match="X holds numbers as large as"):
+        sn.EnergyDensity(max_steps=2).fit(ROWS.astype(np.float64) * 1e200)
+    regressor = sn.EnergyRegressor(max_epochs=1)
+    with pytest.raises(DataError, match="y holds numbers as large as"):
+        regressor.fit(ROWS, ROWS[:, 0].astype(np.float64) * 1e200)
+    for words in (["a"] * len(ROWS), pd.date_range("2020-01-01", periods=len(ROWS))):
+        with pytest.raises(DataError, match="y holds text or dates"):
+            regressor.fit(ROWS, words)

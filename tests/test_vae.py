@@ -327,6 +327,8 @@ BINARY = torch.arange(40).reshape(8, 5) % 3 % 2 * 1.0
         (lambda: sn.fit(_small(), BINARY, train="decoder", progress=False), "'prior'"),
         (lambda: sn.fit(_small(), BINARY, monitor="pray", progress=False), "monitor"),
         (lambda: sn.fit(_small(PRIORS["chain"]()), BINARY, objective="elbo"), "normalised"),
+        (lambda: sn.fit(_small(), BINARY[:0], progress=False), "no rows"),
+        (lambda: _small("normal"), "prior must be a module"),
         (lambda: EnergyPrior(), "dim"),
         (lambda: EnergyPrior(dim=2, proposal="flow"), "proposal"),
         (lambda: EnergyPrior(dim=2, moves=2), "moves"),

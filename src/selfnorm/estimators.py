@@ -23,6 +23,7 @@ from selfnorm.density_methods import METHODS, FitRequest, FittedDensity
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.history import History
+from selfnorm.rows import refuse_huge, refuse_text
 from selfnorm.scaling import Scaling
 from selfnorm.tables import refuse_constant
 from selfnorm.torch_defaults import float32_on_cpu
@@ -144,6 +145,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
                 f"X has {len(X)} sample(s); a density needs at least {MINIMUM_ROWS} rows "
                 "(and some hundreds to be of use)"
             )
+        refuse_huge(X, "X")
         refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
         self._scaling = Scaling.fit_to(X)
         steps = [detect_step(column) if self.discrete else 0.0 for column in X.T]
@@ -300,6 +302,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         return float(log_density.mean()) + self._scaling.log_jacobian
 
     def _rows(self, X: ArrayLike, *, reset: bool) -> np.ndarray:
+        refuse_text(X)
         X = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1
         )

@@ -18,8 +18,9 @@ from selfnorm.evaluation import Bounds
 from selfnorm.predictive import PredictiveTable
 from selfnorm.predictive_model import PredictiveModel
 from selfnorm.randomness import seeded
+from selfnorm.rows import refuse_text
 
-__all__ = ["PredictiveMixin", "refuse_text"]
+__all__ = ["PredictiveMixin"]
 
 
 class PredictiveMixin:
@@ -139,6 +140,8 @@ class PredictiveMixin:
 
     def sample(self, X: ArrayLike, n: int = 1, random_state: Any = None) -> np.ndarray:
         """``(n_rows, n)`` labels drawn from ``p(y|x)``; ``(n_rows, n, d)`` for several targets."""
+        if n < 1:
+            raise DataError(f"n must be at least 1, got {n}")
         z = self._inputs(X)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with seeded(seed):
@@ -201,20 +204,3 @@ class PredictiveMixin:
 
     def _in_units(self, values: Any) -> np.ndarray:
         return np.asarray(values) * self._y_scale[0] + self._y_center[0]
-
-
-def refuse_text(X: Any) -> None:
-    """Name the text columns of a data frame; scikit-learn's own message shows one cell only."""
-    dtypes = getattr(X, "dtypes", None)
-    if dtypes is None or not hasattr(X, "columns"):
-        return
-    text = []
-    for name, kind in zip(X.columns, list(dtypes), strict=True):
-        words = str(kind) == "object" and any(isinstance(value, str) for value in X[name])
-        if words or str(kind).lower() in ("str", "string", "category"):
-            text.append(str(name))
-    if text:
-        raise DataError(
-            f"column(s) {', '.join(text[:5])} hold text or categories: encode them as numbers "
-            "first, e.g. with sklearn.preprocessing.OneHotEncoder"
-        )

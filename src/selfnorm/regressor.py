@@ -23,9 +23,10 @@ from selfnorm.ensemble import MemberRows, build_ensemble, member_rows, train_ens
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.history import History
 from selfnorm.loop import LoopOptions
-from selfnorm.predictive_methods import PredictiveMixin, refuse_text
+from selfnorm.predictive_methods import PredictiveMixin
 from selfnorm.predictive_model import PredictiveModel
 from selfnorm.randomness import seeded
+from selfnorm.rows import refuse_huge, refuse_text
 from selfnorm.target_steps import label_step
 from selfnorm.torch_defaults import one_thread
 
@@ -205,10 +206,14 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Fit to inputs ``X (n, d_x)`` and targets ``y (n,)`` or ``(n, d)``."""
         refuse_text(X)
+        if np.asarray(y).dtype.kind in "USMm":
+            raise DataError("y holds text or dates: turn it into numbers first")
         checked: Any = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True
         )
         rows, labels = checked[0], np.asarray(checked[1], dtype=np.float64)
+        refuse_huge(rows, "X")
+        refuse_huge(labels, "y")
         self._flat_target = labels.ndim == 1
         self._fit_rows(rows, labels.reshape(len(labels), -1), sample_weight)
         return self

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = ["as_rows", "check_rows"]
+__all__ = ["as_rows", "check_rows", "refuse_huge", "refuse_text"]
 
 
 def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:
@@ -83,3 +83,40 @@ def check_rows(
                 f"column {column} of {name} is constant: it has no density; drop the column"
             )
     return x
+
+
+_WORDS = ("str", "string", "categorical", "enum")
+_TIMES = ("date", "time", "duration")
+_HUGE = 1e150  # squares of larger numbers are beyond double precision
+
+
+def refuse_text(X: Any) -> None:
+    """Name the columns of a data frame that hold text or dates: other messages show a cell only."""
+    dtypes = getattr(X, "dtypes", None)
+    if dtypes is None or not hasattr(X, "columns"):
+        return
+    wrong = []
+    for name, dtype in zip(X.columns, list(dtypes), strict=True):
+        kind = str(dtype).lower().split("(")[0]
+        words = kind in _WORDS
+        if kind in ("object", "category"):
+            words = any(isinstance(value, str) for value in X[name])
+        if words or kind.startswith(_TIMES):
+            wrong.append(repr(str(name)))
+    if wrong:
+        raise DataError(
+            f"column(s) {', '.join(wrong[:5])} hold text, categories or dates: encode them as "
+            "numbers first, e.g. with sklearn.preprocessing.OneHotEncoder, or drop them"
+        )
+
+
+def refuse_huge(values: np.ndarray, name: str) -> None:
+    """Refuse numbers whose squares overflow: their spread could not be computed.
+
+    >>> refuse_huge(np.array([1.0, 1e200]), "y")
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: y holds numbers as large as 1e+200: give it in other units
+    """
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest > _HUGE:
+        raise DataError(f"{name} holds numbers as large as {largest:.0e}: give it in other units")

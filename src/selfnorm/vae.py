@@ -61,6 +61,11 @@ class EnergyVAE(nn.Module):
         likelihood: str | Likelihood = "bernoulli",
     ) -> None:
         super().__init__()
+        if not isinstance(prior, int | nn.Module):
+            raise DataError(
+                "prior must be a module of selfnorm.vae_priors or the number of latent numbers, "
+                f"not {prior!r}"
+            )
         self.encoder, self.decoder = encoder, decoder
         self.prior = StandardNormal(prior) if isinstance(prior, int) else prior
         self.likelihood = as_likelihood(likelihood)
