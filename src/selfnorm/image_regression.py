@@ -47,6 +47,9 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         n_samples: ``M``, label samples per image and step.
         energy: ``"steps"`` (ours: indicators of label steps and waves) or ``"paper"``.
         base: ``"proposal"`` or ``None`` (the paper's).
+        anchors: midpoints of the proposal's slices at which ``b`` sees the energy (one label only);
+            0: ``b`` is a network on the features alone, as in the paper. See
+            :class:`~selfnorm.image_model.ImageEBM`.
         share_gradient: features also learn from the proposal's likelihood; ``False``: from the
             objective alone, as in the paper.
         proposal_loss: see :class:`~selfnorm.conditional_training.ConditionalTask`.
@@ -82,6 +85,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         n_samples: int = 64,
         energy: str = "steps",
         base: str | None = "proposal",
+        anchors: int = 0,
         share_gradient: bool = True,
         proposal_loss: str = "likelihood",
         backbone: str | nn.Module = "resnet18",
@@ -117,8 +121,11 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
             )
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
+        if anchors < 0:
+            raise DataError(f"anchors must not be negative, got {anchors}")
         self.objective, self.proposal, self.n_samples = objective, proposal, n_samples
-        self.energy, self.base, self.share_gradient = energy, base, share_gradient
+        self.energy, self.base, self.anchors = energy, base, anchors
+        self.share_gradient = share_gradient
         self.proposal_loss, self.backbone = proposal_loss, backbone
         self.label_step, self.dequantise, self.label_range = label_step, dequantise, label_range
         self.augmentation, self.dropout = augmentation, dropout
@@ -232,6 +239,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         )
         if isinstance(model, ImageEBM):
             model.share_gradient = self.share_gradient
+            model.anchors = self.anchors if self.space_.dim == 1 else 0
         return model
 
     def task(self) -> Any:
@@ -323,6 +331,7 @@ _SAVED_OPTIONS = (
     "n_samples",
     "energy",
     "base",
+    "anchors",
     "share_gradient",
     "proposal_loss",
     "label_step",
