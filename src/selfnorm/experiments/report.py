@@ -41,6 +41,9 @@ __all__ = [
 ]
 
 
+_LARGE = 1e6  # no figure of a sound model
+
+
 def paper_numbers() -> dict[str, Any]:
     """Every result table of the paper as data."""
     text = resources.files("selfnorm.experiments").joinpath("paper.toml").read_text()
@@ -165,16 +168,22 @@ def bounds_columns(bounds: Bounds) -> dict[str, Any]:
 def mean_sd(rows: Iterable[dict[str, Any]], key: str, digits: int = 3) -> str:
     """``mean ± sd`` of one column, leaving out missing values (and saying so).
 
+    Of values beyond a million, a bound by a ``b`` that was never learned, the order alone.
+
     Example:
         >>> mean_sd([{"a": 1.0}, {"a": 2.0}, {"a": None}], "a")
         '1.500 ± 0.707 (2 of 3)'
+        >>> mean_sd([{"a": -1.0}, {"a": -4.2e13}], "a")
+        '-2e+13'
     """
     rows = list(rows)
     values = [float(r[key]) for r in rows if r.get(key) is not None]
     if not values:
         return "–"
     text = f"{statistics.fmean(values):.{digits}f}"
-    if len(values) > 1:  # one run has no spread to show
+    if max(map(abs, values)) > _LARGE:
+        text = f"{statistics.fmean(values):.0e}"
+    elif len(values) > 1:  # one run has no spread to show
         text += f" ± {statistics.stdev(values):.{digits}f}"
     return text if len(values) == len(rows) else f"{text} ({len(values)} of {len(rows)})"
 
