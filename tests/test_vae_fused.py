@@ -7,7 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from selfnorm.factors import FactorEnergy, _features
 from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
 from selfnorm.mixtures1d import Mixture1d
-from selfnorm.vae_fused import mixture_log_prob
+from selfnorm.resmade import ChainLinear, masked_weights
+from selfnorm.vae_fused import placed, stratified
 from selfnorm.vae_posterior import GaussianPosterior
 from selfnorm.vae_priors import AutoregressivePrior
 
@@ -17,24 +18,77 @@ def gradients(value, inputs, seed=5):
     return torch.autograd.grad((value * torch.randn_like(value)).sum(), inputs, retain_graph=True)
 
 
-def test_the_density_of_a_mixture_and_its_gradient():
+def a_prior(dim=4, orderings=1, **options):
+    """A chain prior in double precision with weights off their start values."""
+    sizes = {"hidden": 16, "components": 3, "context": 5, "energy_hidden": 8, **options}
+    prior = AutoregressivePrior(dim, orderings=orderings, **sizes).double()
+    with torch.no_grad():
+        for parameter in prior.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        # beyond the limits of scales and places
+        prior.chain.mixture_head.bias[:, ::7] += 14.0
+    return prior
+
+
+def pieces(prior, z, u):
+    """What ``placed`` gives for scaled ``z`` ``(R, N, dim)``, and its inputs."""
+    chain = prior.chain
+    features = torch.randn(*z.shape[:2], 16, dtype=torch.float64, requires_grad=True)
+    weight = (0.3 * torch.randn_like(chain.mixture_head.weight)).requires_grad_(True)
+    bias = chain.mixture_head.bias
+    found = placed(
+        features, weight, bias, z, u, chain.constants, chain.limits, chain.energy.frequencies
+    )
+    raw = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+    proposal = Mixture1d.from_raw(raw.unflatten(-1, (z.shape[-1], -1)), 4, family="gaussian")
+    return found, proposal, (features, weight, bias)
+
+
+@pytest.mark.parametrize("orderings", [1, 2])
+def test_the_density_of_the_proposals_and_its_gradient(orderings):
     torch.manual_seed(0)
-    raw = torch.randn(4, 6, 3 * 5, dtype=torch.float64, requires_grad=True)
-    y = (3 * torch.randn(4, 6, dtype=torch.float64)).requires_grad_(True)
-    proposal = Mixture1d.from_raw(raw, 5, family="gaussian")
-    found, wanted = mixture_log_prob(proposal, y), proposal.log_prob(y)
-    assert torch.allclose(found, wanted, atol=1e-12)
+    prior = a_prior(orderings=orderings)
+    z = (3 * torch.randn(orderings, 20, 4, dtype=torch.float64)).requires_grad_(True)
+    (log_q, _, _), proposal, inputs = pieces(prior, z, stratified(3, z.detach()))
+    wanted = proposal.log_prob(z)
+    assert torch.allclose(log_q, wanted, atol=1e-10)
     for mine, autograds in zip(
-        gradients(found, [y, raw]), gradients(wanted, [y, raw]), strict=True
+        gradients(log_q, [z, *inputs]), gradients(wanted, [z, *inputs]), strict=True
     ):
-        assert torch.allclose(mine, autograds, atol=1e-12)
+        assert torch.allclose(mine, autograds, rtol=1e-8, atol=1e-10)
 
 
-def test_a_mixture_keeps_its_density_far_out():
-    raw = torch.zeros(1, 9)
-    proposal = Mixture1d.from_raw(raw, 3, family="gaussian")
-    far = torch.tensor([1e6])
-    assert torch.allclose(mixture_log_prob(proposal, far), proposal.log_prob(far))
+def test_the_proposals_keep_their_density_far_out():
+    torch.manual_seed(0)
+    prior = a_prior().float()
+    z = torch.full((1, 2, 4), 1e6)
+    at = prior.chain.constants, prior.chain.limits, prior.chain.energy.frequencies
+    head = prior.chain.mixture_head
+    features = torch.randn(1, 2, 16)
+    log_q, _, _ = placed(features, head.weight, head.bias, z, stratified(3, z), *at)
+    raw = torch.baddbmm(head.bias.unsqueeze(1), features, head.weight.transpose(1, 2))
+    proposal = Mixture1d.from_raw(raw.unflatten(-1, (4, -1)), 4, family="gaussian")
+    assert torch.allclose(log_q, proposal.log_prob(z), rtol=1e-5)
+
+
+def test_the_samples_and_features_are_those_of_the_plain_formulas():
+    torch.manual_seed(0)
+    prior = a_prior()
+    z = torch.randn(1, 50, 4, dtype=torch.float64)
+    u = stratified(8, z)
+    (_, values, _), proposal, _ = pieces(prior, z, u)
+    mean, sd = proposal.moments()
+    y = torch.cat([z.unsqueeze(0), proposal.from_uniform(u.movedim(-1, 0))])
+    wanted = _features(y, mean, sd, prior.chain.energy.frequencies)[0]
+    assert torch.allclose(values, wanted, atol=1e-6)
+
+
+def test_stratified_uniforms_have_one_number_in_every_cell():
+    torch.manual_seed(0)
+    u = stratified(8, torch.zeros(300, 4))
+    assert torch.equal((8 * u).floor(), torch.arange(8.0).expand(300, 4, 8))
+    assert abs(float(u.mean()) - 0.5) < 0.002
+    assert float(u.min()) > 0
 
 
 def test_the_features_of_a_value_and_their_gradient():
@@ -59,9 +113,9 @@ def plain_objective(prior, z, n_samples):
     chain = prior.chain
     at_z, log_det = chain.columns(z)
     here = at_z.expand(chain.n_orderings, -1, -1)
-    log_q, proposal, at = chain.shaped(here, with_proposal=True)
+    log_q, proposal, at = chain.shaped(here)
     with torch.no_grad():
-        y = proposal.sample(n_samples)
+        y = proposal.from_uniform(stratified(n_samples, here).movedim(-1, 0))
     f = chain.energy(torch.cat([here.unsqueeze(0), y]), at)
     b, log_w = chain.energy.log_norm(at.context), f[1:]
     value = log_mean_exp((log_q + snl(f[0], log_w, b, reduction="none")).sum(-1) + log_det)
@@ -73,13 +127,9 @@ def plain_objective(prior, z, n_samples):
 @pytest.mark.parametrize("orderings", [1, 2])
 def test_the_objective_of_a_chain_is_that_of_the_plain_formulas(orderings, family):
     torch.manual_seed(0)
-    prior = AutoregressivePrior(
-        4, hidden=16, components=3, context=5, energy_hidden=8, orderings=orderings, family=family
-    ).double()
-    with torch.no_grad():
-        for parameter in prior.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        prior.chain.mixture_head.bias[:, ::7] += 14.0  # beyond the limits of scales and places
+    prior = a_prior(orderings=orderings, family=family)
+    prior.chain.columns.scale.mul_(1.7)
+    prior.chain.columns.center.add_(0.4)
     z = torch.randn(30, 4, dtype=torch.float64, requires_grad=True)
     inputs = [z, *prior.parameters()]
     torch.manual_seed(1)
@@ -87,11 +137,24 @@ def test_the_objective_of_a_chain_is_that_of_the_plain_formulas(orderings, famil
     found = gradients(value, inputs)
     torch.manual_seed(1)
     wanted, plain = plain_objective(prior, z, prior.n_samples)
-    assert torch.allclose(value, wanted, atol=1e-9)
+    assert torch.allclose(value, wanted, atol=1e-7)
     for name in ("gap", "ess"):
-        assert torch.allclose(metrics[name], plain[name].detach(), rtol=1e-9)
+        assert torch.allclose(metrics[name], plain[name].detach(), rtol=1e-7)
     for mine, autograds in zip(found, gradients(wanted, inputs), strict=True):
-        assert torch.allclose(mine, autograds, rtol=1e-6, atol=1e-8)
+        assert torch.allclose(mine, autograds, rtol=1e-5, atol=1e-6)
+
+
+def test_masked_weights_act_and_train_as_layer_by_layer():
+    torch.manual_seed(0)
+    layers = [ChainLinear(2, 3, 4, mask=torch.randint(2, (2, 4, 3)).float()) for _ in range(3)]
+    weights = [layer.weight for layer in layers]
+    found = torch.stack(masked_weights(layers))
+    wanted = torch.stack([layer.effective_weight() for layer in layers])
+    assert torch.equal(found, wanted)
+    for mine, autograds in zip(gradients(found, weights), gradients(wanted, weights), strict=True):
+        assert torch.equal(mine, autograds)
+    bare = ChainLinear(2, 3, 4)
+    assert masked_weights([bare])[0] is bare.weight
 
 
 def test_energies_do_not_move_the_heads_of_the_proposals():
@@ -101,9 +164,15 @@ def test_energies_do_not_move_the_heads_of_the_proposals():
     with torch.no_grad():
         prior.chain.energy.last.weight.normal_()
     z = torch.randn(20, 3, requires_grad=True)
-    log_q, _, at = prior.chain.shaped(z.unsqueeze(0), with_proposal=False)
-    f = prior.chain.energy(z.expand(1, 1, -1, -1), at)
-    head = prior.chain.mixture_head
+    chain, head = prior.chain, prior.chain.mixture_head
+    here = z.unsqueeze(0)
+    features = chain.trunk(chain.columns.encode(here).flatten(-2))
+    log_q, values, shape = placed(
+        features, head.effective_weight(), head.bias, here, stratified(4, here), chain.constants,
+        chain.limits, chain.energy.frequencies,
+    )  # fmt: skip
+    context = chain.trunk.outputs(chain.context_head, features)
+    f = chain.energy.unbounded(values, torch.cat([context, shape], -1))
     by_energy = torch.autograd.grad(f.sum(), [head.weight, head.bias, z], retain_graph=True)
     assert float(by_energy[0].abs().max()) == float(by_energy[1].abs().max()) == 0.0
     assert float(by_energy[2].abs().max()) > 0
@@ -113,6 +182,7 @@ def test_energies_do_not_move_the_heads_of_the_proposals():
 
 VIEWS = {"view", "_unsafe_view", "t", "transpose", "unsqueeze", "squeeze", "expand", "slice"}
 VIEWS |= {"split", "split_with_sizes", "detach", "select", "alias", "unbind", "permute"}
+VIEWS |= {"empty", "empty_like", "new_empty"}
 
 
 class Counted(TorchDispatchMode):
@@ -136,7 +206,7 @@ def test_a_step_of_a_chain_takes_fewer_operations_than_the_plain_formulas():
         prior.objective(z, GaussianPosterior(z, z), 1)[0].sum().backward()
     with Counted() as plain:
         plain_objective(prior, z, prior.n_samples)[0].sum().backward()
-    assert written_out.n < 0.85 * plain.n, (written_out.n, plain.n)
+    assert written_out.n < 0.6 * plain.n, (written_out.n, plain.n)
 
 
 def test_a_second_backward_pass_finds_the_same():

@@ -106,12 +106,18 @@ class FactorEnergy(nn.Module):
 
     def forward(self, y: Tensor, at: Factors) -> Tensor:
         """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
-        n, dim = y.shape[2:]
-        values = self.features(y, at.mean, at.sd).transpose(0, 1)  # (R, S, N, dim, F)
-        h = self.from_value(values.flatten(2, 3))  # (R, S, N * dim, hidden)
-        h = h + self.from_context(at.context.flatten(1, 2)).unsqueeze(1)
+        f = self.unbounded(self.features(y, at.mean, at.sd), at.context)
+        return 20 * torch.tanh(f / 20)
+
+    def unbounded(self, values: Tensor, context: Tensor) -> Tensor:
+        """``h`` with ``-E = 20 tanh(h / 20)``, ``(S, R, N, dim)``.
+
+        From features ``(S, R, N, dim, F)`` and contexts ``(R, N, dim, C)``.
+        """
+        n, dim = values.shape[2:4]
+        h = self.from_value(values.transpose(0, 1).flatten(2, 3))  # (R, S, N * dim, hidden)
+        h = h + self.from_context(context.flatten(1, 2)).unsqueeze(1)
         for i in range(0, len(self.layers), 2):
             h = h + self.layers[i + 1](silu(self.layers[i](silu(h))))
-        f = self.last(silu(h)).squeeze(-1)
-        f = 20 * torch.tanh(f / 20)
+        f: Tensor = self.last(silu(h)).squeeze(-1)
         return f.unflatten(2, (n, dim)).transpose(0, 1)

@@ -9,12 +9,15 @@ Columns keep their own places; an ordering only changes the masks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout, linear, silu
 
-__all__ = ["ChainLinear", "ResMADE", "draw_orderings"]
+__all__ = ["ChainLinear", "ResMADE", "draw_orderings", "masked_weights"]
 
 
 def draw_orderings(dim: int, count: int) -> Tensor:
@@ -73,9 +76,9 @@ class ChainLinear(nn.Module):
         """The weights that act: ``weight * mask``."""
         return self.weight if self.mask is None else self.weight * self.mask
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply map ``r`` to ``x[r]``."""
-        weight = self.effective_weight()
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Apply map ``r`` to ``x[r]``; by weights masked already, where they are given."""
+        weight = self.effective_weight() if weight is None else weight
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
             bias = None if self.bias is None else self.bias.squeeze(0)
             return linear(x, weight.squeeze(0), bias)
@@ -93,6 +96,35 @@ class ChainLinear(nn.Module):
             return torch.bmm(x, weight.transpose(1, 2))
         bias = self.bias.repeat_interleave(repeats, 0) if repeats > 1 else self.bias
         return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+class _Masked(torch.autograd.Function):
+    """Products of pairs of tensors, the second of each pair without gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, n: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*tensors[n:])
+        return tuple(torch._foreach_mul(tensors[:n], tensors[n:]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        masks = ctx.saved_tensors
+        return None, *torch._foreach_mul(upstream, masks), *[None] * len(masks)
+
+
+def masked_weights(layers: Sequence[ChainLinear]) -> list[Tensor]:
+    """The weights that act in masked layers: on a GPU one launch for all of them.
+
+    Example:
+        >>> layer = ChainLinear(1, 2, 1, mask=torch.tensor([[[1.0, 0.0]]]))
+        >>> masked_weights([layer])[0][0, 0, 1]
+        tensor(0., grad_fn=<SelectBackward0>)
+    """
+    masks = [layer.mask for layer in layers if layer.mask is not None]
+    if len(masks) < len(layers) or torch.compiler.is_compiling():
+        return [layer.effective_weight() for layer in layers]
+    return list(_Masked.apply(len(layers), *(layer.weight for layer in layers), *masks))
 
 
 class ResMADE(nn.Module):
@@ -162,20 +194,29 @@ class ResMADE(nn.Module):
         mask = mask.repeat_interleave(n, 1)
         return ChainLinear(stack, self.hidden, self.dim * n, mask=mask, zero=zero)
 
-    def outputs(self, head: ChainLinear, features: Tensor) -> Tensor:
+    def outputs(self, head: ChainLinear, features: Tensor, weight: Tensor | None = None) -> Tensor:
         """``(R, N, dim, n)`` from features ``(R, N, hidden)``."""
-        flat: Tensor = head(features)
+        flat: Tensor = head(features, weight)
         return flat.unflatten(-1, (self.dim, -1))
 
-    def forward(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``."""
-        h = self.first(inputs)
+    def forward(
+        self,
+        inputs: Tensor,
+        condition: Tensor | None = None,
+        weights: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``.
+
+        ``weights`` are those of ``first`` and ``layers``, masked already.
+        """
+        given = [None] * (1 + len(self.layers)) if weights is None else weights
+        h = self.first(inputs, given[0])
         if condition is not None and len(self.conditioners):
             h = h + self.conditioners[0](condition)
         for i in range(0, len(self.layers), 2):
-            inner = self.layers[i](silu(h))
+            inner = self.layers[i](silu(h), given[i + 1])
             if condition is not None and len(self.conditioners):
                 inner = inner + self.conditioners[i // 2 + 1](condition)
             inner = dropout(silu(inner), self.drop, self.training)
-            h = h + self.layers[i + 1](inner)
+            h = h + self.layers[i + 1](inner, given[i + 2])
         return silu(h)
