@@ -114,13 +114,21 @@ def bounds_of(model: Any, table: Any, device: str) -> dict[str, Any]:
     }
 
 
-def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
+def make_flow(dim: int, sizes: dict[str, Any], device: str) -> Any:
+    from flow_tails import SquashedFlow
     from selfnorm.flows import Flow
-    from selfnorm.loop import LoopOptions, run
 
     torch.distributions.Distribution.set_default_validate_args(False)  # it waits for the GPU
+    squash = sizes.get("squash", False)
+    options = {k: v for k, v in sizes.items() if k != "squash"}
+    return (SquashedFlow if squash else Flow)(dim, **options).to(device)
+
+
+def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
+    from selfnorm.loop import LoopOptions, run
+
     torch.manual_seed(job["seed"])
-    flow = Flow(table.dim, **job["model"]).to(device)
+    flow = make_flow(table.dim, job["model"], device)
     columns = None if table.name in CONTINUOUS else table.columns.to(device)
     loop = {**FLOW_LOOP, "validate_every": max(1, job["loop"]["max_steps"] // 30), **job["loop"]}
     began = wait(device)
@@ -138,14 +146,12 @@ def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, 
 def train_flow_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple[dict, Any]]:
     """Several seeds of a flow at once; ``seconds`` is the time of them all."""
     from flow_seeds import FlowSeeds, FlowSeedsTask
-    from selfnorm.flows import Flow
     from selfnorm.loop import LoopOptions, run
 
-    torch.distributions.Distribution.set_default_validate_args(False)
     flows, seeds = [], job["seeds"]
     for seed in seeds:
         torch.manual_seed(seed)
-        flows.append(Flow(table.dim, **job["model"]).to(device))
+        flows.append(make_flow(table.dim, job["model"], device))
     columns = None if table.name in CONTINUOUS else table.columns.to(device)
     loop = {**FLOW_LOOP, "validate_every": max(1, job["loop"]["max_steps"] // 30), **job["loop"]}
     together = {**loop, "batch_size": loop["batch_size"] * len(seeds)}
