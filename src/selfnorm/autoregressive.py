@@ -25,6 +25,10 @@ __all__ = ["AutoregressiveEBM"]
 # Places (rows x columns x nodes x orderings) handled at once outside training.
 PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**21}
 
+# A mixture component may start this narrow, in units of its column's scale: the step of the finest
+# grid that counts as one, a tenth of the interval that a repeated value stands for.
+NARROWEST_START = 1e-3
+
 
 class AutoregressiveEBM(nn.Module):
     r"""``p(x) = prod_i q_i(x_i | x_<i) exp(-E(x_i, c_i) - b_i)``, one EBM per coordinate.
@@ -153,7 +157,7 @@ class AutoregressiveEBM(nn.Module):
         low = place.floor().long().clamp_max(knots.shape[1] - 2)
         q = knots[:, low] + (place - low) * (knots[:, low + 1] - knots[:, low])  # (dim, 2k+1)
         loc = torch.cat([q[:, 1::2], knots.median(1, keepdim=True).values], 1)
-        width = ((q[:, 2::2] - q[:, :-2:2]) / 2).clamp_min(0.01)
+        width = ((q[:, 2::2] - q[:, :-2:2]) / 2).clamp_min(NARROWEST_START)
         log_scale = torch.cat([width.log(), torch.zeros_like(loc[:, :1])], 1)
         logits = torch.zeros_like(loc)
         logits[:, -1] = math.log(0.02 * k)
