@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -227,6 +228,25 @@ def test_weights_count() -> None:
     assert model.predict(X).mean() > 1.2
     with pytest.raises(DataError, match="positive sample weight"):
         model.fit(X, y, sample_weight=np.where(np.arange(400) < 3, 1.0, 0.0))
+
+
+def test_four_targets() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (300, 1))
+    first = X[:, 0] + 0.2 * rng.standard_normal(300)
+    skewed = np.exp(0.5 * rng.standard_normal(300)) * (1 + X[:, 0] ** 2)
+    beside = first + 0.3 * rng.standard_normal(300)
+    Y = np.stack([first, 10 * first**2 + rng.standard_normal(300), skewed, beside], axis=1)
+    model = EnergyRegressor(**SMALL).fit(X, Y)
+    assert model.sample(X[:3], 50, random_state=0).shape == (3, 50, 4)
+    assert model.log_norm_error_ < 0.05
+    # Normalised over the four of them, by importance sampling from a wide Gaussian.
+    drawn = model.sample([[0.3]], 400, random_state=0)[0]
+    wide = multivariate_normal(drawn.mean(0), 2 * np.cov(drawn.T))
+    points = wide.rvs(300, random_state=0)
+    log_p = model.log_prob(np.full((300, 1), 0.3), points)
+    share = np.exp(log_p - wide.logpdf(points))
+    assert share.mean() == pytest.approx(1.0, abs=4 * share.std() / 300**0.5)
 
 
 def test_two_targets() -> None:

@@ -3,12 +3,13 @@
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 
 import selfnorm as sn
 from selfnorm.errors import DataError
-from selfnorm.rows import as_rows, refuse_text
+from selfnorm.rows import as_rows, refuse_repeated_names, refuse_text
 
 ROWS = np.random.default_rng(0).gamma(2.0, size=(120, 2)).astype(np.float32)
 QUICK = {"max_steps": 3, "max_epochs": 100, "n_samples": 64, "seed": 0, "progress": False}
@@ -125,6 +126,22 @@ def test_estimators_name_the_column_that_holds_no_numbers(kind):
         sn.EnergyDensity(max_steps=2).fit(FRAMES[kind])
     with pytest.raises(DataError, match=r"column.*'town'"):
         sn.EnergyRegressor(max_epochs=1).fit(FRAMES[kind], np.arange(6.0))
+
+
+def test_two_columns_of_one_name_are_refused_by_that_name():
+    table = pd.DataFrame(ROWS[:, [0, 1, 0]], columns=["size", "age", "size"])
+    with pytest.raises(DataError, match="X: column 'size' appears 2 times"):
+        sn.EnergyDensity(max_steps=2).fit(table)
+    regressor = sn.EnergyRegressor(max_epochs=1)
+    with pytest.raises(DataError, match="X: column 'size' appears 2 times"):
+        regressor.fit(table, ROWS[:, 0])
+    with pytest.raises(DataError, match="y: column 'size' appears 2 times"):
+        regressor.fit(ROWS, table)
+
+
+def test_columns_of_equal_content_have_names_of_their_own():
+    refuse_repeated_names(pa.table({"a": [1.0, 2.0], "b": [1.0, 2.0]}))
+    refuse_repeated_names(pd.DataFrame({"a": [1.0, 2.0], "b": [1.0, 2.0]}))
 
 
 def test_numbers_in_columns_of_type_object_or_category_are_numbers():

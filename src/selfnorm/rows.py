@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = ["as_rows", "check_rows", "refuse_huge", "refuse_text"]
+__all__ = ["as_rows", "check_rows", "refuse_huge", "refuse_repeated_names", "refuse_text"]
 
 
 def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:
@@ -90,8 +90,24 @@ _TIMES = ("date", "time", "duration")
 _HUGE = 1e150  # squares of larger numbers are beyond double precision
 
 
+def refuse_repeated_names(X: Any, name: str = "X") -> None:
+    """Refuse a data frame in which two columns share a name: nothing could be asked for by it."""
+    columns = getattr(X, "columns", ())  # names in a data frame, whole columns in Arrow's tables
+    names = [str(column) for column in columns if isinstance(column, str | int | tuple)]
+    twice = [column for column in dict.fromkeys(names) if names.count(column) > 1]
+    if twice:
+        raise DataError(
+            f"{name}: column {twice[0]!r} appears {names.count(twice[0])} times; rename or drop "
+            "all but one"
+        )
+
+
 def refuse_text(X: Any) -> None:
-    """Name the columns of a data frame that hold text or dates: other messages show a cell only."""
+    """Name the columns of a data frame that hold text or dates, or that share a name.
+
+    Other messages show a cell only, or those of another library.
+    """
+    refuse_repeated_names(X)
     dtypes = getattr(X, "dtypes", None)
     if dtypes is None or not hasattr(X, "columns"):
         return
