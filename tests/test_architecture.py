@@ -11,8 +11,10 @@ ROOT = Path(selfnorm.__file__).parent
 FLOORS = [
     {"errors", "randomness", "torch_defaults", "gradients"},
     {
+        "counters",
         "functional",
         "schedules",
+        "snl_loss",
         "task",
         "history",
         "checkpoint",

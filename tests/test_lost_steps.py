@@ -64,8 +64,8 @@ class Replays:
     def replay(self):
         self.calls += 1
         if self.lost(self.calls):
-            self.owner._streak.add_(1)
-            self.owner._skipped.add_(1)
+            self.owner.counters.streak.add_(1)
+            self.owner.counters.skipped.add_(1)
         else:
             self.owner._step_once(self.owner._static_rows)
 

@@ -1,4 +1,4 @@
-"""The compiled step is the plain step up to rounding, and does without a compiler."""
+"""Every kind of step is the plain step up to rounding: compiled, in bf16, without host waits."""
 
 import shutil
 
@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import selfnorm as sn
+from selfnorm.counters import Counters
 from selfnorm.errors import SelfnormWarning
+from selfnorm.stepper import Stepper, make_optimizer
+from selfnorm.training import DensityTask
 
 
 def trained(**options):
@@ -74,3 +77,75 @@ def test_bf16_training_ends_where_full_precision_ends():
     assert plain.upper > start + 0.1  # something was learned
     assert 0 < abs(rounded.upper - plain.upper) < 0.03
     assert rounded.gap < 0.01
+
+
+class Spoiled(DensityTask):
+    """Losses of some steps are not finite; those of others long for a shorter gradient."""
+
+    calls = 0
+
+    def loss(self, batch):
+        self.calls += 1
+        value, metrics = super().loss(batch)
+        if self.calls in (3, 4, 8):
+            value = value * float("inf")
+        return (100 * value if self.calls % 2 else value), metrics
+
+
+def stepped(*, waits, weight_decay=0.0, own_proposal=False):
+    torch.manual_seed(3)
+    x = torch.randn(200, 2) * torch.tensor([1.0, 3.0]) + 1
+    q = sn.Gaussian.fit_to(x)
+    torch.manual_seed(0)
+    model = sn.EBM(sn.MLP(2, hidden=(16,)), base=q)
+    task = Spoiled(model, sn.StudentT.fit_to(x) if own_proposal else None, n_samples=64)
+    optimizer = make_optimizer(task, "adamw", weight_decay)
+    stepper = Stepper(task, optimizer, (x,), clip_norm=0.5, ema=0.9, capture=False)
+    stepper._waits = waits
+    for k in range(8):
+        stepper.step(torch.arange(20 * k, 20 * k + 20), 1e-2 / (k + 1), k)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), stepper
+
+
+@pytest.mark.parametrize("own_proposal", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_step_that_never_asks_the_host_is_the_step_that_does(weight_decay, own_proposal):
+    options = {"weight_decay": weight_decay, "own_proposal": own_proposal}
+    plain, asked = stepped(waits=True, **options)
+    free, unasked = stepped(waits=False, **options)
+    torch.testing.assert_close(free, plain, rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(unasked.average, asked.average, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    steps = {float(s["step"]) for s in unasked.optimizer.state.values()}
+    assert steps == {5.0}  # the lost steps are none of Adam's
+    means, expected = unasked.read(), asked.read()
+    assert means == pytest.approx(expected, rel=1e-4)
+    assert list(means) == ["loss", "grad_norm", "lower", "upper"]
+    assert (unasked.skipped, unasked.bad_streak) == (asked.skipped, asked.bad_streak) == (3, 1)
+
+
+def test_counts_and_sums_survive_a_restart():
+    device = torch.device("cpu")
+    counters = Counters(device)
+    for loss in (1.0, float("nan"), 2.0, float("inf"), float("nan")):
+        counters.observe(torch.tensor(loss), torch.tensor(0.5), {"lower": torch.tensor(-loss)})
+    again = Counters(device)
+    counts = [counters.good, counters.streak, counters.skipped]
+    again.restore(counts, counters.names, counters.totals)
+    bad = again.observe(torch.tensor(5.0), torch.tensor(1.0), {"lower": torch.tensor(-4.0)})
+    assert not bool(bad)
+    assert (float(again.good), float(again.streak), float(again.skipped)) == (3.0, 0.0, 3.0)
+    assert again.totals.tolist() == [8.0, 2.0, -7.0]
+
+
+def test_the_base_density_at_the_data_is_computed_once(monkeypatch):
+    """It is constant over the run: only its gathering belongs into a step."""
+    calls = []
+    plain = sn.Gaussian.log_prob
+    monkeypatch.setattr(
+        sn.Gaussian, "log_prob", lambda self, x: (calls.append(len(x)), plain(self, x))[1]
+    )
+    x = torch.randn(200, 2)
+    model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
+    sn.fit(model, x, n_samples=64, batch_size=20, max_steps=7, seed=0, progress=False)
+    assert 20 not in calls

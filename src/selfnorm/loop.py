@@ -167,7 +167,7 @@ class _Run:
         finally:
             bar.close()
         history.stopped = history.stopped or "max_epochs"
-        self.stepper.skipped = int(self.stepper._skipped)  # also those since the last look
+        self.stepper.skipped = int(self.stepper.counters.skipped)  # also those since the last look
         self._adopt_best()
         self.task.module.eval()
         history.final = self.task.finish(self.data)
@@ -212,7 +212,7 @@ class _Run:
             return not self.history.stopped
         if means is None:
             # On the CPU reading the counter is free; on CUDA this is one small copy.
-            self.stepper.bad_streak = int(self.stepper._streak)
+            self.stepper.bad_streak = int(self.stepper.counters.streak)
         steps, lost = self.step - self.seen[0], self.stepper.skipped - self.seen[1]
         lossy = means is not None and lost > max(_MAX_BAD_STREAK, _MAX_LOST * steps)
         bad = self.stepper.bad_streak >= _MAX_BAD_STREAK or (lossy and self.stepper.captured)
@@ -336,6 +336,7 @@ class _Run:
     def _state(self) -> dict[str, Any]:
         history = self.history.to_dict()
         history["skipped_steps"] = self.stepper.skipped
+        counters = self.stepper.counters
         return {
             "training": self._training_state(),
             "best": self.best,
@@ -344,8 +345,8 @@ class _Run:
             "order": self.order,
             "lr_scale": self.lr_scale,
             "stale": self.stale,
-            "counters": [self.stepper._good, self.stepper._streak, self.stepper._skipped],
-            "metrics": (list(self.stepper.metric_names), self.stepper._totals),
+            "counters": [counters.good, counters.streak, counters.skipped],
+            "metrics": (list(counters.names), counters.totals),
             "history": history,
             "seconds": self.seconds_before + time.perf_counter() - self.began,
             "random": torch.get_rng_state(),
@@ -382,11 +383,8 @@ class _Run:
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
         self.history = History.from_dict(state["history"])
         self.stepper.skipped = self.history.skipped_steps
-        counters = (self.stepper._good, self.stepper._streak, self.stepper._skipped)
-        for mine_counter, saved in zip(counters, state["counters"], strict=True):
-            mine_counter.copy_(saved)
         names, totals = state["metrics"]
-        self.stepper.metric_names, self.stepper._totals = tuple(names), totals.to(self.device)
+        self.stepper.counters.restore(state["counters"], tuple(names), totals)
         self.seconds_before = state["seconds"]
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":

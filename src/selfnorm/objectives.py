@@ -15,6 +15,7 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
+from selfnorm.snl_loss import snl_loss
 
 __all__ = ["Objective", "WeightObjective", "available", "get", "register"]
 
@@ -67,23 +68,39 @@ class WeightObjective:
         self.needs_proposal_at_data = needs_proposal_at_data
 
     def loss(
-        self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
+        self,
+        model: EBM,
+        proposal: Proposal,
+        x: Tensor,
+        n_samples: int,
+        log_base: Tensor | None = None,
     ) -> tuple[Tensor, Metrics]:
-        """Loss and metrics on one mini-batch."""
+        """Loss and metrics on one mini-batch.
+
+        ``log_base`` may bring ``log d(x_i)``, ``(n,)``, where the base is the proposal and its
+        density at the data is known already.
+        """
+        n = len(x)
         with torch.no_grad():
             points = torch.cat([x, proposal.sample((n_samples,))])
         if proposal is model.base:
             # Base and proposal cancel in the weights: log w = -E, no density to compute there.
-            log_w_data, log_w = model.negative_energy(points).split([len(x), n_samples])
+            log_w = model.negative_energy(points)
             with torch.no_grad():
-                log_q_data = proposal.log_prob(x)
+                log_q_data = proposal.log_prob(x) if log_base is None else log_base
+            if self.value is _snl:
+                return _snl_loss(log_w, n, model.log_norm, log_q_data.mean())
+            log_w_data, log_w = log_w.split([n, n_samples])
             log_p_data = log_w_data + log_q_data
         else:
             with torch.no_grad():
-                asked = points if self.needs_proposal_at_data else points[len(x) :]
+                asked = points if self.needs_proposal_at_data else points[n:]
                 log_q = proposal.log_prob(asked)
-                log_q_data = log_q[: len(x)] if self.needs_proposal_at_data else x.new_zeros(())
-            log_p_data, log_w = model.log_unnormalized(points).split([len(x), n_samples])
+                log_q_data = log_q[:n] if self.needs_proposal_at_data else x.new_zeros(())
+            log_p = model.log_unnormalized(points)
+            if self.value is _snl:
+                return _snl_loss(log_p - torch.cat([log_q.new_zeros(n), log_q]), n, model.log_norm)
+            log_p_data, log_w = log_p.split([n, n_samples])
             log_w_data, log_w = log_p_data - log_q_data, log_w - log_q[-n_samples:]
         log_z = F.log_mean_exp(log_w)
         value = self.value(Weights(log_p_data, log_w_data, log_w, log_z, model.log_norm))
@@ -93,6 +110,13 @@ class WeightObjective:
             upper = log_p_data.mean() - log_z
             lower = upper - F.bound_gap(log_z - model.log_norm)
         return -value, {"lower": lower, "upper": upper}
+
+
+def _snl_loss(
+    terms: Tensor, n_data: int, log_norm: Tensor, constant: Tensor | None = None
+) -> tuple[Tensor, Metrics]:
+    loss, upper = snl_loss(terms, n_data, log_norm, constant)
+    return loss, {"lower": -loss.detach(), "upper": upper}
 
 
 def _snl(w: Weights) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfnorm.counters import Counters
 from selfnorm.errors import SelfnormWarning
 from selfnorm.task import Task
 
@@ -23,6 +24,7 @@ __all__ = ["Stepper", "make_optimizer"]
 Loss = Callable[[tuple[Tensor, ...]], tuple[Tensor, dict[str, Tensor]]]
 
 _WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS allocate lazily
+_FLAT = 2**20  # numbers in all gradients up to which a copy in one piece is the quicker norm
 
 
 def make_optimizer(task: Task, name: str, weight_decay: float) -> torch.optim.Optimizer:
@@ -103,35 +105,35 @@ class Stepper:
         self.task = task
         self._loss = _compiled(task) if compiled else task.loss
         self.optimizer = optimizer
-        self.data = data
+        columns: Any = getattr(task, "data_columns", None)
+        self.data = data if columns is None else (*data, *columns(data))
         self.clip_norm = clip_norm
         self.ema = ema
         self.device = data[0].device
         self.params = [p for g in optimizer.param_groups for p in g["params"]]
         self.average = [p.detach().clone() for p in self.params] if ema is not None else []
         self.on_cuda = self.device.type == "cuda"
+        self._waits = not self.on_cuda  # the host decides on each step, where asking it is cheap
+        groups = optimizer.param_groups
+        self._scales_itself = all(group.get("fused") for group in groups)
+        scales = [float(group.get("lr_scale", 1.0)) for group in groups]
+        self._lr_scales = torch.tensor(scales, device=self.device)
+        self._rates = torch.zeros_like(self._lr_scales)
+        self._places = self._rates.unbind()
+        self._epsilon = torch.full((), 1e-6 / (clip_norm or 1.0), device=self.device)
         self.capture = capture and self.on_cuda and getattr(task, "capturable", False)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static_rows: Tensor | None = None
         self._n_eager = 0
-        # Device-side counters: number of good steps since the last read, bad steps in a row, total.
-        self._good = torch.zeros((), device=self.device)
-        self._streak = torch.zeros((), device=self.device)
-        self._skipped = torch.zeros((), device=self.device)
+        self._one = torch.ones((), device=self.device)
+        self.counters = Counters(self.device)
         self._keep = torch.full((), ema if ema is not None else 0.0, device=self.device)
-        self.metric_names: tuple[str, ...] = ()
-        self._totals = torch.zeros(0, device=self.device)
         self.skipped = 0
         self.bad_streak = 0
 
     def step(self, rows: Tensor, lr: float, n_done: int) -> None:
         """Take one step on the given rows of the data."""
-        for group in self.optimizer.param_groups:
-            value = lr * group["lr_scale"]
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(value)
-            else:
-                group["lr"] = value
+        self._set_rates(lr)
         if self.ema is not None:
             # A young average forgets faster, so that it does not drag the initialisation along.
             self._keep.fill_(min(self.ema, (1 + n_done) / (10 + n_done)))
@@ -157,18 +159,18 @@ class Stepper:
 
     def read(self) -> dict[str, float]:
         """Means of the metrics since the last read; also updates the counters."""
-        good = max(float(self._good), 1.0)
-        totals = self._totals.tolist()
-        means = {name: total / good for name, total in zip(self.metric_names, totals, strict=True)}
-        self.skipped = int(self._skipped)
-        self.bad_streak = int(self._streak)
-        self._good.zero_()
-        self._totals.zero_()
+        counters = self.counters
+        good = max(float(counters.good), 1.0)
+        sums = zip(counters.names, counters.totals.tolist(), strict=True)
+        means = {name: total / good for name, total in sums}
+        self.skipped = int(counters.skipped)
+        self.bad_streak = int(counters.streak)
+        counters.clear()
         return means
 
     def reset_streak(self) -> None:
         """Forget the current run of bad steps (after a roll-back)."""
-        self._streak.zero_()
+        self.counters.streak.zero_()
         self.bad_streak = 0
 
     @property
@@ -219,40 +221,56 @@ class Stepper:
     def _step_once(self, rows: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         loss, metrics = self._loss(tuple(t[rows] for t in self.data))
-        loss.backward()
+        loss.backward(self._one.to(loss.dtype).expand_as(loss))
         own: Any = getattr(self.task, "condition_gradients", None)
         if own is not None:  # e.g. models trained together, clipped and skipped one by one
             norm = own(self.clip_norm)
         else:
-            grads = [p.grad for p in self.params if p.grad is not None]
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-            if self.clip_norm is not None and (self.on_cuda or float(norm) > self.clip_norm):
-                torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
-        finite = torch.isfinite(loss.detach()) & torch.isfinite(norm)
-        if self.on_cuda:
+            norm = self._clip([p.grad for p in self.params if p.grad is not None])
+        bad = self.counters.observe(loss, norm, metrics)
+        if not self._waits:
             # The fused optimiser skips the update itself where found_inf is 1.
-            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        elif bool(finite):
+        elif not bool(bad):
             self.optimizer.step()
         if self.ema is not None:
             with torch.no_grad():
                 torch._foreach_sub_(self.average, self.params)
                 torch._foreach_mul_(self.average, self._keep)
                 torch._foreach_add_(self.average, self.params)
-        self._count(finite, {"loss": loss.detach(), "grad_norm": norm, **metrics})
 
-    def _count(self, finite: Tensor, metrics: dict[str, Tensor]) -> None:
-        if not self.metric_names:
-            self.metric_names = tuple(metrics)
-            self._totals = torch.zeros(len(metrics), device=self.device)
-        bad = (~finite).float()
-        self._good.add_(1 - bad)
-        self._skipped.add_(bad)
-        self._streak.add_(1).mul_(bad)
-        # One small vector for all metrics: adding them one by one costs more than computing them.
-        values = torch.stack([metrics[name].detach() for name in self.metric_names])
-        self._totals.add_(torch.where(finite, values, 0.0))
+    def _clip(self, grads: list[Tensor]) -> Tensor:
+        """Norm of the gradient, which is shortened to ``clip_norm`` where it is longer."""
+        small = sum(g.numel() for g in grads) <= _FLAT and all(g.is_contiguous() for g in grads)
+        if small and not self._waits:
+            norm = torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in grads]))
+        else:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        if self.clip_norm is None:
+            return norm
+        if self._waits:
+            if float(norm) > self.clip_norm:
+                torch._foreach_mul_(grads, self.clip_norm / (norm + 1e-6))
+        elif self._scales_itself:
+            # (norm + 1e-6) / clip_norm, by which the fused optimiser divides on its way.
+            longer = torch.add(self._epsilon, norm, alpha=1 / self.clip_norm)
+            self.optimizer.grad_scale = longer.clamp_min(1.0).float()  # type: ignore[attr-defined]
+        else:
+            torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
+        return norm
+
+    def _set_rates(self, lr: float) -> None:
+        groups = self.optimizer.param_groups
+        if not isinstance(groups[0]["lr"], Tensor):
+            for group in groups:
+                group["lr"] = lr * group["lr_scale"]
+            return
+        # All groups in one launch. The places are put in again, since loading a state replaces
+        # them; a captured graph reads and keeps the very same ones.
+        torch.mul(self._lr_scales, lr, out=self._rates)
+        for group, place in zip(groups, self._places, strict=True):
+            group["lr"] = place
 
     def _try_capture(self, rows: Tensor) -> None:
         self._static_rows = rows.clone()

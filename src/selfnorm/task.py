@@ -13,7 +13,11 @@ __all__ = ["LoopOptions", "Task"]
 
 
 class Task(Protocol):
-    """What is trained: a module, its loss, its validation."""
+    """What is trained: a module, its loss, its validation.
+
+    A task may also define ``data_columns(data)``: further tensors with one entry per row, computed
+    once, which come to :meth:`loss` behind those of the data.
+    """
 
     @property
     def module(self) -> nn.Module:

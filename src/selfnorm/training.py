@@ -243,7 +243,19 @@ class DensityTask:
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """The objective on one mini-batch with fresh proposal samples."""
-        return self.objective.loss(self.module, self.proposal, batch[0], self.n_samples)
+        x, *columns = batch
+        if columns and isinstance(self.objective, objectives.WeightObjective):
+            return self.objective.loss(self.module, self.proposal, x, self.n_samples, columns[0])
+        return self.objective.loss(self.module, self.proposal, x, self.n_samples)
+
+    @torch.no_grad()
+    def data_columns(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What a step needs of each row and no training changes: ``log d(x_i)`` of a base that is
+        the proposal too. The loop hands it to :meth:`loss` beside the row."""
+        known = self.proposal is self.module.base and not self.proposal.trainable
+        if not known or not isinstance(self.objective, objectives.WeightObjective):
+            return ()
+        return (self.proposal.log_prob(data[0]),)
 
     @torch.no_grad()
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:

@@ -260,7 +260,7 @@ class VAETask:
     def guard(self, stepper: Any, *, looking: bool) -> str:
         """Reason to stop, or an empty string: spikes, or steps that stay non-finite."""
         if not looking:
-            stepper.bad_streak = int(stepper._streak)
+            stepper.bad_streak = int(stepper.counters.streak)
         if stepper.bad_streak >= _GIVE_UP_AFTER:
             return "diverged"
         stopping = self.monitor == "stop" and self.spikes is not None and self.spikes.spiked

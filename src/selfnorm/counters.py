@@ -1,0 +1,92 @@
+"""What a run counts and sums on the device: good and lost steps, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["Counters"]
+
+_GOOD, _SKIPPED, _STREAK, _FIRST = 0, 1, 2, 3  # places in the vector; then the metrics
+
+
+class Counters:
+    """Counts of steps and sums of metrics in **one** small vector, updated without a host wait.
+
+    One vector, because on a GPU every operation on a single number is a launch by itself.
+
+    Attributes:
+        names: the metrics, in the order of their sums; known from the first step on.
+
+    Example:
+        >>> counters = Counters(torch.device("cpu"))
+        >>> for loss in (2.0, float("nan"), 4.0):
+        ...     bad = counters.observe(torch.tensor(loss), torch.tensor(1.0), {})
+        >>> float(counters.good), float(counters.skipped), float(counters.streak)
+        (2.0, 1.0, 0.0)
+        >>> counters.totals
+        tensor([6., 2.])
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._vector = torch.zeros(_FIRST, device=device)
+        self._allot(())
+
+    def _allot(self, names: tuple[str, ...]) -> None:
+        """Room for these metrics; what was counted is kept, sums begin at zero."""
+        self.names = names
+        counted = self._vector[:_FIRST]
+        self._vector = torch.cat([counted, counted.new_zeros(len(names))])
+        self._lead = torch.tensor([1.0, 0.0, 0.0], device=self.device)  # of a good step
+        self._if_bad = torch.zeros_like(self._vector)
+        self._if_bad[_SKIPPED : _STREAK + 1] = 1.0
+        self._kept = torch.ones_like(self._vector)  # a good step ends a streak
+        self._kept[_STREAK] = 0.0
+
+    def observe(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
+        """Count a step; returns whether it must be skipped: loss or gradient norm not finite."""
+        seen = {"loss": loss, "grad_norm": norm, **metrics}
+        if not self.names:
+            self._allot(tuple(seen))
+        parts = [seen[name].detach().reshape(1) for name in self.names]
+        values = torch.cat([self._lead, *parts]).to(self._vector.dtype)
+        # Zero times a number is zero unless the number is not finite.
+        bad: Tensor = (values[_FIRST : _FIRST + 2] * 0).sum() != 0
+        counted = torch.addcmul(values, self._vector, self._kept)
+        torch.where(bad, self._vector + self._if_bad, counted, out=self._vector)
+        return bad
+
+    def clear(self) -> None:
+        """Begin the means anew; the count of lost steps goes on."""
+        self.good.zero_()
+        self.totals.zero_()
+
+    def restore(self, counts: list[Tensor], names: tuple[str, ...], totals: Tensor) -> None:
+        """Go on from the saved ``[good, streak, skipped]`` and sums."""
+        self._allot(names)
+        for mine, saved in zip((self.good, self.streak, self.skipped), counts, strict=True):
+            mine.copy_(saved)
+        self.totals.copy_(totals)
+
+    @property
+    def good(self) -> Tensor:
+        """Steps taken since the last :meth:`clear`."""
+        return self._vector[_GOOD]
+
+    @property
+    def skipped(self) -> Tensor:
+        """Steps lost in all."""
+        return self._vector[_SKIPPED]
+
+    @property
+    def streak(self) -> Tensor:
+        """Steps lost in a row, up to now."""
+        return self._vector[_STREAK]
+
+    @property
+    def totals(self) -> Tensor:
+        """Sums of the metrics over good steps since the last :meth:`clear`."""
+        return self._vector[_FIRST:]

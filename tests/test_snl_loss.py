@@ -1,0 +1,87 @@
+"""SNL with its gradient written out is functional.snl under autograd."""
+
+import math
+
+import pytest
+import torch
+
+import selfnorm as sn
+from selfnorm import functional as F
+from selfnorm import objectives
+from selfnorm.snl_loss import snl_loss
+
+
+def by_autograd(terms, n, b, constant):
+    value = F.snl(terms[:n] + constant, terms[n:], b)
+    grads = torch.autograd.grad(-value, (terms, b))
+    return -value.detach(), F.importance_ml(terms[:n] + constant, terms[n:]), grads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("shift", "b"),
+    [(0.0, 0.3), (200.0, 199.0), (-300.0, -301.0), (50.0, -45.0), (0.0, 60.0)],
+    ids=["ordinary", "huge weights", "tiny weights", "beyond the cap", "b far above"],
+)
+def test_value_and_gradient_are_those_of_autograd(dtype, shift, b):
+    torch.manual_seed(0)
+    terms = (3 * torch.randn(7 + 50, dtype=dtype) + shift).requires_grad_()
+    b = torch.tensor(b, dtype=dtype, requires_grad=True)
+    constant = torch.tensor(-1.7, dtype=dtype)
+    value, upper, grads = by_autograd(terms, 7, b, constant)
+    loss, found_upper = snl_loss(terms, 7, b, constant)
+    (2 * loss).backward()  # whatever comes after it must reach the gradient
+    torch.testing.assert_close(loss.detach(), value, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found_upper, upper.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(terms.grad, 2 * grads[0], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(b.grad, 2 * grads[1], rtol=1e-4, atol=1e-6)
+
+
+def test_samples_of_zero_weight_have_no_pull():
+    terms = torch.tensor([0.5, -math.inf, 1.0, -math.inf], requires_grad=True)
+    b = torch.tensor(0.2, requires_grad=True)
+    loss, _ = snl_loss(terms, 1, b)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.2 - 0.5 + math.exp(0.8) / 3 - 1, rel=1e-6)
+    torch.testing.assert_close(terms.grad, torch.tensor([-1.0, 0.0, math.exp(0.8) / 3, 0.0]))
+
+
+def test_all_weights_zero_is_a_finite_step():
+    """No sample saw any mass: SNL is still defined, and pulls on the data and on b alone."""
+    terms = torch.tensor([0.5, -math.inf, -math.inf], requires_grad=True)
+    b = torch.tensor(0.2, requires_grad=True)
+    loss, _ = snl_loss(terms, 1, b)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(0.2 - 0.5 - 1)
+    assert terms.grad.tolist() == [-1.0, 0.0, 0.0]
+    assert float(b.grad) == 1.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_impossible_weight_shows_in_the_loss(bad):
+    loss, _ = snl_loss(torch.tensor([0.0, 1.0, bad]), 1, torch.tensor(0.0))
+    assert not math.isfinite(float(loss))
+
+
+@pytest.mark.parametrize("own_proposal", [False, True])
+def test_the_objective_is_functional_snl_of_the_model(own_proposal):
+    torch.manual_seed(0)
+    x = torch.randn(40, 2) * torch.tensor([1.0, 3.0]) + 1
+    base = sn.Gaussian.fit_to(x)
+    q = sn.StudentT.fit_to(x) if own_proposal else base
+    model = sn.EBM(sn.MLP(2, hidden=(16,)), base=base, log_norm=0.4)
+    params = list(model.parameters())
+    torch.manual_seed(5)
+    loss, metrics = objectives.get("snl").loss(model, model.base if q is base else q, x, 300)
+    found = torch.autograd.grad(loss, params)
+    torch.manual_seed(5)
+    samples = q.sample((300,))
+    log_w = model.log_unnormalized(samples) - q.log_prob(samples)
+    value = F.snl(model.log_unnormalized(x), log_w, model.log_norm)
+    torch.testing.assert_close(loss, -value)
+    torch.testing.assert_close(metrics["lower"], value.detach())
+    torch.testing.assert_close(
+        metrics["upper"], F.importance_ml(model.log_unnormalized(x), log_w).detach()
+    )
+    for mine, theirs in zip(found, torch.autograd.grad(-value, params), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
