@@ -50,7 +50,7 @@ def flow_jobs(dataset: str) -> list[dict[str, Any]]:
     width = 512 if dataset == "bsds300" else 256
     large = {"transforms": 10, "hidden": (width, width)}
     small = {"transforms": 5, "hidden": (128, 128)}
-    steps = {"bsds300": 2000, "power": 5000, "shuttle": 8000, "mammography": 5000}
+    steps = {"bsds300": 2000, "power": 5000, "shuttle": 6000, "mammography": 5000}
     nsf: dict[str, Any] = {"max_steps": steps.get(dataset, 2000)}
     maf: dict[str, Any] = {"max_steps": 2500 if dataset == "bsds300" else 3000}
     if dataset not in SMALL:
