@@ -16,7 +16,8 @@ INTRODUCTION = """# The paper's tables, reproduced
 
 Every table here is made from a JSON file under `results/` by `python docs/generate.py`; each file
 holds one row per run, the command, the versions and the hardware. Log-likelihoods are in nats,
-higher is better.
+higher is better. `selfnorm reproduce all` makes the tables in one go, resumable, with a page of its
+own ([how](speed.md#the-whole-paper-in-one-go)).
 """
 
 

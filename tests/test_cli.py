@@ -57,6 +57,9 @@ def test_datasets_says_what_is_there_and_where_it_looked(tmp_path):
         (["reproduce", "nonsense"], "unknown table 'nonsense'"),
         (["reproduce", "toy2d", "--recipe", "typo"], "unknown recipe 'typo'"),
         (["reproduce", "all", "--recipe", "best"], "takes no --recipe"),
+        (["reproduce", "all", "--only", "toy3d"], "no piece 'toy3d'"),
+        (["reproduce", "toy2d", "--only", "toy2d/paper"], "takes no --only"),
+        (["reproduce", "toy2d", "--side-by-side", "2"], "takes no --side-by-side"),
         (["reproduce", "toy2d", "--device", "abacus"], "device 'abacus' cannot be used"),
     ],
 )

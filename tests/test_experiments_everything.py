@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormError
 from selfnorm.experiments import everything, toy2d, uci
 from selfnorm.experiments.everything import Piece
 
@@ -38,7 +38,8 @@ def run(out, **changes):
 def test_everything_runs_once_and_says_what_is_missing(quick, tmp_path):
     page = run(tmp_path / "out").read_text()
     assert len(quick) == 2
-    assert "| toy2d/paper | 2 |" in page
+    assert "| toy2d/paper | complete | 2 of 2 rows |" in page
+    assert "| uci/paper | no data |" in page
     assert "four_circles" in page
     assert "-1.914" in page  # the paper's number, beside ours
     assert "power" in page  # the missing files are named
@@ -76,10 +77,11 @@ def test_more_seeds_are_not_taken_for_finished(quick, tmp_path):
     assert [c.seed for c in quick] == [0, 0, 1, 1]
 
 
-def test_other_errors_are_not_swallowed(quick, tmp_path, monkeypatch):
+def test_other_errors_are_told_when_the_others_have_had_their_turn(quick, tmp_path, monkeypatch):
     def broken(**options):
         raise DataError("broken file")
 
     monkeypatch.setattr(uci, "run", broken)
-    with pytest.raises(DataError, match="broken file"):
-        run(tmp_path)
+    with pytest.raises(SelfnormError, match="uci/paper: broken file"):
+        run(tmp_path, pieces=PIECES[::-1])
+    assert "| toy2d/paper | complete |" in (tmp_path / "all.md").read_text()

@@ -87,7 +87,16 @@ def reproduce(
         typer.Option(help="toy2d: 'train' (default), 'population' or 'per_split'."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="toy2d, toy1d, all: runs side by side; default 1.")
+        int | None,
+        typer.Option(min=1, help="toy2d, toy1d, all: runs side by side; 1 (all on a GPU: 4)."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="all: only these pieces, e.g. toy2d/paper or toy2d (repeatable)."),
+    ] = None,
+    side_by_side: Annotated[
+        int | None,
+        typer.Option(min=1, help="all: pieces at once, in processes; 1, on a GPU 5."),
     ] = None,
     together: Annotated[
         bool | None,
@@ -117,6 +126,8 @@ def reproduce(
         "scaling": scaling,
         "together": together,
         "jobs": jobs,
+        "only": only,
+        "side_by_side": side_by_side,
         "seeds": seeds,
     }
     options: dict[str, Any] = {
@@ -146,10 +157,11 @@ _OWN_OPTIONS = {
     "images": {"recipe", "datasets", "objectives", "proposals"},
     "images_ablation": {"recipe", "datasets", "objectives"},
     "mnist": {"recipe", "models", "ngf", "energy_layers"},
-    "all": {"jobs"},
+    "all": {"jobs", "only", "side_by_side"},
 }
 _FLAGS = {"datasets": "dataset", "bases": "base", "objectives": "objective"}
 _FLAGS |= {"proposals": "proposal", "models": "model", "energy_layers": "energy-layers"}
+_FLAGS |= {"side_by_side": "side-by-side"}
 
 
 def _refuse_unknown(table: str, given: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from selfnorm.errors import MissingDataError
 
-__all__ = ["KNOWN_FILES", "DataFile", "data_directory", "find_file", "listing"]
+__all__ = ["KNOWN_FILES", "DataFile", "data_directory", "find_file", "is_present", "listing"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,18 @@ def data_directory(given: str | Path | None = None) -> Path:
     if from_environment:
         return Path(from_environment)
     return Path.home() / ".cache" / "selfnorm"
+
+
+def is_present(name: str, given: str | Path | None = None) -> bool:
+    """Whether a file of a known data set is there.
+
+    Example:
+        >>> is_present("power", "/nonexistent")
+        False
+    """
+    directory = data_directory(given)
+    entry = next(entry for entry in KNOWN_FILES if entry.name == name)
+    return any((directory / path).exists() for path in entry.paths)
 
 
 def find_file(

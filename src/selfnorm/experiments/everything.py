@@ -6,46 +6,23 @@ goes on where the first one stopped, and one with more data files adds what was 
 
 from __future__ import annotations
 
-import json
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from selfnorm.errors import MissingDataError
-from selfnorm.experiments.report import Table, hardware, markdown_table
+import torch
+
+from selfnorm.errors import SelfnormError
+from selfnorm.experiments.piece_processes import run_in_processes
+from selfnorm.experiments.pieces import PIECES, Outcome, Piece, Settings, chosen, run_piece
+from selfnorm.experiments.pieces_page import View, page
 
 __all__ = ["PIECES", "Piece", "run"]
 
-
-@dataclass(frozen=True)
-class Piece:
-    """One table with one recipe; ``seeds`` is how many repetitions the paper's protocol asks."""
-
-    table: str
-    recipe: str
-    seeds: int
-
-    @property
-    def name(self) -> str:
-        """Folder of the result files below ``--out``."""
-        return f"{self.table}/{self.recipe}"
-
-
-# Quick tables first: whoever stops early has the most tables.
-PIECES = (
-    Piece("toy2d", "paper", 5),
-    Piece("toy2d", "best", 5),
-    Piece("toy1d", "paper", 5),
-    Piece("toy1d", "best", 5),
-    Piece("uci", "paper", 3),
-    Piece("images", "best", 3),
-    Piece("mnist", "best", 2),
-    Piece("images", "paper", 3),
-    Piece("mnist", "paper", 2),
-)
+_ON_A_GPU = 5  # pieces at once: most of them are too small to fill it alone
 
 
 def run(
@@ -55,72 +32,87 @@ def run(
     seeds: int | None = None,
     progress: bool = True,
     data_dir: str | Path | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     pieces: Sequence[Piece] = PIECES,
+    only: Sequence[str] | None = None,
+    side_by_side: int | None = None,
     options: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
     """Run what is missing of every piece, and write ``all.md`` into ``out``.
+
+    The page is written at the beginning and after every piece, so that a killed call leaves one.
 
     Args:
         out: directory; the table ``T`` of recipe ``R`` goes to ``out/T/R``.
         device: torch device.
         seeds: repetitions, for every table; by default what each table's protocol asks.
-        progress: show which piece is running, and its own progress.
+        progress: show one line per piece (one piece at a time: its own progress as well).
         data_dir: where data files are.
-        jobs: runs side by side, for tables that can.
+        jobs: runs side by side *within* a piece, for tables that can; 1, on a GPU 4 or as many as
+            the processor has room for.
         pieces: which tables, in which order.
+        only: names of some of them, ``"toy2d/paper"`` or ``"toy2d"``.
+        side_by_side: pieces at once, each in a process of its own; 1, on a GPU 5.
         options: further options by table name, passed to its ``run``.
 
     Returns:
         The results page.
+
+    Raises:
+        SelfnormError: a piece failed; raised when all others have had their turn.
     """
     directory = Path(out)
-    notes: dict[str, str] = {}
-    for number, piece in enumerate(pieces, 1):
-        _say(progress, f"[{number}/{len(pieces)}] {piece.name}")
-        began = time.perf_counter()
-        module = import_module(f"selfnorm.experiments.{piece.table}")
-        try:
-            table: Table = module.run(
-                recipe=piece.recipe,
-                seeds=seeds or piece.seeds,
-                out=directory / piece.name,
-                device=device,
-                progress=progress,
-                data_dir=data_dir,
-                jobs=jobs,
-                **(options or {}).get(piece.table, {}),
-            )
-        except MissingDataError as error:
-            notes[piece.name] = f"not run: {error}"
-            _say(progress, notes[piece.name])
-            continue
-        seconds = time.perf_counter() - began
-        _say(progress, f"{piece.name}: {len(table.rows)} rows, {seconds:.0f} s")
-    page = directory / "all.md"
-    directory.mkdir(parents=True, exist_ok=True)
-    page.write_text(_page(directory, pieces, notes, device))
-    return page
+    pieces = chosen(only, pieces)
+    on_gpu = torch.device(device).type == "cuda"
+    at_once = min(side_by_side or (_ON_A_GPU if on_gpu else 1), len(pieces))
+    if jobs is None:
+        jobs = max(1, min(4, (os.cpu_count() or 1) // 3)) if on_gpu else 1
+    alone = at_once == 1
+    settings = Settings(device, seeds, progress and alone, data_dir, jobs, options or {})
+    view = View(directory, pieces, progress)
+    outcomes: dict[str, Outcome] = {}
+    began = time.perf_counter()
+    written = directory / "all.md"
+
+    def write() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        spent = time.perf_counter() - began
+        part = written.with_suffix(".part")
+        part.write_text(page(directory, pieces, outcomes, device, spent))
+        os.replace(part, written)
+
+    def look(running: set[str]) -> None:
+        view.show(running, outcomes)
+
+    write()
+    results = (
+        _one_by_one(pieces, directory, settings, view, outcomes)
+        if alone
+        else run_in_processes(pieces, directory, settings, at_once, look)
+    )
+    try:
+        with closing(results):
+            for piece, outcome in results:
+                outcomes[piece.name] = outcome
+                write()
+    except KeyboardInterrupt:
+        write()  # with the rows of the pieces that were under way
+        raise
+    view.show(set(), outcomes)
+    failed = {name: outcome for name, outcome in outcomes.items() if outcome.state == "failed"}
+    if failed:
+        told = "; ".join(f"{name}: {outcome.note}" for name, outcome in failed.items())
+        raise SelfnormError(f"{told} (the other pieces are in {written})")
+    return written
 
 
-def _say(progress: bool, text: str) -> None:
-    if progress:
-        print(text, flush=True)
-
-
-def _page(directory: Path, pieces: Sequence[Piece], notes: dict[str, str], device: str) -> str:
-    """An overview, then the table of every piece."""
-    overview, sections = [], []
+def _one_by_one(
+    pieces: Sequence[Piece],
+    directory: Path,
+    settings: Settings,
+    view: View,
+    outcomes: dict[str, Outcome],
+) -> Generator[tuple[Piece, Outcome], None, None]:
     for piece in pieces:
-        path = directory / piece.name / f"{piece.table}.json"
-        rows, seconds = "0", "–"
-        if path.exists():  # a table writes it with its first row
-            content = json.loads(path.read_text())
-            rows, seconds = str(len(content["rows"])), f"{content['seconds']:.0f}"
-        overview.append([piece.name, rows, seconds, notes.get(piece.name, "done")])
-        if path.with_suffix(".md").exists():
-            sections.append(path.with_suffix(".md").read_text().replace("# ", "## ", 1))
-    place = hardware(device)
-    head = markdown_table(["table", "rows", "seconds", ""], overview)
-    where = place.get("gpu") or f"{place['cores']} CPU cores"
-    return "\n\n".join([f"# All tables ({where})", head, *sections])
+        view.show({piece.name}, outcomes)
+        yield piece, run_piece(piece, directory, settings)

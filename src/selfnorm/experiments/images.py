@@ -117,6 +117,7 @@ def run(
         for seed in range(seeds)
         for name, objective, proposal in rounds
     ]
+    table.expect(len(configs))
     first = {name: jobs[0][1:] for name, jobs in zip(present, lists, strict=True) if jobs}
 
     def draw(

@@ -76,6 +76,8 @@ def run(
     digits = mnist.load_binarized(data_dir)
     train, valid, test = (t[:n_rows].to(device) for t in (digits.train, digits.valid, digits.test))
     steps_of = {r.model: r.at_most(max_steps).fit["max_steps"] for r in rows(recipe)}
+    n_seeds = seeds if isinstance(seeds, int) else len(seeds)
+    table.expect(n_seeds * len(set(models) & set(steps_of)))
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         for row in rows(recipe):
             keys = {

@@ -90,6 +90,7 @@ class Table:
     command: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    asked: int | None = None
 
     def __post_init__(self) -> None:
         self.directory = Path(self.directory)
@@ -110,6 +111,7 @@ class Table:
                 )
             self.rows = old_rows
             self.seconds = float(old.get("seconds", 0.0))
+            self.asked = old.get("asked_rows")
 
     @property
     def path(self) -> Path:
@@ -119,6 +121,13 @@ class Table:
     def has(self, **keys: Any) -> bool:
         """Whether a row with these values is there already."""
         return any(all(row.get(k) == v for k, v in keys.items()) for row in self.rows)
+
+    def expect(self, n_rows: int) -> None:
+        """Say how many rows the table will have, so that others can see how far it is."""
+        if n_rows != self.asked:
+            self.asked = n_rows
+            if self.rows:  # a file of no rows would be no result
+                self.write()
 
     def add(self, row: dict[str, Any]) -> None:
         """Append one run and write the file."""
@@ -138,6 +147,7 @@ class Table:
             "versions": versions(),
             "hardware": hardware(self.device),
             "seconds": round(self.seconds, 2),
+            **({} if self.asked is None else {"asked_rows": self.asked}),
             "rows": self.rows,
         }
         part = self.path.with_suffix(".json.part")

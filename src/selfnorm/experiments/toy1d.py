@@ -85,6 +85,7 @@ def run(
         for row in rows
         if row[0] in (objectives or ("snl", "nce"))
     ]
+    table.expect(len(configs))
     missing = [
         Job(config, recipe, device, data_dir, max_epochs)
         for config in configs

@@ -84,6 +84,7 @@ def run(
         for base in bases
         for objective in objectives
     ]
+    table.expect(len(configs))
     missing = [config for config in configs if not table.has(**config.keys())]
     panels: dict[str, dict[str, Fitted]] = {}
     if together is None:

@@ -19,6 +19,7 @@ import selfnorm as sn
 from selfnorm.autoregressive import AutoregressiveEBM
 from selfnorm.autoregressive_training import default_options
 from selfnorm.data import maf_benchmark
+from selfnorm.data.directory import is_present
 from selfnorm.errors import MissingDataError
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
@@ -76,6 +77,8 @@ def run(
         raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
     table = Table("uci", recipe, Path(out), device=device)
     missing: dict[str, str] = {}
+    models = ("joint", "chain") if recipe == "paper" else ("chain",)
+    table.expect(sum(is_present(name, data_dir) for name in datasets) * seeds * len(models))
     for name in datasets:
         try:
             data = maf_benchmark.load(name, data_dir)
@@ -86,7 +89,7 @@ def run(
             continue
         rows = data.train if max_rows is None else data.train[:max_rows]
         for seed in range(seeds):
-            for model in ("joint", "chain") if recipe == "paper" else ("chain",):
+            for model in models:
                 if table.has(dataset=name, model=model, seed=seed):
                     continue
                 began = time.perf_counter()

@@ -1,0 +1,133 @@
+"""Pieces of the paper side by side: the same rows, resumed after a kill, failures said."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from selfnorm.errors import SelfnormError
+from selfnorm.experiments import everything
+from selfnorm.experiments.pieces import PIECES, Outcome, Piece, chosen
+from selfnorm.experiments.pieces_page import View
+
+TINY = tuple(Piece("tiny", name, seeds, "tests.tiny_table") for name, seeds in (("a", 3), ("b", 2)))
+
+
+def rows(out, recipe):
+    return json.loads((out / "tiny" / recipe / "tiny.json").read_text())["rows"]
+
+
+def trained(out, recipe):
+    return (out / "tiny" / recipe / "trained.txt").read_text().split()
+
+
+def run(out, **changes):
+    return everything.run(**{"out": out, "progress": False, "pieces": TINY, **changes})
+
+
+def test_side_by_side_is_one_after_the_other(tmp_path):
+    page = run(tmp_path / "two", side_by_side=2).read_text()
+    run(tmp_path / "one")
+    for recipe in ("a", "b"):
+        assert rows(tmp_path / "two", recipe) == rows(tmp_path / "one", recipe)
+    assert "2 of 2 pieces complete" in page
+    assert "| tiny/a | complete | 3 of 3 rows |" in page
+    assert "Tiny, recipe b" in page
+
+
+def test_a_failing_piece_is_said_and_costs_the_others_nothing(tmp_path, capfd):
+    broken = {"tiny": {"fail_at": ("a", 1)}}
+    with pytest.raises(SelfnormError, match="tiny/a: a broken file"):
+        run(tmp_path, side_by_side=2, options=broken)
+    page = (tmp_path / "all.md").read_text()
+    assert "| tiny/a | partly done, failed | 1 of 3 rows |" in page
+    assert "| tiny/b | complete | 2 of 2 rows |" in page
+    assert "DataError: a broken file" in (tmp_path / "tiny/a/log.txt").read_text()
+    run(tmp_path)  # and without the fault it goes on
+    assert trained(tmp_path, "a") == ["0", "1", "2"]
+
+
+CALL = """
+import sys
+from selfnorm.experiments import everything
+from tests.test_pieces import TINY
+if __name__ == "__main__":
+    options = {"tiny": {sys.argv[2]: ("a", 2)}} if len(sys.argv) > 2 else {}
+    everything.run(out=sys.argv[1], progress=False, pieces=TINY, side_by_side=2, options=options)
+"""
+
+
+@pytest.fixture
+def call(tmp_path, pytestconfig, monkeypatch):
+    """A call in a process of its own, which an option makes one of its pieces kill."""
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    script = tmp_path / "call.py"
+    script.write_text(CALL)
+
+    def begin(*mode):
+        command = [sys.executable, script, tmp_path / "out", *mode]
+        return subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+
+    return begin
+
+
+def gone(pid):
+    """Whether a process has ended, within a while."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_killed_in_the_middle_it_redoes_nothing_finished(call, tmp_path):
+    out = tmp_path / "out"
+    assert call("kill_parent_at").returncode == -signal.SIGKILL
+    assert trained(out, "a") == ["0", "1"]
+    assert (out / "all.md").exists()
+    assert call().returncode == 0
+    assert trained(out, "a") == ["0", "1", "2"]
+    # Wherever the kill met the other piece: a row that was written is not made again.
+    assert [row["seed"] for row in rows(out, "a")] == [0, 1, 2]
+    assert [row["seed"] for row in rows(out, "b")] == [0, 1]
+    assert "2 of 2 pieces complete" in (out / "all.md").read_text()
+
+
+def test_ctrl_c_ends_all_pieces(call, tmp_path):
+    ended = call("interrupt_at")
+    assert ended.returncode != 0
+    assert "KeyboardInterrupt" in ended.stderr
+    assert gone(int((tmp_path / "out/tiny/a/pid.txt").read_text()))
+    assert "| tiny/a | partly done | 2 of 3 rows |" in (tmp_path / "out/all.md").read_text()
+
+
+def test_pieces_are_chosen_by_name_and_the_long_ones_come_last():
+    assert [p.name for p in chosen(["mnist/paper", "toy2d"])] == [
+        *("toy2d/paper", "toy2d/best", "mnist/paper")
+    ]
+    assert [p.name for p in PIECES[-2:]] == ["images/paper", "mnist/paper"]
+    with pytest.raises(SelfnormError, match="no piece 'toy3d'; choose from toy2d/paper"):
+        chosen(["toy3d"])
+
+
+def test_the_view_prints_a_line_when_it_changes(tmp_path):
+    stream = io.StringIO()
+    view = View(tmp_path, TINY, enabled=True, stream=stream)
+    view.show({"tiny/a"}, {})
+    view.show({"tiny/a"}, {})
+    view.show({"tiny/b"}, {"tiny/a": Outcome("failed", "a broken file", 3.0)})
+    lines = [line.split() for line in stream.getvalue().splitlines()]
+    assert [line[:2] for line in lines] == [
+        ["tiny/a", "running"],
+        ["tiny/b", "waiting"],
+        ["tiny/a", "failed"],
+        ["tiny/b", "running"],
+    ]
+    assert lines[2][-3:] == ["a", "broken", "file"]
