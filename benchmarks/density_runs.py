@@ -167,8 +167,10 @@ def train_flow_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple
     seconds = wait(device) - began
     out = []
     for i, flow in enumerate(stacked.split()):
-        scores = [at[i] for at in task.scores]
+        scores = [at[i] if at[i] == at[i] else -np.inf for at in task.scores]
         best = max(range(len(scores)), key=scores.__getitem__)
+        steps = [min(history.n_steps, (k + 1) * loop["validate_every"]) for k in range(len(scores))]
+        every = slice(None, None, max(1, len(scores) // 10))
         row = {
             "seconds": seconds,
             "trained_together": len(seeds),
@@ -176,8 +178,10 @@ def train_flow_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple
             "loop": loop,
             **progress_of(history),
             "val": scores[best],
-            "best_step": min(history.n_steps, (best + 1) * loop["validate_every"]),
-            "val_curve": [round(v, 4) for v in scores[:: max(1, len(scores) // 10)]],
+            "best_step": steps[best],
+            "val_curve": [
+                [s, round(v, 4)] for s, v in zip(steps[every], scores[every], strict=True)
+            ],
         }
         out.append((row, flow.eval()))
     return out
