@@ -51,17 +51,37 @@ def read(paths: list[Path]) -> tuple[list[Row], dict[str, np.ndarray], dict[str,
     return list(rows.values()), arrays, head
 
 
+def by_configuration(rows: list[Row], dataset: str, method: str) -> dict[str, list[Row]]:
+    out: dict[str, list[Row]] = {}
+    for row in rows:
+        if (row["dataset"], row["method"]) == (dataset, method):
+            out.setdefault(row["config"], []).append(row)
+    return out
+
+
 def chosen(rows: list[Row], dataset: str, method: str) -> list[Row]:
     """Rows of the defaults (selfnorm), or of the best mean validation score."""
-    mine = [r for r in rows if r["dataset"] == dataset and r["method"] == method]
-    by_config: dict[str, list[Row]] = {}
-    for row in mine:
-        by_config.setdefault(row["config"], []).append(row)
+    by_config = by_configuration(rows, dataset, method)
     if not by_config:
         return []
     if method == "selfnorm":
         return by_config.get("default", [])
     return max(by_config.values(), key=lambda group: statistics.fmean(r["val"] for r in group))
+
+
+def flow_configurations(rows: list[Row], dataset: str) -> list[list[str]]:
+    """Every configuration of a flow that was trained, the one of the other tables first."""
+    out = []
+    for method in FLOWS:
+        groups = by_configuration(rows, dataset, method)
+        best = chosen(rows, dataset, method)
+        for config, group in sorted(groups.items(), key=lambda item: item[1] is not best):
+            steps = max(r["n_steps"] for r in group)
+            ends = [r["best_step"] for r in group]
+            span = f"{min(ends):,}" + (f" to {max(ends):,}" if max(ends) > min(ends) else "")
+            figures = [f"{span} of {steps:,}", cell(group, "val"), cell(group, "test")]
+            out.append([dataset, LABELS[method], config, *figures])
+    return out
 
 
 def cell(group: list[Row], key: str, digits: int = 3) -> str:
@@ -153,6 +173,15 @@ def markdown(tables: dict[str, Any], note: str) -> str:
                 ["set", "against", "difference", f"without its {SPARED} worst rows"], compared
             ),
             "",
+            "## Flows: every configuration trained",
+            "",
+            "The first of each flow, by its validation score, is that of the other tables. "
+            "`asinh`: the same flow of squashed columns (`benchmarks/flow_tails.py`).",
+            "",
+            markdown_table(
+                ["set", "flow", "configuration", "best step", "validation", "test"], tables["flows"]
+            ),
+            "",
             "## Bounds and conditionals of the chains",
             "",
             "Gap: upper minus lower bound, with `b` of the lower one by quadrature (`–`: not "
@@ -193,13 +222,14 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what a reader must know about these runs")
     args = parser.parse_args()
     rows, arrays, head = read(args.files)
-    names = ("test", "bounds", "auroc", "times", "comparisons")
+    names = ("test", "flows", "bounds", "auroc", "times", "comparisons")
     tables: dict[str, Any] = {name: [] for name in names}
     for dataset in (name for name in COLUMNS if any(r["dataset"] == name for r in rows)):
         groups = {method: prepare(chosen(rows, dataset, method)) for method in LABELS}
         some = next(g for g in groups.values() if g)
         size = [str(COLUMNS[dataset]), f"{some[0]['n_train']:,}"]
         tables["test"].append([dataset, *size, *(cell(g, "test") for g in groups.values())])
+        tables["flows"] += flow_configurations(rows, dataset)
         tables["comparisons"] += compare(dataset, groups, arrays)
         ours = groups["selfnorm"]
         trained = {m: groups[m] for m in ("selfnorm", *FLOWS)}
