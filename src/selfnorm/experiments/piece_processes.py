@@ -38,7 +38,7 @@ def run_in_processes(
     """
     waiting = list(pieces)
     running: list[_Running] = []
-    threads = max(1, (os.cpu_count() or 1) // side_by_side)
+    threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // side_by_side))
     try:
         while waiting or running:
             while waiting and len(running) < side_by_side:
