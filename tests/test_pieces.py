@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from selfnorm.errors import SelfnormError
 from selfnorm.experiments import everything
-from selfnorm.experiments.pieces import PIECES, Outcome, Piece, chosen
+from selfnorm.experiments.piece_processes import run_in_processes
+from selfnorm.experiments.pieces import PIECES, Outcome, Piece, Settings, chosen
 from selfnorm.experiments.pieces_page import View
 
 TINY = tuple(Piece("tiny", name, seeds, "tests.tiny_table") for name, seeds in (("a", 3), ("b", 2)))
@@ -108,11 +110,22 @@ def test_ctrl_c_ends_all_pieces(call, tmp_path):
     assert "| tiny/a | partly done | 2 of 3 rows |" in (tmp_path / "out/all.md").read_text()
 
 
+def test_a_long_piece_begins_when_the_others_have_ended(tmp_path):
+    pieces = [replace(TINY[0], seeds=1, long=True), replace(TINY[1], seeds=1)]
+    seen = []
+    results = run_in_processes(pieces, tmp_path, Settings(), 2, lambda on: seen.append(sorted(on)))
+    assert [(piece.name, outcome.state) for piece, outcome in results] == [
+        ("tiny/b", "done"),
+        ("tiny/a", "done"),
+    ]
+    assert ["tiny/a", "tiny/b"] not in seen
+
+
 def test_pieces_are_chosen_by_name_and_the_long_ones_come_last():
     assert [p.name for p in chosen(["mnist/paper", "toy2d"])] == [
         *("toy2d/paper", "toy2d/best", "mnist/paper")
     ]
-    assert [p.name for p in PIECES[-2:]] == ["images/paper", "mnist/paper"]
+    assert [p.name for p in PIECES if p.long] == ["images/paper", "mnist/paper"]
     with pytest.raises(SelfnormError, match="no piece 'toy3d'; choose from toy2d/paper"):
         chosen(["toy3d"])
 

@@ -36,12 +36,14 @@ def run_in_processes(
     Whatever ends this generator early (Ctrl-C, an error, ``close``) ends all pieces: what they have
     finished is on disk, and the next call goes on from there.
     """
-    waiting = list(pieces)
+    waiting = sorted(pieces, key=lambda piece: piece.long)
     running: list[_Running] = []
     threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // side_by_side))
     try:
         while waiting or running:
             while waiting and len(running) < side_by_side:
+                if waiting[0].long and any(not one.piece.long for one in running):
+                    break
                 running.append(_Running(waiting.pop(0), directory, settings, threads))
             look({one.piece.name for one in running})
             wait([one.process.sentinel for one in running], timeout=_LOOK_EVERY)
