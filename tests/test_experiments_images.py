@@ -186,6 +186,15 @@ def test_every_objective_has_the_same_proposals(recipe, dataset):
     assert {p for o, p in asked if o in own} == {"uniform"}
 
 
+def test_anchors_are_for_counts_and_for_who_learns_b():
+    def anchors(objective, proposal="uniform", dataset="cells", recipe="best"):
+        return Config(dataset, objective, proposal, 64, 0, recipe).settings().get("anchors", 0)
+
+    assert anchors("snl") == anchors("nce") == 51
+    assert anchors("ranking_nce") == anchors("snl", "gaussian") == 0
+    assert anchors("snl", dataset="utkface") == anchors("snl", recipe="paper") == 0
+
+
 def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
     data = load_images("utkface", data_dir=data_dir)
     other = dataclasses.replace(data, test=(data.test[0], data.test[1][::-1].copy()))
