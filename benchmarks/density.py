@@ -142,7 +142,11 @@ class Outcome:
     """The rows and the log-densities of the test rows, on disk beside each other."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        from selfnorm.experiments.report import hardware, versions
+
         self.args, self.began = args, time.perf_counter()
+        # asked for once: a GPU that has failed since does not answer
+        self.made_by = {"versions": versions(), "hardware": hardware(args.device)}
         self.path = Path(args.out) / args.name
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.rows: list[dict[str, Any]] = []
@@ -175,16 +179,13 @@ class Outcome:
         print(f"{elapsed:5.0f}s {name_of(row):36s}", *figures, best, flush=True)
 
     def save(self, *, at_once: bool = False) -> None:
-        from selfnorm.experiments.report import hardware, versions
-
         if not at_once and time.perf_counter() - self.saved < 8:
             return
         content = {
             "table": "density",
             "recipe": "default",
             "command": "python benchmarks/density.py " + " ".join(sys.argv[1:]),
-            "versions": versions(),
-            "hardware": hardware(self.args.device),
+            **self.made_by,
             "concurrent_runs": self.args.workers,
             "seconds": round(time.perf_counter() - self.began, 1),
             "rows": self.rows,
@@ -234,6 +235,7 @@ def run_all(args: argparse.Namespace) -> None:
             else:
                 received += 1
                 outcome.add(row, log_prob)
+                outcome.save(at_once=True)
                 if pair is not None:
                     test = density_runs.two_sample_auroc
                     scores.append((row, pool.submit(test, *pair, row["seed"])))
