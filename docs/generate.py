@@ -73,9 +73,10 @@ def speed_section(path: Path) -> str:
     hardware, version = content["hardware"], content["versions"]
     place = hardware.get("gpu") or f"{hardware['cores']} CPU cores"
     table = "\n".join(lines)
+    note = f"{content['note']}\n\n" if content.get("note") else ""
     return (
-        f"## {path.stem.replace('_', ' ')}\n\n{table}\n\n`{content['command']}`, {place}, torch "
-        f"{version['torch']}; file `{path.relative_to(ROOT)}`.\n"
+        f"## {path.stem.replace('_', ' ')}\n\n{note}{table}\n\n`{content['command']}`, {place}, "
+        f"torch {version['torch']}; file `{path.relative_to(ROOT)}`.\n"
     )
 
 
