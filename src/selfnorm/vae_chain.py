@@ -52,8 +52,8 @@ class LatentChain(AutoregressiveEBM):
         at = self._describe(copied.unflatten(-1, (self.dim, -1)), context)
         return proposal.log_prob(z), proposal, at
 
-    def bound(self, z: Tensor, n_samples: int) -> tuple[Tensor, Tensor, Tensor]:
-        """SNL bounds ``(R, N)`` at ``z`` ``(N, dim)``, mean gap and mean effective sample share.
+    def bound(self, z: Tensor, n_samples: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """SNL bounds ``(R, N)`` at ``z`` ``(N, dim)``; outside of training their measures.
 
         By the formulas of :meth:`shaped`, in fewer launches; for Gaussian components.
         """
@@ -73,10 +73,10 @@ class LatentChain(AutoregressiveEBM):
             self.limits, energy.frequencies,
         )  # fmt: skip
         described = torch.cat([context, shape], -1)
-        bound, gap, ess = tilt(
+        bound, metrics = tilt(
             log_q, energy.unbounded(values, described), energy.log_norm(described)
         )
-        return bound - self.columns.scale.log().sum(), gap, ess
+        return bound - self.columns.scale.log().sum(), metrics
 
     def _describe(self, raw: Tensor, context: Tensor) -> Factors:
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)

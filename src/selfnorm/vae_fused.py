@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from selfnorm.mixtures1d import EPS, LOG_SQRT_2PI
 
-__all__ = ["LIMITS", "component_constants", "placed", "stratified", "tilt"]
+__all__ = ["LIMITS", "component_constants", "measures", "placed", "stratified", "tilt"]
 
 _FLOOR, _CEILING = -8.0, 12.0  # of log-scales, as in Mixture1d.from_raw
 _FAR = 4.0  # limit of the second feature of a value, as in FactorEnergy
@@ -234,30 +234,24 @@ def placed(
 
 
 class _Tilt(torch.autograd.Function):
-    """``sum_i log q + f_0 - b - e^{-b} mean(e^f)``, ``f = 20 tanh(h / 20)``; two measures."""
+    """``sum_i log q + f_0 - b - e^{-b} mean(e^f)``, ``f = 20 tanh(h / 20)``; weights, ratio."""
 
     @staticmethod
-    def forward(ctx: Any, log_q: Tensor, h: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, log_q: Tensor, h: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = (h / 20).tanh_()
         w = (t[1:] * 20).exp_()
-        variance, mean = torch.var_mean(w, 0, correction=0)
         # No b of a sound run is below -60: the weights are at most e^20.
         norm = b.clamp(min=-60.0).exp_()
-        ratio = mean / norm
+        ratio = w.mean(0).div_(norm)
         value = torch.add(log_q, t[0], alpha=20).sub_(b).sub_(ratio).sum(-1)
-        measures = ratio.new_empty(2, *ratio.shape)
-        torch.log(ratio, out=measures[0])
-        torch.sub(ratio, measures[0], out=measures[0])
-        squares = mean.square_()
-        torch.div(squares, variance.add_(squares), out=measures[1])
         ctx.save_for_backward(t, w, norm, ratio)
-        means = measures.flatten(1).mean(1)
-        ctx.mark_non_differentiable(means)
-        return value, means
+        ctx.mark_non_differentiable(w, ratio)
+        ctx.set_materialize_grads(False)  # no zeros for those two
+        return value, w, ratio
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> Any:
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> Any:
         t, w, norm, ratio = ctx.saved_tensors
         upstream = upstream.unsqueeze(-1)
         g_f = torch.empty_like(t)
@@ -267,7 +261,7 @@ class _Tilt(torch.autograd.Function):
         return upstream.expand_as(ratio), g_h, (ratio - 1).mul_(upstream)
 
 
-def tilt(log_q: Tensor, h: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def tilt(log_q: Tensor, h: Tensor, b: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """SNL bounds of chains with bounded energies ``-20 tanh(h / 20)``; gap and ESS.
 
     Args:
@@ -276,12 +270,23 @@ def tilt(log_q: Tensor, h: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         b: learned normalisers, ``(R, N, dim)``.
 
     Returns:
-        ``(R, N)``; the mean gap of a row; the mean effective share of a factor's samples.
+        ``(R, N)``; outside of training the mean gap of a row and the mean effective share of a
+        factor's samples, see :func:`measures`.
 
     Example:
-        >>> tilt(torch.zeros(1, 2, 3), torch.zeros(5, 1, 2, 3), torch.zeros(1, 2, 3))
-        (tensor([[0., 0.]]), tensor(0.), tensor(1.))
+        >>> tilt(torch.zeros(1, 2, 3), torch.zeros(5, 1, 2, 3), torch.zeros(1, 2, 3))[0]
+        tensor([[0., 0.]])
     """
-    dim = b.shape[-1]
-    value, means = _Tilt.apply(log_q, h, b)
-    return value + dim, (means[0] - 1) * dim, means[1]
+    value, w, ratio = _Tilt.apply(log_q, h, b)
+    return value + b.shape[-1], measures(w, ratio)
+
+
+def measures(w: Tensor, ratio: Tensor) -> dict[str, Tensor]:
+    """Gap of a row and effective share of samples, from weights ``w`` and ``mean(w) e^{-b}``.
+
+    Nothing where gradients are on: a training step is not for looking at, and they cost launches.
+    """
+    if torch.is_grad_enabled():
+        return {}
+    share = w.mean(0).square() / w.square().mean(0)
+    return {"gap": (ratio - ratio.log() - 1).sum(-1).mean(), "ess": share.mean()}

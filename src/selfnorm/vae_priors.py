@@ -20,7 +20,7 @@ from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike, seeded
 from selfnorm.vae_chain import LatentChain
-from selfnorm.vae_fused import stratified
+from selfnorm.vae_fused import measures, stratified
 from selfnorm.vae_posterior import GaussianPosterior
 
 __all__ = ["AutoregressivePrior", "LatentPrior", "MixturePrior", "StandardNormal"]
@@ -198,11 +198,11 @@ class AutoregressivePrior(LatentPrior):
         """Sum of the factors' SNL bounds."""
         del posterior, n_samples
         plain = self.score or self.chain.family != "gaussian" or torch.compiler.is_compiling()
-        chains, gap, ess = (self._plain if plain else self.chain.bound)(z, self.n_samples)
+        chains, metrics = (self._plain if plain else self.chain.bound)(z, self.n_samples)
         value = chains.squeeze(0) if self.chain.n_orderings == 1 else log_mean_exp(chains)
-        return value, {"gap": gap, "ess": ess}
+        return value, metrics
 
-    def _plain(self, z: Tensor, n_samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _plain(self, z: Tensor, n_samples: int) -> tuple[Tensor, dict[str, Tensor]]:
         """What ``chain.bound`` gives, by formulas that a compiler fuses; and with the score."""
         chain = self.chain
         at_z, log_det = chain.columns(z)
@@ -212,18 +212,16 @@ class AutoregressivePrior(LatentPrior):
             y = proposal.from_uniform(stratified(n_samples, here).movedim(-1, 0))
         f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, len(y)])
         b = chain.energy.log_norm(at.context)
-        mean_w = log_w.exp().mean(0)
-        bound = f.squeeze(0) - b - mean_w * (-b).clamp_max(60.0).exp() + 1
+        w = log_w.exp()
+        ratio = w.mean(0) * (-b).clamp_max(60.0).exp()
+        bound = f.squeeze(0) - b - ratio + 1
         if self.score:
             # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
             # place of w: almost no noise, as the weights are close to one.
             weight = (log_w - b).detach().clamp_max(20.0).exp() - 1
             score = (weight * at.proposal.log_prob(y)).mean(0)
             bound = bound - (score - score.detach())
-        with torch.no_grad():
-            gap = bound_gap(mean_w.log() - b).sum(-1).mean()
-            ess = (mean_w.square() / (2 * log_w).exp().mean(0)).mean()
-        return (log_q + bound).sum(-1) + log_det, gap, ess
+        return (log_q + bound).sum(-1) + log_det, measures(w, ratio)
 
     @torch.no_grad()
     def log_prob_exact(self, z: Tensor, n_nodes: int = 256) -> tuple[Tensor, Tensor, Tensor]:
