@@ -13,6 +13,7 @@ FLOORS = [
     {
         "counters",
         "functional",
+        "fused_adam",
         "schedules",
         "snl_loss",
         "task",

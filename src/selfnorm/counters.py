@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -48,16 +49,31 @@ class Counters:
 
     def observe(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
         """Count a step; returns whether it must be skipped: loss or gradient norm not finite."""
-        seen = {"loss": loss, "grad_norm": norm, **metrics}
-        if not self.names:
-            self._allot(tuple(seen))
-        parts = [seen[name].detach().reshape(1) for name in self.names]
+        parts = [value.detach().reshape(1) for value in self._in_order(loss, norm, metrics)]
         values = torch.cat([self._lead, *parts]).to(self._vector.dtype)
         # Zero times a number is zero unless the number is not finite.
         bad: Tensor = (values[_FIRST : _FIRST + 2] * 0).sum() != 0
         counted = torch.addcmul(values, self._vector, self._kept)
         torch.where(bad, self._vector + self._if_bad, counted, out=self._vector)
         return bad
+
+    def observe_on_host(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> bool:
+        """The same where reading a number is cheap (CPU): plain arithmetic, no small tensors."""
+        values = [float(value.detach()) for value in self._in_order(loss, norm, metrics)]
+        bad = not (math.isfinite(values[0]) and math.isfinite(values[1]))
+        vector = self._vector.numpy()  # a view
+        vector[_SKIPPED] += bad
+        vector[_STREAK] = (vector[_STREAK] + 1) * bad
+        if not bad:
+            vector[_GOOD] += 1
+            vector[_FIRST:] += values
+        return bad
+
+    def _in_order(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> list[Tensor]:
+        seen = {"loss": loss, "grad_norm": norm, **metrics}
+        if not self.names:
+            self._allot(tuple(seen))
+        return [seen[name] for name in self.names]
 
     def clear(self) -> None:
         """Begin the means anew; the count of lost steps goes on."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from selfnorm.counters import Counters
 from selfnorm.errors import SelfnormWarning
+from selfnorm.fused_adam import FusedAdam
 from selfnorm.task import Task
 
 __all__ = ["Stepper", "make_optimizer"]
@@ -51,11 +52,13 @@ def make_optimizer(task: Task, name: str, weight_decay: float) -> torch.optim.Op
     if on_cuda:
         for group in groups:
             group["lr"] = torch.zeros((), device=device)
-    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     fused = device.type in ("cpu", "cuda") and all(
         p.is_floating_point() for g in groups for p in g["params"]
     )
-    return cls(groups, lr=0.0, fused=fused, capturable=on_cuda)
+    if fused:
+        return FusedAdam(groups, decoupled=name == "adamw", capturable=on_cuda)
+    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    return cls(groups, lr=0.0)
 
 
 def _compiled(task: Task) -> Loss:
@@ -115,7 +118,7 @@ class Stepper:
         self.on_cuda = self.device.type == "cuda"
         self._waits = not self.on_cuda  # the host decides on each step, where asking it is cheap
         groups = optimizer.param_groups
-        self._scales_itself = all(group.get("fused") for group in groups)
+        self._scales_itself = isinstance(optimizer, FusedAdam)
         scales = [float(group.get("lr_scale", 1.0)) for group in groups]
         self._lr_scales = torch.tensor(scales, device=self.device)
         self._rates = torch.zeros_like(self._lr_scales)
@@ -219,7 +222,8 @@ class Stepper:
                 torch._foreach_copy_(self.params, saved)
 
     def _step_once(self, rows: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        for p in self.params:  # what zero_grad does, without its bookkeeping
+            p.grad = None
         loss, metrics = self._loss(tuple(t[rows] for t in self.data))
         loss.backward(self._one.to(loss.dtype).expand_as(loss))
         own: Any = getattr(self.task, "condition_gradients", None)
@@ -227,12 +231,12 @@ class Stepper:
             norm = own(self.clip_norm)
         else:
             norm = self._clip([p.grad for p in self.params if p.grad is not None])
-        bad = self.counters.observe(loss, norm, metrics)
         if not self._waits:
             # The fused optimiser skips the update itself where found_inf is 1.
+            bad = self.counters.observe(loss, norm, metrics)
             self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        elif not bool(bad):
+        elif not self.counters.observe_on_host(loss, norm, metrics):
             self.optimizer.step()
         if self.ema is not None:
             with torch.no_grad():
