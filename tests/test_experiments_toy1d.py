@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selfnorm.data.toy1d import Toy1d, sample
-from selfnorm.experiments import toy1d, toy1d_runs
+from selfnorm.experiments import images, toy1d, toy1d_runs, toy2d
 
 
 def small_set(name: str, **_: object) -> Toy1d:
@@ -63,3 +63,15 @@ def test_best_recipe_reports_exact_value_and_gap(tmp_path, monkeypatch) -> None:
 def test_unknown_recipe() -> None:
     with pytest.raises(ValueError, match="unknown recipe"):
         toy1d.run(recipe="fast")
+
+
+def test_unknown_objectives_and_bases_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="unknown objective 'nope'; choose from snl, nce"):
+        toy1d.run(objectives=["nope"], out=tmp_path)
+    with pytest.raises(ValueError, match="unknown base 'nope'"):
+        toy2d.run(bases=["nope"], out=tmp_path)
+    with pytest.raises(ValueError, match="unknown objective 'nope'"):
+        images.run(objectives=["nope"], out=tmp_path)
+    with pytest.raises(ValueError, match="unknown proposal 'nope'"):
+        images.run(proposals=["nope"], out=tmp_path)
+    assert list(tmp_path.iterdir()) == []

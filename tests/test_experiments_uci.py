@@ -51,3 +51,8 @@ def test_the_best_recipe_runs_the_chain_alone(data_dir, tmp_path):
 def test_unknown_recipes_are_refused(tmp_path):
     with pytest.raises(ValueError, match="recipe"):
         uci.run(recipe="other", out=tmp_path)
+
+
+def test_an_unknown_set_is_refused_by_name(data_dir, tmp_path):
+    with pytest.raises(ValueError, match="nope"):
+        uci.run(seeds=1, out=tmp_path / "out", progress=False, data_dir=data_dir, datasets=["nope"])

@@ -42,6 +42,13 @@ def test_side_by_side_is_one_after_the_other(tmp_path):
     assert "Tiny, recipe b" in page
 
 
+def test_pieces_of_an_earlier_call_stay_on_the_page(tmp_path):
+    run(tmp_path, only=["tiny/a"])
+    page = run(tmp_path, only=["tiny/b"]).read_text()
+    assert "| tiny/a | complete | 3 of 3 rows |" in page
+    assert "| tiny/b | complete | 2 of 2 rows |" in page
+
+
 def test_a_failing_piece_is_said_and_costs_the_others_nothing(tmp_path, capfd):
     broken = {"tiny": {"fail_at": ("a", 1)}}
     with pytest.raises(SelfnormError, match="tiny/a: a broken file"):

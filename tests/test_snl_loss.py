@@ -85,3 +85,32 @@ def test_the_objective_is_functional_snl_of_the_model(own_proposal):
     )
     for mine, theirs in zip(found, torch.autograd.grad(-value, params), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_second_derivatives_are_those_of_autograd():
+    """A penalty on the gradient: the written-out one must not be taken for a constant."""
+    raw = torch.randn(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def penalty(loss_of):
+        start, b = raw.clone().requires_grad_(), torch.tensor(0.2).double().requires_grad_()
+        slopes = torch.autograd.grad(loss_of(torch.sin(start), b), (start, b), create_graph=True)
+        return torch.autograd.grad(sum(s.square().sum() for s in slopes), (start, b))
+
+    written = penalty(lambda t, b: snl_loss(t, 4, b, torch.tensor(-1.7))[0])
+    expected = penalty(lambda t, b: -F.snl(t[:4], t[4:], b))
+    for mine, theirs in zip(written, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_subclass_with_a_loss_of_its_own_keeps_to_the_protocol():
+    class Weighted(objectives.WeightObjective):
+        def loss(self, model, proposal, x, n_samples):
+            loss, metrics = super().loss(model, proposal, x, n_samples)
+            return 2 * loss, metrics
+
+    snl = objectives.get("snl")
+    own = Weighted(snl.value, learns_log_norm=True, needs_proposal_at_data=False)
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    model = sn.EBM(sn.MLP(2, hidden=(4,)), base=sn.Gaussian.fit_to(x))
+    history = sn.fit(model, x, objective=own, n_samples=16, max_steps=2, seed=0, progress=False)
+    assert history.n_steps == 2

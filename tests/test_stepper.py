@@ -1,5 +1,6 @@
 """Every kind of step is the plain step up to rounding: compiled, in bf16, without host waits."""
 
+import math
 import shutil
 
 import pytest
@@ -149,3 +150,13 @@ def test_the_base_density_at_the_data_is_computed_once(monkeypatch):
     model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
     sn.fit(model, x, n_samples=64, batch_size=20, max_steps=7, seed=0, progress=False)
     assert 20 not in calls
+
+
+@pytest.mark.parametrize("observe", ["observe", "observe_on_host"])
+def test_metrics_of_an_objective_do_not_hide_a_loss_that_is_not_finite(observe):
+    """Whatever an objective calls its metrics, the guard looks at the loss itself."""
+    counters = Counters(torch.device("cpu"))
+    fine = {"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}
+    bad = getattr(counters, observe)(torch.tensor(math.nan), torch.tensor(1.0), fine)
+    assert bool(bad)
+    assert (float(counters.skipped), float(counters.good)) == (1.0, 0.0)

@@ -15,6 +15,7 @@ def run(*, recipe, seeds, out, fail_at=None, kill_parent_at=None, interrupt_at=N
     """Rows of ``seeds`` models; for the tests, one of them fails, kills or interrupts the call."""
     table = Table("tiny", recipe, Path(out))
     table.expect(seeds)
+    table.directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     x = torch.randn(200, 2) * torch.tensor([1.0, 3.0])
     for seed in range(seeds):

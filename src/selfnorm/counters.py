@@ -70,7 +70,9 @@ class Counters:
         return bad
 
     def _in_order(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> list[Tensor]:
-        seen = {"loss": loss, "grad_norm": norm, **metrics}
+        # Loss and norm come first and are ours, whatever an objective calls its metrics.
+        own = {"loss": loss, "grad_norm": norm}
+        seen = {**own, **metrics, **own}
         if not self.names:
             self._allot(tuple(seen))
         return [seen[name] for name in self.names]

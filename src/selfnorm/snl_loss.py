@@ -2,7 +2,7 @@
 
 Value and gradient are those of :func:`selfnorm.functional.snl` up to rounding. Left to autograd the
 same formula is some fifty operations on single numbers, each of which a GPU launches by itself; for
-a small network they cost more than the network.
+a small network they cost more than the network. Second derivatives go through that formula.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from selfnorm import functional as F
 
 __all__ = ["snl_loss"]
 
@@ -62,7 +64,8 @@ class _SnlLoss(torch.autograd.Function):
         loss = b - data + ratio - 1
         share = scaled * (slope / mean * (1 / n_samples))
         gradient = torch.cat([terms.new_full((n_data,), -1 / n_data), share])
-        ctx.save_for_backward(gradient, slope)
+        ctx.save_for_backward(gradient, slope, terms, b)
+        ctx.n_data = n_data
         upper = data - log_z
         ctx.mark_non_differentiable(upper)
         ctx.set_materialize_grads(False)
@@ -70,7 +73,18 @@ class _SnlLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        gradient, slope = ctx.saved_tensors
+        gradient, slope, terms, b = ctx.saved_tensors
         if upstream[0] is None:
             return None, None, None, None
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Somebody will differentiate the gradient (create_graph): it must not be a constant.
+            loss = -F.snl(terms[: ctx.n_data], terms[ctx.n_data :], b)
+            return *_gradients(loss, (terms, b), upstream[0]), None, None
         return gradient * upstream[0], (1 - slope) * upstream[0], None, None
+
+
+def _gradients(loss: Tensor, inputs: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor | None]:
+    """Gradients with a graph of their own, ``None`` for inputs that need none."""
+    wanted = [value for value in inputs if value.requires_grad]
+    found = iter(torch.autograd.grad(loss, wanted, upstream, create_graph=True))
+    return [next(found) if value.requires_grad else None for value in inputs]

@@ -248,12 +248,16 @@ class DensityTask:
             return self.objective.loss(self.module, self.proposal, x, self.n_samples, columns[0])
         return self.objective.loss(self.module, self.proposal, x, self.n_samples)
 
+    def _takes_log_base(self) -> bool:
+        # A subclass with a loss of its own keeps to the protocol, which has no such argument.
+        return getattr(type(self.objective), "loss", None) is objectives.WeightObjective.loss
+
     @torch.no_grad()
     def data_columns(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What a step needs of each row and no training changes: ``log d(x_i)`` of a base that is
         the proposal too. The loop hands it to :meth:`loss` beside the row."""
         known = self.proposal is self.module.base and not self.proposal.trainable
-        if not known or not isinstance(self.objective, objectives.WeightObjective):
+        if not known or not self._takes_log_base():
             return ()
         return (self.proposal.log_prob(data[0]),)
 

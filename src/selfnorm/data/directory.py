@@ -96,8 +96,8 @@ def is_present(name: str, given: str | Path | None = None) -> bool:
         False
     """
     directory = data_directory(given)
-    entry = next(entry for entry in KNOWN_FILES if entry.name == name)
-    return any((directory / path).exists() for path in entry.paths)
+    paths = [path for entry in KNOWN_FILES if entry.name == name for path in entry.paths]
+    return any((directory / path).exists() for path in paths)
 
 
 def find_file(

@@ -18,7 +18,7 @@ import torch
 from selfnorm.errors import SelfnormError
 from selfnorm.experiments.piece_processes import run_in_processes
 from selfnorm.experiments.pieces import PIECES, Outcome, Piece, Settings, chosen, run_piece
-from selfnorm.experiments.pieces_page import View, page
+from selfnorm.experiments.pieces_page import View, page, progress_of
 
 __all__ = ["PIECES", "Piece", "run"]
 
@@ -62,7 +62,7 @@ def run(
         SelfnormError: a piece failed; raised when all others have had their turn.
     """
     directory = Path(out)
-    pieces = chosen(only, pieces)
+    known, pieces = pieces, chosen(only, pieces)
     on_gpu = torch.device(device).type == "cuda"
     at_once = min(side_by_side or (_ON_A_GPU if on_gpu else 1), len(pieces))
     if jobs is None:
@@ -78,7 +78,9 @@ def run(
         directory.mkdir(parents=True, exist_ok=True)
         spent = time.perf_counter() - began
         part = written.with_suffix(".part")
-        part.write_text(page(directory, pieces, outcomes, device, spent))
+        # Pieces of earlier calls stay on the page.
+        others = [p for p in known if p not in pieces and progress_of(p, directory).rows]
+        part.write_text(page(directory, (*pieces, *others), outcomes, device, spent))
         os.replace(part, written)
 
     def look(running: set[str]) -> None:

@@ -27,7 +27,7 @@ from selfnorm.data import images
 from selfnorm.errors import SelfnormError
 from selfnorm.experiments.image_report import markdown
 from selfnorm.experiments.image_runs import Config, check_recipe, present_sets, run_all
-from selfnorm.experiments.report import Table
+from selfnorm.experiments.report import Table, check_choices
 from selfnorm.image_model import PROPOSALS
 from selfnorm.image_regression import ImageRegressor
 
@@ -43,6 +43,7 @@ BEST_PROPOSALS: dict[str, tuple[str, ...]] = {
     "driving": ("uniform", "mdn-8"),
 }
 _ENERGIES = ("snl", "ranking_nce", "nce")
+_OBJECTIVES = (*_ENERGIES, "mdn", "gaussian", "l2")
 Method = tuple[str, str]
 
 
@@ -100,6 +101,8 @@ def run(
             ``backbone``, ``n_test_samples``, ``options`` of the model.
     """
     check_recipe(recipe)
+    check_choices("objective", objectives or (), _OBJECTIVES)
+    check_choices("proposal", proposals or (), PROPOSALS)
     table = Table("images", recipe, Path(out), device=device)
     present, missing = present_sets(datasets, data_dir)
     lists = [

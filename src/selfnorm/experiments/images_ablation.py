@@ -13,7 +13,7 @@ from typing import Any
 from selfnorm.errors import SelfnormError
 from selfnorm.experiments.image_runs import Config, check_recipe, present_sets, run_all
 from selfnorm.experiments.images import BEST_PROPOSALS, DATASETS
-from selfnorm.experiments.report import Table, markdown_table, mean_sd
+from selfnorm.experiments.report import Table, check_choices, markdown_table, mean_sd
 
 __all__ = ["OBJECTIVES", "SIZES", "run"]
 
@@ -41,6 +41,7 @@ def run(
     The arguments are those of :func:`selfnorm.experiments.images.run`.
     """
     check_recipe(recipe)
+    check_choices("objective", objectives, OBJECTIVES)
     table = Table("images_ablation", recipe, Path(out), device=device)
     present, _ = present_sets(datasets, data_dir)
     fields.pop("jobs", None)

@@ -14,7 +14,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
@@ -33,6 +33,7 @@ else:
 __all__ = [
     "Table",
     "bounds_columns",
+    "check_choices",
     "hardware",
     "markdown_table",
     "mean_sd",
@@ -42,6 +43,19 @@ __all__ = [
 
 
 _LARGE = 1e6  # no figure of a sound model
+
+
+def check_choices(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse what a table does not have, before anything is trained or written.
+
+    Example:
+        >>> check_choices("base", ["nope"], ("none", "standard_normal"))
+        Traceback (most recent call last):
+        ValueError: unknown base 'nope'; choose from none, standard_normal
+    """
+    for name in given:
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
 
 
 def paper_numbers() -> dict[str, Any]:

@@ -28,7 +28,13 @@ from typing import Any
 
 from selfnorm.data import toy1d
 from selfnorm.experiments.parallel import run_side_by_side
-from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
+from selfnorm.experiments.report import (
+    Table,
+    check_choices,
+    markdown_table,
+    mean_sd,
+    paper_numbers,
+)
 from selfnorm.experiments.toy1d_runs import Config, Job, run_one
 
 __all__ = ["DATASETS", "RECIPES", "paper_rows", "run"]
@@ -76,6 +82,7 @@ def run(
     """
     if recipe not in RECIPES:
         raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    check_choices("objective", objectives or (), ("snl", "nce"))
     table = Table("toy1d", recipe, Path(out), device=device)
     rows = paper_rows() if recipe == "paper" else [("snl", "mdn", "mlp", "proposal")]
     configs = [

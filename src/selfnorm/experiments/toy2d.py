@@ -21,7 +21,13 @@ from torch import Tensor
 import selfnorm as sn
 from selfnorm.data import toy2d
 from selfnorm.experiments.parallel import run_side_by_side
-from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
+from selfnorm.experiments.report import (
+    Table,
+    check_choices,
+    markdown_table,
+    mean_sd,
+    paper_numbers,
+)
 from selfnorm.experiments.toy2d_runs import Config, Fitted, train_one, train_together
 
 __all__ = ["DATASETS", "RECIPES", "run"]
@@ -71,6 +77,7 @@ def run(
     del data_dir
     if recipe not in RECIPES:
         raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    check_choices("base", bases or (), ("none", "standard_normal"))
     table = Table("toy2d", recipe, Path(out), device=device)
     if recipe == "paper":
         objectives = objectives or ("snl", "nce")
