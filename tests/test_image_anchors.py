@@ -9,7 +9,7 @@ from torch import nn
 
 from selfnorm import functional as F
 from selfnorm.conditional_training import ConditionalTask
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.image_model import FixedUniform, ImageEBM
 from selfnorm.image_regression import ImageRegressor
 from selfnorm.label_space import dequantised
@@ -115,12 +115,20 @@ def test_learning_with_anchors_and_files(proposal, tmp_path):
     np.testing.assert_array_equal(again.log_prob(x[300:], labels, method="learned"), learned)
 
 
-def test_several_labels_have_none_and_fewer_than_none_is_refused():
+def test_several_labels_have_none_and_are_told_so():
     x, y = bright_images(60, dim=3)
-    model = small_model(anchors=8, max_epochs=1).fit(x, y)
+    with pytest.warns(SelfnormWarning, match="anchors are for one label only, here are 3"):
+        model = small_model(anchors=8, max_epochs=1).fit(x, y)
     assert model.model_.anchors == 0
-    with pytest.raises(DataError, match="anchors must not be negative"):
-        ImageRegressor(anchors=-1)
+
+
+@pytest.mark.parametrize("anchors", [-1, True, 8.0, None, "8"])
+def test_what_is_no_number_of_anchors_is_refused(anchors):
+    with pytest.raises(DataError, match="anchors must be an int of at least 0"):
+        ImageRegressor(anchors=anchors)
+    x, y = bright_images(20)
+    with pytest.raises(DataError, match="anchors must be an int of at least 0"):
+        small_model().set_params(anchors=anchors).fit(x, y)
 
 
 def test_log_mean_exp_of_one_anchor_is_its_weight():

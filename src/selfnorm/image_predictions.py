@@ -46,6 +46,8 @@ class ImagePredictions:
     proposal: str
     temperature_: float = 1.0
     refine_: int = 1
+    n_features_: int
+    image_size_: tuple[int, int] | None = None  # height and width fitted on, where known
 
     @torch.no_grad()
     def features(self, images: Any) -> Tensor:
@@ -53,8 +55,27 @@ class ImagePredictions:
         model = self._fitted()
         model.eval()
         device = next(model.parameters()).device
-        parts = as_images(images).split(_FEATURES_AT_ONCE)
-        return torch.cat([model.features(x.to(device)) for x in parts])
+        x = as_images(images)
+        known_size = self.image_size_ in (None, tuple(x.shape[-2:]))
+        try:
+            h = torch.cat([model.features(part.to(device)) for part in x.split(_FEATURES_AT_ONCE)])
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if known_size:
+                raise
+            raise self._wrong_size(x) from error
+        if not known_size and h.shape[-1] != self.n_features_:
+            raise self._wrong_size(x)
+        return h
+
+    def _wrong_size(self, x: Tensor) -> DataError:
+        assert self.image_size_ is not None
+        (height, width), (own_height, own_width) = x.shape[-2:], self.image_size_
+        return DataError(
+            f"the backbone cannot take images of {height} x {width} pixels: this model was fitted "
+            f"on {own_height} x {own_width}; resize them"
+        )
 
     def law(self, images: Any) -> GridLaw:
         """The predictive law of one label on a grid, normalised by quadrature."""
@@ -137,7 +158,10 @@ class ImagePredictions:
 
     def density(self, image: Any, grid: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """The predictive density of one image ``(c, h, w)``: labels ``(G,)`` and density there."""
-        one = as_images(image)[:1] if np.ndim(image) == 4 else as_images(np.asarray(image)[None])
+        given = image if isinstance(image, Tensor) else np.asarray(image)
+        one = as_images(given[None] if given.ndim == 3 else given)
+        if len(one) > 1:
+            raise DataError(f"density() is for one image, got {len(one)}: ask for one at a time")
         h = self.features(one)
         law = self._law(h)
         if grid is None:
@@ -315,6 +339,8 @@ def as_images(images: Any) -> Tensor:
             f"expected images of shape (n, channels, height, width) with 1 or 3 channels, got "
             f"{tuple(x.shape)}"
         )
+    if x.numel() == 0:
+        raise DataError(f"there are no images: got shape {tuple(x.shape)}, at least one is needed")
     if x.dtype == torch.uint8:
         return x
     x = x.float()

@@ -121,8 +121,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
             )
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
-        if anchors < 0:
-            raise DataError(f"anchors must not be negative, got {anchors}")
+        _check_anchors(anchors)
         self.objective, self.proposal, self.n_samples = objective, proposal, n_samples
         self.energy, self.base, self.anchors = energy, base, anchors
         self.share_gradient = share_gradient
@@ -161,6 +160,11 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
             n_val = max(1, round(validation_fraction * len(x)))
             x_val, y_val = x[order[:n_val]], labels[order[:n_val]]
             x, labels = x[order[n_val:]], labels[order[n_val:]]
+        if len(x) < 2:
+            raise DataError(
+                f"too few images: {len(x)} to train on and {len(x_val)} held out; at least 2 and 1 "
+                "are needed, and many more to learn anything"
+            )
         self.flat_target_, self.temperature_ = np.ndim(y) == 1, 1.0
         self.prepare(x, labels, y_val)
         z = self.space_.standardise(labels).float()
@@ -172,11 +176,19 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
 
     def prepare(self, x: Tensor, y: Tensor, y_val: Tensor | None = None) -> None:
         """Fix the labels' scale and build the untrained model on the device."""
+        _check_anchors(self.anchors)
+        if self.anchors and y.shape[1] > 1:
+            warnings.warn(
+                f"anchors are for one label only, here are {y.shape[1]}: anchors={self.anchors} is "
+                "not used",
+                SelfnormWarning,
+                stacklevel=3,
+            )
         for labels, what in ((y, "a training label"), (y_val, "a held-out label")):
             if labels is not None:
                 self._refuse_out_of_range(labels, what)
         self.space_ = self._label_space(y, y if y_val is None else torch.cat([y, y_val]))
-        self.channels_ = x.shape[1]
+        self.channels_, self.image_size_ = x.shape[1], (x.shape[2], x.shape[3])
         with seeded(self.random_state):
             self.model_ = self._build(x[:1])
         if isinstance(self.model_.proposal, MDN):
@@ -297,6 +309,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
             "backbone": "custom" if own else self.backbone,
             "space": self.space_.to_dict(),
             "channels": self.channels_,
+            "image_size": self.image_size_,
             "n_features": self.n_features_,
             "flat_target": self.flat_target_,
             "temperature": self.temperature_,
@@ -316,13 +329,25 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
                     f"{path} was saved with a backbone module of its own: pass load(path, "
                     "backbone=module) with a module of the same shape"
                 )
-            return _rebuild(folder.config, folder.tensors, backbone)._moved(device)
+            try:
+                found = _rebuild(folder.config, folder.tensors, backbone)
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                raise ModelFileError(
+                    f"{path}: config, weights and backbone do not fit together ({detail})"
+                ) from error
+            return found._moved(device)
         return serialization.load(path, kind="ImageRegressor")._moved(device)
 
     def _moved(self, device: str) -> ImageRegressor:
         self.device = device
         self._fitted().to(device)
         return self
+
+
+def _check_anchors(anchors: Any) -> None:
+    if not isinstance(anchors, int) or isinstance(anchors, bool) or anchors < 0:
+        raise DataError(f"anchors must be an int of at least 0, got {anchors!r}")
 
 
 _SAVED_OPTIONS = (
@@ -349,6 +374,8 @@ def _rebuild(
     found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
     found.n_features_, found.refine_ = config["n_features"], config["refine"]
     found.temperature_ = config["temperature"]
+    size = config.get("image_size")  # folders of earlier versions do not tell
+    found.image_size_ = None if size is None else (int(size[0]), int(size[1]))
     network = resnet18(found.channels_) if backbone is None else copy.deepcopy(backbone)
     found.model_ = found._heads_on(
         ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)
