@@ -101,7 +101,7 @@ class EnergyVAE(nn.Module):
             raise DataError("the data hold NaN or infinity: drop or impute those rows first")
         self.likelihood.check(x)
         with torch.no_grad():
-            posterior = self.encode(x[:2])
+            posterior = self._encoded(x[:2])
             if posterior.mean.shape != (len(x[:2]), self.latent):
                 raise DataError(
                     f"the prior has {self.latent} latent numbers, so the encoder must give a mean "
@@ -115,6 +115,20 @@ class EnergyVAE(nn.Module):
                     f"the decoder gives {output.shape[1]} numbers a row; rows of {x[:1].numel()} "
                     f"values need {needed} under this likelihood"
                 )
+
+    def _encoded(self, x: Tensor) -> GaussianPosterior:
+        """``q(z|x)``, or an error that says how many values a row must have."""
+        try:
+            return self.encode(x)
+        except RuntimeError as error:
+            z = torch.zeros(2, self.latent, device=self.device)
+            expected = self.decoder(z).flatten(1).shape[1] // self.likelihood.n_parameters
+            if expected == x[:1].numel():
+                raise
+            raise DataError(
+                f"the rows have {x[:1].numel()} values, expected {expected}: as many as the "
+                "decoder describes"
+            ) from error
 
     @torch.no_grad()
     def aggregate_samples(self, x: Tensor, n: int) -> tuple[Tensor, GaussianPosterior]:
@@ -223,7 +237,7 @@ def add_energy_prior(
     Args:
         encoder, decoder: trained modules, see :class:`EnergyVAE`.
         x: training rows.
-        latent: number of latent numbers.
+        latent: number of latent numbers, that of ``prior`` where one is given.
         prior: an :class:`~selfnorm.vae_priors.AutoregressivePrior` by default, whose normaliser is
             exact.
         fit_options: passed to :func:`selfnorm.fit`.
@@ -235,6 +249,8 @@ def add_energy_prior(
         with seeded(seed):
             prior = AutoregressivePrior(latent)
     vae = EnergyVAE(encoder, decoder, prior, likelihood)
+    if vae.latent != latent:
+        raise DataError(f"latent={latent}, but the prior has {vae.latent} latent numbers")
     vae.to(next(encoder.parameters()).device)
     options = {"batch_size": 256, "weight_decay": 1e-2, "ema": 0.99, **fit_options}
     frozen = [p for m in (vae.encoder, vae.decoder) for p in m.parameters() if p.requires_grad]

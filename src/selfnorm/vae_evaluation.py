@@ -13,6 +13,7 @@ from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.rows import as_rows
 from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_log_norm import LogNorm, estimate_log_norm, judge, judge_held_out
 from selfnorm.vae_posterior import GaussianPosterior
@@ -111,12 +112,12 @@ class VAEReport:
 @torch.no_grad()
 def evaluate_vae(
     vae: EnergyVAE,
-    x: Tensor,
+    x: Any,
     *,
     posterior_samples: int = 100,
     many_samples: int = 0,
     many_rows: int = 1000,
-    reference: Tensor | None = None,
+    reference: Any = None,
     n_prior_samples: int = 200_000,
     n_nodes: int = 512,
     seed: SeedLike = None,
@@ -124,6 +125,7 @@ def evaluate_vae(
     """All figures of ``vae`` on held-out rows ``x``.
 
     Args:
+        x: rows, a tensor or an array of numbers.
         posterior_samples: per row, for SNELBO, ELBO and ``log p(x)``.
         many_samples: also ``log p(x)`` from so many samples, on ``many_rows`` of the rows, evenly
             spaced (files are often sorted: the first digits of MNIST's test part are the hardest).
@@ -134,8 +136,22 @@ def evaluate_vae(
         n_nodes: quadrature nodes per factor of a chain.
         seed: for all samples.
     """
-    x = x.to(vae.device)
+    from selfnorm.vae import EnergyVAE  # which evaluates itself by this module
+
+    if not isinstance(vae, EnergyVAE):
+        raise TypeError(
+            f"evaluate_vae needs an EnergyVAE, got {type(vae).__name__}; wrap encoder and decoder "
+            "as EnergyVAE(encoder, decoder, prior)"
+        )
+    x = as_rows(x, "x", torch.get_default_dtype()).to(vae.device)
     vae.check(x)
+    if reference is not None:
+        reference = as_rows(reference, "reference", x.dtype)
+        if len(reference) == 0 or reference[:1].numel() != x[:1].numel():
+            raise DataError(
+                f"reference has shape {tuple(reference.shape)}, expected rows of "
+                f"{x[:1].numel()} values as in x"
+            )
     if posterior_samples < 2:
         raise DataError(f"posterior_samples must be at least 2, got {posterior_samples}")
     chosen = slice(0, None, max(1, len(x) // max(many_rows, 1)))
