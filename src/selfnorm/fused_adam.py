@@ -13,14 +13,13 @@ __all__ = ["FusedAdam"]
 class FusedAdam(torch.optim.Adam):
     """``torch.optim.Adam`` or ``AdamW`` with ``fused=True``: same numbers, same state, less around.
 
-    For a small network torch's bookkeeping takes longer than the update. Here a step is one launch
-    per group and two for all step counts, on CPU and on CUDA. ``grad_scale`` and ``found_inf`` set
+    For a small network torch's bookkeeping takes longer than the update. Here a step is one call
+    per group and two for all step counts. ``grad_scale`` and ``found_inf`` set
     as attributes divide the gradients, and skip the update where ``found_inf`` is 1.
 
     Args:
         params: parameters or groups, as for torch's optimisers.
         decoupled: AdamW if true, Adam (decay added to the gradient) otherwise.
-        capturable: learning rates are tensors and nothing asks the host (CUDA graphs).
 
     Example:
         >>> p = torch.nn.Parameter(torch.ones(2))
@@ -34,8 +33,8 @@ class FusedAdam(torch.optim.Adam):
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def __init__(self, params: Any, *, decoupled: bool, capturable: bool = False) -> None:
-        super().__init__(params, lr=0.0, fused=True, capturable=capturable)
+    def __init__(self, params: Any, *, decoupled: bool) -> None:
+        super().__init__(params, lr=0.0, fused=True)
         self._update = torch._fused_adamw_ if decoupled else torch._fused_adam_
 
     @torch.no_grad()

@@ -55,10 +55,10 @@ def make_optimizer(task: Task, name: str, weight_decay: float) -> torch.optim.Op
     fused = device.type in ("cpu", "cuda") and all(
         p.is_floating_point() for g in groups for p in g["params"]
     )
-    if fused:
-        return FusedAdam(groups, decoupled=name == "adamw", capturable=on_cuda)
+    if fused and not on_cuda:  # in a captured graph torch's bookkeeping costs nothing
+        return FusedAdam(groups, decoupled=name == "adamw")
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    return cls(groups, lr=0.0)
+    return cls(groups, lr=0.0, fused=fused, capturable=on_cuda)
 
 
 def _compiled(task: Task) -> Loss:
@@ -118,7 +118,7 @@ class Stepper:
         self.on_cuda = self.device.type == "cuda"
         self._waits = not self.on_cuda  # the host decides on each step, where asking it is cheap
         groups = optimizer.param_groups
-        self._scales_itself = isinstance(optimizer, FusedAdam)
+        self._scales_itself = all(group.get("fused") for group in groups)
         scales = [float(group.get("lr_scale", 1.0)) for group in groups]
         self._lr_scales = torch.tensor(scales, device=self.device)
         self._rates = torch.zeros_like(self._lr_scales)
