@@ -137,3 +137,11 @@ def test_log_mean_exp_of_one_anchor_is_its_weight():
     middle = torch.zeros(1, 5, 1)
     expected = F.log_mean_exp(model.minus_energy(h, middle, model.law(h, h)))
     torch.testing.assert_close(model.b(h), expected, atol=1e-6, rtol=0)
+
+
+def test_numpy_numbers_of_a_grid_search_are_fitted_and_saved(tmp_path):
+    x, y = bright_images(60)
+    model = small_model(anchors=np.int64(8), n_samples=np.int64(16), max_epochs=1).fit(x, y)
+    model.save(tmp_path / "model")
+    again = ImageRegressor.load(tmp_path / "model", backbone=Small())
+    assert (again.anchors, again.n_samples) == (8, 16)

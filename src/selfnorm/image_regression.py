@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import numbers
 import os
 import warnings
 from typing import Any
@@ -251,7 +252,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         )
         if isinstance(model, ImageEBM):
             model.share_gradient = self.share_gradient
-            model.anchors = self.anchors if self.space_.dim == 1 else 0
+            model.anchors = int(self.anchors) if self.space_.dim == 1 else 0
         return model
 
     def task(self) -> Any:
@@ -305,7 +306,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         model = self._fitted()
         own = isinstance(self.backbone, nn.Module)
         config = {
-            "options": {k: getattr(self, k) for k in _SAVED_OPTIONS},
+            "options": {k: _plain(getattr(self, k)) for k in _SAVED_OPTIONS},
             "backbone": "custom" if own else self.backbone,
             "space": self.space_.to_dict(),
             "channels": self.channels_,
@@ -345,8 +346,13 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         return self
 
 
+def _plain(value: Any) -> Any:
+    """A NumPy number, as a grid search passes it, as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _check_anchors(anchors: Any) -> None:
-    if not isinstance(anchors, int) or isinstance(anchors, bool) or anchors < 0:
+    if not isinstance(anchors, numbers.Integral) or isinstance(anchors, bool) or anchors < 0:
         raise DataError(f"anchors must be an int of at least 0, got {anchors!r}")
 
 
