@@ -250,7 +250,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             parameters["random_state"] = None
         names = getattr(self, "feature_names_in_", None)
         config = {
-            "parameters": {k: _plain(v) for k, v in parameters.items()},
+            "parameters": {k: serialization.plain_number(v) for k, v in parameters.items()},
             "columns": None if names is None else [str(name) for name in names],
             "n_features": int(self.n_features_in_),
             "method": self.method_,
@@ -318,10 +318,6 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
     def _name_of(self, column: int) -> str | int:
         names = getattr(self, "feature_names_in_", None)
         return column if names is None else str(names[column])
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _finite_or_none(value: float) -> float | None:

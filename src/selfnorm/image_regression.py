@@ -306,7 +306,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         model = self._fitted()
         own = isinstance(self.backbone, nn.Module)
         config = {
-            "options": {k: _plain(getattr(self, k)) for k in _SAVED_OPTIONS},
+            "options": {k: serialization.plain_number(getattr(self, k)) for k in _SAVED_OPTIONS},
             "backbone": "custom" if own else self.backbone,
             "space": self.space_.to_dict(),
             "channels": self.channels_,
@@ -344,11 +344,6 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         self.device = device
         self._fitted().to(device)
         return self
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy number, as a grid search passes it, as Python's own."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _check_anchors(anchors: Any) -> None:

@@ -30,9 +30,7 @@ def save(estimator: EnergyRegressor, path: str | os.PathLike[str]) -> None:
         parameters["random_state"] = None
     names = getattr(estimator, "feature_names_in_", None)
     config = {
-        "parameters": {
-            k: v.item() if isinstance(v, np.generic) else v for k, v in parameters.items()
-        },
+        "parameters": {k: serialization.plain_number(v) for k, v in parameters.items()},
         "columns": None if names is None else [str(name) for name in names],
         "n_features": int(estimator.n_features_in_),
         "n_outputs": int(estimator.n_outputs_),

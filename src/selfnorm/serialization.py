@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
@@ -22,7 +23,16 @@ from torch import Tensor
 
 from selfnorm.errors import ModelFileError
 
-__all__ = ["Folder", "annotate", "known_kinds", "load", "read_folder", "register", "save_folder"]
+__all__ = [
+    "Folder",
+    "annotate",
+    "known_kinds",
+    "load",
+    "plain_number",
+    "read_folder",
+    "register",
+    "save_folder",
+]
 
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
@@ -212,6 +222,17 @@ def _read_config(path: Path) -> dict[str, Any]:
             "copy the folder again or refit the model"
         )
     return document
+
+
+def plain_number(value: Any) -> Any:
+    """A NumPy number, as a grid search passes it, as Python's own, which JSON takes.
+
+    Example:
+        >>> import numpy as np
+        >>> plain_number(np.int64(3)), plain_number("text")
+        (3, 'text')
+    """
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _config_hash(document: dict[str, Any]) -> str:

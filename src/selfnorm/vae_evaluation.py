@@ -136,9 +136,7 @@ def evaluate_vae(
         n_nodes: quadrature nodes per factor of a chain.
         seed: for all samples.
     """
-    from selfnorm.vae import EnergyVAE  # which evaluates itself by this module
-
-    if not isinstance(vae, EnergyVAE):
+    if not all(hasattr(vae, part) for part in ("encode", "decoder", "prior", "check")):
         raise TypeError(
             f"evaluate_vae needs an EnergyVAE, got {type(vae).__name__}; wrap encoder and decoder "
             "as EnergyVAE(encoder, decoder, prior)"

@@ -21,7 +21,6 @@ from selfnorm.label_space import dequantised
 __all__ = [
     "RECIPES",
     "Config",
-    "check_recipe",
     "fit_and_judge",
     "present_sets",
     "regressor",
@@ -223,12 +222,6 @@ def _missing(name: str, data_dir: str | Path | None) -> str:
     except MissingDataError as error:
         return f"{name}: {error}."
     return ""
-
-
-def check_recipe(recipe: str) -> None:
-    """Refuse a recipe that is none."""
-    if recipe not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
 
 
 def _save_arrays(directory: Path, config: Config, arrays: dict[str, np.ndarray]) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from selfnorm.data import images
 from selfnorm.errors import SelfnormError
 from selfnorm.experiments.image_report import markdown
-from selfnorm.experiments.image_runs import Config, check_recipe, present_sets, run_all
+from selfnorm.experiments.image_runs import RECIPES, Config, present_sets, run_all
 from selfnorm.experiments.report import Table, check_choices
 from selfnorm.image_model import PROPOSALS
 from selfnorm.image_regression import ImageRegressor
@@ -100,7 +100,7 @@ def run(
         fields: further ones of :class:`~selfnorm.experiments.image_runs.Config`: ``max_epochs``,
             ``backbone``, ``n_test_samples``, ``options`` of the model.
     """
-    check_recipe(recipe)
+    check_choices("recipe", [recipe], RECIPES)
     check_choices("objective", objectives or (), _OBJECTIVES)
     check_choices("proposal", proposals or (), PROPOSALS)
     table = Table("images", recipe, Path(out), device=device)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from selfnorm.errors import SelfnormError
-from selfnorm.experiments.image_runs import Config, check_recipe, present_sets, run_all
+from selfnorm.experiments.image_runs import RECIPES, Config, present_sets, run_all
 from selfnorm.experiments.images import BEST_PROPOSALS, DATASETS
 from selfnorm.experiments.report import Table, check_choices, markdown_table, mean_sd
 
@@ -40,7 +40,7 @@ def run(
 
     The arguments are those of :func:`selfnorm.experiments.images.run`.
     """
-    check_recipe(recipe)
+    check_choices("recipe", [recipe], RECIPES)
     check_choices("objective", objectives, OBJECTIVES)
     table = Table("images_ablation", recipe, Path(out), device=device)
     present, _ = present_sets(datasets, data_dir)

@@ -25,7 +25,7 @@ import selfnorm as sn
 from selfnorm.data import mnist
 from selfnorm.experiments.mnist_report import finished, markdown
 from selfnorm.experiments.mnist_rows import MODELS, RECIPES, Row, drop_pixels, rows
-from selfnorm.experiments.report import Table
+from selfnorm.experiments.report import Table, check_choices
 from selfnorm.vae import EnergyVAE
 from selfnorm.vae_evaluation import VAEReport, evaluate_vae
 from selfnorm.vae_networks import ConvDecoder, ConvEncoder
@@ -69,9 +69,7 @@ def run(
         n_rows: use only so many rows of each part (a rehearsal).
         figures: draw samples of every row (needs matplotlib).
     """
-    unknown = sorted(set(models) - set(MODELS))
-    if unknown:
-        raise ValueError(f"unknown model {unknown[0]!r}; choose from {', '.join(MODELS)}")
+    check_choices("model", models, MODELS)
     table = Table("mnist", recipe, Path(out), device=device)
     digits = mnist.load_binarized(data_dir)
     train, valid, test = (t[:n_rows].to(device) for t in (digits.train, digits.valid, digits.test))

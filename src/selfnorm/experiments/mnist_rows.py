@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfnorm.experiments.report import check_choices
 from selfnorm.vae_energy_prior import EnergyPrior, latent_energy
 from selfnorm.vae_priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
 
@@ -75,8 +76,7 @@ _CHAIN = {"hidden": 128, "components": 8, "context": 16, "energy_hidden": 32, "n
 
 def rows(recipe: str) -> list[Row]:
     """The six rows of a recipe, those that others build on first."""
-    if recipe not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    check_choices("recipe", [recipe], RECIPES)
     return _paper() if recipe == "paper" else _best()
 
 

@@ -80,8 +80,7 @@ def run(
         figures: draw the true and the learned conditional densities.
         jobs: rows to run side by side, in processes of one thread.
     """
-    if recipe not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    check_choices("recipe", [recipe], RECIPES)
     check_choices("objective", objectives or (), ("snl", "nce"))
     table = Table("toy1d", recipe, Path(out), device=device)
     rows = paper_rows() if recipe == "paper" else [("snl", "mdn", "mlp", "proposal")]

@@ -75,8 +75,7 @@ def run(
         data_dir: not used, the data are drawn; every table takes it.
     """
     del data_dir
-    if recipe not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    check_choices("recipe", [recipe], RECIPES)
     check_choices("base", bases or (), ("none", "standard_normal"))
     table = Table("toy2d", recipe, Path(out), device=device)
     if recipe == "paper":

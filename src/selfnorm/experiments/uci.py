@@ -22,7 +22,7 @@ from selfnorm.data import maf_benchmark
 from selfnorm.data.directory import is_present
 from selfnorm.errors import MissingDataError
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.experiments.report import Table, markdown_table, mean_sd, paper_numbers
+from selfnorm.experiments.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
 from selfnorm.loop import LoopOptions
 from selfnorm.loop import run as train
 
@@ -73,8 +73,7 @@ def run(
         jobs: not used: a run takes the whole machine; every table takes it.
     """
     del jobs
-    if recipe not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}; choose one of {RECIPES}")
+    check_choices("recipe", [recipe], RECIPES)
     table = Table("uci", recipe, Path(out), device=device)
     missing: dict[str, str] = {}
     models = ("joint", "chain") if recipe == "paper" else ("chain",)
