@@ -139,6 +139,8 @@ def test_save_and_load_with_the_resnet(tmp_path):
     model.save(tmp_path / "model")
     again = ImageRegressor.load(tmp_path / "model")
     np.testing.assert_array_equal(again.log_prob(x, y), model.log_prob(x, y))
+    with pytest.raises(ModelFileError, match="load it without backbone="):
+        ImageRegressor.load(tmp_path / "model", backbone=Small())
 
 
 def test_refusals():

@@ -338,7 +338,10 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
                     f"{path}: config, weights and backbone do not fit together ({detail})"
                 ) from error
             return found._moved(device)
-        return serialization.load(path, kind="ImageRegressor")._moved(device)
+        found = serialization.load(path, kind="ImageRegressor")
+        if backbone is not None:
+            raise ModelFileError(f"{path} has a backbone in it: load it without backbone=")
+        return found._moved(device)
 
     def _moved(self, device: str) -> ImageRegressor:
         self.device = device
