@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.adapters import as_proposal
+from selfnorm.energies import MLP
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike
@@ -57,15 +58,21 @@ class EBM(nn.Module):
         self.log_norm = nn.Parameter(torch.tensor(float(log_norm)))
         self.bf16 = False
 
-    def negative_energy(self, x: Tensor) -> Tensor:
-        """``-E(x)``, one checked scalar per row: ``(n, dim) -> (n,)``."""
+    def negative_energy(self, x: Tensor, *, in_step: bool = False) -> Tensor:
+        """``-E(x)``, one checked scalar per row: ``(n, dim) -> (n,)``.
+
+        ``in_step`` takes the way of a training step, where only the weights' gradient is wanted.
+        """
+        function = self.energy
+        if in_step and type(function) is MLP and not function._forward_hooks:
+            function = function.step_energy
         if self.bf16 and self.training:
             # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
             with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled=False):
-                energy = self.energy(x)
+                energy = function(x)
             energy = energy.to(x.dtype)
         else:
-            energy = self.energy(x)
+            energy = function(x)
         if energy.dim() == x.dim() and energy.shape[-1] == 1:
             energy = energy.squeeze(-1)
         if energy.shape != x.shape[:-1]:
@@ -75,9 +82,9 @@ class EBM(nn.Module):
             )
         return -energy
 
-    def log_unnormalized(self, x: Tensor) -> Tensor:
-        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``."""
-        value = self.negative_energy(x)
+    def log_unnormalized(self, x: Tensor, *, in_step: bool = False) -> Tensor:
+        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``; ``in_step`` as in :meth:`negative_energy`."""
+        value = self.negative_energy(x, in_step=in_step)
         return value if self.base is None else value + self.base.log_prob(x)
 
     def log_prob(self, x: Tensor) -> Tensor:

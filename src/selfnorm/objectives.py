@@ -17,7 +17,7 @@ from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.snl_loss import snl_loss
 
-__all__ = ["Objective", "WeightObjective", "available", "get", "register"]
+__all__ = ["Objective", "WeightObjective", "available", "draw_points", "get", "register"]
 
 Metrics = dict[str, Tensor]
 
@@ -80,14 +80,26 @@ class WeightObjective:
         ``log_base`` may bring ``log d(x_i)``, ``(n,)``, where the base is the proposal and its
         density at the data is known already.
         """
-        n = len(x)
-        with torch.no_grad():
-            points = torch.cat([x, proposal.sample((n_samples,))])
+        points = draw_points(proposal, x, n_samples)
+        return self.loss_at(model, proposal, points, n_samples, log_base)
+
+    def loss_at(
+        self,
+        model: EBM,
+        proposal: Proposal,
+        points: Tensor,
+        n_samples: int,
+        log_base: Tensor | None = None,
+    ) -> tuple[Tensor, Metrics]:
+        """:meth:`loss` at points of :func:`draw_points`: data rows, then ``n_samples`` samples."""
+        n = len(points) - n_samples
+        # Another model's own methods need not know of training steps.
+        how = {"in_step": True} if type(model) is EBM else {}
         if proposal is model.base:
             # Base and proposal cancel in the weights: log w = -E, no density to compute there.
-            log_w = model.negative_energy(points)
+            log_w = model.negative_energy(points, **how)
             with torch.no_grad():
-                log_q_data = proposal.log_prob(x) if log_base is None else log_base
+                log_q_data = proposal.log_prob(points[:n]) if log_base is None else log_base
             if self.value is _snl:
                 return _snl_loss(log_w, n, model.log_norm, log_q_data.mean())
             log_w_data, log_w = log_w.split([n, n_samples])
@@ -96,8 +108,8 @@ class WeightObjective:
             with torch.no_grad():
                 asked = points if self.needs_proposal_at_data else points[n:]
                 log_q = proposal.log_prob(asked)
-                log_q_data = log_q[:n] if self.needs_proposal_at_data else x.new_zeros(())
-            log_p = model.log_unnormalized(points)
+                log_q_data = log_q[:n] if self.needs_proposal_at_data else points.new_zeros(())
+            log_p = model.log_unnormalized(points, **how)
             if self.value is _snl:
                 return _snl_loss(log_p - torch.cat([log_q.new_zeros(n), log_q]), n, model.log_norm)
             log_p_data, log_w = log_p.split([n, n_samples])
@@ -110,6 +122,12 @@ class WeightObjective:
             upper = log_p_data.mean() - log_z
             lower = upper - F.bound_gap(log_z - model.log_norm)
         return -value, {"lower": lower, "upper": upper}
+
+
+@torch.no_grad()
+def draw_points(proposal: Proposal, x: Tensor, n_samples: int) -> Tensor:
+    """Mini-batch and fresh samples in one table: ``(n + n_samples, d)``."""
+    return torch.cat([x, proposal.sample((n_samples,))])
 
 
 def _snl_loss(

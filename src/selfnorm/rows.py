@@ -10,7 +10,14 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = ["as_rows", "check_rows", "refuse_huge", "refuse_repeated_names", "refuse_text"]
+__all__ = [
+    "as_rows",
+    "as_tensors",
+    "check_rows",
+    "refuse_huge",
+    "refuse_repeated_names",
+    "refuse_text",
+]
 
 
 def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:
@@ -33,6 +40,17 @@ def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor
     if not x.is_floating_point():
         x = x.float()
     return x if dtype is None else x.to(dtype)
+
+
+def as_tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[Tensor, ...]:
+    """What people bring, as tensors on a device with one number of rows, at least one."""
+    tensors = tuple(t if isinstance(t, Tensor) else as_rows(t, name) for t in data)
+    lengths = sorted({len(t) for t in tensors})
+    if lengths[0] < 1:
+        raise DataError(f"{name} hold no rows")
+    if len(lengths) > 1:
+        raise DataError(f"the parts of {name} have different numbers of rows: {lengths}")
+    return tuple(t.to(device) for t in tensors)
 
 
 def _numbers(x: Any, name: str) -> np.ndarray:

@@ -16,7 +16,9 @@ class Task(Protocol):
     """What is trained: a module, its loss, its validation.
 
     A task may also define ``data_columns(data)``: further tensors with one entry per row, computed
-    once, which come to :meth:`loss` behind those of the data.
+    once, which come to :meth:`loss` behind those of the data. And ``draws_ahead`` with
+    ``draw(batch)`` and ``loss_of_drawn(drawn)``, the two halves of :meth:`loss`, where the first
+    depends on nothing that is trained.
     """
 
     @property
@@ -66,7 +68,7 @@ class LoopOptions:
     checkpoint: str | None = None
     checkpoint_every: int | None = None
     resume: bool = True
-    cuda_graph: bool = True
+    cuda_graph: bool | int = True
     compile_step: bool = False
 
     def __post_init__(self) -> None:

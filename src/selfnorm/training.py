@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from selfnorm import functional as F
 from selfnorm import objectives
@@ -50,7 +51,7 @@ def fit(
     checkpoint: str | None = None,
     checkpoint_every: int | None = None,
     resume: bool = True,
-    cuda_graph: bool = True,
+    cuda_graph: bool | int = True,
     compile_step: bool = False,
     bf16: bool = False,
     max_memory: float | None = None,
@@ -83,7 +84,8 @@ def fit(
         checkpoint: file to save progress to, every ``checkpoint_every`` steps; an existing one of
             the same run is resumed (``resume=False`` starts afresh). On CPU a resumed run ends
             with the same bits as one never stopped.
-        cuda_graph: capture the step on CUDA where possible.
+        cuda_graph: capture the step on CUDA where possible; a number captures so many steps as
+            one graph.
         compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
             before the first step, then saves most where many small operations meet: models
             trained together, small networks. Same numbers up to rounding.
@@ -247,6 +249,26 @@ class DensityTask:
         if columns and isinstance(self.objective, objectives.WeightObjective):
             return self.objective.loss(self.module, self.proposal, x, self.n_samples, columns[0])
         return self.objective.loss(self.module, self.proposal, x, self.n_samples)
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether the points of a step depend on nothing that is trained: :meth:`draw` may then
+        run before the step that needs them, and :meth:`loss_of_drawn` after it."""
+        own_loss = type(self).loss is not DensityTask.loss or not self._takes_log_base()
+        # A network that draws numbers itself would get others than in its turn.
+        random = any(isinstance(m, _DropoutNd) for m in self.module.modules())
+        return not (own_loss or random or self.proposal.trainable)
+
+    def draw(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The first half of :meth:`loss`: the points at which the energy is asked."""
+        return objectives.draw_points(self.proposal, batch[0], self.n_samples), *batch[1:]
+
+    def loss_of_drawn(self, drawn: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The second half of :meth:`loss`."""
+        assert isinstance(self.objective, objectives.WeightObjective)
+        points, *columns = drawn
+        log_base = columns[0] if columns else None
+        return self.objective.loss_at(self.module, self.proposal, points, self.n_samples, log_base)
 
     def _takes_log_base(self) -> bool:
         # A subclass with a loss of its own keeps to the protocol, which has no such argument.
