@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 __all__ = ["SideStream"]
 
@@ -46,13 +47,19 @@ class SideStream:
             self._stream = _STREAMS[key]
 
     @contextmanager
-    def branch(self) -> Iterator[None]:
-        """Launch the block beside what follows, after what the main line has launched so far."""
+    def branch(self, *kept: Tensor) -> Iterator[None]:
+        """Launch the block beside what follows, after what the main line has launched so far.
+
+        The memory of ``kept`` is given to no one else while the graph is captured. Needed for what
+        the block reads where its gradient runs on the branch as well, after :meth:`join`.
+        """
         if self._stream is None:
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         self._forked = True
+        for tensor in kept:
+            tensor.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             yield
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
+from selfnorm.side_stream import SideStream
 from selfnorm.stepper import make_optimizer
 from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_monitor import SpikeReport, check_spikes, confirmed
@@ -164,12 +165,17 @@ class VAETask:
         else:
             posterior = vae.encode(seen)
             z = posterior.sample(self.posterior_samples)
-        prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
+        # The decoder needs nothing of the prior: a captured step runs them side by side.
+        side = SideStream(z.device)
+        with side.branch(z, posterior.mean, posterior.log_sd):
+            prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
+            kl = -(prior.mean() + posterior.entropy().mean())
+        if self.train == "all":
+            fit = vae.log_likelihood(x, z).mean()
+        side.join()
         penalty = metrics.pop("penalty", 0.0)
-        kl = -(prior.mean() + posterior.entropy().mean())
         if self.train == "prior":
             return kl + penalty, {"kl": kl.detach(), **metrics}
-        fit = vae.log_likelihood(x, z).mean()
         with torch.no_grad():
             self.module.steps.add_(1)
         beta = (self.module.steps / max(self.kl_warmup, 1)).clamp_max(1.0)
