@@ -42,7 +42,8 @@ FLOORS = [
     {"autoregressive", "autoregressive_evaluation", "autoregressive_training"},
     {"conditional", "conditional_training", "ensemble", "image_model", "image_training"},
     {"vae", "vae_energy_prior", "vae_evaluation", "vae_likelihoods", "vae_log_norm", "vae_monitor"}
-    | {"vae_networks", "vae_posterior", "vae_priors", "vae_training", "vae_chain", "vae_fused"},
+    | {"vae_networks", "vae_posterior", "vae_priors", "vae_training", "vae_chain", "vae_fused"}
+    | {"vae_dreams"},
     {"recipes", "blueprints", "predictive", "predictive_model", "predictive_methods"}
     | {"image_predictive", "image_predictions"},
     {"table_files", "tables", "serialization", "density_methods", "estimators", "regressor"}

@@ -14,6 +14,7 @@ from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
 from selfnorm.side_stream import SideStream
 from selfnorm.stepper import make_optimizer
+from selfnorm.vae_dreams import dreamt, held
 from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_monitor import SpikeReport, check_spikes, confirmed
 from selfnorm.vae_posterior import BaseAndAggregate, GaussianPosterior
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["VAETask"]
 
 _OBJECTIVES = ("snl", "snelbo", "elbo")
+_FROZEN = {"all": (), "prior": ("encoder", "decoder"), "encoder": ("decoder", "prior")}
 _GIVE_UP_AFTER = 50  # non-finite steps in a row
 _CHUNKS = 8  # of 8,192 samples each, on either side as well
 _WATCHED = 256  # rows on either side of a comparison: about the posteriors a batch brings
@@ -32,13 +34,13 @@ _WATCHED = 256  # rows on either side of a comparison: about the posteriors a ba
 class _Trained(nn.Module):
     """The model and the number of steps done: KL warm-up goes on where a checkpoint left it.
 
-    With ``frozen`` encoder and decoder stay in evaluation mode: neither running statistics nor
-    dropout of a VAE that is only given a prior may act.
+    The ``frozen`` parts stay in evaluation mode: neither running statistics nor dropout of what is
+    not trained may act.
     """
 
     steps: Tensor
 
-    def __init__(self, vae: EnergyVAE, frozen: bool) -> None:
+    def __init__(self, vae: EnergyVAE, *frozen: str) -> None:
         super().__init__()
         self.vae, self.frozen = vae, frozen
         self.register_buffer("steps", torch.zeros((), device=vae.device))
@@ -46,9 +48,8 @@ class _Trained(nn.Module):
     def train(self, mode: bool = True) -> _Trained:
         """Training mode, of what is trained."""
         super().train(mode)
-        if self.frozen:
-            self.vae.encoder.eval()
-            self.vae.decoder.eval()
+        for part in self.frozen:
+            getattr(self.vae, part).eval()
         return self
 
 
@@ -70,7 +71,9 @@ class VAETask:
         n_samples: samples for the normaliser of a joint energy.
         posterior_samples: ``z`` per row.
         kl_warmup: steps over which ``beta`` rises from 0 to 1.
-        train: ``"all"``, or ``"prior"``: encoder and decoder stay as they are (*post hoc*).
+        train: ``"all"``; ``"prior"``: encoder and decoder stay as they are (*post hoc*);
+            ``"encoder"``: the model stays as it is, and its encoder learns from rows that the model
+            makes itself (see :mod:`selfnorm.vae_dreams`), which it cannot overfit.
         prior_lr_scale: learning rate of the prior relative to the rest.
         augment: function applied to the rows while training, e.g. fresh binarisation.
         corrupt: function applied to the encoder's input alone (a regulariser).
@@ -103,13 +106,13 @@ class VAETask:
             raise ValueError(f"a VAE is trained by one of {_OBJECTIVES}, not by {objective!r}")
         if name == "elbo" and not vae.prior.exact:
             raise ValueError("objective='elbo' needs a normalised prior; use 'snelbo' for energies")
-        if train not in ("all", "prior"):
-            raise ValueError(f"train must be 'all' or 'prior', not {train!r}")
+        if train not in _FROZEN:
+            raise ValueError(f"train must be one of {tuple(_FROZEN)}, not {train!r}")
         if monitor not in ("stop", "warn", "off"):
             raise ValueError(f"monitor must be 'stop', 'warn' or 'off', not {monitor!r}")
         if posterior_samples < 1 or n_samples < 1:
             raise ValueError("posterior_samples and n_samples must be at least 1")
-        self.vae, self.module = vae, _Trained(vae, frozen=train == "prior")
+        self.vae, self.module = vae, _Trained(vae, *_FROZEN[train])
         self.n_samples, self.posterior_samples = n_samples, posterior_samples
         self.kl_warmup, self.train, self.prior_lr_scale = kl_warmup, train, prior_lr_scale
         self.augment, self.corrupt, self.monitor = augment, corrupt, monitor
@@ -121,7 +124,9 @@ class VAETask:
         self._checks = 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Encoder, decoder and likelihood (unless post hoc), then the prior's own groups."""
+        """Encoder, decoder and likelihood (unless post hoc), then the prior's; or the encoder."""
+        if self.train == "encoder":
+            return [{"params": list(self.vae.encoder.parameters())}]
         groups: list[dict[str, Any]] = []
         if self.train == "all":
             parts = (self.vae.encoder, self.vae.decoder, self.vae.likelihood)
@@ -155,8 +160,14 @@ class VAETask:
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Negative bound of the batch, per row."""
-        x, vae = batch[0], self.vae
-        x = x if self.augment is None else self.augment(x)
+        x = batch[0] if self.augment is None else self.augment(batch[0])
+        if self.train == "encoder":
+            with held(self.vae.decoder, self.vae.prior, self.vae.likelihood):
+                return self._bound(dreamt(self.vae, x))
+        return self._bound(x)
+
+    def _bound(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        vae = self.vae
         seen = x if self.corrupt is None else self.corrupt(x)
         if self.train == "prior":
             with torch.no_grad():
@@ -170,7 +181,7 @@ class VAETask:
         with side.branch(z, posterior.mean, posterior.log_sd):
             prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
             kl = -(prior.mean() + posterior.entropy().mean())
-        if self.train == "all":
+        if self.train != "prior":
             fit = vae.log_likelihood(x, z).mean()
         side.join()
         penalty = metrics.pop("penalty", 0.0)
@@ -196,7 +207,7 @@ class VAETask:
                 posterior = vae.encode(x)
                 z = posterior.sample(k)
                 prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, 8 * self.n_samples)
-                fit = vae.log_likelihood(x, z).mean() if self.train == "all" else x.new_zeros(())
+                fit = vae.log_likelihood(x, z).mean() if self.train != "prior" else x.new_zeros(())
                 kl = -(prior.mean() + posterior.entropy().mean())
                 metrics.pop("penalty", None)
                 figures = {"fit": fit, "kl": kl, **metrics}
