@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+
+from selfnorm.side_stream import SideStream
 
 __all__ = ["Counters"]
 
@@ -44,17 +47,31 @@ class Counters:
         self._lead = torch.tensor([1.0, 0.0, 0.0], device=self.device)  # of a good step
         self._if_bad = torch.zeros_like(self._vector)
         self._if_bad[_SKIPPED : _STREAK + 1] = 1.0
+        self._one = torch.ones_like(self._vector[0])
         self._kept = torch.ones_like(self._vector)  # a good step ends a streak
         self._kept[_STREAK] = 0.0
 
-    def observe(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
-        """Count a step; returns whether it must be skipped: loss or gradient norm not finite."""
+    def observe(
+        self,
+        loss: Tensor,
+        norm: Tensor,
+        metrics: Mapping[str, Tensor],
+        beside: SideStream | None = None,
+    ) -> Tensor:
+        """Count a step; returns 1 if it must be skipped, loss or gradient norm not finite, else 0.
+
+        The counting itself runs on the branch ``beside``, if there is one.
+        """
         parts = [value.detach().reshape(1) for value in self._in_order(loss, norm, metrics)]
         values = torch.cat([self._lead, *parts]).to(self._vector.dtype)
-        # Zero times a number is zero unless the number is not finite.
-        bad: Tensor = (values[_FIRST : _FIRST + 2] * 0).sum() != 0
-        counted = torch.addcmul(values, self._vector, self._kept)
-        torch.where(bad, self._vector + self._if_bad, counted, out=self._vector)
+        bad = torch.zeros_like(self._one)
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            [values[_FIRST : _FIRST + 2]], bad, self._one
+        )
+        with nullcontext() if beside is None else beside.branch():
+            counted = torch.addcmul(values, self._vector, self._kept)
+            torch.where(bad > 0, self._vector + self._if_bad, counted, out=self._vector)
+            self._alive = values, bad  # the branch may read them later than anybody else
         return bad
 
     def observe_on_host(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> bool:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from selfnorm.mlp_gradient import WRITTEN_OUT, network_energy
+from selfnorm.mlp_gradient import WRITTEN_OUT, negative_energy
 
 __all__ = ["MLP", "ExponentialFamily", "FourierFeatures"]
 
@@ -123,16 +123,17 @@ class MLP(nn.Module):
             x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
         return x if self.features is None else self.features(x)
 
-    def step_energy(self, x: Tensor) -> Tensor:
-        """The energy of each row as a training step wants it: less around the matrix products.
+    def negative_energy_in_step(self, x: Tensor) -> Tensor:
+        """``-E`` of each row as a training step wants it: less around the matrix products.
 
-        Same value and gradient with respect to the weights as :meth:`forward`, up to rounding.
+        Same value and gradient with respect to the weights as those of :meth:`forward`, up to
+        rounding.
         """
         x = self._inputs(x)
         weights = [p for layer in self.layers for p in layer.parameters(recurse=False)]
         if not self._is_plain(x, weights):
-            return self._through_layers(x)
-        return network_energy(x, weights, self.activation)
+            return -self._through_layers(x)
+        return negative_energy(x, weights, self.activation)
 
     def _is_plain(self, x: Tensor, weights: Sequence[Tensor]) -> bool:
         """Whether nothing but the weights asks for a gradient, and nobody watches the layers."""

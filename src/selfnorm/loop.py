@@ -27,9 +27,11 @@ from selfnorm.checkpoint import (
 )
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.history import History
+from selfnorm.overlapped import make_stepper
 from selfnorm.randomness import seeded
-from selfnorm.rows import as_rows
+from selfnorm.rows import as_tensors
 from selfnorm.schedules import lr_factor
+from selfnorm.step_graph import steps_per_graph
 from selfnorm.stepper import Stepper, make_optimizer
 from selfnorm.task import LoopOptions, Task
 
@@ -37,7 +39,7 @@ __all__ = ["LoopOptions", "Task", "run"]
 
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
-_CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
+_CUDA_READ_EVERY = 50  # steps between looks at the device-side counters, about
 _MAX_LOST = 0.2  # share of captured steps that may be lost before the graph is given up
 
 
@@ -58,26 +60,15 @@ def run(
             "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
         )
     device = next(task.module.parameters()).device
-    data = _tensors(data, "the training data", device)
+    data = as_tensors(data, "the training data", device)
     if val_data is not None:
-        val_data = _tensors(val_data, "val_data", device)
+        val_data = as_tensors(val_data, "val_data", device)
     with seeded(options.seed, device):
         training = _Run(task, data, val_data, options, device)
         try:
             return training.execute()
         finally:
             training.release()
-
-
-def _tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[Tensor, ...]:
-    """What people bring, as tensors with one number of rows, at least one."""
-    tensors = tuple(t if isinstance(t, Tensor) else as_rows(t, name) for t in data)
-    lengths = sorted({len(t) for t in tensors})
-    if lengths[0] < 1:
-        raise DataError(f"{name} hold no rows")
-    if len(lengths) > 1:
-        raise DataError(f"the parts of {name} have different numbers of rows: {lengths}")
-    return tuple(t.to(device) for t in tensors)
 
 
 class _Run:
@@ -104,6 +95,10 @@ class _Run:
             self.steps_per_epoch, math.ceil(self.total / 100)
         )
         self.checkpoint_every = options.checkpoint_every or self.validate_every
+        stops = [self.validate_every] + [self.checkpoint_every] * bool(options.checkpoint)
+        self.at_once = steps_per_graph(options.cuda_graph, stops, self.total)
+        self.read_every = max(1, _CUDA_READ_EVERY // self.at_once) * self.at_once
+        self.stops = [*stops, self.read_every, self.total]
         self.history = History()
         self.step = 0
         self.order = torch.empty(0, dtype=torch.long)
@@ -121,14 +116,15 @@ class _Run:
         self.task.start(self.data)
         self.task.module.train()
         self.optimizer = make_optimizer(self.task, options.optimizer, options.weight_decay)
-        self.stepper = Stepper(
+        self.stepper = make_stepper(
             self.task,
             self.optimizer,
             self.data,
             clip_norm=options.clip_norm,
             ema=options.ema,
-            capture=options.cuda_graph,
+            capture=bool(options.cuda_graph),
             compiled=options.compile_step,
+            steps_per_graph=self.at_once,
         )
         self.first = self._training_state()
         self.watched = [k for k, v in floats(self.task.module).items() if all_finite([v])]
@@ -148,12 +144,11 @@ class _Run:
         )
         try:
             while self.step < self.total and not history.stopped:
-                self._one_step()
-                bar.update()
+                bar.update(self._take_steps())
                 due = self.step % self.validate_every == 0 or self.step == self.total
                 if due:
                     self._look(bar)
-                elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
+                elif self.device.type != "cuda" or self.step % self.read_every == 0:
                     self._guard()
                 if path is not None and self.step % self.checkpoint_every == 0:
                     self._save(path)
@@ -167,6 +162,7 @@ class _Run:
         finally:
             bar.close()
         history.stopped = history.stopped or "max_epochs"
+        self.stepper.settle()
         self.stepper.skipped = int(self.stepper.counters.skipped)  # also those since the last look
         self._adopt_best()
         self.task.module.eval()
@@ -195,14 +191,26 @@ class _Run:
         except CheckpointError as error:
             warnings.warn(f"{error}; training goes on without it", SelfnormWarning, stacklevel=4)
 
-    def _one_step(self) -> None:
-        position = self.step % self.steps_per_epoch
-        if position == 0:
-            self.order = torch.randperm(self.n_rows, device=self.device)
-        rows = self.order[position * self.batch : (position + 1) * self.batch]
-        factor = lr_factor(self.options.schedule, self.step, self.total, self.options.warmup)
-        self.stepper.step(rows, self.options.lr * factor * self.lr_scale, self.step)
-        self.step += 1
+    def _take_steps(self) -> int:
+        """One step, or several by one launch where nothing is due before; returns how many."""
+        count = self.stepper.steps_at_once
+        if any(count > stop - self.step % stop for stop in self.stops):
+            count = 1
+        rows: list[Tensor] = []
+        rates: list[float] = []
+        for step in range(self.step, self.step + count):
+            position = step % self.steps_per_epoch
+            if position == 0:
+                self.order = torch.randperm(self.n_rows, device=self.device)
+            rows.append(self.order[position * self.batch : (position + 1) * self.batch])
+            factor = lr_factor(self.options.schedule, step, self.total, self.options.warmup)
+            rates.append(self.options.lr * factor * self.lr_scale)
+        if count == 1:
+            self.stepper.step(rows[0], rates[0], self.step)
+        else:
+            self.stepper.steps(torch.cat(rows), rates, self.step)
+        self.step += count
+        return count
 
     def _guard(self, means: dict[str, float] | None = None) -> bool:
         """Go back to the last good state after several bad steps in a row. True if all is well."""
@@ -250,6 +258,7 @@ class _Run:
 
     def _sound(self) -> bool:
         """Whether all numbers of the module that were finite at the start still are."""
+        self.stepper.settle()
         now = floats(self.task.module)
         return all_finite([now[name] for name in self.watched])
 
@@ -316,6 +325,7 @@ class _Run:
             )
 
     def _training_state(self) -> dict[str, Any]:
+        self.stepper.settle()
         return {
             "module": copied(self.task.module.state_dict()),
             "optimizer": copied(self.optimizer.state_dict()),

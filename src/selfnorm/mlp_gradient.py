@@ -16,14 +16,14 @@ from torch import Tensor
 
 from selfnorm.side_stream import SideStream
 
-__all__ = ["WRITTEN_OUT", "network_energy"]
+__all__ = ["WRITTEN_OUT", "negative_energy"]
 
 _ops = torch.ops.aten
 WRITTEN_OUT = ("relu", "tanh", "silu", "gelu")  # activations known here
 
 
-def network_energy(rows: Tensor, weights: Sequence[Tensor], activation: str) -> Tensor:
-    r"""``E(x) = w . h_L(x)`` with ``h_l = f(W_l h_{l-1} + c_l)``: ``(n, d) -> (n,)``.
+def negative_energy(rows: Tensor, weights: Sequence[Tensor], activation: str) -> Tensor:
+    r"""``-E(x) = -w . h_L(x)`` with ``h_l = f(W_l h_{l-1} + c_l)``: ``(n, d) -> (n,)``.
 
     Args:
         rows: ``(n, d)``, without gradient.
@@ -32,13 +32,13 @@ def network_energy(rows: Tensor, weights: Sequence[Tensor], activation: str) -> 
 
     Example:
         >>> first, c, last = torch.eye(2), torch.zeros(2), torch.ones(1, 2).requires_grad_()
-        >>> energy = network_energy(torch.tensor([[3.0, -1.0]]), [first, c, last], "relu")
-        >>> energy.sum().backward()
-        >>> energy.detach(), last.grad
-        (tensor([3.]), tensor([[3., 0.]]))
+        >>> minus_energy = negative_energy(torch.tensor([[3.0, -1.0]]), [first, c, last], "relu")
+        >>> minus_energy.sum().backward()
+        >>> minus_energy.detach(), last.grad
+        (tensor([-3.]), tensor([[-3., -0.]]))
     """
-    energy: Tensor = _Energy.apply(rows, activation, *weights)
-    return energy
+    value: Tensor = _NegativeEnergy.apply(rows, activation, *weights)
+    return value
 
 
 def _activate(z: Tensor, activation: str) -> Tensor:
@@ -70,12 +70,15 @@ def _plain(rows: Tensor, activation: str, weights: Sequence[Tensor]) -> Tensor:
     h = rows
     for weight, bias in zip(weights[:-1:2], weights[1::2], strict=True):
         h = functions[activation](torch.nn.functional.linear(h, weight, bias))
-    return h @ weights[-1][0]
+    return -(h @ weights[-1][0])
 
 
-class _Energy(torch.autograd.Function):
+class _NegativeEnergy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, activation: str, *weights: Tensor) -> Tensor:
+        side = SideStream(rows.device)
+        with side.branch():
+            minus = -weights[-1][0]
         h = rows
         inputs, kept = [rows], []  # of the layers, and what each derivative is computed from
         for weight, bias in zip(weights[:-1:2], weights[1::2], strict=True):
@@ -87,27 +90,29 @@ class _Energy(torch.autograd.Function):
                 h = _activate(z, activation)
                 kept.append(z)
             inputs.append(h)
-        ctx.save_for_backward(*inputs, *kept, *weights)
+        ctx.save_for_backward(*inputs, *kept, *weights, minus)
         ctx.activation, ctx.depth = activation, len(kept)
-        return torch.mv(h, weights[-1][0])
+        side.join()
+        return torch.mv(h, minus)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         depth, activation = ctx.depth, ctx.activation
         saved = ctx.saved_tensors
         inputs, kept = saved[: depth + 1], saved[depth + 1 : 2 * depth + 1]
-        weights = saved[2 * depth + 1 :]
+        weights, minus = saved[2 * depth + 1 : -1], saved[-1]
         slope_out = upstream[0]
         if torch.is_grad_enabled():
             # Somebody will differentiate the gradient (create_graph): it must not be a constant.
-            energy = _plain(inputs[0], activation, weights)
-            found = torch.autograd.grad(energy, weights, slope_out, create_graph=True)
+            value = _plain(inputs[0], activation, weights)
+            found = torch.autograd.grad(value, weights, slope_out, create_graph=True)
             return None, None, *found
         products, sums = (SideStream(slope_out.device, number) for number in (0, 1))
         found = [torch.empty_like(weight) for weight in weights]
         with products.branch():
             torch.mv(inputs[-1].t(), slope_out, out=found[-1][0])
-        slope = torch.outer(slope_out, weights[-1][0])
+            found[-1].neg_()
+        slope = torch.outer(slope_out, minus)
         alive = []  # until the branches have joined
         for layer in reversed(range(depth)):
             _pull_back(slope, kept[layer], activation)

@@ -63,16 +63,15 @@ class EBM(nn.Module):
 
         ``in_step`` takes the way of a training step, where only the weights' gradient is wanted.
         """
-        function = self.energy
-        if in_step and type(function) is MLP and not function._forward_hooks:
-            function = function.step_energy
+        if in_step and type(self.energy) is MLP and not (self.bf16 or self.energy._forward_hooks):
+            return self.energy.negative_energy_in_step(x)
         if self.bf16 and self.training:
             # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
             with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled=False):
-                energy = function(x)
+                energy = self.energy(x)
             energy = energy.to(x.dtype)
         else:
-            energy = function(x)
+            energy = self.energy(x)
         if energy.dim() == x.dim() and energy.shape[-1] == 1:
             energy = energy.squeeze(-1)
         if energy.shape != x.shape[:-1]:

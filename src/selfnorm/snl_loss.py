@@ -7,12 +7,15 @@ a small network they cost more than the network. Second derivatives go through t
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from selfnorm import functional as F
+from selfnorm.side_stream import SideStream
 
 __all__ = ["snl_loss"]
 
@@ -47,26 +50,11 @@ class _SnlLoss(torch.autograd.Function):
     def forward(
         ctx: Any, terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int
     ) -> tuple[Tensor, Tensor]:
-        data, log_w = terms[:n_data].mean(), terms[n_data:]
-        if constant is not None:
-            data = data + constant
-        n_samples = len(log_w)
-        # Where every weight is zero the finite numbers below stand for -inf: slope and ratio are 0.
-        top = log_w.amax().clamp_min(torch.finfo(terms.dtype).min)
-        scaled = torch.exp(log_w - top)
-        mean = scaled.mean().clamp_min(0.5 / n_samples)
-        log_z = mean.log() + top
-        log_ratio = log_z - b
-        # exp up to the cap, continued linearly: functional.capped_exp and its derivative.
-        below = log_ratio.clamp_max(_MAX_EXPONENT)
-        slope = below.exp()
-        ratio = torch.addcmul(slope, slope, log_ratio - below)
-        loss = b - data + ratio - 1
-        share = scaled * (slope / mean * (1 / n_samples))
-        gradient = torch.cat([terms.new_full((n_data,), -1 / n_data), share])
+        compiling = torch.compiler.is_compiling()
+        way = _on_host if terms.device.type == "cpu" and not compiling else _on_device
+        loss, upper, gradient, slope = way(terms, b, constant, n_data)
         ctx.save_for_backward(gradient, slope, terms, b)
         ctx.n_data = n_data
-        upper = data - log_z
         ctx.mark_non_differentiable(upper)
         ctx.set_materialize_grads(False)
         return loss, upper
@@ -81,6 +69,66 @@ class _SnlLoss(torch.autograd.Function):
             loss = -F.snl(terms[: ctx.n_data], terms[ctx.n_data :], b)
             return *_gradients(loss, (terms, b), upstream[0]), None, None
         return gradient * upstream[0], (1 - slope) * upstream[0], None, None
+
+
+Pieces = tuple[Tensor, Tensor, Tensor, Tensor]  # loss, upper bound, gradient, d ratio / d log Z
+
+
+def _on_device(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -> Pieces:
+    """Without asking the host. The value is computed beside the gradient, which others wait for."""
+    side = None if torch.compiler.is_compiling() else SideStream(terms.device)
+
+    def beside() -> AbstractContextManager[None]:
+        return nullcontext() if side is None else side.branch()
+
+    n_samples = len(terms) - n_data
+    with beside():
+        data = terms[:n_data].mean()
+        if constant is not None:
+            data = data + constant
+        rest = b - data - 1
+        shift = b + math.log(n_samples)
+    # Where every weight is zero the finite numbers here stand for -inf: slope and ratio are 0.
+    log_w = terms[n_data:].clamp_min(torch.finfo(terms.dtype).min)
+    top = log_w.amax()
+    scaled = (log_w - top).exp_()
+    total = scaled.sum()
+    log_sum = total.log()
+    if side is not None:
+        side.join()
+    log_ratio = log_sum + (top - shift)
+    # exp up to the cap, continued linearly: functional.capped_exp and its derivative.
+    below = log_ratio.clamp_max(_MAX_EXPONENT)
+    slope = below.exp()
+    with beside():
+        loss = torch.addcmul(slope, slope, log_ratio - below) + rest
+        upper = data - (log_ratio + b)
+    share = scaled * (slope / total)
+    gradient = torch.cat([terms.new_full((n_data,), -1 / n_data), share])
+    if side is not None:
+        side.join()
+    return loss, upper, gradient, slope
+
+
+def _on_host(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -> Pieces:
+    """The same where reading a number is cheap (CPU): plain arithmetic, no small tensors."""
+    n_samples = len(terms) - n_data
+    norm = float(b)
+    data = float(terms[:n_data].mean()) + (0.0 if constant is None else float(constant))
+    gradient = torch.empty_like(terms)
+    gradient[:n_data] = -1 / n_data
+    share = gradient[n_data:]
+    top = max(float(terms[n_data:].amax()), torch.finfo(terms.dtype).min)
+    torch.sub(terms[n_data:], top, out=share).exp_()
+    mean = max(float(share.sum()) / n_samples, 0.5 / n_samples)
+    log_z = math.log(mean) + top if mean < math.inf else mean
+    log_ratio = log_z - norm
+    slope = math.exp(min(log_ratio, _MAX_EXPONENT))
+    ratio = slope * (1 + max(log_ratio - _MAX_EXPONENT, 0.0))
+    share.mul_(slope / mean / n_samples)
+    found = (norm - data + ratio - 1, data - log_z, slope)
+    loss, upper, slope_ = (terms.new_tensor(value) for value in found)
+    return loss, upper, gradient, slope_
 
 
 def _gradients(loss: Tensor, inputs: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor | None]:

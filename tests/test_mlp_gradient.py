@@ -1,0 +1,117 @@
+"""A network's gradient written out is autograd's; whatever is not plain goes through autograd."""
+
+import pytest
+import torch
+from torch import nn
+
+import selfnorm as sn
+from selfnorm.energies import FourierFeatures
+from selfnorm.mlp_gradient import WRITTEN_OUT
+
+
+def network(**options):
+    torch.manual_seed(0)
+    return sn.MLP(3, hidden=(16, 8, 12), **options)
+
+
+def slopes(energy, x, way):
+    weight = torch.linspace(-1, 2, len(x), dtype=x.dtype)
+    value = way(x)
+    return value.detach(), torch.autograd.grad((value * weight).sum(), list(energy.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [{"activation": name} for name in WRITTEN_OUT]
+    + [{"saturate": 2.0}, {"activation": "leaky_relu"}],
+    ids=str,
+)
+def test_value_and_gradient_are_those_of_autograd(options, dtype):
+    energy = network(**options).to(dtype)
+    x = torch.randn(37, 3, dtype=dtype)
+    expected, by_autograd = slopes(energy, x, lambda rows: -energy(rows))
+    value, written = slopes(energy, x, energy.negative_energy_in_step)
+    torch.testing.assert_close(value, expected)
+    for mine, theirs in zip(written, by_autograd, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        assert float(theirs.abs().max()) > 0
+
+
+def test_features_come_first():
+    energy = network(features=FourierFeatures(3, 5))
+    x = torch.randn(20, 3)
+    torch.testing.assert_close(energy.negative_energy_in_step(x), -energy(x))
+
+
+def is_written_out(value):
+    return "NegativeEnergy" in type(value.grad_fn).__name__
+
+
+def watched(energy):
+    energy.layers[0].register_forward_hook(lambda *_: None)
+    return energy
+
+
+def frozen(energy):
+    energy.layers[0].weight.requires_grad_(False)
+    return energy
+
+
+def rebuilt(energy):
+    energy.layers.append(nn.Identity())
+    return energy
+
+
+@pytest.mark.parametrize("change", [watched, frozen, rebuilt])
+def test_a_network_somebody_changed_goes_through_its_own_layers(change):
+    x = torch.randn(5, 3)
+    assert is_written_out(network().negative_energy_in_step(x))
+    assert not is_written_out(change(network()).negative_energy_in_step(x))
+
+
+def test_gradients_with_respect_to_rows_dropout_and_autocast_are_autograds():
+    x = torch.randn(5, 3)
+    energy = network()
+    assert not is_written_out(energy.negative_energy_in_step(x.clone().requires_grad_()))
+    assert not is_written_out(network(dropout=0.5).negative_energy_in_step(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_written_out(energy.negative_energy_in_step(x))
+    with torch.no_grad():
+        assert energy.negative_energy_in_step(x).grad_fn is None
+
+
+def test_second_derivatives():
+    energy = network(activation="tanh").double()
+    x = torch.randn(6, 3, dtype=torch.float64)
+    params = list(energy.parameters())
+
+    def curvature(way):
+        first = torch.autograd.grad(way(x).square().sum(), params, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), params)
+
+    expected = curvature(lambda rows: -energy(rows))
+    for mine, theirs in zip(curvature(energy.negative_energy_in_step), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_training_step_takes_this_way(monkeypatch):
+    asked = []
+    plain = sn.MLP.negative_energy_in_step
+    monkeypatch.setattr(
+        sn.MLP, "negative_energy_in_step", lambda self, x: (asked.append(len(x)), plain(self, x))[1]
+    )
+    x = torch.randn(100, 2)
+    for proposal in (None, sn.StudentT.fit_to(x)):
+        model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
+        sn.fit(
+            model,
+            x,
+            proposal=proposal,
+            n_samples=64,
+            batch_size=20,
+            max_steps=2,
+            seed=0,
+            progress=False,
+        )
+    assert asked == [84] * 4
