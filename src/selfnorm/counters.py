@@ -36,7 +36,7 @@ class Counters:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._vector = torch.zeros(_FIRST, device=device)
+        self._vector = torch.zeros(_FIRST, dtype=torch.float32, device=device)
         self._allot(())
 
     def _allot(self, names: tuple[str, ...]) -> None:
@@ -44,7 +44,7 @@ class Counters:
         self.names = names
         counted = self._vector[:_FIRST]
         self._vector = torch.cat([counted, counted.new_zeros(len(names))])
-        self._lead = torch.tensor([1.0, 0.0, 0.0], device=self.device)  # of a good step
+        self._lead = counted.new_tensor([1.0, 0.0, 0.0])  # of a good step
         self._if_bad = torch.zeros_like(self._vector)
         self._if_bad[_SKIPPED : _STREAK + 1] = 1.0
         self._one = torch.ones_like(self._vector[0])
