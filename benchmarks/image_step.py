@@ -6,10 +6,11 @@ graphs and timed by device events; the variants take turns, and medians of round
 
 * ``resnet``: normalise, ResNet-18 forward and backward, nothing else.
 * ``loss``: the same with all heads, ``M`` labels sampled, SNL and its gradient.
-* ``step``: the whole training step of the library: batch lookup, loss, gradient, clipping, check
-  for non-finite values, AdamW, metrics.
+* ``step``: the whole training step as ``ImageRegressor.fit`` takes it: batch lookup, loss,
+  gradient, clipping, check for non-finite values, AdamW, moving average, metrics; the call itself.
+* ``step in turn``: the same with the update after the backward pass, not beside the next forward.
 
-First as it comes, then with the heads fused by ``torch.compile`` (which needs half a minute), with
+First with the heads fused by ``torch.compile`` (which needs half a minute), then as it comes, with
 ``--float32`` in single precision too. ``--warm`` only fills the compiler's cache.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch import nn
 from cuda_graphs import Captured, captured
 from selfnorm.experiments.report import hardware, versions
 from selfnorm.image_regression import ImageRegressor
+from selfnorm.overlapped import make_stepper
 from selfnorm.stepper import Stepper, make_optimizer
 
 
@@ -67,19 +70,20 @@ def loss_and_gradient(task: Any, data: Any, batch: int) -> Captured:
     return captured(work, task, data)
 
 
-def whole_step(task: Any, data: Any, batch: int, device: str) -> Captured:
-    """A step of the training loop."""
-    stepper = Stepper(
-        task, make_optimizer(task, "adamw", 0.05), data, clip_norm=10.0, ema=None, capture=True
-    )
+def whole_step(
+    task: Any, data: Any, batch: int, device: str, make: Callable[..., Stepper] = make_stepper
+) -> Callable[[], None]:
+    """A step of the training loop, as the loop calls it."""
+    optimizer = make_optimizer(task, "adamw", 0.05)
+    stepper = make(task, optimizer, data, clip_norm=10.0, ema=0.998, capture=True)
     rows = torch.arange(batch, device=device)
     for k in range(6):
         stepper.step(rows, 1e-4, k)
-    assert stepper._graph is not None, "the step was not captured"
-    return Captured(stepper._graph, stepper, task, data, rows)
+    assert stepper.captured, "the step was not captured"
+    return lambda: stepper.step(rows, 1e-4, 6)
 
 
-def timed(works: dict[str, Captured], rounds: int, repeats: int) -> dict[str, float]:
+def timed(works: dict[str, Callable[[], None]], rounds: int, repeats: int) -> dict[str, float]:
     """Median milliseconds of each, in turns."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
@@ -102,6 +106,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--anchors", type=int, default=51)
     parser.add_argument("--float32", action="store_true")
     parser.add_argument("--warm", action="store_true")
     arguments = parser.parse_args()
@@ -112,10 +117,12 @@ def main() -> None:
             task.loss(tuple(t[: arguments.batch] for t in data))[0].backward()
         return
     rows: list[dict[str, Any]] = []
-    plain = [(name, size) for name in ("uniform", "mdn-4") for size in arguments.samples]
-    measure(arguments, rows, plain, bf16=True, compiled=False)
     for size in arguments.samples:
-        measure(arguments, rows, [("uniform", size)], bf16=True, compiled=True)
+        measure(arguments, rows, [("uniform", size, 0)], bf16=True, compiled=True)
+    plain = [(name, size, 0) for name in ("uniform", "mdn-4") for size in arguments.samples]
+    plain += [("uniform", arguments.samples[0], arguments.anchors)]
+    measure(arguments, rows, plain, bf16=True, compiled=False)
+    measure(arguments, rows, plain[-1:], bf16=True, compiled=True)
     if arguments.float32:
         measure(arguments, rows, plain, bf16=False, compiled=False)
 
@@ -123,18 +130,24 @@ def main() -> None:
 def measure(
     arguments: argparse.Namespace,
     rows: list[dict[str, Any]],
-    cases: list[tuple[str, int]],
+    cases: list[tuple[str, int, int]],
     *,
     bf16: bool,
     compiled: bool,
 ) -> None:
-    """Time the ResNet and the given proposals and sizes side by side; add rows and write them."""
+    """Time the ResNet and the given proposals and sizes side by side; add rows and write them.
+
+    A case is a proposal, a number of samples and a number of anchors.
+    """
     batch, device = arguments.batch, "cuda"
-    works = {"resnet": forward_backward(batch, device, bf16)}
-    for proposal, size in cases:
-        task, data = build(proposal, size, batch, device, bf16=bf16, compile_heads=compiled)
-        works[f"loss {proposal} M={size}"] = loss_and_gradient(task, data, batch)
-        works[f"step {proposal} M={size}"] = whole_step(task, data, batch, device)
+    works: dict[str, Callable[[], None]] = {"resnet": forward_backward(batch, device, bf16)}
+    for proposal, size, anchors in cases:
+        options = {"bf16": bf16, "compile_heads": compiled, "anchors": anchors}
+        task, data = build(proposal, size, batch, device, **options)
+        case = f"{proposal} M={size}" + (f" anchors={anchors}" if anchors else "")
+        works[f"loss {case}"] = loss_and_gradient(task, data, batch)
+        works[f"step {case}"] = whole_step(task, data, batch, device)
+        works[f"step in turn {case}"] = whole_step(task, data, batch, device, Stepper)
     found = timed(works, arguments.rounds, arguments.repeats)
     for name, value in found.items():
         row = {
@@ -146,7 +159,7 @@ def measure(
         }
         rows.append(row)
         label = f"{row['precision']}{', compiled heads' if compiled else ''}"
-        print(f"{label:26s} {name:22s} {value:7.3f} ms  {row['ratio']:.3f} x", flush=True)
+        print(f"{label:26s} {name:38s} {value:7.3f} ms  {row['ratio']:.3f} x", flush=True)
     write(arguments, rows)
 
 

@@ -9,13 +9,16 @@ ROOT = Path(selfnorm.__file__).parent
 
 # Rooms from the ground up; a module may import from its own floor and below.
 FLOORS = [
-    {"errors", "randomness", "torch_defaults", "gradients"},
+    {"errors", "randomness", "torch_defaults", "gradients", "side_stream"},
     {
+        "compiled_loss",
         "counters",
         "functional",
         "fused_adam",
+        "mlp_gradient",
         "schedules",
         "snl_loss",
+        "step_graph",
         "task",
         "history",
         "checkpoint",
@@ -37,7 +40,8 @@ FLOORS = [
     | {"augmentation", "label_space", "resnet"},
     {"energies", "proposals", "adapters", "defensive", "sampling", "factors", "mdn"},
     {"models", "mixture", "stacked_energies", "stacked_proposals", "members", "member_adam"},
-    {"objectives", "mcmc_objectives", "score_matching", "memory", "stepper", "loop"},
+    {"objectives", "mcmc_objectives", "score_matching", "memory", "stepper", "loop"}
+    | {"overlapped"},
     {"evaluation", "training", "flows", "flow_training", "many", "many_task", "distributed"},
     {"autoregressive", "autoregressive_evaluation", "autoregressive_training"},
     {"conditional", "conditional_training", "ensemble", "image_model", "image_training"},
