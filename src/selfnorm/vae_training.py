@@ -177,7 +177,7 @@ class VAETask:
             posterior = vae.encode(seen)
             z = posterior.sample(self.posterior_samples)
         # The decoder needs nothing of the prior: a captured step runs them side by side.
-        side = SideStream(z.device)
+        side = SideStream(torch.device("cpu") if torch.compiler.is_compiling() else z.device)
         with side.branch(z, posterior.mean, posterior.log_sd):
             prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
             kl = -(prior.mean() + posterior.entropy().mean())
