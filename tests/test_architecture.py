@@ -18,6 +18,7 @@ FLOORS = [
         "mlp_gradient",
         "schedules",
         "snl_loss",
+        "row_snl",
         "step_graph",
         "task",
         "history",

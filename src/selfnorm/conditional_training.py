@@ -12,6 +12,7 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.conditional import ConditionalEBM, check_pairs, check_support
 from selfnorm.randomness import seeded
+from selfnorm.row_snl import row_snl_loss
 
 __all__ = ["ConditionalTask", "draw", "weighted_mean"]
 
@@ -174,6 +175,11 @@ class ConditionalTask:
         if self.jitter:
             y = y + self.jitter * self.label_scale * torch.randn_like(y)
         log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y)
+        proposal_term = self._proposal_term(q, log_q, log_w.detach(), samples, weight)
+        if self.is_snl and weight is None:
+            loss, upper = row_snl_loss(log_p, log_w, b.expand_as(log_p))
+            bounds = {"lower": -loss.detach(), "upper": upper}
+            return (loss + proposal_term if proposal_term is not None else loss), bounds
         if weight is not None:
             if not self.is_snl:
                 raise ValueError("sample weights are for the SNL objective only")
@@ -184,14 +190,14 @@ class ConditionalTask:
             log_z = F.log_mean_exp(log_w)
             upper = (log_p - log_z).mean()
             lower = upper - F.bound_gap((log_z - b).clamp_max(50.0)).mean()
-        loss = -value + self._proposal_term(q, log_q, log_w.detach(), samples, weight)
+        loss = -value if proposal_term is None else proposal_term - value
         return loss, {"lower": lower, "upper": upper}
 
     def _proposal_term(
         self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor, weight: Tensor | None
-    ) -> Tensor | float:
+    ) -> Tensor | None:
         if self.proposal_loss == "none" or not log_q.requires_grad:
-            return 0.0
+            return None
 
         def mean(values: Tensor) -> Tensor:
             return values.mean() if weight is None else (values * weight).mean()

@@ -17,9 +17,9 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.side_stream import SideStream
 
-__all__ = ["snl_loss"]
+__all__ = ["MAX_EXPONENT", "gradients_with_graph", "snl_loss"]
 
-_MAX_EXPONENT = 80.0  # as in functional.snl
+MAX_EXPONENT = 80.0  # as in functional.snl
 
 
 def snl_loss(
@@ -67,7 +67,7 @@ class _SnlLoss(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # Somebody will differentiate the gradient (create_graph): it must not be a constant.
             loss = -F.snl(terms[: ctx.n_data], terms[ctx.n_data :], b)
-            return *_gradients(loss, (terms, b), upstream[0]), None, None
+            return *gradients_with_graph(loss, (terms, b), upstream[0]), None, None
         return gradient * upstream[0], (1 - slope) * upstream[0], None, None
 
 
@@ -98,7 +98,7 @@ def _on_device(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -
         side.join()
     log_ratio = log_sum + (top - shift)
     # exp up to the cap, continued linearly: functional.capped_exp and its derivative.
-    below = log_ratio.clamp_max(_MAX_EXPONENT)
+    below = log_ratio.clamp_max(MAX_EXPONENT)
     slope = below.exp()
     with beside():
         loss = torch.addcmul(slope, slope, log_ratio - below) + rest
@@ -123,15 +123,17 @@ def _on_host(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -> 
     mean = max(float(share.sum()) / n_samples, 0.5 / n_samples)
     log_z = math.log(mean) + top if mean < math.inf else mean
     log_ratio = log_z - norm
-    slope = math.exp(min(log_ratio, _MAX_EXPONENT))
-    ratio = slope * (1 + max(log_ratio - _MAX_EXPONENT, 0.0))
+    slope = math.exp(min(log_ratio, MAX_EXPONENT))
+    ratio = slope * (1 + max(log_ratio - MAX_EXPONENT, 0.0))
     share.mul_(slope / mean / n_samples)
     found = (norm - data + ratio - 1, data - log_z, slope)
     loss, upper, slope_ = (terms.new_tensor(value) for value in found)
     return loss, upper, gradient, slope_
 
 
-def _gradients(loss: Tensor, inputs: tuple[Tensor, ...], upstream: Tensor) -> list[Tensor | None]:
+def gradients_with_graph(
+    loss: Tensor, inputs: tuple[Tensor, ...], upstream: Tensor
+) -> list[Tensor | None]:
     """Gradients with a graph of their own, ``None`` for inputs that need none."""
     wanted = [value for value in inputs if value.requires_grad]
     found = iter(torch.autograd.grad(loss, wanted, upstream, create_graph=True))
