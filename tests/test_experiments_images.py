@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from selfnorm.cli import app
 from selfnorm.data.images import load as load_images
 from selfnorm.errors import MissingDataError
-from selfnorm.experiments import image_runs, images, images_ablation
+from selfnorm.experiments import image_jobs, images, images_ablation
 from selfnorm.experiments.image_comparisons import best_by_validation, comparisons
 from selfnorm.experiments.image_judging import paired, standard_error
 from selfnorm.experiments.image_report import markdown
@@ -98,7 +98,7 @@ def test_figures_are_drawn(table):
 
 
 def test_finished_rows_are_kept(table, data_dir, monkeypatch):
-    monkeypatch.setattr(image_runs, "fit_and_judge", None)  # nothing may be trained
+    monkeypatch.setattr(image_jobs, "fit_and_judge", None)  # nothing may be trained
     again = images.run(
         recipe="best",
         seeds=1,

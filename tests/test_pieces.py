@@ -2,11 +2,9 @@
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,6 +14,7 @@ from selfnorm.experiments import everything
 from selfnorm.experiments.piece_processes import run_in_processes
 from selfnorm.experiments.pieces import PIECES, Outcome, Piece, Settings, chosen
 from selfnorm.experiments.pieces_page import View
+from tests.process_ends import gone
 
 TINY = tuple(Piece("tiny", name, seeds, "tests.tiny_table") for name, seeds in (("a", 3), ("b", 2)))
 
@@ -83,17 +82,6 @@ def call(tmp_path, pytestconfig, monkeypatch):
         return subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
 
     return begin
-
-
-def gone(pid):
-    """Whether a process has ended, within a while."""
-    for _ in range(100):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_killed_in_the_middle_it_redoes_nothing_finished(call, tmp_path):

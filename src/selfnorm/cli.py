@@ -88,15 +88,20 @@ def reproduce(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="toy2d, toy1d, all: runs side by side; 1 (all on a GPU: 4)."),
+        typer.Option(
+            min=1, help="Runs at once, in processes; 1. all: over all pieces, on a GPU 8."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="all: only these pieces, e.g. toy2d/paper or toy2d (repeatable)."),
+        typer.Option(
+            help="all: only these pieces, e.g. toy2d/paper or toy2d (repeatable); images/paper and "
+            "mnist/paper, which take hours, run only when named so."
+        ),
     ] = None,
     side_by_side: Annotated[
         int | None,
-        typer.Option(min=1, help="all: pieces at once, in processes; 1, on a GPU 5."),
+        typer.Option(min=1, help="all: pieces at once; 1, on a GPU all, the longest first."),
     ] = None,
     together: Annotated[
         bool | None,
@@ -153,10 +158,10 @@ def reproduce(
 _OWN_OPTIONS = {
     "toy2d": {"recipe", "datasets", "bases", "objectives", "scaling", "together", "jobs"},
     "toy1d": {"recipe", "datasets", "objectives", "jobs"},
-    "uci": {"recipe", "datasets"},
-    "images": {"recipe", "datasets", "objectives", "proposals"},
-    "images_ablation": {"recipe", "datasets", "objectives"},
-    "mnist": {"recipe", "models", "ngf", "energy_layers"},
+    "uci": {"recipe", "datasets", "jobs"},
+    "images": {"recipe", "datasets", "objectives", "proposals", "jobs"},
+    "images_ablation": {"recipe", "datasets", "objectives", "jobs"},
+    "mnist": {"recipe", "models", "ngf", "energy_layers", "jobs"},
     "all": {"jobs", "only", "side_by_side"},
 }
 _FLAGS = {"datasets": "dataset", "bases": "base", "objectives": "objective"}

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from selfnorm.errors import SelfnormError
+from selfnorm.experiments.lifetime import end_when_asked
 from selfnorm.experiments.piece_processes import run_in_processes
+from selfnorm.experiments.piece_shares import budget, place
 from selfnorm.experiments.pieces import PIECES, Outcome, Piece, Settings, chosen, run_piece
 from selfnorm.experiments.pieces_page import View, page, progress_of
 
 __all__ = ["PIECES", "Piece", "run"]
-
-_ON_A_GPU = 5  # pieces at once: most of them are too small to fill it alone
 
 
 def run(
@@ -48,11 +48,13 @@ def run(
         seeds: repetitions, for every table; by default what each table's protocol asks.
         progress: show one line per piece (one piece at a time: its own progress as well).
         data_dir: where data files are.
-        jobs: runs side by side *within* a piece, for tables that can; 1, on a GPU 4 or as many as
-            the processor has room for.
+        jobs: rows at once, over all pieces, each in a process; on a GPU 8 (or half as many as there
+            are processor cores), elsewhere as many as pieces.
         pieces: which tables, in which order.
-        only: names of some of them, ``"toy2d/paper"`` or ``"toy2d"``.
-        side_by_side: pieces at once, each in a process of its own; 1, on a GPU 5.
+        only: names of some of them, ``"toy2d/paper"`` or ``"toy2d"``; by default all but those that
+            take hours.
+        side_by_side: pieces at once, each in a process of its own; 1, on a GPU all, the longest
+            first.
         options: further options by table name, passed to its ``run``.
 
     Returns:
@@ -64,10 +66,9 @@ def run(
     directory = Path(out)
     known, pieces = pieces, chosen(only, pieces)
     on_gpu = torch.device(device).type == "cuda"
-    at_once = min(side_by_side or (_ON_A_GPU if on_gpu else 1), len(pieces))
-    if jobs is None:
-        jobs = max(1, min(4, (os.cpu_count() or 1) // 3)) if on_gpu else 1
+    at_once = min(side_by_side or (len(pieces) if on_gpu else 1), len(pieces))
     alone = at_once == 1
+    jobs = budget(device, jobs, side_by_side)
     settings = Settings(device, seeds, progress and alone, data_dir, jobs, options or {})
     view = View(directory, pieces, progress)
     outcomes: dict[str, Outcome] = {}
@@ -93,11 +94,11 @@ def run(
         else run_in_processes(pieces, directory, settings, at_once, look)
     )
     try:
-        with closing(results):
+        with end_when_asked(), closing(results):
             for piece, outcome in results:
                 outcomes[piece.name] = outcome
                 write()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         write()  # with the rows of the pieces that were under way
         raise
     view.show(set(), outcomes)
@@ -117,4 +118,4 @@ def _one_by_one(
 ) -> Generator[tuple[Piece, Outcome], None, None]:
     for piece in pieces:
         view.show({piece.name}, outcomes)
-        yield piece, run_piece(piece, directory, settings)
+        yield piece, run_piece(piece, directory, place(piece, settings))

@@ -1,9 +1,9 @@
-"""Single runs of image regression: a recipe's settings, training, judging, the row, its files."""
+"""Single runs of image regression: a recipe's settings, training, judging, the row."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import torch
 from selfnorm.data import images
 from selfnorm.errors import MissingDataError
 from selfnorm.experiments.image_judging import judge
-from selfnorm.experiments.report import Table
 from selfnorm.image_regression import ImageRegressor
 from selfnorm.label_space import dequantised
 
@@ -24,7 +23,6 @@ __all__ = [
     "fit_and_judge",
     "present_sets",
     "regressor",
-    "run_all",
 ]
 
 RECIPES = ("paper", "literal", "best")
@@ -56,7 +54,6 @@ for _name in ("utkface", "driving"):
 _ANCHORS = {("cells", "uniform"): 51}
 _LEARN_B = ("snl", "nce")
 _CALIBRATED = ("exact", "exact_se", "mae", "coverage", "pit_distance", "crps")
-Done = Callable[["Config", ImageRegressor, images.ImageData, dict[str, np.ndarray]], None]
 
 
 @dataclass(frozen=True)
@@ -170,38 +167,6 @@ def _calibrated(
     return {"temperature": temperature, **{f"{k}_calibrated": figures[k] for k in _CALIBRATED}}
 
 
-def run_all(
-    table: Table,
-    configs: Iterable[Config],
-    *,
-    data_dir: str | Path | None = None,
-    deadline: float | None = None,
-    progress: bool = True,
-    done: Done | None = None,
-) -> None:
-    """Run what the table lacks, row by row; begin nothing ``deadline`` seconds after the call.
-
-    A set is loaded once per split. ``done(config, model, data, arrays)`` is called after each run.
-    """
-    began = time.perf_counter()
-    loaded: dict[tuple[str, int], images.ImageData] = {}
-    for config in configs:
-        late = deadline is not None and time.perf_counter() - began > deadline
-        if late or table.has(**config.keys()):
-            continue
-        key = (config.dataset, config.seed)
-        if key not in loaded:
-            loaded = {k: v for k, v in loaded.items() if k[1] == config.seed}
-            loaded[key] = images.load(config.dataset, seed=config.seed, data_dir=data_dir)
-        row, arrays, model = fit_and_judge(config, loaded[key])
-        _save_arrays(table.directory, config, arrays)
-        table.add(row)
-        if progress:
-            print(_line(row), flush=True)
-        if done is not None:
-            done(config, model, loaded[key], arrays)
-
-
 def present_sets(
     datasets: Sequence[str], data_dir: str | Path | None
 ) -> tuple[list[str], dict[str, str]]:
@@ -222,23 +187,3 @@ def _missing(name: str, data_dir: str | Path | None) -> str:
     except MissingDataError as error:
         return f"{name}: {error}."
     return ""
-
-
-def _save_arrays(directory: Path, config: Config, arrays: dict[str, np.ndarray]) -> None:
-    """Each test image's figures, for paired comparisons: ``scores/KEYS.npz``."""
-    name = "-".join(str(v) for v in list(config.keys().values())[:5])
-    (directory / "scores").mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        directory / "scores" / f"{name}.npz",
-        **{k: v.astype(np.float32) for k, v in arrays.items()},  # type: ignore[arg-type]
-    )
-
-
-def _line(row: dict[str, Any]) -> str:
-    named = ", ".join(str(row[k]) for k in ("dataset", "objective", "proposal", "seed"))
-    value = row.get("exact", row.get("upper"))
-    lost = f", {row['skipped_steps']} steps lost" if row["skipped_steps"] else ""
-    return (
-        f"{named}, M = {row['n_samples']}: {value:.3f} nats, MAE {row['mae']:.3f}, best at "
-        f"{row['best_step']} of {row['n_steps']}{lost}, {row['seconds']:.0f} s"
-    )

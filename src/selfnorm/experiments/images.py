@@ -21,15 +21,12 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from selfnorm.data import images
-from selfnorm.errors import SelfnormError
+from selfnorm.experiments.image_jobs import Method, run_all
 from selfnorm.experiments.image_report import markdown
-from selfnorm.experiments.image_runs import RECIPES, Config, present_sets, run_all
+from selfnorm.experiments.image_runs import RECIPES, Config, present_sets
 from selfnorm.experiments.report import Table, check_choices
 from selfnorm.image_model import PROPOSALS
-from selfnorm.image_regression import ImageRegressor
 
 __all__ = ["BEST_PROPOSALS", "DATASETS", "methods_for", "run"]
 
@@ -44,7 +41,6 @@ BEST_PROPOSALS: dict[str, tuple[str, ...]] = {
 }
 _ENERGIES = ("snl", "ranking_nce", "nce")
 _OBJECTIVES = (*_ENERGIES, "mdn", "gaussian", "l2")
-Method = tuple[str, str]
 
 
 def methods_for(dataset: str, recipe: str, proposals: Sequence[str] | None = None) -> list[Method]:
@@ -80,6 +76,7 @@ def run(
     n_samples: int = N_SAMPLES,
     figures: bool = True,
     deadline: float | None = None,
+    jobs: int = 1,
     **fields: Any,
 ) -> Table:
     """Run the table; write ``images.json``, ``images.md`` and figures into ``out``.
@@ -97,6 +94,8 @@ def run(
         n_samples: ``M``.
         figures: draw images with their densities, and reliability diagrams.
         deadline: begin no run later than so many seconds after the call.
+        jobs: rows to run side by side, in processes of one thread: on a GPU one row alone leaves
+            some of it idle.
         fields: further ones of :class:`~selfnorm.experiments.image_runs.Config`: ``max_epochs``,
             ``backbone``, ``n_test_samples``, ``options`` of the model.
     """
@@ -115,39 +114,16 @@ def run(
     ]
     # Set by set within a method: whoever stops early has the most complete table.
     rounds = [job for job in chain.from_iterable(zip_longest(*lists)) if job is not None]
-    fields.pop("jobs", None)  # one run fills a GPU
     configs = [
         Config(name, objective, proposal, n_samples, seed, recipe, device, **fields)
         for seed in range(seeds)
         for name, objective, proposal in rounds
     ]
     table.expect(len(configs))
-    first = {name: jobs[0][1:] for name, jobs in zip(present, lists, strict=True) if jobs}
-
-    def draw(
-        config: Config, model: ImageRegressor, data: Any, arrays: dict[str, np.ndarray]
-    ) -> None:
-        chosen = (config.objective, config.proposal) == first[config.dataset]
-        if figures and config.seed == 0 and chosen:
-            _draw(model, data, arrays, table.directory)
-
-    run_all(table, configs, data_dir=data_dir, deadline=deadline, progress=progress, done=draw)
+    first = {name: own[0][1:] for name, own in zip(present, lists, strict=True) if own}
+    run_all(
+        table, configs, data_dir=data_dir, deadline=deadline, progress=progress,
+        drawn=first if figures else None, jobs=jobs,
+    )  # fmt: skip
     table.write_markdown(markdown(table, missing))
     return table
-
-
-def _draw(
-    model: ImageRegressor, data: images.ImageData, arrays: dict[str, np.ndarray], out: Path
-) -> None:
-    if model.space_.dim != 1:
-        return
-    from selfnorm.plotting_images import density_panels, plot_panels
-    from selfnorm.plotting_regression import plot_reliability
-
-    panels = density_panels(model, *data.test)
-    np.savez_compressed(out / "scores" / f"densities_{data.name}.npz", **panels)  # type: ignore[arg-type]
-    try:
-        plot_panels(panels, out / f"densities_{data.name}.png")
-        plot_reliability({"SNL": arrays["pit"]}, out / f"reliability_{data.name}.png")
-    except SelfnormError as error:  # no matplotlib: the numbers are there, the figures can wait
-        print(error)

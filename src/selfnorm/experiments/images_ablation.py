@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from selfnorm.errors import SelfnormError
-from selfnorm.experiments.image_runs import RECIPES, Config, present_sets, run_all
+from selfnorm.experiments.image_jobs import run_all
+from selfnorm.experiments.image_runs import RECIPES, Config, present_sets
 from selfnorm.experiments.images import BEST_PROPOSALS, DATASETS
 from selfnorm.experiments.report import Table, check_choices, markdown_table, mean_sd
 
@@ -34,6 +35,7 @@ def run(
     sizes: Sequence[int] = SIZES,
     proposal: str | None = None,
     deadline: float | None = None,
+    jobs: int = 1,
     **fields: Any,
 ) -> Table:
     """Run the ablation; write ``images_ablation.json``, ``.md`` and the figure into ``out``.
@@ -44,7 +46,6 @@ def run(
     check_choices("objective", objectives, OBJECTIVES)
     table = Table("images_ablation", recipe, Path(out), device=device)
     present, _ = present_sets(datasets, data_dir)
-    fields.pop("jobs", None)
     fields.setdefault("n_test_samples", 2000)
     configs = [
         Config(name, objective, chosen, size, seed, recipe, device, **fields)
@@ -54,7 +55,7 @@ def run(
         for name in present
         for chosen in [proposal or BEST_PROPOSALS.get(name, ("mdn-4",))[0]]
     ]
-    run_all(table, configs, data_dir=data_dir, deadline=deadline, progress=progress)
+    run_all(table, configs, data_dir=data_dir, deadline=deadline, progress=progress, jobs=jobs)
     table.write_markdown(_markdown(table))
     try:
         from selfnorm.plotting_images import plot_ablation

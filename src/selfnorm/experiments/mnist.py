@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,45 @@ import selfnorm as sn
 from selfnorm.data import mnist
 from selfnorm.experiments.mnist_report import finished, markdown
 from selfnorm.experiments.mnist_rows import MODELS, RECIPES, Row, drop_pixels, rows
+from selfnorm.experiments.parallel import run_side_by_side
 from selfnorm.experiments.report import Table, check_choices
 from selfnorm.vae import EnergyVAE
 from selfnorm.vae_evaluation import VAEReport, evaluate_vae
 from selfnorm.vae_networks import ConvDecoder, ConvEncoder
 
 __all__ = ["MODELS", "RECIPES", "run", "train_row"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row and how it is to be run; ``vae_steps`` are those of the VAE it is put on."""
+
+    row: Row
+    seed: int
+    ngf: int
+    energy_layers: int
+    folder: Path
+    device: str
+    data_dir: str | Path | None
+    n_rows: int | None
+    evaluation: dict[str, int]
+    vae_steps: int | None
+    progress: bool
+
+    @property
+    def size(self) -> str:
+        """What tells model folders of one row apart."""
+        return _size(self.seed, self.ngf, self.energy_layers)
+
+    def keys(self) -> dict[str, Any]:
+        """What identifies the row in the result file."""
+        return {
+            "model": self.row.model,
+            "seed": self.seed,
+            "ngf": self.ngf,
+            "energy_layers": self.energy_layers,
+            "max_steps": self.row.fit["max_steps"],
+        }
 
 
 def run(
@@ -51,6 +86,7 @@ def run(
     n_prior_samples: int = 1_000_000,
     n_rows: int | None = None,
     figures: bool = True,
+    jobs: int = 1,
     **_unused: Any,
 ) -> Table:
     """Run the table and write ``mnist.json``, ``mnist.md`` and figures of samples into ``out``.
@@ -68,69 +104,87 @@ def run(
             :func:`selfnorm.vae_evaluation.evaluate_vae`.
         n_rows: use only so many rows of each part (a rehearsal).
         figures: draw samples of every row (needs matplotlib).
+        jobs: rows to run side by side, in processes of one thread; a post-hoc row begins when the
+            VAE of its seed is there.
     """
     check_choices("model", models, MODELS)
     table = Table("mnist", recipe, Path(out), device=device)
-    digits = mnist.load_binarized(data_dir)
-    train, valid, test = (t[:n_rows].to(device) for t in (digits.train, digits.valid, digits.test))
-    steps_of = {r.model: r.at_most(max_steps).fit["max_steps"] for r in rows(recipe)}
-    n_seeds = seeds if isinstance(seeds, int) else len(seeds)
-    table.expect(n_seeds * len(set(models) & set(steps_of)))
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
-        for row in rows(recipe):
-            keys = {
-                "model": row.model,
-                "seed": seed,
-                "ngf": ngf,
-                "energy_layers": energy_layers,
-                "max_steps": steps_of[row.model],
-            }
-            if row.model not in models or _same(finished(table.rows), keys):
-                continue
-            if progress:
-                print(f"{row.model}, seed {seed}", flush=True)
-            began = time.perf_counter()
-            vae, history = train_row(
-                row.at_most(max_steps), train, valid, seed=seed, ngf=ngf,
-                energy_layers=energy_layers, folder=table.directory, device=device,
-                progress=progress,
-            )  # fmt: skip
-            evaluation: dict[str, Any] = {
-                "reference": train[:4000],
-                "n_prior_samples": n_prior_samples,
-                "seed": 10_000 + seed,
-            }
-            report = evaluate_vae(
-                vae, test, posterior_samples=posterior_samples, many_samples=many_samples,
-                many_rows=many_rows, **evaluation,
-            )  # fmt: skip
-            held_out = evaluate_vae(vae, valid, posterior_samples=10, **evaluation)
-            for interrupted in _same(table.rows, keys):
+    evaluation = {
+        "posterior_samples": posterior_samples,
+        "many_samples": many_samples,
+        "many_rows": many_rows,
+        "n_prior_samples": n_prior_samples,
+    }
+    steps_of = {row.model: row.at_most(max_steps).fit["max_steps"] for row in rows(recipe)}
+    asked = [
+        Job(
+            row.at_most(max_steps), seed, ngf, energy_layers, table.directory, device, data_dir,
+            n_rows, evaluation, steps_of.get(row.on or ""), progress and jobs == 1,
+        )
+        for seed in (range(seeds) if isinstance(seeds, int) else seeds)
+        for row in rows(recipe)
+        if row.model in models
+    ]  # fmt: skip
+    table.expect(len(asked))
+    kept = finished(table.rows)
+    missing = [job for job in asked if not _same(kept, job.keys())]
+
+    def source(job: Job) -> Job | None:
+        """The row whose encoder and decoder this one takes, if it is still to be made."""
+        return next((j for j in missing if (j.row.model, j.seed) == (job.row.on, job.seed)), None)
+
+    try:
+        for job, found in run_side_by_side(_run_row, missing, jobs, after=source):
+            for interrupted in _same(table.rows, job.keys()):
                 table.rows.remove(interrupted)
-            table.add(
-                {
-                    **keys,
-                    **({} if row.on is None else {"vae_steps": steps_of[row.on]}),
-                    **_figures(report),
-                    "valid_snelbo": held_out.snelbo,
-                    "diverged": history.stopped == "diverged",
-                    "stopped": history.stopped,
-                    "best_step": history.best_step,
-                    "n_steps": history.n_steps,
-                    "step_ms": round(1e3 * history.seconds / max(history.n_steps, 1), 3),
-                    "seconds": round(time.perf_counter() - began, 2),
-                }
-            )
-            size = _size(seed, ngf, energy_layers)
-            _checkpoint(table.directory, row.at_most(max_steps), size).unlink(missing_ok=True)
+            table.add(found)
+            _checkpoint(table.directory, job.row, job.size).unlink(missing_ok=True)
+            if progress:
+                print(f"{job.row.model}, seed {job.seed}: {found['snelbo']:.2f} nats", flush=True)
+    finally:
+        _digits.cache_clear()
     table.write_markdown(markdown(table.rows, recipe, table.command, table.seconds))
     if figures:
         _draw(table.directory, models, _size(0, ngf, energy_layers))
     return table
 
 
+@lru_cache(maxsize=1)
+def _digits(data_dir: str | Path | None, n_rows: int | None, device: str) -> tuple[Tensor, ...]:
+    """Training, validation and test part, loaded once for all rows of a process."""
+    digits = mnist.load_binarized(data_dir)
+    return tuple(t[:n_rows].to(device) for t in (digits.train, digits.valid, digits.test))
+
+
+def _run_row(job: Job) -> dict[str, Any]:
+    """Train and evaluate one row."""
+    train, valid, test = _digits(job.data_dir, job.n_rows, job.device)
+    began = time.perf_counter()
+    vae, history = train_row(
+        job.row, train, valid, seed=job.seed, ngf=job.ngf, energy_layers=job.energy_layers,
+        folder=job.folder, device=job.device, progress=job.progress,
+    )  # fmt: skip
+    common: dict[str, Any] = {"reference": train[:4000], "seed": 10_000 + job.seed}
+    report = evaluate_vae(vae, test, **job.evaluation, **common)
+    n_prior_samples = job.evaluation["n_prior_samples"]
+    held_out = evaluate_vae(
+        vae, valid, posterior_samples=10, n_prior_samples=n_prior_samples, **common
+    )
+    return {
+        **job.keys(),
+        **({} if job.vae_steps is None else {"vae_steps": job.vae_steps}),
+        **_figures(report),
+        "valid_snelbo": held_out.snelbo,
+        "diverged": history.stopped == "diverged",
+        "stopped": history.stopped,
+        "best_step": history.best_step,
+        "n_steps": history.n_steps,
+        "step_ms": round(1e3 * history.seconds / max(history.n_steps, 1), 3),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
 def _size(seed: int, ngf: int, energy_layers: int) -> str:
-    """What tells model folders of one row apart."""
     return f"{seed}-ngf{ngf}-layers{energy_layers}"
 
 

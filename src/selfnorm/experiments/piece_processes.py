@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -15,13 +14,14 @@ from pathlib import Path
 
 import torch
 
+from selfnorm.experiments.lifetime import GRACE, end_when_asked, end_with_parent, settle
+from selfnorm.experiments.piece_shares import begin_next
 from selfnorm.experiments.pieces import Outcome, Piece, Settings, run_piece
 
 __all__ = ["LOG", "run_in_processes"]
 
 LOG = "log.txt"  # in the piece's folder: warnings, and the traceback of a failure
 _LOOK_EVERY = 2.0  # seconds
-_GRACE = 5.0  # seconds a process has to end when asked to
 
 
 def run_in_processes(
@@ -33,33 +33,53 @@ def run_in_processes(
 ) -> Generator[tuple[Piece, Outcome], None, None]:
     """Yield every piece with its outcome as it ends; ``look`` is told now and then which are on.
 
-    Whatever ends this generator early (Ctrl-C, an error, ``close``) ends all pieces: what they have
-    finished is on disk, and the next call goes on from there.
+    ``settings.jobs`` is the budget of all pieces together. Whatever ends this generator early
+    (Ctrl-C, SIGTERM, an error, ``close``) ends all pieces: what they have finished is on disk, and
+    the next call goes on from there.
     """
-    waiting = sorted(pieces, key=lambda piece: piece.long)
-    running: list[_Running] = []
-    threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // side_by_side))
+    waiting = list(pieces)
+    running: dict[Piece, _Running] = {}
+    threads = max(1, (os.cpu_count() or 1) // max(side_by_side, settings.jobs))
+    threads = min(torch.get_num_threads(), threads)
+
+    def begin() -> bool:
+        given = {piece: one.settings for piece, one in running.items()}
+        found = begin_next(waiting, given, settings, directory, side_by_side)
+        if found is not None:
+            piece, own = found
+            waiting.remove(piece)
+            running[piece] = _Running(piece, directory, own, threads)
+        return found is not None
+
     try:
         while waiting or running:
-            while waiting and len(running) < side_by_side:
-                if waiting[0].long and any(not one.piece.long for one in running):
-                    break
-                running.append(_Running(waiting.pop(0), directory, settings, threads))
-            look({one.piece.name for one in running})
-            wait([one.process.sentinel for one in running], timeout=_LOOK_EVERY)
-            for one in [one for one in running if not one.process.is_alive()]:
-                running.remove(one)
-                yield one.piece, one.outcome()
+            while begin():
+                pass
+            look({piece.name for piece in running})
+            wait([one.process.sentinel for one in running.values()], timeout=_LOOK_EVERY)
+            for piece in [piece for piece, one in running.items() if not one.process.is_alive()]:
+                yield piece, running.pop(piece).outcome()
     finally:
-        for one in running:
-            one.stop()
+        _stop(list(running.values()))
+
+
+def _stop(running: list[_Running]) -> None:
+    """End these processes and those they have started: all are asked, then waited for."""
+    for one in running:
+        _signal_group(one.process, signal.SIGTERM)
+    until = time.monotonic() + GRACE
+    for one in running:
+        one.process.join(max(0.0, until - time.monotonic()))
+        if one.process.is_alive():
+            _signal_group(one.process, getattr(signal, "SIGKILL", signal.SIGTERM))
+            one.process.join()
 
 
 class _Running:
     """A piece in progress."""
 
     def __init__(self, piece: Piece, directory: Path, settings: Settings, threads: int) -> None:
-        self.piece = piece
+        self.settings = settings
         self.began = time.perf_counter()
         self.log = directory / piece.name / LOG
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,14 +101,6 @@ class _Running:
         note = f"its process ended with code {self.process.exitcode}; see {self.log}"
         return Outcome("failed", note, time.perf_counter() - self.began)
 
-    def stop(self) -> None:
-        """End the process and those it has started."""
-        _signal_group(self.process, signal.SIGTERM)
-        self.process.join(_GRACE)
-        if self.process.is_alive():
-            _signal_group(self.process, getattr(signal, "SIGKILL", signal.SIGTERM))
-            self.process.join()
-
 
 def _signal_group(process: SpawnProcess, number: int) -> None:
     pid = process.pid
@@ -108,20 +120,13 @@ def _work(
         # A group of its own: Ctrl-C reaches the one who started it alone, who then ends the group.
         # (A training run would take the interrupt for an order to finish early.)
         os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(group=hasattr(os, "setpgid"))
     torch.set_num_threads(threads)
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    told.send(run_piece(piece, directory, settings))
-
-
-def _end_with_parent() -> None:
-    """Two processes must not write one table: nobody goes on after a kill of the parent."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    wait([parent.sentinel])
-    if hasattr(os, "killpg"):
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(1)
+    with end_when_asked():
+        try:
+            told.send(run_piece(piece, directory, settings))
+        finally:
+            settle()

@@ -25,14 +25,20 @@ class Piece:
         recipe: which set-up.
         seeds: how many repetitions its protocol asks.
         module: where the table's ``run`` is, if not among the library's own tables.
-        long: hours on one GPU: begins when all others have ended, so as not to slow them down.
+        minutes: what it takes alone on one H200: the longest pieces begin first and have the most
+            processes.
+        long: hours on one GPU: run only when named, and begun when all others have ended, so as not
+            to slow them down.
+        on_cpu: beside a GPU it is run by the processor cores that the other pieces leave idle.
     """
 
     table: str
     recipe: str
     seeds: int
     module: str = ""
+    minutes: float = 1.0
     long: bool = False
+    on_cpu: bool = False
 
     @property
     def name(self) -> str:
@@ -40,23 +46,26 @@ class Piece:
         return f"{self.table}/{self.recipe}"
 
 
-# Quick ones first: whoever stops early has the most tables.
+# Quick ones first: whoever runs one after the other and stops early has the most tables.
+# The steps of toy1d/paper are so small that a GPU spends them on launches. A row takes a processor
+# core some 40 seconds: the cores that the GPU's pieces leave idle are done with its 120 rows before
+# those are, and take nothing from them.
 PIECES = (
-    Piece("toy2d", "paper", 5),
-    Piece("toy2d", "best", 5),
-    Piece("uci", "paper", 3),
-    Piece("toy1d", "best", 5),
-    Piece("toy1d", "paper", 5),
-    Piece("images", "best", 3),
-    Piece("mnist", "best", 2),
-    Piece("images", "paper", 3, long=True),
-    Piece("mnist", "paper", 2, long=True),
+    Piece("toy2d", "paper", 5, minutes=0.4),
+    Piece("toy2d", "best", 5, minutes=0.4),
+    Piece("uci", "paper", 3, minutes=2.0),
+    Piece("toy1d", "best", 5, minutes=1.7),
+    Piece("toy1d", "paper", 5, minutes=8.0, on_cpu=True),
+    Piece("images", "best", 3, minutes=9.7),
+    Piece("mnist", "best", 2, minutes=10.7),
+    Piece("images", "paper", 3, minutes=300.0, long=True),
+    Piece("mnist", "paper", 2, minutes=60.0, long=True),
 )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all pieces of a call have in common; ``options`` are further ones by table name."""
+    """How pieces are run: ``jobs`` rows at once, ``options`` further ones by table name."""
 
     device: str = "cpu"
     seeds: int | None = None
@@ -76,20 +85,28 @@ class Outcome:
 
 
 def chosen(names: Sequence[str] | None, pieces: Sequence[Piece] = PIECES) -> tuple[Piece, ...]:
-    """The pieces of these names, in the usual order; a table's name stands for all its recipes.
+    """The pieces of these names, in the usual order; all of them without names.
+
+    A table's name stands for all its recipes. Those that take hours must be named in full.
 
     Example:
         >>> [piece.name for piece in chosen(["toy1d", "toy2d/paper"])]
         ['toy2d/paper', 'toy1d/best', 'toy1d/paper']
+        >>> [piece.name for piece in chosen(["images"])]
+        ['images/best']
     """
     if not names:
-        return tuple(pieces)
+        return tuple(piece for piece in pieces if not piece.long)
     known = {piece.name for piece in pieces} | {piece.table for piece in pieces}
     for name in names:
         if name not in known:
             listed = ", ".join(piece.name for piece in pieces)
             raise SelfnormError(f"there is no piece {name!r}; choose from {listed}")
-    return tuple(piece for piece in pieces if {piece.name, piece.table} & set(names))
+    return tuple(
+        piece
+        for piece in pieces
+        if piece.name in names or (piece.table in names and not piece.long)
+    )
 
 
 def run_piece(piece: Piece, directory: Path, settings: Settings) -> Outcome:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from selfnorm.experiments.pieces import Outcome, Piece
+from selfnorm.experiments.pieces import PIECES, Outcome, Piece
 from selfnorm.experiments.report import hardware, markdown_table
 
 __all__ = ["Progress", "View", "page", "progress_of"]
@@ -75,6 +75,10 @@ def page(
         "what the rows of a piece took, over all calls. The tables below hold our values beside "
         "the paper's and, where it is known, the limit."
     )
+    unasked = [piece.name for piece in PIECES if piece.long and piece not in pieces]
+    if unasked:
+        named = " ".join(f"--only {name}" for name in unasked)
+        note += f" The literal protocols of the longest tables take hours: run them by `{named}`."
     head = markdown_table(["piece", "state", "rows", "seconds", ""], overview)
     return "\n\n".join([f"# All tables ({where})", note, head, *sections])
 

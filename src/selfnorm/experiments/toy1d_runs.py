@@ -150,6 +150,8 @@ def _paper_run(
         proposal_loss="both",
         stratified=False,
     )
+    if history.stopped == "interrupted":
+        raise KeyboardInterrupt  # a run cut short is no row
     gaussian = LabelGaussian.fit_to(y).to(device)
     bounds = model.bounds(
         parts["test"], n_samples=_N_SAMPLES, proposal=gaussian, seed=1000 + config.seed
@@ -215,6 +217,8 @@ def _best_run(
         # Drawn afresh, not part of the authors' 2,000 points: leave them out.
         x, y = parts["train"]
     model.fit(x, y)
+    if any(h.stopped == "interrupted" for h in model.history_):
+        raise KeyboardInterrupt
     x_test, y_test = parts["test"]
     bounds = model.bounds(x_test[:1000], y_test[:1000], n_samples=500, random_state=config.seed)
     learned = model.log_prob(x_test, y_test, method="learned")

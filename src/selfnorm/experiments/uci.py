@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from selfnorm.data import maf_benchmark
 from selfnorm.data.directory import is_present
 from selfnorm.errors import MissingDataError
 from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.experiments.parallel import run_side_by_side
 from selfnorm.experiments.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
 from selfnorm.loop import LoopOptions
 from selfnorm.loop import run as train
@@ -70,37 +73,84 @@ def run(
         max_rows: use at most so many training rows (for trying it out; said in the result).
         joint_epochs: epochs of the joint EBM.
         max_steps: limit of the steps of either model (for trying it out).
-        jobs: not used: a run takes the whole machine; every table takes it.
+        jobs: rows to run side by side, in processes of one thread.
     """
-    del jobs
     check_choices("recipe", [recipe], RECIPES)
     table = Table("uci", recipe, Path(out), device=device)
     missing: dict[str, str] = {}
-    models = ("joint", "chain") if recipe == "paper" else ("chain",)
-    table.expect(sum(is_present(name, data_dir) for name in datasets) * seeds * len(models))
     for name in datasets:
-        try:
-            data = maf_benchmark.load(name, data_dir)
-        except MissingDataError as error:
-            missing[name] = str(error)
+        if not is_present(name, data_dir):
+            try:
+                maf_benchmark.load(name, data_dir)
+            except MissingDataError as error:
+                missing[name] = str(error)
+    models = ("joint", "chain") if recipe == "paper" else ("chain",)
+    limits = (max_rows, joint_epochs, max_steps)
+    asked = [
+        Job(name, model, seed, device, data_dir, *limits, progress and jobs == 1)
+        for name in datasets
+        if name not in missing
+        for seed in range(seeds)
+        for model in models
+    ]
+    table.expect(len(asked))
+    left = [job for job in asked if not table.has(**job.keys())]
+    try:
+        for job, found in run_side_by_side(_run_row, left, jobs):
+            if isinstance(found, str):  # one of the set's files is there, another is not
+                missing[job.dataset] = found
+                continue
+            table.add(found)
             if progress:
-                print(f"{name}: {error}", flush=True)
-            continue
-        rows = data.train if max_rows is None else data.train[:max_rows]
-        for seed in range(seeds):
-            for model in models:
-                if table.has(dataset=name, model=model, seed=seed):
-                    continue
-                began = time.perf_counter()
-                bounds, diverged = (_joint if model == "joint" else _chain)(
-                    rows, data, seed, device, progress, joint_epochs, max_steps
-                )
-                row = _row(name, model, seed, bounds, len(rows), len(data.test))
-                table.add(row | {"seconds": time.perf_counter() - began, "diverged": diverged})
-                if progress:
-                    print(f"{name}, {model}, seed {seed}: {bounds}", flush=True)
+                lower, upper = found["lower"], found["upper"]
+                named = ", ".join(str(value) for value in job.keys().values())
+                print(f"{named}: {lower:.3f} to {upper:.3f} nats", flush=True)
+    finally:
+        _loaded.cache_clear()
+    if progress:
+        for name, message in missing.items():
+            print(f"{name}: {message}", flush=True)
     table.write_markdown(_markdown(table, missing))
     return table
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row and how it is to be run."""
+
+    dataset: str
+    model: str
+    seed: int
+    device: str
+    data_dir: str | Path | None
+    max_rows: int | None
+    joint_epochs: int
+    max_steps: int | None
+    progress: bool
+
+    def keys(self) -> dict[str, Any]:
+        """What identifies the row in the result file."""
+        return {"dataset": self.dataset, "model": self.model, "seed": self.seed}
+
+
+_loaded = lru_cache(maxsize=1)(maf_benchmark.load)
+
+
+def _run_row(job: Job) -> dict[str, Any] | str:
+    """Train and judge one model; of a set that is not complete, what is missing."""
+    try:
+        data = _loaded(job.dataset, job.data_dir)
+    except MissingDataError as error:
+        return str(error)
+    rows = data.train if job.max_rows is None else data.train[: job.max_rows]
+    began = time.perf_counter()
+    bounds, stopped = (_joint if job.model == "joint" else _chain)(
+        rows, data, job.seed, job.device, job.progress, job.joint_epochs, job.max_steps
+    )
+    if stopped == "interrupted":
+        raise KeyboardInterrupt  # a run cut short is no row
+    row = _row(job.dataset, job.model, job.seed, bounds, len(rows), len(data.test))
+    return row | {"seconds": time.perf_counter() - began, "diverged": stopped == "diverged"}
 
 
 def _row(
@@ -132,7 +182,7 @@ def _joint(
     progress: bool,
     epochs: int,
     max_steps: int | None,
-) -> tuple[Bounds, bool]:
+) -> tuple[Bounds, str]:
     torch.manual_seed(seed)
     proposal = sn.Gaussian.fit_to(rows, full=True).to(device)
     model = sn.EBM(
@@ -156,7 +206,7 @@ def _joint(
         progress=progress,
     )
     bounds = evaluate(model, data.test.to(device), proposal=proposal, n_samples=20_000, seed=seed)
-    return bounds, history.stopped == "diverged"
+    return bounds, history.stopped
 
 
 def _chain(
@@ -167,7 +217,7 @@ def _chain(
     progress: bool,
     epochs: int,  # noqa: ARG001 the chain's length of training goes by steps
     max_steps: int | None,
-) -> tuple[Bounds, bool]:
+) -> tuple[Bounds, str]:
     torch.manual_seed(seed)
     defaults = default_options(len(rows), data.dim, device)
     # The benchmark states its own noise: the values are scored as they are.
@@ -182,7 +232,7 @@ def _chain(
         options=LoopOptions(**fit, seed=seed, progress=progress),
     )
     bounds = model.eval().bounds(data.test, n_samples=500, seed=seed)
-    return bounds, history.stopped == "diverged"
+    return bounds, history.stopped
 
 
 def _markdown(table: Table, missing: dict[str, str]) -> str:
