@@ -381,3 +381,28 @@ def test_the_command_says_what_is_missing(tmp_path):
     )
     assert isinstance(result.exception, MissingDataError)
     assert "vgg_cells.zip" in str(result.exception)
+
+
+def test_rows_side_by_side_are_the_rows_one_by_one(table, data_dir, tmp_path):
+    methods = (("snl", "mdn-4"), ("mdn", "mdn-4"), ("l2", "none"))
+    found = images.run(
+        recipe="best",
+        seeds=1,
+        out=tmp_path,
+        data_dir=data_dir,
+        datasets=("utkface", "driving"),
+        methods=methods,
+        backbone=Pooled(),
+        jobs=2,
+        **QUICK,
+    )
+    keys = ("dataset", "objective", "proposal", "seed")
+    alone = {tuple(row[k] for k in keys): row for row in table.rows}
+    assert len({tuple(row[k] for k in keys) for row in found.rows}) == len(found.rows) == 6
+    for row in found.rows:
+        same = alone[tuple(row[k] for k in keys)]
+        assert row["exact"] == pytest.approx(same["exact"], rel=1e-3)
+        name = "-".join(str(row[k]) for k in (*keys[:3], "n_samples", "seed"))
+        assert (tmp_path / "scores" / f"{name}.npz").exists()
+    for name in ("utkface", "driving"):
+        assert (tmp_path / f"densities_{name}.png").stat().st_size > 5000

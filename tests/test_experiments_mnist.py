@@ -263,3 +263,23 @@ def test_sizes_reach_the_table_from_the_command_line(data, tmp_path, monkeypatch
     places = f"--out {tmp_path} --data-dir {data}"
     CliRunner().invoke(app, f"reproduce mnist --ngf 64 --energy-layers 3 --model vae {places}")
     assert (seen["ngf"], seen["energy_layers"], seen["models"]) == (64, 3, ("vae",))
+
+
+def test_rows_side_by_side_wait_for_their_vae(data, tmp_path):
+    options = {**SMALL, "recipe": "best", "data_dir": data, "figures": False, "seeds": 1}
+    options["models"] = ("vae", "vae_ebm_post_hoc", "vae_mog")
+    found = {}
+    for jobs in (1, 2):
+        table_of_mnist.run(**options, out=tmp_path / str(jobs), jobs=jobs)
+        rows_ = json.loads((tmp_path / str(jobs) / "mnist.json").read_text())["rows"]
+        assert len(rows_) == 3
+        found[jobs] = {r["model"]: r["snelbo"] for r in rows_}
+        assert not list((tmp_path / str(jobs) / "checkpoints").iterdir())
+    assert found[2] == pytest.approx(found[1], rel=1e-4)
+    # The VAE's row is there, its prior's is not: that one alone is made.
+    content = json.loads((tmp_path / "2/mnist.json").read_text())
+    content["rows"] = [r for r in content["rows"] if r["model"] != "vae_ebm_post_hoc"]
+    (tmp_path / "2/mnist.json").write_text(json.dumps(content))
+    again = table_of_mnist.run(**options, out=tmp_path / "2", jobs=2)
+    assert again.rows[:2] == content["rows"]
+    assert again.rows[2]["snelbo"] == pytest.approx(found[2]["vae_ebm_post_hoc"])

@@ -56,3 +56,15 @@ def test_unknown_recipes_are_refused(tmp_path):
 def test_an_unknown_set_is_refused_by_name(data_dir, tmp_path):
     with pytest.raises(ValueError, match="nope"):
         uci.run(seeds=1, out=tmp_path / "out", progress=False, data_dir=data_dir, datasets=["nope"])
+
+
+def test_rows_side_by_side_are_the_rows_one_by_one(data_dir, tmp_path):
+    found = {}
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        uci.run(seeds=1, out=out, progress=False, data_dir=data_dir, max_steps=5, jobs=jobs)
+        rows = json.loads((out / "uci.json").read_text())["rows"]
+        found[jobs] = {row["model"]: row["lower"] for row in rows}
+        assert len(rows) == len(found[jobs]) == 2
+        assert "- gas: data file not found" in (out / "uci.md").read_text()
+    assert found[2] == pytest.approx(found[1], rel=1e-4)

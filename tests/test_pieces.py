@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from selfnorm.errors import SelfnormError
-from selfnorm.experiments import everything
+from selfnorm.experiments import everything, piece_shares
 from selfnorm.experiments.piece_processes import run_in_processes
 from selfnorm.experiments.pieces import PIECES, Outcome, Piece, Settings, chosen
 from selfnorm.experiments.pieces_page import View
@@ -139,3 +139,56 @@ def test_the_view_prints_a_line_when_it_changes(tmp_path):
         ["tiny/b", "running"],
     ]
     assert lines[2][-3:] == ["a", "broken", "file"]
+
+
+def on_h200(monkeypatch, tmp_path, pieces, jobs=8, rows_of=None):
+    """What begins first on a machine of sixteen cores with a GPU, and with how many processes."""
+    monkeypatch.setattr(piece_shares.os, "cpu_count", lambda: 16)
+    for name, (there, asked) in (rows_of or {}).items():
+        (tmp_path / name).mkdir(parents=True)
+        content = {"rows": [{}] * there, "asked_rows": asked, "seconds": 1.0}
+        (tmp_path / name / f"{name.split('/')[0]}.json").write_text(json.dumps(content))
+    waiting, running = list(pieces), {}
+    settings = Settings("cuda", jobs=jobs)
+    while found := piece_shares.begin_next(waiting, running, settings, tmp_path, len(pieces)):
+        waiting.remove(found[0])
+        running[found[0]] = found[1]
+    return {piece.name: (own.device, own.jobs) for piece, own in running.items()}
+
+
+def test_pieces_share_one_budget_and_the_longest_begin_first(tmp_path, monkeypatch):
+    begun = on_h200(monkeypatch, tmp_path, chosen(None))
+    assert list(begun) == ["mnist/best", "images/best", "toy1d/paper", "uci/paper", "toy1d/best"]
+    assert begun.pop("toy1d/paper") == ("cpu", 6)  # the cores left over, nothing of the GPU
+    assert begun == {
+        "mnist/best": ("cuda", 3),
+        "images/best": ("cuda", 3),
+        "uci/paper": ("cuda", 1),
+        "toy1d/best": ("cuda", 1),
+    }
+
+
+def test_a_share_goes_by_what_is_left(tmp_path, monkeypatch):
+    pieces = chosen(["mnist", "images"])
+    begun = on_h200(monkeypatch, tmp_path, pieces, rows_of={"mnist/best": (9, 12)})
+    assert begun == {"images/best": ("cuda", 6), "mnist/best": ("cuda", 2)}
+
+
+def test_without_cores_to_spare_all_pieces_are_the_gpus(tmp_path, monkeypatch):
+    begun = on_h200(monkeypatch, tmp_path, chosen(["toy1d"]), jobs=12)
+    assert {device for device, _ in begun.values()} == {"cuda"}
+    assert sum(jobs for _, jobs in begun.values()) == 12
+
+
+def test_what_takes_hours_runs_when_named(tmp_path):
+    assert not any(piece.long for piece in chosen(None))
+    assert [piece.name for piece in chosen(["images/paper"])] == ["images/paper"]
+    page = run(tmp_path).read_text()
+    assert "run them by `--only images/paper --only mnist/paper`" in page
+
+
+def test_sigterm_ends_all_pieces_and_leaves_a_page(call, tmp_path):
+    ended = call("terminate_at")
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert gone(int((tmp_path / "out/tiny/a/pid.txt").read_text()))
+    assert "| tiny/a | partly done | 2 of 3 rows |" in (tmp_path / "out/all.md").read_text()

@@ -11,7 +11,7 @@ from selfnorm.errors import DataError
 from selfnorm.experiments.report import Table
 
 
-def run(*, recipe, seeds, out, fail_at=None, kill_parent_at=None, interrupt_at=None, **_unused):
+def run(*, recipe, seeds, out, fail_at=None, kill_parent_at=None, **stops):
     """Rows of ``seeds`` models; for the tests, one of them fails, kills or interrupts the call."""
     table = Table("tiny", recipe, Path(out))
     table.expect(seeds)
@@ -26,10 +26,11 @@ def run(*, recipe, seeds, out, fail_at=None, kill_parent_at=None, interrupt_at=N
         if (recipe, seed) == kill_parent_at:
             os.kill(os.getppid(), signal.SIGKILL)
             signal.pause()  # whoever is left behind must be ended by itself
-        if (recipe, seed) == interrupt_at:
-            (table.directory / "pid.txt").write_text(str(os.getpid()))
-            os.kill(os.getppid(), signal.SIGINT)
-            signal.pause()
+        for name, number in (("interrupt_at", signal.SIGINT), ("terminate_at", signal.SIGTERM)):
+            if (recipe, seed) == stops.get(name):
+                (table.directory / "pid.txt").write_text(str(os.getpid()))
+                os.kill(os.getppid(), number)
+                signal.pause()
         torch.manual_seed(seed)
         model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
         sn.fit(model, x, n_samples=32, batch_size=50, max_steps=5, seed=seed, progress=False)
