@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import selfnorm as sn
+from selfnorm import mlp_gradient
 from selfnorm.energies import FourierFeatures
 from selfnorm.mlp_gradient import WRITTEN_OUT
 
@@ -36,6 +37,17 @@ def test_value_and_gradient_are_those_of_autograd(options, dtype):
     for mine, theirs in zip(written, by_autograd, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
         assert float(theirs.abs().max()) > 0
+
+
+@pytest.mark.parametrize("activation", WRITTEN_OUT)
+def test_side_by_side_is_one_by_one(activation, monkeypatch):
+    """Of the way a GPU takes, all but the streams runs here."""
+    energy = network(activation=activation)
+    x = torch.randn(37, 3)
+    _, expected = slopes(energy, x, energy.negative_energy_in_step)
+    monkeypatch.setattr(mlp_gradient, "_one_by_one", mlp_gradient._side_by_side)
+    _, found = slopes(energy, x, energy.negative_energy_in_step)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_features_come_first():

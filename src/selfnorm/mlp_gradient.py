@@ -9,6 +9,7 @@ which they are no part. Second derivatives go through autograd.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -76,8 +77,8 @@ def _plain(rows: Tensor, activation: str, weights: Sequence[Tensor]) -> Tensor:
 class _NegativeEnergy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, activation: str, *weights: Tensor) -> Tensor:
-        side = SideStream(rows.device)
-        with side.branch():
+        side = SideStream(rows.device) if rows.is_cuda else None
+        with nullcontext() if side is None else side.branch():
             minus = -weights[-1][0]
         h = rows
         inputs, kept = [rows], []  # of the layers, and what each derivative is computed from
@@ -92,7 +93,8 @@ class _NegativeEnergy(torch.autograd.Function):
             inputs.append(h)
         ctx.save_for_backward(*inputs, *kept, *weights, minus)
         ctx.activation, ctx.depth = activation, len(kept)
-        side.join()
+        if side is not None:
+            side.join()
         return torch.mv(h, minus)
 
     @staticmethod
@@ -107,24 +109,57 @@ class _NegativeEnergy(torch.autograd.Function):
             value = _plain(inputs[0], activation, weights)
             found = torch.autograd.grad(value, weights, slope_out, create_graph=True)
             return None, None, *found
-        products, sums = (SideStream(slope_out.device, number) for number in (0, 1))
         found = [torch.empty_like(weight) for weight in weights]
-        with products.branch():
-            torch.mv(inputs[-1].t(), slope_out, out=found[-1][0])
-            found[-1].neg_()
-        slope = torch.outer(slope_out, minus)
-        alive = []  # until the branches have joined
-        for layer in reversed(range(depth)):
-            _pull_back(slope, kept[layer], activation)
-            alive.append(slope)
-            with sums.branch():
-                torch.sum(slope, 0, out=found[2 * layer + 1])
-            if layer:
-                with products.branch():
-                    torch.mm(slope.t(), inputs[layer], out=found[2 * layer])
-                slope = torch.mm(slope, weights[2 * layer])
-            else:  # the last product of all has nothing to run beside
-                torch.mm(slope.t(), inputs[0], out=found[0])
-        products.join()
-        sums.join()
+        way = _one_by_one if slope_out.device.type == "cpu" else _side_by_side
+        way(slope_out, inputs, kept, weights, minus, activation, found)
         return None, None, *found
+
+
+def _one_by_one(
+    slope_out: Tensor,
+    inputs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    minus: Tensor,
+    activation: str,
+    found: list[Tensor],
+) -> None:
+    """Write the gradient of every weight into ``found``."""
+    torch.mv(inputs[-1].t(), slope_out, out=found[-1][0]).neg_()
+    slope = torch.outer(slope_out, minus)
+    for layer in reversed(range(len(kept))):
+        _pull_back(slope, kept[layer], activation)
+        torch.sum(slope, 0, out=found[2 * layer + 1])
+        torch.mm(slope.t(), inputs[layer], out=found[2 * layer])
+        if layer:
+            slope = torch.mm(slope, weights[2 * layer])
+
+
+def _side_by_side(
+    slope_out: Tensor,
+    inputs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    minus: Tensor,
+    activation: str,
+    found: list[Tensor],
+) -> None:
+    """The same with the backward chain as main line, and all else on branches of the graph."""
+    products, sums = (SideStream(slope_out.device, number) for number in (0, 1))
+    with products.branch():
+        torch.mv(inputs[-1].t(), slope_out, out=found[-1][0]).neg_()
+    slope = torch.outer(slope_out, minus)
+    alive = []  # until the branches have joined
+    for layer in reversed(range(len(kept))):
+        _pull_back(slope, kept[layer], activation)
+        alive.append(slope)
+        with sums.branch():
+            torch.sum(slope, 0, out=found[2 * layer + 1])
+        if layer:
+            with products.branch():
+                torch.mm(slope.t(), inputs[layer], out=found[2 * layer])
+            slope = torch.mm(slope, weights[2 * layer])
+        else:  # the last product of all has nothing to run beside
+            torch.mm(slope.t(), inputs[0], out=found[0])
+    products.join()
+    sums.join()

@@ -113,22 +113,21 @@ def _on_device(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -
 def _on_host(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -> Pieces:
     """The same where reading a number is cheap (CPU): plain arithmetic, no small tensors."""
     n_samples = len(terms) - n_data
-    norm = float(b)
-    data = float(terms[:n_data].mean()) + (0.0 if constant is None else float(constant))
-    gradient = torch.empty_like(terms)
-    gradient[:n_data] = -1 / n_data
-    share = gradient[n_data:]
-    top = max(float(terms[n_data:].amax()), torch.finfo(terms.dtype).min)
-    torch.sub(terms[n_data:], top, out=share).exp_()
-    mean = max(float(share.sum()) / n_samples, 0.5 / n_samples)
+    norm = b.item()
+    data = terms[:n_data].sum().item() / n_data + (0.0 if constant is None else constant.item())
+    log_w = terms[n_data:]
+    top = max(log_w.amax().item(), torch.finfo(terms.dtype).min)
+    share = (log_w - top).exp_()
+    mean = max(share.sum().item() / n_samples, 0.5 / n_samples)
     log_z = math.log(mean) + top if mean < math.inf else mean
     log_ratio = log_z - norm
     slope = math.exp(min(log_ratio, MAX_EXPONENT))
     ratio = slope * (1 + max(log_ratio - MAX_EXPONENT, 0.0))
     share.mul_(slope / mean / n_samples)
-    found = (norm - data + ratio - 1, data - log_z, slope)
-    loss, upper, slope_ = (terms.new_tensor(value) for value in found)
-    return loss, upper, gradient, slope_
+    gradient = torch.cat([terms.new_full((n_data,), -1 / n_data), share])
+    # Each in memory of its own: what is returned may be changed in place.
+    loss, upper, slope_found = map(terms.new_tensor, (norm - data + ratio - 1, data - log_z, slope))
+    return loss, upper, gradient, slope_found
 
 
 def gradients_with_graph(

@@ -238,7 +238,7 @@ class Stepper:
         self._step_on(self._drawn(rows))
 
     def _drawn(self, rows: Tensor) -> tuple[Tensor, ...]:
-        batch: tuple[Tensor, ...] = self._draw(tuple(t[rows] for t in self.data))
+        batch: tuple[Tensor, ...] = self._draw(tuple(t.index_select(0, rows) for t in self.data))
         return batch
 
     def _step_on(self, drawn: tuple[Tensor, ...]) -> None:
@@ -272,7 +272,7 @@ class Stepper:
     def _clip(self, grads: list[Tensor]) -> Tensor:
         """Norm of the gradient, which is shortened to ``clip_norm`` where it is longer."""
         small = sum(g.numel() for g in grads) <= _FLAT and all(g.is_contiguous() for g in grads)
-        if small and not self._waits:
+        if small:
             norm = torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in grads]))
         else:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
