@@ -64,7 +64,7 @@ class FusedAdam(torch.optim.Adam):
         beta1, beta2 = group["betas"]
         self._update(
             call.params,
-            [p.grad for p in call.params],
+            [p.grad for p in call.params if p.grad is not None],  # all have one
             call.first,
             call.second,
             [],
