@@ -43,8 +43,11 @@ def test_a_short_run_writes_rows_and_tables_and_resumes(tmp_path, monkeypatch) -
         assert row["lower"] <= row["upper"] + 1e-9
     assert "-1.468 ± 0.014" in (tmp_path / "toy1d.md").read_text()
     assert (tmp_path / "toy1d_dataset2.png").exists()
+    before = (tmp_path / "toy1d_dataset2.png").read_bytes()
+    (tmp_path / "toy1d_dataset2.png").unlink()
     again = toy1d.run(datasets=("dataset2",), objectives=("snl",), **options)
     assert len(again.rows) == 6
+    assert (tmp_path / "toy1d_dataset2.png").read_bytes() == before  # drawn without training
 
 
 def test_best_recipe_reports_exact_value_and_gap(tmp_path, monkeypatch) -> None:

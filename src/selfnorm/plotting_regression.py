@@ -18,7 +18,16 @@ from selfnorm.plotting import new_figure, save
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_predictive", "plot_reliability", "plot_toy1d"]
+__all__ = ["plot_predictive", "plot_reliability", "plot_toy1d", "toy1d_grid"]
+
+
+def toy1d_grid(data: toy1d.Toy1d, n_points: int = 200) -> tuple[Tensor, Tensor]:
+    """Inputs ``(n, 1)`` and labels ``(n, n, 1)`` at which the figure shows a law."""
+    x, y = data.train.x[:, 0], data.train.y[:, 0]
+    margin = 0.05 * float(y.max() - y.min())
+    xs = torch.linspace(float(x.min()), float(x.max()), n_points)[:, None]
+    ys = torch.linspace(float(y.min()) - margin, float(y.max()) + margin, n_points)
+    return xs, ys.view(-1, 1, 1).expand(-1, n_points, 1)
 
 
 def plot_toy1d(
@@ -40,10 +49,8 @@ def plot_toy1d(
     x, y = data.train.x[:, 0], data.train.y[:, 0]
     axes[0].scatter(x, y, s=2, color="black", linewidths=0)
     axes[0].set_title("data")
-    margin = 0.05 * float(y.max() - y.min())
-    xs = torch.linspace(float(x.min()), float(x.max()), n_points)[:, None]
-    ys = torch.linspace(float(y.min()) - margin, float(y.max()) + margin, n_points)
-    grid = ys.view(-1, 1, 1).expand(-1, n_points, 1)
+    xs, grid = toy1d_grid(data, n_points)
+    ys = grid[:, 0, 0]
     truth = toy1d.conditional_log_prob(data.name, xs.double(), grid.double())
     panels: list[tuple[str, Tensor]] = [("truth", truth)]
     panels += [(name, log_density(xs, grid)) for name, log_density in models]

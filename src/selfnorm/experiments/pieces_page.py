@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def page(
         overview.append([piece.name, state, progress.text, spent, outcome.note])
         written = directory / piece.name / f"{piece.table}.md"
         if written.exists():
-            sections.append(written.read_text().replace("# ", "## ", 1))
+            sections.append(re.sub("^#", "##", written.read_text(), flags=re.MULTILINE))
     place = hardware(device)
     where = place.get("gpu") or f"{place['cores']} CPU cores"
     complete = sum(row[1] == "complete" for row in overview)

@@ -26,6 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from selfnorm.data import toy1d
 from selfnorm.experiments.parallel import run_side_by_side
 from selfnorm.experiments.report import (
@@ -36,6 +39,7 @@ from selfnorm.experiments.report import (
     paper_numbers,
 )
 from selfnorm.experiments.toy1d_runs import Config, Job, run_one
+from selfnorm.plotting_regression import plot_toy1d
 
 __all__ = ["DATASETS", "RECIPES", "paper_rows", "run"]
 
@@ -97,25 +101,36 @@ def run(
         for config in configs
         if not table.has(**config.keys())
     ]
-    panels: dict[str, list[tuple[str, Any]]] = {}
-    for job, (found, density) in run_side_by_side(run_one, missing, jobs):
-        table.add(found)
+    for job, (found, law) in run_side_by_side(run_one, missing, jobs):
         config = job.config
+        if law is not None:
+            _keep_law(table.directory, config, law)
+        table.add(found)
         if progress:
             print(", ".join(str(v) for v in config.keys().values()), round(found["exact"], 3))
-        if (config.seed, config.objective, config.log_norm) == (0, "snl", "mlp"):
-            label = f"SNL, {config.proposal}, base {config.base}"
-            panels.setdefault(config.dataset, []).append((label, density))
     table.write_markdown(_markdown(table))
-    if figures and panels:
-        from selfnorm.plotting_regression import plot_toy1d
-
-        for dataset, laws in panels.items():
-            data = toy1d.load(dataset, seed=0, data_dir=data_dir)
-            plot_toy1d(
-                data, sorted(laws, key=lambda law: law[0]), table.directory / f"toy1d_{dataset}.png"
-            )
+    if figures:
+        for dataset in datasets:
+            _draw(dataset, table.directory, data_dir)
     return table
+
+
+def _keep_law(directory: Path, config: Config, law: np.ndarray) -> None:
+    """The learned law on the figure's grid: a call that is resumed draws it as well."""
+    (directory / "laws").mkdir(parents=True, exist_ok=True)
+    name = f"{config.dataset} SNL, {config.proposal}, base {config.base}.npz"
+    np.savez_compressed(directory / "laws" / name, log_density=law)
+
+
+def _draw(dataset: str, directory: Path, data_dir: str | Path | None) -> None:
+    kept = {
+        path.stem.removeprefix(f"{dataset} "): torch.from_numpy(np.load(path)["log_density"])
+        for path in sorted((directory / "laws").glob(f"{dataset} *.npz"))
+    }
+    if kept:
+        data = toy1d.load(dataset, seed=0, data_dir=data_dir)
+        laws = [(label, lambda _x, _y, law=law: law) for label, law in kept.items()]
+        plot_toy1d(data, laws, directory / f"toy1d_{dataset}.png")
 
 
 def _markdown(table: Table) -> str:

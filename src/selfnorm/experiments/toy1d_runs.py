@@ -16,6 +16,7 @@ import selfnorm as sn
 from selfnorm.data import toy1d
 from selfnorm.experiments.report import bounds_columns
 from selfnorm.mdn import LabelGaussian
+from selfnorm.plotting_regression import toy1d_grid
 
 __all__ = ["BEST", "Config", "Job", "best_regressor", "paper_model", "run_one"]
 
@@ -40,6 +41,11 @@ class Config:
     def keys(self) -> dict[str, Any]:
         """What identifies the run in the result file."""
         return dict(vars(self))
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the figure shows what this row has learned."""
+        return (self.seed, self.objective, self.log_norm) == (0, "snl", "mlp")
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,8 @@ class BestDensity:
         return torch.from_numpy(self.model.pdf(x.numpy(), y[:, 0, 0].numpy())).T.log()
 
 
-def run_one(job: Job) -> tuple[dict[str, Any], Density]:
-    """Fit and judge one row; what to add to the table, and the learned law for a figure."""
+def run_one(job: Job) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Fit and judge one row; what to add to the table, and the learned law if a figure shows it."""
     config = job.config
     n_test = 1000 if job.recipe == "paper" else _N_TEST_BEST
     data = toy1d.load(config.dataset, seed=config.seed, data_dir=job.data_dir, n_test=n_test)
@@ -88,7 +94,10 @@ def run_one(job: Job) -> tuple[dict[str, Any], Density]:
     figures, density = work(config, data, job.device, job.max_epochs)
     seconds = round(time.perf_counter() - began, 2)
     own = {"limit": toy1d.limit(config.dataset), "limit_on_test": data.limit}
-    return {**config.keys(), **own, **figures, "seconds": seconds}, density
+    row = {**config.keys(), **own, **figures, "seconds": seconds}
+    if not config.drawn:
+        return row, None
+    return row, density(*toy1d_grid(data)).float().numpy()
 
 
 _PAPER_LR = (
