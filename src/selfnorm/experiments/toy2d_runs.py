@@ -125,6 +125,8 @@ def train_together(
     options = runs[0].options
     if any(run.options != options for run in runs):
         raise ValueError("the recipe gives these runs different training options; group them first")
+    import torch._dynamo  # the first optimiser of a process loads it: seconds that nobody trains
+
     began = time.perf_counter()
     histories = sn.fit_many(
         [run.model for run in runs],
