@@ -96,7 +96,7 @@ class _Run:
         )
         self.checkpoint_every = options.checkpoint_every or self.validate_every
         stops = [self.validate_every] + [self.checkpoint_every] * bool(options.checkpoint)
-        self.at_once = steps_per_graph(options.cuda_graph, stops, self.total)
+        self.at_once = steps_per_graph(int(options.cuda_graph), stops, self.total)
         self.read_every = max(1, _CUDA_READ_EVERY // self.at_once) * self.at_once
         self.stops = [*stops, self.read_every, self.total]
         self.history = History()
