@@ -86,10 +86,8 @@ class FusedAdam(torch.optim.Adam):
         begun = [float(self.state[p]["step"]) if self.state[p] else 0.0 for p in everyone]
         counts = torch.tensor(begun, dtype=torch.float32, device=everyone[0].device)
         for p, count in zip(everyone, counts, strict=True):
-            state = self.state[p]
+            state = self.state[p] or self._begin(p)
             state["step"] = count  # a view
-            state.setdefault("exp_avg", torch.zeros_like(p, requires_grad=False))
-            state.setdefault("exp_avg_sq", torch.zeros_like(p, requires_grad=False))
         calls: list[_Call] = []
         for group in self.param_groups:
             # The kernel takes tensors of one kind at a time.
@@ -101,6 +99,13 @@ class FusedAdam(torch.optim.Adam):
                 lists = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
                 calls.append(_Call(group, params, *lists))
         return _Plan(calls, counts)
+
+    def _begin(self, p: Tensor) -> dict[str, Tensor]:
+        state = self.state[p]
+        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+        state["exp_avg"] = torch.zeros_like(p, requires_grad=False)
+        state["exp_avg_sq"] = torch.zeros_like(p, requires_grad=False)
+        return state
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's; what was planned for the old state is forgotten."""
