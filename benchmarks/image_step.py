@@ -4,11 +4,13 @@ Run on a quiet GPU: ``python benchmarks/image_step.py --out results/speed``. Bat
 images, ``M`` of 64 and 1,024 label samples, bfloat16 and channels-last, everything captured as CUDA
 graphs and timed by device events; the variants take turns, and medians of rounds are compared.
 
-* ``resnet``: normalise, ResNet-18 forward and backward, nothing else.
+* ``resnet``: normalise, ResNet-18 forward and backward, nothing else, as torch does it under
+  autocast; everything else is compared with this.
+* ``resnet, rounded together``: the same by the library, which rounds all weights by one launch.
 * ``loss``: the same with all heads, ``M`` labels sampled, SNL and its gradient.
 * ``step``: the whole training step as ``ImageRegressor.fit`` takes it: batch lookup, loss,
   gradient, clipping, check for non-finite values, AdamW, moving average, metrics; the call itself.
-* ``step in turn``: the same with the update after the backward pass, not beside the next forward.
+* ``step in turn``: the same with the average after the update, not beside the next step.
 
 First with the heads fused by ``torch.compile`` (which needs half a minute), then as it comes, with
 ``--float32`` in single precision too. ``--warm`` only fills the compiler's cache.
@@ -48,10 +50,12 @@ def build(
     return task, data
 
 
-def forward_backward(batch: int, device: str, bf16: bool) -> Captured:
-    """The ResNet alone."""
+def forward_backward(batch: int, device: str, bf16: bool, together: bool = False) -> Captured:
+    """The ResNet alone; its weights rounded one by one, as autocast does it, or together."""
     task, data = build("uniform", 1, batch, device, bf16=bf16)
     features: nn.Module = task.module.features
+    if not together:
+        features._rounded_weights = dict  # type: ignore[assignment]  # none beforehand
 
     def work() -> None:
         features.zero_grad(set_to_none=True)
@@ -113,7 +117,8 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     if arguments.warm:
         for size in arguments.samples:
-            task, data = build("uniform", size, arguments.batch, "cuda", compile_heads=True)
+            options = {"compile_heads": True, "anchors": arguments.anchors}
+            task, data = build("uniform", size, arguments.batch, "cuda", **options)
             task.loss(tuple(t[: arguments.batch] for t in data))[0].backward()
         return
     rows: list[dict[str, Any]] = []
@@ -141,6 +146,8 @@ def measure(
     """
     batch, device = arguments.batch, "cuda"
     works: dict[str, Callable[[], None]] = {"resnet": forward_backward(batch, device, bf16)}
+    if bf16:
+        works["resnet, rounded together"] = forward_backward(batch, device, bf16, together=True)
     for proposal, size, anchors in cases:
         options = {"bf16": bf16, "compile_heads": compiled, "anchors": anchors}
         task, data = build(proposal, size, batch, device, **options)

@@ -15,6 +15,7 @@ FLOORS = [
         "counters",
         "functional",
         "fused_adam",
+        "wide_adam",
         "mlp_gradient",
         "schedules",
         "snl_loss",

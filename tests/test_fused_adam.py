@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from selfnorm.fused_adam import FusedAdam
+from selfnorm.wide_adam import WideAdam
 
 
 def parameters():
@@ -80,3 +81,32 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_been():
     again.step()
     reference.step()
     assert all(torch.equal(p, q) for p, q in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_pieces_side_by_side_are_the_whole(decoupled):
+    """Also of channels-last weights, and where a step is skipped or its gradient divided."""
+    torch.manual_seed(0)
+    shapes = [(4, 3, 3, 3), (4, 3, 1, 1), (50,), (), (7, 6)]
+    mine = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for p in mine[:2]:
+        p.data = p.data.to(memory_format=torch.channels_last)
+    theirs = copy.deepcopy(mine)
+    optimizer = WideAdam(groups(mine), decoupled=decoupled, piece=8)
+    reference = FusedAdam(groups(theirs), decoupled=decoupled)
+    for k in range(6):
+        for params in (mine, theirs):
+            give_gradients(params, k, without=(2,) if k in (0, 3) else ())
+            params[0].grad = params[0].grad.to(memory_format=torch.channels_last)
+        for it in (optimizer, reference):
+            it.grad_scale, it.found_inf = torch.tensor(1.0 + k), torch.tensor(float(k == 2))
+            it.step()
+    for p, q in zip(mine, theirs, strict=True):
+        assert p.stride() == q.stride()
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+        for name, value in reference.state[q].items():
+            torch.testing.assert_close(optimizer.state[p][name], value, rtol=1e-6, atol=1e-7)
+    assert float(optimizer.state[mine[2]]["step"]) == 3.0
+    again = WideAdam(groups(mine), decoupled=decoupled)
+    again.load_state_dict(optimizer.state_dict())
+    assert torch.equal(again.state[mine[0]]["exp_avg"], optimizer.state[mine[0]]["exp_avg"])

@@ -138,3 +138,27 @@ def test_rounded_layers_leave_the_energies_all_their_digits(monkeypatch):
         energy.joint[-1].bias.fill_(100.0)
         error = (energy.train()(h, y) - energy.eval()(h, y)).abs().max()
     assert 1e-5 < float(error) < 0.02  # rounded inside, but not at the end
+
+
+def test_weights_rounded_together_are_those_that_autocast_rounds(monkeypatch):
+    torch.manual_seed(0)
+    net = ImageFeatures(ResNet18(3, width=4), dropout=0.0).train()
+    x = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+
+    def gradients(values):
+        net.zero_grad(set_to_none=True)
+        values.square().sum().backward()
+        return [p.grad for p in net.parameters()]
+
+    full = net(x)
+    monkeypatch.setattr("selfnorm.image_model._BF16_DEVICES", ("cpu",))
+    together = net(x)
+    ours = gradients(together)
+    assert not torch.equal(together, full)
+    monkeypatch.setattr(ImageFeatures, "_rounded_weights", lambda _: {})
+    one_by_one = net(x)
+    assert torch.equal(together, one_by_one)
+    for mine, theirs in zip(ours, gradients(one_by_one), strict=True):
+        assert mine.dtype == torch.float32
+        assert torch.equal(mine, theirs)
+        assert mine.stride() == theirs.stride()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from selfnorm import functional as F
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
@@ -88,9 +89,48 @@ class ImageFeatures(nn.Module):
         x = (x.to(self.factor.dtype) * factor + self.shift).contiguous(
             memory_format=torch.channels_last
         )
+        learning = self.training and torch.is_grad_enabled()
         with _rounded(x, self.bf16):
-            h = self.backbone(x)
+            if learning and self.bf16 and x.device.type in _BF16_DEVICES:
+                h = functional_call(self.backbone, self._rounded_weights(), (x,))
+            else:
+                h = self.backbone(x)
         return self.dropout(h.to(self.factor.dtype))
+
+    def _rounded_weights(self) -> dict[str, Tensor]:
+        """Weights of convolutions and matrices in bfloat16, as autocast would make them one by one.
+
+        For a ResNet on a small batch so many launches are a tenth of the time.
+        """
+        kinds = (nn.Conv2d, nn.Linear)
+        of_kind = {n for n, m in self.backbone.named_modules() if isinstance(m, kinds)}
+        weights = {
+            name: p
+            for name, p in self.backbone.named_parameters()
+            if name.endswith("weight") and name.rpartition(".")[0] in of_kind
+        }
+        if not weights:
+            return {}
+        return dict(zip(weights, _InBfloat16.apply(*weights.values()), strict=True))
+
+
+class _InBfloat16(torch.autograd.Function):
+    """Tensors in bfloat16, and their gradients back: a few launches for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        rounded = [torch.empty_like(t, dtype=torch.bfloat16) for t in tensors]
+        torch._foreach_copy_(rounded, list(tensors))
+        return tuple(rounded)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ARG004
+        there = [g for g in gradients if g is not None]
+        full = [torch.empty_like(g, dtype=torch.float32) for g in there]
+        torch._foreach_copy_(full, there)
+        given = iter(full)
+        return tuple(None if g is None else next(given) for g in gradients)
 
 
 class ImageEnergy(LabelEnergy):

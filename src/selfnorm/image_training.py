@@ -13,7 +13,6 @@ from selfnorm.conditional_training import ConditionalTask
 from selfnorm.image_model import ImageEBM, LawModel, MeanHead
 from selfnorm.label_space import LabelSpace
 from selfnorm.randomness import seeded
-from selfnorm.resnet import ResNet18
 
 __all__ = ["ImageTask", "LawTask", "Presentation"]
 
@@ -59,15 +58,6 @@ def _groups(module: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def _stages(features: nn.Module) -> list[nn.Module]:
-    """The backbone and its two last stages, which hold nearly all its numbers; of ResNets only."""
-    backbone = getattr(features, "backbone", None)
-    kind = type(backbone)
-    if not isinstance(backbone, ResNet18) and kind.__module__ != "torchvision.models.resnet":
-        return []  # it may use its parts in any order
-    return [backbone, backbone.layer3, backbone.layer4]  # type: ignore[union-attr,list-item]
-
-
 class ImageTask(ConditionalTask):
     """A :class:`ConditionalTask` on images: presentation of the batch, captured as a CUDA graph.
 
@@ -76,6 +66,7 @@ class ImageTask(ConditionalTask):
     """
 
     capturable = True
+    large_network = True
 
     def __init__(
         self,
@@ -98,10 +89,6 @@ class ImageTask(ConditionalTask):
         """Kernels and matrices are decayed; norms, biases and ``b``'s are not."""
         return _groups(self.module)
 
-    def stages(self) -> list[nn.Module]:
-        """Modules in the order of their use; the heads come after all of them."""
-        return _stages(self.module.features)
-
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """The objective on one presented batch: features once, then all heads."""
         x, y = self.presentation(batch[0], batch[1])
@@ -120,6 +107,7 @@ class LawTask:
     """Maximum likelihood for a law (a mixture density network, a Gaussian), or least squares."""
 
     capturable = True
+    large_network = True
 
     def __init__(self, model: LawModel, presentation: Presentation, *, squares: bool) -> None:
         self.module, self.presentation, self.squares = model, presentation, squares
@@ -127,10 +115,6 @@ class LawTask:
     def parameter_groups(self) -> list[dict[str, Any]]:
         """As for energies."""
         return _groups(self.module)
-
-    def stages(self) -> list[nn.Module]:
-        """As for energies."""
-        return _stages(self.module.features)
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the pairs."""

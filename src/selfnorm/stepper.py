@@ -22,6 +22,7 @@ from selfnorm.fused_adam import FusedAdam
 from selfnorm.side_stream import SideStream
 from selfnorm.step_graph import StepGraph
 from selfnorm.task import Task
+from selfnorm.wide_adam import WideAdam
 
 __all__ = ["Stepper", "make_optimizer"]
 
@@ -58,6 +59,8 @@ def make_optimizer(task: Task, name: str, weight_decay: float) -> torch.optim.Op
     )
     if fused and not on_cuda:  # in a captured graph torch's bookkeeping costs nothing
         return FusedAdam(groups, decoupled=name == "adamw")
+    if fused and getattr(task, "large_network", False):
+        return WideAdam(groups, decoupled=name == "adamw")
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     return cls(groups, lr=0.0, fused=fused, capturable=on_cuda)
 
@@ -127,7 +130,7 @@ class Stepper:
             self._try_capture(rows)
         if self._graph is not None and self._static_rows is not None:
             self._static_rows.copy_(rows)
-            self._replay()
+            self._graph.replay()
             return
         self._n_eager += 1
         if self.capture:
@@ -282,15 +285,12 @@ class Stepper:
             if float(norm) > self.clip_norm:
                 torch._foreach_mul_(grads, self.clip_norm / (norm + 1e-6))
         elif self._scales_itself:
-            self._let_scale(norm, self.clip_norm)
+            # (norm + 1e-6) / clip_norm, by which the fused optimiser divides on its way.
+            longer = torch.add(self._epsilon, norm, alpha=1 / self.clip_norm)
+            self.optimizer.grad_scale = longer.clamp_min(1.0).float()  # type: ignore[attr-defined]
         else:
             torch._foreach_mul_(grads, (self.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         return norm
-
-    def _let_scale(self, norm: Tensor, clip_norm: float) -> None:
-        # (norm + 1e-6) / clip_norm, by which the fused optimiser divides on its way.
-        longer = torch.add(self._epsilon, norm, alpha=1 / clip_norm)
-        self.optimizer.grad_scale = longer.clamp_min(1.0).float()  # type: ignore[attr-defined]
 
     def _set_rates(self, lr: float) -> None:
         groups = self.optimizer.param_groups
@@ -325,20 +325,13 @@ class Stepper:
         finally:
             self._keep = keep
 
-    def _replay(self) -> None:
-        assert self._graph is not None
-        self._graph.replay()
-
-    def _capture_into(self, graph: torch.cuda.CUDAGraph, rows: Tensor) -> None:
-        with torch.cuda.graph(graph):
-            self._step_once(rows)
-
     def _try_capture(self, rows: Tensor) -> None:
         self._static_rows = rows.clone()
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:
-            self._capture_into(graph, self._static_rows)
+            with torch.cuda.graph(graph):
+                self._step_once(self._static_rows)
         except RuntimeError as error:
             self.capture = False
             warnings.warn(

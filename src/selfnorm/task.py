@@ -18,8 +18,8 @@ class Task(Protocol):
     A task may also define ``data_columns(data)``: further tensors with one entry per row, computed
     once, which come to :meth:`loss` behind those of the data. And ``draws_ahead`` with
     ``draw(batch)`` and ``loss_of_drawn(drawn)``, the two halves of :meth:`loss`, where the first
-    depends on nothing that is trained. And ``stages()``, by which the update runs beside the next
-    forward pass: see :func:`selfnorm.overlapped.make_stepper`.
+    depends on nothing that is trained. And ``large_network = True``, for large networks: see
+    :func:`selfnorm.overlapped.make_stepper`.
     """
 
     @property
