@@ -155,7 +155,7 @@ def test_weights_rounded_together_are_those_that_autocast_rounds(monkeypatch):
     together = net(x)
     ours = gradients(together)
     assert not torch.equal(together, full)
-    monkeypatch.setattr(ImageFeatures, "_rounded_weights", lambda _: {})
+    monkeypatch.setattr(ImageFeatures, "_rounded_weights", lambda *_: {})
     one_by_one = net(x)
     assert torch.equal(together, one_by_one)
     for mine, theirs in zip(ours, gradients(one_by_one), strict=True):

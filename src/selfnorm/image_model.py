@@ -20,6 +20,7 @@ from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.label_space import LabelSpace, StepFeatures
 from selfnorm.mdn import MDN, LabelUniform, MixtureLabels, UniformLabels
+from selfnorm.side_stream import SideStream
 
 __all__ = [
     "PROPOSALS",
@@ -38,6 +39,7 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")
 _BF16_DEVICES = ("cuda",)
+_BRANCH = 5  # of a captured step; other work beside it has other numbers
 
 
 def _rounded(like: Tensor, wanted: bool) -> torch.autocast:
@@ -85,22 +87,24 @@ class ImageFeatures(nn.Module):
                 f"expected images of shape (n, {self.channels}, height, width), "
                 f"got {tuple(x.shape)}"
             )
+        learning = self.training and torch.is_grad_enabled()
+        side, weights = SideStream(x.device, _BRANCH), {}
+        if learning and self.bf16 and x.device.type in _BF16_DEVICES:
+            weights = self._rounded_weights(side)
         factor = self.factor / 255.0 if x.dtype == torch.uint8 else self.factor
         x = (x.to(self.factor.dtype) * factor + self.shift).contiguous(
             memory_format=torch.channels_last
         )
-        learning = self.training and torch.is_grad_enabled()
+        side.join()
         with _rounded(x, self.bf16):
-            if learning and self.bf16 and x.device.type in _BF16_DEVICES:
-                h = functional_call(self.backbone, self._rounded_weights(), (x,))
-            else:
-                h = self.backbone(x)
+            h = functional_call(self.backbone, weights, (x,)) if weights else self.backbone(x)
         return self.dropout(h.to(self.factor.dtype))
 
-    def _rounded_weights(self) -> dict[str, Tensor]:
+    def _rounded_weights(self, side: SideStream) -> dict[str, Tensor]:
         """Weights of convolutions and matrices in bfloat16, as autocast would make them one by one.
 
-        For a ResNet on a small batch so many launches are a tenth of the time.
+        For a ResNet on a small batch so many launches are a tenth of the time. They may be used
+        from ``side.join()`` on.
         """
         kinds = (nn.Conv2d, nn.Linear)
         of_kind = {n for n, m in self.backbone.named_modules() if isinstance(m, kinds)}
@@ -111,17 +115,18 @@ class ImageFeatures(nn.Module):
         }
         if not weights:
             return {}
-        return dict(zip(weights, _InBfloat16.apply(*weights.values()), strict=True))
+        return dict(zip(weights, _InBfloat16.apply(side, *weights.values()), strict=True))
 
 
 class _InBfloat16(torch.autograd.Function):
     """Tensors in bfloat16, and their gradients back: a few launches for all of them."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, side: SideStream, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         rounded = [torch.empty_like(t, dtype=torch.bfloat16) for t in tensors]
-        torch._foreach_copy_(rounded, list(tensors))
+        with side.branch():
+            torch._foreach_copy_(rounded, list(tensors))
         return tuple(rounded)
 
     @staticmethod
@@ -130,7 +135,7 @@ class _InBfloat16(torch.autograd.Function):
         full = [torch.empty_like(g, dtype=torch.float32) for g in there]
         torch._foreach_copy_(full, there)
         given = iter(full)
-        return tuple(None if g is None else next(given) for g in gradients)
+        return None, *(None if g is None else next(given) for g in gradients)
 
 
 class ImageEnergy(LabelEnergy):
