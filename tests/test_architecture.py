@@ -17,6 +17,7 @@ FLOORS = [
         "fused_adam",
         "wide_adam",
         "mlp_gradient",
+        "stacked_gradient",
         "schedules",
         "snl_loss",
         "row_snl",

@@ -8,6 +8,7 @@ import selfnorm as sn
 from selfnorm import mlp_gradient
 from selfnorm.energies import FourierFeatures
 from selfnorm.mlp_gradient import WRITTEN_OUT
+from selfnorm.stacked_energies import EnergyStack
 
 
 def network(**options):
@@ -127,3 +128,40 @@ def test_a_training_step_takes_this_way(monkeypatch):
             progress=False,
         )
     assert asked == [84] * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"activation": name} for name in WRITTEN_OUT] + [{"saturate": 2.0}],
+    ids=str,
+)
+def test_networks_side_by_side_have_the_gradients_of_each(options):
+    torch.manual_seed(0)
+    energies = [sn.MLP(3, hidden=(16, 8, 12), **options) for _ in range(4)]
+    stack = EnergyStack(energies)
+    table = stack.flatten(energies).requires_grad_()
+    x, weight = torch.randn(4, 37, 3), torch.randn(4, 37)
+    value = stack(table, x)
+    assert "StackedEnergy" in type(value.grad_fn).__name__
+    (value * weight).sum().backward()
+    for k, energy in enumerate(energies):
+        expected = energy(x[k])
+        torch.testing.assert_close(value[k], expected, rtol=1e-4, atol=1e-6)
+        grads = torch.autograd.grad((expected * weight[k]).sum(), list(energy.parameters()))
+        flat = torch.cat([g.flatten() for g in grads])
+        torch.testing.assert_close(table.grad[k], flat, rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives_side_by_side():
+    torch.manual_seed(0)
+    energies = [sn.MLP(2, hidden=(5,), activation="tanh").double() for _ in range(2)]
+    stack = EnergyStack(energies)
+    table = stack.flatten(energies).requires_grad_()
+    x = torch.randn(2, 6, 2, dtype=torch.float64)
+
+    def curvature(way):
+        (first,) = torch.autograd.grad(way().square().sum(), table, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), table)[0]
+
+    expected = curvature(lambda: stack._by_autograd(table, x, []))
+    torch.testing.assert_close(curvature(lambda: stack(table, x)), expected)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from selfnorm.side_stream import SideStream
 
-__all__ = ["WRITTEN_OUT", "negative_energy"]
+__all__ = ["WRITTEN_OUT", "activate", "negative_energy", "pull_back"]
 
 _ops = torch.ops.aten
 WRITTEN_OUT = ("relu", "tanh", "silu", "gelu")  # activations known here
@@ -42,7 +42,7 @@ def negative_energy(rows: Tensor, weights: Sequence[Tensor], activation: str) ->
     return value
 
 
-def _activate(z: Tensor, activation: str) -> Tensor:
+def activate(z: Tensor, activation: str) -> Tensor:
     """The activation, in place where its derivative is known from its value."""
     if activation == "relu":
         return z.relu_()
@@ -52,7 +52,7 @@ def _activate(z: Tensor, activation: str) -> Tensor:
     return torch.nn.functional.silu(z) if silu else torch.nn.functional.gelu(z)
 
 
-def _pull_back(slope: Tensor, kept: Tensor, activation: str) -> None:
+def pull_back(slope: Tensor, kept: Tensor, activation: str) -> None:
     """Multiply ``slope`` by the activation's derivative, in place."""
     if activation == "relu":
         _ops.threshold_backward.grad_input(slope, kept, 0, grad_input=slope)
@@ -88,7 +88,7 @@ class _NegativeEnergy(torch.autograd.Function):
                 kept.append(h)
             else:
                 z = torch.addmm(bias, h, weight.t())
-                h = _activate(z, activation)
+                h = activate(z, activation)
                 kept.append(z)
             inputs.append(h)
         ctx.save_for_backward(*inputs, *kept, *weights, minus)
@@ -128,7 +128,7 @@ def _one_by_one(
     torch.mv(inputs[-1].t(), slope_out, out=found[-1][0]).neg_()
     slope = torch.outer(slope_out, minus)
     for layer in reversed(range(len(kept))):
-        _pull_back(slope, kept[layer], activation)
+        pull_back(slope, kept[layer], activation)
         torch.sum(slope, 0, out=found[2 * layer + 1])
         torch.mm(slope.t(), inputs[layer], out=found[2 * layer])
         if layer:
@@ -151,7 +151,7 @@ def _side_by_side(
     slope = torch.outer(slope_out, minus)
     alive = []  # until the branches have joined
     for layer in reversed(range(len(kept))):
-        _pull_back(slope, kept[layer], activation)
+        pull_back(slope, kept[layer], activation)
         alive.append(slope)
         with sums.branch():
             torch.sum(slope, 0, out=found[2 * layer + 1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch.func import functional_call, vmap
 
 from selfnorm.energies import MLP, FourierFeatures
 from selfnorm.errors import EnergyError
+from selfnorm.mlp_gradient import WRITTEN_OUT
+from selfnorm.stacked_gradient import stacked_energy
 
 __all__ = ["EnergyStack"]
 
@@ -95,9 +98,41 @@ class EnergyStack(nn.Module):
         if x.device.type != "cpu":
             return len(x)
         widest = max(shape[0] for shape in self.shapes)
-        return min(len(x), max(1, _CACHED_FLOATS // (x.shape[1] * widest)))
+        fitting = max(1, _CACHED_FLOATS // (x.shape[1] * widest))
+        if fitting >= len(x):
+            return len(x)
+        threads = torch.get_num_threads()  # each takes members of its own: let none wait
+        return fitting - fitting % threads if fitting > threads else fitting
 
     def _forward(self, weights: Tensor, x: Tensor, fixed: Sequence[Tensor]) -> Tensor:
+        if self._is_written_out(weights, x):
+            mlp: MLP = self._template[0]  # type: ignore[assignment]
+            return stacked_energy(
+                _inputs(mlp, dict(zip(self.fixed_names, fixed, strict=True)), x),
+                weights,
+                self.shapes,
+                mlp.activation,
+                lambda table: self._by_autograd(table, x, fixed),
+            )
+        return self._by_autograd(weights, x, fixed)
+
+    def _is_written_out(self, weights: Tensor, x: Tensor) -> bool:
+        """Whether the gradient is that of a plain network's weights alone, on a CPU."""
+        mlp: nn.Module = self._template[0]
+        if x.device.type != "cpu" or not _is_plain_mlp(mlp):
+            return False
+        return (
+            mlp.activation in WRITTEN_OUT
+            and mlp.dropout == 0
+            and len(self.names) == 2 * len(mlp.hidden) + 1
+            and torch.is_grad_enabled()
+            and weights.requires_grad
+            and not x.requires_grad
+            and not torch.compiler.is_compiling()
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    def _by_autograd(self, weights: Tensor, x: Tensor, fixed: Sequence[Tensor]) -> Tensor:
         # One split, not one slice per tensor: its gradient is one concatenation.
         parts = weights.split(self.sizes, dim=1)
         named = {
@@ -126,17 +161,22 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _is_plain_mlp(energy: nn.Module) -> bool:
+def _is_plain_mlp(energy: nn.Module) -> TypeGuard[MLP]:
     return type(energy) is MLP and type(energy.features) in (type(None), FourierFeatures)
 
 
-def _mlp(mlp: nn.Module, named: dict[str, Tensor], x: Tensor) -> Tensor:
-    assert isinstance(mlp, MLP)
+def _inputs(mlp: MLP, named: dict[str, Tensor], x: Tensor) -> Tensor:
     if mlp.saturate is not None:
         x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / mlp.saturate**2)
     if mlp.features is not None:
         angles = x @ named["features.frequencies"]
         x = torch.cat([x, angles.sin(), angles.cos()], -1)
+    return x
+
+
+def _mlp(mlp: nn.Module, named: dict[str, Tensor], x: Tensor) -> Tensor:
+    assert isinstance(mlp, MLP)
+    x = _inputs(mlp, named, x)
     for position, layer in enumerate(mlp.layers):
         if isinstance(layer, nn.Linear):
             weight = named[f"layers.{position}.weight"].mT
