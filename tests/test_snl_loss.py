@@ -8,7 +8,7 @@ import torch
 import selfnorm as sn
 from selfnorm import functional as F
 from selfnorm import objectives
-from selfnorm.snl_loss import snl_loss
+from selfnorm.snl_loss import snl_loss, snl_losses
 
 
 def by_autograd(terms, n, b, constant):
@@ -35,6 +35,35 @@ def test_value_and_gradient_are_those_of_autograd(dtype, shift, b):
     torch.testing.assert_close(found_upper, upper.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(terms.grad, 2 * grads[0], rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(b.grad, 2 * grads[1], rtol=1e-4, atol=1e-6)
+
+
+def test_several_models_at_once_are_each_model():
+    torch.manual_seed(0)
+    shifts = torch.tensor([0.0, 200.0, -300.0, 50.0, 0.0])[:, None]
+    terms = 3 * torch.randn(5, 7 + 50, dtype=torch.float64) + shifts
+    terms[4, 7:] = -math.inf  # no sample saw any mass
+    terms[0, 9] = -math.inf
+    terms.requires_grad_()
+    b = torch.tensor([0.3, 199.0, -301.0, -45.0, 0.2], dtype=torch.float64, requires_grad=True)
+    losses, upper = snl_losses(terms, 7, b)
+    (losses * torch.arange(1, 6)).sum().backward()
+    for k in range(5):
+        row = terms.detach()[k].clone().requires_grad_()
+        own = b.detach()[k].clone().requires_grad_()
+        loss, bound = snl_loss(row, 7, own)
+        ((k + 1) * loss).backward()
+        torch.testing.assert_close(losses[k].detach(), loss.detach(), rtol=1e-5, atol=1e-5)
+        if k < 4:
+            torch.testing.assert_close(upper[k], bound, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(terms.grad[k], row.grad, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(b.grad[k], own.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_second_derivatives_of_several_models():
+    torch.manual_seed(0)
+    terms = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)
+    b = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda t, c: snl_losses(t, 3, c)[0], (terms, b))
 
 
 def test_samples_of_zero_weight_have_no_pull():

@@ -50,6 +50,13 @@ class MemberAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """One update of all members that are updating."""
+        if self.members.updating.device.type == "cpu":
+            self._step_on_host()
+        else:
+            self._step_on_device()
+
+    def _step_on_device(self) -> None:
+        """Without asking the host who is updating."""
         members = self.members
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
@@ -78,3 +85,45 @@ class MemberAdam(torch.optim.Optimizer):
                 size = (members.updating * rate / correction1).to(p.dtype).view(shape)
                 root = state["exp_avg_sq"].sqrt().div_(correction2.to(p.dtype).view(shape))
                 p.sub_(size * state["exp_avg"] / root.add_(group["eps"]))
+
+    def _step_on_host(self) -> None:
+        """The same by torch's fused kernel, which goes through memory once; where the host may ask
+        who is updating. Members with one learning rate and weight decay share a call."""
+        members = self.members
+        settings = (members.updating, members.lr_factor, members.log_norm_factor)
+        updating, factors, factors_b = (values.tolist() for values in settings)
+        decays = members.weight_decay.tolist()
+        update = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        for group in self.param_groups:
+            alike: dict[tuple[float, float], list[int]] = {}
+            for k, taken in enumerate(updating):
+                if taken:
+                    rate = float(group["lr"]) * factors[k]
+                    own = (rate * factors_b[k], 0.0) if group["log_norm"] else (rate, decays[k])
+                    alike.setdefault(own, []).append(k)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["step"].add_(members.updating)
+                tables = (p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
+                rows = [table.unbind() for table in tables]
+                for (rate, decay), which in alike.items():
+                    params, grads, means, squares, counts = (
+                        [row[k] for k in which] for row in rows
+                    )
+                    update(
+                        params,
+                        grads,
+                        means,
+                        squares,
+                        [],
+                        counts,
+                        lr=rate,
+                        beta1=group["betas"][0],
+                        beta2=group["betas"][1],
+                        weight_decay=decay,
+                        eps=group["eps"],
+                        amsgrad=False,
+                        maximize=False,
+                    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.side_stream import SideStream
 
-__all__ = ["MAX_EXPONENT", "gradients_with_graph", "snl_loss"]
+__all__ = ["MAX_EXPONENT", "gradients_with_graph", "snl_loss", "snl_losses"]
 
 MAX_EXPONENT = 80.0  # as in functional.snl
 
@@ -43,6 +43,58 @@ def snl_loss(
     """
     value, upper = _SnlLoss.apply(terms, log_norm, constant, n_data)
     return value, upper
+
+
+def snl_losses(terms: Tensor, n_data: int, log_norms: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`snl_loss` of several models at once: ``(K, n + M)`` and ``(K,)`` to two of ``(K,)``.
+
+    Example:
+        >>> terms = torch.tensor([[199.0, 200.0, 200.0], [0.0, 0.0, 0.0]])
+        >>> snl_losses(terms, 1, torch.tensor([200.0, 0.0]))
+        (tensor([1., 0.]), tensor([-1.,  0.]))
+    """
+    values, upper = _SnlLosses.apply(terms, log_norms, n_data)
+    return values, upper
+
+
+class _SnlLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, terms: Tensor, b: Tensor, n_data: int) -> tuple[Tensor, Tensor]:
+        n_samples = terms.shape[1] - n_data
+        data = terms[:, :n_data].mean(1)
+        # Where every weight is zero the finite numbers here stand for -inf: slope and ratio are 0.
+        log_w = terms[:, n_data:].clamp_min(torch.finfo(terms.dtype).min)
+        top = log_w.amax(1, keepdim=True)
+        gradient = torch.empty_like(terms)
+        gradient[:, :n_data] = -1 / n_data
+        scaled = torch.sub(log_w, top, out=gradient[:, n_data:]).exp_()
+        total = scaled.sum(1)
+        log_z = total.log() + top[:, 0] - math.log(n_samples)
+        log_ratio = log_z - b
+        below = log_ratio.clamp_max(MAX_EXPONENT)
+        slope = below.exp()
+        losses = torch.addcmul(slope, slope, log_ratio - below) + b - data - 1
+        scaled.mul_((slope / total).unsqueeze(1))
+        ctx.save_for_backward(gradient, slope, terms, b)
+        ctx.n_data = n_data
+        upper = data - log_z
+        ctx.mark_non_differentiable(upper)
+        ctx.set_materialize_grads(False)
+        return losses, upper
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        gradient, slope, terms, b = ctx.saved_tensors
+        slopes = upstream[0]
+        if slopes is None:
+            return None, None, None
+        if torch.is_grad_enabled():
+            # Somebody will differentiate the gradient (create_graph): it must not be a constant.
+            n = ctx.n_data
+            pairs = zip(terms, b, strict=True)
+            losses = torch.stack([-F.snl(row[:n], row[n:], norm) for row, norm in pairs])
+            return *gradients_with_graph(losses, (terms, b), slopes), None
+        return gradient * slopes.unsqueeze(1), (1 - slope) * slopes, None
 
 
 class _SnlLoss(torch.autograd.Function):
