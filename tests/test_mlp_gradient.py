@@ -51,6 +51,23 @@ def test_side_by_side_is_one_by_one(activation, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("width", [1, 17])
+def test_narrow_and_wide_inputs(width):
+    energies = [sn.MLP(width, hidden=(6, 12)) for _ in range(2)]
+    x = torch.randn(2, 31, width)
+    stack = EnergyStack(energies)
+    table = stack.flatten(energies).requires_grad_()
+    (side_by_side,) = torch.autograd.grad(-stack(table, x).sum(), table)
+    for energy, rows, mine in zip(energies, x, side_by_side, strict=True):
+        params = list(energy.parameters())
+        expected = torch.autograd.grad(-energy(rows).sum(), params)
+        found = torch.autograd.grad(energy.negative_energy_in_step(rows).sum(), params)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        flat = torch.cat([g.flatten() for g in expected])
+        torch.testing.assert_close(mine, flat, rtol=1e-4, atol=1e-5)
+
+
 def test_features_come_first():
     energy = network(features=FourierFeatures(3, 5))
     x = torch.randn(20, 3)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from selfnorm.side_stream import SideStream
 
-__all__ = ["WRITTEN_OUT", "activate", "negative_energy", "pull_back"]
+__all__ = ["NARROW", "WRITTEN_OUT", "activate", "negative_energy", "pull_back"]
 
 _ops = torch.ops.aten
+NARROW = 16  # columns of an input from which on a CPU multiplies as well with it on the right
 WRITTEN_OUT = ("relu", "tanh", "silu", "gelu")  # activations known here
 
 
@@ -130,7 +131,10 @@ def _one_by_one(
     for layer in reversed(range(len(kept))):
         pull_back(slope, kept[layer], activation)
         torch.sum(slope, 0, out=found[2 * layer + 1])
-        torch.mm(slope.t(), inputs[layer], out=found[2 * layer])
+        if inputs[layer].shape[1] < NARROW:
+            found[2 * layer].copy_(torch.mm(inputs[layer].t(), slope).t())
+        else:
+            torch.mm(slope.t(), inputs[layer], out=found[2 * layer])
         if layer:
             slope = torch.mm(slope, weights[2 * layer])
 

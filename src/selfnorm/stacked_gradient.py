@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm.mlp_gradient import activate, pull_back
+from selfnorm.mlp_gradient import NARROW, activate, pull_back
 
 __all__ = ["stacked_energy"]
 
@@ -90,7 +90,10 @@ class _StackedEnergy(torch.autograd.Function):
         slope = slope_out.unsqueeze(-1) * weights[-1]
         for layer in reversed(range(depth)):
             pull_back(slope, kept[layer], ctx.activation)
-            found[2 * layer].copy_(torch.bmm(slope.mT, inputs[layer]))
+            if inputs[layer].shape[2] < NARROW:
+                found[2 * layer].copy_(torch.bmm(inputs[layer].mT, slope).mT)
+            else:
+                found[2 * layer].copy_(torch.bmm(slope.mT, inputs[layer]))
             torch.sum(slope, 1, out=found[2 * layer + 1])
             if layer:
                 slope = torch.bmm(slope, weights[2 * layer])
