@@ -1,6 +1,7 @@
 """Pieces of the paper side by side: the same rows, resumed after a kill, failures said."""
 
 import io
+import itertools
 import json
 import signal
 import subprocess
@@ -158,20 +159,36 @@ def on_h200(monkeypatch, tmp_path, pieces, jobs=8, rows_of=None):
 
 def test_pieces_share_one_budget_and_the_longest_begin_first(tmp_path, monkeypatch):
     begun = on_h200(monkeypatch, tmp_path, chosen(None))
-    assert list(begun) == ["mnist/best", "images/best", "toy1d/paper", "uci/paper", "toy1d/best"]
+    assert list(begun) == ["toy1d/paper", "mnist/best", "images/best", "toy1d/best", "uci/paper"]
     assert begun.pop("toy1d/paper") == ("cpu", 6)  # the cores left over, nothing of the GPU
     assert begun == {
         "mnist/best": ("cuda", 3),
-        "images/best": ("cuda", 3),
+        "images/best": ("cuda", 2),
+        "toy1d/best": ("cuda", 2),  # with one, its long rows were the last to end
         "uci/paper": ("cuda", 1),
-        "toy1d/best": ("cuda", 1),
     }
 
 
 def test_a_share_goes_by_what_is_left(tmp_path, monkeypatch):
     pieces = chosen(["mnist", "images"])
     begun = on_h200(monkeypatch, tmp_path, pieces, rows_of={"mnist/best": (9, 12)})
-    assert begun == {"images/best": ("cuda", 6), "mnist/best": ("cuda", 2)}
+    assert begun == {"images/best": ("cuda", 5), "mnist/best": ("cuda", 3)}
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 5, 8])
+def test_no_other_shares_end_earlier(jobs):
+    minutes = {Piece("toy1d", str(m), 1): m for m in (48.0, 29.0, 20.0)}
+    given = piece_shares.shares(minutes, jobs)
+    assert sum(given.values()) == jobs
+    others = (s for s in itertools.product(range(1, jobs + 1), repeat=len(given)) if sum(s) == jobs)
+    end = max(minutes[piece] / own for piece, own in given.items())
+    assert end <= min(max(minutes[p] / s for p, s in zip(given, o, strict=True)) for o in others)
+
+
+def test_many_equal_pieces_use_the_whole_budget():
+    minutes = {Piece("toy1d", str(i), 1): 1.0 for i in range(9)}
+    assert sum(piece_shares.shares(minutes, 2).values()) == 2
+    assert list(piece_shares.shares(minutes, 9).values()) == [1] * 9
 
 
 def test_without_cores_to_spare_all_pieces_are_the_gpus(tmp_path, monkeypatch):

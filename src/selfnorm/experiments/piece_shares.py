@@ -17,7 +17,7 @@ import torch
 from selfnorm.experiments.pieces import Piece, Settings
 from selfnorm.experiments.pieces_page import progress_of
 
-__all__ = ["begin_next", "budget", "left", "place"]
+__all__ = ["begin_next", "budget", "left", "place", "shares"]
 
 _ON_A_GPU = 8  # processes: the four longest pieces of a whole call, each with its share
 _CORES_FOR_OTHERS = 2  # left alone: the system, the call itself
@@ -61,6 +61,25 @@ def left(piece: Piece, directory: Path) -> float:
     return max(0.01, piece.minutes * (1 - done))
 
 
+def shares(minutes: Mapping[Piece, float], jobs: int) -> dict[Piece, int]:
+    """Processes for pieces that are to end together: the largest ``minutes / processes`` is least.
+
+    One each, then one more for whichever would end last. Pieces of less than half a process wait
+    for one that others no longer need, and are left out.
+
+    Example:
+        >>> long, short, tiny = (Piece("toy1d", name, 1) for name in "abc")
+        >>> [shares({long: 20.0, short: 9.0, tiny: 0.1}, 3).get(p) for p in (long, short, tiny)]
+        [2, 1, None]
+    """
+    least = sum(minutes.values()) / (2 * jobs)
+    first, *others = sorted(minutes, key=lambda piece: -minutes[piece])[:jobs]
+    given = {first: 1} | {piece: 1 for piece in others if minutes[piece] >= least}
+    while sum(given.values()) < jobs:
+        given[max(given, key=lambda piece: minutes[piece] / given[piece])] += 1
+    return given
+
+
 def begin_next(
     waiting: Sequence[Piece],
     running: Mapping[Piece, Settings],
@@ -70,8 +89,8 @@ def begin_next(
 ) -> tuple[Piece, Settings] | None:
     """The piece to begin now, with its part of the budget; ``None`` while there is no room.
 
-    The longest first. It gets the part of its device's budget that its time is of all the time left
-    there, at least one process and at most what nobody has.
+    The longest first. It gets the part of its device's budget with which all there end as early as
+    they can (:func:`shares`), at least one process and at most what nobody has.
     """
     unfinished = [piece for piece in (*waiting, *running) if not piece.long]
     time_left = {piece: left(piece, directory) for piece in (*waiting, *running)}
@@ -84,7 +103,7 @@ def begin_next(
         if room < 1 or len(company) >= side_by_side:
             continue
         rivals = [one for one in waiting if place(one, settings).device == here.device]
-        every = sum(time_left[one] for one in (*rivals, *company) if one.long == piece.long)
-        share = max(1, round(here.jobs * time_left[piece] / every))
+        alike = [one for one in (*rivals, *company) if one.long == piece.long]
+        share = shares({one: time_left[one] for one in alike}, here.jobs).get(piece, 1)
         return piece, replace(here, jobs=min(share, room))
     return None

@@ -25,8 +25,9 @@ class Piece:
         recipe: which set-up.
         seeds: how many repetitions its protocol asks.
         module: where the table's ``run`` is, if not among the library's own tables.
-        minutes: what it takes alone on one H200: the longest pieces begin first and have the most
-            processes.
+        minutes: of all its rows together, one after the other, as measured in a whole call (eight
+            processes on one H200, three of others beside them): the longest pieces begin first and
+            have the most processes.
         long: hours on one GPU: run only when named, and begun when all others have ended, so as not
             to slow them down.
         on_cpu: beside a GPU it is run by the processor cores that the other pieces leave idle.
@@ -48,16 +49,16 @@ class Piece:
 
 # Quick ones first: whoever runs one after the other and stops early has the most tables.
 # The steps of toy1d/paper are so small that a GPU spends them on launches. A row takes a processor
-# core some 40 seconds: the cores that the GPU's pieces leave idle are done with its 120 rows before
+# core some 35 seconds: the cores that the GPU's pieces leave idle are done with its 120 rows before
 # those are, and take nothing from them.
 PIECES = (
-    Piece("toy2d", "paper", 5, minutes=0.4),
-    Piece("toy2d", "best", 5, minutes=0.4),
-    Piece("uci", "paper", 3, minutes=2.0),
-    Piece("toy1d", "best", 5, minutes=1.7),
-    Piece("toy1d", "paper", 5, minutes=8.0, on_cpu=True),
-    Piece("images", "best", 3, minutes=9.7),
-    Piece("mnist", "best", 2, minutes=10.7),
+    Piece("toy2d", "paper", 5, minutes=0.6),
+    Piece("toy2d", "best", 5, minutes=0.5),
+    Piece("uci", "paper", 3, minutes=11.5),
+    Piece("toy1d", "best", 5, minutes=20.0),
+    Piece("toy1d", "paper", 5, minutes=71.0, on_cpu=True),
+    Piece("images", "best", 3, minutes=29.0),
+    Piece("mnist", "best", 2, minutes=48.0),
     Piece("images", "paper", 3, minutes=300.0, long=True),
     Piece("mnist", "paper", 2, minutes=60.0, long=True),
 )
