@@ -22,7 +22,7 @@ from torch import Tensor
 
 import selfnorm as sn
 from selfnorm.data import mnist as digits_of
-from selfnorm.experiments.mnist import MODELS, _figures, train_row
+from selfnorm.experiments.mnist import MODELS, report_figures, train_row
 from selfnorm.experiments.mnist_report import finished, markdown
 from selfnorm.experiments.mnist_rows import Row, rows
 from selfnorm.experiments.report import Table
@@ -86,7 +86,7 @@ def run_row(row: Row, seed: int, parts: tuple[Tensor, ...], given: argparse.Name
         "ngf": 16,
         "energy_layers": 2,
         "max_steps": row.fit["max_steps"],
-        **_figures(report),
+        **report_figures(report),
         "valid_snelbo_before": before.snelbo,
         "valid_log_px_before": before.log_px,
         "valid_snelbo": held_out.snelbo,

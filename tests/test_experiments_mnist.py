@@ -195,6 +195,19 @@ def test_the_table_says_reached_or_missed_with_errors_over_seeds():
     assert "`vae_ebm`, seed 0: Estimators disagree." in text
 
 
+def test_every_error_of_the_table_is_one_of_the_mean_and_rows_have_their_order():
+    energies = [
+        row("vae_ebm", s, -88.0, pareto_k=k, log_px_many=v, log_px_few=v - 0.5)
+        for s, k, v in ((0, 0.2, -84.0), (1, 0.4, -85.0))
+    ]
+    text = markdown([*energies, *TOLD[:2]], "best", "command", 1.0)
+    found = cells(text, "vae_ebm")
+    # sd 0.707 and 0.141 over the root of two
+    assert found["part"] == "-84.50 ± 0.50 (-85.00 ± 0.50)"
+    assert found["k"] == "0.30 ± 0.10"
+    assert text.index("| vae |") < text.index("| vae_ebm |")
+
+
 def test_gains_are_paired_by_seed_and_budget():
     by_model = {line.split("`")[1]: line for line in gains(finished(TOLD))}
     # 2.5 and 4.9: their mean, and its standard error

@@ -1,8 +1,8 @@
 """Rows a VAE makes itself: as many as an encoder could wish for.
 
-What a VAE overfits is mostly its encoder: on held-out rows the ELBO falls while the ELBO with
-posteriors tuned row by row still rises. The decoder's own rows, ``x -> z -> x'``, are like the
-data, never the same twice, and their posterior under the model is what the encoder is to find.
+An encoder learns the posterior of the rows it has seen, and on others its ELBO is lower than the
+model allows. The decoder's own rows, ``x -> z -> x'``, are like the data, never the same twice, and
+their posterior under the model is what the encoder is to find.
 """
 
 from __future__ import annotations

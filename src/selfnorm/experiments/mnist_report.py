@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfnorm.experiments.report import markdown_table, mean_sd, paper_numbers
+from selfnorm.experiments.mnist_rows import MODELS
+from selfnorm.experiments.report import markdown_table, paper_numbers
 
 __all__ = ["finished", "gains", "markdown", "rewrite"]
 
@@ -81,7 +82,8 @@ def _many(rows: Rows) -> str:
     full = [r for r in rows if r.get("log_px_few") is not None]
     if not full:
         return "–"
-    return f"{mean_sd(full, 'log_px_many', 2)} ({mean_sd(full, 'log_px_few', 2)})"
+    many, few = (mean_se([r[key] for r in full]) for key in ("log_px_many", "log_px_few"))
+    return f"{many} ({few})"
 
 
 def _line(name: str, rows: Rows, printed: dict[str, float]) -> list[str]:
@@ -100,7 +102,7 @@ def _line(name: str, rows: Rows, printed: dict[str, float]) -> list[str]:
         paper,
         _against(rows, value),
         "exact" if exact else f"within {spread:.2f}",
-        "–" if exact else mean_sd(shown, "pareto_k", 2),
+        "–" if exact else mean_se([r["pareto_k"] for r in shown]),
         f"{verdict} ({len(good)} of {len(rows)})",
     ]
 
@@ -157,7 +159,8 @@ def markdown(
 ) -> str:
     """The table, what the priors gain, and what speaks against rows."""
     printed = paper_numbers()["mnist"]
-    counted = finished(rows)
+    # Rows that ran side by side come in any order.
+    counted = sorted(finished(rows), key=lambda r: MODELS.index(r["model"]))
     header = ["model", "seeds", "SNELBO", "ELBO", "log p(x)", "log p(x), part", "paper", "reached"]
     header += ["log Z", "Pareto k", "verdict"]
     body = [_line(name, group, printed) for name, group in _grouped(counted).items()]
