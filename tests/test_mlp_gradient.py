@@ -1,12 +1,16 @@
 """A network's gradient written out is autograd's; whatever is not plain goes through autograd."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import selfnorm as sn
 from selfnorm import mlp_gradient
 from selfnorm.energies import FourierFeatures
+from selfnorm.errors import EnergyError
 from selfnorm.mlp_gradient import WRITTEN_OUT
 from selfnorm.stacked_energies import EnergyStack
 
@@ -79,26 +83,78 @@ def is_written_out(value):
     return "NegativeEnergy" in type(value.grad_fn).__name__
 
 
-def watched(energy):
-    energy.layers[0].register_forward_hook(lambda *_: None)
-    return energy
+def replace(position, layer):
+    return lambda energy: energy.layers.__setitem__(position, layer)
 
 
-def frozen(energy):
-    energy.layers[0].weight.requires_grad_(False)
-    return energy
+def move_bias(energy):
+    """As many weights as before, in other places."""
+    energy.layers[0].bias = None
+    energy.layers[-1].bias = nn.Parameter(torch.ones(1))
 
 
-def rebuilt(energy):
-    energy.layers.append(nn.Identity())
-    return energy
+def doubled(*given):
+    return tuple(2 * value for value in given[-1]) if len(given) == 2 else 2 * given[-1]
 
 
-@pytest.mark.parametrize("change", [watched, frozen, rebuilt])
-def test_a_network_somebody_changed_goes_through_its_own_layers(change):
+CHANGES = {
+    "hook of a layer": lambda energy: energy.layers[0].register_forward_hook(doubled),
+    "hook of all layers": lambda energy: energy.layers.register_forward_hook(doubled),
+    "hook of the network": lambda energy: energy.register_forward_hook(doubled),
+    "hook before it": lambda energy: energy.register_forward_pre_hook(doubled),
+    "hook before the layers": lambda energy: energy.layers.register_forward_pre_hook(doubled),
+    "a forward of its own": lambda energy: setattr(energy.layers[0], "forward", torch.zeros_like),
+    "another activation": replace(1, nn.Tanh()),
+    "another kind of layer": replace(0, nn.Bilinear(3, 3, 16)),
+    "one layer more": lambda energy: energy.layers.append(nn.Tanh()),
+    "biases elsewhere": move_bias,
+    "normalised weights": lambda energy: nn.utils.parametrizations.weight_norm(energy.layers[2]),
+    "pruned": lambda energy: prune.l1_unstructured(energy.layers[2], "weight", 5),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_network_somebody_changed_is_called(change):
+    energy = network()
+    assert energy.is_as_built()
+    change(energy)
+    assert not energy.is_as_built()
+
+
+NO_ENERGY = ("a forward of its own", "another kind of layer")
+NO_COPY = ("pruned",)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", [name for name in CHANGES if name not in NO_ENERGY + NO_COPY])
+def test_a_training_step_of_a_changed_network_is_that_of_a_call(name):
+    energy = network()
+    CHANGES[name](energy)
     x = torch.randn(5, 3)
-    assert is_written_out(network().negative_energy_in_step(x))
-    assert not is_written_out(change(network()).negative_energy_in_step(x))
+    expected, by_autograd = slopes(energy, x, lambda rows: -energy(rows))
+    model = sn.EBM(energy)
+    value, found = slopes(energy, x, lambda rows: model.negative_energy(rows, in_step=True))
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(found, by_autograd)
+    members = [energy, copy.deepcopy(energy)]
+    stack = EnergyStack(members)
+    side_by_side = stack(stack.flatten(members).requires_grad_(), x.expand(2, -1, -1))
+    torch.testing.assert_close(-side_by_side[1], expected)
+
+
+def test_an_energy_of_two_numbers_is_refused_in_a_step():
+    energy = network()
+    energy.layers[-1] = nn.Linear(12, 2, bias=False)
+    with pytest.raises(EnergyError, match="one scalar per row"):
+        sn.EBM(energy).negative_energy(torch.randn(5, 3), in_step=True)
+
+
+def test_frozen_weights_go_through_autograd():
+    x = torch.randn(5, 3)
+    energy = network()
+    assert is_written_out(energy.negative_energy_in_step(x))
+    energy.layers[0].weight.requires_grad_(False)
+    assert not is_written_out(energy.negative_energy_in_step(x))
 
 
 def test_gradients_with_respect_to_rows_dropout_and_autocast_are_autograds():

@@ -23,6 +23,16 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "leaky_relu": lambda: nn.LeakyReLU(0.2),
 }
+_KINDS = {name: type(make()) for name, make in _ACTIVATIONS.items()}
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def _does_more(module: nn.Module) -> bool:
+    """Whether a call of the module is more than the ``forward`` of its class."""
+    own = vars(module)
+    return "forward" in own or any(own[name] for name in _HOOKS)
 
 
 class FourierFeatures(nn.Module):
@@ -126,8 +136,8 @@ class MLP(nn.Module):
     def negative_energy_in_step(self, x: Tensor) -> Tensor:
         """``-E`` of each row as a training step wants it: less around the matrix products.
 
-        Same value and gradient with respect to the weights as those of :meth:`forward`, up to
-        rounding.
+        Same value and gradient with respect to the weights as those of a call, up to rounding, for
+        a network that :meth:`is_as_built`.
         """
         x = self._inputs(x)
         weights = [p for layer in self.layers for p in layer.parameters(recurse=False)]
@@ -135,11 +145,22 @@ class MLP(nn.Module):
             return -self._through_layers(x)
         return negative_energy(x, weights, self.activation)
 
+    def is_as_built(self) -> bool:
+        """Whether the layers are of the kinds they were built of, and nobody watches them."""
+        layers = list(self.layers)
+        kinds = (nn.Linear, _KINDS[self.activation], nn.Dropout)[: 3 if self.dropout > 0 else 2]
+        if (*map(type, layers),) != (*kinds * len(self.hidden), nn.Linear):
+            return False
+        *hidden, last = (layer._parameters for layer in layers[:: len(kinds)])
+        biased = all(own["bias"] is not None for own in hidden) and last["bias"] is None
+        one_number = last["weight"] is not None and len(last["weight"]) == 1
+        # vars: this runs in every step, and asking a module for an attribute takes its time.
+        exact = all(vars(m).get("approximate", "none") == "none" for m in layers)  # of GELU
+        parts = [self, self.layers, *layers] + ([] if self.features is None else [self.features])
+        return biased and one_number and exact and not any(map(_does_more, parts))
+
     def _is_plain(self, x: Tensor, weights: Sequence[Tensor]) -> bool:
-        """Whether nothing but the weights asks for a gradient, and nobody watches the layers."""
-        watched = any(m._forward_hooks or m._forward_pre_hooks for m in self.layers)
-        watched = watched or any(m._backward_hooks or m._backward_pre_hooks for m in self.layers)
-        kinds = all(type(m) is nn.Linear for m in list(self.layers)[::2])
+        """Whether nothing but the weights asks for a gradient, and all of them do."""
         return (
             x.dim() == 2
             and not x.requires_grad
@@ -148,10 +169,6 @@ class MLP(nn.Module):
             and not torch.is_autocast_enabled(x.device.type)
             and self.activation in WRITTEN_OUT
             and self.dropout == 0
-            and len(self.layers) == 2 * len(self.hidden) + 1
-            and len(weights) == 2 * len(self.hidden) + 1
-            and kinds
-            and not watched
             and all(p.requires_grad for p in weights)
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +54,7 @@ class EnergyStack(nn.Module):
             self.register_buffer(f"fixed_{position}", values, persistent=False)
         # Code only, outside the module tree: its own parameters are neither trained nor saved.
         self._template = [copy.deepcopy(first).to("meta")]
+        self._is_mlp = _is_plain_mlp(self._template[0])
 
     def flatten(self, energies: Sequence[nn.Module]) -> Tensor:
         """The ``(K, P)`` table of the trained weights."""
@@ -118,9 +118,9 @@ class EnergyStack(nn.Module):
 
     def _is_written_out(self, weights: Tensor, x: Tensor) -> bool:
         """Whether the gradient is that of a plain network's weights alone, on a CPU."""
-        mlp: nn.Module = self._template[0]
-        if x.device.type != "cpu" or not _is_plain_mlp(mlp):
+        if x.device.type != "cpu" or not self._is_mlp:
             return False
+        mlp: MLP = self._template[0]  # type: ignore[assignment]
         return (
             mlp.activation in WRITTEN_OUT
             and mlp.dropout == 0
@@ -141,7 +141,7 @@ class EnergyStack(nn.Module):
         }
         named.update(zip(self.fixed_names, fixed, strict=True))
         template = self._template[0]
-        if _is_plain_mlp(template):
+        if self._is_mlp:
             return _mlp(template, named, x)
 
         def one(tensors: dict[str, Tensor], rows: Tensor) -> Tensor:
@@ -161,8 +161,10 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _is_plain_mlp(energy: nn.Module) -> TypeGuard[MLP]:
-    return type(energy) is MLP and type(energy.features) in (type(None), FourierFeatures)
+def _is_plain_mlp(energy: nn.Module) -> bool:
+    if type(energy) is not MLP or type(energy.features) not in (type(None), FourierFeatures):
+        return False
+    return energy.is_as_built()
 
 
 def _inputs(mlp: MLP, named: dict[str, Tensor], x: Tensor) -> Tensor:
