@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.experiments.parallel import run_side_by_side
+from selfnorm.experiments.parallel import _Worker, run_side_by_side
 from selfnorm.experiments.report import Table
 from tests.process_ends import gone
 
@@ -24,6 +24,13 @@ class Job:
     mode: str = ""
 
 
+class UnreadableError(RuntimeError):
+    """One that pickle cannot make anew: its message is not what it is made of."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
 def work(job):
     """Say when it began and ended; for the tests, fail or vanish."""
     with open(f"{job.folder}/{job.number}.txt", "a") as file:
@@ -31,6 +38,8 @@ def work(job):
     assert job.after is None or os.path.exists(f"{job.folder}/{job.after}.done")
     if job.mode == "fail":
         raise DataError("a broken row")
+    if job.mode == "unreadable":
+        raise UnreadableError("this", "that")
     if job.mode == "vanish":
         os._exit(7)
     if job.mode == "slow":
@@ -85,6 +94,27 @@ def test_an_error_is_raised_when_those_under_way_have_been_told(tmp_path):
 def test_a_process_that_vanishes_is_an_error(tmp_path):
     with pytest.raises(SelfnormError, match=r"number=1.* ended with code 7"):
         run([Job(0, str(tmp_path)), Job(1, str(tmp_path), mode="vanish")])
+
+
+def test_an_error_that_does_not_travel_is_told_by_its_text(tmp_path):
+    with pytest.raises(SelfnormError, match="UnreadableError: this and that"):
+        run([Job(0, str(tmp_path)), Job(1, str(tmp_path), mode="unreadable")])
+
+
+@pytest.mark.parametrize("when", ["before its job", "with its job unread"])
+def test_a_process_that_dies_early_is_an_error_too(tmp_path, when):
+    """As those of a script that starts processes without asking whether it is the main one."""
+    worker = _Worker(work)
+    if when == "before its job":
+        worker.process.kill()
+        worker.process.join()
+    worker.begin(Job(3, str(tmp_path)))
+    worker.process.kill()
+    result, error = worker.result()
+    assert result is None
+    assert isinstance(error, SelfnormError)
+    assert "number=3" in str(error)
+    _Worker.stop([worker])
 
 
 def test_whoever_stops_early_ends_the_processes(tmp_path):

@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
@@ -116,14 +117,15 @@ class _Worker(Generic[Job, Result]):
     def begin(self, job: Job) -> None:
         """Hand it a job."""
         self.job, self._busy = job, True
-        self.connection.send_bytes(pickle.dumps(job))
+        with suppress(ConnectionError):  # it has died meanwhile: its result says so
+            self.connection.send_bytes(pickle.dumps(job))
 
     def result(self) -> tuple[Result | None, BaseException | None]:
         """What its job has given, or why it has failed."""
         self._busy = False
         try:
             result, error = pickle.loads(self.connection.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionError):  # the latter if it has not even read its job
             self.process.join(GRACE)
             note = f"the process of {self.job!r} ended with code {self.process.exitcode}"
             return None, SelfnormError(note)
@@ -173,4 +175,13 @@ def _attempt(work: Callable[[Any], Any], job: Any) -> tuple[Any, BaseException |
         return work(job), None
     except (SelfnormError, ValueError, RuntimeError, OSError) as error:
         traceback.print_exc()  # for the log: the message alone travels
-        return None, error
+        return None, _that_travels(error)
+
+
+def _that_travels(error: Exception) -> Exception:
+    """The error, or its text where its class cannot be made anew on the other side."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except (TypeError, AttributeError, pickle.PickleError):
+        return SelfnormError(f"{type(error).__name__}: {error}")
+    return error
