@@ -254,6 +254,19 @@ def test_stacked_proposals_are_the_proposals(pair):
         torch.testing.assert_close(ours, theirs, atol=0.2, rtol=0.1)
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+def test_rows_come_in_the_type_of_the_models(given):
+    torch.manual_seed(0)
+    x = torch.randn(60, 2)
+    models = [sn.EBM(sn.MLP(2, hidden=(6,)), base=sn.Gaussian.fit_to(x)) for _ in range(2)]
+    rows = x.to(given)
+    other = torch.float64 if given is torch.float32 else torch.float32
+    models = [model.to(other) for model in models]
+    for tables in (rows, [rows, rows[:30]]):
+        sn.fit_many(models, tables, val_data=rows, n_samples=8, max_steps=2, seed=0, progress=False)
+    assert {p.dtype for model in models for p in model.energy.parameters()} == {other}
+
+
 def test_what_cannot_train_together_is_refused():
     x = skewed(100)
     pair = members(2)

@@ -93,11 +93,12 @@ def fit_many(
         raise ValueError("the same model object appears twice; copy.deepcopy it for a second run")
     members = len(models)
     device = models[0].device
-    rows = [t.to(device) for t in _tables(x_train, members, "x_train")]
+    dtype = models[0].dtype
+    rows = [t.to(device) for t in _tables(x_train, members, "x_train", dtype=dtype)]
     held_out = None
     if val_data is not None:
         width = rows[0].shape[1]
-        held_out = _tables(val_data, members, "val_data", width=width, minimum=1)
+        held_out = _tables(val_data, members, "val_data", width=width, minimum=1, dtype=dtype)
         held_out = [t.to(device) for t in held_out]
     elif options.get("patience") is not None:
         raise DataError(
@@ -154,9 +155,10 @@ def _tables(
     *,
     width: int | None = None,
     minimum: int = 2,
+    dtype: torch.dtype | None,
 ) -> list[Tensor]:
     if len(getattr(x, "shape", ())) in (1, 2):  # one tensor, array or data frame for all
-        return [check_rows(x, name, width=width, minimum=minimum)] * members
+        return [check_rows(x, name, width=width, minimum=minimum, dtype=dtype)] * members
     tables = list(x)
     if len(tables) != members:
         raise DataError(
@@ -165,7 +167,8 @@ def _tables(
         )
     width = width or np.shape(tables[0])[-1]
     return [
-        check_rows(t, f"{name}[{k}]", width=width, minimum=minimum) for k, t in enumerate(tables)
+        check_rows(t, f"{name}[{k}]", width=width, minimum=minimum, dtype=dtype)
+        for k, t in enumerate(tables)
     ]
 
 
