@@ -139,3 +139,9 @@ def test_the_loop_groups_steps_between_looks_and_loses_none(monkeypatch):
     for start, n in groups:  # nobody looks in the middle of a group
         assert start // 15 == (start + n - 1) // 15
     assert [r["step"] for r in history.records] == [15, 30, 40]
+
+
+@pytest.mark.parametrize("value", [-1, 2.5, "yes", None, [4]])
+def test_what_is_no_number_of_steps_is_refused(value):
+    with pytest.raises(ValueError, match="cuda_graph must be true, false or a number of steps"):
+        LoopOptions(cuda_graph=value)

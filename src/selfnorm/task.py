@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -86,6 +87,9 @@ class LoopOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        if not isinstance(self.cuda_graph, Integral) or self.cuda_graph < 0:
+            told = repr(self.cuda_graph)
+            raise ValueError(f"cuda_graph must be true, false or a number of steps, not {told}")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
         if not 0 <= self.warmup <= 1:
