@@ -73,7 +73,8 @@ class VAETask:
         kl_warmup: steps over which ``beta`` rises from 0 to 1.
         train: ``"all"``; ``"prior"``: encoder and decoder stay as they are (*post hoc*);
             ``"encoder"``: the model stays as it is, and its encoder learns from rows that the model
-            makes itself (see :mod:`selfnorm.vae_dreams`), which it cannot overfit.
+            makes itself (see :mod:`selfnorm.vae_dreams`), which it cannot overfit. At the end the
+            prior's normaliser is estimated again, as after any training.
         prior_lr_scale: learning rate of the prior relative to the rest.
         augment: function applied to the rows while training, e.g. fresh binarisation.
         corrupt: function applied to the encoder's input alone (a regulariser).
