@@ -85,3 +85,10 @@ def test_other_errors_are_told_when_the_others_have_had_their_turn(quick, tmp_pa
     with pytest.raises(SelfnormError, match="uci/paper: broken file"):
         run(tmp_path, pieces=PIECES[::-1])
     assert "| toy2d/paper | complete |" in (tmp_path / "all.md").read_text()
+
+
+@pytest.mark.parametrize("option", [{"jobs": 0}, {"side_by_side": -1}], ids=str)
+def test_a_budget_with_which_nothing_would_begin_is_refused(option, tmp_path):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        everything.run(out=tmp_path / "out", progress=False, **option)
+    assert not (tmp_path / "out").exists()

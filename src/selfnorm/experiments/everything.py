@@ -62,7 +62,11 @@ def run(
 
     Raises:
         SelfnormError: a piece failed; raised when all others have had their turn.
+        ValueError: ``jobs`` or ``side_by_side`` is less than 1: nothing would ever begin.
     """
+    for name, value in (("jobs", jobs), ("side_by_side", side_by_side)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     directory = Path(out)
     known, pieces = pieces, chosen(only, pieces)
     on_gpu = torch.device(device).type == "cuda"
