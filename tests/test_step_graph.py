@@ -1,4 +1,4 @@
-"""Several steps at once: how many, on which rows, and the halves of a step they are made of."""
+"""Several steps at once: on which rows, and the halves of a step they are made of."""
 
 from dataclasses import replace
 
@@ -7,26 +7,9 @@ import torch
 
 import selfnorm as sn
 from selfnorm.loop import LoopOptions, run
-from selfnorm.step_graph import run_ahead, steps_per_graph
+from selfnorm.step_graph import run_ahead
 from selfnorm.stepper import Stepper, make_optimizer
 from selfnorm.training import DensityTask
-
-
-@pytest.mark.parametrize(
-    ("wanted", "stops", "total", "expected"),
-    [
-        (True, [13], 100_000, 13),
-        (True, [26, 39], 100_000, 13),
-        (True, [32], 100_000, 16),
-        (True, [34, 17], 100_000, 1),  # too much would go step by step
-        (True, [997], 100_000, 8),
-        (True, [13], 1000, 1),  # too short to win back the capturing
-        (False, [13], 100_000, 1),
-        (5, [13], 100, 5),
-    ],
-)
-def test_how_many(wanted, stops, total, expected):
-    assert steps_per_graph(wanted, stops, total) == expected
 
 
 def density_task(proposal_is_base=True, **options):

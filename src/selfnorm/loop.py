@@ -31,7 +31,6 @@ from selfnorm.overlapped import make_stepper
 from selfnorm.randomness import seeded
 from selfnorm.rows import as_tensors
 from selfnorm.schedules import lr_factor
-from selfnorm.step_graph import steps_per_graph
 from selfnorm.stepper import Stepper, make_optimizer
 from selfnorm.task import LoopOptions, Task
 
@@ -96,7 +95,7 @@ class _Run:
         )
         self.checkpoint_every = options.checkpoint_every or self.validate_every
         stops = [self.validate_every] + [self.checkpoint_every] * bool(options.checkpoint)
-        self.at_once = steps_per_graph(int(options.cuda_graph), stops, self.total)
+        self.at_once = max(1, int(options.cuda_graph))
         self.read_every = max(1, _CUDA_READ_EVERY // self.at_once) * self.at_once
         self.stops = [*stops, self.read_every, self.total]
         self.history = History()
@@ -176,9 +175,8 @@ class _Run:
 
     def release(self) -> None:
         """Let go of what a run holds on the device, whichever way it ended."""
-        stepper: Stepper | None = getattr(
-            self, "stepper", None
-        )  # none if the task refused to start
+        # None if the task refused to start.
+        stepper: Stepper | None = getattr(self, "stepper", None)
         if stepper is not None:
             stepper.release()
 

@@ -7,42 +7,14 @@ while the present one runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from selfnorm.side_stream import SideStream
 
-__all__ = ["StepGraph", "steps_per_graph"]
-
-_MOST, _FEWEST = 16, 4
-_USUAL = 8
-_WORTH_IT = 4096  # steps of a run from which on they win back what capturing more of them takes
-
-
-def steps_per_graph(wanted: bool | int, stops: Sequence[int], total: int) -> int:
-    """How many steps to capture together: 1 for short runs, else most that fit between stops.
-
-    Args:
-        wanted: a number of steps, or true for a good one.
-        stops: the loop looks at the run at multiples of these numbers of steps.
-        total: steps of the run.
-
-    Example:
-        >>> steps_per_graph(True, [13], 10_000), steps_per_graph(True, [1000], 10_000)
-        (13, 10)
-        >>> steps_per_graph(True, [37], 10_000), steps_per_graph(True, [13], 300)
-        (8, 1)
-    """
-    if wanted is not True:
-        return max(1, int(wanted))
-    if total < _WORTH_IT:
-        return 1
-    for count in range(_MOST, _FEWEST - 1, -1):
-        if all(stop % count == 0 for stop in stops):
-            return count
-    return _USUAL if min(stops) >= 4 * _USUAL else 1  # the rest goes step by step
+__all__ = ["StepGraph"]
 
 
 class StepGraph:
