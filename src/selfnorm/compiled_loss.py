@@ -27,7 +27,7 @@ def compiled_loss(plain: Loss) -> Loss:
         try:
             return fused(batch)
         except RuntimeError as error:  # an error of the loss itself comes again below
-            first_line = str(error).strip().splitlines()[0]
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(
                 f"the training step could not be compiled ({first_line}); going on without, which "
                 "is slower. torch.compile needs a C++ compiler (CPU) or Triton (CUDA)",
