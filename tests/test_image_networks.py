@@ -162,3 +162,29 @@ def test_weights_rounded_together_are_those_that_autocast_rounds(monkeypatch):
         assert mine.dtype == torch.float32
         assert torch.equal(mine, theirs)
         assert mine.stride() == theirs.stride()
+
+
+class PartlyFull(nn.Module):
+    """A backbone that leaves autocast for its last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x):
+        h = self.convolution(x).mean((2, 3))
+        with torch.autocast("cpu", enabled=False):
+            return self.last(h.float())
+
+
+def test_a_backbone_of_others_gets_its_weights_as_they_are(monkeypatch):
+    torch.manual_seed(0)
+    net = ImageFeatures(PartlyFull()).train()
+    x = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    full = net(x)
+    monkeypatch.setattr("selfnorm.image_model._BF16_DEVICES", ("cpu",))
+    rounded = net(x)
+    rounded.sum().backward()
+    assert not torch.equal(rounded, full)
+    torch.testing.assert_close(rounded, full, rtol=0, atol=0.05)
+    assert all(p.grad is not None for p in net.parameters())

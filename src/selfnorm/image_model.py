@@ -39,6 +39,7 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")
 _BF16_DEVICES = ("cuda",)
+_KNOWN_CODE = ("torch", "torchvision", "selfnorm")
 _BRANCH = 5  # of a captured step; other work beside it has other numbers
 
 
@@ -104,10 +105,13 @@ class ImageFeatures(nn.Module):
         """Weights of convolutions and matrices in bfloat16, as autocast would make them one by one.
 
         For a ResNet on a small batch so many launches are a tenth of the time. They may be used
-        from ``side.join()`` on.
+        from ``side.join()`` on. None of a backbone with code of others, which may turn autocast off
+        for a part of it, or compute with weights before it multiplies by them.
         """
-        kinds = (nn.Conv2d, nn.Linear)
-        of_kind = {n for n, m in self.backbone.named_modules() if isinstance(m, kinds)}
+        modules = dict(self.backbone.named_modules())
+        if any(type(m).__module__.partition(".")[0] not in _KNOWN_CODE for m in modules.values()):
+            return {}
+        of_kind = {n for n, m in modules.items() if type(m) in (nn.Conv2d, nn.Linear)}
         weights = {
             name: p
             for name, p in self.backbone.named_parameters()
