@@ -87,7 +87,6 @@ def run(
     n_rows: int | None = None,
     figures: bool = True,
     jobs: int = 1,
-    **_unused: Any,
 ) -> Table:
     """Run the table and write ``mnist.json``, ``mnist.md`` and figures of samples into ``out``.
 

@@ -66,7 +66,6 @@ def run(
     max_epochs: int | None = None,
     figures: bool = True,
     jobs: int = 1,
-    **_unused: Any,
 ) -> Table:
     """Run the table and write ``toy1d.json``, ``toy1d.md`` and the figures into ``out``.
 
