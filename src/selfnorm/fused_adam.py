@@ -8,10 +8,60 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["FusedAdam"]
+__all__ = ["FusedAdam", "FusedKernel"]
 
 
-class FusedAdam(torch.optim.Adam):
+class FusedKernel(torch.optim.Adam):
+    """State and kernel of torch's fused Adam and AdamW; subclasses say which tensors go together.
+
+    ``grad_scale`` and ``found_inf`` set as attributes divide the gradients, and skip the update
+    where ``found_inf`` is 1; the step counts are the subclass's.
+    """
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def __init__(self, params: Any, *, decoupled: bool) -> None:
+        super().__init__(params, lr=0.0, fused=True)
+        self._update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+
+    def _begin(self, p: Tensor) -> dict[str, Tensor]:
+        state = self.state[p]
+        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+        state["exp_avg"] = torch.zeros_like(p, requires_grad=False)
+        state["exp_avg_sq"] = torch.zeros_like(p, requires_grad=False)
+        return state
+
+    def _launch(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        counts: list[Tensor],
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        self._update(
+            params,
+            grads,
+            first,
+            second,
+            [],
+            counts,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+        )
+
+
+class FusedAdam(FusedKernel):
     """``torch.optim.Adam`` or ``AdamW`` with ``fused=True``: same numbers, same state, less around.
 
     For a small network torch's bookkeeping takes longer than the update. Here a step is one call
@@ -31,13 +81,7 @@ class FusedAdam(torch.optim.Adam):
         tensor([0.9000, 1.1000])
     """
 
-    grad_scale: Tensor | None = None
-    found_inf: Tensor | None = None
     _plan: _Plan | None = None
-
-    def __init__(self, params: Any, *, decoupled: bool) -> None:
-        super().__init__(params, lr=0.0, fused=True)
-        self._update = torch._fused_adamw_ if decoupled else torch._fused_adam_
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -60,25 +104,8 @@ class FusedAdam(torch.optim.Adam):
                         part.counts[0].sub_(self.found_inf)
 
     def _call(self, call: _Call) -> None:
-        group = call.group
-        beta1, beta2 = group["betas"]
-        self._update(
-            call.params,
-            [p.grad for p in call.params if p.grad is not None],  # all have one
-            call.first,
-            call.second,
-            [],
-            call.counts,
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
-        )
+        grads = [p.grad for p in call.params if p.grad is not None]  # all have one
+        self._launch(call.group, call.params, grads, call.first, call.second, call.counts)
 
     def _make_plan(self) -> _Plan:
         """The lists that every step hands to the kernel, and all step counts in one vector."""
@@ -99,13 +126,6 @@ class FusedAdam(torch.optim.Adam):
                 lists = [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
                 calls.append(_Call(group, params, *lists))
         return _Plan(calls, counts)
-
-    def _begin(self, p: Tensor) -> dict[str, Tensor]:
-        state = self.state[p]
-        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-        state["exp_avg"] = torch.zeros_like(p, requires_grad=False)
-        state["exp_avg_sq"] = torch.zeros_like(p, requires_grad=False)
-        return state
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's; what was planned for the old state is forgotten."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfnorm.fused_adam import FusedKernel
 from selfnorm.side_stream import SideStream
 
 __all__ = ["WideAdam"]
@@ -16,7 +17,7 @@ _PIECES = 36  # tensors that torch's kernel takes in one launch
 _FIRST_BRANCH = 8  # other branches of a step have lower numbers
 
 
-class WideAdam(torch.optim.Adam):
+class WideAdam(FusedKernel):
     """``torch.optim.Adam`` or ``AdamW``, fused, on pieces of the parameters side by side.
 
     Torch's kernel gives each 65,536 numbers of a tensor to one block of threads, which goes through
@@ -39,12 +40,8 @@ class WideAdam(torch.optim.Adam):
         tensor([0.9000, 1.1000, 0.9000, 0.9000, 0.9000])
     """
 
-    grad_scale: Tensor | None = None
-    found_inf: Tensor | None = None
-
     def __init__(self, params: Any, *, decoupled: bool, piece: int = 2**15) -> None:
-        super().__init__(params, lr=0.0, fused=True)
-        self._update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        super().__init__(params, decoupled=decoupled)
         self.piece = piece
 
     @torch.no_grad()
@@ -61,39 +58,14 @@ class WideAdam(torch.optim.Adam):
         torch._foreach_add_(counts, 1)
         branches: list[SideStream] = []
         for group, pieces in self._launches():
-            beta1, beta2 = group["betas"]
-            columns = zip(*pieces, strict=True)
-            params, grads, means, squares, steps = (list(column) for column in columns)
+            params, *others = (list(column) for column in zip(*pieces, strict=True))
             branches.append(SideStream(params[0].device, _FIRST_BRANCH + len(branches)))
             with branches[-1].branch():
-                self._update(
-                    params,
-                    grads,
-                    means,
-                    squares,
-                    [],
-                    steps,
-                    lr=group["lr"],
-                    beta1=beta1,
-                    beta2=beta2,
-                    weight_decay=group["weight_decay"],
-                    eps=group["eps"],
-                    amsgrad=False,
-                    maximize=False,
-                    grad_scale=self.grad_scale,
-                    found_inf=self.found_inf,
-                )
+                self._launch(group, params, *others)
         for branch in branches:
             branch.join()
         if self.found_inf is not None:  # a skipped step is none
             torch._foreach_sub_(counts, [self.found_inf] * len(counts))
-
-    def _begin(self, p: Tensor) -> dict[str, Tensor]:
-        state = self.state[p]
-        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-        state["exp_avg"] = torch.zeros_like(p)
-        state["exp_avg_sq"] = torch.zeros_like(p)
-        return state
 
     def _launches(self) -> Iterator[tuple[dict[str, Any], list[tuple[Tensor, ...]]]]:
         """Pieces of parameter, gradient and moments with the step count, so many at a time."""
