@@ -77,6 +77,18 @@ def test_other_recipe_in_the_same_place_is_refused(tmp_path):
         Table("toy2d", "paper", tmp_path)
 
 
+@pytest.mark.parametrize("spent", [0.504, 2.504])
+def test_a_table_and_its_file_agree_on_the_time(tmp_path, monkeypatch, spent):
+    """Else a page made from the file tells another whole second than the one of the run."""
+    clock = iter([0.0, spent])
+    monkeypatch.setattr("selfnorm.experiments.report.time.perf_counter", lambda: next(clock))
+    table = Table("toy2d", "paper", tmp_path)
+    table.add({"seed": 0})
+    written = json.loads(table.path.read_text())["seconds"]
+    assert written == pytest.approx(spent, abs=0.006)
+    assert f"{table.seconds:.0f}" == f"{written:.0f}"
+
+
 def test_paper_numbers_hold_every_table():
     numbers = paper_numbers()
     assert len(numbers["toy2d"]) == 4

@@ -151,7 +151,8 @@ class Table:
     def write(self) -> None:
         """Write the JSON file, atomically."""
         now = time.perf_counter()
-        self.seconds += now - self._began
+        # Rounded here, so that a page made from the table and one made from its file agree.
+        self.seconds = round(self.seconds + now - self._began, 2)
         self._began = now
         self.directory.mkdir(parents=True, exist_ok=True)
         content = {
@@ -160,7 +161,7 @@ class Table:
             "command": self.command,
             "versions": versions(),
             "hardware": hardware(self.device),
-            "seconds": round(self.seconds, 2),
+            "seconds": self.seconds,
             **({} if self.asked is None else {"asked_rows": self.asked}),
             "rows": self.rows,
         }
