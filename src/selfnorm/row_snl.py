@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.snl_loss import MAX_EXPONENT, gradients_with_graph
+from selfnorm.snl_loss import capped_exp_and_slope, gradients_with_graph
 
 __all__ = ["row_snl_loss"]
 
@@ -50,11 +50,9 @@ class _RowSnl(torch.autograd.Function):
         mean = scaled.mean(0).clamp_min_(0.5 / n_samples)
         log_z = mean.log().add_(top)
         log_ratio = log_z - b
-        # exp up to the cap, continued linearly: functional.capped_exp and its derivative.
-        below = log_ratio.clamp_max(MAX_EXPONENT)
-        slope = below.exp()
+        ratio, slope = capped_exp_and_slope(log_ratio)
         data = log_p - b
-        loss = torch.addcmul(slope, slope, log_ratio - below).sub_(data).mean().sub_(1)
+        loss = ratio.sub_(data).mean().sub_(1)
         upper = data.sub_(log_ratio).mean()
         share = scaled.mul_((slope / mean).mul_(1 / (n_samples * n_rows)))
         excess = (1 - slope).mul_(1 / n_rows)

@@ -71,9 +71,8 @@ class _SnlLosses(torch.autograd.Function):
         total = scaled.sum(1)
         log_z = total.log() + top[:, 0] - math.log(n_samples)
         log_ratio = log_z - b
-        below = log_ratio.clamp_max(MAX_EXPONENT)
-        slope = below.exp()
-        losses = torch.addcmul(slope, slope, log_ratio - below) + b - data - 1
+        ratio, slope = capped_exp_and_slope(log_ratio)
+        losses = ratio + b - data - 1
         scaled.mul_((slope / total).unsqueeze(1))
         ctx.save_for_backward(gradient, slope, terms, b)
         ctx.n_data = n_data
@@ -149,7 +148,7 @@ def _on_device(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -
     if side is not None:
         side.join()
     log_ratio = log_sum + (top - shift)
-    # exp up to the cap, continued linearly: functional.capped_exp and its derivative.
+    # As in capped_exp_and_slope, in two parts: the gradient waits for the slope alone.
     below = log_ratio.clamp_max(MAX_EXPONENT)
     slope = below.exp()
     with beside():
@@ -180,6 +179,18 @@ def _on_host(terms: Tensor, b: Tensor, constant: Tensor | None, n_data: int) -> 
     # Each in memory of its own: what is returned may be changed in place.
     loss, upper, slope_found = map(terms.new_tensor, (norm - data + ratio - 1, data - log_z, slope))
     return loss, upper, gradient, slope_found
+
+
+def capped_exp_and_slope(u: Tensor) -> tuple[Tensor, Tensor]:
+    """``functional.capped_exp`` at ``MAX_EXPONENT`` and its derivative, element by element.
+
+    Example:
+        >>> capped_exp_and_slope(torch.tensor([0.0]))
+        (tensor([1.]), tensor([1.]))
+    """
+    below = u.clamp_max(MAX_EXPONENT)
+    slope = below.exp()
+    return torch.addcmul(slope, slope, u - below), slope
 
 
 def gradients_with_graph(
