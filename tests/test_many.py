@@ -293,3 +293,16 @@ def test_what_cannot_train_together_is_refused():
     far, box = [x, x + 1000], sn.Uniform.fit_to(x)
     with pytest.raises(ProposalError, match="member 1: "):
         sn.fit_many(pair, far, proposal=box, **QUICK)
+
+
+def test_layers_that_change_buffers_while_training_are_refused():
+    """Their members would end with the buffers of the start: other densities, silently."""
+
+    def network(layer):
+        return nn.Sequential(nn.Linear(2, 8), layer, nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+
+    for layer in (nn.BatchNorm1d(8), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))):
+        pair = members(2, energy=lambda layer=layer: network(copy.deepcopy(layer)))
+        with pytest.raises(EnergyError, match=r"buffer '1\..* train each by fit"):
+            sn.fit_many(pair, skewed(100), **QUICK)
+    sn.fit_many(members(2, energy=lambda: network(nn.LayerNorm(8))), skewed(100), **QUICK)

@@ -204,3 +204,32 @@ def test_a_mixture_names_the_component_that_is_no_covariance():
         sn.GaussianMixture(
             torch.ones(2), torch.zeros(2, 2), torch.stack([torch.eye(2), -torch.eye(2)])
         )
+
+
+FAMILIES = (sn.Gaussian, sn.StudentT, sn.Uniform, sn.GaussianMixture, sn.Defensive)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_double_table_gives_a_double_proposal(family):
+    x = 1e4 + torch.randn(300, 2, dtype=torch.float64)
+    q = family.fit_to(x)
+    assert q.log_prob(x).dtype == q.sample((2,)).dtype == torch.float64
+    # Far from the origin float32 cannot tell rows apart that double precision can.
+    centred = family.fit_to(x - 1e4)
+    assert torch.allclose(q.log_prob(x), centred.log_prob(x - 1e4), atol=1e-5)
+    assert family.fit_to((x - 1e4).half()).sample((2,)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model_type", [torch.float32, torch.float64])
+def test_the_proposal_takes_the_type_of_the_model(family, model_type):
+    """Data, base and proposal in any mixture of types: the model's type is used."""
+    x = torch.randn(300, 2, dtype=torch.float64)
+    other = torch.float64 if model_type == torch.float32 else torch.float32
+    model = sn.EBM(sn.MLP(2, hidden=(8,)).to(model_type), base=sn.Gaussian.fit_to(x.to(other)))
+    q = family.fit_to(x.to(other))
+    sn.fit(model, x, proposal=q, max_steps=2, progress=False)
+    assert math.isfinite(sn.evaluate(model, x, proposal=family.fit_to(x.to(other))).lower)
+    assert model.sample(3, proposal=family.fit_to(x.to(other))).dtype == model_type
+    sn.fit_many([model], x, proposal=family.fit_to(x.to(other)), max_steps=2, progress=False)
+    assert model.log_prob(x).dtype == model_type

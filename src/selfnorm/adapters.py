@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Independent
 from selfnorm.errors import ProposalError
 from selfnorm.proposals import Proposal
 
-__all__ = ["as_proposal"]
+__all__ = ["as_proposal", "proposal_for"]
 
 
 def as_proposal(q: Any, dim: int | None = None) -> Proposal:
@@ -48,6 +48,20 @@ def as_proposal(q: Any, dim: int | None = None) -> Proposal:
             f"fit it to the data (e.g. Gaussian.fit_to(x)) or give it event shape ({dim},)"
         )
     return proposal
+
+
+def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
+    """:func:`as_proposal`, on the model's device and in the floating-point type of its parameters.
+
+    A proposal with tensors of its own is moved in place, as ``nn.Module.to`` does.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> q = sn.Uniform(torch.zeros(1).double(), torch.ones(1).double())
+        >>> proposal_for(sn.EBM(sn.MLP(1)), q).sample((2,)).dtype
+        torch.float32
+    """
+    return as_proposal(q, dim).to(model.device, getattr(model, "dtype", None))
 
 
 class _TorchProposal(Proposal):

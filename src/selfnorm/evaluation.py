@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.adapters import as_proposal
+from selfnorm.adapters import proposal_for
 from selfnorm.diagnostics import Verdict, confidence_interval, verdict
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.memory import chunk_size_for
@@ -155,7 +155,7 @@ def evaluate(
     if n_samples < 2:
         raise DataError(f"n_samples must be at least 2, got {n_samples}")
     x = check_rows(x, "x", minimum=1, dtype=getattr(model, "dtype", None)).to(model.device)
-    q = as_proposal(proposal, x.shape[-1])
+    q = proposal_for(model, proposal, x.shape[-1])
     chunk = chunk_size or _CHUNK
     if max_memory is not None and chunk_size is None:
         chunk = chunk_size_for(model, q, max_memory)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm import objectives
-from selfnorm.adapters import as_proposal
+from selfnorm.adapters import proposal_for
 from selfnorm.checkpoint import fingerprint
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.history import History
@@ -25,6 +25,7 @@ from selfnorm.loop import run
 from selfnorm.many_task import ManyTask, MemberData
 from selfnorm.models import EBM
 from selfnorm.rows import check_rows
+from selfnorm.stacked_energies import check_training_keeps_buffers
 from selfnorm.task import LoopOptions
 
 __all__ = ["fit_many"]
@@ -95,6 +96,8 @@ def fit_many(
     device = models[0].device
     dtype = models[0].dtype
     rows = [t.to(device) for t in _tables(x_train, members, "x_train", dtype=dtype)]
+    if isinstance(models[0].energy, nn.Module):
+        check_training_keeps_buffers(models[0].energy, rows[0])
     held_out = None
     if val_data is not None:
         width = rows[0].shape[1]
@@ -191,13 +194,13 @@ def _proposals(proposal: Any, models: Sequence[EBM]) -> list[Any]:
         if len(given) != len(models):
             raise ProposalError(f"got {len(given)} proposals for {len(models)} models")
     else:
-        given = [as_proposal(proposal)] * len(models)
+        given = [proposal] * len(models)
     if any(q is None for q in given):
         raise ProposalError(
             "fit_many needs a proposal: pass one (or one for each member), e.g. "
             "proposal=selfnorm.Defensive.fit_to(x_train), or give every model a base density"
         )
-    return [as_proposal(q) for q in given]
+    return [proposal_for(model, q) for model, q in zip(models, given, strict=True)]
 
 
 def _row_orders(

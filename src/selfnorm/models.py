@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm.adapters import as_proposal
+from selfnorm.adapters import as_proposal, proposal_for
 from selfnorm.energies import MLP
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.proposals import Proposal
@@ -54,7 +54,7 @@ class EBM(nn.Module):
         self.energy = energy
         self.base: Proposal | None = None if base is None else as_proposal(base)
         if self.base is not None:
-            self.base.requires_grad_(False)
+            self.base.requires_grad_(False).to(self.dtype)
         self.log_norm = nn.Parameter(torch.tensor(float(log_norm)))
         self.bf16 = False
 
@@ -142,7 +142,7 @@ class EBM(nn.Module):
                 )
             proposal = self.base
         drawn = draw(
-            self, n, proposal=as_proposal(proposal), method=method, seed=generator, **options
+            self, n, proposal=proposal_for(self, proposal), method=method, seed=generator, **options
         )
         return drawn.samples
 

@@ -73,12 +73,12 @@ class Gaussian(Proposal):
     @classmethod
     def fit_to(cls, x: Tensor, *, full: bool = True, inflate: float = 1.0) -> Gaussian:
         """Maximum-likelihood mean and (co)variance; ``inflate`` multiplies the spread."""
-        x = _rows(x).double()
+        x, dtype = _double_rows(x)
         mean = x.mean(0)
         if full and x.shape[1] > 1:
             cov = torch.cov(x.T, correction=0) * inflate**2
-            return cls(mean.float(), covariance=_ridge(cov, x))
-        return cls(mean.float(), scale=_positive_scale(x).float() * inflate)
+            return cls(mean.to(dtype), covariance=_ridge(cov, x))
+        return cls(mean.to(dtype), scale=_positive_scale(x) * inflate)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
@@ -139,7 +139,7 @@ class StudentT(Proposal):
         EM reweights far points down, so a few extreme rows (or infinite variance) do not blow the
         scatter up as they would a covariance.
         """
-        x = _rows(x).double()
+        x, dtype = _double_rows(x)
         n, d = x.shape
         loc = x.median(0).values
         start = torch.cov(x.T, correction=0).reshape(d, d)
@@ -153,7 +153,7 @@ class StudentT(Proposal):
             loc = (weight[:, None] * x).sum(0) / weight.sum()
             centred = x - loc
             scatter = _ridge((centred.T * weight) @ centred / n, x)
-        return cls(df, loc.float(), covariance=scatter)
+        return cls(df, loc.to(dtype), covariance=scatter)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
@@ -197,10 +197,10 @@ class Uniform(Proposal):
     @classmethod
     def fit_to(cls, x: Tensor, *, margin: float = 0.1) -> Uniform:
         """The bounding box of the data, widened on each side by ``margin`` times its width."""
-        x = _rows(x)
+        x, dtype = _double_rows(x)
         low, high = x.min(0).values, x.max(0).values
         width = torch.where(high > low, high - low, 1.0)
-        return cls(low - margin * width, high + margin * width)
+        return cls((low - margin * width).to(dtype), (high + margin * width).to(dtype))
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
@@ -266,19 +266,19 @@ class GaussianMixture(Proposal):
         """Fit by EM; ``min_scale`` (in column sds) keeps components from collapsing on points."""
         from sklearn.mixture import GaussianMixture as SklearnMixture
 
-        x = _rows(x).double()
+        x, dtype = _double_rows(x)
         scale = _positive_scale(x)
         k = max(1, min(n_components, x.shape[0] // 5))
         fitted = SklearnMixture(k, reg_covar=min_scale**2, random_state=seed, max_iter=200)
         fitted.fit((x / scale).cpu().numpy())
 
         def to_torch(values: Any) -> Tensor:
-            return torch.as_tensor(values, dtype=torch.float32, device=x.device)
+            return torch.as_tensor(values, dtype=dtype, device=x.device)
 
-        outer = (scale[:, None] * scale).float()
+        outer = (scale[:, None] * scale).to(dtype)
         return cls(
             to_torch(fitted.weights_),
-            to_torch(fitted.means_) * scale.float(),
+            to_torch(fitted.means_) * scale.to(dtype),
             to_torch(fitted.covariances_) * outer,
         )
 
@@ -310,6 +310,12 @@ def _rows(x: Any) -> Tensor:
     if not bool(torch.isfinite(x).all()):
         raise ProposalError("fit_to needs finite data; drop or impute NaN and infinite rows first")
     return x.detach()
+
+
+def _double_rows(x: Any) -> tuple[Tensor, torch.dtype]:
+    """Rows to fit to, in double precision, and the type of the result: theirs, or float32."""
+    x = _rows(x)
+    return x.double(), torch.promote_types(x.dtype, torch.float32)
 
 
 def _positive_scale(x: Tensor) -> Tensor:

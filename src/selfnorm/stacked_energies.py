@@ -16,9 +16,10 @@ from torch.func import functional_call, vmap
 from selfnorm.energies import MLP, FourierFeatures
 from selfnorm.errors import EnergyError
 from selfnorm.mlp_gradient import WRITTEN_OUT
+from selfnorm.randomness import seeded
 from selfnorm.stacked_gradient import stacked_energy
 
-__all__ = ["EnergyStack"]
+__all__ = ["EnergyStack", "check_training_keeps_buffers"]
 
 _CACHED_FLOATS = 2**19  # of the widest layer: two megabytes, about a core's second-level cache
 
@@ -155,6 +156,28 @@ class EnergyStack(nn.Module):
                 f"{tuple(x.shape[1:-1])}, got {tuple(out.shape[1:])}; sum or reduce its output"
             )
         return out
+
+
+@torch.no_grad()
+def check_training_keeps_buffers(energy: nn.Module, x: Tensor) -> None:
+    """Refuse an energy that changes its own buffers in a forward pass of training.
+
+    Batch normalisation and spectral normalisation do: members trained together would end with the
+    buffers they began with, and their densities would be those of other networks.
+    """
+    if _is_plain_mlp(energy):
+        return
+    trial = copy.deepcopy(energy).train()
+    before = {name: buffer.clone() for name, buffer in trial.named_buffers()}
+    with seeded(0, x.device):
+        trial(x[:8])
+    changed = [n for n, b in trial.named_buffers() if not torch.equal(before[n], b)]
+    if changed:
+        raise EnergyError(
+            f"training changes the buffer {changed[0]!r} of the energy (batch or spectral "
+            "normalisation?), which models trained together cannot follow: train each by fit, or "
+            "normalise by a layer without such buffers (nn.LayerNorm)"
+        )
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from selfnorm import functional as F
 from selfnorm import objectives
-from selfnorm.adapters import as_proposal
+from selfnorm.adapters import proposal_for
 from selfnorm.errors import EnergyError, ProposalError
 from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.history import History
@@ -199,7 +199,7 @@ class DensityTask:
                 "fit needs a proposal: pass one fitted to the data, e.g. "
                 "proposal=selfnorm.Defensive.fit_to(x_train), or give the model a base density"
             )
-        self.proposal: Proposal = as_proposal(proposal).to(model.device)
+        self.proposal: Proposal = proposal_for(model, proposal)
         self._val_samples: tuple[Tensor, Tensor] | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
