@@ -9,6 +9,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
+from selfnorm.many import _moved
 from selfnorm.stacked_proposals import stack_proposals
 
 
@@ -306,3 +307,12 @@ def test_layers_that_change_buffers_while_training_are_refused():
         with pytest.raises(EnergyError, match=r"buffer '1\..* train each by fit"):
             sn.fit_many(pair, skewed(100), **QUICK)
     sn.fit_many(members(2, energy=lambda: network(nn.LayerNorm(8))), skewed(100), **QUICK)
+
+
+def test_a_table_of_all_members_is_moved_once():
+    """Else each member would have a copy of it on the device."""
+    x, other = skewed(10), skewed(10)
+    first, second, third = _moved([x, x, other], torch.device("meta"))
+    assert first is second
+    assert third is not first
+    assert third.device.type == "meta"

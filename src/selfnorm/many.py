@@ -95,14 +95,14 @@ def fit_many(
     members = len(models)
     device = models[0].device
     dtype = models[0].dtype
-    rows = [t.to(device) for t in _tables(x_train, members, "x_train", dtype=dtype)]
+    rows = _moved(_tables(x_train, members, "x_train", dtype=dtype), device)
     if isinstance(models[0].energy, nn.Module):
         check_training_keeps_buffers(models[0].energy, rows[0])
     held_out = None
     if val_data is not None:
         width = rows[0].shape[1]
         held_out = _tables(val_data, members, "val_data", width=width, minimum=1, dtype=dtype)
-        held_out = [t.to(device) for t in held_out]
+        held_out = _moved(held_out, device)
     elif options.get("patience") is not None:
         raise DataError(
             "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
@@ -184,6 +184,12 @@ def _per_member(value: PerMember, members: int, name: str) -> list[float]:
     if name != "weight_decay" and not all(v > 0 for v in values):
         raise ValueError(f"{name} must be positive, got {values}")
     return values
+
+
+def _moved(tables: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The tables on the device; one that all members share is moved once."""
+    moved = {id(table): table.to(device) for table in tables}
+    return [moved[id(table)] for table in tables]
 
 
 def _proposals(proposal: Any, models: Sequence[EBM]) -> list[Any]:
