@@ -1,7 +1,9 @@
 """Every proposal: shapes, normalisation, samples that follow the density, fit_to, errors."""
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import distributions as D
@@ -233,3 +235,54 @@ def test_the_proposal_takes_the_type_of_the_model(family, model_type):
     assert model.sample(3, proposal=family.fit_to(x.to(other))).dtype == model_type
     sn.fit_many([model], x, proposal=family.fit_to(x.to(other)), max_steps=2, progress=False)
     assert model.log_prob(x).dtype == model_type
+
+
+@pytest.mark.parametrize(
+    ("made", "same"),
+    [
+        (lambda: sn.Gaussian([0, 1], 0.5), lambda: sn.Gaussian(torch.tensor([0.0, 1.0]), 0.5)),
+        (
+            lambda: sn.Gaussian(np.zeros(2), covariance=np.array([[2.0, 0.3], [0.3, 1.0]])),
+            lambda: sn.Gaussian(torch.zeros(2), covariance=torch.tensor([[2.0, 0.3], [0.3, 1.0]])),
+        ),
+        (lambda: sn.StudentT(3, [0, 0], [1, 2]), lambda: sn.StudentT(3.0, [0.0, 0.0], [1.0, 2.0])),
+        (
+            lambda: sn.Uniform([-9, -9], np.array([9, 9])),
+            lambda: sn.Uniform(torch.full((2,), -9.0), torch.full((2,), 9.0)),
+        ),
+        (
+            lambda: sn.GaussianMixture([1, 3], np.zeros((2, 2)), np.stack([np.eye(2)] * 2)),
+            lambda: sn.GaussianMixture(
+                torch.tensor([0.25, 0.75]), torch.zeros(2, 2), torch.eye(2).expand(2, 2, 2)
+            ),
+        ),
+    ],
+)
+def test_numbers_may_be_lists_arrays_and_whole(made, same):
+    x = torch.randn(20, 2)
+    assert torch.allclose(made().log_prob(x).float(), same().log_prob(x), atol=1e-5)
+    assert made().sample((3,)).is_floating_point()
+
+
+def test_parameters_with_a_gradient_do_not_tie_a_proposal_to_their_graph():
+    spread = torch.ones(2, requires_grad=True)
+    for q in (
+        sn.Gaussian(torch.zeros(2), scale=2 * spread),
+        sn.StudentT(3.0, torch.zeros(2), covariance=torch.diag(spread)),
+    ):
+        assert not copy.deepcopy(q).log_prob(torch.zeros(1, 2)).requires_grad
+
+
+def test_odd_scales_and_weights_are_refused_by_name():
+    with pytest.raises(ProposalError, match="number or"):
+        sn.Gaussian(torch.zeros(2), scale=torch.ones(3))
+    with pytest.raises(ProposalError, match="must not be negative"):
+        sn.GaussianMixture(torch.tensor([1.5, -0.5]), torch.zeros(2, 1), torch.ones(2, 1, 1))
+
+
+def test_a_student_t_that_loads_other_degrees_of_freedom_is_normalised():
+    saved = sn.StudentT(2.0, torch.zeros(1), scale=1.0)
+    loaded = sn.StudentT(30.0, torch.zeros(1), scale=1.0)
+    loaded.load_state_dict(saved.state_dict())
+    x = torch.linspace(-3, 3, 7)[:, None]
+    assert torch.equal(loaded.log_prob(x), saved.log_prob(x))

@@ -12,6 +12,7 @@ from torch.distributions import Distribution, Independent
 
 from selfnorm.errors import ProposalError
 from selfnorm.proposals import Proposal
+from selfnorm.randomness import seeded
 
 __all__ = ["as_proposal", "proposal_for"]
 
@@ -64,7 +65,17 @@ def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
     return as_proposal(q, dim).to(model.device, getattr(model, "dtype", None))
 
 
-class _TorchProposal(Proposal):
+class _Foreign(Proposal):
+    """A law that ``nn.Module.to`` does not reach: its samples take the type asked for there."""
+
+    kind: Tensor
+
+    def _take_kind_of(self, drawn: Tensor) -> None:
+        dtype = drawn.dtype if drawn.is_floating_point() else torch.float32
+        self.register_buffer("kind", torch.zeros((), dtype=dtype), persistent=False)
+
+
+class _TorchProposal(_Foreign):
     def __init__(self, distribution: Distribution) -> None:
         super().__init__()
         if not distribution.event_shape and not distribution.batch_shape:
@@ -79,12 +90,14 @@ class _TorchProposal(Proposal):
             )
         self.distribution = distribution
         self.dim = distribution.event_shape[0]
+        with seeded(0):
+            self._take_kind_of(distribution.sample())
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        return self.distribution.sample(torch.Size(shape))
+        return self.distribution.sample(torch.Size(shape)).to(self.kind.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return _log_prob_with_support(self.distribution, x)
+        return _log_prob_with_support(self.distribution, x).to(x.dtype)
 
 
 class _LazyProposal(Proposal):
@@ -109,19 +122,22 @@ class _LazyProposal(Proposal):
         return result
 
 
-class _DuckProposal(Proposal):
-    """Any object with sample and log_prob; its first sample tells the width."""
+class _DuckProposal(_Foreign):
+    """Any object with sample and log_prob; its first sample tells width and type."""
 
     def __init__(self, q: Any) -> None:
         super().__init__()
         self.q = q
-        self.dim = int(q.sample((1,)).reshape(1, -1).shape[-1])
+        first = torch.as_tensor(q.sample((1,)))
+        self.dim = int(first.reshape(1, -1).shape[-1])
+        self._take_kind_of(first)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        return torch.as_tensor(self.q.sample(torch.Size(shape))).reshape(*shape, self.dim)
+        drawn = torch.as_tensor(self.q.sample(torch.Size(shape))).to(self.kind.dtype)
+        return drawn.reshape(*shape, self.dim)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.q.log_prob(x)).reshape(x.shape[:-1])
+        return torch.as_tensor(self.q.log_prob(x)).to(x.dtype).reshape(x.shape[:-1])
 
 
 def _log_prob_with_support(distribution: Distribution, x: Tensor) -> Tensor:

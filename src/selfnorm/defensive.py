@@ -36,7 +36,7 @@ class Defensive(Proposal):
         True
     """
 
-    def __init__(self, proposal: Any, heavy: Proposal | None = None, weight: float = 0.2) -> None:
+    def __init__(self, proposal: Any, heavy: Any = None, weight: float = 0.2) -> None:
         super().__init__()
         if not 0 < weight < 1:
             raise ProposalError(f"weight must lie strictly between 0 and 1, got {weight}")
@@ -50,9 +50,9 @@ class Defensive(Proposal):
             tril = 1.5 * fitted.scale_tril.double()
             heavy = StudentT(3.0, fitted.loc, covariance=tril @ tril.T).to(place)
         self.sharp = sharp
-        self.heavy = heavy
+        self.heavy = as_proposal(heavy, sharp.dim)
         self.weight = weight
-        self.dim = heavy.dim
+        self.dim = sharp.dim
 
     @classmethod
     def fit_to(

@@ -126,11 +126,11 @@ class StudentT(Proposal):
         self.dim = loc.shape[0]
         self.register_buffer("df", torch.as_tensor(float(df), dtype=loc.dtype))
         _register_location_scale(self, loc, tril)
-        self._log_const = (
-            math.lgamma((df + self.dim) / 2)
-            - math.lgamma(df / 2)
-            - 0.5 * self.dim * math.log(df * math.pi)
-        )
+        self._log_const = _student_const(float(df), self.dim)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._log_const = _student_const(float(self.df), self.dim)  # of the degrees just read
 
     @classmethod
     def fit_to(cls, x: Tensor, *, df: float = 5.0, n_iter: int = 50) -> StudentT:
@@ -184,7 +184,7 @@ class Uniform(Proposal):
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
         super().__init__()
-        low, high = torch.atleast_1d(low), torch.atleast_1d(high)
+        low, high = torch.atleast_1d(_numbers(low)), torch.atleast_1d(_numbers(high))
         if low.shape != high.shape or low.dim() != 1 or not bool((low < high).all()):
             raise ProposalError(
                 "low and high must be vectors of one length with low < high in every column, got "
@@ -232,6 +232,8 @@ class GaussianMixture(Proposal):
 
     def __init__(self, weights: Tensor, means: Tensor, covariances: Tensor) -> None:
         super().__init__()
+        means = _numbers(means)
+        weights, covariances = _numbers(weights, means), _numbers(covariances, means)
         n_components, self.dim = means.shape
         if weights.shape != (n_components,) or covariances.shape != (
             n_components,
@@ -243,6 +245,8 @@ class GaussianMixture(Proposal):
                 f"({n_components}, {self.dim}, {self.dim}), got {tuple(weights.shape)} and "
                 f"{tuple(covariances.shape)}"
             )
+        if bool((weights < 0).any()) or not float(weights.sum()) > 0:
+            raise ProposalError(f"the weights must not be negative, got {weights.tolist()}")
         tril, info = torch.linalg.cholesky_ex(covariances.double())
         if bool((info != 0).any()):
             raise ProposalError(
@@ -299,6 +303,14 @@ class GaussianMixture(Proposal):
 _LOG_2PI = math.log(2 * math.pi)
 
 
+def _numbers(values: Any, like: Tensor | None = None) -> Tensor:
+    """Floating-point numbers without a gradient, of the type and on the device of ``like``."""
+    tensor = torch.as_tensor(values).detach()
+    if like is not None:
+        return tensor.to(like)
+    return tensor if tensor.is_floating_point() else tensor.float()
+
+
 def _rows(x: Any) -> Tensor:
     x = as_rows(x)
     if x.dim() == 1:
@@ -316,6 +328,12 @@ def _double_rows(x: Any) -> tuple[Tensor, torch.dtype]:
     """Rows to fit to, in double precision, and the type of the result: theirs, or float32."""
     x = _rows(x)
     return x.double(), torch.promote_types(x.dtype, torch.float32)
+
+
+def _student_const(df: float, dim: int) -> float:
+    """The part of a Student-t's log-density that depends on neither place nor scatter."""
+    gammas = math.lgamma((df + dim) / 2) - math.lgamma(df / 2)
+    return gammas - 0.5 * dim * math.log(df * math.pi)
 
 
 def _positive_scale(x: Tensor) -> Tensor:
@@ -337,13 +355,14 @@ def _ridge(cov: Tensor, x: Tensor) -> Tensor:
 def _location_scale(
     mean: Tensor, scale: Tensor | float | None, covariance: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    loc = torch.atleast_1d(torch.as_tensor(mean)).detach().clone()
+    loc = torch.atleast_1d(_numbers(mean)).clone()
     if loc.dim() != 1:
         raise ProposalError(f"the location must be a vector of length d, got {tuple(loc.shape)}")
     d = loc.shape[0]
     if (scale is None) == (covariance is None):
         raise ProposalError("give exactly one of scale (diagonal) and covariance (full)")
     if covariance is not None:
+        covariance = _numbers(covariance)
         if covariance.shape != (d, d):
             raise ProposalError(
                 f"the covariance must have shape ({d}, {d}), got {tuple(covariance.shape)}"
@@ -355,7 +374,10 @@ def _location_scale(
                 "sum? Drop it, or add a small multiple of the identity"
             )
         return loc, tril.to(loc.dtype)
-    diagonal = torch.as_tensor(scale, dtype=loc.dtype, device=loc.device).expand(d)
+    diagonal = _numbers(scale, loc)
+    if diagonal.shape not in ((), (1,), (d,)):
+        raise ProposalError(f"the scale must be a number or ({d},), got {tuple(diagonal.shape)}")
+    diagonal = diagonal.expand(d)
     if not bool((diagonal > 0).all()):
         raise ProposalError("every scale must be positive; is a column constant?")
     return loc, torch.diag(diagonal)

@@ -8,6 +8,7 @@ own stream as it found it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,6 +40,12 @@ def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> I
         return
     if isinstance(seed, torch.Generator):
         seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
+    try:
+        seed = operator.index(seed)  # NumPy's integers too
+    except TypeError as error:
+        raise TypeError(
+            f"a seed is a whole number, a torch.Generator or None, not {seed!r}"
+        ) from error
     target = torch.device(device) if device is not None else torch.device("cpu")
     cuda_devices = []
     if target.type == "cuda":
