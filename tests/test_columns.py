@@ -23,6 +23,19 @@ def test_the_step_of_a_grid_is_found_and_only_there(values, step):
     assert detect_step(values) == pytest.approx(step, rel=1e-3)
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1.2e6, 1.6e9])
+@pytest.mark.parametrize("step", [1.0, 0.25])
+def test_a_grid_far_from_zero_has_the_same_step(offset, step):
+    values = np.random.default_rng(0).choice([0, 1, 2, 3, 5, 7, 8, 11], 300) * step
+    assert detect_step(values + offset) == step
+
+
+@pytest.mark.parametrize("unit", [1.5e-12, 3e-13, 4e-300, 2.5e14])
+def test_the_step_of_a_grid_follows_the_unit(unit):
+    values = np.random.default_rng(0).integers(0, 20, 300)
+    assert detect_step(values * unit) == pytest.approx(unit, rel=1e-9)
+
+
 def test_steps_too_fine_to_matter_are_continuous():
     values = np.random.default_rng(0).integers(0, 100_000, 5000) * 1e-5
     assert detect_step(values) == 0.0

@@ -272,3 +272,13 @@ def test_the_masses_of_all_integers_add_up_to_one():
     assert np.exp(density.log_mass(values))[6:11] == pytest.approx(
         [0.4, 0.05, 0.25, 0.2, 0.1], abs=0.08
     )
+
+
+def test_integers_far_from_zero_are_drawn_as_integers_and_have_masses():
+    counts = np.random.default_rng(0).poisson(3, 300)
+    near = EnergyDensity(random_state=0, max_steps=30).fit(counts[:, None])
+    far = EnergyDensity(random_state=0, max_steps=30).fit(counts[:, None] + 2_000_000)
+    values = np.arange(12.0)[:, None]
+    assert np.allclose(far.log_mass(values + 2_000_000), near.log_mass(values), atol=1e-6)
+    drawn = far.sample(50, random_state=0)
+    assert np.array_equal(drawn, near.sample(50, random_state=0) + 2_000_000)

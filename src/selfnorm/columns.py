@@ -49,8 +49,9 @@ def detect_step(values: np.ndarray) -> float:
         return 0.0
     gaps = np.diff(distinct)
     sd = float(values.std())
-    # Float32 storage moves grid points: gaps this small are rounding, not structure.
-    gaps = gaps[gaps > 1e-6 * np.abs(distinct).max()]
+    # Float32 storage moves grid points: gaps this small are rounding, not structure. Far from zero
+    # (years in seconds, coordinates in metres) that bound may exceed the step; the second does not.
+    gaps = gaps[gaps > min(1e-6 * np.abs(distinct).max(), 0.25e-3 * sd)]
     if len(gaps) == 0 or gaps.min() < 0.5e-3 * sd:
         return 0.0
     step = float(np.median(gaps[gaps < 1.5 * gaps.min()]))
@@ -59,7 +60,7 @@ def detect_step(values: np.ndarray) -> float:
     off_grid = np.abs(gaps / step - np.round(gaps / step))
     if np.quantile(off_grid, 0.99) > 0.1 or step < 1e-3 * sd:
         return 0.0
-    return round(step, 12)
+    return float(f"{step:.12g}")  # significant digits: a step may be 1e-13
 
 
 def detect_atoms(values: np.ndarray) -> list[float]:
