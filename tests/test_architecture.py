@@ -9,7 +9,7 @@ ROOT = Path(selfnorm.__file__).parent
 
 # Rooms from the ground up; a module may import from its own floor and below.
 FLOORS = [
-    {"errors", "randomness", "torch_defaults", "gradients", "side_stream"},
+    {"errors", "randomness", "torch_defaults", "gradients", "side_stream", "modes"},
     {
         "compiled_loss",
         "counters",

@@ -11,7 +11,9 @@ tight in ``b`` at ``b = log Z``.
 
 from __future__ import annotations
 
+import itertools
 import os
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -21,7 +23,9 @@ from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.functional import log_mean_exp
 from selfnorm.history import History
+from selfnorm.modes import evaluating
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.rows import as_rows
 from selfnorm.training import fit
 from selfnorm.vae_likelihoods import Likelihood, as_likelihood
 from selfnorm.vae_posterior import GaussianPosterior
@@ -36,7 +40,8 @@ class EnergyVAE(nn.Module):
 
     Args:
         encoder: rows to ``(n, 2 d)``, mean and log-variance side by side, or a pair of ``(n, d)``.
-        decoder: latent vectors ``(n, d)`` to the likelihood's parameters, one row each.
+        decoder: latent vectors ``(n, d)`` to the likelihood's parameters, one row each, flat or
+            with the shape of an image.
         prior: a :class:`~selfnorm.vae_priors.LatentPrior`, or the number ``d`` of latent
             numbers for a standard normal one.
         likelihood: ``"bernoulli"``, ``"gaussian"``, ``"categorical:K"`` or an object.
@@ -61,20 +66,28 @@ class EnergyVAE(nn.Module):
         likelihood: str | Likelihood = "bernoulli",
     ) -> None:
         super().__init__()
-        if not isinstance(prior, int | nn.Module):
+        if not isinstance(prior, Integral | nn.Module) or (
+            isinstance(prior, Integral) and prior < 1
+        ):
             raise DataError(
                 "prior must be a module of selfnorm.vae_priors or the number of latent numbers, "
                 f"not {prior!r}"
             )
         self.encoder, self.decoder = encoder, decoder
-        self.prior = StandardNormal(prior) if isinstance(prior, int) else prior
+        self.prior = StandardNormal(int(prior)) if isinstance(prior, Integral) else prior
         self.likelihood = as_likelihood(likelihood)
         self.latent = self.prior.dim
 
     @property
     def device(self) -> torch.device:
         """Device of the parameters."""
-        return next(self.parameters()).device
+        return next(itertools.chain(self.parameters(), self.buffers())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the parameters: that of the rows."""
+        tensors = itertools.chain(self.parameters(), self.buffers())
+        return next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
 
     def training_task(self, **options: Any) -> VAETask:
         """The task that :func:`selfnorm.fit` runs; options of :class:`~selfnorm.vae_training`."""
@@ -86,21 +99,33 @@ class EnergyVAE(nn.Module):
         """``q(z|x)`` of rows."""
         return GaussianPosterior.from_output(self.encoder(x))
 
+    def decode(self, z: Tensor) -> Tensor:
+        """The likelihood's parameters at ``z`` ``(n, d)``, flat: ``(n, parameters)``."""
+        return self.likelihood.flat(self.decoder(z))
+
     def log_likelihood(self, x: Tensor, z: Tensor) -> Tensor:
         """``log p(x|z)``: rows ``(n, ...)`` and ``z`` ``(k, n, d)`` give ``(k, n)``."""
-        output = self.decoder(z.flatten(0, -2)).flatten(1)
+        output = self.decode(z.flatten(0, -2))
         return self.likelihood.log_prob(output.unflatten(0, z.shape[:-1]), x.flatten(1))
+
+    def rows(self, x: Any, name: str = "x") -> Tensor:
+        """What ``x`` holds as rows on the model's device, or an error that says what is wrong."""
+        rows = as_rows(x, name, self.dtype).to(self.device)
+        if rows.dim() < 2 or rows.numel() == 0:
+            raise DataError(f"expected {name} of shape (n, ...), got {tuple(rows.shape)}")
+        if not bool(torch.isfinite(rows).all()):
+            raise DataError(f"{name} holds NaN or infinity: drop or impute those rows first")
+        self.likelihood.check(rows)
+        return rows
 
     def check(self, x: Tensor) -> None:
         """Refuse rows, or an encoder and a decoder, that do not fit together."""
-        if x.dim() < 2 or x.numel() == 0:
-            raise DataError(f"expected rows of shape (n, ...), got {tuple(x.shape)}")
-        if x.dtype != torch.get_default_dtype():
-            raise DataError(f"expected rows of {torch.get_default_dtype()}, got {x.dtype}")
-        if not bool(torch.isfinite(x).all()):
-            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
-        self.likelihood.check(x)
-        with torch.no_grad():
+        if x.dtype != self.dtype:
+            raise DataError(
+                f"expected rows of {self.dtype}, got {x.dtype}: give x.to({self.dtype})"
+            )
+        self.rows(x)
+        with torch.no_grad(), evaluating(self):
             posterior = self._encoded(x[:2])
             if posterior.mean.shape != (len(x[:2]), self.latent):
                 raise DataError(
@@ -108,7 +133,7 @@ class EnergyVAE(nn.Module):
                     f"and a log-variance of shape (n, {self.latent}); its mean is "
                     f"{tuple(posterior.mean.shape)}"
                 )
-            output = self.decoder(posterior.mean).flatten(1)
+            output = self.decode(posterior.mean)
             needed = x[:1].numel() * self.likelihood.n_parameters
             if output.shape[1] != needed:
                 raise DataError(
@@ -121,8 +146,8 @@ class EnergyVAE(nn.Module):
         try:
             return self.encode(x)
         except RuntimeError as error:
-            z = torch.zeros(2, self.latent, device=self.device)
-            expected = self.decoder(z).flatten(1).shape[1] // self.likelihood.n_parameters
+            z = torch.zeros(2, self.latent, device=self.device, dtype=self.dtype)
+            expected = self.decode(z).shape[1] // self.likelihood.n_parameters
             if expected == x[:1].numel():
                 raise
             raise DataError(
@@ -141,27 +166,29 @@ class EnergyVAE(nn.Module):
     # -- what it is for ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def elbo(self, x: Tensor, n_samples: int = 1, seed: SeedLike = None) -> Tensor:
+    def elbo(self, x: Any, n_samples: int = 1, seed: SeedLike = None) -> Tensor:
         """``(n,)`` ELBO of each row by the prior's learned normaliser."""
-        with seeded(seed, self.device):
-            return self._log_ratios(x.to(self.device), n_samples).mean(0)
+        with evaluating(self), seeded(seed, self.device):
+            return self._log_ratios(self.rows(x), n_samples).mean(0)
 
     @torch.no_grad()
-    def log_prob(self, x: Tensor, n_samples: int = 100, seed: SeedLike = None) -> Tensor:
+    def log_prob(self, x: Any, n_samples: int = 100, seed: SeedLike = None) -> Tensor:
         """``(n,)`` importance-weighted estimates of ``log p(x)`` by the learned normaliser.
 
         Below ``log p(x)`` in expectation where the prior is normalised. With an energy prior they
         are too high by ``log Z - b`` where ``b`` is too low: ask
         :func:`~selfnorm.vae_evaluation.evaluate_vae` for a figure with a verdict.
         """
-        with seeded(seed, self.device):
-            x = x.to(self.device)
-            size = max(1, 20_000 // n_samples)
+        x = self.rows(x)
+        with evaluating(self), seeded(seed, self.device):
+            size = max(1, 20_000 // max(n_samples, 1))
             parts = [log_mean_exp(self._log_ratios(rows, n_samples)) for rows in x.split(size)]
         return torch.cat(parts)
 
     def _log_ratios(self, x: Tensor, n_samples: int) -> Tensor:
         """``log p(x|z) p(z) / q(z|x)`` at posterior samples, ``(k, n)``."""
+        if n_samples < 1:
+            raise DataError(f"n_samples must be at least 1, got {n_samples}")
         posterior = self.encode(x)
         z = posterior.sample(n_samples)
         return self.log_likelihood(x, z) + self.prior.log_prob(z) - posterior.log_prob(z)
@@ -174,15 +201,15 @@ class EnergyVAE(nn.Module):
 
         ``options`` go to the prior's sampler, e.g. ``method="mala"`` for a joint energy.
         """
-        with seeded(seed, self.device):
-            output = self.decoder(self.prior.sample((n,), **options)).flatten(1)
+        with evaluating(self), seeded(seed, self.device):
+            output = self.decode(self.prior.sample((n,), **options))
             return self.likelihood.mean(output) if mean else self.likelihood.sample(output)
 
     @torch.no_grad()
-    def reconstruct(self, x: Tensor) -> Tensor:
+    def reconstruct(self, x: Any) -> Tensor:
         """Means of ``x`` given the posterior mean of ``z``."""
-        output = self.decoder(self.encode(x.to(self.device)).mean).flatten(1)
-        return self.likelihood.mean(output)
+        with evaluating(self):
+            return self.likelihood.mean(self.decode(self.encode(self.rows(x)).mean))
 
     def bounds(self, x: Tensor, *, n_samples: int = 20_000, seed: SeedLike = None) -> Bounds:
         """SNELBO (``lower``) and importance-weighted ``log p(x)`` (``upper``), with the verdict.
@@ -251,7 +278,8 @@ def add_energy_prior(
     vae = EnergyVAE(encoder, decoder, prior, likelihood)
     if vae.latent != latent:
         raise DataError(f"latent={latent}, but the prior has {vae.latent} latent numbers")
-    vae.to(next(encoder.parameters()).device)
+    known = [p for m in (encoder, decoder) for p in m.parameters()]
+    vae.to(known[0].device if known else None)
     options = {"batch_size": 256, "weight_decay": 1e-2, "ema": 0.99, **fit_options}
     frozen = [p for m in (vae.encoder, vae.decoder) for p in m.parameters() if p.requires_grad]
     for parameter in frozen:

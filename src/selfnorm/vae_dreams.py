@@ -32,7 +32,7 @@ def dreamt(vae: EnergyVAE, x: Tensor) -> Tensor:
         torch.Size([5, 6])
     """
     z = vae.encode(x).sample(1)[0]
-    rows: Tensor = vae.likelihood.sample(vae.decoder(z).flatten(1))
+    rows: Tensor = vae.likelihood.sample(vae.decode(z))
     return rows.to(x.dtype).reshape(x.shape)
 
 

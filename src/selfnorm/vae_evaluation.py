@@ -12,6 +12,7 @@ from torch import Tensor
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.functional import bound_gap, log_mean_exp
+from selfnorm.modes import evaluating
 from selfnorm.randomness import SeedLike, seeded
 from selfnorm.rows import as_rows
 from selfnorm.vae_energy_prior import EnergyPrior
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["VAEReport", "evaluate_vae"]
 
 _PIXELS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
+_REFERENCE_ROWS = 4000  # whose posteriors join the proposal for log Z
 _EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature
 
 
@@ -141,7 +143,7 @@ def evaluate_vae(
             f"evaluate_vae needs an EnergyVAE, got {type(vae).__name__}; wrap encoder and decoder "
             "as EnergyVAE(encoder, decoder, prior)"
         )
-    x = as_rows(x, "x", torch.get_default_dtype()).to(vae.device)
+    x = vae.rows(x)
     vae.check(x)
     if reference is not None:
         reference = as_rows(reference, "reference", x.dtype)
@@ -150,20 +152,16 @@ def evaluate_vae(
                 f"reference has shape {tuple(reference.shape)}, expected rows of "
                 f"{x[:1].numel()} values as in x"
             )
+        reference = vae.rows(reference[:_REFERENCE_ROWS], "reference")
     if posterior_samples < 2:
         raise DataError(f"posterior_samples must be at least 2, got {posterior_samples}")
     chosen = slice(0, None, max(1, len(x) // max(many_rows, 1)))
-    training = vae.training
-    vae.eval()
-    try:
-        with seeded(seed, vae.device):
-            norms, shift, gap, reasons = _normaliser(vae, x, reference, n_prior_samples, n_nodes)
-            fit, kl, iw, means = _rows(vae, x, posterior_samples)
-            many = None
-            if many_samples:
-                many = float(_rows(vae, x[chosen], many_samples)[2].mean()) + shift
-    finally:
-        vae.train(training)
+    with evaluating(vae), seeded(seed, vae.device):
+        norms, shift, gap, reasons = _normaliser(vae, x, reference, n_prior_samples, n_nodes)
+        fit, kl, iw, means = _rows(vae, x, posterior_samples)
+        many = None
+        if many_samples:
+            many = float(_rows(vae, x[chosen], many_samples)[2].mean()) + shift
     elbo = fit - kl + shift
     norm_se = (norms.get("mixture") or norms["exact"]).se
     se = math.sqrt(float(elbo.var()) / len(elbo) + norm_se**2) if len(elbo) > 1 else math.nan
@@ -221,8 +219,10 @@ def _normaliser(
         half = max(1, len(x) // 2)
         known = x[:half] if reference is None else reference
         unseen = x[half:] if reference is None else x
-        norms, streams = estimate_log_norm(prior, _encode(vae, known[:4000]), n_samples=n_samples)
-        held_out = _encode(vae, (unseen if len(unseen) else x)[:4000])
+        norms, streams = estimate_log_norm(
+            prior, _encode(vae, known[:_REFERENCE_ROWS]), n_samples=n_samples
+        )
+        held_out = _encode(vae, (unseen if len(unseen) else x)[:_REFERENCE_ROWS])
         reasons = judge(norms, streams)
         reasons += judge_held_out(prior, held_out, norms["mixture"], n_samples)
         log_z, b = norms["mixture"].value, float(prior.log_norm)

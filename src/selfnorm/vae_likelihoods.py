@@ -24,6 +24,15 @@ class Likelihood(nn.Module):
     config: dict[str, Any]
     n_parameters = 1  # decoder outputs for each value of a row
 
+    def flat(self, output: Any) -> Tensor:
+        """A decoder's output ``(n, ...)`` as rows ``(n, n_parameters * dim)``."""
+        if not isinstance(output, Tensor):
+            raise DataError(
+                f"the decoder must give one tensor, the parameters of the likelihood (logits or "
+                f"means), not a {type(output).__name__}"
+            )
+        return output.flatten(1)
+
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """``log p(x|z)``: ``(..., n_parameters), (..., dim) -> (...)``."""
         raise TypeError(f"{type(self).__name__} does not define log_prob() for {output.shape, x}")
@@ -109,7 +118,9 @@ class GaussianNoise(Likelihood):
 class Categorical(Likelihood):
     """Each of ``dim`` entries takes one of ``n_classes`` values ``0, 1, ...``; counting measure.
 
-    The decoder gives ``dim * n_classes`` logits, those of one entry side by side.
+    The decoder gives ``dim * n_classes`` logits, those of one entry side by side: ``(n, dim *
+    n_classes)`` or ``(n, ..., n_classes)``; or, as ``cross_entropy`` has them, with the classes
+    before an image's height and width, ``(n, n_classes, ...)``.
 
     Example:
         >>> Categorical(4).log_prob(torch.zeros(1, 8), torch.tensor([[3.0, 0.0]]))
@@ -122,6 +133,19 @@ class Categorical(Likelihood):
             raise ValueError(f"n_classes must be at least 2, got {n_classes}")
         self.config = {"n_classes": n_classes}
         self.n_classes = self.n_parameters = n_classes
+
+    def flat(self, output: Any) -> Tensor:
+        """Logits with those of one entry side by side, wherever the decoder has the classes."""
+        if isinstance(output, Tensor) and output.dim() > 2:
+            first, last = (output.shape[i] == self.n_classes for i in (1, -1))
+            if first == last:
+                raise DataError(
+                    f"the decoder gives shape {tuple(output.shape)}, which does not tell where the "
+                    f"logits of the {self.n_classes} classes are: give (n, dim * "
+                    f"{self.n_classes}), those of one entry side by side"
+                )
+            output = output.movedim(1, -1) if first else output
+        return super().flat(output)
 
     def _log_softmax(self, output: Tensor) -> Tensor:
         return torch.log_softmax(output.unflatten(-1, (-1, self.n_classes)), -1)

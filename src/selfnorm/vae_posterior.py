@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from selfnorm.errors import DataError
 from selfnorm.proposals import Proposal
 
 __all__ = ["AggregatePosterior", "BaseAndAggregate", "GaussianPosterior"]
@@ -27,9 +28,16 @@ class GaussianPosterior:
     log_sd: Tensor
 
     @classmethod
-    def from_output(cls, output: Tensor | tuple[Tensor, Tensor]) -> GaussianPosterior:
+    def from_output(cls, output: Tensor | Sequence[Tensor]) -> GaussianPosterior:
         """From an encoder's mean and log-variance: a pair, or one tensor ``(n, 2 d)``."""
-        mean, log_variance = output if isinstance(output, tuple) else output.chunk(2, -1)
+        pair = output.chunk(2, -1) if isinstance(output, Tensor) else output
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            found = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+            raise DataError(
+                "the encoder must give a mean and a log-variance: a pair of (n, d), or one tensor "
+                f"(n, 2 d); it gives {found}"
+            )
+        mean, log_variance = pair
         return cls(mean, (0.5 * log_variance).clamp(*_LIMITS))
 
     def sample(self, n: int = 1) -> Tensor:
