@@ -305,6 +305,8 @@ def test_errors_name_cause_and_cure() -> None:
     model = sn.ConditionalEBM(sn.LabelEnergy(1), mismatched(), log_norm=0.0)
     with pytest.raises(DataError, match="labels of shape"):
         sn.fit(model, (x, y[:, 0]), max_epochs=1, progress=False)
+    with pytest.raises(DataError, match="labels of shape"):
+        sn.evaluate(model, (x, y[:, 0]), n_samples=10)
     bad = y.clone()
     bad[3] = float("nan")
     with pytest.raises(DataError, match="NaN"):

@@ -121,3 +121,16 @@ def test_bad_labels_and_weights_are_refused() -> None:
         LabelUniform(torch.ones(1), torch.zeros(1))
     with pytest.raises(ProposalError, match="weight"):
         DefensiveLabels(MDN(1), MDN(1), weight=1.0)
+
+
+def test_labels_without_their_last_dimension_are_refused_not_broadcast() -> None:
+    h, y = torch.zeros(6, 2), torch.linspace(-1, 1, 6)
+    mixture = MDN(2, components=3)(h)
+    assert mixture.log_prob(y[:, None]).shape == (6,)
+    for law in (mixture, LabelUniform(torch.zeros(1), torch.ones(1))(h)):
+        with pytest.raises(DataError, match=r"got shape \(6,\); use y\[:, None\]"):
+            law.log_prob(y)
+    with pytest.raises(DataError, match="labels must have 1 number"):
+        mixture.cdf(y)
+    with pytest.raises(DataError, match="labels must have 2 number"):
+        MDN(2, dim=2)(h).log_prob(y[:, None])

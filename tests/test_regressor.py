@@ -331,8 +331,14 @@ def test_bad_questions_are_refused_with_a_reason(fitted: EnergyRegressor) -> Non
         fitted.predict_interval(X, 90)
     with pytest.raises(DataError, match="kind"):
         fitted.predict_interval(X, 0.9, kind="narrow")
-    with pytest.raises(DataError, match="rows"):
-        fitted.log_prob(X, y[:2])
+    for ask in (fitted.log_prob, fitted.crps, fitted.pit_and_crps, fitted.bounds):
+        for count in (1, 2):
+            with pytest.raises(DataError, match=f"X has 4 rows but y has {count}"):
+                ask(X, y[:count])
+        with pytest.raises(DataError, match="X has 2 rows but y has 4"):
+            ask(X[:2], y)  # the first two of four targets are no answer
+    with pytest.raises(DataError, match="one target per row"):
+        fitted.log_prob(X[:1], 0.5)
     with pytest.raises(DataError, match="continuous"):
         fitted.log_mass(X, y)
     with pytest.raises(DataError, match="method"):

@@ -256,8 +256,7 @@ class ConditionalEBM(nn.Module):
         ``proposal`` replaces the model's own.
         """
         x, y = (t.to(self.device) for t in data)
-        if len(x) != len(y):
-            raise DataError(f"{len(x)} inputs but {len(y)} labels")
+        check_pairs((x, y), "the data")
         shared = self._can_share and getattr(proposal or self.proposal, "shared", False)
         rows = max(1, (2 if shared else 1) * _rows_at_once(self.device) // n_samples)
         parts: list[Tensor] = []

@@ -51,6 +51,7 @@ class MixtureLabels:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """``log q(y|x)`` of labels ``(*samples, *batch, d)``; shape ``(*samples, *batch)``."""
+        _check_width(y, self.means.shape[-1])
         z = (y.unsqueeze(-2) - self.means) / self.scales
         parts = (-0.5 * z.square() - self.scales.log() - 0.5 * _LOG_2PI).sum(-1)
         return torch.logsumexp(parts + self.log_weights, dim=-1)
@@ -109,6 +110,7 @@ class MixtureLabels:
 
     def cdf(self, y: Tensor) -> Tensor:
         """Per-coordinate mixture CDF of ``(*samples, *batch, d)``, the same shape."""
+        _check_width(y, self.means.shape[-1])
         z = (y.unsqueeze(-2) - self.means) / self.scales
         inside = 0.5 * (1.0 + torch.erf(z / _SQRT_2))
         return (inside * self.log_weights.exp().unsqueeze(-1)).sum(-2)
@@ -255,6 +257,7 @@ class UniformLabels:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of ``(*samples, *batch, d)``."""
+        _check_width(y, self.low.shape[-1])
         inside = ((y >= self.low) & (y <= self.high)).all(-1)
         return torch.where(inside, -(self.high - self.low).log().sum(), -math.inf)
 
@@ -336,6 +339,15 @@ class DefensiveLabels(nn.Module):
     def forward(self, h: Tensor) -> _TwoLabels:
         """The mixture for features ``(*batch, context)``."""
         return _TwoLabels(self.proposal(h), self.wide(h), self.weight)
+
+
+def _check_width(y: Tensor, dim: int) -> None:
+    """Refuse labels ``(n,)``: they would broadcast against the laws of all inputs."""
+    if y.ndim == 0 or y.shape[-1] != dim:
+        raise DataError(
+            f"labels must have {dim} number(s) in their last dimension, got shape "
+            f"{tuple(y.shape)}" + ("; use y[:, None]" if dim == 1 and y.ndim == 1 else "")
+        )
 
 
 def _finite_labels(y: Tensor) -> Tensor:

@@ -86,9 +86,7 @@ class PredictiveMixin:
         """
         if method not in ("exact", "learned"):
             raise DataError(f'method must be "exact" or "learned", not {method!r}')
-        z, t = self._inputs(X), self._targets(y)
-        if len(z) != len(t):
-            raise DataError(f"X has {len(z)} rows but y has {len(t)}")
+        z, t = self._pairs(X, y)
         log_p = self._predictive.log_prob(z, t, learned=method == "learned")
         return log_p.numpy() - np.log(self._y_scale).sum()
 
@@ -117,13 +115,13 @@ class PredictiveMixin:
 
     def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Continuous ranked probability score of pairs, ``(n,)``, in the units of ``y``."""
-        t = self._targets(y)[:, 0]
+        t = self._pairs(X, y)[1][:, 0]
         score = self._tables(X, lambda table, rows: table.crps(t[rows]))
         return score.numpy() * self._y_scale[0]
 
     def pit_and_crps(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``F(y|x)`` and the CRPS of pairs, from one pass over the tables."""
-        t = self._targets(y)
+        t = self._pairs(X, y)[1]
 
         def both(table: PredictiveTable, rows: slice) -> Tensor:
             return torch.stack([table.cdf_at(t[rows])[:, 0], table.crps(t[rows, 0])], dim=-1)
@@ -153,7 +151,7 @@ class PredictiveMixin:
         self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: Any = None
     ) -> Bounds:
         """Lower and upper bound of the mean log-density with the learned ``b(x)``."""
-        z, t = self._inputs(X), self._targets(y)
+        z, t = self._pairs(X, y)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with seeded(seed):
             found = self._predictive.bounds(z, t, n_samples)
@@ -171,8 +169,17 @@ class PredictiveMixin:
         rows: Any = validate_data(self, X, reset=False, dtype=np.float64)
         return torch.from_numpy((rows - self._x_center) / self._x_scale)
 
+    def _pairs(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
+        """Inputs and as many targets, standardised."""
+        z, t = self._inputs(X), self._targets(y)
+        if len(z) != len(t):
+            raise DataError(f"X has {len(z)} rows but y has {len(t)}")
+        return z, t
+
     def _targets(self, y: ArrayLike) -> Tensor:
         y = np.asarray(y, dtype=np.float64)
+        if y.ndim == 0:
+            raise DataError("y must hold one target per row of X: write [y] for a single row")
         y = y.reshape(len(y), -1)
         if y.shape[1] != self.n_outputs_:
             raise DataError(
