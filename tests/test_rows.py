@@ -113,6 +113,9 @@ FRAMES = {
     "text": pd.DataFrame({"size": [1.0, 2, 3, 4, 5, 6], "town": list("abcabc")}),
     "categories": pd.DataFrame({"size": range(6), "town": pd.Categorical(list("abcabc"))}),
     "dates": pd.DataFrame({"size": range(6), "town": pd.date_range("2020-01-01", periods=6)}),
+    "dates as objects": pd.DataFrame(
+        {"size": range(6), "town": list(pd.date_range("2020-01-01", periods=6).date)}
+    ),
     "polars text": pl.DataFrame({"size": range(6), "town": list("abcabc")}),
     "polars categories": pl.DataFrame(
         {"size": range(6), "town": pl.Series(list("abcabc"), dtype=pl.Categorical)}
@@ -156,6 +159,16 @@ def test_estimators_refuse_numbers_whose_squares_overflow_and_targets_of_text():
     regressor = sn.EnergyRegressor(max_epochs=1)
     with pytest.raises(DataError, match="y holds numbers as large as"):
         regressor.fit(ROWS, ROWS[:, 0].astype(np.float64) * 1e200)
-    for words in (["a"] * len(ROWS), pd.date_range("2020-01-01", periods=len(ROWS))):
+    days = pd.date_range("2020-01-01", periods=len(ROWS))
+    for words in (["a"] * len(ROWS), days, days.date, pd.Categorical(["a"] * len(ROWS))):
         with pytest.raises(DataError, match="y holds text or dates"):
             regressor.fit(ROWS, words)
+
+
+@pytest.mark.parametrize("unit", ["datetime64[s]", "timedelta64[s]"])
+def test_estimators_refuse_arrays_of_dates(unit):
+    days = (86_400 * np.arange(6)).astype(unit)[:, None]
+    with pytest.raises(DataError, match="X holds dates or durations"):
+        sn.EnergyDensity(max_steps=2).fit(days)
+    with pytest.raises(DataError, match="X holds dates or durations"):
+        sn.EnergyRegressor(max_epochs=1).fit(days, np.arange(6.0))

@@ -26,7 +26,7 @@ from selfnorm.loop import LoopOptions
 from selfnorm.predictive_methods import PredictiveMixin
 from selfnorm.predictive_model import PredictiveModel
 from selfnorm.randomness import seeded
-from selfnorm.rows import refuse_huge, refuse_repeated_names, refuse_text
+from selfnorm.rows import refuse_huge, refuse_repeated_names, refuse_text, refuse_text_target
 from selfnorm.target_steps import label_step
 from selfnorm.torch_defaults import one_thread
 
@@ -207,8 +207,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         """Fit to inputs ``X (n, d_x)`` and targets ``y (n,)`` or ``(n, d)``."""
         refuse_text(X)
         refuse_repeated_names(y, "y")
-        if np.asarray(y).dtype.kind in "USMm":
-            raise DataError("y holds text or dates: turn it into numbers first")
+        refuse_text_target(y)
         checked: Any = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, time, timedelta
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = [
     "refuse_huge",
     "refuse_repeated_names",
     "refuse_text",
+    "refuse_text_target",
 ]
 
 
@@ -50,7 +52,8 @@ def as_tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[
         raise DataError(f"{name} hold no rows")
     if len(lengths) > 1:
         raise DataError(f"the parts of {name} have different numbers of rows: {lengths}")
-    return tuple(t.to(device) for t in tensors)
+    # Detached: training would otherwise leave gradients in the caller's table.
+    return tuple(t.detach().to(device) for t in tensors)
 
 
 def _numbers(x: Any, name: str) -> np.ndarray:
@@ -105,6 +108,7 @@ def check_rows(
 
 _WORDS = ("str", "string", "categorical", "enum")
 _TIMES = ("date", "time", "duration")
+_NO_NUMBERS = (str, date, time, timedelta)
 _HUGE = 1e150  # squares of larger numbers are beyond double precision
 
 
@@ -123,18 +127,21 @@ def refuse_repeated_names(X: Any, name: str = "X") -> None:
 def refuse_text(X: Any) -> None:
     """Name the columns of a data frame that hold text or dates, or that share a name.
 
-    Other messages show a cell only, or those of another library.
+    Other messages show a cell only, or those of another library. An array of dates is refused too:
+    it would be read as counts of nanoseconds.
     """
     refuse_repeated_names(X)
     dtypes = getattr(X, "dtypes", None)
     if dtypes is None or not hasattr(X, "columns"):
+        if getattr(getattr(X, "dtype", None), "kind", None) in ("M", "m"):
+            raise DataError("X holds dates or durations: turn them into numbers first")
         return
     wrong = []
     for name, dtype in zip(X.columns, list(dtypes), strict=True):
         kind = str(dtype).lower().split("(")[0]
         words = kind in _WORDS
         if kind in ("object", "category"):
-            words = any(isinstance(value, str) for value in X[name])
+            words = any(isinstance(value, _NO_NUMBERS) for value in X[name])
         if words or kind.startswith(_TIMES):
             wrong.append(repr(str(name)))
     if wrong:
@@ -142,6 +149,19 @@ def refuse_text(X: Any) -> None:
             f"column(s) {', '.join(wrong[:5])} hold text, categories or dates: encode them as "
             "numbers first, e.g. with sklearn.preprocessing.OneHotEncoder, or drop them"
         )
+
+
+def refuse_text_target(y: Any) -> None:
+    """Refuse a target of words or dates, in arrays, lists and columns of type object or category.
+
+    >>> refuse_text_target(["low", "high"])
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: y holds text or dates: turn it into numbers first
+    """
+    values = np.asarray(y)
+    cells = values.ravel() if values.dtype.kind == "O" else ()
+    if values.dtype.kind in "USMm" or any(isinstance(cell, _NO_NUMBERS) for cell in cells):
+        raise DataError("y holds text or dates: turn it into numbers first")
 
 
 def refuse_huge(values: np.ndarray, name: str) -> None:
