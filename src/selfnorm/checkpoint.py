@@ -17,14 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.errors import CheckpointError
+from selfnorm.randomness import seeded
 
 __all__ = [
     "all_finite",
+    "check_same_run",
     "copied",
     "copy_into",
+    "entries_of_task",
     "fingerprint",
     "floats",
     "load_checkpoint",
+    "restore_task",
     "save_checkpoint",
 ]
 
@@ -67,6 +71,71 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{path} is not a checkpoint of this version of selfnorm; delete it to start afresh"
         )
     return state
+
+
+def entries_of_task(task: Any, data: tuple[Tensor, ...]) -> dict[str, Any]:
+    """What a task wants in its checkpoints; see :class:`~selfnorm.task.Task`."""
+    return {
+        "settings": _ask(task, "settings") or {},
+        "witness": _witness(task, data),
+        "task": copied(_ask(task, "own_state")),
+    }
+
+
+def check_same_run(
+    path: Path, state: dict[str, Any], task: Any, options: dict[str, Any], data: str
+) -> None:
+    """Refuse to resume a run that had other options, or other data (by :func:`fingerprint`).
+
+    A task's setting ``rows`` is the fingerprint of data that it holds itself.
+    """
+    mine = {**(_ask(task, "settings") or {}), **options}
+    saved = {**state.get("settings", mine), **state["options"]}
+    other = sorted(k for k in mine if mine[k] != saved.get(k) and k != "rows")
+    if other:
+        named = ", ".join(f"{k}={saved.get(k)!r}" for k in other)
+        raise CheckpointError(
+            f"{path} belongs to a run with other options ({named}); use the same ones, another "
+            "checkpoint path, or resume=False"
+        )
+    if state["data"] != data or mine.get("rows") != saved.get("rows"):
+        raise CheckpointError(
+            f"{path} belongs to a run on other data; use another checkpoint path, or resume=False"
+        )
+
+
+def restore_task(path: Path, state: dict[str, Any], task: Any, data: tuple[Tensor, ...]) -> None:
+    """Check the weights just loaded by what they mean, and give the task what it remembered.
+
+    Networks that differ by an activation, a base or a proposal only have weights of one shape.
+    """
+    saved, mine = state.get("witness"), _witness(task, data)
+    if saved is not None and mine is not None:
+        alike = saved.shape == mine.shape
+        if not alike or not torch.allclose(saved, mine, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise CheckpointError(
+                f"{path} belongs to a run with another energy, base or proposal: with its weights "
+                "this one gives other densities. Use the same ones, another checkpoint path, or "
+                "resume=False"
+            )
+    if state.get("task") is not None:
+        _ask(task, "load_own_state", state["task"])
+
+
+def _ask(task: Any, method: str, *args: Any) -> Any:
+    """What the task answers, if it defines the method."""
+    own = getattr(task, method, None)
+    return None if own is None else own(*args)
+
+
+def _witness(task: Any, data: tuple[Tensor, ...]) -> Tensor | None:
+    """Log-densities at a few rows in evaluation mode; the run's random stream stays as it is."""
+    training = task.module.training
+    task.module.eval()
+    with torch.no_grad(), seeded(0, data[0].device):
+        seen: Tensor | None = _ask(task, "witness", data)
+    task.module.train(training)
+    return None if seen is None else seen.double().cpu()
 
 
 def fingerprint(tensors: tuple[Tensor, ...]) -> str:

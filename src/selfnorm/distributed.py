@@ -30,7 +30,7 @@ from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
 from selfnorm.rows import check_rows
 from selfnorm.task import LoopOptions, Task
-from selfnorm.training import DensityTask
+from selfnorm.training import DensityTask, refuse_more_parts
 
 __all__ = ["DistributedTask", "fit_distributed"]
 
@@ -119,6 +119,7 @@ def fit_distributed(
     )
     if isinstance(task, DensityTask):
         dtype = task.module.dtype
+        refuse_more_parts(data, "x_train")
         data = (check_rows(data[0], "x_train", dtype=dtype),)
         if held_out is not None:
             width = data[0].shape[1]
@@ -177,6 +178,19 @@ class DistributedTask:
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Those of the task."""
         return self.task.parameter_groups()
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the task, with the samples of all ranks and pieces together."""
+        own: Any = getattr(self.task, "settings", dict)
+        found: dict[str, Any] = own()
+        if "n_samples" in found:
+            found["n_samples"] *= self.fabric.world_size * self.n_accumulate
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("witness", "own_state", "load_own_state"):  # the task's, where it has them
+            return getattr(self.task, name)
+        raise AttributeError(name)
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """The task's own start; rank 0's state is what all begin with."""

@@ -18,11 +18,14 @@ from tqdm.auto import tqdm
 
 from selfnorm.checkpoint import (
     all_finite,
+    check_same_run,
     copied,
     copy_into,
+    entries_of_task,
     fingerprint,
     floats,
     load_checkpoint,
+    restore_task,
     save_checkpoint,
 )
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
@@ -62,7 +65,8 @@ def run(
     data = as_tensors(data, "the training data", device)
     if val_data is not None:
         val_data = as_tensors(val_data, "val_data", device)
-    with seeded(options.seed, device):
+    # Training needs gradients, also where the caller has switched them off.
+    with seeded(options.seed, device), torch.inference_mode(False), torch.enable_grad():
         training = _Run(task, data, val_data, options, device)
         try:
             return training.execute()
@@ -313,11 +317,14 @@ class _Run:
         broken = not self._sound()
         if broken or self.history.stopped == "diverged":
             self._go_back(broken)
-        if self.val_data is not None and self.history.stopped != "interrupted":
+        lost = self.stepper.skipped
+        judged = self.val_data is not None
+        if (judged or lost >= self.step > 0) and self.history.stopped != "interrupted":
             warnings.warn(
-                f"no validation score was finite in {self.step} steps, {self.stepper.skipped} of "
-                "which were lost: the model is in its last sound state, or as it began, and is no "
-                "result. Look at the scale of the inputs, or try a smaller lr",
+                f"no {'validation score' if judged else 'loss or gradient'} was finite in "
+                f"{self.step} steps, {lost} of which were lost: the model is in its last sound "
+                "state, or as it began, and is no result. Look at the scale of the inputs, or try "
+                "a smaller lr",
                 SelfnormWarning,
                 stacklevel=5,
             )
@@ -363,22 +370,11 @@ class _Run:
             else None,
             "options": self.options.of_the_run(),
             "data": fingerprint(self.data),
+            **entries_of_task(self.task, self.data),
         }
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
-        mine = self.options.of_the_run()
-        other = {k for k in mine if mine[k] != state["options"].get(k)}
-        if other:
-            named = ", ".join(f"{k}={state['options'].get(k)!r}" for k in sorted(other))
-            raise CheckpointError(
-                f"{path} belongs to a run with other options ({named}); use the same ones, another "
-                "checkpoint path, or resume=False"
-            )
-        if state["data"] != fingerprint(self.data):
-            raise CheckpointError(
-                f"{path} belongs to a run on other data; use another checkpoint path, or "
-                "resume=False"
-            )
+        check_same_run(path, state, self.task, self.options.of_the_run(), fingerprint(self.data))
         try:
             self._load_training_state(state["training"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -386,6 +382,11 @@ class _Run:
                 f"{path} belongs to another model ({error}); use another checkpoint path, or "
                 "resume=False"
             ) from error
+        try:
+            restore_task(path, state, self.task, self.data)
+        except CheckpointError:
+            self._load_training_state(self.first)
+            raise
         self.best, self.good = state["best"], state["good"]
         self.step, self.order = state["step"], state["order"].to(self.device)
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]

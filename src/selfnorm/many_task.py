@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from selfnorm import functional as F
 from selfnorm import objectives
+from selfnorm.checkpoint import fingerprint
 from selfnorm.errors import SelfnormError
 from selfnorm.evaluation import estimate_log_norm
 from selfnorm.history import History
@@ -102,6 +103,26 @@ class ManyTask:
         self._loss = torch.zeros(len(models), device=device)
         self._values = torch.zeros(2, len(models), device=device)
         self._val_samples: tuple[Tensor, Tensor] | None = None
+        self._settings = {
+            "objective": [objectives.label(o) for o in objective_list],
+            "n_samples": n_samples,
+            "same_samples": same_samples,
+            "lr": list(lr_factors),
+            "lr_log_norm": list(log_norm_factors),
+            "weight_decay": list(weight_decays),
+            "patience": patience,
+        }
+        self._rows = fingerprint(tuple(data.tables[: 1 if data.shared else None]))
+
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run must share; rates are shares of the largest."""
+        told = {f"members' {name}": value for name, value in self._settings.items()}
+        return {**told, "rows": self._rows}
+
+    def witness(self, data: tuple[Tensor, ...]) -> Tensor:  # noqa: ARG002
+        """``log p~`` and ``log q`` of every member at its first rows."""
+        rows = self.data.rows[..., :64, :].expand(len(self.models), -1, -1)
+        return torch.cat([self.module.log_unnormalized(rows), self.stack.log_prob(rows)])
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The energies' weights, and ``b``."""

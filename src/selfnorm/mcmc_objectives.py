@@ -12,11 +12,13 @@ and a noise of unrelated sizes trains a tempered energy.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from selfnorm.models import EBM
-from selfnorm.objectives import register
+from selfnorm.objectives import column_spread, register
 from selfnorm.proposals import Proposal
 from selfnorm.sampling import as_log_density, mala
 
@@ -69,14 +71,23 @@ class ContrastiveDivergence:
         self.buffer_size = buffer_size
         self.refresh = refresh
         self.energy_l2 = energy_l2
+        self.label = f"contrastive divergence from {start}"
         self._buffer: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step size and chains, which the next step goes on with."""
+        return {"step_size": self.step_size, "buffer": self._buffer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with saved chains."""
+        self.step_size, self._buffer = state["step_size"], state["buffer"]
 
     def loss(
         self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``mean log p~(chains) - mean log p~(data)`` plus the energy penalty, and metrics."""
         start, places = self._starts(proposal, x, n_samples)
-        chains, acceptance = self._run(model, start, x.std(0).clamp_min(1e-6))
+        chains, acceptance = self._run(model, start, column_spread(x))
         if self._buffer is not None and places is not None:
             self._buffer[places] = chains
         log_p = model.log_unnormalized(torch.cat([x, chains]))
@@ -98,8 +109,10 @@ class ContrastiveDivergence:
             return x.detach().clone(), None
         if self.start == "proposal":
             return proposal.sample((n,)), None
-        if self._buffer is None or self._buffer.device != x.device:
-            self._buffer = proposal.sample((self.buffer_size,))
+        kept = self._buffer
+        if kept is None or kept.shape[1] != x.shape[1]:  # none yet, or those of another table
+            kept = proposal.sample((self.buffer_size,))
+        self._buffer = kept.to(x)
         places = torch.randperm(self.buffer_size, device=x.device)[:n]
         fresh = torch.rand(len(places), 1, device=x.device) < self.refresh
         start = torch.where(fresh, proposal.sample((len(places),)), self._buffer[places])

@@ -141,6 +141,7 @@ class Chunked:
         self.whole = whole
         self.learns_log_norm = whole.learns_log_norm
         self.linear = whole.linear
+        self.label = objectives.label(whole)
         self.chunk_size, self.max_memory = chunk_size, max_memory
 
     def loss(

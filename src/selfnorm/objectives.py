@@ -13,11 +13,21 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
+from selfnorm.errors import DataError
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.snl_loss import snl_loss
 
-__all__ = ["Objective", "WeightObjective", "available", "draw_points", "get", "register"]
+__all__ = [
+    "Objective",
+    "WeightObjective",
+    "available",
+    "column_spread",
+    "draw_points",
+    "get",
+    "label",
+    "register",
+]
 
 Metrics = dict[str, Tensor]
 
@@ -130,6 +140,21 @@ def draw_points(proposal: Proposal, x: Tensor, n_samples: int) -> Tensor:
     return torch.cat([x, proposal.sample((n_samples,))])
 
 
+def column_spread(x: Tensor) -> Tensor:
+    """Standard deviation of each column of a mini-batch, ``(n, d) -> (d,)``, never zero.
+
+    Example:
+        >>> column_spread(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
+        tensor([1.4142e+00, 1.0000e-06])
+    """
+    if len(x) < 2:
+        raise DataError(
+            "this objective measures the columns' spread in every mini-batch, which takes two rows "
+            "or more: raise batch_size"
+        )
+    return x.std(0).clamp_min(1e-6)
+
+
 def _snl_loss(
     terms: Tensor, n_data: int, log_norm: Tensor, constant: Tensor | None = None
 ) -> tuple[Tensor, Metrics]:
@@ -154,7 +179,11 @@ def _importance_ml(w: Weights) -> Tensor:
 
 
 def _bregman(family: str) -> Callable[[Weights], Tensor]:
-    return lambda w: F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
+    def value(w: Weights) -> Tensor:
+        return F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
+
+    value.__name__ = f"bregman_{family}"
+    return value
 
 
 _FACTORIES: dict[str, Callable[[], Objective]] = {}
@@ -184,6 +213,18 @@ def get(objective: str | Objective) -> Objective:
     if objective not in _FACTORIES:
         raise ValueError(f"unknown objective {objective!r}; choose one of {available()}")
     return _FACTORIES[objective]()
+
+
+def label(objective: Objective) -> str:
+    """What an objective is, in a word: a run is resumed only with the one it began with.
+
+    Example:
+        >>> label(get("nce"))
+        'nce'
+    """
+    value = getattr(objective, "value", None)
+    named = getattr(objective, "label", None) or getattr(value, "__name__", None)
+    return str(named or type(objective).__name__).strip("_")
 
 
 def _weight_objective(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.models import EBM
-from selfnorm.objectives import register
+from selfnorm.objectives import column_spread, register
 from selfnorm.proposals import Proposal
 
 __all__ = ["DenoisingScoreMatching", "SlicedScoreMatching", "score"]
@@ -63,7 +63,7 @@ class DenoisingScoreMatching:
         n_samples: int,  # noqa: ARG002
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean squared error of the predicted noise, halved."""
-        width = self.sigma * x.std(0).clamp_min(1e-6)
+        width = self.sigma * column_spread(x)
         noise = torch.randn_like(x)
         residual = width * score(model, x + width * noise) + noise
         loss = 0.5 * residual.square().sum(-1).mean()
@@ -98,7 +98,7 @@ class SlicedScoreMatching:
         n_samples: int,  # noqa: ARG002
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``mean [ v' s'(x) v + |s(x)|^2 / 2 ]`` in coordinates scaled by the column spreads."""
-        spread = x.std(0).clamp_min(1e-6)
+        spread = column_spread(x)
         x = x.repeat(self.n_slices, 1).detach().requires_grad_(True)
         with torch.enable_grad():
             log_p = model.log_unnormalized(x).sum()

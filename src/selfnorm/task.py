@@ -19,7 +19,10 @@ class Task(Protocol):
     A task may also define ``data_columns(data)``: further tensors with one entry per row, computed
     once, which come to :meth:`loss` behind those of the data. And ``draws_ahead`` with
     ``draw(batch)`` and ``loss_of_drawn(drawn)``, the two halves of :meth:`loss`, where the first
-    depends on nothing that is trained. And ``large_network = True``, for large networks: see
+    depends on nothing that is trained. And, for checkpoints, ``settings()``: plain values a resumed
+    run must share; ``witness(data)``: log-densities at a few rows, by which a checkpoint of another
+    network is known; ``own_state()`` with ``load_own_state(state)``: what a run remembers outside
+    the module. And ``large_network = True``, for large networks: see
     :func:`selfnorm.overlapped.make_stepper`.
     """
 

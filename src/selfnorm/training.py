@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from selfnorm import functional as F
 from selfnorm import objectives
 from selfnorm.adapters import proposal_for
-from selfnorm.errors import EnergyError, ProposalError
+from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.history import History
 from selfnorm.loop import LoopOptions, Task, run
@@ -22,7 +23,7 @@ from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
 from selfnorm.rows import check_rows
 
-__all__ = ["DensityTask", "fit"]
+__all__ = ["DensityTask", "fit", "refuse_more_parts"]
 
 
 def fit(
@@ -157,8 +158,10 @@ def fit(
             log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
             bf16=bf16,
         )
+        refuse_more_parts(data, "x_train")
         data = (check_rows(data[0], "x_train", dtype=model.dtype),)
         if held_out is not None:
+            refuse_more_parts(held_out, "val_data")
             width = data[0].shape[1]
             held = check_rows(held_out[0], "val_data", width=width, minimum=1, dtype=model.dtype)
             held_out = (held,)
@@ -168,6 +171,16 @@ def fit(
             "selfnorm.EBM(energy), or give the model a training_task() method"
         )
     return run(task, data, val_data=held_out, options=options)
+
+
+def refuse_more_parts(data: tuple[Any, ...], name: str) -> None:
+    """A density has one table: weights or labels beside it would be ignored in silence."""
+    if len(data) != 1:
+        raise DataError(
+            f"{name} is a tuple of {len(data)} parts, an EBM is trained on one table: pass that "
+            "alone (rows with weights can be drawn with torch.multinomial; labels need a "
+            "ConditionalEBM)"
+        )
 
 
 class DensityTask:
@@ -202,6 +215,31 @@ class DensityTask:
         self.proposal: Proposal = proposal_for(model, proposal)
         self._val_samples: tuple[Tensor, Tensor] | None = None
 
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run must share with the one it continues, beside the loop's options."""
+        return {
+            "objective": objectives.label(self.objective),
+            "n_samples": self.n_samples,
+            "lr_log_norm": f"{self.log_norm_lr_scale:.6g} x lr",
+            "bf16": self.module.bf16,
+        }
+
+    def witness(self, data: tuple[Tensor, ...]) -> Tensor:
+        """``log p~`` and ``log q`` of the first rows: other laws, other numbers."""
+        x = data[0][:64]
+        return torch.cat([self.module.log_unnormalized(x), self.proposal.log_prob(x)])
+
+    def own_state(self) -> Any:
+        """What the objective remembers from step to step, e.g. chains; ``None`` if nothing."""
+        remembered: Any = getattr(self.objective, "state_dict", None)
+        return None if remembered is None else remembered()
+
+    def load_own_state(self, state: Any) -> None:
+        """Go on with what :meth:`own_state` gave."""
+        take: Any = getattr(self.objective, "load_state_dict", None)
+        if take is not None:
+            take(state)
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The energy's parameters, and ``b`` with a learning rate of its own."""
         b = self.module.log_norm
@@ -215,6 +253,14 @@ class DensityTask:
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check proposal and energy on the data, and set ``b`` to an estimate of ``log Z``."""
         x = data[0]
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        if all(p is self.module.log_norm for p in trained):
+            warnings.warn(
+                "the energy has no parameter to train: only b is fitted. A network inside a "
+                "function or lambda is not seen; make the energy a torch.nn.Module",
+                SelfnormWarning,
+                stacklevel=5,
+            )
         if self.proposal.dim != x.shape[1]:
             raise ProposalError(
                 f"the proposal is over rows of {self.proposal.dim} numbers, the data have "
