@@ -8,6 +8,7 @@ import torch
 from selfnorm.augmentation import Augmentation
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.image_model import make_proposal
+from selfnorm.image_predictive import label_grid
 from selfnorm.image_regression import OBJECTIVES
 from selfnorm.image_training import Presentation
 from selfnorm.label_space import LabelSpace, StepFeatures, dequantised
@@ -89,3 +90,42 @@ def test_ranking_nce_draws_are_independent_the_others_stratified():
         model = small_model(objective)
         model.prepare(torch.from_numpy(x), torch.from_numpy(y)[:, None])
         assert model.task().stratified == (objective != "ranking_nce")
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1e9])
+def test_labels_far_from_zero_keep_their_bins_and_their_range(offset):
+    """Identity numbers and times in seconds: float32 has no fractions of them."""
+    y = offset + torch.arange(8.0, dtype=torch.float64)[:, None]
+    space = LabelSpace.of(y, step=1.0)
+    z = space.standardise(y).float()
+    bins = StepFeatures(space)(z)[:, -10:]
+    assert bins.argmax(1).tolist() == list(range(1, 9))
+    q = make_proposal("uniform", 4, space)(torch.zeros(8, 4))
+    torch.testing.assert_close(
+        q.log_prob(z), torch.full((8,), math.log(2.449 / 8)), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_a_million_steps_do_not_make_sixteen_million_cells():
+    """Prices in whole dollars are whole numbers too."""
+    few, many = (LabelSpace((0.0,), (1.0,), (0.0,), (high,), 1.0) for high in (1000.0, 1e6))
+    assert len(label_grid(few, margin=0.0)[0]) == 16_000
+    grid, width = label_grid(many, margin=0.0)
+    assert len(grid) * width == pytest.approx(1e6)
+    assert len(grid) == 1024
+    assert len(label_grid(many, margin=0.0, refine=4)[0]) == 4096
+
+
+def test_steps_that_are_none():
+    y = torch.tensor([[1.0], [4.0]])
+    for step in (-1.0, math.nan, math.inf):
+        with pytest.raises(DataError, match="the step of labels must be a number of at least 0"):
+            LabelSpace.of(y, step=step)
+
+
+@pytest.mark.parametrize("signs", [(-1.0,), (-1.0, 1.0, 1.0)])
+def test_signs_for_another_number_of_labels(signs):
+    """One sign was used for all labels without a word."""
+    space = LabelSpace((0.0,) * 2, (1.0,) * 2, (-1.0,) * 2, (1.0,) * 2)
+    with pytest.raises(DataError, match=f"flip_signs for {len(signs)} label.*here are 2"):
+        Presentation(space, Augmentation(flip=True, flip_signs=signs))

@@ -210,3 +210,16 @@ def test_several_labels_are_predicted_in_chunks(monkeypatch):
     assert sizes == [25, 25, 10]
     # Draws differ between chunks; the means agree to their Monte Carlo error.
     np.testing.assert_allclose(parts, whole, atol=1.5)
+
+
+def test_a_law_on_the_range_has_no_density_outside_on_a_grid_of_ones_own():
+    """Without a base an energy goes on outside of the uniform proposal's range."""
+    x, y = bright_images(60)
+    model = small_model(
+        proposal="uniform", energy="paper", base=None, proposal_loss="both", max_epochs=1
+    ).fit(x, y)
+    grid = np.linspace(y.min() - 60.0, y.max() + 60.0, 20_001)
+    density = model.density(x[0], grid=grid)[1]
+    assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=2e-3)
+    low, high = model.space_.grid_range()
+    assert not density[(grid < low) | (grid > high)].any()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError, ModelFileError, ProposalError
 from selfnorm.image_regression import ImageRegressor
 from tests.image_models import Small, bright_images, small_model
 
@@ -84,3 +84,57 @@ def test_images_of_a_size_that_the_backbone_cannot_take(layers, tmp_path):
 def test_a_backbone_for_all_sizes_takes_them(fitted):
     x, _ = bright_images(4)
     assert fitted.predict(x[:, :, :4, :6]).shape == (4,)
+
+
+def test_labels_of_another_number(fitted):
+    """One column for three labels was used for each of them without a word."""
+    x, y = bright_images(60)
+    three = np.stack([y, y, y], axis=1)
+    for call in (fitted.log_prob, fitted.pit, fitted.bounds, fitted.calibrate, fitted.score):
+        with pytest.raises(DataError, match=r"expected 1 label\(s\) for each image, got 3"):
+            call(x, three)
+    with pytest.raises(DataError, match=r"expected 3 label\(s\) for each image, got 1"):
+        small_model().fit(x, three, val=(x, y))
+    wide = small_model(max_epochs=1).fit(x, three + np.random.default_rng(0).normal(size=(60, 3)))
+    with pytest.raises(DataError, match=r"expected 3 label\(s\) for each image, got 1"):
+        wide.log_prob(x, y, method="learned")
+
+
+def test_complex_labels():
+    x, y = bright_images(6)
+    for labels in (y + 1j, torch.tensor(y + 1j)):
+        with pytest.raises(DataError, match="labels must be real numbers"):
+            small_model().fit(x, labels)
+
+
+class Both(nn.Module):
+    def forward(self, x):
+        return x.flatten(1), x
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 4, 3), nn.Sequential(nn.Flatten(0)), Both()],
+)
+def test_backbones_that_make_no_features(backbone):
+    x, y = bright_images(6)
+    with pytest.raises(DataError, match=r"map \(n, c, h, w\) to \(n, features\).*nn.Flatten"):
+        ImageRegressor(backbone=backbone, max_epochs=1).fit(x, y)
+
+
+def test_a_backbone_in_double_precision():
+    x, y = bright_images(30)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+    found = ImageRegressor(backbone=backbone, max_epochs=1, n_samples=4, random_state=0).fit(x, y)
+    doubled = ImageRegressor(
+        backbone=backbone.double(), max_epochs=1, n_samples=4, random_state=0
+    ).fit(x, y)
+    assert np.array_equal(found.predict(x), doubled.predict(x))
+    assert backbone[1].weight.dtype == torch.float64  # it is the user's
+
+
+@pytest.mark.parametrize("proposal", ["uniform", "gaussian"])
+def test_a_law_alone_that_is_the_same_for_all_images(proposal):
+    x, y = bright_images(6)
+    with pytest.raises(ProposalError, match="objective 'mdn' fits a mixture to each image"):
+        small_model("mdn", proposal).fit(x, y)

@@ -72,7 +72,6 @@ class ImageFeatures(nn.Module):
         self, backbone: nn.Module, *, channels: int = 3, dropout: float = 0.0, bf16: bool = True
     ) -> None:
         super().__init__()
-        self.backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.channels, self.bf16 = channels, bf16
         self.dropout = nn.Dropout(dropout)
         colour = channels == 3
@@ -80,6 +79,7 @@ class ImageFeatures(nn.Module):
         std = torch.tensor(_IMAGENET_STD if colour else (0.25,) * channels).view(-1, 1, 1)
         self.register_buffer("factor", 1.0 / std, persistent=False)
         self.register_buffer("shift", -mean / std, persistent=False)
+        self.backbone = backbone.to(self.factor.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, x: Tensor) -> Tensor:
         """Features in float32."""
@@ -99,6 +99,12 @@ class ImageFeatures(nn.Module):
         side.join()
         with _rounded(x, self.bf16):
             h = functional_call(self.backbone, weights, (x,)) if weights else self.backbone(x)
+        if not isinstance(h, Tensor) or h.shape[:-1] != x.shape[:1]:
+            made = tuple(h.shape) if isinstance(h, Tensor) else f"a {type(h).__name__}"
+            raise DataError(
+                f"the backbone must map (n, c, h, w) to (n, features); of {tuple(x.shape)} it "
+                f"makes {made}: end it with nn.Flatten(), or pool its maps first"
+            )
         return self.dropout(h.to(self.factor.dtype))
 
     def _rounded_weights(self, side: SideStream) -> dict[str, Tensor]:
@@ -239,10 +245,9 @@ def make_proposal(
     if name == "gaussian":
         return FixedGaussian(torch.zeros(dim), torch.ones(dim))
     if name == "uniform":
-        ends = torch.tensor([space.low, space.high])
-        z = space.standardise(ends)
-        slack = 1e-4 * (z[1] - z[0])  # rounding must not put a label at the end outside
-        return FixedUniform(z[0] - slack, z[1] + slack)
+        low, high = space.standardised_ends()
+        slack = 1e-4 * (high - low)  # rounding must not put a label at the end outside
+        return FixedUniform(low - slack, high + slack)
     components = name.removeprefix("mdn-")
     if not name.startswith("mdn-") or not components.isdigit() or int(components) < 1:
         raise ProposalError(
@@ -351,6 +356,11 @@ def build(
         return LawModel(features, make_proposal("mdn-1", width, space, hidden=hidden))
     law = make_proposal(proposal, width, space, hidden=hidden)
     if objective == "mdn":
+        if not isinstance(law, MDN):
+            raise ProposalError(
+                f"objective 'mdn' fits a mixture to each image: proposal={proposal!r} is the same "
+                "for all; use proposal='mdn-K' with K components, e.g. 'mdn-4'"
+            )
         return LawModel(features, law)
     b: nn.Module
     if energy == "paper":

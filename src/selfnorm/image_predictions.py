@@ -101,6 +101,13 @@ class ImagePredictions:
         """Whether labels outside the range have no density: uniform base or proposal."""
         return self.proposal == "uniform" and not isinstance(self.model_, LawModel)
 
+    def _possible(self, y: Tensor) -> Tensor:
+        """Whether labels ``(n,)`` can have a density: all, or those on the range."""
+        if not self.lives_on_range:
+            return torch.ones_like(y, dtype=torch.bool)
+        low, high = self.space_.grid_range()
+        return (y >= low) & (y <= high)
+
     def refine_grid(self, images: Any) -> float:
         """Halve the grid's cells until ``log Z`` of these images stands still; the last change.
 
@@ -168,7 +175,8 @@ class ImagePredictions:
             return law.grid.cpu().numpy(), law.pdf[0].cpu().numpy()
         at = torch.as_tensor(np.asarray(grid, dtype=np.float64))
         log_p = log_densities(self._fitted().heads(), h, at, self.space_) / self.temperature_
-        return at.numpy(), (log_p - law.log_norm[:, None])[0].exp().cpu().numpy()
+        density = (log_p - law.log_norm[:, None])[0].exp().cpu()
+        return at.numpy(), torch.where(self._possible(at), density, 0.0).numpy()
 
     def log_prob(self, images: Any, y: Any, method: str = "exact") -> np.ndarray:
         """``log p(y|image)`` of pairs, ``(n,)``.
@@ -178,7 +186,7 @@ class ImagePredictions:
         """
         if method not in ("exact", "learned"):
             raise DataError(f'method must be "exact" or "learned", not {method!r}')
-        h, labels = self.features(images), as_labels(y)
+        h, labels = self.features(images), as_labels(y, self.space_.dim)
         same_length(h, labels)
         z = self.space_.standardise(labels).to(h)
         heads = self._fitted().heads()
@@ -194,16 +202,14 @@ class ImagePredictions:
             else:
                 log_p = heads.log_unnormalized(h, z).double() - self.space_.log_scale
                 log_p = log_p / self.temperature_ - self._in_chunks(h, lambda law, _: law.log_norm)
-                if self.lives_on_range:
-                    low, high = self.space_.grid_range()
-                    inside = (labels[:, 0] >= low) & (labels[:, 0] <= high)
-                    log_p = torch.where(inside.to(log_p.device), log_p, -math.inf)
+                possible = self._possible(labels[:, 0]).to(log_p.device)
+                log_p = torch.where(possible, log_p, -math.inf)
         return log_p.cpu().numpy()
 
     def pit(self, images: Any, y: Any) -> np.ndarray:
         """``F(y|image)``, uniform for a calibrated model: ``(n,)``."""
-        labels = as_labels(y)[:, 0]
         h = self.features(images)
+        labels = as_labels(y, self.space_.dim)[:, 0]
         same_length(h, labels)
         labels = labels.to(h.device)
         return self._in_chunks(h, lambda law, rows: law.cdf_at(labels[rows])).cpu().numpy()
@@ -216,7 +222,7 @@ class ImagePredictions:
         are too sure. For one label. Returns ``T``, which is also ``temperature_``.
         """
         h = self.features(images)
-        labels = as_labels(y).to(h.device)
+        labels = as_labels(y, self.space_.dim).to(h.device)
         same_length(h, labels)
         grid, _ = self.grid()
         heads = self._fitted().heads()
@@ -254,7 +260,7 @@ class ImagePredictions:
                 f"objective {self.objective!r} has a normalised law: log_prob is exact, there is "
                 "nothing to bound"
             )
-        h, labels = self.features(images), as_labels(y)
+        h, labels = self.features(images), as_labels(y, self.space_.dim)
         same_length(h, labels)
         z = self.space_.standardise(labels).to(h)
         found = heads.bounds((h, z), n_samples=n_samples, seed=seed)
@@ -349,9 +355,12 @@ def as_images(images: Any) -> Tensor:
     return x
 
 
-def as_labels(y: Any) -> Tensor:
-    """Labels as a checked double tensor ``(n, d)``."""
-    labels = torch.as_tensor(np.asarray(y, dtype=np.float64) if not isinstance(y, Tensor) else y)
+def as_labels(y: Any, dim: int | None = None) -> Tensor:
+    """Labels as a checked double tensor ``(n, d)``; ``dim``: the ``d`` that is needed."""
+    given = y if isinstance(y, Tensor) else np.asarray(y)
+    if given.is_complex() if isinstance(given, Tensor) else np.iscomplexobj(given):
+        raise DataError("labels must be real numbers; give real and imaginary parts as two labels")
+    labels = torch.as_tensor(given if isinstance(given, Tensor) else given.astype(np.float64))
     labels = labels.double()
     if labels.ndim == 1:
         labels = labels[:, None]
@@ -359,6 +368,8 @@ def as_labels(y: Any) -> Tensor:
         raise DataError(
             f"labels must be finite, of shape (n,) or (n, d); got {tuple(labels.shape)}"
         )
+    if dim is not None and labels.shape[1] != dim:
+        raise DataError(f"expected {dim} label(s) for each image, got {labels.shape[1]}")
     return labels
 
 

@@ -19,7 +19,7 @@ from selfnorm.label_space import LabelSpace
 __all__ = ["GridLaw", "label_grid", "log_densities"]
 
 _CELLS_PER_STEP = 16
-_CELLS_PER_RANGE = 1024  # where the labels are continuous
+_CELLS_PER_RANGE = 1024  # where the labels are continuous, or have more steps than this
 _ROWS_AT_ONCE = 400_000
 
 
@@ -34,11 +34,10 @@ def label_grid(space: LabelSpace, *, margin: float = 0.5, refine: int = 1) -> tu
     (960, 0.0625)
     """
     low, high = space.grid_range()
-    if space.step > 0:
-        width = space.step / _CELLS_PER_STEP
-        n = round((high - low) / width)
-    else:
-        n = _CELLS_PER_RANGE
+    steps = round((high - low) / space.step) if space.step > 0 else 0
+    # Prices in whole dollars: a law is not constant on each of a million steps, and refining the
+    # grid finds the cells that it needs.
+    n = _CELLS_PER_STEP * steps if 0 < steps <= _CELLS_PER_RANGE else _CELLS_PER_RANGE
     n *= refine
     width = (high - low) / n
     extra = round(margin * n)

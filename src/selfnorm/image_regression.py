@@ -153,7 +153,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         x, labels = as_images(images), as_labels(y)
         same_length(x, labels)
         if val is not None:
-            x_val, y_val = as_images(val[0]), as_labels(val[1])
+            x_val, y_val = as_images(val[0]), as_labels(val[1], labels.shape[1])
             same_length(x_val, y_val)
         else:
             with seeded(self.random_state):

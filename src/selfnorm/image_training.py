@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from selfnorm.augmentation import Augmentation
 from selfnorm.conditional import check_pairs
 from selfnorm.conditional_training import ConditionalTask
+from selfnorm.errors import DataError
 from selfnorm.image_model import ImageEBM, LawModel, MeanHead
 from selfnorm.label_space import LabelSpace
 from selfnorm.randomness import seeded
@@ -25,6 +26,12 @@ class Presentation:
 
     def __init__(self, space: LabelSpace, augmentation: Augmentation | None) -> None:
         self.augmentation = augmentation or Augmentation()
+        signs = self.augmentation.flip_signs
+        if signs is not None and len(signs) != space.dim:
+            raise DataError(
+                f"the augmentation has flip_signs for {len(signs)} label(s), here are {space.dim}: "
+                "give one sign for each"
+            )
         self.space = space
         self._constants: dict[torch.device, Tensor] = {}
 

@@ -47,6 +47,8 @@ class LabelSpace:
         >>> LabelSpace.of(torch.tensor([[1.0], [3.0]]), step=1.0).low
         (0.5,)
         """
+        if not 0 <= step < math.inf:
+            raise DataError(f"the step of labels must be a number of at least 0, got {step}")
         if y.ndim != 2 or len(y) < 2 or not bool(torch.isfinite(y).all()):
             raise DataError(f"labels must be finite, of shape (n, d), n > 1; got {tuple(y.shape)}")
         spread = y.double().std(0)
@@ -77,6 +79,18 @@ class LabelSpace:
     def restore(self, z: Tensor) -> Tensor:
         """``center + scale z``."""
         return z.new_tensor(self.center) + z.new_tensor(self.scale) * z
+
+    def standardised_ends(self) -> tuple[Tensor, Tensor]:
+        """``low`` and ``high`` in standardised units, ``(d,)`` each.
+
+        >>> low, high = LabelSpace((1e9,), (2.0,), (1e9 - 3,), (1e9 + 3,)).standardised_ends()
+        >>> low, high
+        (tensor([-1.5000]), tensor([1.5000]))
+        """
+        # Float32 has no room for the fractions of labels around a million.
+        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
+        low, high = self.standardise(ends).to(torch.get_default_dtype())
+        return low, high
 
     @property
     def log_scale(self) -> float:
@@ -149,7 +163,7 @@ class StepFeatures(nn.Module):
 
     def __init__(self, space: LabelSpace, *, waves: int = 4, bins: int | None = None) -> None:
         super().__init__()
-        low, high = space.standardise(torch.tensor([space.low, space.high]))
+        low, high = space.standardised_ends()
         if bins is None:
             bins = _n_bins(space)
         self.n_bins = bins
