@@ -237,6 +237,7 @@ def test_other_refusals(selfnorm, places, tmp_path):
         (("fit", train, "-o", tmp_path / "m", "--target", "z"), "no column 'z'"),
         (("fit", train, "-o", tmp_path / "m", "--drop", "a,b,c"), "no column is left"),
         (("fit", train, "-o", tmp_path / "m", "--columns", "a,q"), "no column 'q'"),
+        (("fit", train, "-o", tmp_path / "m", "--columns", "a,b,a"), "names 'a' twice"),
         (("fit", train, "-o", tmp_path / "m", "--device", "abacus"), "device 'abacus'"),
         (("fit", train, "-o", tmp_path / "m", "--method", "magic"), "method"),
         (("fit", train, "-o", tmp_path / "m", "--target", "a", "--max-steps", 3), "--max-epochs"),
@@ -284,3 +285,17 @@ def test_strict_exit_code(selfnorm, tmp_path):
     code, out, _ = selfnorm("evaluate", tmp_path / "m", tmp_path / "t.csv", "--strict")
     assert code == 3
     assert "NOT RELIABLE" in out
+
+
+def test_small_tables_hold_out_no_rows_and_pass_identifiers_on(selfnorm, tmp_path):
+    table = tmp_path / "t.csv"
+    cells = (f"{i:05d},{v:.6g}" for i, v in enumerate(rows(60, 1)[:, 0]))
+    table.write_text("\n".join(["id,a", *cells]) + "\n")
+    fit = ("fit", table, "-o", tmp_path / "m", "--columns", "a", "--max-steps", 3, "--no-progress")
+    code, out, _ = selfnorm(*fit)
+    assert code == 0
+    assert "log-likelihood of training rows" in out
+    code, _, _ = selfnorm("score", tmp_path / "m", table, "-o", tmp_path / "s.csv")
+    assert code == 0
+    lines = (tmp_path / "s.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["id", *(f"{i:05d}" for i in range(60))]

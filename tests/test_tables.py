@@ -76,6 +76,10 @@ def test_columns_are_put_in_the_order_asked_for(tmp_path):
         ("a,a\n1,2\n", "column 'a' appears twice"),
         ("a,\n1,2\n", "column 2 has no name"),
         ("a,b\n1,\n2,\n", "missing value in row 1"),
+        ("NA,2.5\n1.5,3.5\n", r"missing value in row 1 \(line 1\), column 'x0'"),
+        (",0,1\n0,1.5,2.5\n", "column 1 has no name"),
+        ("a;b\n1,5;2,5\n", r"holds text \('1,5' in row 1 .*decimal point"),
+        ('a,b\n"1,234.5",2\n', "separators of thousands"),
     ],
 )
 def test_bad_csv_names_row_and_column(tmp_path, text, words):
@@ -96,6 +100,49 @@ def test_csv_dialects(tmp_path):
     assert len(back) == 2
     path.write_text('"a, b",c\n1,2\n')
     assert read_table(path).names == ["a, b", "c"]
+    path.write_text('"height, cm";"weight, kg"\n180;75\n')
+    assert read_table(path).names == ["height, cm", "weight, kg"]
+
+
+def test_the_names_of_a_frame_without_names_are_no_row(tmp_path):
+    path = tmp_path / "t.csv"
+    pd.DataFrame(VALUES).assign(**{"2": [4, 5, 6]}).drop(columns=2).to_csv(path, index=False)
+    back = read_table(path)
+    assert (back.names, len(back)) == (["0", "1", "2"], 3)
+    path.write_text("0,1\n1,1\n0,0\n")  # whole numbers throughout: a row like the others
+    assert len(read_table(path)) == 3
+
+
+def test_identifiers_are_passed_on_as_they_are(tmp_path):
+    ids = {"code": ["0042", "0007"], "key": [2**60 + 1, 2**60 + 3], "size": ["1.50", "NA"]}
+    csv = tmp_path / "t.csv"
+    pd.DataFrame(ids).to_csv(csv, index=False)
+    read = read_table(csv)
+    assert numeric(read, ["code", "key"]).tolist() == [[42.0, 2.0**60], [7.0, 2.0**60]]
+    write_table(read, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == csv.read_text()
+    write_table(read, tmp_path / "out.parquet")
+    back = pd.read_parquet(tmp_path / "out.parquet")
+    assert back["code"].tolist() == ids["code"]
+    assert back["key"].tolist() == [str(key) for key in ids["key"]]
+    assert back["size"].iloc[0] == 1.5
+    pd.DataFrame(ids).to_parquet(tmp_path / "t.parquet")
+    for name in ("again.parquet", "again.csv"):
+        write_table(read_table(tmp_path / "t.parquet"), tmp_path / name)
+    assert pd.read_parquet(tmp_path / "again.parquet")["key"].tolist() == ids["key"]
+    assert pd.read_csv(tmp_path / "again.csv")["key"].tolist() == ids["key"]
+    np.save(tmp_path / "t.npy", np.array([ids["key"]]).T)
+    write_table(read_table(tmp_path / "t.npy"), tmp_path / "keys.csv")
+    assert pd.read_csv(tmp_path / "keys.csv")["x0"].tolist() == ids["key"]
+
+
+def test_of_several_arrays_the_table_is_named_x(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, y=VALUES[:, 0], features=VALUES)
+    with pytest.raises(DataError, match=r"arrays \['y', 'features'\]: name the one"):
+        read_table(path)
+    np.savez(path, y=VALUES[:, 0], X=VALUES)
+    assert np.array_equal(numeric(read_table(path)), VALUES)
 
 
 def test_files_that_are_no_tables(tmp_path):

@@ -22,7 +22,7 @@ import typer
 from selfnorm import serialization
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.table_files import check_output, read_table, write_table
-from selfnorm.tables import Table, numeric, refuse_constant
+from selfnorm.tables import Table, numeric, refuse_constant, repeated_name
 
 __all__ = ["check_device", "check_folder", "register"]
 
@@ -126,9 +126,9 @@ def fit(
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
     )
     if target is None:
-        typer.echo(
-            f"log-likelihood of held-out rows at least {estimator.lower_bound_:.4f} nats/row"
-        )
+        # small tables spare no rows to hold out
+        rows = "training" if estimator.history_.best_score is None else "held-out"
+        typer.echo(f"log-likelihood of {rows} rows at least {estimator.lower_bound_:.4f} nats/row")
 
 
 def evaluate(
@@ -328,6 +328,8 @@ def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list
     for name in (*chosen, *dropped):
         if name not in table.columns:
             raise DataError(f"there is no column {name!r}; the table has {table.names}")
+    if len(set(chosen)) != len(chosen):
+        raise DataError(f"--columns names {repeated_name(chosen)!r} twice; leave one out")
     return [name for name in chosen if name not in dropped]
 
 
@@ -362,7 +364,7 @@ def _write_with(table: Table, added: dict[str, np.ndarray], output: Path) -> Non
     for name in added:
         if name in table.columns:
             raise DataError(f"{table.source} has a column {name!r} already; rename it first")
-    write_table(Table({**table.columns, **added}, table.source), output)
+    write_table(Table({**table.columns, **added}, table.source, cells=table.cells), output)
 
 
 def _json(report: dict[str, Any]) -> str:

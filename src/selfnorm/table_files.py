@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,11 @@ import numpy as np
 
 from selfnorm.errors import DataError
 from selfnorm.tables import (
+    MISSING,
     Table,
     column_of,
     from_frame,
+    is_identifier,
     is_number,
     numeric,
     parse_cells,
@@ -137,7 +140,7 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
     except csv.Error as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
     header = rows[0]
-    named = any(not is_number(cell) for cell in header)
+    named = _has_names(rows)
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]
     body = rows[1:] if named else rows
     body_lines = lines[1:] if named else lines
@@ -152,11 +155,27 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
             raise DataError(
                 f"{path}: line {line} has {len(row)} cells, the header has {len(names)}"
             )
-    columns = {
-        name: parse_cells(np.array(cells, dtype=object))
-        for name, cells in zip(names, zip(*body, strict=True), strict=True)
+    cells = {
+        name: np.array(column, dtype=object)
+        for name, column in zip(names, zip(*body, strict=True), strict=True)
     }
-    return Table(columns, str(path), np.array(body_lines), named)
+    columns = {name: parse_cells(column) for name, column in cells.items()}
+    return Table(columns, str(path), np.array(body_lines), named, cells)
+
+
+def _has_names(rows: list[list[str]]) -> bool:
+    """Whether the first line holds names: words, or the 0, 1, 2, ... of a frame without names."""
+    first = [cell.strip() for cell in rows[0]]
+    numbers = [is_number(cell) for cell in first]
+    if not all(numbers):
+        # numbers beside missing cells (NA, ?) are a row of data; a cell left empty has no name
+        words = [cell for cell in first if not is_number(cell)]
+        return not any(numbers) or any(word == "" or word.lower() not in MISSING for word in words)
+    if first != [str(i) for i in range(len(first))] or len(rows) == 1:
+        return False
+    # whole numbers above a column whose numbers all have a point: no measurement of the same kind
+    others = [row for row in rows[1:] if len(row) == len(first)]
+    return any(all("." in row[i] for row in others) for i in range(len(first)))
 
 
 def _read_numpy(path: Path) -> Table:
@@ -171,12 +190,17 @@ def _read_numpy(path: Path) -> Table:
         raise DataError(f"{path} cannot be read as a numpy file: {error}") from None
     if not arrays:
         raise DataError(f"{path} holds no array")
-    key = "X" if "X" in arrays else next(iter(arrays))
+    tables = [key for key in arrays if key != "columns"]
+    if "X" not in arrays and len(tables) != 1:
+        raise DataError(f"{path} holds the arrays {tables}: name the one that is the table X")
+    key = "X" if "X" in arrays else tables[0]
     table = from_frame(arrays[key], f"{path}[{key}]")
     names = arrays.get("columns")
     if names is not None and len(names) == len(table.columns):
-        columns = dict(zip(map(str, names), table.columns.values(), strict=True))
-        return Table(columns, table.source)
+        renamed = dict(zip(table.columns, map(str, names), strict=True))
+        columns = {renamed[name]: column for name, column in table.columns.items()}
+        cells = {renamed[name]: column for name, column in table.cells.items()}
+        return Table(columns, table.source, cells=cells)
     return table
 
 
@@ -191,7 +215,7 @@ def _read_parquet(path: Path) -> Table:
     names = frame.column_names
     if len(set(names)) != len(names):
         raise DataError(f"{path}: column {repeated_name(names)!r} appears twice; rename one")
-    columns = {}
+    columns, cells = {}, {}
     for name in names:
         column = frame.column(name)
         kind = column.type
@@ -200,11 +224,13 @@ def _read_parquet(path: Path) -> Table:
             or pyarrow.types.is_floating(kind)
             or pyarrow.types.is_boolean(kind)
         ):
-            column = column.cast(pyarrow.float64(), safe=False)
-            columns[name] = column_of(column.to_numpy(zero_copy_only=False))
+            numbers = column.cast(pyarrow.float64(), safe=False)
+            columns[name] = column_of(numbers.to_numpy(zero_copy_only=False))
+            if np.nanmax(np.abs(columns[name]), initial=0.0) >= 2**53:
+                cells[name] = np.array(column.to_pylist(), dtype=object)
         else:
             columns[name] = column_of(np.array(column.to_pylist(), dtype=object))
-    return Table(columns, str(path))
+    return Table(columns, str(path), cells=cells)
 
 
 def _pyarrow() -> Any:
@@ -222,17 +248,28 @@ def _write_csv(table: Table, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, delimiter=delimiter, lineterminator="\n")
         writer.writerow(table.names)
-        writer.writerows(zip(*(_cells(column) for column in table.columns.values()), strict=True))
+        columns = [
+            [_text(cell) for cell in table.cells[name].tolist()]
+            if name in table.cells
+            else _cells(column)
+            for name, column in table.columns.items()
+        ]
+        writer.writerows(zip(*columns, strict=True))
 
 
 def _write_parquet(table: Table, path: Path) -> None:
     pyarrow = _pyarrow()
     import pyarrow.parquet as parquet
 
-    columns = {
-        name: column if column.dtype.kind == "f" else [_text(cell) for cell in column]
-        for name, column in table.columns.items()
-    }
+    columns: dict[str, Any] = {}
+    for name, column in table.columns.items():
+        cells = table.cells.get(name, column).tolist()
+        if column.dtype.kind == "f" and not is_identifier(table.cells.get(name, column), column):
+            columns[name] = column
+        elif all(isinstance(cell, float | int | None) for cell in cells):
+            columns[name] = pyarrow.array(cells)
+        else:
+            columns[name] = [_text(cell) for cell in cells]
     parquet.write_table(pyarrow.table(columns), path)
 
 
@@ -260,6 +297,7 @@ def _text(cell: Any) -> str:
 
 def _delimiter(head: str) -> str:
     line = head.lstrip("\n\r").split("\n", 1)[0]
-    counts = {mark: line.count(mark) for mark in (",", ";", "\t")}
+    bare = re.sub(r'"[^"]*"', "", line)  # a mark within quotes is part of a name
+    counts = {mark: bare.count(mark) for mark in (",", ";", "\t")}
     best = max(counts, key=lambda mark: counts[mark])
     return best if counts[best] else ","

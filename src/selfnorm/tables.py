@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,15 @@ class Table:
     """Named columns of equal length; a column is float64 (missing = nan) or text.
 
     ``lines`` holds the line of each row in the file, where there are lines, so that an error can
-    name the line an editor shows. ``named`` is false where the names were made up.
+    name the line an editor shows. ``named`` is false where the names were made up. ``cells`` holds
+    columns as they were read, where a float might say less (007, 2**60 + 1): for passing them on.
     """
 
     columns: dict[str, np.ndarray]
     source: str = "table"
     lines: np.ndarray | None = None
     named: bool = True
+    cells: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
@@ -64,10 +66,10 @@ def from_frame(data: Any, source: str = "table") -> Table:
         array = array[:, None]
     if array.ndim != 2:
         raise DataError(f"{source}: expected rows and columns, got an array of shape {array.shape}")
-    names = [f"x{i}" for i in range(array.shape[1])]
-    return Table(
-        {name: column_of(array[:, i]) for i, name in enumerate(names)}, source, named=False
-    )
+    raw = {f"x{i}": column for i, column in enumerate(array.T)}
+    columns = {name: column_of(column) for name, column in raw.items()}
+    kept = {name: column for name, column in raw.items() if array.dtype.kind in "iu"}
+    return Table(columns, source, named=False, cells=kept)
 
 
 def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
@@ -144,6 +146,25 @@ def parse_cells(cells: np.ndarray) -> np.ndarray:
     return values
 
 
+def is_identifier(cells: np.ndarray, values: np.ndarray) -> bool:
+    """Whether cells that read as the floats ``values`` are names rather than amounts.
+
+    Whole numbers with leading zeros, or too long for a float to hold.
+
+    >>> cells = np.array(["007", "012"], dtype=object)
+    >>> is_identifier(cells, parse_cells(cells))
+    True
+    """
+    finite = values[np.isfinite(values)]
+    if not (finite == np.round(finite)).all():
+        return False
+    return any(_is_name(str(cell).strip().lstrip("-")) for cell in cells.tolist())
+
+
+def _is_name(text: str) -> bool:
+    return "_" in text or (text.isdigit() and (len(text) > 15 or (text[0] == "0" and text != "0")))
+
+
 def column_of(values: np.ndarray) -> np.ndarray:
     """A float column from any numeric kind, a parsed one from objects."""
     if values.dtype.kind in "fiub":
@@ -187,8 +208,11 @@ def _place(table: Table, row: int) -> str:
 def _refuse_text(table: Table, name: str) -> None:
     for row, cell in enumerate(table.columns[name]):
         if str(cell).strip().lower() not in MISSING and not is_number(cell):
+            cure = "drop the column or turn it into numbers"
+            if "," in str(cell) and is_number(str(cell).replace(".", "").replace(",", "")):
+                cure = "write numbers with a decimal point and without separators of thousands"
             raise DataError(
                 f"{table.source}: column {name!r} holds text ({str(cell)[:40]!r} in "
-                f"{_place(table, row)}); drop the column or turn it into numbers"
+                f"{_place(table, row)}); {cure}"
             )
     raise DataError(f"{table.source}: column {name!r} holds no numbers; drop the column")
