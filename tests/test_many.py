@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -316,3 +317,56 @@ def test_a_table_of_all_members_is_moved_once():
     assert first is second
     assert third is not first
     assert third.device.type == "meta"
+
+
+class Scaled(nn.Module):
+    """A scalar parameter, one weight in two places, and an output of shape (n, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.scale * self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def test_scalars_and_weights_in_two_places_train_as_alone():
+    x = skewed(300)
+    base = sn.Gaussian.fit_to(x)
+    torch.manual_seed(0)
+    together = [sn.EBM(Scaled(), base=base) for _ in range(2)]
+    alone = copy.deepcopy(together)
+    options = {**QUICK, "max_epochs": 2}
+    sn.fit_many(together, x, same_batches=True, same_samples=True, **options)
+    for one, other in zip(together, alone, strict=True):
+        sn.fit(other, x, **options)
+        assert one.energy.second.weight is one.energy.first.weight
+        assert torch.allclose(flat(one), flat(other), atol=1e-4)
+
+
+def test_double_members_with_and_without_base_and_clipped_steps():
+    x = skewed(300)
+    q = sn.Gaussian.fit_to(x)
+    models = [sn.EBM(sn.MLP(2, (8,)).double(), base=q), sn.EBM(sn.MLP(2, (8,)).double())]
+    models[0].log_norm.data = models[0].log_norm.data.float()  # as after model.energy.double()
+    models[1].log_norm.data = models[1].log_norm.data.float()
+    options = {**QUICK, "max_epochs": 2, "clip_norm": 1e-3}
+    histories = sn.fit_many(models, x, proposal=q, **options)
+    assert [h.skipped_steps for h in histories] == [0, 0]
+
+
+def test_one_network_in_two_models_and_odd_options_are_refused():
+    x = skewed(100)
+    q = sn.Gaussian.fit_to(x)
+    network = sn.MLP(2, (8,))
+    with pytest.raises(ValueError, match="members 0 and 1 share a trained parameter"):
+        sn.fit_many([sn.EBM(network, base=q), sn.EBM(network, base=q)], x, progress=False)
+    model = sn.EBM(network, base=q)
+    with pytest.raises(TypeError, match="does not take bf16"):
+        sn.fit_many([model], x, bf16=True)
+    with pytest.raises(ValueError, match="n_samples"):
+        sn.fit_many([model], x, n_samples=0)
+    assert sn.fit_many([model], x, lr=np.float32(1e-3), max_steps=1, progress=False)[0].n_steps == 1

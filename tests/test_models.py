@@ -1,10 +1,14 @@
 """EBM: log_prob, shapes, errors, sampling."""
 
+import copy
+import math
+
 import pytest
 import torch
+from torch import nn
 
 import selfnorm as sn
-from selfnorm.errors import DataError, EnergyError
+from selfnorm.errors import DataError, EnergyError, ProposalError
 from tests.analytic.models import ANALYTIC, Potential
 
 
@@ -69,3 +73,45 @@ def test_same_generator_same_sample():
     a = case.ebm().sample(10, proposal=case.proposal, generator=7)
     b = case.ebm().sample(10, proposal=case.proposal, generator=7)
     assert torch.equal(a, b)
+
+
+def test_without_a_base_walking_samplers_stay_where_the_proposal_reaches():
+    """E = 2x on the unit interval: an exponential law cut off at 1, of mean 0.3435."""
+    box = sn.Uniform(torch.zeros(1), torch.ones(1))
+    model = sn.EBM(lambda x: 2 * x.sum(-1))
+    mean = 0.5 - math.exp(-2.0) / (1 - math.exp(-2.0))
+    for method in ("sir", "smc", "mala", "hmc"):
+        rows = model.sample(2000, proposal=box, method=method, generator=0)
+        assert bool(((rows >= 0) & (rows <= 1)).all()), method
+        assert float(rows.mean()) == pytest.approx(mean, abs=0.03), method
+
+
+@pytest.mark.parametrize("method", ["sir", "imh", "mala", "hmc", "smc"])
+def test_samples_are_drawn_in_evaluation_mode_also_within_inference_mode(method):
+    energy = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    model = sn.EBM(energy, base=sn.Gaussian(torch.zeros(2), scale=1.0))
+    before = copy.deepcopy(model.state_dict())
+    with torch.inference_mode():
+        rows = model.sample(20, method=method, generator=0)
+    assert model.training
+    assert energy[2].training
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    model.eval()
+    assert torch.equal(rows, model.sample(20, method=method, generator=0))
+
+
+def test_a_proposal_of_another_width_is_refused_by_name():
+    model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
+    with pytest.raises(ProposalError, match="rows of 3 numbers"):
+        model.sample(4, proposal=sn.Gaussian(torch.zeros(3), scale=1.0))
+
+
+def test_b_has_the_precision_of_the_energy():
+    """log Z = 12345.678: half a thousandth would be lost in float32, in every density."""
+    theta = torch.tensor([12345.678], dtype=torch.float64)
+    energy = sn.ExponentialFamily(lambda x: torch.ones_like(x), 1, theta=theta)
+    model = sn.EBM(energy, base=sn.Gaussian(torch.zeros(1), scale=1.0))
+    x = torch.linspace(-1, 1, 64)[:, None]
+    sn.fit(model, x, max_steps=1, lr=1e-12, seed=0, progress=False)
+    assert float(model.log_norm.detach()) == pytest.approx(12345.678, abs=1e-6)
+    assert sn.EBM(sn.MLP(1).half()).log_norm.dtype == torch.float32

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm.adapters import proposal_for
@@ -17,6 +18,7 @@ from selfnorm.diagnostics import Verdict, confidence_interval, verdict
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.memory import chunk_size_for
 from selfnorm.models import EBM
+from selfnorm.modes import evaluating
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike, seeded
 from selfnorm.rows import check_rows
@@ -159,15 +161,21 @@ def evaluate(
     chunk = chunk_size or _CHUNK
     if max_memory is not None and chunk_size is None:
         chunk = chunk_size_for(model, q, max_memory)
-    with seeded(seed, model.device):
-        log_w = stream_log_weights(model, q, n_samples, chunk)
-    log_p = torch.cat([model.log_unnormalized(part) for part in x.split(chunk)])
-    log_w_data = log_p - torch.cat([q.log_prob(part) for part in x.split(chunk)])
-    bounds = summarise(log_p, log_w, log_w_data, float(model.log_norm))
-    far = far_mass(model, q, x, bounds.log_norm)
+    with _judging(model):
+        with seeded(seed, model.device):
+            log_w = stream_log_weights(model, q, n_samples, chunk)
+        log_p = torch.cat([model.log_unnormalized(part) for part in x.split(chunk)])
+        log_w_data = log_p - torch.cat([q.log_prob(part) for part in x.split(chunk)])
+        bounds = summarise(log_p, log_w, log_w_data, float(model.log_norm))
+        far = far_mass(model, q, x, bounds.log_norm)
     if far is None:
         return bounds
     return replace(bounds, reasons=(*bounds.reasons, far))
+
+
+def _judging(model: Any) -> AbstractContextManager[None]:
+    """Evaluation mode for modules: a model just loaded is in training mode, with its dropout."""
+    return evaluating(model) if isinstance(model, nn.Module) else nullcontext()
 
 
 def summarise(
@@ -353,8 +361,10 @@ def exact_log_norm(
         points, log_width = _axis(j, n_points, center, scale, core, support)
         axes.append(points)
         log_widths.append(log_width)
-    grid = torch.cartesian_prod(*axes).reshape(-1, dim).float().to(device)
-    values = torch.cat([log_density(part) for part in grid.split(chunk_size)]).double().cpu()
+    dtype = (model.dtype if isinstance(model, EBM) else None) or torch.float32
+    grid = torch.cartesian_prod(*axes).reshape(-1, dim).to(device, dtype)
+    with _judging(model):
+        values = torch.cat([log_density(part) for part in grid.split(chunk_size)]).double().cpu()
     values = values.reshape([n_points] * dim)
     for j, log_width in enumerate(log_widths):
         values = values + log_width.view([-1 if i == j else 1 for i in range(dim)])
@@ -379,8 +389,8 @@ def _axis(
         log_width = torch.full((n_points,), math.log((high - low) / (n_points - 1)))
         log_width[[0, -1]] -= math.log(2)
         return points, log_width.double()
-    at = float(center[j]) if isinstance(center, Tensor) and center.dim() else float(center)
-    by = float(scale[j]) if isinstance(scale, Tensor) and scale.dim() else float(scale)
+    given = (torch.as_tensor(values).flatten() for values in (center, scale))
+    at, by = (float(values[j if len(values) > 1 else 0]) for values in given)
     u = torch.linspace(-core - 8, core + 8, n_points, dtype=torch.float64)
     # Even up to |u| = core, then x = core + exp(v) - 1: slope 1 at the joint.
     over = (u.abs() - core).clamp_min(0)

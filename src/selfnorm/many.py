@@ -9,7 +9,7 @@ steps, early stopping, best state and closing ``b``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,12 @@ def fit_many(
         raise TypeError("fit_many needs a sequence of one or more selfnorm.EBM")
     if len({id(m) for m in models}) < len(models):
         raise ValueError("the same model object appears twice; copy.deepcopy it for a second run")
+    _refuse_shared(models)
+    if n_samples < 1:
+        raise ValueError(f"n_samples must be at least 1, got {n_samples}")
+    unknown = sorted(set(options) - {f.name for f in fields(LoopOptions)})
+    if unknown:
+        raise TypeError(f"fit_many() does not take {', '.join(unknown)}")
     members = len(models)
     device = models[0].device
     dtype = models[0].dtype
@@ -151,6 +157,20 @@ def fit_many(
     return task.histories(joint, rates)
 
 
+def _refuse_shared(models: Sequence[EBM]) -> None:
+    """One network in two models would end with the weights of one and the ``b`` of the other."""
+    owner: dict[int, int] = {}
+    for k, model in enumerate(models):
+        energy = model.energy
+        trained = energy.parameters() if isinstance(energy, nn.Module) else ()
+        for p in trained:
+            if p.requires_grad and owner.setdefault(id(p), k) != k:
+                raise ValueError(
+                    f"members {owner[id(p)]} and {k} share a trained parameter; give each an "
+                    "energy of its own, e.g. copy.deepcopy(energy)"
+                )
+
+
 def _tables(
     x: Any,
     members: int,
@@ -176,9 +196,9 @@ def _tables(
 
 
 def _per_member(value: PerMember, members: int, name: str) -> list[float]:
-    values = (
-        [float(value)] * members if isinstance(value, int | float) else [float(v) for v in value]
-    )
+    values = [float(v) for v in np.ravel(value)]
+    if np.ndim(value) == 0:
+        values = values * members
     if len(values) != members:
         raise ValueError(f"{name} holds {len(values)} numbers for {members} models")
     if name != "weight_decay" and not all(v > 0 for v in values):

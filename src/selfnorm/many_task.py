@@ -230,7 +230,7 @@ class ManyTask:
         # where, not a product: a non-finite gradient times zero is still not finite.
         module.weights.grad = torch.where(finite[:, None], grad * scale[:, None], 0.0)
         if grad_b is not None:
-            module.log_norm.grad = torch.where(finite, grad_b * scale, 0.0)
+            module.log_norm.grad = torch.where(finite, grad_b * scale, 0.0).to(grad_b.dtype)
         return torch.where(finite, norm, 0.0).square().sum().sqrt()
 
     def guard(self, stepper: Stepper, *, looking: bool) -> str:
@@ -304,7 +304,7 @@ class ManyTask:
         log_z, error, n_used = self._estimate_log_norm()
         if log_z.device.type == "cpu":
             self._refine(log_z, error, n_used)
-        self.module.log_norm.copy_(torch.where(torch.isfinite(log_z), log_z.float(), learned))
+        self.module.log_norm.copy_(torch.where(torch.isfinite(log_z), log_z, learned))
         final: dict[str, float] = {}
         for k in range(len(self.models)):
             final[f"{k}/log_norm"] = float(log_z[k])

@@ -102,8 +102,8 @@ class Members(nn.Module):
                 log_d = self.base.log_prob(x)
             else:
                 rows: Tensor = self.get_buffer("with_base")
-                log_d = torch.zeros(x.shape[:2], device=x.device)
-                log_d = log_d.index_copy(0, rows, self.base.log_prob(x.index_select(0, rows)))
+                known = self.base.log_prob(x.index_select(0, rows))
+                log_d = known.new_zeros(x.shape[:2]).index_copy(0, rows, known)
         return minus_energy + log_d
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from selfnorm.adapters import as_proposal, proposal_for
 from selfnorm.energies import MLP
 from selfnorm.errors import DataError, EnergyError
+from selfnorm.modes import evaluating
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import SeedLike
 from selfnorm.rows import as_rows
@@ -55,7 +56,9 @@ class EBM(nn.Module):
         self.base: Proposal | None = None if base is None else as_proposal(base)
         if self.base is not None:
             self.base.requires_grad_(False).to(self.dtype)
-        self.log_norm = nn.Parameter(torch.tensor(float(log_norm)))
+        # Never narrower than float32: log Z may be large, and its error is that of every density.
+        kind = torch.promote_types(self.dtype or torch.get_default_dtype(), torch.float32)
+        self.log_norm = nn.Parameter(torch.tensor(float(log_norm), dtype=kind))
         self.bf16 = False
 
     def negative_energy(self, x: Tensor, *, in_step: bool = False) -> Tensor:
@@ -141,10 +144,25 @@ class EBM(nn.Module):
                     "model.sample(n, proposal=q)"
                 )
             proposal = self.base
-        drawn = draw(
-            self, n, proposal=proposal_for(self, proposal), method=method, seed=generator, **options
-        )
-        return drawn.samples
+        q = proposal_for(self, proposal, None if self.base is None else self.base.dim)
+        target = self if self.base is not None else _within(self, q)
+        with evaluating(self):
+            return draw(target, n, proposal=q, method=method, seed=generator, **options).samples
+
+
+def _within(model: EBM, proposal: Proposal) -> Callable[[Tensor], Tensor]:
+    """The unnormalised density where the proposal reaches.
+
+    Without a base the model lives on the proposal's support (a box, the counting measure): that is
+    what its ``Z`` is over. Samplers that walk would leave it, for ever where the energy is flat.
+    """
+
+    def log_density(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            outside = torch.isneginf(proposal.log_prob(x.detach()))
+        return model.log_unnormalized(x).masked_fill(outside, -torch.inf)
+
+    return log_density
 
 
 def log_weights(model: EBM, proposal: Proposal, x: Tensor) -> Tensor:

@@ -53,6 +53,13 @@ class EnergyStack(nn.Module):
         for position, name in enumerate(fixed):
             values = torch.stack([dict(_tensors(e))[name].detach() for e in energies])
             self.register_buffer(f"fixed_{position}", values, persistent=False)
+        # A parameter in several places has one name here, and must be handed to all of them.
+        places: dict[int, str] = {}
+        self._also: dict[str, str] = {}
+        for name, tensor in first.named_parameters(remove_duplicate=False):
+            known = places.setdefault(id(tensor), name)
+            if known != name:
+                self._also[name] = known
         # Code only, outside the module tree: its own parameters are neither trained nor saved.
         self._template = [copy.deepcopy(first).to("meta")]
         self._is_mlp = _is_plain_mlp(self._template[0])
@@ -98,7 +105,7 @@ class EnergyStack(nn.Module):
         """All of them, except on a CPU where their activations would fall out of its cache."""
         if x.device.type != "cpu":
             return len(x)
-        widest = max(shape[0] for shape in self.shapes)
+        widest = max(shape[0] if shape else 1 for shape in self.shapes)
         fitting = max(1, _CACHED_FLOATS // (x.shape[1] * widest))
         if fitting >= len(x):
             return len(x)
@@ -141,6 +148,7 @@ class EnergyStack(nn.Module):
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
         named.update(zip(self.fixed_names, fixed, strict=True))
+        named.update({name: named[known] for name, known in self._also.items()})
         template = self._template[0]
         if self._is_mlp:
             return _mlp(template, named, x)

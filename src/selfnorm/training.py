@@ -287,7 +287,7 @@ class DensityTask:
                 "the energy returns NaN at proposal samples; it must be defined wherever the "
                 "proposal puts mass"
             )
-        self.module.log_norm.copy_(F.log_mean_exp(log_w.double()).float())
+        self.module.log_norm.copy_(F.log_mean_exp(log_w.double()))
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """The objective on one mini-batch with fresh proposal samples."""

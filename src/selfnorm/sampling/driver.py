@@ -237,7 +237,7 @@ def _smc(
     max_temperatures: int = 1000,
 ) -> Draws:
     begin = time.perf_counter()
-    n_particles = max(n, 1000) if n_particles is None else max(n_particles, n)
+    n_particles = max(n, 1000) if n_particles is None else max(n_particles, n, 4)
     state = smc.init(log_density, proposal, n_particles)
     rates: list[float] = []
     while state.temperature < 1.0:

@@ -47,8 +47,9 @@ def value_and_gradient(log_density: LogDensity, positions: Tensor) -> tuple[Tens
 
     With a zero gradient the move is a random walk, and the Metropolis step still makes it exact.
     """
-    with torch.enable_grad():
-        x = positions.detach().requires_grad_(True)
+    # Also where the caller works in inference mode, whose tensors ask for no gradient.
+    with torch.inference_mode(False), torch.enable_grad():
+        x = (positions.clone() if positions.is_inference() else positions.detach()).requires_grad_()
         value = log_density(x)
         # rows that are -inf have no useful gradient, and would poison the sum with nan
         total = torch.where(torch.isfinite(value), value, torch.zeros_like(value)).sum()
