@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from selfnorm.functional import log_mean_exp
 from selfnorm.mixtures1d import Mixture1d
 from selfnorm.randomness import SeedLike, seeded
 from selfnorm.resmade import ChainLinear, ResMADE, draw_orderings
+from selfnorm.rows import as_rows
 
 __all__ = ["AutoregressiveEBM"]
 
@@ -80,7 +82,7 @@ class AutoregressiveEBM(nn.Module):
         frequencies: int = 8,
         drop: float = 0.0,
         drop_context: bool = True,
-        support: Sequence[tuple[float | None, float | None]] | None = None,
+        support: Sequence[tuple[float | None, float | None] | None] | None = None,
         discrete: str | Sequence[float] | None = "auto",
         encoding: str = "value",
     ) -> None:
@@ -89,8 +91,10 @@ class AutoregressiveEBM(nn.Module):
             raise DataError(f"dim must be at least 1, not {dim}")
         if family not in ("logistic", "gaussian"):
             raise ValueError(f"family must be 'logistic' or 'gaussian', not {family!r}")
-        if isinstance(orderings, int):
-            ranks = draw_orderings(dim, orderings)
+        if isinstance(orderings, int | Integral):
+            if int(orderings) < 1:
+                raise DataError(f"orderings must be at least 1, not {orderings}")
+            ranks = draw_orderings(dim, int(orderings))
         else:
             ranks = torch.tensor([list(r) for r in orderings])
             if (
@@ -116,7 +120,7 @@ class AutoregressiveEBM(nn.Module):
             "frequencies": frequencies,
             "drop": drop,
             "drop_context": drop_context,
-            "support": None if support is None else [list(s) for s in support],
+            "support": None if support is None else [list(s or (None, None)) for s in support],
             "discrete": discrete if isinstance(discrete, str | None) else list(discrete),
             "encoding": encoding,
         }
@@ -171,25 +175,29 @@ class AutoregressiveEBM(nn.Module):
 
     # -- one pass -----------------------------------------------------------------------------
 
-    def _condition(self, condition: Tensor | None, n: int) -> Tensor | None:
+    def given(self, condition: Any, n: int) -> Tensor | None:
+        """The condition of ``n`` rows, checked; on the model's device and dtype."""
         if self.condition_dim == 0:
             if condition is not None:
                 raise DataError("this model has condition_dim=0 and takes no condition")
             return None
+        if condition is not None:
+            condition = as_rows(condition, "condition").to(self.columns.center)
         if condition is None or condition.shape != (n, self.condition_dim):
             given = None if condition is None else tuple(condition.shape)
             raise DataError(
                 f"expected a condition of shape ({n}, {self.condition_dim}), got {given}"
             )
-        return condition.expand(self.n_orderings, -1, -1)
+        return condition
 
     def factors(self, z: Tensor, condition: Tensor | None = None) -> Factors:
         """Proposals and contexts of all factors at scaled rows ``z`` ``(N, dim)``."""
         if z.dim() == 2:
             z = z.expand(self.n_orderings, -1, -1)
-        features = self.trunk(
-            self.columns.encode(z).flatten(-2), self._condition(condition, z.shape[1])
-        )
+        given = self.given(condition, z.shape[1])
+        if given is not None:
+            given = given.expand(self.n_orderings, -1, -1)
+        features = self.trunk(self.columns.encode(z).flatten(-2), given)
         raw = self.trunk.outputs(self.mixture_head, features)
         context = self.trunk.outputs(self.context_head, features)
         return self._describe(raw, dropout(context, self.context_drop, self.training))
@@ -206,8 +214,9 @@ class AutoregressiveEBM(nn.Module):
             ]
         return Factors(proposal, torch.cat([context, *shape], -1), mean, sd)
 
-    def check(self, x: Tensor) -> Tensor:
+    def check(self, x: Any) -> Tensor:
         """``x`` as ``(n, dim)`` on the model's device and dtype, or a :class:`DataError`."""
+        x = as_rows(x, dtype=self.columns.center.dtype)
         if x.dim() != 2 or x.shape[1] != self.dim:
             raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(x.shape)}")
         return x.to(self.columns.center)
@@ -245,9 +254,9 @@ class AutoregressiveEBM(nn.Module):
             return x.new_zeros(0)
         quadrature = normalizer == "quadrature"
         nodes = n_nodes if quadrature else 4
-        parts = []
+        condition, parts = self.given(condition, len(x)), []
         for rows in self.chunks(len(x), nodes, chunk_size):
-            given = None if condition is None else condition[rows].to(x)
+            given = None if condition is None else condition[rows]
             z, log_det = self.columns(x[rows])
             at = self.factors(z, given)
             here = z.expand(self.n_orderings, -1, -1)
@@ -292,7 +301,7 @@ class AutoregressiveEBM(nn.Module):
 
     def bounds(
         self,
-        x: Tensor,
+        x: Tensor | tuple[Tensor, Tensor],
         condition: Tensor | None = None,
         *,
         n_samples: int = 1000,
@@ -306,12 +315,14 @@ class AutoregressiveEBM(nn.Module):
         ``log_prob`` by the learned ``b_i`` is from it stands in ``learned_error``, ``learned_rms``
         and ``learned_gap``. ``n_samples`` proposal samples (2,000 at most: a factor is
         one-dimensional and its proposal close) and ``n_nodes`` nodes for every factor of every row.
-        See :func:`selfnorm.autoregressive_evaluation.bounds`.
+        See :func:`selfnorm.autoregressive_evaluation.bounds`. A pair ``(x, condition)``, as it is
+        given to ``fit``, may stand in place of ``x``.
         """
+        rows, given = x if isinstance(x, tuple) else (x, condition)
         return evaluation.bounds(
             self,
-            x,
-            condition,
+            rows,
+            given,
             n_samples=n_samples,
             n_nodes=n_nodes,
             seed=seed,
@@ -338,17 +349,11 @@ class AutoregressiveEBM(nn.Module):
             stack = self.n_orderings
             per_chain = -(-n // stack)
             order = torch.randperm(per_chain * stack, device=device)[:n]
-            given = None
-            if self.condition_dim:
-                checked = self._condition(
-                    None if condition is None else condition.to(self.columns.center), n
-                )
-                assert checked is not None
+            given, checked = None, self.given(condition, n)
+            if checked is not None:
                 given = torch.zeros(stack * per_chain, self.condition_dim).to(self.columns.center)
-                given[order] = checked[0]
+                given[order] = checked
                 given = given.unflatten(0, (stack, per_chain))
-            elif condition is not None:
-                self._condition(condition, n)
             z = torch.zeros(stack, per_chain, self.dim).to(self.columns.center)
             for rows in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
                 self._fill(z[:, rows], None if given is None else given[:, rows], n_candidates)

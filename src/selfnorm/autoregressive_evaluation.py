@@ -86,9 +86,10 @@ def row_bounds(
     ``upper - quadrature`` is positive on average, by half the variance of each ``log Z_i``.
     """
     x = model.check(x)
+    condition = model.given(condition, len(x))
     out: dict[str, list[Tensor]] = {}
     for rows in model.chunks(len(x), max(n_samples, n_nodes), chunk_size):
-        given = None if condition is None else condition[rows].to(x)
+        given = None if condition is None else condition[rows]
         z, log_det = model.columns(x[rows])
         at = model.factors(z, given)
         here = z.expand(model.n_orderings, -1, -1)
@@ -235,9 +236,9 @@ def conditional_integrals(
     fine at its centre and reaching out to 10,000 of its scales.
     """
     x = model.check(x)
-    parts = []
+    condition, parts = model.given(condition, len(x)), []
     for rows in model.chunks(len(x), n_grid * model.n_components):
-        given = None if condition is None else condition[rows].to(x)
+        given = None if condition is None else condition[rows]
         at = model.factors(model.columns(x[rows])[0], given)
         log_norm = model.quadrature(at, n_nodes)
         reach = math.asinh(1e4)

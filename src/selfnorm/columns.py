@@ -27,12 +27,13 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.rows import as_rows
 
 __all__ = ["Columns", "detect_atoms", "detect_step", "log_cell_mass"]
 
 N_ATOMS = 4
 N_KNOTS = 17
-Support = Sequence[tuple[float | None, float | None]]
+Support = Sequence[tuple[float | None, float | None] | None]
 
 
 def detect_step(values: np.ndarray) -> float:
@@ -86,7 +87,8 @@ class Columns(nn.Module):
 
     Args:
         dim: number of columns.
-        support: ``(low, high)`` for each column, ``None`` for no limit. Density zero outside.
+        support: ``(low, high)`` for each column, ``None`` for no limit or neither. Density zero
+            outside.
         discrete: ``"auto"`` detects grids and atoms, ``None`` treats all as continuous, a sequence
             of steps (0 = continuous) states them.
         encoding: what :meth:`encode` gives a network.
@@ -130,7 +132,9 @@ class Columns(nn.Module):
             )
         self.discrete = discrete
         self.bounded = support is not None
-        limits = support if support is not None else [(None, None)] * dim
+        if not isinstance(discrete, str | None) and len(discrete) != dim:
+            raise DataError(f"discrete has {len(discrete)} steps for {dim} columns; give one each")
+        limits = [pair or (None, None) for pair in support or [None] * dim]
         low = [-np.inf if a is None else float(a) for a, _ in limits]
         high = [np.inf if b is None else float(b) for _, b in limits]
         if any(a >= b for a, b in zip(low, high, strict=True)):
@@ -157,6 +161,8 @@ class Columns(nn.Module):
 
     def fit(self, x: Tensor) -> Columns:
         """Read scales, grids and atoms off a table ``(n, dim)``."""
+        if not isinstance(x, Tensor):
+            x = as_rows(x, dtype=torch.float64)
         table = np.asarray(x.detach().cpu().double())
         if table.ndim != 2 or table.shape[1] != self.dim:
             raise DataError(f"expected a table of shape (n, {self.dim}), got {tuple(table.shape)}")
@@ -167,9 +173,10 @@ class Columns(nn.Module):
         if not np.isfinite(table).all():
             rows = int((~np.isfinite(table)).any(1).sum())
             raise DataError(f"{rows} rows hold NaN or infinity: drop or impute them first")
-        outside = (table < self.low.cpu().numpy()) | (table > self.high.cpu().numpy())
-        if outside.any():
-            bad = sorted(set(np.nonzero(outside)[1].tolist()))
+        near = x.to(self.low)  # in the type of the limits: 0.7 is more than 0.7 in float32
+        outside = (near < self.low) | (near > self.high)
+        if bool(outside.any()):
+            bad = outside.any(0).nonzero().flatten().tolist()
             raise DataError(f"columns {bad} hold values outside the stated support; widen it")
         self._warn(table)
         sd = table.std(0)
