@@ -6,10 +6,13 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, EnergyError, ModelFileError
 from selfnorm.vae import EnergyVAE, add_energy_prior
 from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_evaluation import evaluate_vae
+from selfnorm.vae_likelihoods import Bernoulli
+from selfnorm.vae_networks import DenseDecoder, DenseEncoder
+from selfnorm.vae_priors import StandardNormal
 
 IMAGES = (torch.arange(24 * 40).reshape(40, 1, 4, 6) * 7 % 11 > 5).float()
 
@@ -176,3 +179,53 @@ def test_a_decoder_with_the_classes_first_is_read_as_cross_entropy_reads_it():
     for unclear in (Decoder(3, 8, 3), Decoder(9, 8)):
         with pytest.raises(DataError, match="does not tell where the logits of the 3 classes are"):
             vae.likelihood.flat(unclear(z[0]))
+
+
+class Softened(Bernoulli):
+    """A likelihood of one's own, with a weight in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(0.7))
+
+    def log_prob(self, output, x):
+        return super().log_prob(self.sharpness * output, x)
+
+
+def dense(prior, likelihood="bernoulli"):
+    return EnergyVAE(DenseEncoder(24, 2, (8,)), DenseDecoder(2, 24, (8,)), prior, likelihood)
+
+
+def test_a_likelihood_of_ones_own_comes_back_when_it_is_given(tmp_path):
+    vae = dense(2, Softened())
+    with torch.no_grad():
+        vae.likelihood.sharpness.fill_(0.3)
+    vae.save(tmp_path / "m")
+    with pytest.raises(ModelFileError, match="pass likelihood="):
+        EnergyVAE.load(tmp_path / "m")
+    again = EnergyVAE.load(tmp_path / "m", likelihood=Softened())
+    assert torch.equal(again.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
+
+
+@pytest.mark.parametrize("prior", [lambda: 2, lambda: EnergyPrior(dim=2)])
+def test_a_vae_in_double_precision_comes_back_as_one(prior, tmp_path):
+    vae = dense(prior()).double()
+    vae.save(tmp_path / "m")
+    again = EnergyVAE.load(tmp_path / "m")
+    assert again.dtype == torch.float64
+    assert torch.equal(again.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
+
+
+def test_a_module_that_does_not_fit_a_folder_is_told_by_its_weight(tmp_path):
+    dense(2).save(tmp_path / "m")
+    with pytest.raises(ModelFileError, match=r"size mismatch for encoder.layers.0.weight"):
+        EnergyVAE.load(tmp_path / "m", encoder=DenseEncoder(24, 2, (9,)))
+
+
+def test_energies_that_do_not_belong_to_the_latent_space():
+    with pytest.raises(ValueError, match="dim is 4, but the base is over 3 latent numbers"):
+        EnergyPrior(dim=4, base=StandardNormal(3))
+    with pytest.raises(ValueError, match="the energy's dim is 3, but the base is over 2"):
+        EnergyPrior(sn.MLP(3), dim=2)
+    with pytest.raises(EnergyError, match=r"one number for each latent vector.*\(5, 3\)"):
+        EnergyPrior(nn.Linear(2, 3), dim=2).log_prob(torch.zeros(5, 2))

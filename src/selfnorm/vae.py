@@ -223,7 +223,7 @@ class EnergyVAE(nn.Module):
     # -- files ---------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a model folder; encoder and decoder of your own must be given to ``load``."""
+        """Write a model folder; modules of your own must be given to ``load``."""
         from selfnorm.vae_files import save
 
         save(self, path)
@@ -234,11 +234,12 @@ class EnergyVAE(nn.Module):
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
         energy: nn.Module | None = None,
+        likelihood: Likelihood | None = None,
     ) -> EnergyVAE:
         """Read a model folder; modules that the library does not know are filled with weights."""
         from selfnorm.vae_files import load
 
-        return load(path, encoder, decoder, energy)
+        return load(path, encoder, decoder, energy, likelihood)
 
 
 def add_energy_prior(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from selfnorm.energies import MLP
+from selfnorm.errors import EnergyError
 from selfnorm.functional import bound_gap, capped_exp, log_mean_exp
 from selfnorm.proposals import Proposal
 from selfnorm.sampling import draw, mala
@@ -107,6 +108,12 @@ class EnergyPrior(LatentPrior):
             raise ValueError("give dim, a base, or an energy with an attribute dim")
         self.base = base if base is not None else StandardNormal(int(width or 0))
         self.dim = self.base.dim
+        for what, given in (("dim", dim), ("the energy's dim", getattr(energy, "dim", None))):
+            if isinstance(given, int) and given != self.dim:
+                raise ValueError(
+                    f"{what} is {given}, but the base is over {self.dim} latent numbers; they must "
+                    "be the same"
+                )
         self.energy = energy if energy is not None else latent_energy(self.dim)
         self.log_norm = nn.Parameter(torch.zeros(()))
         self.proposal, self.share, self.moves, self.step_size = proposal, share, moves, step_size
@@ -122,7 +129,13 @@ class EnergyPrior(LatentPrior):
 
     def negative_energy(self, z: Tensor) -> Tensor:
         """``-E(z)``, the log-weight against the base: ``(..., dim) -> (...)``."""
-        energy = self.energy(z.reshape(-1, self.dim)).reshape(z.shape[:-1])
+        energy = self.energy(z.reshape(-1, self.dim))
+        if energy.numel() != z.numel() // self.dim:
+            raise EnergyError(
+                "the energy must give one number for each latent vector, (n,) or (n, 1); of "
+                f"{z.numel() // self.dim} vectors it makes {tuple(energy.shape)}"
+            )
+        energy = energy.reshape(z.shape[:-1])
         if self.bound is not None:
             energy = self.bound * torch.tanh(energy / self.bound)
         return -energy

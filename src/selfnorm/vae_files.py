@@ -98,6 +98,7 @@ def _build(
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
     energy: nn.Module | None = None,
+    likelihood: Likelihood | None = None,
 ) -> EnergyVAE:
     parts = []
     for name, given in (("encoder", encoder), ("decoder", decoder)):
@@ -109,10 +110,16 @@ def _build(
                 )
             given = _built(config[name], _NETWORKS)
         parts.append(given)
-    if config["likelihood"] is None:
-        raise ModelFileError("this model has a likelihood of your own; load its state_dict()")
-    likelihood: Likelihood = _built(config["likelihood"], _LIKELIHOODS)
+    if likelihood is None:
+        if config["likelihood"] is None:
+            raise ModelFileError(
+                "this model has a likelihood of your own: pass likelihood=... to EnergyVAE.load"
+            )
+        likelihood = _built(config["likelihood"], _LIKELIHOODS)
     vae = EnergyVAE(parts[0], parts[1], _built_prior(config["prior"], energy), likelihood)
+    kinds = {t.dtype for t in tensors.values() if t.is_floating_point()}
+    if len(kinds) == 1:  # a model in double precision comes back as one
+        vae.to(kinds.pop())
     vae.load_state_dict(tensors)
     return vae.eval()
 
@@ -122,15 +129,17 @@ def load(
     encoder: nn.Module | None = None,
     decoder: nn.Module | None = None,
     energy: nn.Module | None = None,
+    likelihood: Likelihood | None = None,
 ) -> EnergyVAE:
     """Read a folder written by :func:`save`."""
     folder = read_folder(path)
     if folder.kind != KIND:
         raise ModelFileError(f"{path} holds a {folder.kind}, not a {KIND}; load it with that class")
     try:
-        return _build(folder.config, folder.tensors, encoder, decoder, energy)
+        return _build(folder.config, folder.tensors, encoder, decoder, energy, likelihood)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        # torch says which weight does not fit on the second line
+        detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ModelFileError(
             f"{path}: config, weights and modules do not fit together ({detail})"
         ) from error
