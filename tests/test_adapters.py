@@ -84,3 +84,12 @@ def test_seeds_may_be_numpy_integers_and_nothing_odd():
     assert torch.equal(model.sample(4, generator=np.int64(7)), model.sample(4, generator=7))
     with pytest.raises(TypeError, match="a seed is a whole number"):
         model.sample(4, generator="seven")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_flow_as_distribution_that_says_nothing_of_its_support(dtype):
+    zuko = pytest.importorskip("zuko")
+    torch.manual_seed(0)
+    flow = zuko.flows.MAF(2, transforms=1, hidden_features=(8,)).to(dtype)
+    bounds = sn.evaluate(tilted(torch.float32), torch.zeros(3, 2), proposal=flow(), seed=0)
+    assert bounds.log_norm == pytest.approx(0.25, abs=0.05)

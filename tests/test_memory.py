@@ -11,7 +11,7 @@ import selfnorm as sn
 from selfnorm import functional as F
 from selfnorm import objectives
 from selfnorm.diagnostics import verdict
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import summarise
 from selfnorm.memory import Chunked, bytes_per_row, chunk_size_for, free_memory
 from selfnorm.proposals import Proposal
@@ -222,3 +222,24 @@ def test_a_million_samples_in_63_columns_take_little_memory():
     assert int(grown) < 120_000, grown
     assert float(log_norm) == pytest.approx(0.0, abs=1e-6)
     assert int(n_samples) == 1_000_000
+
+
+def test_a_budget_for_a_model_in_double_precision():
+    x = torch.randn(200, 2)
+    torch.manual_seed(0)
+    model = sn.EBM(sn.MLP(2, (32,)).double(), base=sn.Gaussian.fit_to(x))
+    single = sn.EBM(sn.MLP(2, (32,)), base=sn.Gaussian.fit_to(x))
+    budget = 2**18
+    chunks = [chunk_size_for(m, m.base, budget) for m in (model, single)]
+    assert chunks[0] < 0.7 * chunks[1]
+    sn.fit(model, x, max_memory=budget, n_samples=2000, max_steps=2, seed=0, progress=False)
+    bounds = sn.evaluate(model, x, max_memory=budget, seed=0)
+    assert bounds.log_norm == pytest.approx(float(model.log_norm.detach()), abs=0.02)
+
+
+def test_batch_normalisation_is_not_computed_chunk_by_chunk():
+    x = torch.randn(200, 2)
+    energy = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    model = sn.EBM(energy, base=sn.Gaussian.fit_to(x))
+    with pytest.raises(EnergyError, match="batch normalisation depends on all rows"):
+        sn.fit(model, x, max_memory=2**16, max_steps=2, progress=False)

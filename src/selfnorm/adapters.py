@@ -71,8 +71,12 @@ class _Foreign(Proposal):
     kind: Tensor
 
     def _take_kind_of(self, drawn: Tensor) -> None:
-        dtype = drawn.dtype if drawn.is_floating_point() else torch.float32
-        self.register_buffer("kind", torch.zeros((), dtype=dtype), persistent=False)
+        self._own = drawn.dtype if drawn.is_floating_point() else torch.float32
+        self.register_buffer("kind", torch.zeros((), dtype=self._own), persistent=False)
+
+    def _in_own_kind(self, x: Tensor) -> Tensor:
+        """Rows as wide as the law's own numbers: a flow in float64 asks for such rows."""
+        return x.to(torch.promote_types(x.dtype, self._own))
 
 
 class _TorchProposal(_Foreign):
@@ -97,7 +101,7 @@ class _TorchProposal(_Foreign):
         return self.distribution.sample(torch.Size(shape)).to(self.kind.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return _log_prob_with_support(self.distribution, x).to(x.dtype)
+        return _log_prob_with_support(self.distribution, self._in_own_kind(x)).to(x.dtype)
 
 
 class _LazyProposal(Proposal):
@@ -137,14 +141,19 @@ class _DuckProposal(_Foreign):
         return drawn.reshape(*shape, self.dim)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.q.log_prob(x)).to(x.dtype).reshape(x.shape[:-1])
+        log_q = torch.as_tensor(self.q.log_prob(self._in_own_kind(x)))
+        return log_q.to(x.dtype).reshape(x.shape[:-1])
 
 
 def _log_prob_with_support(distribution: Distribution, x: Tensor) -> Tensor:
     """Log-density with ``-inf`` outside the support, where torch would raise or extrapolate."""
-    if distribution.support is None:
+    try:
+        support = distribution.support
+    except NotImplementedError:  # not said, e.g. by zuko's flows: everywhere
+        support = None
+    if support is None:
         return distribution.log_prob(x)
-    inside = distribution.support.check(x)
+    inside = support.check(x)
     if inside.dim() == x.dim():
         inside = inside.all(-1)
     if bool(inside.all()):

@@ -127,7 +127,7 @@ def evaluate(
         x: ``(n, d)`` held-out rows: a tensor, an array or a data frame of numbers.
         proposal: proposal distribution; the model's base density by default.
         n_samples: number of proposal samples for ``Z``.
-        chunk_size: rows per forward pass; results do not depend on it beyond rounding.
+        chunk_size: rows per forward pass; another size draws other samples from the same seed.
         seed: for the proposal samples.
         max_memory: bytes (or, below 1, the share of the free memory) that one forward pass may
             take; sets ``chunk_size``. Weights are summed up chunk by chunk and not kept.

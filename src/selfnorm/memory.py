@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from selfnorm import functional as F
 from selfnorm import objectives
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, EnergyError
 from selfnorm.gradients import with_gradients
 from selfnorm.models import EBM
 from selfnorm.objectives import Metrics, Objective, WeightObjective, Weights
@@ -65,14 +66,15 @@ def bytes_per_row(model: EBM, proposal: Proposal) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        x = torch.zeros(rows, proposal.dim, device=model.device).requires_grad_()
+        dtype = getattr(model, "dtype", None)
+        x = torch.zeros(rows, proposal.dim, device=model.device, dtype=dtype).requires_grad_()
         with (
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
             torch.random.fork_rng(),
         ):
             out = model.log_unnormalized(x) - proposal.log_prob(x)
-        counts.append(sum(seen.values()) + out.numel() * 4 + x.numel() * 4)
+        counts.append(sum(seen.values()) + out.nbytes + x.nbytes)
     return max(1, (counts[1] - counts[0]) // 64)
 
 
@@ -148,6 +150,11 @@ class Chunked:
         self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
     ) -> tuple[Tensor, Metrics]:
         """Loss and metrics on one mini-batch; ``backward`` adds the gradient found here."""
+        if any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
+            raise EnergyError(
+                "batch normalisation depends on all rows of a pass: in chunks the energy would be "
+                "another one. Train without max_memory, or normalise by nn.LayerNorm"
+            )
         if self.chunk_size is None:
             assert self.max_memory is not None
             self.chunk_size = chunk_size_for(model, proposal, self.max_memory)
