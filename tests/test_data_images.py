@@ -1,5 +1,7 @@
 """Each official format is read from a small file, and a fault is reported with the file's name."""
 
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -263,3 +265,45 @@ def test_augmentation_refuses_what_makes_no_sense():
         Augmentation(dihedral=True)(torch.zeros(1, 1, 4, 5), torch.zeros(1, 1))
     with pytest.raises(DataError, match="flip_signs"):
         Augmentation(flip_signs=(-1.0,))
+
+
+def test_tiles_are_grouped_by_picture_whatever_their_size(tmp_path):
+    """Pictures of several sizes have different numbers of tiles."""
+    (tmp_path / "cells").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(10):
+        size = (64 * (1 + i % 3), 64, 3)
+        # what the picture is: its blue, everywhere
+        cell, dots = np.full(size, 20 * i, np.uint8), np.zeros(size, np.uint8)
+        dots[rng.integers(0, size[0], 30), rng.integers(0, 64, 30), 0] = 255
+        (tmp_path / "cells" / f"{i:03d}cell.png").write_bytes(files.png(cell))
+        (tmp_path / "cells" / f"{i:03d}dots.png").write_bytes(files.png(dots))
+    data = images.load("cells", data_dir=tmp_path)
+    pictures = data.test[0][:, 0, 0, 0]
+    assert len(data.test_groups) == len(pictures)
+    assert len({*zip(data.test_groups, pictures, strict=True)}) == len({*pictures}) == 3
+
+
+def test_frames_of_different_sizes_are_named(tmp_path):
+    files.write_driving(tmp_path)
+    with zipfile.ZipFile(tmp_path / "steering" / "sim_track_64.zip") as archive:
+        archive.extractall(tmp_path / "steering")
+    (tmp_path / "steering" / "sim_track_64.zip").unlink()
+    odd = tmp_path / "steering" / "center_0007.jpg"
+    odd.write_bytes(files.jpg(np.zeros((32, 64, 3), np.uint8)))
+    with pytest.raises(DataError, match=r"center_0007.jpg: size \(32, 64\) differs"):
+        images.load("driving", data_dir=tmp_path)
+
+
+def test_poses_with_the_channels_first_have_their_colours_turned_not_their_sides(tmp_path):
+    poses = files.write_biwi(tmp_path)
+    for part, (image, pose) in poses.items():
+        path = tmp_path / "biwi" / f"BIWI_{part}.npz"
+        np.savez(path, image=image.transpose(0, 3, 1, 2), pose=pose)
+    data = images.load("biwi", data_dir=tmp_path)
+    assert np.array_equal(data.test[0], poses["test"][0][..., ::-1].transpose(0, 3, 1, 2))
+
+
+def test_an_unknown_set_is_told_the_known_ones(tmp_path):
+    with pytest.raises(DataError, match="no image set is called 'faces'; there are utkface"):
+        images.load("faces", data_dir=tmp_path)

@@ -94,7 +94,8 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path:
 
 def load(name: str, *, seed: int = 0, data_dir: str | Path | None = None) -> ImageData:
     """Read a set and split it under ``seed``."""
-    return _LOADERS[name](locate(name, data_dir), np.random.default_rng(seed))
+    path = locate(name, data_dir)
+    return _LOADERS[name](path, np.random.default_rng(seed))
 
 
 def _steering_angle(path: Path, rng: np.random.Generator) -> ImageData:
@@ -145,16 +146,11 @@ def _faces(path: Path, low: int = 1, high: int = 60) -> Pair:
         if age > 120:
             raise DataError(f"{folder.shown(name)}: age {age} is out of range (0 to 120)")
         if low <= age <= high:
-            images.append(folder.image(name))
+            images.append(name)
             ages.append(age)
-            if images[-1].shape != images[0].shape:
-                raise DataError(
-                    f"{folder.shown(name)}: size {images[-1].shape[:2]} differs from the first "
-                    f"image's {images[0].shape[:2]}"
-                )
     if not images:
         raise DataError(f"{path} holds no jpg of a face aged {low} to {high}")
-    return _stack(images), np.asarray(ages, dtype=np.float64)[:, None]
+    return _stack(folder, images), np.asarray(ages, dtype=np.float64)[:, None]
 
 
 def _biwi(path: Path, rng: np.random.Generator) -> ImageData:
@@ -165,7 +161,7 @@ def _biwi(path: Path, rng: np.random.Generator) -> ImageData:
         if poses.shape[1] != 3:
             raise DataError(f"{file}: expected yaw, pitch and roll, got poses {poses.shape}")
         # Stored by OpenCV: blue, green, red.
-        images = check_images(images[..., ::-1] if images.ndim == 4 else images, poses, str(file))
+        images = np.ascontiguousarray(check_images(images, poses, str(file))[:, ::-1])
         parts.append((images, poses))
     train, val, _ = _random(*parts[0], (0.8, 0.2, 0.0), rng)
     how = Augmentation(flip=True, flip_signs=(-1.0, 1.0, -1.0), shift=4)
@@ -196,7 +192,8 @@ def _cells(path: Path, rng: np.random.Generator) -> ImageData:
     if test[1].max() > high:
         raise DataError(f"{path}: a test tile holds {test[1].max():g} dots, more than {high:g}")
     how = Augmentation(dihedral=True)
-    groups = np.repeat(np.arange(n_test), len(test[0]) // n_test)
+    tiles = [(images[i].shape[0] // _CROP) * (images[i].shape[1] // _CROP) for i in order[:n_test]]
+    groups = np.repeat(np.arange(n_test), tiles)
     return ImageData("cells", train, val, test, 1.0, (0.0, high), how, groups)
 
 
@@ -232,7 +229,7 @@ def _driving(path: Path, rng: np.random.Generator) -> ImageData:
     folder = ImageFolder(path)
     names, angles = _driving_log(folder)
     labels = check_labels(np.asarray(angles), -1.0, 1.0, folder.shown("driving_log.csv"))
-    images = _stack([folder.image(name) for name in names])
+    images = _stack(folder, names)
     # Neighbouring frames are almost the same picture: whole stretches go to one side.
     block = np.arange(len(names)) // _BLOCK
     order = rng.permutation(block[-1] + 1)
@@ -274,7 +271,16 @@ def _driving_log(folder: ImageFolder) -> tuple[list[str], list[float]]:
     return names, angles
 
 
-def _stack(images: list[np.ndarray]) -> np.ndarray:
+def _stack(folder: ImageFolder, names: list[str]) -> np.ndarray:
+    """The images of these names, ``(n, 3, h, w)``."""
+    images: list[np.ndarray] = []
+    for name in names:
+        images.append(folder.image(name))
+        if images[-1].shape != images[0].shape:
+            raise DataError(
+                f"{folder.shown(name)}: size {images[-1].shape[:2]} differs from the first "
+                f"image's {images[0].shape[:2]}"
+            )
     return np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2))
 
 
