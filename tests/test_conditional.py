@@ -323,3 +323,29 @@ def test_errors_name_cause_and_cure() -> None:
     broken = sn.ConditionalEBM(Wrong(), MDN(1))
     with pytest.raises(EnergyError, match="one scalar per label"):
         broken.log_prob(x, y)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_pairs_in_any_floating_point_type_train_a_model(kind: torch.dtype) -> None:
+    x, y = pairs(64)
+    options = {"n_samples": 4, "max_epochs": 1, "seed": 0, "progress": False}
+
+    def trained(data: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = sn.ConditionalEBM(sn.LabelEnergy(1), mismatched(), log_norm=0.0).to(kind)
+        sn.fit(model, data, val_data=data, **options)
+        return model.log_norm_scalar.detach()
+
+    assert trained((x.float(), y.double())) == trained((x.to(kind), y.to(kind)))
+
+
+def test_weights_are_one_number_per_pair() -> None:
+    x, y = pairs(32)
+    model = sn.ConditionalEBM(sn.LabelEnergy(1), mismatched(), log_norm=0.0)
+    for weight, words in (
+        (torch.ones(32, 1), r"shape \(32,\), one per pair, got \(32, 1\)"),
+        (-torch.ones(32), "not negative"),
+        (torch.full((32,), float("nan")), "finite"),
+    ):
+        with pytest.raises(DataError, match=words):
+            sn.fit(model, (x, y, weight), max_epochs=1, progress=False)

@@ -158,3 +158,30 @@ def test_bad_settings_are_refused(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_zuko)
     with pytest.raises(SelfnormError, match=r"selfnorm\[flows\]"):
         sn.Flow(2)
+
+
+def test_rows_in_every_form_and_of_the_right_width():
+    flow, x = sn.Flow(2, **SMALL).set_scaling(banana(50)), banana(5)
+    for form in (x.numpy(), x.tolist(), x.double()):
+        assert torch.allclose(flow.log_prob(form), flow.log_prob(x))
+    with pytest.raises(DataError, match="rows of 2 columns"):
+        flow.log_prob(x[:, :1])  # would be broadcast
+    options = {"max_epochs": 1, "progress": False}
+    sn.fit(flow, banana(50).double(), **options)
+    with pytest.raises(DataError, match="rows of 2 columns"):
+        sn.fit(flow, banana(50), val_data=x[:, :1], **options)
+
+
+def test_conditions_that_do_not_fit_are_refused():
+    x, given = banana(50), torch.randn(50, 1)
+    plain, conditional = sn.Flow(2, **SMALL), sn.Flow(2, condition_dim=1, **SMALL)
+    options = {"max_epochs": 1, "progress": False}
+    with pytest.raises(DataError, match=r"condition_dim=0: expected 1 tensors \(x\), got 2"):
+        sn.fit(plain, (x, given), **options)
+    with pytest.raises(DataError, match=r"condition_dim=1: expected 2 tensors"):
+        sn.fit(conditional, x, **options)
+    with pytest.raises(DataError, match="condition_dim=1, got 0 columns"):
+        conditional.log_prob(x)
+    with pytest.raises(DataError, match="condition_dim=0, got 1 columns"):
+        plain.sample((3,), given)
+    assert conditional.sample((), given.numpy()).shape == (50, 2)

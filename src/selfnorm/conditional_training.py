@@ -11,6 +11,7 @@ from torch import Tensor
 
 from selfnorm import functional as F
 from selfnorm.conditional import ConditionalEBM, check_pairs, check_support
+from selfnorm.errors import DataError
 from selfnorm.randomness import seeded
 from selfnorm.row_snl import row_snl_loss
 
@@ -103,6 +104,7 @@ class ConditionalTask:
         # Draws that serve a whole batch share their error: take more of them, they cost less.
         self._thrift = 8 if self.shared else 1
         self.label_scale = torch.ones(())
+        self.cast: torch.dtype | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All trainable parameters; biases and a scalar ``b`` are not decayed."""
@@ -117,8 +119,12 @@ class ConditionalTask:
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the pairs and the proposal's support; set a scalar ``b`` to the mean ``log Z``."""
         check_pairs(data, "the training data")
+        _check_weights(data)
         model = self.module
-        x, y = data[0], data[1]
+        kind = next((p.dtype for p in model.parameters()), data[1].dtype)
+        if any(t.is_floating_point() and t.dtype != kind for t in data) or data[1].dtype != kind:
+            self.cast = kind
+        x, y, *_ = self._typed(data)
         self.label_scale = y.std(0)
         with torch.no_grad():
             model.eval()
@@ -128,6 +134,14 @@ class ConditionalTask:
             if model.log_norm_scalar is not None:
                 log_w, _ = model.log_weights(x[head], 256 * self._thrift)
                 model.log_norm_scalar.copy_(F.log_mean_exp(log_w).mean())
+
+    def _typed(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The data in the model's floating-point type where they came in another."""
+        if self.cast is None:
+            return data
+        # whole numbers may be indices of an embedding: as inputs they stay what they are
+        x = data[0].to(self.cast) if data[0].is_floating_point() else data[0]
+        return x, *(t.to(self.cast) for t in data[1:])
 
     def terms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
         """``log p~(y|x)``, ``log w`` at the label and at ``M`` samples, ``b``, and the law."""
@@ -170,8 +184,8 @@ class ConditionalTask:
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Minus the objective, plus the proposal's own loss."""
-        x, y = batch[0], batch[1]
-        weight = batch[2] if len(batch) > 2 else None
+        x, y, *weights = self._typed(batch)
+        weight = weights[0] if weights else None
         if self.jitter:
             y = y + self.jitter * self.label_scale * torch.randn_like(y)
         log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y)
@@ -218,7 +232,7 @@ class ConditionalTask:
         With SNL and a learned ``b`` both bounds agree; the upper one does not punish ``b`` for
         lagging behind the energy. Weights of the pairs count as they do in training.
         """
-        totals = []
+        totals, data = [], self._typed(data)
         with seeded(20_231_106, data[0].device):
             for x, y in zip(data[0].split(512), data[1].split(512), strict=True):
                 kept, self.n_samples = self.n_samples, self.n_val_samples * self._thrift
@@ -240,7 +254,19 @@ class ConditionalTask:
             return {}
         with torch.no_grad():
             m = 256 * self._thrift
-            log_z = [F.log_mean_exp(model.log_weights(x, m)[0]) for x in data[0].split(512)]
+            inputs = self._typed(data)[0]
+            log_z = [F.log_mean_exp(model.log_weights(x, m)[0]) for x in inputs.split(512)]
             # SNL in a shared b: -b - e^{-b} mean Z(x) is largest at b = log mean Z(x).
             model.log_norm_scalar.copy_(F.log_mean_exp(torch.cat(log_z)))
         return {"log_norm": float(model.log_norm_scalar.detach())}
+
+
+def _check_weights(data: tuple[Tensor, ...]) -> None:
+    """Refuse weights ``(n, 1)``, which would multiply every pair by the weight of every other."""
+    if len(data) < 3:
+        return
+    weight, n = data[2], len(data[0])
+    if weight.shape != (n,):
+        raise DataError(f"weights must have shape ({n},), one per pair, got {tuple(weight.shape)}")
+    if not bool(torch.isfinite(weight).all() & (weight >= 0).all()):
+        raise DataError("weights must be finite and not negative")

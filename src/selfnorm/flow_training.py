@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.columns import Columns
+from selfnorm.errors import DataError
 from selfnorm.functional import ess, log_mean_exp, snl
 from selfnorm.history import History
 from selfnorm.loop import LoopOptions, run
@@ -86,6 +87,12 @@ class FlowTask:
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Standardise by the training data unless that was done."""
+        expected = 2 if self.module.condition_dim else 1
+        if len(data) != expected:
+            raise DataError(
+                f"the flow has condition_dim={self.module.condition_dim}: expected {expected} "
+                f"tensors (x{', condition' if expected == 2 else ''}), got {len(data)}"
+            )
         if not bool(self.module.fitted):
             self.module.set_scaling(data[0])
 

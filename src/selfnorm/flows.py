@@ -12,6 +12,7 @@ from selfnorm.columns import Columns
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.flow_training import FlowTask
 from selfnorm.proposals import Proposal
+from selfnorm.rows import as_rows
 
 __all__ = ["Flow"]
 
@@ -110,15 +111,27 @@ class Flow(Proposal):
 
     def log_prob(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         """``(*shape,)`` log-density of ``x`` ``(*shape, dim)``."""
+        x = as_rows(x, dtype=self.loc.dtype)
+        if x.shape[-1:] != (self.dim,):
+            raise DataError(f"expected rows of {self.dim} columns, got shape {tuple(x.shape)}")
         z = (x - self.loc) / self.scale
-        log_prob: Tensor = self.flow(condition).log_prob(z)
+        log_prob: Tensor = self.flow(self._given(condition)).log_prob(z)
         return log_prob - torch.log(self.scale).sum()
 
     @torch.no_grad()
     def sample(self, shape: Sequence[int] = (), condition: Tensor | None = None) -> Tensor:
         """``(*shape, dim)`` samples from torch's global generator."""
-        z: Tensor = self.flow(condition).sample(torch.Size(shape))
+        z: Tensor = self.flow(self._given(condition)).sample(torch.Size(shape))
         return z * self.scale + self.loc
+
+    def _given(self, condition: Any) -> Tensor | None:
+        """The condition in the flow's floating-point type, or a :class:`DataError`."""
+        if condition is not None:
+            condition = as_rows(condition, "condition", self.loc.dtype)
+        given = 0 if condition is None else condition.shape[-1]
+        if given != self.condition_dim:
+            raise DataError(f"the flow has condition_dim={self.condition_dim}, got {given} columns")
+        return condition
 
     def training_task(
         self,
