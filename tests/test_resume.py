@@ -1,5 +1,6 @@
 """Checkpoints: a run goes on only as what it was, and with all that it remembered."""
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Independent, Normal
@@ -130,3 +131,27 @@ def test_models_trained_together_are_resumed_as_what_they_were(x, tmp_path, same
     }
     with pytest.raises(CheckpointError):
         train(**{change: changed[change]})
+
+
+def test_numbers_of_numpy_and_torch_go_into_a_checkpoint_and_come_back(x, tmp_path):
+    path = tmp_path / "run.ckpt"
+    odd = {
+        "lr": np.float64(1e-3),
+        "max_steps": np.int64(6),
+        "batch_size": np.int32(64),
+        "n_samples": np.int64(128),
+        "clip_norm": torch.tensor(10.0),
+        "seed": np.int64(0),
+        "progress": False,
+    }
+    first, again = model_on(sn.Gaussian.fit_to(x)), model_on(sn.Gaussian.fit_to(x))
+    sn.fit(first, x, checkpoint=path, **odd)
+    plain = {**SETTINGS, "max_steps": 6, "lr": 1e-3}
+    sn.fit(again, x, checkpoint=path, **plain)
+    assert torch.equal(weights(first), weights(again))
+
+
+@pytest.mark.parametrize("name", ["n_samples", "batch_size", "max_steps", "max_epochs"])
+def test_counts_are_whole_numbers(x, name):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        sn.fit(model_on(sn.Gaussian.fit_to(x)), x, **{**SETTINGS, name: 1e1})

@@ -26,7 +26,7 @@ from selfnorm.many_task import ManyTask, MemberData
 from selfnorm.models import EBM
 from selfnorm.rows import check_rows
 from selfnorm.stacked_energies import check_training_keeps_buffers
-from selfnorm.task import LoopOptions
+from selfnorm.task import LoopOptions, whole_number
 
 __all__ = ["fit_many"]
 
@@ -93,8 +93,7 @@ def fit_many(
     if len({id(m) for m in models}) < len(models):
         raise ValueError("the same model object appears twice; copy.deepcopy it for a second run")
     _refuse_shared(models)
-    if n_samples < 1:
-        raise ValueError(f"n_samples must be at least 1, got {n_samples}")
+    n_samples = whole_number("n_samples", n_samples)
     unknown = sorted(set(options) - {f.name for f in fields(LoopOptions)})
     if unknown:
         raise TypeError(f"fit_many() does not take {', '.join(unknown)}")

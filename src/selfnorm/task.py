@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from numbers import Integral
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
 from selfnorm.schedules import SCHEDULES
 
-__all__ = ["LoopOptions", "Task"]
+__all__ = ["LoopOptions", "Task", "whole_number"]
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A count of one or more, or an error that names it.
+
+    Example:
+        >>> whole_number("n_samples", 1e4)
+        Traceback (most recent call last):
+        ValueError: n_samples must be a whole number, got 10000.0: write int(10000.0)
+    """
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}: write int({value!r})")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return int(value)
 
 
 class Task(Protocol):
@@ -77,6 +93,10 @@ class LoopOptions:
     compile_step: bool = False
 
     def __post_init__(self) -> None:
+        for each in fields(self):  # plain numbers: a checkpoint holds nothing else
+            value = getattr(self, each.name)
+            if isinstance(value, np.generic | Tensor):
+                object.__setattr__(self, each.name, value.item())
         if self.optimizer not in ("adam", "adamw"):
             raise ValueError(f"optimizer must be 'adam' or 'adamw', not {self.optimizer!r}")
         if self.schedule not in SCHEDULES:
@@ -84,8 +104,8 @@ class LoopOptions:
         counts = ("batch_size", "max_epochs", "max_steps", "patience")
         for name in (*counts, "validate_every", "checkpoint_every"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                whole_number(name, value)
         for name in ("lr", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:

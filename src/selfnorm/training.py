@@ -22,6 +22,7 @@ from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
 from selfnorm.rows import check_rows
+from selfnorm.task import whole_number
 
 __all__ = ["DensityTask", "fit", "refuse_more_parts"]
 
@@ -111,8 +112,7 @@ def fit(
         >>> history.stopped
         'max_epochs'
     """
-    if n_samples < 1:
-        raise ValueError(f"n_samples must be at least 1, got {n_samples}")
+    n_samples = whole_number("n_samples", n_samples)
     options = LoopOptions(
         batch_size=batch_size,
         max_epochs=max_epochs,
