@@ -36,6 +36,18 @@ def test_the_step_of_a_grid_follows_the_unit(unit):
     assert detect_step(values * unit) == pytest.approx(unit, rel=1e-9)
 
 
+@pytest.mark.parametrize("far", [1e6, 999_999.0, -1e12])
+def test_one_value_far_out_makes_no_grid_of_its_distance(far):
+    values = np.r_[np.random.default_rng(0).integers(0, 5, 399), far]
+    assert detect_step(values) == 0.0  # a step of 1 is next to nothing beside the deviation
+
+
+def test_values_that_differ_by_rounding_are_one():
+    exact = np.random.default_rng(0).integers(-5, 6, 300) * 0.1
+    rounded = np.r_[exact, exact + 2.2e-16, (exact.astype(np.float32)).astype(float)]
+    assert detect_step(rounded) == pytest.approx(0.1, rel=1e-6)
+
+
 def test_steps_too_fine_to_matter_are_continuous():
     values = np.random.default_rng(0).integers(0, 100_000, 5000) * 1e-5
     assert detect_step(values) == 0.0

@@ -50,9 +50,13 @@ def detect_step(values: np.ndarray) -> float:
         return 0.0
     gaps = np.diff(distinct)
     sd = float(values.std())
-    # Float32 storage moves grid points: gaps this small are rounding, not structure. Far from zero
-    # (years in seconds, coordinates in metres) that bound may exceed the step; the second does not.
-    gaps = gaps[gaps > min(1e-6 * np.abs(distinct).max(), 0.25e-3 * sd)]
+    # Float32 storage moves grid points: gaps this small, beside the values themselves and not beside
+    # one far-out value (999999 for unknown), are rounding, not structure. Far from zero (years in
+    # seconds, coordinates in metres) that bound may exceed the step; the one by sd does not.
+    sizes = np.maximum(np.abs(distinct[1:]), np.abs(distinct[:-1]))
+    gaps = gaps[gaps > np.minimum(1e-6 * sizes, 0.25e-3 * sd)]
+    if len(gaps) > 0:  # 0 and 1e-17, where nothing is large beside the values
+        gaps = gaps[gaps > 1e-6 * np.median(gaps)]
     if len(gaps) == 0 or gaps.min() < 0.5e-3 * sd:
         return 0.0
     step = float(np.median(gaps[gaps < 1.5 * gaps.min()]))
