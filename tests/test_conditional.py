@@ -307,6 +307,10 @@ def test_errors_name_cause_and_cure() -> None:
         sn.fit(model, (x, y[:, 0]), max_epochs=1, progress=False)
     with pytest.raises(DataError, match="labels of shape"):
         sn.evaluate(model, (x, y[:, 0]), n_samples=10)
+    with pytest.raises(DataError, match="different numbers of rows"):
+        sn.evaluate(model, (x, y[:5]), n_samples=10)
+    arrays = sn.evaluate(model, (x.numpy(), y.numpy()), n_samples=10, seed=0)
+    assert arrays.lower == sn.evaluate(model, (x, y), n_samples=10, seed=0).lower
     bad = y.clone()
     bad[3] = float("nan")
     with pytest.raises(DataError, match="NaN"):

@@ -288,6 +288,7 @@ def test_integer_targets_are_spread_with_a_warning() -> None:
 def test_label_step_tells_grids_from_continuous_targets() -> None:
     rng = np.random.default_rng(0)
     assert label_step(rng.integers(0, 6, 500).astype(float)) == 1.0
+    assert label_step(rng.integers(0, 6, 500) + 1.6e9) == 1.0
     assert label_step(0.95 + 0.001 * rng.integers(0, 51, 2000)) == pytest.approx(0.001)
     assert label_step(rng.standard_normal(500)) == 0.0
     rounding = np.r_[np.repeat([0.1, 0.2, 0.3, 0.4], 100), np.full(50, 0.1 + 0.2)]

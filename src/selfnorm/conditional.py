@@ -13,6 +13,7 @@ from selfnorm import functional as F
 from selfnorm.errors import DataError, EnergyError, ProposalError
 from selfnorm.evaluation import Bounds
 from selfnorm.randomness import SeedLike, seeded
+from selfnorm.rows import as_tensors
 from selfnorm.stacked import StackedLinear, activation_module
 
 __all__ = ["ConditionalEBM", "LabelEnergy"]
@@ -255,7 +256,7 @@ class ConditionalEBM(nn.Module):
         (judged on some 200 of them, for it needs a sort), ``log_norm`` the mean of ``log Z(x)``.
         ``proposal`` replaces the model's own.
         """
-        x, y = (t.to(self.device) for t in data)
+        x, y = as_tensors(data, "the data", self.device)
         check_pairs((x, y), "the data")
         shared = self._can_share and getattr(proposal or self.proposal, "shared", False)
         rows = max(1, (2 if shared else 1) * _rows_at_once(self.device) // n_samples)

@@ -19,14 +19,16 @@ def label_step(y: np.ndarray) -> float:
     (1.0, 0.0)
     """
     values, counts = np.unique(y, return_counts=True)
-    distinct = np.r_[True, np.diff(values) > 1e-9 * np.abs(values).max()]
+    # far from zero the first bound may exceed the step, the second does not
+    rounding = min(1e-9 * np.abs(values).max(), 1e-6 * y.std())
+    distinct = np.r_[True, np.diff(values) > rounding]
     values, counts = values[distinct], np.add.reduceat(counts, np.flatnonzero(distinct))
     if len(values) < 2:
         return 0.0
     if len(values) <= min(100, len(y) / 10):
         return float(np.diff(values).min())
     if counts.max() >= max(10, 0.05 * len(y)):
-        others = y[np.abs(y - values[counts.argmax()]) > 1e-9 * np.abs(values).max()]
+        others = y[np.abs(y - values[counts.argmax()]) > rounding]
         low, high = np.percentile(others, [25, 75])
         return float(0.01 * min(y.std(), (high - low) / 1.349 or y.std()))
     return 0.0
