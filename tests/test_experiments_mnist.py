@@ -235,6 +235,20 @@ def test_the_page_is_made_from_the_file_alone(data, tmp_path):
     assert rewrite(tmp_path).read_text() == before
 
 
+def test_a_post_hoc_row_is_put_on_the_vae_it_names_or_refused(data, tmp_path):
+    """After a rehearsal it took the rehearsal's VAE and said that it was the full one."""
+    options = {**SMALL, "out": tmp_path, "data_dir": data, "seeds": 1, "figures": False}
+    table_of_mnist.run(**options, models=("vae",))
+    longer = {**options, "max_steps": 3, "models": ("vae_ebm_post_hoc",)}
+    with pytest.raises(ValueError, match=r"put on a vae of 3 steps.*run that row first"):
+        table_of_mnist.run(**longer)
+    rows = table_of_mnist.run(**{**longer, "models": ("vae", "vae_ebm_post_hoc")}).rows
+    assert [(r["model"], r["max_steps"]) for r in rows][1:] == [("vae", 3), ("vae_ebm_post_hoc", 3)]
+    # The folder now holds the longer one: a row on the shorter is refused as well.
+    with pytest.raises(ValueError, match=r"put on a vae of 2 steps.*run that row first"):
+        table_of_mnist.run(**options, models=("vae_ebm_post_hoc",))
+
+
 def test_bad_requests(data, tmp_path):
     with pytest.raises(ValueError, match="unknown model"):
         table_of_mnist.run(**SMALL, out=tmp_path, data_dir=data, models=("gan",))

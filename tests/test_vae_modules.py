@@ -10,7 +10,7 @@ from selfnorm.errors import DataError, EnergyError, ModelFileError
 from selfnorm.vae import EnergyVAE, add_energy_prior
 from selfnorm.vae_energy_prior import EnergyPrior
 from selfnorm.vae_evaluation import evaluate_vae
-from selfnorm.vae_likelihoods import Bernoulli
+from selfnorm.vae_likelihoods import Bernoulli, GaussianNoise
 from selfnorm.vae_networks import DenseDecoder, DenseEncoder
 from selfnorm.vae_priors import StandardNormal
 
@@ -229,3 +229,9 @@ def test_energies_that_do_not_belong_to_the_latent_space():
         EnergyPrior(sn.MLP(3), dim=2)
     with pytest.raises(EnergyError, match=r"one number for each latent vector.*\(5, 3\)"):
         EnergyPrior(nn.Linear(2, 3), dim=2).log_prob(torch.zeros(5, 2))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_that_are_none(scale):
+    with pytest.raises(ValueError, match="scale must be a positive number"):
+        GaussianNoise(scale)

@@ -94,6 +94,8 @@ class GaussianNoise(Likelihood):
 
     def __init__(self, scale: float = 1.0, *, learned: bool = True) -> None:
         super().__init__()
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be a positive number, got {scale}")
         self.config = {"scale": scale, "learned": learned}
         start = torch.tensor(math.log(scale))
         if learned:

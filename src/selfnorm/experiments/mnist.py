@@ -132,6 +132,9 @@ def run(
         """The row whose encoder and decoder this one takes, if it is still to be made."""
         return next((j for j in missing if (j.row.model, j.seed) == (job.row.on, job.seed)), None)
 
+    for job in missing:
+        if source(job) is None:
+            _refuse_other_vae(job, kept)
     try:
         for job, found in run_side_by_side(_run_row, missing, jobs, after=source):
             for interrupted in _same(table.rows, job.keys()):
@@ -190,6 +193,20 @@ def _size(seed: int, ngf: int, energy_layers: int) -> str:
 def _same(rows_: list[dict[str, Any]], keys: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows with these values."""
     return [r for r in rows_ if all(r.get(k) == v for k, v in keys.items())]
+
+
+def _refuse_other_vae(job: Job, kept: list[dict[str, Any]]) -> None:
+    """A post-hoc row belongs to the VAE it names: that folder may hold one of another length."""
+    names = ("seed", "ngf", "energy_layers")
+    keys = {"model": job.row.on, **{k: v for k, v in job.keys().items() if k in names}}
+    there = job.folder / "models" / f"{job.row.on}-{job.size}"
+    last = [row["max_steps"] for row in _same(kept, keys)][-1:]  # that row wrote the folder
+    if job.row.on is not None and there.exists() and last != [job.vae_steps]:
+        raise ValueError(
+            f"{job.row.model} is put on a {job.row.on} of {job.vae_steps} steps, and {there} is "
+            f"not known to hold it: run that row first (--model {job.row.on}), or both with "
+            "another --out"
+        )
 
 
 def _checkpoint(folder: Path, row: Row, size: str) -> Path:
