@@ -50,9 +50,9 @@ def detect_step(values: np.ndarray) -> float:
         return 0.0
     gaps = np.diff(distinct)
     sd = float(values.std())
-    # Float32 storage moves grid points: gaps this small beside the values themselves, not beside one
-    # far-out value (999999 for unknown), are rounding, not structure. Far from zero (years in
-    # seconds, coordinates in metres) that bound may exceed the step; the one by sd does not.
+    # Float32 storage moves grid points: gaps this small beside the values themselves (not beside a
+    # far-out one, 999999 for unknown) are rounding, not structure. Far from zero (years in seconds,
+    # coordinates in metres) that bound may exceed the step; the one by sd does not.
     sizes = np.maximum(np.abs(distinct[1:]), np.abs(distinct[:-1]))
     gaps = gaps[gaps > np.minimum(1e-6 * sizes, 0.25e-3 * sd)]
     if len(gaps) > 0:  # 0 and 1e-17, where nothing is large beside the values
