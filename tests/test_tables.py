@@ -136,6 +136,15 @@ def test_identifiers_are_passed_on_as_they_are(tmp_path):
     assert pd.read_csv(tmp_path / "keys.csv")["x0"].tolist() == ids["key"]
 
 
+def test_a_column_of_lists_is_no_column_of_numbers(tmp_path):
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"a": [1.5, 2.5], "vector": [[1.0, 2.0], [3.0, 4.0]]}).to_parquet(path)
+    read = read_table(path)
+    assert numeric(read, ["a"]).shape == (2, 1)
+    with pytest.raises(DataError, match="column 'vector' holds text"):
+        numeric(read)
+
+
 def test_of_several_arrays_the_table_is_named_x(tmp_path):
     path = tmp_path / "t.npz"
     np.savez(path, y=VALUES[:, 0], features=VALUES)

@@ -228,6 +228,8 @@ def _read_parquet(path: Path) -> Table:
             columns[name] = column_of(numbers.to_numpy(zero_copy_only=False))
             if np.nanmax(np.abs(columns[name]), initial=0.0) >= 2**53:
                 cells[name] = np.array(column.to_pylist(), dtype=object)
+        elif pyarrow.types.is_nested(kind):  # lists of one length would become several columns
+            columns[name] = np.array([_text(cell) for cell in column.to_pylist()], dtype=object)
         else:
             columns[name] = column_of(np.array(column.to_pylist(), dtype=object))
     return Table(columns, str(path), cells=cells)
