@@ -105,3 +105,13 @@ def test_the_package_runs_as_a_module():
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0
     assert result.stdout.startswith("selfnorm ")
+
+
+def test_a_name_given_twice_is_meant_once(monkeypatch, tmp_path):
+    """Its rows were run twice, and counted as two seeds in means and deviations."""
+    given = {}
+    monkeypatch.setattr("selfnorm.experiments.toy2d.run", lambda **options: given.update(options))
+    names = ["--dataset", "funnel", "--dataset", "pinwheel", "--dataset", "funnel"]
+    result = runner.invoke(app, ["reproduce", "toy2d", *names, "--out", str(tmp_path)])
+    assert result.exit_code == 0
+    assert given["datasets"] == ("funnel", "pinwheel")

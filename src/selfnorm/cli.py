@@ -136,7 +136,8 @@ def reproduce(
         "seeds": seeds,
     }
     options: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
+        # A name given twice is meant once: its rows would be run and counted twice.
+        name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
         for name, value in asked.items()
         if value is not None
     }
