@@ -268,6 +268,8 @@ def test_two_targets() -> None:
     assert model.bounds(X[:50], Y[:50], n_samples=500, random_state=0).gap < 0.3
     with pytest.raises(DataError, match="one target"):
         model.predict_quantiles(X)
+    with pytest.raises(DataError, match="log_mass is for one target"):
+        model.log_mass(X, Y)
 
 
 def test_integer_targets_are_spread_with_a_warning() -> None:

@@ -92,6 +92,7 @@ class PredictiveMixin:
 
     def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Log-probability of the step around ``y`` for discrete targets, ``(n,)``."""
+        self._need_one_target("log_mass")
         if not self.label_step_ > 0:
             raise DataError("the target is continuous: it has a density (log_prob), no mass")
         values = np.asarray(y, dtype=np.float64).reshape(-1)
