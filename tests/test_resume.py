@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.distributions import Independent, Normal
 
 import selfnorm as sn
 from selfnorm import objectives
-from selfnorm.checkpoint import load_checkpoint, save_checkpoint
+from selfnorm.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
 from selfnorm.errors import CheckpointError
+from selfnorm.training import DensityTask
 
 SETTINGS = {"max_steps": 12, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
 
@@ -155,3 +157,13 @@ def test_numbers_of_numpy_and_torch_go_into_a_checkpoint_and_come_back(x, tmp_pa
 def test_counts_are_whole_numbers(x, name):
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
         sn.fit(model_on(sn.Gaussian.fit_to(x)), x, **{**SETTINGS, name: 1e1})
+
+
+def test_writing_a_checkpoint_leaves_every_part_in_its_mode():
+    """A frozen part in evaluation mode inside a model that trains stays there."""
+    x = torch.randn(20, 2)
+    energy = nn.Sequential(nn.Linear(2, 4).eval(), nn.Dropout(0.5), nn.Linear(4, 1))
+    task = DensityTask(sn.EBM(energy), sn.Gaussian.fit_to(x), n_samples=8)
+    first, second = (entries_of_task(task, (x,))["witness"] for _ in range(2))
+    assert torch.equal(first, second)  # without dropout
+    assert [part.training for part in energy] == [False, True, True]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.errors import CheckpointError
+from selfnorm.modes import evaluating
 from selfnorm.randomness import seeded
 
 __all__ = [
@@ -112,7 +113,8 @@ def restore_task(path: Path, state: dict[str, Any], task: Any, data: tuple[Tenso
     saved, mine = state.get("witness"), _witness(task, data)
     if saved is not None and mine is not None:
         alike = saved.shape == mine.shape
-        if not alike or not torch.allclose(saved, mine, rtol=1e-3, atol=1e-3, equal_nan=True):
+        # Loose enough for another device and its rounding of products (TF32).
+        if not alike or not torch.allclose(saved, mine, rtol=1e-2, atol=1e-2, equal_nan=True):
             raise CheckpointError(
                 f"{path} belongs to a run with another energy, base or proposal: with its weights "
                 "this one gives other densities. Use the same ones, another checkpoint path, or "
@@ -130,11 +132,8 @@ def _ask(task: Any, method: str, *args: Any) -> Any:
 
 def _witness(task: Any, data: tuple[Tensor, ...]) -> Tensor | None:
     """Log-densities at a few rows in evaluation mode; the run's random stream stays as it is."""
-    training = task.module.training
-    task.module.eval()
-    with torch.no_grad(), seeded(0, data[0].device):
+    with evaluating(task.module), torch.no_grad(), seeded(0, data[0].device):
         seen: Tensor | None = _ask(task, "witness", data)
-    task.module.train(training)
     return None if seen is None else seen.double().cpu()
 
 
