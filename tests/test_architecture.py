@@ -45,7 +45,8 @@ FLOORS = [
     {"models", "mixture", "stacked_energies", "stacked_proposals", "members", "member_adam"},
     {"objectives", "mcmc_objectives", "score_matching", "memory", "stepper", "loop"}
     | {"overlapped"},
-    {"evaluation", "training", "flows", "flow_training", "many", "many_task", "distributed"},
+    {"evaluation", "training", "flows", "flow_training", "many", "many_task", "distributed"}
+    | {"grid_quadrature"},
     {"autoregressive", "autoregressive_evaluation", "autoregressive_training"},
     {"conditional", "conditional_training", "ensemble", "image_model", "image_training"},
     {"vae", "vae_energy_prior", "vae_evaluation", "vae_likelihoods", "vae_log_norm", "vae_monitor"}

@@ -159,3 +159,9 @@ def test_grids_take_the_type_of_the_model_and_any_numbers():
     for center, scale in (([0.5, -1], np.ones(2)), (torch.tensor([0.5, -1.0]), 1), (0, [1.0])):
         log_z, _ = sn.exact_log_norm(model, 2, center=center, scale=scale, n_points=257)
         assert log_z == pytest.approx(0.625, abs=1e-9)
+
+
+def test_a_proposal_is_not_taken_for_a_model():
+    x = torch.randn(50, 2)
+    with pytest.raises(TypeError, match="got Gaussian; the log_prob of a proposal"):
+        sn.evaluate(sn.Gaussian.fit_to(x), x)

@@ -13,8 +13,9 @@ from selfnorm.distributed import fit_distributed
 from selfnorm.energies import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.errors import SelfnormError, SelfnormWarning
 from selfnorm.estimators import EnergyDensity
-from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
+from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.flows import Flow
+from selfnorm.grid_quadrature import exact_log_norm
 from selfnorm.history import History
 from selfnorm.image_regression import ImageRegressor
 from selfnorm.many import fit_many
