@@ -8,6 +8,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError
+from selfnorm.flow_training import adapt
 
 SETTINGS = {"max_steps": 10, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
 
@@ -88,3 +89,12 @@ def test_a_run_that_loses_every_step_says_so(x):
     with pytest.warns(sn.SelfnormWarning, match="no loss or gradient was finite"):
         history = sn.fit(model, x, **SETTINGS)
     assert history.skipped_steps == history.n_steps
+
+
+def test_unknown_options_are_named_by_the_function_that_was_called():
+    x = torch.randn(50, 2)
+    model = sn.EBM(sn.MLP(2, hidden=(4,)), base=sn.Gaussian.fit_to(x))
+    with pytest.raises(TypeError, match=r"^fit_distributed\(\) does not take bf16$"):
+        sn.fit_distributed(model, x, bf16=True)
+    with pytest.raises(TypeError, match=r"^adapt\(\) does not take epochs$"):
+        adapt(sn.Flow(2, transforms=1, hidden=(4,)), model, x, epochs=3)

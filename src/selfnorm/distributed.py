@@ -29,7 +29,7 @@ from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
 from selfnorm.rows import check_rows
-from selfnorm.task import LoopOptions, Task
+from selfnorm.task import LoopOptions, Task, refuse_unknown
 from selfnorm.training import DensityTask, refuse_more_parts
 
 __all__ = ["DistributedTask", "fit_distributed"]
@@ -99,6 +99,7 @@ def fit_distributed(
         raise ValueError(f"n_accumulate must be at least 1, got {n_accumulate}")
     if samples not in ("per_rank", "same"):
         raise ValueError(f"samples must be 'per_rank' or 'same', not {samples!r}")
+    refuse_unknown(options, "fit_distributed")
     data = x_train if isinstance(x_train, tuple) else (x_train,)
     held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
     if min(batch_size, len(data[0])) % world or n_samples % world:
@@ -122,6 +123,7 @@ def fit_distributed(
         refuse_more_parts(data, "x_train")
         data = (check_rows(data[0], "x_train", dtype=dtype),)
         if held_out is not None:
+            refuse_more_parts(held_out, "val_data")
             width = data[0].shape[1]
             held = check_rows(held_out[0], "val_data", width=width, minimum=1, dtype=dtype)
             held_out = (held,)

@@ -23,6 +23,7 @@ from selfnorm.history import History
 from selfnorm.loop import LoopOptions, run
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
+from selfnorm.task import refuse_unknown
 
 if TYPE_CHECKING:
     from selfnorm.flows import Flow
@@ -131,6 +132,7 @@ def adapt(flow: Flow, model: EBM, x: Tensor, *, loss: str = "both", **options: A
         2
     """
     n_samples = int(options.pop("n_samples", 512))
+    refuse_unknown(options, "adapt")
     task = FlowTask(flow, model=model, loss=loss, n_samples=n_samples)
     return run(task, (x,), options=LoopOptions(**options))
 
@@ -227,6 +229,7 @@ def fit_jointly(
         >>> fit_jointly(model, flow, x, max_steps=2, progress=False).n_steps
         2
     """
+    refuse_unknown(options, "fit_jointly")
     task = JointTask(model, flow, loss=loss, n_samples=n_samples)
     held_out = None if val_data is None else (val_data,)
     return run(task, (x,), val_data=held_out, options=LoopOptions(**options))

@@ -9,7 +9,7 @@ steps, early stopping, best state and closing ``b``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from selfnorm.many_task import ManyTask, MemberData
 from selfnorm.models import EBM
 from selfnorm.rows import check_rows
 from selfnorm.stacked_energies import check_training_keeps_buffers
-from selfnorm.task import LoopOptions, whole_number
+from selfnorm.task import LoopOptions, refuse_unknown, whole_number
 
 __all__ = ["fit_many"]
 
@@ -94,9 +94,7 @@ def fit_many(
         raise ValueError("the same model object appears twice; copy.deepcopy it for a second run")
     _refuse_shared(models)
     n_samples = whole_number("n_samples", n_samples)
-    unknown = sorted(set(options) - {f.name for f in fields(LoopOptions)})
-    if unknown:
-        raise TypeError(f"fit_many() does not take {', '.join(unknown)}")
+    refuse_unknown(options, "fit_many")
     members = len(models)
     device = models[0].device
     dtype = models[0].dtype

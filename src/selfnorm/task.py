@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selfnorm.schedules import SCHEDULES
 
-__all__ = ["LoopOptions", "Task", "whole_number"]
+__all__ = ["LoopOptions", "Task", "refuse_unknown", "whole_number"]
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -125,3 +125,16 @@ class LoopOptions:
         where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume"}
         where_and_how |= {"cuda_graph", "compile_step"}
         return {k: v for k, v in asdict(self).items() if k not in where_and_how}
+
+
+def refuse_unknown(options: dict[str, Any], caller: str) -> None:
+    """Name the options that are none of the training loop's, as those of the one who asked.
+
+    Example:
+        >>> refuse_unknown({"lr": 1e-3, "epochs": 3}, "fit_many")
+        Traceback (most recent call last):
+        TypeError: fit_many() does not take epochs
+    """
+    unknown = sorted(set(options) - {each.name for each in fields(LoopOptions)})
+    if unknown:
+        raise TypeError(f"{caller}() does not take {', '.join(unknown)}")
