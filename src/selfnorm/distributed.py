@@ -28,9 +28,8 @@ from selfnorm.loop import run
 from selfnorm.models import EBM
 from selfnorm.proposals import Proposal
 from selfnorm.randomness import seeded
-from selfnorm.rows import check_rows
 from selfnorm.task import LoopOptions, Task, refuse_unknown
-from selfnorm.training import DensityTask, refuse_more_parts
+from selfnorm.training import DensityTask, checked_tables
 
 __all__ = ["DistributedTask", "fit_distributed"]
 
@@ -119,14 +118,7 @@ def fit_distributed(
         model, proposal, chosen, n_samples, world, samples, lr, lr_log_norm, task_options or {}
     )
     if isinstance(task, DensityTask):
-        dtype = task.module.dtype
-        refuse_more_parts(data, "x_train")
-        data = (check_rows(data[0], "x_train", dtype=dtype),)
-        if held_out is not None:
-            refuse_more_parts(held_out, "val_data")
-            width = data[0].shape[1]
-            held = check_rows(held_out[0], "val_data", width=width, minimum=1, dtype=dtype)
-            held_out = (held,)
+        data, held_out = checked_tables(task.module, data, held_out)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     seed = int(fabric.broadcast(seed))

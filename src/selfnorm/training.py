@@ -24,7 +24,7 @@ from selfnorm.randomness import seeded
 from selfnorm.rows import check_rows
 from selfnorm.task import whole_number
 
-__all__ = ["DensityTask", "fit", "refuse_more_parts"]
+__all__ = ["DensityTask", "checked_tables", "fit"]
 
 
 def fit(
@@ -158,13 +158,7 @@ def fit(
             log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
             bf16=bf16,
         )
-        refuse_more_parts(data, "x_train")
-        data = (check_rows(data[0], "x_train", dtype=model.dtype),)
-        if held_out is not None:
-            refuse_more_parts(held_out, "val_data")
-            width = data[0].shape[1]
-            held = check_rows(held_out[0], "val_data", width=width, minimum=1, dtype=model.dtype)
-            held_out = (held,)
+        data, held_out = checked_tables(model, data, held_out)
     else:
         raise TypeError(
             f"fit() cannot train a {type(model).__name__}: wrap the energy as "
@@ -173,7 +167,21 @@ def fit(
     return run(task, data, val_data=held_out, options=options)
 
 
-def refuse_more_parts(data: tuple[Any, ...], name: str) -> None:
+Parts = tuple[Any, ...]
+
+
+def checked_tables(model: EBM, data: Parts, held_out: Parts | None) -> tuple[Parts, Parts | None]:
+    """Training and held-out rows of a density: one table each, checked, in the model's type."""
+    _refuse_more_parts(data, "x_train")
+    rows = check_rows(data[0], "x_train", dtype=model.dtype)
+    if held_out is None:
+        return (rows,), None
+    _refuse_more_parts(held_out, "val_data")
+    held = check_rows(held_out[0], "val_data", width=rows.shape[1], minimum=1, dtype=model.dtype)
+    return (rows,), (held,)
+
+
+def _refuse_more_parts(data: Parts, name: str) -> None:
     """A density has one table: weights or labels beside it would be ignored in silence."""
     if len(data) != 1:
         raise DataError(
