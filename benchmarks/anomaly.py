@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 
 from selfnorm import EnergyDensity
 from selfnorm.errors import MissingDataError
-from selfnorm.experiments.report import Table, markdown_table, mean_sd
+from selfnorm.paper.report import Table, markdown_table, mean_sd
 
 SETS = ("shuttle", "mammography", "magic.gamma")
 COMPONENTS = (1, 5, 10, 20, 50)

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from selfnorm.autoregressive import AutoregressiveEBM
-from selfnorm.autoregressive_evaluation import N_NODES
-from selfnorm.autoregressive_training import default_options
-from selfnorm.data import tabular
-from selfnorm.experiments.report import hardware, versions
-from selfnorm.loop import LoopOptions, run
+from selfnorm.chain.bounds import N_NODES
+from selfnorm.chain.model import AutoregressiveEBM
+from selfnorm.chain.task import default_options
+from selfnorm.datasets import tabular
+from selfnorm.paper.report import hardware, versions
+from selfnorm.training.loop import LoopOptions, run
 
 SAMPLES = (30, 100, 300, 1000)
 

@@ -3,7 +3,8 @@
     python benchmarks/density.py --data DIR --out OUT --device cuda --workers 3 --cpu-workers 2
     python benchmarks/density_table.py --out results/density OUT/density.json
 
-Six real tables, the same rows and the same scaling for every method (``selfnorm.data.tabular``).
+Six real tables, the same rows and the same scaling for every method
+(``selfnorm.datasets.tabular``).
 Methods trained by gradient run through the library's own loop, keep the best state on validation
 rows, draw fresh dequantisation noise at every step, and are averaged over steps; where a method has
 several configurations, the one with the best validation score is reported. Two-sample tests: AUROC
@@ -142,7 +143,7 @@ class Outcome:
     """The rows and the log-densities of the test rows, on disk beside each other."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        from selfnorm.experiments.report import hardware, versions
+        from selfnorm.paper.report import hardware, versions
 
         self.args, self.began = args, time.perf_counter()
         # asked for once: a GPU that has failed since does not answer

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from selfnorm import EnergyDensity
-from selfnorm.data import tabular
-from selfnorm.experiments.report import hardware, versions
-from selfnorm.flows import Flow
-from selfnorm.loop import LoopOptions, run
+from selfnorm.datasets import tabular
+from selfnorm.distributions.flows import Flow
+from selfnorm.paper.report import hardware, versions
+from selfnorm.training.loop import LoopOptions, run
 
 
 def flow_in(seconds: float, table: Any, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:

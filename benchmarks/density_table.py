@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.experiments.report import markdown_table
+from selfnorm.paper.report import markdown_table
 
 FLOWS = ("nsf", "maf")
 LABELS = {"selfnorm": "selfnorm", "nsf": "NSF", "maf": "MAF", "gmm": "GMM", "kde": "KDE"}

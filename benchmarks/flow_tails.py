@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm.flows import Flow
+from selfnorm.distributions.flows import Flow
 
 TO_DEVIATION = 3.29  # standard deviations between the 5 % and the 95 % quantile of a normal law
 
 
 class SquashedFlow(Flow):
-    """:class:`~selfnorm.flows.Flow` of squashed columns.
+    """:class:`~selfnorm.distributions.flows.Flow` of squashed columns.
 
     Example:
         >>> x = torch.cat([torch.randn(200, 2), torch.full((1, 2), 1e4)])

@@ -29,10 +29,10 @@ import torch
 from torch import nn
 
 from cuda_graphs import Captured, captured
-from selfnorm.experiments.report import hardware, versions
-from selfnorm.image_regression import ImageRegressor
-from selfnorm.overlapped import make_stepper
-from selfnorm.stepper import Stepper, make_optimizer
+from selfnorm.images.regressor import ImageRegressor
+from selfnorm.paper.report import hardware, versions
+from selfnorm.training.overlapped import make_stepper
+from selfnorm.training.step import Stepper, make_optimizer
 
 
 def build(

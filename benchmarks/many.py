@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 
 import selfnorm as sn
-from selfnorm import objectives
-from selfnorm.experiments.report import Table
-from selfnorm.many_task import ManyTask, MemberData
-from selfnorm.stepper import Stepper, make_optimizer
-from selfnorm.task import Task
-from selfnorm.training import DensityTask
+from selfnorm.density import objectives
+from selfnorm.density.fit import DensityTask
+from selfnorm.density.many_task import ManyTask, MemberData
+from selfnorm.paper.report import Table
+from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.training.task import Task
 
 SIZES = ((128, 1024), (256, 256), (128, 128))  # batch, proposal samples; the first is the recipe's
 

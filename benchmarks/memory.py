@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import selfnorm as sn
-from selfnorm.experiments.report import Table
-from selfnorm.memory import Chunked
+from selfnorm.density.chunked import Chunked
+from selfnorm.paper.report import Table
 
 DIM, BUDGET = 63, 64 * 2**20
 

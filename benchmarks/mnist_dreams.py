@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 import selfnorm as sn
-from selfnorm.data import mnist as digits_of
-from selfnorm.experiments.mnist import MODELS, report_figures, train_row
-from selfnorm.experiments.mnist_report import finished, markdown
-from selfnorm.experiments.mnist_rows import Row, rows
-from selfnorm.experiments.report import Table
-from selfnorm.vae import EnergyVAE
-from selfnorm.vae_evaluation import evaluate_vae
+from selfnorm.datasets import mnist as digits_of
+from selfnorm.paper.mnist import MODELS, report_figures, train_row
+from selfnorm.paper.mnist_report import finished, markdown
+from selfnorm.paper.mnist_rows import Row, rows
+from selfnorm.paper.report import Table
+from selfnorm.vae.evaluation import evaluate_vae
+from selfnorm.vae.model import EnergyVAE
 
 RECIPE = "dreams"
 SIZE = "ngf16-layers2"

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from selfnorm import EnergyRegressor
-from selfnorm.calibration import central_coverage
-from selfnorm.data import uci_regression
-from selfnorm.experiments.report import Table, markdown_table
-from selfnorm.target_steps import label_step
+from selfnorm.columns.target_steps import label_step
+from selfnorm.datasets import uci_regression
+from selfnorm.evaluation.calibration import central_coverage
+from selfnorm.paper.report import Table, markdown_table
 
 SPLITS = {"protein": 3, "naval": 3, "kin8nm": 3}
 ORDER = [

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from selfnorm import EnergyRegressor
-from selfnorm.experiments.report import Table
+from selfnorm.paper.report import Table
 
 
 def table_of(rows: int, features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

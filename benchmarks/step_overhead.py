@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 import selfnorm as sn
-from selfnorm.experiments.report import Table
-from selfnorm.stepper import Stepper, make_optimizer
-from selfnorm.training import DensityTask
+from selfnorm.density.fit import DensityTask
+from selfnorm.paper.report import Table
+from selfnorm.training.step import Stepper, make_optimizer
 
 BATCH, N_SAMPLES = 256, 1024
 

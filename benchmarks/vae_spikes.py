@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 import selfnorm as sn
-from selfnorm.data import mnist
+from selfnorm.datasets import mnist
 from selfnorm.errors import SelfnormWarning
-from selfnorm.experiments.report import hardware, versions
-from selfnorm.vae import EnergyVAE
-from selfnorm.vae_energy_prior import EnergyPrior, latent_energy
-from selfnorm.vae_evaluation import evaluate_vae
-from selfnorm.vae_networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
+from selfnorm.paper.report import hardware, versions
+from selfnorm.vae.energy_prior import EnergyPrior, latent_energy
+from selfnorm.vae.evaluation import evaluate_vae
+from selfnorm.vae.model import EnergyVAE
+from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
 
 LATENT = 16
 N_LOOKS = 50

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from selfnorm.experiments.report import hardware, versions
-from selfnorm.loop import LoopOptions
-from selfnorm.stepper import Stepper, make_optimizer
-from selfnorm.vae import EnergyVAE
-from selfnorm.vae_energy_prior import EnergyPrior
-from selfnorm.vae_networks import ConvDecoder, ConvEncoder
-from selfnorm.vae_priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
+from selfnorm.paper.report import hardware, versions
+from selfnorm.training.loop import LoopOptions
+from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.vae.energy_prior import EnergyPrior
+from selfnorm.vae.model import EnergyVAE
+from selfnorm.vae.networks import ConvDecoder, ConvEncoder
+from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
 
 CHAIN: dict[str, Any] = {
     "hidden": 128,

@@ -26,11 +26,11 @@ from torchebm.losses import ContrastiveDivergence
 from torchebm.samplers import LangevinDynamics
 
 import selfnorm as sn
-from selfnorm.data import toy2d
-from selfnorm.experiments.report import Table
-from selfnorm.schedules import lr_factor
-from selfnorm.stepper import Stepper, make_optimizer
-from selfnorm.training import DensityTask
+from selfnorm.datasets import toy2d
+from selfnorm.density.fit import DensityTask
+from selfnorm.paper.report import Table
+from selfnorm.training.schedules import lr_factor
+from selfnorm.training.step import Stepper, make_optimizer
 
 BATCH, N_SAMPLES, LANGEVIN_STEPS, LR = 256, 1024, 40, 1e-3
 GOAL = -1.90  # exact log-likelihood (nats) to reach, about the paper's result

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import selfnorm as sn
+from selfnorm._inputs import as_rows, refuse_repeated_names, refuse_text
 from selfnorm.errors import DataError
-from selfnorm.rows import as_rows, refuse_repeated_names, refuse_text
 
 ROWS = np.random.default_rng(0).gamma(2.0, size=(120, 2)).astype(np.float32)
 QUICK = {"max_steps": 3, "max_epochs": 100, "n_samples": 64, "seed": 0, "progress": False}

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm import EnergyDensity, blueprints, serialization
+from selfnorm import EnergyDensity
+from selfnorm import saving as serialization
 from selfnorm.errors import ModelFileError, SelfnormError
-from selfnorm.serialization import CONFIG_FILE, WEIGHTS_FILE
+from selfnorm.saving import CONFIG_FILE, WEIGHTS_FILE
+from selfnorm.tables import blueprints
 
 
 def rows(n=150, d=2, seed=0):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfnorm._random import SeedLike, seeded
 from selfnorm.errors import ProposalError
-from selfnorm.randomness import SeedLike, seeded
 from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
 from selfnorm.sampling.autocorrelation import chain_ess, r_hat
 from selfnorm.sampling.target import LogDensity, as_log_density

@@ -1,0 +1,1 @@
+"""``AutoregressiveEBM``: a chain of one-dimensional EBMs, its factors, training and bounds."""

@@ -1,0 +1,392 @@
+"""A chain of one-dimensional conditional EBMs: normalised densities in any dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from selfnorm._inputs import as_rows
+from selfnorm._random import SeedLike, seeded
+from selfnorm.chain import bounds as evaluation
+from selfnorm.chain.factors import FactorEnergy, Factors
+from selfnorm.chain.task import AutoregressiveTask
+from selfnorm.columns.columns import Columns, log_cell_mass
+from selfnorm.distributions.mixtures1d import Mixture1d
+from selfnorm.errors import DataError
+from selfnorm.functional import log_mean_exp
+from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
+
+__all__ = ["AutoregressiveEBM"]
+
+# Places (rows x columns x nodes x orderings) handled at once outside training.
+PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**21}
+
+# A mixture component may start this narrow, in units of its column's scale: the step of the finest
+# grid that counts as one, a tenth of the interval that a repeated value stands for.
+NARROWEST_START = 1e-3
+
+
+class AutoregressiveEBM(nn.Module):
+    r"""``p(x) = prod_i q_i(x_i | x_<i) exp(-E(x_i, c_i) - b_i)``, one EBM per coordinate.
+
+    One masked residual network (:class:`~selfnorm.networks.resmade.ResMADE`) reads the columns
+    before
+    column ``i`` and yields the mixture proposal ``q_i``, a context ``c_i`` and the log-normaliser
+    ``b_i``; one small energy network serves all factors. The proposal is trained by maximum
+    likelihood, energy, context and ``b`` by SNL with the proposal held fixed, all factors in
+    parallel. Densities are with respect to Lebesgue measure, in the units of ``x``.
+
+    With several ``orderings`` the density is the equal mixture of as many independent chains, each
+    over its own order of the columns.
+
+    Args:
+        dim: number of columns.
+        condition_dim: length of a condition vector; the model is then ``p(x | condition)``.
+        orderings: how many, or the ranks themselves, one list of places (from 1) per ordering.
+        hidden, blocks: width and residual blocks of the masked network.
+        components: mixture components per factor, besides one heavy-tailed component.
+        family: ``"logistic"`` or ``"gaussian"`` components.
+        context: length of ``c_i``.
+        energy_hidden, energy_blocks: width and residual blocks of the energy network.
+        drop: dropout in the masked network and, with ``drop_context``, on the contexts.
+        support, discrete, encoding: see :class:`~selfnorm.columns.columns.Columns`.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = AutoregressiveEBM(3, hidden=16, components=3, context=4, energy_hidden=16)
+        >>> x = torch.randn(50, 3)
+        >>> model.set_scaling(x).log_prob(x).shape
+        torch.Size([50])
+        >>> model.sample(5, seed=0).shape
+        torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        condition_dim: int = 0,
+        orderings: int | Sequence[Sequence[int]] = 1,
+        hidden: int = 256,
+        blocks: int = 2,
+        components: int = 10,
+        family: str = "logistic",
+        context: int = 32,
+        energy_hidden: int = 64,
+        energy_blocks: int = 2,
+        frequencies: int = 8,
+        drop: float = 0.0,
+        drop_context: bool = True,
+        support: Sequence[tuple[float | None, float | None] | None] | None = None,
+        discrete: str | Sequence[float] | None = "auto",
+        encoding: str = "value",
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise DataError(f"dim must be at least 1, not {dim}")
+        if family not in ("logistic", "gaussian"):
+            raise ValueError(f"family must be 'logistic' or 'gaussian', not {family!r}")
+        if isinstance(orderings, int | Integral):
+            if int(orderings) < 1:
+                raise DataError(f"orderings must be at least 1, not {orderings}")
+            ranks = draw_orderings(dim, int(orderings))
+        else:
+            ranks = torch.tensor([list(r) for r in orderings])
+            if (
+                ranks.shape[1:] != (dim,)
+                or (ranks.sort(1).values != torch.arange(1, dim + 1)).any()
+            ):
+                raise ValueError(f"each ordering must be a permutation of 1..{dim}")
+        self.dim, self.condition_dim, self.family = dim, condition_dim, family
+        self.n_components = components + 1
+        self.context_drop = drop if drop_context else 0.0
+        stack = ranks.shape[0]
+        self.config: dict[str, Any] = {
+            "dim": dim,
+            "condition_dim": condition_dim,
+            "orderings": ranks.tolist(),
+            "hidden": hidden,
+            "blocks": blocks,
+            "components": components,
+            "family": family,
+            "context": context,
+            "energy_hidden": energy_hidden,
+            "energy_blocks": energy_blocks,
+            "frequencies": frequencies,
+            "drop": drop,
+            "drop_context": drop_context,
+            "support": None if support is None else [list(s or (None, None)) for s in support],
+            "discrete": discrete if isinstance(discrete, str | None) else list(discrete),
+            "encoding": encoding,
+        }
+        self.columns = Columns(dim, support=support, discrete=discrete, encoding=encoding)
+        self.trunk = ResMADE(
+            ranks,
+            per_column=self.columns.n_inputs,
+            hidden=hidden,
+            blocks=blocks,
+            condition_dim=condition_dim,
+            drop=drop,
+        )
+        self.mixture_head = self.trunk.head(3 * self.n_components)
+        self.context_head = self.trunk.head(context)
+        with torch.no_grad():
+            self.mixture_head.weight.mul_(0.2)
+        described = context + 3 * self.n_components
+        self.energy = FactorEnergy(stack, described, energy_hidden, energy_blocks, frequencies)
+        self._start_at_marginals()
+
+    @property
+    def n_orderings(self) -> int:
+        """Number of chains mixed."""
+        return self.trunk.ranks.shape[0]
+
+    @torch.no_grad()
+    def set_scaling(self, x: Tensor) -> AutoregressiveEBM:
+        """Read the columns' scales off ``x`` ``(n, dim)``; start each proposal at its marginal."""
+        self.columns.fit(x)
+        self._start_at_marginals()
+        return self
+
+    @torch.no_grad()
+    def _start_at_marginals(self) -> None:
+        k = self.n_components - 1
+        knots = self.columns.knots  # (dim, Q) quantiles
+        place = torch.linspace(0, knots.shape[1] - 1, 2 * k + 1, device=knots.device)
+        low = place.floor().long().clamp_max(knots.shape[1] - 2)
+        q = knots[:, low] + (place - low) * (knots[:, low + 1] - knots[:, low])  # (dim, 2k+1)
+        loc = torch.cat([q[:, 1::2], knots.median(1, keepdim=True).values], 1)
+        width = ((q[:, 2::2] - q[:, :-2:2]) / 2).clamp_min(NARROWEST_START)
+        log_scale = torch.cat([width.log(), torch.zeros_like(loc[:, :1])], 1)
+        logits = torch.zeros_like(loc)
+        logits[:, -1] = math.log(0.02 * k)
+        bias = torch.stack([logits, loc, log_scale], 1).flatten()  # (dim * 3 * (k + 1),)
+        assert self.mixture_head.bias is not None
+        self.mixture_head.bias.copy_(bias.expand_as(self.mixture_head.bias))
+
+    def training_task(self, **options: Any) -> AutoregressiveTask:
+        """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""
+        return AutoregressiveTask(self, **options)
+
+    # -- one pass -----------------------------------------------------------------------------
+
+    def given(self, condition: Any, n: int) -> Tensor | None:
+        """The condition of ``n`` rows, checked; on the model's device and dtype."""
+        if self.condition_dim == 0:
+            if condition is not None:
+                raise DataError("this model has condition_dim=0 and takes no condition")
+            return None
+        if condition is not None:
+            condition = as_rows(condition, "condition").to(self.columns.center)
+        if condition is None or condition.shape != (n, self.condition_dim):
+            given = None if condition is None else tuple(condition.shape)
+            raise DataError(
+                f"expected a condition of shape ({n}, {self.condition_dim}), got {given}"
+            )
+        return condition
+
+    def factors(self, z: Tensor, condition: Tensor | None = None) -> Factors:
+        """Proposals and contexts of all factors at scaled rows ``z`` ``(N, dim)``."""
+        if z.dim() == 2:
+            z = z.expand(self.n_orderings, -1, -1)
+        given = self.given(condition, z.shape[1])
+        if given is not None:
+            given = given.expand(self.n_orderings, -1, -1)
+        features = self.trunk(self.columns.encode(z).flatten(-2), given)
+        raw = self.trunk.outputs(self.mixture_head, features)
+        context = self.trunk.outputs(self.context_head, features)
+        return self._describe(raw, dropout(context, self.context_drop, self.training))
+
+    def _describe(self, raw: Tensor, context: Tensor) -> Factors:
+        """Append the proposal's own shape to the context: energy and ``b`` correct that shape."""
+        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        with torch.no_grad():
+            mean, sd = proposal.moments()
+            shape = [
+                proposal.log_pi.clamp_min(-10) / 4,
+                ((proposal.loc - mean.unsqueeze(-1)) / sd.unsqueeze(-1)).clamp(-10, 10) / 2,
+                (proposal.log_scale - sd.log().unsqueeze(-1)).clamp(-8, 8) / 4,
+            ]
+        return Factors(proposal, torch.cat([context, *shape], -1), mean, sd)
+
+    def check(self, x: Any) -> Tensor:
+        """``x`` as ``(n, dim)`` on the model's device and dtype, or a :class:`DataError`."""
+        x = as_rows(x, dtype=self.columns.center.dtype)
+        if x.dim() != 2 or x.shape[1] != self.dim:
+            raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(x.shape)}")
+        return x.to(self.columns.center)
+
+    def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
+        """Slices of ``n`` rows small enough to handle at once with ``nodes`` values per factor."""
+        places = PLACES_AT_ONCE.get(self.columns.center.device.type, 2**20)
+        size = chunk_size or max(1, places // (self.dim * self.n_orderings * nodes))
+        for start in range(0, n, size):
+            yield slice(start, start + size)
+
+    # -- densities ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def log_prob(
+        self,
+        x: Tensor,
+        condition: Tensor | None = None,
+        *,
+        normalizer: str = "learned",
+        n_nodes: int = 2048,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Log-density ``(n,)`` of rows ``x``; ``-inf`` outside the support.
+
+        ``normalizer="learned"`` uses ``b_i``: one pass. ``"quadrature"`` normalises every factor
+        numerically, by ``n_nodes`` nodes of equal proposal mass: a density to the accuracy of that
+        rule, whatever the training did to ``b``. Call ``model.eval()`` first if the model
+        was built with dropout and is still training.
+        """
+        if normalizer not in ("learned", "quadrature"):
+            raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
+        x = self.check(x)
+        if len(x) == 0:
+            return x.new_zeros(0)
+        quadrature = normalizer == "quadrature"
+        nodes = n_nodes if quadrature else 4
+        condition, parts = self.given(condition, len(x)), []
+        for rows in self.chunks(len(x), nodes, chunk_size):
+            given = None if condition is None else condition[rows]
+            z, log_det = self.columns(x[rows])
+            at = self.factors(z, given)
+            here = z.expand(self.n_orderings, -1, -1)
+            f = self.energy(here.unsqueeze(0), at)[0]
+            if quadrature:
+                log_norm = self.quadrature(at, n_nodes)
+            else:
+                log_norm = self.energy.log_norm(at.context)
+            chains = (at.proposal.log_prob(here) + f - log_norm).sum(-1) + log_det
+            parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
+        return torch.cat(parts)
+
+    def log_mass(
+        self,
+        x: Tensor,
+        condition: Tensor | None = None,
+        *,
+        normalizer: str = "learned",
+        n_points: int = 64,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Log-probability ``(n,)`` of rows whose discrete columns lie on a grid.
+
+        The density is integrated over the cell of every column with a step (``columns.step``), by
+        ``n_points`` points; it stays a density in the others. ``log_prob`` plus ``log(step)`` is
+        the one-point rule for it, right within a few per cent (see
+        :mod:`selfnorm.columns.columns`).
+        """
+        options: dict[str, Any] = {"normalizer": normalizer, "chunk_size": chunk_size}
+        x, step = self.check(x), self.columns.step
+        return log_cell_mass(
+            lambda at: self.log_prob(at, condition, **options), x, step, n_points=n_points
+        )
+
+    def quadrature(self, at: Factors, n_nodes: int = 2048) -> Tensor:
+        """``log Z_i`` ``(R, N, dim)`` of the factors by a deterministic rule."""
+        y, log_weight = at.proposal.nodes(n_nodes)
+        return torch.logsumexp(log_weight + self.energy(y, at), 0)
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Same as :meth:`log_prob`."""
+        return self.log_prob(x, condition)
+
+    def bounds(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        condition: Tensor | None = None,
+        *,
+        n_samples: int = 1000,
+        n_nodes: int = evaluation.N_NODES,
+        seed: SeedLike = None,
+        chunk_size: int | None = None,
+    ) -> evaluation.ChainBounds:
+        """Bounds of the mean log-likelihood of ``x``, with the verdict.
+
+        They enclose the *exactly normalised* density, that of ``normalizer="quadrature"``; how far
+        ``log_prob`` by the learned ``b_i`` is from it stands in ``learned_error``, ``learned_rms``
+        and ``learned_gap``. ``n_samples`` proposal samples (2,000 at most: a factor is
+        one-dimensional and its proposal close) and ``n_nodes`` nodes for every factor of every row.
+        See :func:`selfnorm.chain.bounds.bounds`. A pair ``(x, condition)``, as it is
+        given to ``fit``, may stand in place of ``x``.
+        """
+        rows, given = x if isinstance(x, tuple) else (x, condition)
+        return evaluation.bounds(
+            self,
+            rows,
+            given,
+            n_samples=n_samples,
+            n_nodes=n_nodes,
+            seed=seed,
+            chunk_size=chunk_size,
+        )
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        condition: Tensor | None = None,
+        *,
+        n_candidates: int = 128,
+        seed: SeedLike = None,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """``(n, dim)`` rows, one column after another by importance resampling within the factor.
+
+        Each value is chosen among ``n_candidates`` stratified proposal samples in proportion to
+        their weights. A condition of shape ``(n, condition_dim)`` gives one row per condition.
+        """
+        device = self.columns.center.device
+        with seeded(seed, device):
+            stack = self.n_orderings
+            per_chain = -(-n // stack)
+            order = torch.randperm(per_chain * stack, device=device)[:n]
+            given, checked = None, self.given(condition, n)
+            if checked is not None:
+                given = torch.zeros(stack * per_chain, self.condition_dim).to(self.columns.center)
+                given[order] = checked
+                given = given.unflatten(0, (stack, per_chain))
+            z = torch.zeros(stack, per_chain, self.dim).to(self.columns.center)
+            for rows in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
+                self._fill(z[:, rows], None if given is None else given[:, rows], n_candidates)
+            return self.columns.inverse(z.flatten(0, 1)[order])
+
+    def _fill(self, z: Tensor, condition: Tensor | None, n_candidates: int) -> None:
+        """Draw the columns of ``z`` ``(R, N, dim)`` in place, in each chain's own order."""
+        stack, n, _ = z.shape
+        order = self.trunk.ranks.argsort(1)  # order[r, i]: the column at place i
+        chain = torch.arange(stack, device=z.device)
+        for place in range(self.dim):
+            column = order[:, place]
+            inputs = self.columns.encode(z).flatten(-2)
+            features = self.trunk(inputs, condition)
+            raw, context = (
+                self._column_output(head, features, chain, column)
+                for head in (self.mixture_head, self.context_head)
+            )
+            at = self._describe(raw, context)
+            y = at.proposal.sample(n_candidates)
+            log_w = self.energy(y, at)
+            weights = torch.softmax(log_w, 0).flatten(1).T
+            pick = torch.multinomial(weights, 1).T.reshape(1, stack, n, 1)
+            value = torch.gather(y, 0, pick)[0]  # (R, N, 1)
+            z.scatter_(2, column.view(-1, 1, 1).expand(-1, n, 1), value)
+
+    def _column_output(
+        self, head: ChainLinear, features: Tensor, chain: Tensor, column: Tensor
+    ) -> Tensor:
+        """``(R, N, 1, n)``: the head's numbers for one column per chain, without the others."""
+        weight = head.effective_weight().unflatten(1, (self.dim, -1))[chain, column]
+        assert head.bias is not None
+        bias = head.bias.unflatten(1, (self.dim, -1))[chain, column]
+        return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2)).unsqueeze(2)

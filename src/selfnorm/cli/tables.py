@@ -1,0 +1,385 @@
+"""Commands for tables: ``selfnorm fit | evaluate | score | sample | predict | plot``.
+
+Input is read and checked before anything is trained or written; output appears whole or not at all.
+A refused request is one line on stderr and exit code 2 (see :func:`selfnorm.cli.app.main`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from selfnorm import saving as serialization
+from selfnorm.errors import DataError, ModelFileError
+from selfnorm.tables.files import check_output, read_table, write_table
+from selfnorm.tables.table import Table, numeric, refuse_constant, repeated_name
+
+__all__ = ["check_device", "check_folder", "register"]
+
+DataFile = Annotated[Path, typer.Argument(help="Table: .csv, .tsv, .parquet, .npy or .npz.")]
+ModelFolder = Annotated[Path, typer.Argument(help="Folder written by 'selfnorm fit'.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for scripts.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same numbers.")]
+NOT_RELIABLE = 3
+
+
+def register(app: typer.Typer) -> None:
+    """Add the table commands to the application."""
+    for command in (fit, evaluate, score, sample, predict, plot):
+        app.command()(command)
+
+
+def fit(
+    data: DataFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model.")],
+    target: Annotated[
+        str | None, typer.Option(help="Fit p(target | other columns) instead of a density.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Use only these columns (comma-separated).")
+    ] = None,
+    drop: Annotated[str | None, typer.Option(help="Leave these columns out.")] = None,
+    method: Annotated[
+        str, typer.Option(help="auto, joint or autoregressive (density only).")
+    ] = "auto",
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps (density only).")
+    ] = None,
+    max_epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the data (with --target only).")
+    ] = None,
+    contamination: Annotated[
+        float | None, typer.Option(help="Share of rows to call outliers (density only); 0.1.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="'cpu' or 'cuda'.")] = "cpu",
+    seed: Seed = 0,
+    force: Annotated[bool, typer.Option(help="Replace a model that is there.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the density of a table, or with --target the law of one column given the others."""
+    _check_model_output(output, force)
+    check_device(device)
+    if target is None and max_epochs is not None:
+        raise DataError("--max-epochs is for --target; a density takes --max-steps")
+    if target is not None:
+        for flag, given in {
+            "max-steps": max_steps is not None,
+            "method": method != "auto",
+            "contamination": contamination is not None,
+        }.items():
+            if given:
+                raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
+    table = read_table(data)
+    chosen = _chosen_columns(table, columns, drop)
+    if target is not None and target not in table.columns:
+        raise DataError(f"{data}: there is no column {target!r}; the table has {table.names}")
+    features = [name for name in chosen if name != target]
+    if not features:
+        raise DataError(f"{data}: no column is left to fit; check --columns and --drop")
+    X = numeric(table, features)
+    refuse_constant(X, features, source=str(data))
+    begin = time.perf_counter()
+    common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
+    estimator: Any
+    if target is None:
+        from selfnorm.tables.density import EnergyDensity
+
+        share = 0.1 if contamination is None else contamination
+        estimator = EnergyDensity(method=method, max_steps=max_steps, contamination=share, **common)
+        estimator.fit(X)
+    else:
+        from selfnorm.tables.regressor import EnergyRegressor
+
+        estimator = EnergyRegressor(max_epochs=max_epochs, energy_epochs=max_epochs, **common)
+        estimator.fit(X, numeric(table, [target])[:, 0])
+    report: dict[str, Any] = {
+        "model": str(output),
+        "kind": type(estimator).__name__,
+        "rows": len(X),
+        "columns": features,
+        "target": target,
+        "steps": int(estimator.n_iter_),
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
+    if target is None:
+        report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
+    estimator.feature_names_in_ = np.array(features, dtype=object)
+    estimator.save(output)
+    if target is not None:
+        serialization.annotate(output, {"target": target})
+    if as_json:
+        typer.echo(_json(report))
+        return
+    typer.echo(
+        f"{report['kind']} fitted to {len(X)} rows x {len(features)} columns in "
+        f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
+    )
+    if target is None:
+        # small tables spare no rows to hold out
+        rows = "training" if estimator.history_.best_score is None else "held-out"
+        typer.echo(f"log-likelihood of {rows} rows at least {estimator.lower_bound_:.4f} nats/row")
+
+
+def evaluate(
+    model: ModelFolder,
+    data: DataFile,
+    n_samples: Annotated[
+        int | None,
+        typer.Option(min=100, help="Proposal samples; 20000, or 2000 a row with a target."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option(help=f"Exit with code {NOT_RELIABLE} if the bounds are not reliable.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
+    estimator, folder = _load(model)
+    table = read_table(data)
+    X = numeric(table, _names(estimator, table))
+    with _quiet_names():
+        if folder.kind == "EnergyRegressor":
+            y = numeric(table, [_target(folder)])[:, 0]
+            bounds = estimator.bounds(X, y, n_samples=n_samples or 2000, random_state=seed)
+        else:
+            bounds = estimator.bounds(X, n_samples=n_samples or 20_000, random_state=seed)
+    if as_json:
+        low, high = bounds.interval(0.95)
+        typer.echo(_json({"rows": len(X), "interval_95": [low, high], **bounds.to_dict()}))
+    else:
+        low, high = bounds.interval(0.95)
+        typer.echo(f"{len(X)} rows: {bounds}")
+        typer.echo(f"95 % interval around both bounds: [{low:.4f}, {high:.4f}] nats per row")
+    if strict and not bounds.reliable:
+        raise typer.Exit(NOT_RELIABLE)
+
+
+def score(
+    model: ModelFolder,
+    data: DataFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Table to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Add log_density and outlier columns to a table."""
+    check_output(output)
+    estimator, folder = _load(model)
+    table = read_table(data)
+    X = numeric(table, _names(estimator, table))
+    added: dict[str, np.ndarray] = {}
+    with _quiet_names():
+        if folder.kind == "EnergyRegressor":
+            y = numeric(table, [_target(folder)])[:, 0]
+            added["log_density"] = estimator.log_prob(X, y)
+        else:
+            added["log_density"] = estimator.score_samples(X)
+            added["outlier"] = (added["log_density"] < estimator.offset_).astype(np.float64)
+    _write_with(table, added, output)
+    report: dict[str, Any] = {
+        "rows": len(X),
+        "output": str(output),
+        "mean_log_density": float(added["log_density"].mean()),
+    }
+    if "outlier" in added:
+        report["outliers"] = int(added["outlier"].sum())
+    _tell(report, as_json)
+
+
+def sample(
+    model: ModelFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Table to write.")],
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of rows.")] = 1000,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write synthetic rows drawn from a density."""
+    check_output(output)
+    estimator, folder = _load(model)
+    if folder.kind != "EnergyDensity":
+        raise ModelFileError(f"{model} holds a {folder.kind}; 'sample' is for densities")
+    rows = estimator.sample(n, random_state=seed)
+    names = _names(estimator, None)
+    write_table(Table({name: rows[:, i] for i, name in enumerate(names)}), output)
+    _tell({"rows": n, "output": str(output)}, as_json)
+
+
+def predict(
+    model: ModelFolder,
+    data: DataFile,
+    levels: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Table to write; default NAME.predicted.csv."),
+    ] = None,
+    quantiles: Annotated[
+        list[str] | None,
+        typer.Option(help="Levels, e.g. 0.05 0.5 0.95 (the default) or 0.05,0.5,0.95."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add the predicted mean and quantiles of the target to a table."""
+    output = output or Path(f"{data.stem}.predicted.csv")
+    check_output(output)
+    estimator, folder = _load(model)
+    if folder.kind != "EnergyRegressor":
+        raise ModelFileError(f"{model} holds a {folder.kind}; fit one with --target to predict")
+    # What follows the first level of --quantiles after a space comes as further arguments.
+    numbers = _levels([*(quantiles or []), *(levels or [])])
+    table = read_table(data)
+    X = numeric(table, _names(estimator, table))
+    target = _target(folder)
+    with _quiet_names():
+        added = {f"{target}_mean": estimator.predict(X)}
+        values = estimator.predict_quantiles(X, numbers)
+    for i, level in enumerate(numbers):
+        added[f"{target}_q{level:g}"] = values[:, i]
+    _write_with(table, added, output)
+    _tell({"rows": len(X), "output": str(output), "columns": list(added)}, as_json)
+
+
+def _levels(given: list[str]) -> list[float]:
+    pieces = [piece for text in given for piece in text.split(",") if piece] or ["0.05,0.5,0.95"]
+    try:
+        return [float(piece) for text in pieces for piece in text.split(",")]
+    except ValueError:
+        raise DataError(
+            f"--quantiles must be numbers such as 0.05 0.5 0.95, not {' '.join(given)!r}"
+        ) from None
+
+
+def plot(
+    model: Annotated[
+        Path, typer.Argument(help="Model folder; or 'surface', the SNL of a Gaussian mean.")
+    ],
+    data: Annotated[
+        Path | None, typer.Argument(help="Table to compare the model with (optional).")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the figures.")] = Path(
+        "plots"
+    ),
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Draw marginals (model against data), training curves and weight diagnostics."""
+    check_folder(output)
+    from selfnorm.plotting.densities import plot_snl_surface
+    from selfnorm.plotting.tables import plot_density_model, plot_regressor
+
+    if str(model) == "surface" and not model.exists():
+        plot_snl_surface(output / "snl_surface.png")
+        _tell({"output": [str(output / "snl_surface.png")]}, as_json)
+        return
+    estimator, folder = _load(model)
+    X = y = None
+    if data is not None:
+        table = read_table(data)
+        X = numeric(table, _names(estimator, table))
+        if folder.kind == "EnergyRegressor":
+            y = numeric(table, [_target(folder)])[:, 0]
+    with _quiet_names():
+        if folder.kind == "EnergyRegressor":
+            written = plot_regressor(estimator, output, X, y)
+        else:
+            written = plot_density_model(estimator, output, X, _names(estimator, None), seed)
+    _tell({"output": [str(path) for path in written]}, as_json)
+
+
+@contextmanager
+def _quiet_names() -> Iterator[None]:
+    """Columns are put in the model's order here, so scikit-learn's missing-names note is moot."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
+        yield
+
+
+def _load(path: Path) -> tuple[Any, serialization.Folder]:
+    import selfnorm.tables.density
+    import selfnorm.tables.regressor  # noqa: F401 both register their kind
+
+    return serialization.load(path), serialization.read_folder(path)
+
+
+def _names(estimator: Any, table: Table | None) -> list[str]:
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is not None:
+        return [str(name) for name in names]
+    if table is not None and len(table.columns) == estimator.n_features_in_:
+        return table.names
+    return [f"x{i}" for i in range(estimator.n_features_in_)]
+
+
+def _target(folder: serialization.Folder) -> str:
+    return str(folder.notes.get("target", "y"))
+
+
+def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:
+    chosen = table.names if columns is None else [c.strip() for c in columns.split(",")]
+    dropped = set() if drop is None else {c.strip() for c in drop.split(",")}
+    for name in (*chosen, *dropped):
+        if name not in table.columns:
+            raise DataError(f"there is no column {name!r}; the table has {table.names}")
+    if len(set(chosen)) != len(chosen):
+        raise DataError(f"--columns names {repeated_name(chosen)!r} twice; leave one out")
+    return [name for name in chosen if name not in dropped]
+
+
+def _check_model_output(output: Path, force: bool) -> None:
+    if output.is_dir() and any(output.iterdir()) and not force:
+        raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
+    check_folder(output)
+
+
+def check_folder(output: Path) -> None:
+    """Refuse a folder that cannot be written to: before the work, not after it."""
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file; name a folder")
+    there = next(place for place in (output, *output.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise DataError(f"cannot write to {there}; choose another folder")
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise DataError(
+            f"device {device!r} cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _write_with(table: Table, added: dict[str, np.ndarray], output: Path) -> None:
+    for name in added:
+        if name in table.columns:
+            raise DataError(f"{table.source} has a column {name!r} already; rename it first")
+    write_table(Table({**table.columns, **added}, table.source, cells=table.cells), output)
+
+
+def _json(report: dict[str, Any]) -> str:
+    """JSON proper: a number that is not finite becomes null, not the word NaN."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps({key: plain(value) for key, value in report.items()}, allow_nan=False)
+
+
+def _tell(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(_json(report))
+    else:
+        typer.echo(", ".join(f"{key} {value}" for key, value in report.items()))

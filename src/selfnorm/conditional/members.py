@@ -1,0 +1,315 @@
+"""An ensemble of conditional EBMs, its members trained together in two stages.
+
+Stage one fits a mixture density network by maximum likelihood and freezes it at its best state.
+Stage two puts an energy on top, with a trunk of its own and outputs that start at zero: the model
+starts *at* the proposal and SNL moves it from there. Every member holds out other rows, and keeps
+its own best state.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm import functional as F
+from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
+from selfnorm.conditional.task import ConditionalTask, weighted_mean
+from selfnorm.distributions.mdn import MDN, MixtureLabels
+from selfnorm.networks.bins import Bins
+from selfnorm.networks.stacked import StackedLinear, StackedMLP
+from selfnorm.training.history import History
+from selfnorm.training.loop import LoopOptions, run
+
+__all__ = ["LabelWaves", "MemberRows", "build_ensemble", "member_rows", "train_ensemble"]
+
+# Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.
+_VALIDATION_POINTS = (64, 32)
+_MANY_ROWS = 500
+
+
+class LabelWaves(nn.Module):
+    """Label features relative to the proposal: ``z``, cosines of its CDF, waves of ``z``.
+
+    ``z = 3 tanh((y - mean_q) / (3 sd_q))``; ``cos(pi j F_q(y))`` for ``j = 1..cosines``; ``sin``
+    and ``cos`` of ``f z`` for every frequency ``f``. With ``edges (d, bins + 1)`` also how far
+    ``y`` itself reaches into each bin, for edges of the law that stay in place as ``x`` moves.
+
+    >>> q = MixtureLabels(torch.zeros(4, 1), torch.zeros(4, 1, 1), torch.ones(4, 1, 1))
+    >>> LabelWaves()(torch.zeros(4, 1), q).shape
+    torch.Size([4, 11])
+    """
+
+    orders: Tensor
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        cosines: int = 4,
+        frequencies: Sequence[float] = (1.0, 2.0, 4.0),
+        edges: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("orders", math.pi * torch.arange(1, cosines + 1), persistent=False)
+        self.register_buffer("frequencies", torch.tensor(list(frequencies)), persistent=False)
+        self.bins = None if edges is None else Bins(edges)
+        self.per_label = 1 + cosines + 2 * len(frequencies)
+        if self.bins is not None:
+            self.per_label += self.bins.per_value
+
+    def forward(self, y: Tensor, q: MixtureLabels) -> Tensor:
+        """Features ``(*samples, *batch, d * per_label)`` of labels ``(*samples, *batch, d)``."""
+        # Bounded: an energy linear in y, however faintly, moves the mass of a wide component of
+        # next to no weight as far as it likes, where no sample of the proposal will ever be.
+        z = 3.0 * torch.tanh((y - q.mean) / (3.0 * q.stddev)).unsqueeze(-1)
+        waves = z * self.frequencies
+        steps = torch.cos(q.cdf(y).unsqueeze(-1) * self.orders)
+        seen = [z, steps, torch.sin(waves), torch.cos(waves)]
+        if self.bins is not None:
+            seen.append(self.bins(y).expand(*z.shape[:-1], -1))  # one y may serve all members
+        return torch.cat(seen, dim=-1).flatten(-2)
+
+
+class InputBins(nn.Module):
+    """Inputs beside their bins: ``(*batch, d)`` to ``(*batch, d * (1 + bins))``."""
+
+    def __init__(self, edges: Tensor) -> None:
+        super().__init__()
+        self.bins = Bins(edges)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` and how far it reaches into each bin."""
+        seen = self.bins(x).flatten(-2)
+        return torch.cat([x.expand(*seen.shape[:-1], -1), seen], dim=-1)
+
+
+def build_ensemble(
+    n_features: int,
+    dim: int,
+    *,
+    members: int = 5,
+    components: int = 5,
+    width: int = 128,
+    energy_width: int = 64,
+    dropout: tuple[float, float] = (0.05, 0.1),
+    min_scale: float = 1e-3,
+    cosines: int = 4,
+    frequencies: Sequence[float] = (1.0, 2.0, 4.0),
+    input_edges: Tensor | None = None,
+    label_edges: Tensor | None = None,
+) -> ConditionalEBM:
+    """A stacked :class:`~selfnorm.ConditionalEBM` that equals its mixture proposal at the start.
+
+    ``input_edges (d_x, bins + 1)`` and ``label_edges (d, bins + 1)`` add piecewise linear features;
+    either may hold edges for each member, ``(members, 1, d, bins + 1)``.
+
+    >>> model = build_ensemble(3, 1, members=2)
+    >>> model.log_prob(torch.zeros(7, 3), torch.zeros(7, 1)).shape
+    torch.Size([2, 7])
+    """
+    waves = LabelWaves(cosines, frequencies, label_edges)
+    energy = LabelEnergy(
+        width,
+        waves.per_label * dim,
+        hidden=(energy_width, energy_width),
+        members=members,
+        zero=True,
+    )
+    return ConditionalEBM(
+        energy,
+        MDN(width, dim, components, hidden=(), members=members, min_scale=min_scale),
+        features=_trunk(members, n_features, width, dropout[1], input_edges),
+        proposal_features=_trunk(members, n_features, width, dropout[0], input_edges),
+        log_norm=StackedLinear(members, width, 1, zero=True),
+        base="proposal",
+        label_features=waves,
+    )
+
+
+def _trunk(
+    members: int, n_features: int, width: int, dropout: float, edges: Tensor | None
+) -> nn.Module:
+    if edges is None:
+        return StackedMLP(members, n_features, (width, width), dropout=dropout)
+    seen = n_features * edges.shape[-1]
+    inner = StackedMLP(members, seen, (width, width), dropout=dropout)
+    return nn.Sequential(InputBins(edges), inner)
+
+
+class MemberRows:
+    """Tables and, for each member, which of their rows it trains on and which it holds out.
+
+    Attributes:
+        x, y, weight: ``(n, d_x)``, ``(n, d)`` and ``(n,)``.
+        train, held_out: row numbers, ``(rows, members)``.
+        jitter: labels get uniform noise of this width afresh at every step (0: none).
+        input_noise: deviation of normal noise on the inputs at every training step (0: none).
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        train: Tensor,
+        held_out: Tensor,
+        jitter: Tensor | float = 0.0,
+        input_noise: float = 0.0,
+    ) -> None:
+        self.x, self.y, self.weight = x, y, weight
+        self.train, self.held_out = train, held_out
+        self.jitter = torch.as_tensor(jitter, dtype=y.dtype, device=y.device)
+        self.noisy = bool((self.jitter > 0).any())
+        self.input_noise = input_noise
+
+    def take(self, rows: Tensor, *, training: bool = False) -> tuple[Tensor, ...]:
+        """Inputs ``(members, B, d_x)``, labels and weights of row numbers ``(B, members)``."""
+        rows = rows.T
+        x, y = self.x[rows], self.y[rows]
+        if training and self.input_noise > 0:
+            x = x + self.input_noise * torch.randn_like(x)
+        if self.noisy:
+            y = y + self.jitter * (torch.rand_like(y) - 0.5)
+        return (x, y) if self.weight is None else (x, y, self.weight[rows])
+
+
+def member_rows(n: int, members: int, fraction: float) -> tuple[Tensor, Tensor]:
+    """Rows to train on and to hold out, ``(rows, members)`` each; no two members hold out the same
+    rows unless the fractions overlap.
+
+    >>> train, held_out = member_rows(20, 5, 0.2)
+    >>> train.shape, held_out.shape, sorted(held_out.flatten().tolist()) == list(range(20))
+    (torch.Size([16, 5]), torch.Size([4, 5]), True)
+    """
+    size = min(max(1, round(fraction * n)), 4000)
+    order = torch.randperm(n)
+    train, held_out = [], []
+    for member in range(members):
+        turned = torch.roll(order, -member * size)
+        held_out.append(turned[:size])
+        # Every member goes through its rows in another order: batches differ between members.
+        train.append(turned[size:][torch.randperm(n - size)])
+    return torch.stack(train, dim=1), torch.stack(held_out, dim=1)
+
+
+class _MemberTask(ABC):
+    """A loss averaged over members; each member keeps the best state of its own."""
+
+    capturable = True
+
+    def __init__(self, model: ConditionalEBM, rows: MemberRows, parts: list[nn.Module]) -> None:
+        self.module, self.rows, self.parts = model, rows, parts
+        self.best_scores: Tensor | None = None
+        self.best: list[Tensor] = []
+
+    def trained(self) -> list[nn.Parameter]:
+        return [p for part in self.parts for p in part.parameters()]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with weight decay, biases without."""
+        named = [np for part in self.parts for np in part.named_parameters()]
+        return [
+            {"params": [p for n, p in named if not n.endswith("bias")]},
+            {"params": [p for n, p in named if n.endswith("bias")], "weight_decay": 0.0},
+        ]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
+        """The untrained state counts too: a member that never improves on it keeps it."""
+        self.module.eval()
+        self.best = [p.detach().clone() for p in self.trained()]
+        with torch.no_grad():
+            self.best_scores = self.member_scores(*self.rows.take(self.rows.held_out))
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Keep every member that got better; the score is the mean of the bests so far."""
+        scores = self.member_scores(*self.rows.take(data[0]))
+        known = self.best_scores if self.best_scores is not None else torch.full_like(scores, -1e30)
+        better = scores > known
+        for kept, parameter in zip(self.best, self.trained(), strict=True):
+            shape = (-1,) + (1,) * (parameter.ndim - 1)
+            kept.copy_(torch.where(better.view(shape), parameter.detach(), kept))
+        self.best_scores = torch.where(better, scores, known)
+        return {"score": float(self.best_scores.mean()), "lower": float(scores.mean())}
+
+    @torch.no_grad()
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+        """Put every member's best state in place."""
+        for kept, parameter in zip(self.best, self.trained(), strict=True):
+            parameter.copy_(kept)
+        scores = self.best_scores
+        return {} if scores is None else {f"member_{k}": float(s) for k, s in enumerate(scores)}
+
+    @abstractmethod
+    def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Score of every member on its held-out rows; higher is better."""
+
+
+class _ProposalStage(_MemberTask):
+    """Maximum likelihood for the mixture density networks."""
+
+    def __init__(self, model: ConditionalEBM, rows: MemberRows) -> None:
+        assert model.proposal_features is not None
+        super().__init__(model, rows, [model.proposal_features, model.proposal])
+
+    def _log_q(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.module.law(x, x).log_prob(y)
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        x, y, *weight = self.rows.take(batch[0], training=True)
+        log_q = self._log_q(x, y)
+        value = (log_q * weight[0]).mean() if weight else log_q.mean()
+        return -value, {"lower": value.detach()}
+
+    def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        return weighted_mean(self._log_q(x, y), weight)
+
+
+class _EnergyStage(_MemberTask):
+    """SNL for energies and ``b``, the proposals frozen."""
+
+    def __init__(self, model: ConditionalEBM, rows: MemberRows, n_samples: int) -> None:
+        assert model.log_norm_net is not None
+        super().__init__(model, rows, [model.features, model.energy, model.log_norm_net])
+        self.inner = ConditionalTask(model, objective="snl", n_samples=n_samples)
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.inner.loss(self.rows.take(batch[0], training=True))
+
+    def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """``l_IS`` of each member, ``Z`` from a deterministic rule on slices of its proposal."""
+        model, parts = self.module, []
+        points = _VALIDATION_POINTS[x.shape[1] > _MANY_ROWS]
+        for part in torch.arange(x.shape[1], device=x.device).split(1000):
+            h = model.features(x[:, part])
+            q = model.law(x[:, part], h)
+            here = y[:, part]
+            samples = q.midpoints(points) if y.shape[-1] == 1 else q.sample((points,))
+            f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)
+            parts.append(q.log_prob(here) + f[0] - F.log_mean_exp(f[1:]))
+        return weighted_mean(torch.cat(parts, dim=1), weight)
+
+
+def train_ensemble(
+    model: ConditionalEBM,
+    rows: MemberRows,
+    *,
+    proposal_options: LoopOptions,
+    energy_options: LoopOptions | None,
+    n_samples: int,
+) -> list[History]:
+    """Both stages; ``energy_options=None`` leaves the model at its mixture proposal."""
+    assert isinstance(model.proposal, MDN)
+    model.proposal.place(rows.y)
+    data, held_out = (rows.train,), (rows.held_out,)
+    histories = [
+        run(_ProposalStage(model, rows), data, val_data=held_out, options=proposal_options)
+    ]
+    model.freeze_proposal()
+    if energy_options is not None:
+        stage = _EnergyStage(model, rows, n_samples)
+        histories.append(run(stage, data, val_data=held_out, options=energy_options))
+    return histories

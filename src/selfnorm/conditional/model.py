@@ -1,0 +1,400 @@
+"""Conditional energy-based models ``p(y|x)``, normalised for every ``x`` by a learned ``b(x)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm import functional as F
+from selfnorm._inputs import as_tensors
+from selfnorm._random import SeedLike, seeded
+from selfnorm.errors import DataError, EnergyError, ProposalError
+from selfnorm.evaluation.bounds import Bounds
+from selfnorm.networks.stacked import StackedLinear, activation_module
+
+__all__ = ["ConditionalEBM", "LabelEnergy"]
+
+# Label samples that go through the energy at once: on the CPU what its caches hold.
+_MAX_ROWS = {"cpu": 20_000, "cuda": 200_000}
+
+
+class LabelEnergy(nn.Module):
+    """An energy ``E(h, y)``: labels through a network of their own, joined with the features.
+
+    The first joint layer is a sum of a map of ``h`` and a map of the label features, so ``y`` of
+    shape ``(M, 1, d)``, shared by all inputs, costs no more than ``M`` passes of the label network.
+
+    Args:
+        context: size of ``h``.
+        dim: size of the label (or of its features).
+        label_hidden: layers of the label network (none: the label itself).
+        hidden: joint layers.
+        activation: "relu", "silu", "gelu" or "tanh"; never after the output.
+        members: stack this many energies; inputs are then ``(*samples, members, n, ...)``.
+        zero: start at ``E = 0``.
+
+    >>> energy = LabelEnergy(10, 1, label_hidden=(16, 32), hidden=(10,))
+    >>> energy(torch.randn(7, 10), torch.randn(5, 1, 1)).shape
+    torch.Size([5, 7])
+    """
+
+    broadcasts = True  # labels of shape (M, 1, d) serve all inputs
+
+    def __init__(
+        self,
+        context: int,
+        dim: int = 1,
+        *,
+        label_hidden: Sequence[int] = (),
+        hidden: Sequence[int] = (64, 64),
+        activation: str = "silu",
+        members: int | None = None,
+        zero: bool = False,
+    ) -> None:
+        super().__init__()
+        if not hidden:
+            raise ValueError("LabelEnergy needs at least one joint layer")
+        layers: list[nn.Module] = []
+        for size in label_hidden:
+            layers += [_linear(members, dim, size), activation_module(activation)]
+            dim = size
+        self.label_net = nn.Sequential(*layers)
+        self.from_label = _linear(members, dim, hidden[0])
+        self.from_context = _linear(members, context, hidden[0])
+        joint: list[nn.Module] = [activation_module(activation)]
+        for size, after in pairwise(hidden):
+            joint += [_linear(members, size, after), activation_module(activation)]
+        last = _linear(members, hidden[-1], 1)
+        if zero:
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+        self.joint = nn.Sequential(*joint, last)
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        """``E`` of shape ``(*samples, *batch)`` for ``h (*batch, context)``, ``y (..., dim)``."""
+        return self.joint(self.from_label(self.label_net(y)) + self.from_context(h)).squeeze(-1)
+
+
+def _linear(members: int | None, before: int, after: int) -> Any:
+    return nn.Linear(before, after) if members is None else StackedLinear(members, before, after)
+
+
+class ConditionalEBM(nn.Module):
+    r"""A density of labels given inputs: ``p(y|x) = exp(-E(h, y)) d(y|x) / exp(b(h))``.
+
+    ``h = h(x)`` are features of the input.
+
+    Args:
+        energy: module on ``(h, y)``; ``y`` has shape ``(*samples, *batch, d)`` and the result
+            ``(*samples, *batch)``. :class:`LabelEnergy` is one.
+        proposal: module whose ``forward(h)`` returns a law of labels with ``sample(shape)`` and
+            ``log_prob(y)``: :class:`~selfnorm.MDN`,
+            :class:`~selfnorm.distributions.mdn.LabelGaussian`, ...
+        features: ``h(x)``; the input itself by default. It learns from the energy alone: the
+            proposal sees ``h`` detached.
+        log_norm: ``b``: ``None`` for ``b = 0`` (the energy must normalise itself), a number for one
+            learned scalar, a module on ``h`` for a function of ``x``.
+        base: ``d``: ``None``, ``"proposal"`` (the current proposal, held fixed in the gradient), or
+            a module like ``proposal``.
+        label_features: optional ``phi(y, q)`` that the energy sees in place of ``y``, e.g. labels
+            standardised by the proposal.
+        proposal_features: a feature extractor of the proposal's own; by default it shares ``h``.
+
+    Densities are with respect to Lebesgue measure on ``y``. A batch shape may have several
+    dimensions, e.g. ``(members, n)`` for stacked ensembles.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(256, 1); y = x + 0.3 * torch.randn(256, 1)
+        >>> model = ConditionalEBM(LabelEnergy(1), sn.mdn.LabelGaussian.fit_to(y), log_norm=0.0)
+        >>> h = sn.fit(model, (x, y), n_samples=16, max_epochs=1, seed=0, progress=False)
+        >>> model.log_prob(x, y).shape
+        torch.Size([256])
+    """
+
+    def __init__(
+        self,
+        energy: nn.Module,
+        proposal: nn.Module,
+        *,
+        features: nn.Module | None = None,
+        log_norm: nn.Module | float | None = None,
+        base: nn.Module | str | None = None,
+        label_features: nn.Module | None = None,
+        proposal_features: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(base, str) and base != "proposal":
+            raise ValueError(f'base must be None, "proposal" or a module, not {base!r}')
+        self.energy, self.proposal = energy, proposal
+        self.features = features or nn.Identity()
+        self.proposal_features = proposal_features
+        self.label_features = label_features
+        self.base_is_proposal = base == "proposal"
+        self.base = base if isinstance(base, nn.Module) else None
+        self.log_norm_net: nn.Module | None = log_norm if isinstance(log_norm, nn.Module) else None
+        scalar = log_norm if isinstance(log_norm, int | float) else None
+        self.log_norm_scalar = None if scalar is None else nn.Parameter(torch.tensor(float(scalar)))
+        self.proposal_frozen = False
+
+    def freeze_proposal(self) -> None:
+        """Keep the proposal as it is: no gradient, no dropout in it, from now on."""
+        self.proposal_frozen = True
+        for part in (self.proposal, self.proposal_features):
+            if part is not None:
+                part.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> ConditionalEBM:
+        """Training mode for everything but a frozen proposal."""
+        super().train(mode)
+        if mode and self.proposal_frozen:
+            self.freeze_proposal()
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+    def law(self, x: Tensor, h: Tensor) -> Any:
+        """The proposal's law for inputs ``x`` with features ``h``, which it sees detached."""
+        if self.proposal_features is not None:
+            return self.proposal(self.proposal_features(x))
+        return self.proposal(h.detach())
+
+    def minus_energy(self, h: Tensor, y: Tensor, q: Any) -> Tensor:
+        """``-E`` of labels ``(*samples, *batch, d)``."""
+        seen = y if self.label_features is None else self.label_features(y, q)
+        energy = self.energy(h, seen)
+        if energy.shape[energy.ndim - h.ndim + 1 :] != h.shape[:-1]:
+            raise EnergyError(
+                f"the energy must return one scalar per label: for features {tuple(h.shape)} and "
+                f"labels {tuple(y.shape)} it returned {tuple(energy.shape)}"
+            )
+        return -energy
+
+    def b(self, h: Tensor) -> Tensor:
+        """``b`` at features ``h``: shape ``h.shape[:-1]``."""
+        if self.log_norm_net is not None:
+            return self.log_norm_net(h).squeeze(-1)
+        if self.log_norm_scalar is not None:
+            return self.log_norm_scalar.expand(h.shape[:-1])
+        return h.new_zeros(h.shape[:-1])
+
+    def log_base(self, h: Tensor, y: Tensor, q: Any) -> Tensor:
+        """``log d(y|x)``, zero without a base; cut from the graph where it is the proposal."""
+        if self.base_is_proposal:
+            return q.log_prob(y).detach()
+        return self.base(h).log_prob(y) if self.base is not None else y.new_zeros(())
+
+    def log_unnormalized(self, x: Tensor, y: Tensor) -> Tensor:
+        """``-E + log d`` at pairs ``x (*batch, d_x)``, ``y (*samples, *batch, d)``."""
+        h = self.features(x)
+        q = self.law(x, h)
+        return self.minus_energy(h, y, q) + self.log_base(h, y, q)
+
+    def log_norm(self, x: Tensor) -> Tensor:
+        """The learned ``b(x)``."""
+        return self.b(self.features(x))
+
+    def log_prob(self, x: Tensor, y: Tensor) -> Tensor:
+        """``log p(y|x)`` by the learned ``b(x)``: one forward pass."""
+        h = self.features(x)
+        q = self.law(x, h)
+        return self.minus_energy(h, y, q) + self.log_base(h, y, q) - self.b(h)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Same as :meth:`log_prob`."""
+        return self.log_prob(x, y)
+
+    def training_task(self, **options: Any) -> Any:
+        """How :func:`selfnorm.fit` trains this model: see :class:`ConditionalTask`."""
+        from selfnorm.conditional.task import ConditionalTask
+
+        return ConditionalTask(self, **options)
+
+    @property
+    def _can_share(self) -> bool:
+        return bool(getattr(self.energy, "broadcasts", False))
+
+    @torch.no_grad()
+    def log_weights(
+        self, x: Tensor, n_samples: int, *, proposal: nn.Module | None = None
+    ) -> tuple[Tensor, Any]:
+        """Log-weights ``(M, n)`` of samples for each input, and the law they were drawn from.
+
+        A proposal that ignores ``x`` (its ``shared`` is true) gives the same samples to every
+        input: the estimate for each is as good, and the energy is cheaper.
+        """
+        h = self.features(x)
+        q = self.law(x, h)
+        source = q if proposal is None else proposal(h)
+        if self._can_share and getattr(proposal or self.proposal, "shared", False):
+            y = (proposal or self.proposal)(h[..., :1, :]).sample((n_samples,))
+        else:
+            y = source.sample((n_samples,))
+        if self.base_is_proposal and source is q:
+            return self.minus_energy(h, y, q), source
+        log_w = self.minus_energy(h, y, q) + self.log_base(h, y, q) - source.log_prob(y)
+        return log_w, source
+
+    @torch.no_grad()
+    def bounds(
+        self,
+        data: tuple[Tensor, Tensor],
+        *,
+        n_samples: int = 20_000,
+        proposal: nn.Module | None = None,
+        seed: SeedLike = None,
+    ) -> Bounds:
+        """Bounds of the mean ``log p(y|x)``: the mean over inputs of each one's bounds.
+
+        ``ess`` is the mean over the inputs, ``pareto_k`` the value that 95 % of them stay below
+        (judged on some 200 of them, for it needs a sort), ``log_norm`` the mean of ``log Z(x)``.
+        ``proposal`` replaces the model's own.
+        """
+        x, y = as_tensors(data, "the data", self.device)
+        check_pairs((x, y), "the data")
+        shared = self._can_share and getattr(proposal or self.proposal, "shared", False)
+        rows = max(1, (2 if shared else 1) * _rows_at_once(self.device) // n_samples)
+        parts: list[Tensor] = []
+        with seeded(seed, self.device):
+            for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
+                log_w, source = self.log_weights(xs, n_samples, proposal=proposal)
+                log_w = log_w.double()
+                log_p = self.log_unnormalized(xs, ys).double()
+                beyond = log_p - source.log_prob(ys) > log_w.amax(0)
+                figures = [
+                    log_p,
+                    F.log_mean_exp(log_w),
+                    self.log_norm(xs).double(),
+                    F.ess(log_w),
+                    some_pareto_k(log_w, len(x), sum(p.shape[1] for p in parts)),
+                    beyond.double(),
+                ]
+                parts.append(torch.stack(figures))
+        log_p, log_z, b, ess, k, beyond = torch.cat(parts, dim=1).cpu()
+        return conditional_bounds(log_p, log_z, b, ess, k, beyond, n_samples)
+
+    @torch.no_grad()
+    def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
+        """``log Z(x)`` for one-dimensional labels by the trapezoidal rule on ``grid (G,)``."""
+        parts = []
+        for xs in x.split(max(1, _rows_at_once(x.device) // len(grid))):
+            y = grid.to(xs).view(-1, 1, 1)
+            if not self._can_share:
+                y = y.expand(-1, len(xs), 1)
+            values = self.log_unnormalized(xs, y).double()
+            widths = torch.diff(grid.double())
+            log_w = torch.zeros(len(grid), dtype=torch.float64)
+            log_w[1:] += 0.5 * widths
+            log_w[:-1] += 0.5 * widths
+            parts.append(torch.logsumexp(values + log_w.log().to(values)[:, None], dim=0))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def sample(
+        self, x: Tensor, n: int = 1, *, n_candidates: int = 512, generator: SeedLike = None
+    ) -> Tensor:
+        """``(n, n_x, d)`` labels for every input by sampling-importance-resampling."""
+        h = self.features(x)
+        q = self.law(x, h)
+        with seeded(generator, self.device):
+            y = q.sample((n_candidates,))
+            log_w = self.minus_energy(h, y, q) + self.log_base(h, y, q) - q.log_prob(y)
+            weights = torch.softmax(log_w, dim=0).movedim(0, -1)
+            chosen = torch.multinomial(weights.reshape(-1, n_candidates), n, replacement=True)
+        index = chosen.T.reshape(n, *log_w.shape[1:], 1).expand(n, *y.shape[1:])
+        return y.gather(0, index)
+
+
+def _rows_at_once(device: torch.device) -> int:
+    return _MAX_ROWS.get(device.type, _MAX_ROWS["cuda"])
+
+
+def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
+    """Pareto k of about 200 of ``n`` inputs, evenly spaced; NaN for the others.
+
+    ``log_w`` holds the inputs from number ``first`` on.
+    """
+    k = torch.full(log_w.shape[1:], torch.nan, dtype=torch.float64, device=log_w.device)
+    step = max(1, n // 200)
+    start = -first % step
+    if start < k.shape[-1]:
+        k[..., start::step] = F.pareto_k(log_w[..., start::step]).double()
+    return k
+
+
+def conditional_bounds(
+    log_p: Tensor, log_z: Tensor, b: Tensor, ess: Tensor, k: Tensor, beyond: Tensor, m: int
+) -> Bounds:
+    """Bounds from each input's ``log p~``, ``log Z_hat``, ``b``, ESS, Pareto k and data check."""
+    n = len(log_p)
+    upper = log_p - log_z
+    lower = log_p - b - F.capped_exp(log_z - b, 700.0) + 1
+    k = k[~torch.isnan(k)]
+    tail = float(k.quantile(0.95)) if bool(torch.isfinite(k).all()) else float("inf")
+    reasons = []
+    if not bool(torch.isfinite(lower).all() & torch.isfinite(upper).all()):
+        reasons.append("A bound is not finite: the model's energy or b is broken; retrain.")
+    if tail > 0.7:
+        reasons.append(
+            f"The weights have a heavy tail (Pareto k {tail:.2f} > 0.7 at the 95 % point of the "
+            "inputs): mix a wider law into the proposal (DefensiveLabels)."
+        )
+    few = float((ess * m < 50).double().mean())
+    if few > 0.05:
+        reasons.append(
+            f"{100 * few:.0f} % of the inputs have fewer than 50 effective samples: use a proposal "
+            "closer to the model or more samples."
+        )
+    missed = float(beyond.mean())
+    if missed > 0.01:
+        reasons.append(
+            f"{100 * missed:.1f} % of the labels have larger weights than any proposal sample: the "
+            "proposal misses mass that the model has; mix in a wider law."
+        )
+
+    def error(values: Tensor) -> float:
+        return float(values.std() / n**0.5) if n > 1 else 0.0
+
+    return Bounds(
+        lower=float(lower.mean()),
+        upper=float(upper.mean()),
+        lower_se=error(lower),
+        upper_se=error(upper),
+        log_norm=float(log_z.mean()),
+        log_norm_se=float(((1 / ess.clamp_min(1e-12) - 1) / m).mean().sqrt()),
+        ess=float(ess.mean()),
+        pareto_k=tail,
+        n_samples=m,
+        reasons=tuple(reasons),
+    )
+
+
+def check_pairs(data: tuple[Tensor, ...], name: str) -> None:
+    """Inputs and labels of equal length, two dimensions, without NaN."""
+    if len(data) < 2:
+        raise DataError(f"{name} must be a pair (x, y)")
+    x, y = data[0], data[1]
+    if y.ndim != 2 or len(x) != len(y):
+        raise DataError(
+            f"{name}: expected labels of shape (n, d) beside {len(x)} inputs, got {tuple(y.shape)}"
+        )
+    for part, kind in ((x, "inputs"), (y, "labels")):
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise DataError(f"the {kind} of {name} hold NaN or infinite values: drop those rows")
+
+
+def check_support(law: Any, y: Tensor) -> None:
+    """Refuse a proposal without density at some label."""
+    missed = ~torch.isfinite(law.log_prob(y))
+    if bool(missed.any()):
+        raise ProposalError(
+            f"the proposal has zero density at {int(missed.sum())} labels: what it cannot reach it "
+            "cannot normalise; widen it, or mix in a wide law with DefensiveLabels"
+        )

@@ -1,0 +1,272 @@
+"""How a :class:`~selfnorm.ConditionalEBM` is trained, its proposal beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfnorm import functional as F
+from selfnorm._random import seeded
+from selfnorm.conditional.model import ConditionalEBM, check_pairs, check_support
+from selfnorm.conditional.row_snl import row_snl_loss
+from selfnorm.errors import DataError
+
+__all__ = ["ConditionalTask", "draw", "weighted_mean"]
+
+# Value to maximise from log p~ at the label, log w at the label, log w of the samples, and b.
+_VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "snl": lambda log_p, _, log_w, b: F.snl(log_p, log_w, b),
+    "nce": lambda _, log_w_data, log_w, b: F.nce(log_w_data, log_w, b),
+    "ranking_nce": lambda _, log_w_data, log_w, __: F.ranking_nce(log_w_data, log_w),
+    "nce_plus": lambda _, log_w_data, log_w, __: F.ranking_nce(log_w_data, log_w),
+    "importance_ml": lambda log_p, _, log_w, __: F.importance_ml(log_p, log_w),
+}
+OBJECTIVES = tuple(_VALUES)
+PROPOSAL_LOSSES = ("likelihood", "kl", "both", "none")
+
+
+def draw(q: Any, n_samples: int, *, stratified: bool = True) -> Tensor:
+    """``(M, *batch, d)`` labels from a law; stratified where it can and ``stratified`` asks."""
+    if stratified and hasattr(q, "stratified_sample"):
+        return q.stratified_sample(n_samples)
+    return q.sample((n_samples,))
+
+
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """``sum_i w_i v_i / sum_i w_i`` over the last dimension; the plain mean without weights.
+
+    >>> weighted_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]))
+    tensor(2.)
+    """
+    if weight is None:
+        return values.mean(-1)
+    return (values * weight).sum(-1) / weight.sum(-1).clamp_min(1e-12)
+
+
+class ConditionalTask:
+    r"""An objective for energy, features and ``b``; a loss of its own for a trainable proposal.
+
+    For each pair the SNL term is ``-E + log d - b(x) - exp(-b(x)) mean_m w_m + 1`` with ``M``
+    labels of its own from ``q(.|x)``. Data may hold a third column, the weight of every pair: it
+    counts in the objective, in the proposal's loss and in the held-out score.
+
+    Args:
+        model: the model.
+        objective: ``"snl"``, ``"nce"`` (binary), ``"ranking_nce"``, ``"nce_plus"``,
+            or ``"importance_ml"``. Ranking NCE (the paper's
+            regression "NCE"), NCE+ and IS-ML do not change when a function of ``x`` is added to
+            the energy: ``b`` gets **no gradient** from them and stays where it started.
+        n_samples: labels per input and step. A proposal that ignores ``x`` draws one set of labels
+            for the whole batch, which costs the energy far less than a set for every input.
+        proposal_loss: ``"likelihood"`` (``-log q(y|x)``), ``"kl"`` (``log Z_hat``, whose gradient
+            in the proposal is that of ``KL(p||q)``), ``"both"`` (their average, the paper's), or
+            ``"none"``.
+        stratified: draw stratified labels where the proposal can.
+        noise: NCE+ only: the label is moved by noise of this variance, in units of the labels' own.
+        n_val_samples: labels per input when validating.
+    """
+
+    def __init__(
+        self,
+        model: ConditionalEBM,
+        *,
+        objective: str = "snl",
+        n_samples: int = 32,
+        proposal_loss: str = "likelihood",
+        stratified: bool = True,
+        noise: float = 0.025,
+        n_val_samples: int = 256,
+        proposal: Any = None,
+    ) -> None:
+        if proposal is not None:
+            raise TypeError(
+                "a ConditionalEBM owns its proposal: give it to the model, not to fit()"
+            )
+        if objective not in _VALUES:
+            raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
+        if proposal_loss not in PROPOSAL_LOSSES:
+            raise ValueError(
+                f"proposal_loss must be one of {PROPOSAL_LOSSES}, got {proposal_loss!r}"
+            )
+        self.module = model
+        self.jitter = math.sqrt(noise) if objective == "nce_plus" else 0.0
+        self.value, self.is_snl = _VALUES[objective], objective == "snl"
+        self.n_samples, self.n_val_samples = n_samples, n_val_samples
+        self.proposal_loss = "none" if model.proposal_frozen else proposal_loss
+        self.stratified = stratified
+        self.shared = bool(
+            getattr(model.proposal, "shared", False) and getattr(model.energy, "broadcasts", False)
+        )
+        # Draws that serve a whole batch share their error: take more of them, they cost less.
+        self._thrift = 8 if self.shared else 1
+        self.label_scale = torch.ones(())
+        self.cast: torch.dtype | None = None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """All trainable parameters; biases and a scalar ``b`` are not decayed."""
+        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        plain = [p for n, p in named if n.endswith("bias") or n == "log_norm_scalar"]
+        known = {id(p) for p in plain}
+        return [
+            {"params": [p for _, p in named if id(p) not in known]},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Check the pairs and the proposal's support; set a scalar ``b`` to the mean ``log Z``."""
+        check_pairs(data, "the training data")
+        _check_weights(data)
+        model = self.module
+        kind = next((p.dtype for p in model.parameters()), data[1].dtype)
+        if any(t.is_floating_point() and t.dtype != kind for t in data) or data[1].dtype != kind:
+            self.cast = kind
+        x, y, *_ = self._typed(data)
+        self.label_scale = y.std(0)
+        with torch.no_grad():
+            model.eval()
+            head = slice(0, min(len(x), 1024))
+            h = model.features(x[head])
+            check_support(model.law(x[head], h), y[head])
+            if model.log_norm_scalar is not None:
+                log_w, _ = model.log_weights(x[head], 256 * self._thrift)
+                model.log_norm_scalar.copy_(F.log_mean_exp(log_w).mean())
+
+    def _typed(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The data in the model's floating-point type where they came in another."""
+        if self.cast is None:
+            return data
+        # whole numbers may be indices of an embedding: as inputs they stay what they are
+        x = data[0].to(self.cast) if data[0].is_floating_point() else data[0]
+        return x, *(t.to(self.cast) for t in data[1:])
+
+    def terms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+        """``log p~(y|x)``, ``log w`` at the label and at ``M`` samples, ``b``, and the law."""
+        model = self.module
+        h = model.features(x)
+        q = model.law(x, h)
+        with torch.no_grad():
+            if self.shared:
+                # One law for all inputs: the same draws serve every one of them.
+                samples = model.proposal(h[..., :1, :]).sample((self.n_samples,))
+            else:
+                samples = draw(q, self.n_samples, stratified=self.stratified)
+                labels = torch.cat([y.expand(*samples.shape[1:]).unsqueeze(0), samples])
+        if self.shared:
+            return self._shared_terms(h, q, y, samples)
+        minus_energy = model.minus_energy(h, labels, q)
+        if model.base_is_proposal:
+            log_q_data = q.log_prob(y)
+            log_w = minus_energy
+            return (
+                minus_energy[0] + log_q_data.detach(),
+                log_w[0],
+                log_w[1:],
+                model.b(h),
+                (q, log_q_data, samples),
+            )
+        log_q = q.log_prob(labels)
+        log_p = minus_energy + model.log_base(h, labels, q)
+        log_w = log_p - log_q.detach()
+        return log_p[0], log_w[0], log_w[1:], model.b(h), (q, log_q[0], samples)
+
+    def _shared_terms(
+        self, h: Tensor, q: Any, y: Tensor, samples: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+        model = self.module
+        log_q, log_q_data = q.log_prob(samples), q.log_prob(y)
+        log_p = model.minus_energy(h, y, q) + model.log_base(h, y, q)
+        log_w = model.minus_energy(h, samples, q) + model.log_base(h, samples, q) - log_q
+        return log_p, log_p - log_q_data, log_w, model.b(h), (q, log_q_data, samples)
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Minus the objective, plus the proposal's own loss."""
+        x, y, *weights = self._typed(batch)
+        weight = weights[0] if weights else None
+        if self.jitter:
+            y = y + self.jitter * self.label_scale * torch.randn_like(y)
+        log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y)
+        proposal_term = self._proposal_term(q, log_q, log_w.detach(), samples, weight)
+        if self.is_snl and weight is None:
+            loss, upper = row_snl_loss(log_p, log_w, b.expand_as(log_p))
+            bounds = {"lower": -loss.detach(), "upper": upper}
+            return (loss + proposal_term if proposal_term is not None else loss), bounds
+        if weight is not None:
+            if not self.is_snl:
+                raise ValueError("sample weights are for the SNL objective only")
+            value = (F.snl(log_p, log_w, b, reduction="none") * weight).mean()
+        else:
+            value = self.value(log_p, log_w_data, log_w, b)
+        with torch.no_grad():
+            log_z = F.log_mean_exp(log_w)
+            upper = (log_p - log_z).mean()
+            lower = upper - F.bound_gap((log_z - b).clamp_max(50.0)).mean()
+        loss = -value if proposal_term is None else proposal_term - value
+        return loss, {"lower": lower, "upper": upper}
+
+    def _proposal_term(
+        self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor, weight: Tensor | None
+    ) -> Tensor | None:
+        if self.proposal_loss == "none" or not log_q.requires_grad:
+            return None
+
+        def mean(values: Tensor) -> Tensor:
+            return values.mean() if weight is None else (values * weight).mean()
+
+        likelihood = -mean(log_q)
+        if self.proposal_loss == "likelihood":
+            return likelihood
+        # Gradient of KL(p||q) in q: minus the self-normalised weighted mean of grad log q. Same as
+        # that of log Z_hat with the samples held fixed.
+        weights = torch.softmax(log_w, dim=0)
+        kl = -mean((weights * q.log_prob(samples)).sum(0))
+        return kl if self.proposal_loss == "kl" else 0.5 * (likelihood + kl)
+
+    @torch.no_grad()
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Held-out bounds under noise that is the same every time; the score is ``l_IS``.
+
+        With SNL and a learned ``b`` both bounds agree; the upper one does not punish ``b`` for
+        lagging behind the energy. Weights of the pairs count as they do in training.
+        """
+        totals, data = [], self._typed(data)
+        with seeded(20_231_106, data[0].device):
+            for x, y in zip(data[0].split(512), data[1].split(512), strict=True):
+                kept, self.n_samples = self.n_samples, self.n_val_samples * self._thrift
+                log_p, _, log_w, b, _ = self.terms(x, y)
+                self.n_samples = kept
+                log_z = F.log_mean_exp(log_w)
+                upper = log_p - log_z
+                lower = upper - F.bound_gap((log_z - b).clamp_max(50.0))
+                totals.append(torch.stack([lower, upper, F.ess(log_w)]))
+        figures = torch.cat(totals, dim=-1).double()
+        weight = data[2].expand(figures.shape[1:]).double() if len(data) > 2 else None
+        lower_, upper_, ess = weighted_mean(figures, weight).reshape(3, -1).mean(1).tolist()
+        return {"score": upper_, "lower": lower_, "upper": upper_, "ess": ess}
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Set a scalar ``b`` to its best value: ``log mean Z(x)`` over the training inputs."""
+        model = self.module
+        if model.log_norm_scalar is None or not self.is_snl:
+            return {}
+        with torch.no_grad():
+            m = 256 * self._thrift
+            inputs = self._typed(data)[0]
+            log_z = [F.log_mean_exp(model.log_weights(x, m)[0]) for x in inputs.split(512)]
+            # SNL in a shared b: -b - e^{-b} mean Z(x) is largest at b = log mean Z(x).
+            model.log_norm_scalar.copy_(F.log_mean_exp(torch.cat(log_z)))
+        return {"log_norm": float(model.log_norm_scalar.detach())}
+
+
+def _check_weights(data: tuple[Tensor, ...]) -> None:
+    """Refuse weights ``(n, 1)``, which would multiply every pair by the weight of every other."""
+    if len(data) < 3:
+        return
+    weight, n = data[2], len(data[0])
+    if weight.shape != (n,):
+        raise DataError(f"weights must have shape ({n},), one per pair, got {tuple(weight.shape)}")
+    if not bool(torch.isfinite(weight).all() & (weight >= 0).all()):
+        raise DataError("weights must be finite and not negative")

@@ -1,0 +1,1 @@
+"""``EBM``: model, objectives, ``fit``, many models at once, chunked and distributed, baselines."""

@@ -1,0 +1,351 @@
+"""Training on several devices, machines or in accumulated pieces, on Lightning Fabric.
+
+SNL (and NCE, and the Bregman family) is a mean of per-sample terms, so the mean of gradients over
+ranks and over accumulation steps *is* the gradient of the whole batch, exactly. Losses with
+``log Z_hat`` inside (importance-sampled likelihood, ranking NCE) are not: their average over ``R``
+ranks is the objective of ``M / R`` samples, with its larger bias. They are refused here.
+
+Fabric launches the processes, wraps the loss for the chosen strategy (DDP) and reduces; the loop,
+the task and the checkpoint are those of :func:`selfnorm.fit`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm._random import seeded
+from selfnorm.density import objectives
+from selfnorm.density.fit import DensityTask, checked_tables
+from selfnorm.density.model import EBM
+from selfnorm.distributions.proposals import Proposal
+from selfnorm.errors import DataError, SelfnormError
+from selfnorm.training.gradients import accumulate
+from selfnorm.training.history import History
+from selfnorm.training.loop import run
+from selfnorm.training.task import LoopOptions, Task, refuse_unknown
+
+__all__ = ["DistributedTask", "fit_distributed"]
+
+_ASK_EVERY = 16  # steps on a GPU between looks at whether a rank was interrupted
+
+
+def fit_distributed(
+    model: nn.Module,
+    x_train: Tensor | tuple[Tensor, ...],
+    *,
+    fabric: Any = None,
+    proposal: Any = None,
+    objective: str | objectives.Objective = "snl",
+    n_samples: int = 1024,
+    n_accumulate: int = 1,
+    samples: str = "per_rank",
+    batch_size: int = 256,
+    lr: float = 1e-3,
+    lr_log_norm: float | None = None,
+    val_data: Tensor | tuple[Tensor, ...] | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+    checkpoint: str | None = None,
+    task_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> History:
+    """:func:`selfnorm.fit` over the ranks of a Fabric; call it on every rank, with the same data.
+
+    ``batch_size`` and ``n_samples`` are those of **one optimiser step**: they are divided among
+    ranks and accumulation pieces, so that the run does not depend on how many there are.
+
+    Args:
+        model: an :class:`~selfnorm.EBM`, or a model with a ``training_task`` of its own whose loss
+            is a mean over rows.
+        x_train: all rows, on every rank.
+        fabric: a launched ``lightning.fabric.Fabric``; a default one (all devices; under
+            ``torchrun`` its ranks) if absent.
+        proposal, objective, val_data, lr, lr_log_norm: as in :func:`selfnorm.fit`.
+        n_samples: proposal samples per step, all ranks together.
+        n_accumulate: pieces of a rank's share that go through the network one after another.
+        samples: ``"per_rank"``: every rank draws its own share from its own stream. ``"same"``:
+            all ranks draw all samples from one stream and keep their share, so that the numbers
+            are those of a single process with the same seed.
+        seed: drawn on rank 0 and sent to the others if absent.
+        checkpoint: file on a disk all ranks can read; rank 0 writes it. It does not depend on the
+            number of ranks: a run may be resumed on another, or by :func:`selfnorm.fit`.
+        task_options: passed to the model's own ``training_task``.
+        options: the remaining options of :func:`selfnorm.fit`.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> from lightning.fabric import Fabric             # doctest: +SKIP
+        >>> fabric = Fabric(accelerator="cuda", devices=4, strategy="ddp")  # doctest: +SKIP
+        >>> fabric.launch()                                  # doctest: +SKIP
+        >>> sn.fit_distributed(model, x, fabric=fabric, proposal=q)  # doctest: +SKIP
+        >>> fabric.barrier()                                 # doctest: +SKIP
+        >>> torch.distributed.destroy_process_group()        # doctest: +SKIP
+
+    The last two lines close the group: a rank that leaves with the group's threads alive may be
+    aborted at its exit, after all is done. Ctrl-C on any rank stops all of them at one and the same
+    step, with the best state kept on each; a second one ends the rank at once.
+    """
+    fabric = _launched(fabric)
+    world = fabric.world_size * n_accumulate
+    if n_accumulate < 1:
+        raise ValueError(f"n_accumulate must be at least 1, got {n_accumulate}")
+    if samples not in ("per_rank", "same"):
+        raise ValueError(f"samples must be 'per_rank' or 'same', not {samples!r}")
+    refuse_unknown(options, "fit_distributed")
+    data = x_train if isinstance(x_train, tuple) else (x_train,)
+    held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
+    if min(batch_size, len(data[0])) % world or n_samples % world:
+        raise DataError(
+            f"batch_size ({min(batch_size, len(data[0]))}) and n_samples ({n_samples}) must be "
+            f"multiples of {fabric.world_size} ranks x {n_accumulate} accumulation steps"
+        )
+    chosen = objectives.get(objective)
+    if world > 1 and not getattr(chosen, "linear", True):
+        raise ValueError(
+            "this objective has log Z_hat inside: averaged over ranks or accumulation steps it is "
+            f"the objective of {n_samples // world} samples, not of {n_samples}. Use 'snl' (exact) "
+            "or, on one device, selfnorm.density.chunked.Chunked"
+        )
+    model.to(fabric.device)
+    task = _make_task(
+        model, proposal, chosen, n_samples, world, samples, lr, lr_log_norm, task_options or {}
+    )
+    if isinstance(task, DensityTask):
+        data, held_out = checked_tables(task.module, data, held_out)
+    if seed is None:
+        seed = int(torch.randint(2**31, ()))
+    seed = int(fabric.broadcast(seed))
+    whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
+    loop_options = LoopOptions(
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        progress=progress and fabric.is_global_zero,
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        cuda_graph=False,
+        **options,
+    )
+    fabric.barrier()  # all ranks see the same checkpoint, or none
+    with whole.interrupts_together():
+        return run(whole, data, val_data=held_out, options=loop_options)
+
+
+class _Loss(nn.Module):
+    """The loss as a forward pass, because that is what Fabric's strategies wrap."""
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner = module
+        self._loss = loss
+
+    def forward(self, *batch: Tensor) -> Any:
+        return self._loss(batch)
+
+
+class DistributedTask:
+    """A task whose loss and gradient are the mean over ranks and accumulation steps.
+
+    Every rank walks through the same batches (the loop's random stream is common to all) and takes
+    the rows of its own share.
+    """
+
+    def __init__(
+        self, task: Task, fabric: Any, *, n_accumulate: int = 1, samples: str = "per_rank"
+    ) -> None:
+        self.task, self.fabric, self.n_accumulate = task, fabric, n_accumulate
+        self.module = task.module
+        self.own_stream = samples == "per_rank"
+        self.writes_checkpoints = fabric.is_global_zero
+        self._interrupted = False
+        self._until_asked = 0
+        trained = [p for group in task.parameter_groups() for p in group["params"]]
+        self._params = [p for p in trained if p.requires_grad]
+        self._loss = fabric.setup_module(_Loss(task.module, self._local_loss))
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Those of the task."""
+        return self.task.parameter_groups()
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the task, with the samples of all ranks and pieces together."""
+        own: Any = getattr(self.task, "settings", dict)
+        found: dict[str, Any] = own()
+        if "n_samples" in found:
+            found["n_samples"] *= self.fabric.world_size * self.n_accumulate
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("witness", "own_state", "load_own_state"):  # the task's, where it has them
+            return getattr(self.task, name)
+        raise AttributeError(name)
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """The task's own start; rank 0's state is what all begin with."""
+        self.task.start(data)
+        self._agree()
+
+    def _agree(self) -> None:
+        if self.fabric.world_size == 1:
+            return
+        with torch.no_grad():
+            for p in self._params:
+                p.copy_(self.fabric.broadcast(p.detach(), src=0).to(p.device))
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss on this rank's share; value and metrics are means over all ranks.
+
+        Means of ``loss`` and ``lower`` are those of the whole batch; ``upper`` has a logarithm, its
+        mean is that of bounds with ``M / R`` samples. Validation uses all samples on every rank.
+        """
+        share = tuple(t[self.fabric.global_rank :: self.fabric.world_size] for t in batch)
+        # One number from the common stream seeds every rank's own: nothing to save per rank.
+        common = int(torch.randint(2**62, ())) if self.own_stream else None
+        own = None if common is None else (common + 7_919 * self.fabric.global_rank) % 2**62
+        with seeded(own, self.fabric.device):
+            loss, metrics = self._loss(*share)
+        if self.fabric.world_size == 1:
+            return loss, metrics
+        stop = loss.new_tensor(float(self._interrupted))
+        local = torch.stack([loss.detach(), stop, *(metrics[k].detach() for k in metrics)])
+        means = self.fabric.all_reduce(local, reduce_op="mean")
+        self._stop_if_any(means[1])
+        # All ranks must see the same value, or one would skip a step that another takes.
+        value = loss + (means[0] - loss.detach())
+        return value, dict(zip(metrics, means[2:], strict=True))
+
+    @contextmanager
+    def interrupts_together(self) -> Iterator[None]:
+        """Turn Ctrl-C on one rank into an interrupt of all ranks at the same step.
+
+        An exception at once would leave the others waiting for ever in a reduction. The second
+        Ctrl-C is the usual one.
+        """
+        alone = self.fabric.world_size == 1
+        if alone or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(signum: int, frame: Any) -> None:  # noqa: ARG001 the signal module's signature
+            self._interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _stop_if_any(self, share: Tensor) -> None:
+        """Look at what the ranks told each other; on a GPU, where that means waiting, not often."""
+        if self._until_asked > 0:
+            self._until_asked -= 1
+            return
+        self._until_asked = 0 if share.device.type == "cpu" else _ASK_EVERY - 1
+        if float(share) > 0:
+            raise KeyboardInterrupt
+
+    def _local_loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        pieces = [tuple(t[k :: self.n_accumulate] for t in batch) for k in range(self.n_accumulate)]
+        dealer = getattr(self.task, "proposal", None)
+        if isinstance(dealer, _Share):
+            dealer.deal(self.fabric.global_rank, self.fabric.world_size, self.n_accumulate)
+        return accumulate([lambda p=p: self.task.loss(p) for p in pieces], self._params)  # type: ignore[misc]
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """The task's figures, as rank 0 sees them: all ranks decide alike."""
+        figures: dict[str, float] = self.fabric.broadcast(self.task.validate(data))
+        return figures
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """The task's closing step; rank 0's outcome counts."""
+        final: dict[str, float] = self.fabric.broadcast(self.task.finish(data))
+        self._agree()
+        return final
+
+
+class _Share(Proposal):
+    """Deals one common draw of all samples out to ranks and accumulation steps."""
+
+    def __init__(self, proposal: Proposal) -> None:
+        super().__init__()
+        self.proposal = proposal
+        self.dim = proposal.dim
+        self._place: tuple[int, int, int] | None = None
+        self._hand: list[Tensor] = []
+
+    def deal(self, rank: int, world: int, pieces: int) -> None:
+        """Announce a step: the next samples asked for are this rank's pieces."""
+        self._place, self._hand = (rank, world, pieces), []
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        if self._place is None:
+            return self.proposal.sample(shape)
+        rank, world, pieces = self._place
+        if not self._hand:
+            drawn = self.proposal.sample((shape[0] * world * pieces,))[rank::world]
+            self._hand = [drawn[k::pieces] for k in range(pieces)]
+        piece = self._hand.pop(0)
+        if not self._hand:
+            self._place = None
+        return piece
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return self.proposal.log_prob(x)
+
+
+def _launched(fabric: Any) -> Any:
+    if fabric is not None:
+        return fabric
+    try:
+        from lightning.fabric import Fabric
+    except ImportError:
+        try:
+            from lightning_fabric import Fabric
+        except ImportError as error:
+            raise SelfnormError(
+                "distributed training needs Lightning Fabric: pip install 'selfnorm[distributed]'"
+            ) from error
+    made = Fabric()
+    made.launch()
+    return made
+
+
+def _make_task(
+    model: nn.Module,
+    proposal: Any,
+    objective: objectives.Objective,
+    n_samples: int,
+    world: int,
+    samples: str,
+    lr: float,
+    lr_log_norm: float | None,
+    task_options: dict[str, Any],
+) -> Task:
+    make: Any = getattr(model, "training_task", None)
+    if make is not None:
+        if proposal is not None:
+            task_options = {**task_options, "proposal": proposal}
+        own: Task = make(objective=objective, n_samples=n_samples, **task_options)
+        return own
+    if not isinstance(model, EBM):
+        raise TypeError(
+            f"fit_distributed() cannot train a {type(model).__name__}: wrap the energy as "
+            "selfnorm.EBM(energy), or give the model a training_task() method"
+        )
+    task = DensityTask(
+        model,
+        proposal,
+        objective=objective,
+        n_samples=n_samples // world,
+        log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
+    )
+    if samples == "same":
+        task.proposal = _Share(task.proposal)
+    return task

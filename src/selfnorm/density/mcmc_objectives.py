@@ -1,0 +1,142 @@
+r"""Contrastive divergence: the baseline that needs Markov chains at every step.
+
+``grad log-likelihood = -E_data[grad E] + E_model[grad E]``; the second mean is taken over chains
+that have run for a few steps only. With ``"cd"`` they start afresh from the proposal (short-run),
+with ``"pcd"`` from a replay buffer of earlier chains (persistent). The loss ``mean E(data) -
+mean E(chains)`` has that gradient; its value says nothing about the likelihood, so bounds come from
+:func:`selfnorm.evaluate`, and ``fit`` ends with ``b <- log Z_hat`` as for any other objective.
+
+The chains are Metropolis-adjusted (:mod:`selfnorm.sampling.mala`): an unadjusted chain with a step
+and a noise of unrelated sizes trains a tempered energy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selfnorm.density.model import EBM
+from selfnorm.density.objectives import column_spread, register
+from selfnorm.distributions.proposals import Proposal
+from selfnorm.sampling import as_log_density, mala
+
+__all__ = ["ContrastiveDivergence"]
+
+
+class ContrastiveDivergence:
+    """Contrastive divergence with short-run or persistent chains.
+
+    Args:
+        start: ``"proposal"`` (short-run), ``"buffer"`` (persistent) or ``"data"`` (CD-k).
+        n_steps: Langevin steps per training step.
+        step_size: initial step in units of the data's standard deviation; it follows the
+            acceptance rate towards 0.6.
+        buffer_size: chains remembered (``"buffer"``).
+        refresh: share of chains restarted from the proposal at each step (``"buffer"``).
+        energy_l2: weight of ``mean(E(data)^2 + E(chains)^2)``, which keeps energies from drifting.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(200, 2)
+        >>> model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
+        >>> objective = ContrastiveDivergence(start="buffer", n_steps=5)
+        >>> history = sn.fit(model, x, objective=objective, max_epochs=1, progress=False, seed=0)
+        >>> history.n_steps
+        1
+    """
+
+    learns_log_norm = False
+    # acceptance rates are read on the host to steer the step: no CUDA graph
+    capturable = False
+
+    def __init__(
+        self,
+        start: str = "proposal",
+        *,
+        n_steps: int = 20,
+        step_size: float = 0.3,
+        buffer_size: int = 10_000,
+        refresh: float = 0.05,
+        energy_l2: float = 1e-3,
+    ) -> None:
+        if start not in ("proposal", "buffer", "data"):
+            raise ValueError(f"start must be 'proposal', 'buffer' or 'data', not {start!r}")
+        if n_steps < 1 or buffer_size < 1 or not 0 <= refresh <= 1:
+            raise ValueError("n_steps and buffer_size must be positive, refresh within [0, 1]")
+        self.start = start
+        self.n_steps = n_steps
+        self.step_size = step_size
+        self.buffer_size = buffer_size
+        self.refresh = refresh
+        self.energy_l2 = energy_l2
+        self.label = f"contrastive divergence from {start}"
+        self._buffer: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step size and chains, which the next step goes on with."""
+        return {"step_size": self.step_size, "buffer": self._buffer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with saved chains."""
+        self.step_size, self._buffer = state["step_size"], state["buffer"]
+
+    def loss(
+        self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``mean log p~(chains) - mean log p~(data)`` plus the energy penalty, and metrics."""
+        start, places = self._starts(proposal, x, n_samples)
+        chains, acceptance = self._run(model, start, column_spread(x))
+        if self._buffer is not None and places is not None:
+            self._buffer[places] = chains
+        log_p = model.log_unnormalized(torch.cat([x, chains]))
+        at_data, at_chains = log_p[: len(x)], log_p[len(x) :]
+        loss = at_chains.mean() - at_data.mean()
+        if self.energy_l2 > 0:
+            base = torch.zeros_like(log_p)
+            if model.base is not None:
+                base = model.base.log_prob(torch.cat([x, chains])).detach()
+            loss = loss + self.energy_l2 * (log_p - base).square().mean()
+        return loss, {
+            "contrast": (at_chains.mean() - at_data.mean()).detach(),
+            "accept": acceptance,
+        }
+
+    @torch.no_grad()
+    def _starts(self, proposal: Proposal, x: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
+        if self.start == "data":
+            return x.detach().clone(), None
+        if self.start == "proposal":
+            return proposal.sample((n,)), None
+        kept = self._buffer
+        if kept is None or kept.shape[1] != x.shape[1]:  # none yet, or those of another table
+            kept = proposal.sample((self.buffer_size,))
+        self._buffer = kept.to(x)
+        places = torch.randperm(self.buffer_size, device=x.device)[:n]
+        fresh = torch.rand(len(places), 1, device=x.device) < self.refresh
+        start = torch.where(fresh, proposal.sample((len(places),)), self._buffer[places])
+        return start, places
+
+    def _run(self, model: EBM, start: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        log_density = as_log_density(model)
+        frozen = [p for p in model.parameters() if p.requires_grad]
+        for p in frozen:  # gradients in x only: half the cost
+            p.requires_grad_(False)
+        try:
+            state = mala.init(log_density, start)
+            rates = []
+            for _ in range(self.n_steps):
+                state, info = mala.step(state, log_density, step_size=self.step_size, scale=scale)
+                rates.append(info.acceptance.mean())
+        finally:
+            for p in frozen:
+                p.requires_grad_(True)
+        acceptance = torch.stack(rates).mean()
+        factor = 1.05 if float(acceptance) > 0.6 else 1 / 1.05
+        self.step_size = min(max(self.step_size * factor, 1e-3), 3.0)
+        return state.positions.detach(), acceptance
+
+
+register("cd", lambda: ContrastiveDivergence("proposal"))
+register("pcd", lambda: ContrastiveDivergence("buffer"))

@@ -1,0 +1,170 @@
+"""The energy-based model: energy, optional base density, learned log-normaliser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm._inputs import as_rows
+from selfnorm._modes import evaluating
+from selfnorm._random import SeedLike
+from selfnorm.distributions.adapters import as_proposal, proposal_for
+from selfnorm.distributions.proposals import Proposal
+from selfnorm.errors import DataError, EnergyError
+from selfnorm.networks.energies import MLP
+
+__all__ = ["EBM", "log_weights"]
+
+
+class EBM(nn.Module):
+    r"""A normalised energy-based model ``log p(x) = -E(x) + log d(x) - b``.
+
+    Args:
+        energy: callable on ``(n, dim)`` giving ``(n,)`` or ``(n, 1)``; usually a ``nn.Module``.
+        base: optional base density ``d``; any distribution (see
+            :func:`~selfnorm.distributions.adapters.as_proposal`). It guarantees that ``Z`` exists;
+            it is not trained.
+        log_norm: initial ``b``. :func:`selfnorm.fit` replaces it by an importance-sampling
+            estimate before the first step.
+
+    The density is with respect to Lebesgue measure (or the counting measure, if the base or the
+    proposal used for training is discrete).
+
+    Attributes:
+        bf16: run the energy's matrix products in bfloat16 *while training*; set by
+            ``fit(..., bf16=True)``. Parameters, base density, weights and everything in evaluation
+            mode keep their precision.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
+        >>> model.log_prob(torch.zeros(4, 2)).shape
+        torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        energy: Callable[[Tensor], Tensor],
+        base: Any = None,
+        log_norm: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.energy = energy
+        self.base: Proposal | None = None if base is None else as_proposal(base)
+        if self.base is not None:
+            self.base.requires_grad_(False).to(self.dtype)
+        # Never narrower than float32: log Z may be large, and its error is that of every density.
+        kind = torch.promote_types(self.dtype or torch.get_default_dtype(), torch.float32)
+        self.log_norm = nn.Parameter(torch.tensor(float(log_norm), dtype=kind))
+        self.bf16 = False
+
+    def negative_energy(self, x: Tensor, *, in_step: bool = False) -> Tensor:
+        """``-E(x)``, one checked scalar per row: ``(n, dim) -> (n,)``.
+
+        ``in_step`` takes the way of a training step, where only the weights' gradient is wanted.
+        """
+        # Nothing that a compiler would have to look through: it merges the operations itself.
+        in_step = in_step and not (self.bf16 or torch.compiler.is_compiling())
+        if in_step and type(self.energy) is MLP and self.energy.is_as_built():
+            return self.energy.negative_energy_in_step(x)
+        if self.bf16 and self.training:
+            # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
+            with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled=False):
+                energy = self.energy(x)
+            energy = energy.to(x.dtype)
+        else:
+            energy = self.energy(x)
+        if energy.dim() == x.dim() and energy.shape[-1] == 1:
+            energy = energy.squeeze(-1)
+        if energy.shape != x.shape[:-1]:
+            raise EnergyError(
+                f"the energy must return one scalar per row: for input {tuple(x.shape)} expected "
+                f"{tuple(x.shape[:-1])}, got {tuple(energy.shape)}; sum or reduce its output"
+            )
+        return -energy
+
+    def log_unnormalized(self, x: Tensor, *, in_step: bool = False) -> Tensor:
+        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``; ``in_step`` as in :meth:`negative_energy`."""
+        value = self.negative_energy(x, in_step=in_step)
+        return value if self.base is None else value + self.base.log_prob(x)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Normalised log-density by the learned ``b``: one forward pass, ``(n, dim) -> (n,)``."""
+        x = as_rows(x, dtype=self.dtype)
+        if self.base is not None and x.shape[-1] != self.base.dim:
+            raise DataError(
+                f"the model is over rows of {self.base.dim} columns, got {tuple(x.shape)}"
+            )
+        return self.log_unnormalized(x) - self.log_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same as :meth:`log_prob`."""
+        return self.log_prob(x)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Floating-point type of the energy's parameters, ``None`` if it has none."""
+        if not isinstance(self.energy, nn.Module):
+            return None
+        return next((p.dtype for p in self.energy.parameters()), None)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.log_norm.device
+
+    def sample(
+        self,
+        n: int,
+        *,
+        proposal: Any = None,
+        method: str = "sir",
+        generator: SeedLike = None,
+        **options: Any,
+    ) -> Tensor:
+        """Draw ``(n, dim)`` rows from the model.
+
+        Args:
+            n: number of rows.
+            proposal: where candidates come from; the base density by default.
+            method: ``"sir"`` (resampling, default), ``"imh"``, ``"rejection"``, ``"mala"``,
+                ``"hmc"`` or ``"smc"``.
+            generator: seed or ``torch.Generator``.
+            options: passed to the sampler, see :func:`selfnorm.sampling.draw`.
+        """
+        from selfnorm.sampling import draw
+
+        if proposal is None:
+            if self.base is None:
+                raise DataError(
+                    "a model without a base density needs a proposal to be sampled: "
+                    "model.sample(n, proposal=q)"
+                )
+            proposal = self.base
+        q = proposal_for(self, proposal, None if self.base is None else self.base.dim)
+        target = self if self.base is not None else _within(self, q)
+        with evaluating(self):
+            return draw(target, n, proposal=q, method=method, seed=generator, **options).samples
+
+
+def _within(model: EBM, proposal: Proposal) -> Callable[[Tensor], Tensor]:
+    """The unnormalised density where the proposal reaches.
+
+    Without a base the model lives on the proposal's support (a box, the counting measure): that is
+    what its ``Z`` is over. Samplers that walk would leave it, for ever where the energy is flat.
+    """
+
+    def log_density(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            outside = torch.isneginf(proposal.log_prob(x.detach()))
+        return model.log_unnormalized(x).masked_fill(outside, -torch.inf)
+
+    return log_density
+
+
+def log_weights(model: EBM, proposal: Proposal, x: Tensor) -> Tensor:
+    r"""``log w = -E(x) + log d(x) - log q(x)`` at any rows (samples of ``q``, or data)."""
+    return model.log_unnormalized(x) - proposal.log_prob(x)

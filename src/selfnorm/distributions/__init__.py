@@ -1,0 +1,1 @@
+"""Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""

@@ -1,0 +1,393 @@
+"""Proposals and base densities: modules with ``sample(shape)`` and ``log_prob(x)``.
+
+They behave like ``torch.distributions`` objects over rows of ``d`` numbers, move with
+``.to(device)`` and are fitted to data by ``fit_to(x)``. Densities are with respect to Lebesgue
+measure. Outside the support ``log_prob`` is ``-inf``; it never raises for a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm._inputs import as_rows
+from selfnorm.errors import ProposalError
+
+__all__ = ["Gaussian", "GaussianMixture", "Proposal", "StudentT", "Uniform"]
+
+
+class Proposal(nn.Module):
+    """A density over rows of ``dim`` numbers that can be sampled and evaluated."""
+
+    dim: int
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """``(dim,)``, as in ``torch.distributions``."""
+        return torch.Size([self.dim])
+
+    @property
+    def trainable(self) -> bool:
+        """Whether any parameter of the proposal asks for a gradient."""
+        return any(p.requires_grad for p in self.parameters())
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Draw rows: ``(*shape, dim)``."""
+        raise TypeError(f"{type(self).__name__} does not define sample({shape})")
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows: ``(*shape, dim) -> (*shape)``."""
+        raise TypeError(
+            f"{type(self).__name__} does not define log_prob() (asked for rows {tuple(x.shape)})"
+        )
+
+
+class Gaussian(Proposal):
+    r"""Gaussian with diagonal (``scale``) or full (``covariance``) spread.
+
+    Example:
+        >>> q = Gaussian(torch.zeros(2), scale=torch.ones(2))
+        >>> q.log_prob(torch.zeros(2))
+        tensor(-1.8379)
+        >>> x = torch.randn(500, 3)
+        >>> Gaussian.fit_to(x, full=True).sample((7,)).shape
+        torch.Size([7, 3])
+    """
+
+    loc: Tensor
+    scale_tril: Tensor
+    whiten: Tensor
+
+    def __init__(
+        self, mean: Tensor, scale: Tensor | float | None = None, covariance: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        loc, tril = _location_scale(mean, scale, covariance)
+        self.dim = loc.shape[0]
+        _register_location_scale(self, loc, tril)
+
+    @classmethod
+    def fit_to(cls, x: Tensor, *, full: bool = True, inflate: float = 1.0) -> Gaussian:
+        """Maximum-likelihood mean and (co)variance; ``inflate`` multiplies the spread."""
+        x, dtype = _double_rows(x)
+        mean = x.mean(0)
+        if full and x.shape[1] > 1:
+            cov = torch.cov(x.T, correction=0) * inflate**2
+            return cls(mean.to(dtype), covariance=_ridge(cov, x))
+        return cls(mean.to(dtype), scale=_positive_scale(x) * inflate)
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Draw rows: ``(*shape, dim)``."""
+        noise = torch.randn(*shape, self.dim, device=self.loc.device, dtype=self.loc.dtype)
+        return self.loc + noise @ self.scale_tril.T
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows."""
+        z = (x - self.loc) @ self.whiten.T
+        return -0.5 * z.square().sum(-1) + self.log_scale_const - 0.5 * self.dim * _LOG_2PI
+
+    log_scale_const: Tensor
+
+
+class StudentT(Proposal):
+    r"""Multivariate Student-t: Gaussian in the middle, polynomial tails.
+
+    The tails make it a safe proposal: importance weights against any lighter-tailed model are
+    bounded.
+
+    Example:
+        >>> q = StudentT(3.0, torch.zeros(1), scale=1.0)
+        >>> ref = torch.distributions.StudentT(3.0).log_prob(torch.tensor(2.0))
+        >>> torch.allclose(q.log_prob(torch.tensor([2.0])), ref)
+        True
+    """
+
+    loc: Tensor
+    scale_tril: Tensor
+    whiten: Tensor
+    log_scale_const: Tensor
+    df: Tensor
+
+    def __init__(
+        self,
+        df: float,
+        loc: Tensor,
+        scale: Tensor | float | None = None,
+        covariance: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        if df <= 0:
+            raise ProposalError(f"the degrees of freedom must be positive, got {df}")
+        loc, tril = _location_scale(loc, scale, covariance)
+        self.dim = loc.shape[0]
+        self.register_buffer("df", torch.as_tensor(float(df), dtype=loc.dtype))
+        _register_location_scale(self, loc, tril)
+        self._log_const = _student_const(float(df), self.dim)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._log_const = _student_const(float(self.df), self.dim)  # of the degrees just read
+
+    @classmethod
+    def fit_to(cls, x: Tensor, *, df: float = 5.0, n_iter: int = 50) -> StudentT:
+        """Maximum-likelihood location and scatter for a given ``df``, by EM.
+
+        EM reweights far points down, so a few extreme rows (or infinite variance) do not blow the
+        scatter up as they would a covariance.
+        """
+        x, dtype = _double_rows(x)
+        n, d = x.shape
+        loc = x.median(0).values
+        start = torch.cov(x.T, correction=0).reshape(d, d)
+        scatter = _ridge(start, x)
+        for _ in range(n_iter):
+            centred = x - loc
+            z = torch.linalg.solve_triangular(
+                torch.linalg.cholesky(scatter), centred.T, upper=False
+            )
+            weight = (df + d) / (df + z.square().sum(0))
+            loc = (weight[:, None] * x).sum(0) / weight.sum()
+            centred = x - loc
+            scatter = _ridge((centred.T * weight) @ centred / n, x)
+        return cls(df, loc.to(dtype), covariance=scatter)
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Draw rows: ``(*shape, dim)``."""
+        noise = torch.randn(*shape, self.dim, device=self.loc.device, dtype=self.loc.dtype)
+        half_df = (self.df / 2).expand(*shape, 1)
+        # Gamma(df/2, rate df/2); clamped because float32 gamma draws can underflow to zero.
+        mixing = (torch._standard_gamma(half_df) / half_df).clamp_min(1e-30)
+        return self.loc + (noise / mixing.sqrt()) @ self.scale_tril.T
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows."""
+        z = (x - self.loc) @ self.whiten.T
+        tail = torch.log1p(z.square().sum(-1) / self.df)
+        return self._log_const + self.log_scale_const - 0.5 * (self.df + self.dim) * tail
+
+
+class Uniform(Proposal):
+    """Uniform over a box.
+
+    Example:
+        >>> q = Uniform(torch.tensor([0.0]), torch.tensor([2.0]))
+        >>> q.log_prob(torch.tensor([[1.0], [3.0]]))
+        tensor([-0.6931,    -inf])
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, low: Tensor, high: Tensor) -> None:
+        super().__init__()
+        low, high = torch.atleast_1d(_numbers(low)), torch.atleast_1d(_numbers(high))
+        if low.shape != high.shape or low.dim() != 1 or not bool((low < high).all()):
+            raise ProposalError(
+                "low and high must be vectors of one length with low < high in every column, got "
+                f"shapes {tuple(low.shape)} and {tuple(high.shape)}"
+            )
+        self.dim = low.shape[0]
+        self.register_buffer("low", low.detach().clone())
+        self.register_buffer("high", high.detach().clone())
+
+    @classmethod
+    def fit_to(cls, x: Tensor, *, margin: float = 0.1) -> Uniform:
+        """The bounding box of the data, widened on each side by ``margin`` times its width."""
+        x, dtype = _double_rows(x)
+        low, high = x.min(0).values, x.max(0).values
+        width = torch.where(high > low, high - low, 1.0)
+        return cls((low - margin * width).to(dtype), (high + margin * width).to(dtype))
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Draw rows: ``(*shape, dim)``."""
+        u = torch.rand(*shape, self.dim, device=self.low.device, dtype=self.low.dtype)
+        return self.low + (self.high - self.low) * u
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows, ``-inf`` outside the box."""
+        inside = ((x >= self.low) & (x <= self.high)).all(-1)
+        log_density = -(self.high - self.low).log().sum()
+        return torch.where(inside, log_density, -math.inf)
+
+
+class GaussianMixture(Proposal):
+    """Mixture of full-covariance Gaussians, fitted by scikit-learn's EM.
+
+    Example:
+        >>> x = torch.cat([torch.randn(200, 2) - 3, torch.randn(200, 2) + 3])
+        >>> q = GaussianMixture.fit_to(x, n_components=2, seed=0)
+        >>> q.sample((4,)).shape, q.log_prob(x).shape
+        (torch.Size([4, 2]), torch.Size([400]))
+    """
+
+    weights: Tensor
+    means: Tensor
+    scale_trils: Tensor
+    whiten: Tensor
+    log_consts: Tensor
+
+    def __init__(self, weights: Tensor, means: Tensor, covariances: Tensor) -> None:
+        super().__init__()
+        means = _numbers(means)
+        weights, covariances = _numbers(weights, means), _numbers(covariances, means)
+        n_components, self.dim = means.shape
+        if weights.shape != (n_components,) or covariances.shape != (
+            n_components,
+            self.dim,
+            self.dim,
+        ):
+            raise ProposalError(
+                f"expected weights ({n_components},) and covariances "
+                f"({n_components}, {self.dim}, {self.dim}), got {tuple(weights.shape)} and "
+                f"{tuple(covariances.shape)}"
+            )
+        if bool((weights < 0).any()) or not float(weights.sum()) > 0:
+            raise ProposalError(f"the weights must not be negative, got {weights.tolist()}")
+        tril, info = torch.linalg.cholesky_ex(covariances.double())
+        if bool((info != 0).any()):
+            raise ProposalError(
+                f"the covariance of component {int(info.nonzero()[0])} is not positive definite"
+            )
+        eye = torch.eye(self.dim, dtype=tril.dtype).expand_as(tril)
+        whiten = torch.linalg.solve_triangular(tril, eye, upper=False)
+        log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        dtype = means.dtype
+        self.register_buffer("weights", weights / weights.sum())
+        self.register_buffer("means", means.detach().clone())
+        self.register_buffer("scale_trils", tril.to(dtype))
+        self.register_buffer("whiten", whiten.to(dtype))
+        log_consts = self.weights.double().log() - log_det - 0.5 * self.dim * _LOG_2PI
+        self.register_buffer("log_consts", log_consts.to(dtype))
+
+    @classmethod
+    def fit_to(
+        cls, x: Tensor, *, n_components: int = 10, seed: int = 0, min_scale: float = 1e-2
+    ) -> GaussianMixture:
+        """Fit by EM; ``min_scale`` (in column sds) keeps components from collapsing on points."""
+        from sklearn.mixture import GaussianMixture as SklearnMixture
+
+        x, dtype = _double_rows(x)
+        scale = _positive_scale(x)
+        k = max(1, min(n_components, x.shape[0] // 5))
+        fitted = SklearnMixture(k, reg_covar=min_scale**2, random_state=seed, max_iter=200)
+        fitted.fit((x / scale).cpu().numpy())
+
+        def to_torch(values: Any) -> Tensor:
+            return torch.as_tensor(values, dtype=dtype, device=x.device)
+
+        outer = (scale[:, None] * scale).to(dtype)
+        return cls(
+            to_torch(fitted.weights_),
+            to_torch(fitted.means_) * scale.to(dtype),
+            to_torch(fitted.covariances_) * outer,
+        )
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Draw rows: ``(*shape, dim)``."""
+        u = torch.rand(*shape, device=self.means.device, dtype=self.means.dtype)
+        which = torch.searchsorted(self.weights.cumsum(0), u).clamp_max(len(self.weights) - 1)
+        noise = torch.randn(*shape, self.dim, 1, device=u.device, dtype=u.dtype)
+        return self.means[which] + (self.scale_trils[which] @ noise).squeeze(-1)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows."""
+        centred = x.unsqueeze(-2) - self.means
+        z = torch.einsum("kij,...kj->...ki", self.whiten, centred)
+        return torch.logsumexp(self.log_consts - 0.5 * z.square().sum(-1), -1)
+
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+def _numbers(values: Any, like: Tensor | None = None) -> Tensor:
+    """Floating-point numbers without a gradient, of the type and on the device of ``like``."""
+    tensor = torch.as_tensor(values).detach()
+    if like is not None:
+        return tensor.to(like)
+    return tensor if tensor.is_floating_point() else tensor.float()
+
+
+def _rows(x: Any) -> Tensor:
+    x = as_rows(x)
+    if x.dim() == 1:
+        x = x.unsqueeze(-1)
+    if x.dim() != 2 or x.shape[0] < 2:
+        raise ProposalError(
+            f"fit_to needs a table of at least two rows, shape (n, d); got {tuple(x.shape)}"
+        )
+    if not bool(torch.isfinite(x).all()):
+        raise ProposalError("fit_to needs finite data; drop or impute NaN and infinite rows first")
+    return x.detach()
+
+
+def _double_rows(x: Any) -> tuple[Tensor, torch.dtype]:
+    """Rows to fit to, in double precision, and the type of the result: theirs, or float32."""
+    x = _rows(x)
+    return x.double(), torch.promote_types(x.dtype, torch.float32)
+
+
+def _student_const(df: float, dim: int) -> float:
+    """The part of a Student-t's log-density that depends on neither place nor scatter."""
+    gammas = math.lgamma((df + dim) / 2) - math.lgamma(df / 2)
+    return gammas - 0.5 * dim * math.log(df * math.pi)
+
+
+def _positive_scale(x: Tensor) -> Tensor:
+    scale = x.std(0, correction=0)
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def _ridge(cov: Tensor, x: Tensor) -> Tensor:
+    """Make a covariance safely positive definite, relative to its own scale in each column.
+
+    Stays in double precision: rounded to float32 the ridge of columns that repeat one another
+    would be lost again. A constant column of the rows ``x`` gets variance one, as in
+    :func:`_positive_scale`.
+    """
+    constant = (x == x[0]).all(0)
+    return cov + torch.diag(torch.where(constant, 1.0, 1e-8 * cov.diagonal()))
+
+
+def _location_scale(
+    mean: Tensor, scale: Tensor | float | None, covariance: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    loc = torch.atleast_1d(_numbers(mean)).clone()
+    if loc.dim() != 1:
+        raise ProposalError(f"the location must be a vector of length d, got {tuple(loc.shape)}")
+    d = loc.shape[0]
+    if (scale is None) == (covariance is None):
+        raise ProposalError("give exactly one of scale (diagonal) and covariance (full)")
+    if covariance is not None:
+        covariance = _numbers(covariance)
+        if covariance.shape != (d, d):
+            raise ProposalError(
+                f"the covariance must have shape ({d}, {d}), got {tuple(covariance.shape)}"
+            )
+        tril, info = torch.linalg.cholesky_ex(covariance.double())
+        if int(info) != 0:
+            raise ProposalError(
+                "the covariance is not positive definite: does a column repeat others, or their "
+                "sum? Drop it, or add a small multiple of the identity"
+            )
+        return loc, tril.to(loc.dtype)
+    diagonal = _numbers(scale, loc)
+    if diagonal.shape not in ((), (1,), (d,)):
+        raise ProposalError(f"the scale must be a number or ({d},), got {tuple(diagonal.shape)}")
+    diagonal = diagonal.expand(d)
+    if not bool((diagonal > 0).all()):
+        raise ProposalError("every scale must be positive; is a column constant?")
+    return loc, torch.diag(diagonal)
+
+
+def _register_location_scale(module: nn.Module, loc: Tensor, tril: Tensor) -> None:
+    module.register_buffer("loc", loc)
+    module.register_buffer("scale_tril", tril)
+    eye = torch.eye(loc.shape[0], dtype=torch.float64, device=loc.device)
+    whiten = torch.linalg.solve_triangular(tril.double(), eye, upper=False)
+    module.register_buffer("whiten", whiten.to(loc.dtype))
+    log_det = tril.double().diagonal().log().sum()
+    module.register_buffer("log_scale_const", (-log_det).to(loc.dtype))

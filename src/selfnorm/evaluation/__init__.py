@@ -1,0 +1,1 @@
+"""Can a number be trusted: bounds, log-weights, the verdict, quadrature, calibration."""

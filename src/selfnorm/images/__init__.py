@@ -1,0 +1,1 @@
+"""Labels of images with their whole law: ``ImageRegressor``."""

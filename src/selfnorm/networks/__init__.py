@@ -1,0 +1,1 @@
+"""Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""

@@ -1,0 +1,1 @@
+"""Figures of what they are given: arrays, records and public methods; needs matplotlib."""

@@ -1,0 +1,181 @@
+"""Figures of densities, training and theory; needs matplotlib, ``pip install selfnorm[plot]``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from selfnorm.errors import SelfnormError
+from selfnorm.training.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "new_figure",
+    "plot_densities",
+    "plot_density",
+    "plot_history",
+    "plot_snl_surface",
+    "save",
+]
+
+
+def new_figure(n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure that needs no screen, and its axes."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SelfnormError(
+            "figures need matplotlib: pip install 'selfnorm[plot]' (or pip install matplotlib)"
+        ) from error
+    figure = Figure(**{"layout": "constrained", **options})
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(n_rows, n_columns)
+
+
+def save(figure: Figure, path: str | Path | None) -> Figure:
+    """Write the figure if a path is given, and return it."""
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=110)
+    return figure
+
+
+def plot_density(
+    axes: Axes,
+    log_density: Callable[[Tensor], Tensor],
+    *,
+    low: tuple[float, float] = (-2.5, -2.5),
+    high: tuple[float, float] = (2.5, 2.5),
+    n_points: int = 200,
+    title: str = "",
+) -> None:
+    """Heat map of a two-dimensional density ``exp(log_density)`` on a box."""
+    first = torch.linspace(low[0], high[0], n_points)
+    second = torch.linspace(low[1], high[1], n_points)
+    with torch.no_grad():
+        values = log_density(torch.cartesian_prod(first, second)).exp()
+    image = values.reshape(n_points, n_points).T.cpu().numpy()
+    # A few spikes must not turn the rest black.
+    top = float(torch.quantile(values, 0.998)) or 1.0
+    axes.imshow(
+        image,
+        origin="lower",
+        extent=(low[0], high[0], low[1], high[1]),
+        cmap="magma",
+        vmin=0,
+        vmax=top,
+        aspect="auto",
+    )
+    axes.set_title(title, fontsize=10)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def plot_densities(
+    rows: Sequence[tuple[str, Tensor, Sequence[tuple[str, Callable[[Tensor], Tensor]]]]],
+    path: str | Path | None = None,
+    half_width: float = 2.5,
+) -> Figure:
+    """One row per data set: the data, then each model's density.
+
+    Args:
+        rows: ``(name, data (n, 2), [(title, log_density), ...])``.
+        path: where to save the figure.
+        half_width: of the square shown.
+    """
+    n_columns = 1 + max(len(models) for _, _, models in rows)
+    figure, axes = new_figure(len(rows), n_columns, figsize=(2.6 * n_columns, 2.7 * len(rows)))
+    grid = axes.reshape(len(rows), n_columns)
+    box = ((-half_width, -half_width), (half_width, half_width))
+    for line, (name, data, models) in zip(grid, rows, strict=True):
+        line[0].hist2d(
+            data[:, 0].numpy(),
+            data[:, 1].numpy(),
+            bins=100,
+            range=[[-half_width, half_width]] * 2,
+            cmap="magma",
+        )
+        line[0].set_title(f"{name}: data", fontsize=10)
+        line[0].set_xticks([])
+        line[0].set_yticks([])
+        for cell, (title, log_density) in zip(line[1:], models, strict=False):
+            plot_density(cell, log_density, low=box[0], high=box[1], title=title)
+    return save(figure, path)
+
+
+def plot_history(history: History, path: str | Path | None = None) -> Figure:
+    """The two bounds closing in on each other, and the effective sample size."""
+    figure, axes = new_figure(1, 2, figsize=(9, 3.4))
+    held_out = bool(history.curve("val_lower")[0])
+    prefix = "val_" if held_out else ""
+    for key, label, colour in (
+        ("lower", "lower bound (SNL)", "tab:blue"),
+        ("upper", "upper bound (IS)", "tab:red"),
+    ):
+        steps, values = history.curve(prefix + key)
+        axes[0].plot(steps, values, label=label, color=colour)
+    lower = history.curve(prefix + "lower")
+    upper = history.curve(prefix + "upper")
+    if lower[0] and lower[0] == upper[0]:
+        axes[0].fill_between(lower[0], lower[1], upper[1], alpha=0.2, color="gray")
+        # Early steps are far below, and a run that explodes leaves infinities: show the middle.
+        settled = sorted(v for v in lower[1] if math.isfinite(v))
+        settled = settled[len(settled) // 4 :]
+        tops = [v for v in upper[1][len(upper[1]) // 4 :] if math.isfinite(v)]
+        if settled and tops:
+            axes[0].set_ylim(settled[0] - 0.1, max(*tops, settled[-1]) + 0.1)
+    axes[0].axvline(history.best_step, color="gray", ls=":", label="kept state")
+    axes[0].set_xlabel("step")
+    axes[0].set_ylabel("log-likelihood (nats)" + (", held out" if held_out else ""))
+    axes[0].legend(fontsize=8)
+    steps, values = history.curve("val_ess")
+    if steps:
+        axes[1].plot(steps, values, color="tab:green")
+        axes[1].set_ylabel("ESS of the proposal (fraction)")
+        axes[1].set_ylim(0, 1)
+    else:
+        steps, values = history.curve("loss")
+        axes[1].plot(steps, values, color="tab:green")
+        axes[1].set_ylabel("loss")
+    axes[1].set_xlabel("step")
+    return save(figure, path)
+
+
+def plot_snl_surface(path: str | Path | None = None, mean: float = 1.0) -> Figure:
+    """The SNL of a Gaussian with unknown mean, its ridge ``b = log Z`` and its optimum.
+
+    With a standard Gaussian base, ``E = -theta x`` and ``log Z = theta^2 / 2``; for data of mean
+    ``xbar`` the optimum is ``(xbar, xbar^2 / 2)`` (the paper's figure 1).
+    """
+    theta = torch.linspace(mean - 2.5, mean + 2.5, 241)
+    b = torch.linspace(-1.5, 4.0, 241)
+    grid_theta, grid_b = torch.meshgrid(theta, b, indexing="xy")
+    surface = mean * grid_theta - grid_b - torch.exp(grid_theta**2 / 2 - grid_b) + 1
+    figure, axes = new_figure(figsize=(5.2, 4.2))
+    levels = [-8, -6, -4.5, -3.5, -2.5, -1.75, -1.2, -0.8, -0.5, -0.25, 0.0, 0.2, 0.35, 0.45]
+    filled = axes.contourf(
+        grid_theta.numpy(),
+        grid_b.numpy(),
+        surface.clamp_min(-8).numpy(),
+        levels=sorted(level - 0.5 + mean**2 / 2 for level in levels),
+        cmap="viridis",
+        extend="both",
+    )
+    figure.colorbar(filled, ax=axes, label="SNL (nats)")
+    axes.plot(theta, theta**2 / 2, color="black", lw=2, label="ridge: b = log Z")
+    axes.plot(mean, mean**2 / 2, "*", color="red", ms=15, label="maximum likelihood")
+    axes.set_xlabel("theta")
+    axes.set_ylabel("b")
+    axes.set_ylim(float(b[0]), float(b[-1]))
+    axes.legend(loc="lower left", fontsize=8)
+    axes.set_title("SNL of a Gaussian mean", fontsize=10)
+    return save(figure, path)

@@ -1,0 +1,154 @@
+"""Figures of a fitted table model: marginals, training curves, diagnostics (needs matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from selfnorm.chain.bounds import row_bounds
+from selfnorm.density.model import EBM
+from selfnorm.evaluation.bounds import draw_log_weights
+from selfnorm.plotting.densities import new_figure, plot_history, save
+
+if TYPE_CHECKING:
+    from selfnorm.tables.density import EnergyDensity
+    from selfnorm.tables.regressor import EnergyRegressor
+
+__all__ = ["plot_density_model", "plot_regressor"]
+
+MAX_COLUMNS = 6
+MAX_POINTS = 2000
+MODEL, DATA = "#c44e52", "#4c72b0"
+
+
+def plot_density_model(
+    estimator: EnergyDensity,
+    folder: Path,
+    X: np.ndarray | None,
+    names: Sequence[str],
+    seed: int | None = 0,
+) -> list[Path]:
+    """Write ``marginals.png``, ``training.png`` and ``diagnostics.png``; return their paths."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = estimator.sample(MAX_POINTS, random_state=seed)
+    paths = [folder / f"{name}.png" for name in ("marginals", "training", "diagnostics")]
+    _marginals(drawn, X, names, paths[0])
+    plot_history(estimator.history_, paths[1])
+    _diagnostics(estimator, drawn, X, paths[2])
+    return paths
+
+
+def plot_regressor(
+    estimator: EnergyRegressor, folder: Path, X: np.ndarray | None, y: np.ndarray | None
+) -> list[Path]:
+    """Write the training curves and, where data are given, ``calibration.png``."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for stage, history in enumerate(estimator.history_, start=1):
+        paths.append(folder / f"training_{stage}.png")
+        plot_history(history, paths[-1])
+    if X is not None and y is not None:
+        levels = np.linspace(0.05, 0.95, 19)
+        quantiles = estimator.predict_quantiles(X[:MAX_POINTS], levels)
+        covered = (y[:MAX_POINTS, None] <= quantiles).mean(0)
+        figure, axes = new_figure(figsize=(4.5, 4.5))
+        axes.plot([0, 1], [0, 1], color="0.7", label="ideal")
+        axes.plot(levels, covered, "o-", color=MODEL, label="model")
+        axes.set(xlabel="quantile level", ylabel="share of targets below", title="calibration")
+        axes.legend()
+        paths.append(folder / "calibration.png")
+        save(figure, paths[-1])
+    return paths
+
+
+def _marginals(drawn: np.ndarray, X: np.ndarray | None, names: Sequence[str], path: Path) -> None:
+    d = min(drawn.shape[1], MAX_COLUMNS)
+    figure, axes = new_figure(d, d, figsize=(2.1 * d + 1, 2.1 * d + 1))
+    axes = np.array(axes).reshape(d, d)
+    shown = None if X is None else X[:: max(1, len(X) // MAX_POINTS)]
+    for i in range(d):
+        for j in range(d):
+            ax = axes[i, j]
+            if j > i:
+                ax.set_axis_off()
+                continue
+            everything = drawn if shown is None else np.concatenate([drawn, shown])
+            low, high = np.quantile(everything[:, [j, i]], [0.005, 0.995], axis=0)
+            if i == j:
+                edges = np.linspace(low[0], high[0], 41) if high[0] > low[0] else 40
+                if shown is not None:
+                    ax.hist(shown[:, i], edges, density=True, color=DATA, alpha=0.4, label="data")
+                ax.hist(
+                    drawn[:, i], edges, density=True, histtype="step", color=MODEL, label="model"
+                )
+                if i == 0:
+                    ax.legend(fontsize=7)
+            else:
+                if shown is not None:
+                    ax.plot(shown[:, j], shown[:, i], ".", ms=1.5, color=DATA, alpha=0.4)
+                ax.plot(drawn[:, j], drawn[:, i], ".", ms=1.5, color=MODEL, alpha=0.4)
+                ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+            if i == d - 1:
+                ax.set_xlabel(names[j])
+            if j == 0:
+                ax.set_ylabel(names[i])
+            ax.tick_params(labelsize=6)
+    save(figure, path)
+
+
+def _diagnostics(
+    estimator: EnergyDensity, drawn: np.ndarray, X: np.ndarray | None, path: Path
+) -> None:
+    """Log-densities of model samples and data, and the log-weights behind ``log Z``."""
+    figure, axes = new_figure(1, 2, figsize=(9, 3.6))
+    axes[0].hist(
+        estimator.score_samples(drawn),
+        60,
+        density=True,
+        histtype="step",
+        color=MODEL,
+        label="model samples",
+    )
+    if X is not None:
+        at_data = estimator.score_samples(X[:: max(1, len(X) // MAX_POINTS)])
+        axes[0].hist(at_data, 60, density=True, color=DATA, alpha=0.4, label="data")
+    axes[0].axvline(estimator.offset_, color="0.4", ls=":", label="outlier threshold")
+    axes[0].set(xlabel="log-density", title="a good model gives both the same")
+    axes[0].legend(fontsize=7)
+    at_samples, at_rows = _log_weights(estimator, X)
+    axes[1].hist(at_samples, 60, density=True, histtype="step", color=MODEL, label="at proposal")
+    if at_rows is not None:
+        axes[1].hist(at_rows, 60, density=True, color=DATA, alpha=0.4, label="at data")
+    axes[1].set(xlabel="log-weight - log Z", title="data beyond the samples: do not trust log Z")
+    axes[1].legend(fontsize=7)
+    save(figure, path)
+
+
+def _log_weights(
+    estimator: EnergyDensity, X: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    fitted: Any = estimator._fitted
+    rows = None
+    if X is not None:
+        z = estimator._scaling.forward(X[:: max(1, len(X) // MAX_POINTS)])
+        rows = torch.from_numpy(z)
+    if isinstance(fitted.model, EBM):
+        log_norm = float(fitted.model.log_norm.detach())
+        at_samples = draw_log_weights(fitted.model, fitted.proposal, 5000) - log_norm
+        if rows is None:
+            return at_samples.numpy(), None
+        with torch.no_grad():
+            at_rows = fitted.model.log_prob(rows) - fitted.proposal.log_prob(rows)
+        return at_samples.numpy(), at_rows.numpy()
+    # of the chain's one-dimensional factors, pooled
+    if rows is None:
+        rows = fitted.sample(200)
+    pooled = row_bounds(fitted.model, rows[:200], n_samples=64)
+    at_data = None if X is None else pooled["log_weights_data"].numpy()
+    return pooled["log_weights"].numpy(), at_data

@@ -1,0 +1,1 @@
+"""``EnergyDensity`` and ``EnergyRegressor``: tables, behind the scikit-learn contract."""

@@ -1,0 +1,94 @@
+"""What happened in training, as a plain object: records, counts, verdict; JSON in and out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["History"]
+
+
+@dataclass(repr=False)
+class History:
+    """Record of one training run.
+
+    Attributes:
+        records: one dict per validation (or per epoch without validation): ``step``, ``epoch``,
+            ``loss``, ``lower``, ``upper``, ``lr``, ``seconds`` and what the task adds.
+        n_steps: optimiser steps taken.
+        best_step: step of the state that was kept.
+        best_score: its validation score, if there was validation.
+        skipped_steps: steps left out because loss or gradient was not finite.
+        rollbacks: how often training went back to the last good state.
+        stopped: why it ended: ``"max_epochs"``, ``"patience"``, ``"interrupted"``, ``"diverged"``.
+        seconds: wall-clock time.
+        final: what the closing step reported, e.g. ``log_norm`` and its standard error.
+
+    Example:
+        >>> h = History(records=[{"step": 1, "loss": 2.0}], n_steps=1)
+        >>> History.from_dict(h.to_dict()) == h
+        True
+        >>> h
+        History(1 steps in 0.0 s, stopped='', best_step=0, 1 records)
+    """
+
+    records: list[dict[str, float]] = field(default_factory=list)
+    n_steps: int = 0
+    best_step: int = 0
+    best_score: float | None = None
+    skipped_steps: int = 0
+    rollbacks: int = 0
+    stopped: str = ""
+    seconds: float = 0.0
+    final: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: what happened, without the records."""
+        best = "" if self.best_score is None else f" (score {self.best_score:.4f})"
+        trouble = {"skipped_steps": self.skipped_steps, "rollbacks": self.rollbacks}
+        extra = "".join(f", {name}={count}" for name, count in trouble.items() if count)
+        return (
+            f"History({self.n_steps} steps in {self.seconds:.1f} s, stopped={self.stopped!r}, "
+            f"best_step={self.best_step}{best}{extra}, {len(self.records)} records)"
+        )
+
+    def curve(self, key: str) -> tuple[list[float], list[float]]:
+        """Steps and values of one recorded quantity, where it was recorded."""
+        pairs = [(r["step"], r[key]) for r in self.records if key in r]
+        return [p[0] for p in pairs], [p[1] for p in pairs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-safe dict (non-finite numbers become ``None``)."""
+        cleaned: dict[str, Any] = _json_safe(asdict(self))
+        return cleaned
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> History:
+        """Inverse of :meth:`to_dict`."""
+        return cls(**values)
+
+    def to_json(self, path: str | Path) -> None:
+        """Write the record to a file."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1))
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Training curves with the bounds closing in (needs matplotlib)."""
+        from selfnorm.plotting.densities import plot_history
+
+        return plot_history(self, path)
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _json_safe(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_json_safe(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

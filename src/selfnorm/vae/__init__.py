@@ -1,0 +1,1 @@
+"""Variational auto-encoders with energy-based priors, trained by the SNELBO."""

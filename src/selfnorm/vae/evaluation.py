@@ -1,0 +1,254 @@
+"""How good is a VAE, and can the figure be trusted: SNELBO, ELBO, ``log p(x)``, one verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from selfnorm._inputs import as_rows
+from selfnorm._modes import evaluating
+from selfnorm._random import SeedLike, seeded
+from selfnorm.errors import DataError
+from selfnorm.evaluation.bounds import Bounds
+from selfnorm.functional import bound_gap, log_mean_exp
+from selfnorm.vae.energy_prior import EnergyPrior
+from selfnorm.vae.log_norm import LogNorm, estimate_log_norm, judge, judge_held_out
+from selfnorm.vae.posterior import GaussianPosterior
+from selfnorm.vae.priors import AutoregressivePrior
+
+if TYPE_CHECKING:
+    from selfnorm.vae.model import EnergyVAE
+
+__all__ = ["VAEReport", "evaluate_vae"]
+
+_PIXELS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
+_REFERENCE_ROWS = 4000  # whose posteriors join the proposal for log Z
+_EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature
+
+
+@dataclass(frozen=True)
+class VAEReport:
+    """Figures in nats per row; ``reasons`` is empty where they can be trusted.
+
+    Attributes:
+        snelbo: by the learned normaliser; ``elbo`` by the estimated (or exact) one.
+        log_px: importance-weighted ``log p(x)`` from ``posterior_samples`` samples per row.
+        log_px_many: the same from ``many_samples``, on ``many_rows`` evenly spaced rows;
+            ``log_px_few`` is that of ``posterior_samples`` on the same rows.
+        se: standard error of ``elbo`` over rows and of the normaliser.
+        log_norm: estimates of ``log Z`` by name; ``exact`` where the prior is normalised. For a
+            chain it is the mean of ``sum_i log Z_i`` minus that of ``sum_i b_i``.
+        learned_log_norm: ``b`` of a joint energy.
+        reconstruction, kl: the two parts of the ELBO.
+        active_units: latent numbers whose posterior mean varies over the rows (variance > 0.01).
+    """
+
+    snelbo: float
+    elbo: float
+    log_px: float
+    log_px_many: float | None
+    log_px_few: float | None
+    se: float
+    reconstruction: float
+    kl: float
+    log_norm: dict[str, LogNorm]
+    learned_log_norm: float
+    active_units: int
+    n_rows: int
+    posterior_samples: int
+    many_samples: int
+    many_rows: int
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def reliable(self) -> bool:
+        """Whether no check found anything against the figures."""
+        return not self.reasons
+
+    @property
+    def pareto_k(self) -> float:
+        """Pareto k of the cleaner of the two importance estimators (0 where ``log Z`` is exact)."""
+        return min(
+            (e.pareto_k for e in self.log_norm.values() if e.pareto_k is not None), default=0.0
+        )
+
+    @property
+    def ess(self) -> float:
+        """Smallest ESS of the estimators (1 where ``log Z`` is exact)."""
+        return min((e.ess for e in self.log_norm.values() if e.ess is not None), default=1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and the verdict as a plain dict."""
+        own = {"reliable": self.reliable, "pareto_k": self.pareto_k, "ess": self.ess}
+        return {**asdict(self), **own}
+
+    def to_bounds(self) -> Bounds:
+        """SNELBO as ``lower``, importance-weighted ``log p(x)`` as ``upper``."""
+        best = self.log_norm.get("mixture") or self.log_norm["exact"]
+        return Bounds(
+            lower=self.snelbo,
+            upper=self.log_px,
+            lower_se=self.se,
+            upper_se=self.se,
+            log_norm=best.value,
+            log_norm_se=best.se,
+            ess=self.ess,
+            pareto_k=self.pareto_k,
+            n_samples=self.posterior_samples,
+            reasons=self.reasons,
+        )
+
+    def __str__(self) -> str:
+        judged = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
+        estimates = ", ".join(f"{k} {v.value:.3f} ± {v.se:.3f}" for k, v in self.log_norm.items())
+        return (
+            f"SNELBO {self.snelbo:.3f}, ELBO {self.elbo:.3f} ± {self.se:.3f}, log p(x) "
+            f"{self.log_px:.3f}; log Z: {estimates}: {judged}"
+        )
+
+
+@torch.no_grad()
+def evaluate_vae(
+    vae: EnergyVAE,
+    x: Any,
+    *,
+    posterior_samples: int = 100,
+    many_samples: int = 0,
+    many_rows: int = 1000,
+    reference: Any = None,
+    n_prior_samples: int = 200_000,
+    n_nodes: int = 512,
+    seed: SeedLike = None,
+) -> VAEReport:
+    """All figures of ``vae`` on held-out rows ``x``.
+
+    Args:
+        x: rows, a tensor or an array of numbers.
+        posterior_samples: per row, for SNELBO, ELBO and ``log p(x)``.
+        many_samples: also ``log p(x)`` from so many samples, on ``many_rows`` of the rows, evenly
+            spaced (files are often sorted: the first digits of MNIST's test part are the hardest).
+        reference: rows (of the training data) whose aggregate posterior joins the proposal for
+            ``log Z`` of a joint energy; the first half of ``x`` by default. Give training rows:
+            an energy knows them best.
+        n_prior_samples: samples of each importance estimate of ``log Z``.
+        n_nodes: quadrature nodes per factor of a chain.
+        seed: for all samples.
+    """
+    if not all(hasattr(vae, part) for part in ("encode", "decoder", "prior", "check")):
+        raise TypeError(
+            f"evaluate_vae needs an EnergyVAE, got {type(vae).__name__}; wrap encoder and decoder "
+            "as EnergyVAE(encoder, decoder, prior)"
+        )
+    x = vae.rows(x)
+    vae.check(x)
+    if reference is not None:
+        reference = as_rows(reference, "reference", x.dtype)
+        if len(reference) == 0 or reference[:1].numel() != x[:1].numel():
+            raise DataError(
+                f"reference has shape {tuple(reference.shape)}, expected rows of "
+                f"{x[:1].numel()} values as in x"
+            )
+        reference = vae.rows(reference[:_REFERENCE_ROWS], "reference")
+    if posterior_samples < 2:
+        raise DataError(f"posterior_samples must be at least 2, got {posterior_samples}")
+    chosen = slice(0, None, max(1, len(x) // max(many_rows, 1)))
+    with evaluating(vae), seeded(seed, vae.device):
+        norms, shift, gap, reasons = _normaliser(vae, x, reference, n_prior_samples, n_nodes)
+        fit, kl, iw, means = _rows(vae, x, posterior_samples)
+        many = None
+        if many_samples:
+            many = float(_rows(vae, x[chosen], many_samples)[2].mean()) + shift
+    elbo = fit - kl + shift
+    norm_se = (norms.get("mixture") or norms["exact"]).se
+    se = math.sqrt(float(elbo.var()) / len(elbo) + norm_se**2) if len(elbo) > 1 else math.nan
+    active = int((means.var(0) > 0.01).sum()) if len(means) > 1 else 0
+    learned = float(getattr(vae.prior, "log_norm", torch.zeros(())))
+    return VAEReport(
+        snelbo=float(elbo.mean()) - gap,
+        elbo=float(elbo.mean()),
+        log_px=float(iw.mean()) + shift,
+        log_px_many=many,
+        log_px_few=float(iw[chosen].mean()) + shift if many_samples else None,
+        se=se,
+        reconstruction=float(fit.mean()),
+        kl=float(kl.mean()) - shift,
+        log_norm=norms,
+        learned_log_norm=learned,
+        active_units=active,
+        n_rows=len(x),
+        posterior_samples=posterior_samples,
+        many_samples=many_samples,
+        many_rows=len(x[chosen]) if many_samples else 0,
+        reasons=reasons,
+    )
+
+
+def _rows(vae: EnergyVAE, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Per row, by the learned normaliser: ``E log p(x|z)``, KL, ``log p(x)``, posterior mean."""
+    pixels = _PIXELS_AT_ONCE.get(vae.device.type, 2**22)
+    width = x[:1].numel()
+    at_once = max(1, pixels // width)
+    size = max(1, at_once // k)
+    out: list[list[Tensor]] = [[], [], [], []]
+    for rows in x.split(size):
+        posterior = vae.encode(rows)
+        fits, ratios = [], []
+        for begin in range(0, k, at_once):
+            z = posterior.sample(min(at_once, k - begin))
+            fits.append(vae.log_likelihood(rows, z))
+            ratios.append(fits[-1] + vae.prior.log_prob(z) - posterior.log_prob(z))
+        # ELBO and log p(x) from the same ratios: the one is below the other row by row.
+        fit, ratio = (torch.cat(v).double() for v in (fits, ratios))
+        found = (fit.mean(0), (fit - ratio).mean(0), log_mean_exp(ratio), posterior.mean)
+        for part, value in zip(out, found, strict=True):
+            part.append(value)
+    fit, kl, iw, means = (torch.cat(part) for part in out)
+    return fit, kl, iw, means
+
+
+def _normaliser(
+    vae: EnergyVAE, x: Tensor, reference: Tensor | None, n_samples: int, n_nodes: int
+) -> tuple[dict[str, LogNorm], float, float, tuple[str, ...]]:
+    """Estimates of ``log Z``; what they add to ``log p(z)``; the gap of ``b``; reasons."""
+    prior = vae.prior
+    if isinstance(prior, EnergyPrior):
+        half = max(1, len(x) // 2)
+        known = x[:half] if reference is None else reference
+        unseen = x[half:] if reference is None else x
+        norms, streams = estimate_log_norm(
+            prior, _encode(vae, known[:_REFERENCE_ROWS]), n_samples=n_samples
+        )
+        held_out = _encode(vae, (unseen if len(unseen) else x)[:_REFERENCE_ROWS])
+        reasons = judge(norms, streams)
+        reasons += judge_held_out(prior, held_out, norms["mixture"], n_samples)
+        log_z, b = norms["mixture"].value, float(prior.log_norm)
+        gap = float(bound_gap(torch.tensor(log_z - b, dtype=torch.float64)))
+        return norms, b - log_z, gap, reasons
+    if isinstance(prior, AutoregressivePrior):
+        z = _encode(vae, x[:_EXACT_ROWS]).sample(1)[0]
+        exact, learned, lower = (v.double() for v in prior.log_prob_exact(z, n_nodes))
+        shift = exact - learned
+        se = float(shift.std()) / math.sqrt(len(z)) if len(z) > 1 else math.nan
+        # A second rule with half the nodes must agree: quadrature that has not converged is none.
+        coarse, _, _ = prior.log_prob_exact(z[:1000], n_nodes // 2)
+        error = abs(float((coarse.double() - exact[:1000]).mean()))
+        reasons = ()
+        if not error < 0.01:
+            reasons = (
+                f"Quadrature with {n_nodes} and {n_nodes // 2} nodes differs by {error:.3f} nats: "
+                "raise n_nodes.",
+            )
+        norms = {"exact": LogNorm(float(-shift.mean()), se)}
+        return norms, float(shift.mean()), float((exact - lower).mean()), reasons
+    return {"exact": LogNorm(0.0, 0.0)}, 0.0, 0.0, ()
+
+
+def _encode(vae: EnergyVAE, x: Tensor) -> GaussianPosterior:
+    parts = [vae.encode(rows.to(vae.device)) for rows in x.split(2000)]
+    return GaussianPosterior(
+        torch.cat([p.mean for p in parts]), torch.cat([p.log_sd for p in parts])
+    )

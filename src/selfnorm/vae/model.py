@@ -1,0 +1,296 @@
+r"""A variational auto-encoder with any encoder, decoder and prior, energy-based ones included.
+
+``log p(x) >= ELBO = E_q[log p(x|z) + log p(z) - log q(z|x)] >= SNELBO``. With a joint energy prior
+``p(z) = d(z) e^{-E(z)} / Z`` and a learned ``b``,
+
+.. math:: SNELBO = E_q[\log p(x|z)] + E_q[\log d(z)/q(z|x)] + E_q[-E(z) - b]
+          - E_d[e^{-E(z) - b}] + 1,
+
+tight in ``b`` at ``b = log Z``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm._inputs import as_rows
+from selfnorm._modes import evaluating
+from selfnorm._random import SeedLike, seeded
+from selfnorm.density.fit import fit
+from selfnorm.errors import DataError
+from selfnorm.evaluation.bounds import Bounds
+from selfnorm.functional import log_mean_exp
+from selfnorm.training.history import History
+from selfnorm.vae.likelihoods import Likelihood, as_likelihood
+from selfnorm.vae.posterior import GaussianPosterior
+from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
+from selfnorm.vae.task import VAETask
+
+__all__ = ["EnergyVAE", "add_energy_prior"]
+
+
+class EnergyVAE(nn.Module):
+    """``p(x) = int p(z) p(x|z) dz`` with a Gaussian posterior ``q(z|x)``.
+
+    Args:
+        encoder: rows to ``(n, 2 d)``, mean and log-variance side by side, or a pair of ``(n, d)``.
+        decoder: latent vectors ``(n, d)`` to the likelihood's parameters, one row each, flat or
+            with the shape of an image.
+        prior: a :class:`~selfnorm.vae.priors.LatentPrior`, or the number ``d`` of latent
+            numbers for a standard normal one.
+        likelihood: ``"bernoulli"``, ``"gaussian"``, ``"categorical:K"`` or an object.
+
+    Densities of ``x`` are with respect to the likelihood's measure (counting measure for binary
+    and categorical rows, Lebesgue otherwise). Train it with :func:`selfnorm.fit`.
+
+    Example:
+        >>> from selfnorm.vae.networks import DenseDecoder, DenseEncoder
+        >>> _ = torch.manual_seed(0)
+        >>> vae = EnergyVAE(DenseEncoder(6, 2), DenseDecoder(2, 6), prior=2)
+        >>> x = torch.randint(2, (8, 6)).float()
+        >>> vae.log_prob(x, n_samples=20, seed=0).shape, vae.sample(3, seed=0).shape
+        (torch.Size([8]), torch.Size([3, 6]))
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        prior: LatentPrior | int,
+        likelihood: str | Likelihood = "bernoulli",
+    ) -> None:
+        super().__init__()
+        if not isinstance(prior, Integral | nn.Module) or (
+            isinstance(prior, Integral) and prior < 1
+        ):
+            raise DataError(
+                "prior must be a module of selfnorm.vae.priors or the number of latent numbers, "
+                f"not {prior!r}"
+            )
+        self.encoder, self.decoder = encoder, decoder
+        self.prior = StandardNormal(int(prior)) if isinstance(prior, Integral) else prior
+        self.likelihood = as_likelihood(likelihood)
+        self.latent = self.prior.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(itertools.chain(self.parameters(), self.buffers())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the parameters: that of the rows."""
+        tensors = itertools.chain(self.parameters(), self.buffers())
+        return next((t.dtype for t in tensors if t.is_floating_point()), torch.get_default_dtype())
+
+    def training_task(self, **options: Any) -> VAETask:
+        """The task that :func:`selfnorm.fit` runs; options of :class:`~selfnorm.vae.task`."""
+        return VAETask(self, **options)
+
+    # -- the parts -----------------------------------------------------------------------------
+
+    def encode(self, x: Tensor) -> GaussianPosterior:
+        """``q(z|x)`` of rows."""
+        return GaussianPosterior.from_output(self.encoder(x))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """The likelihood's parameters at ``z`` ``(n, d)``, flat: ``(n, parameters)``."""
+        return self.likelihood.flat(self.decoder(z))
+
+    def log_likelihood(self, x: Tensor, z: Tensor) -> Tensor:
+        """``log p(x|z)``: rows ``(n, ...)`` and ``z`` ``(k, n, d)`` give ``(k, n)``."""
+        output = self.decode(z.flatten(0, -2))
+        return self.likelihood.log_prob(output.unflatten(0, z.shape[:-1]), x.flatten(1))
+
+    def rows(self, x: Any, name: str = "x") -> Tensor:
+        """What ``x`` holds as rows on the model's device, or an error that says what is wrong."""
+        rows = as_rows(x, name, self.dtype).to(self.device)
+        if rows.dim() < 2 or rows.numel() == 0:
+            raise DataError(f"expected {name} of shape (n, ...), got {tuple(rows.shape)}")
+        if not bool(torch.isfinite(rows).all()):
+            raise DataError(f"{name} holds NaN or infinity: drop or impute those rows first")
+        self.likelihood.check(rows)
+        return rows
+
+    def check(self, x: Tensor) -> None:
+        """Refuse rows, or an encoder and a decoder, that do not fit together."""
+        if x.dtype != self.dtype:
+            raise DataError(
+                f"expected rows of {self.dtype}, got {x.dtype}: give x.to({self.dtype})"
+            )
+        self.rows(x)
+        with torch.no_grad(), evaluating(self):
+            posterior = self._encoded(x[:2])
+            if posterior.mean.shape != (len(x[:2]), self.latent):
+                raise DataError(
+                    f"the prior has {self.latent} latent numbers, so the encoder must give a mean "
+                    f"and a log-variance of shape (n, {self.latent}); its mean is "
+                    f"{tuple(posterior.mean.shape)}"
+                )
+            output = self.decode(posterior.mean)
+            needed = x[:1].numel() * self.likelihood.n_parameters
+            if output.shape[1] != needed:
+                raise DataError(
+                    f"the decoder gives {output.shape[1]} numbers a row; rows of {x[:1].numel()} "
+                    f"values need {needed} under this likelihood"
+                )
+
+    def _encoded(self, x: Tensor) -> GaussianPosterior:
+        """``q(z|x)``, or an error that says how many values a row must have."""
+        try:
+            return self.encode(x)
+        except RuntimeError as error:
+            z = torch.zeros(2, self.latent, device=self.device, dtype=self.dtype)
+            expected = self.decode(z).shape[1] // self.likelihood.n_parameters
+            if expected == x[:1].numel():
+                raise
+            raise DataError(
+                f"the rows have {x[:1].numel()} values, expected {expected}: as many as the "
+                "decoder describes"
+            ) from error
+
+    @torch.no_grad()
+    def aggregate_samples(self, x: Tensor, n: int) -> tuple[Tensor, GaussianPosterior]:
+        """``(n, d)`` samples of the aggregate posterior and the posteriors of up to 4,000 rows."""
+        rows = torch.randint(len(x), (n,), device=x.device)
+        parts = [self.encode(x[r].to(self.device)) for r in rows.split(4000)]
+        z = torch.cat([p.sample(1)[0] for p in parts])
+        return z, parts[0].detach()
+
+    # -- what it is for ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def elbo(self, x: Any, n_samples: int = 1, seed: SeedLike = None) -> Tensor:
+        """``(n,)`` ELBO of each row by the prior's learned normaliser."""
+        with evaluating(self), seeded(seed, self.device):
+            return self._log_ratios(self.rows(x), n_samples).mean(0)
+
+    @torch.no_grad()
+    def log_prob(self, x: Any, n_samples: int = 100, seed: SeedLike = None) -> Tensor:
+        """``(n,)`` importance-weighted estimates of ``log p(x)`` by the learned normaliser.
+
+        Below ``log p(x)`` in expectation where the prior is normalised. With an energy prior they
+        are too high by ``log Z - b`` where ``b`` is too low: ask
+        :func:`~selfnorm.vae.evaluation.evaluate_vae` for a figure with a verdict.
+        """
+        x = self.rows(x)
+        with evaluating(self), seeded(seed, self.device):
+            size = max(1, 20_000 // max(n_samples, 1))
+            parts = [log_mean_exp(self._log_ratios(rows, n_samples)) for rows in x.split(size)]
+        return torch.cat(parts)
+
+    def _log_ratios(self, x: Tensor, n_samples: int) -> Tensor:
+        """``log p(x|z) p(z) / q(z|x)`` at posterior samples, ``(k, n)``."""
+        if n_samples < 1:
+            raise DataError(f"n_samples must be at least 1, got {n_samples}")
+        posterior = self.encode(x)
+        z = posterior.sample(n_samples)
+        return self.log_likelihood(x, z) + self.prior.log_prob(z) - posterior.log_prob(z)
+
+    @torch.no_grad()
+    def sample(
+        self, n: int, *, mean: bool = False, seed: SeedLike = None, **options: Any
+    ) -> Tensor:
+        """``n`` rows: ``z`` from the prior, then ``x`` (or its mean) from the decoder.
+
+        ``options`` go to the prior's sampler, e.g. ``method="mala"`` for a joint energy.
+        """
+        with evaluating(self), seeded(seed, self.device):
+            output = self.decode(self.prior.sample((n,), **options))
+            return self.likelihood.mean(output) if mean else self.likelihood.sample(output)
+
+    @torch.no_grad()
+    def reconstruct(self, x: Any) -> Tensor:
+        """Means of ``x`` given the posterior mean of ``z``."""
+        with evaluating(self):
+            return self.likelihood.mean(self.decode(self.encode(self.rows(x)).mean))
+
+    def bounds(self, x: Tensor, *, n_samples: int = 20_000, seed: SeedLike = None) -> Bounds:
+        """SNELBO (``lower``) and importance-weighted ``log p(x)`` (``upper``), with the verdict.
+
+        See :func:`selfnorm.vae.evaluation.evaluate_vae` for all figures.
+        """
+        from selfnorm.vae.evaluation import evaluate_vae
+
+        return evaluate_vae(self, x, n_prior_samples=n_samples, seed=seed).to_bounds()
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a model folder; modules of your own must be given to ``load``."""
+        from selfnorm.vae.files import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        encoder: nn.Module | None = None,
+        decoder: nn.Module | None = None,
+        energy: nn.Module | None = None,
+        likelihood: Likelihood | None = None,
+    ) -> EnergyVAE:
+        """Read a model folder; modules that the library does not know are filled with weights."""
+        from selfnorm.vae.files import load
+
+        return load(path, encoder, decoder, energy, likelihood)
+
+
+def add_energy_prior(
+    encoder: nn.Module,
+    decoder: nn.Module,
+    x: Tensor,
+    *,
+    latent: int,
+    likelihood: str | Likelihood = "bernoulli",
+    prior: LatentPrior | None = None,
+    val_data: Tensor | None = None,
+    max_steps: int = 2000,
+    lr: float = 2e-3,
+    seed: int | None = None,
+    progress: bool = False,
+    **fit_options: Any,
+) -> tuple[EnergyVAE, History]:
+    """Give a trained VAE an energy prior: encoder and decoder stay, the prior is learned.
+
+    The prior fits the aggregate posterior of ``x``, which the standard normal prior of a trained
+    VAE never quite does; the ELBO rises by the divergence that is removed.
+
+    Args:
+        encoder, decoder: trained modules, see :class:`EnergyVAE`.
+        x: training rows.
+        latent: number of latent numbers, that of ``prior`` where one is given.
+        prior: an :class:`~selfnorm.vae.priors.AutoregressivePrior` by default, whose normaliser is
+            exact.
+        fit_options: passed to :func:`selfnorm.fit`.
+
+    Returns:
+        The VAE with its new prior, and the history of its training.
+    """
+    if prior is None:
+        with seeded(seed):
+            prior = AutoregressivePrior(latent)
+    vae = EnergyVAE(encoder, decoder, prior, likelihood)
+    if vae.latent != latent:
+        raise DataError(f"latent={latent}, but the prior has {vae.latent} latent numbers")
+    known = [p for m in (encoder, decoder) for p in m.parameters()]
+    vae.to(known[0].device if known else None)
+    options = {"batch_size": 256, "weight_decay": 1e-2, "ema": 0.99, **fit_options}
+    frozen = [p for m in (vae.encoder, vae.decoder) for p in m.parameters() if p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        history = fit(
+            vae, x, objective="snelbo", train="prior", max_steps=max_steps, max_epochs=10**6,
+            lr=lr, val_data=val_data, seed=seed, progress=progress, **options,
+        )  # fmt: skip
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+    return vae, history

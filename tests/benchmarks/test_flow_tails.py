@@ -1,0 +1,78 @@
+"""A flow of squashed columns is a density of the columns themselves, far out too."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("zuko")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from flow_seeds import FlowSeeds
+from flow_tails import SquashedFlow
+from selfnorm.distributions.flows import Flow
+
+
+def heavy(n, dim, seed=0):
+    u = torch.rand(n, dim, generator=torch.Generator().manual_seed(seed))
+    return 3.0 + 0.5 * torch.tan(torch.pi * (u - 0.5))  # Cauchy, neither centred nor of unit scale
+
+
+def flow(dim, seed=0):
+    torch.manual_seed(seed)
+    return SquashedFlow(dim, kind="nsf", transforms=2, hidden=(8,)).set_scaling(heavy(2000, dim))
+
+
+def test_density_integrates_to_one():
+    grid = torch.cat([-torch.logspace(-4, 9, 40_000).flip(0), torch.logspace(-4, 9, 40_000)]) + 3.0
+    with torch.no_grad():
+        density = flow(1).log_prob(grid.unsqueeze(-1)).double().exp()
+    assert abs(float(torch.trapezoid(density, grid.double())) - 1) < 2e-3
+
+
+def test_conditional_density_integrates_to_one():
+    model = flow(2)
+    at = 3.0 + torch.sinh(torch.linspace(-14, 14, 1201))
+    first, second = torch.meshgrid(at, at, indexing="ij")
+    with torch.no_grad():
+        density = model.log_prob(torch.stack([first, second], -1).view(-1, 2)).double().exp()
+    inner = torch.trapezoid(density.view(1201, 1201), at.double(), dim=1)
+    assert abs(float(torch.trapezoid(inner, at.double())) - 1) < 5e-3
+
+
+def test_a_far_row_costs_tens_of_nats_not_hundreds():
+    x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+    far = torch.tensor([[0.0, 60.0]])
+    costs = []
+    for kind in (Flow, SquashedFlow):
+        torch.manual_seed(0)
+        made = kind(2, transforms=1, hidden=(8,)).set_scaling(x)
+        costs.append(-float(made.log_prob(far).detach()))
+    assert costs[0] > 1000
+    assert costs[1] < 60
+
+
+def test_samples_follow_the_density():
+    """Half of the density lies below the median of the samples."""
+    model = flow(1)
+    torch.manual_seed(0)
+    middle = model.sample((20_000,)).median()
+    grid = middle + torch.sinh(torch.linspace(-16, 0, 20_001))
+    with torch.no_grad():
+        density = model.log_prob(grid.unsqueeze(-1)).double().exp()
+    assert abs(float(torch.trapezoid(density, grid.double())) - 0.5) < 0.015
+
+
+def test_a_column_of_mostly_one_value_gets_a_scale():
+    x = torch.zeros(1000, 1)
+    x[:20, 0] = torch.arange(1.0, 21.0)
+    model = SquashedFlow(1, transforms=1, hidden=(4,)).set_scaling(x)
+    assert torch.isfinite(model.log_prob(x)).all()
+
+
+def test_seeds_trained_together_know_the_squashing():
+    flows = [flow(2, seed) for seed in (0, 1)]
+    x = heavy(50, 2, seed=1)
+    apart = torch.stack([one.log_prob(x) for one in flows]).detach()
+    assert torch.allclose(FlowSeeds(flows).log_prob(x.expand(2, -1, -1)), apart, atol=1e-4)

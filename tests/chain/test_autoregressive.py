@@ -1,0 +1,380 @@
+"""Chains of one-dimensional EBMs: densities that integrate to one, bounds, samples, bad input."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import selfnorm as sn
+from selfnorm.chain.bounds import conditional_integrals, row_bounds
+from selfnorm.chain.model import AutoregressiveEBM
+from selfnorm.chain.task import default_options
+from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.functional import mixture_lower
+from selfnorm.training.loop import LoopOptions, run
+
+TINY = {"hidden": 24, "blocks": 1, "components": 3, "context": 8, "energy_hidden": 16}
+TINY |= {"energy_blocks": 1, "discrete": None}
+
+
+def crooked(n, seed=0):
+    """Skewed, dependent, of different scales; nothing symmetric."""
+    g = torch.Generator().manual_seed(seed)
+    a = torch.randn(n, generator=g).exp()
+    b = 20 + 3 * (a * torch.randn(n, generator=g).abs() + a)
+    return torch.stack([a, b], 1)
+
+
+def rough(dim=2, seed=0, **options):
+    """A model with random, far from optimal energy and ``b``, scaled to the crooked data."""
+    torch.manual_seed(seed)
+    model = AutoregressiveEBM(dim, **{**TINY, **options})
+    for layer in (model.energy.last, model.energy.norm_last):
+        torch.nn.init.normal_(layer.weight, std=0.4)
+    x = crooked(500)
+    return model.set_scaling(x if dim == 2 else x[:, :1]).eval()
+
+
+def fitted(x, steps=150, **options):
+    torch.manual_seed(0)
+    model = AutoregressiveEBM(x.shape[1], **{**TINY, **options})
+    loop = {"batch_size": 256, "max_epochs": 10**6, "lr": 5e-3, "ema": 0.98, "seed": 0}
+    task = model.training_task(n_samples=8, polish_steps=60)
+    history = run(task, (x,), options=LoopOptions(**loop, max_steps=steps, progress=False))
+    return model.eval(), history
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return fitted(crooked(3000), orderings=2)
+
+
+@pytest.mark.parametrize(("orderings", "family"), [(1, "gaussian"), (2, "logistic")])
+def test_the_density_of_a_rough_model_integrates_to_one_in_the_units_of_x(orderings, family):
+    model = rough(orderings=orderings, family=family)
+    # trapezoids over a box that holds all but the heavy tails, which are counted by the proposal
+    a = 1 + 0.5 * torch.sinh(torch.linspace(-9, 9, 121))
+    b = 25 + 2.0 * torch.sinh(torch.linspace(-8, 8, 121))
+    grid = torch.cartesian_prod(a, b)
+    log_p = model.log_prob(grid, normalizer="quadrature", n_nodes=128).double().view(121, 121)
+    inner = torch.trapezoid(log_p.exp(), b.double(), dim=1)
+    assert abs(float(torch.trapezoid(inner, a.double())) - 1) < 0.02
+
+
+def test_every_conditional_integrates_to_one(trained):
+    model, _ = trained
+    integrals = conditional_integrals(model, crooked(100, seed=5))
+    assert integrals.shape == (2, 100, 2)
+    assert float((integrals - 1).abs().max()) < 1e-3
+
+
+def test_a_rough_b_is_not_used_by_quadrature_but_by_the_learned_density():
+    model, x = rough(), crooked(50)
+    exact = model.log_prob(x, normalizer="quadrature")
+    learned = model.log_prob(x)
+    with torch.no_grad():
+        model.energy.norm_last.bias.add_(1.0)  # b + 1 for each of the two factors
+    assert torch.allclose(model.log_prob(x), learned - 2, atol=1e-4)
+    assert torch.allclose(model.log_prob(x, normalizer="quadrature"), exact)
+
+
+def test_changing_units_shifts_the_density_by_the_log_determinant():
+    torch.manual_seed(0)
+    x = crooked(400)
+    scale, shift = torch.tensor([10.0, 0.01]), torch.tensor([5.0, -3.0])
+    torch.manual_seed(1)
+    one = AutoregressiveEBM(2, **TINY).set_scaling(x)
+    torch.manual_seed(1)
+    other = AutoregressiveEBM(2, **TINY).set_scaling(x * scale + shift)
+    difference = one.log_prob(x) - other.log_prob(x * scale + shift)
+    assert torch.allclose(difference, scale.log().sum().expand(400), atol=2e-3)
+
+
+def test_bounds_enclose_the_exact_density_and_agree_with_quadrature():
+    torch.manual_seed(3)
+    model, x = rough(orderings=2), crooked(300, seed=1)
+    exact = model.log_prob(x, normalizer="quadrature", n_nodes=1024).double()
+    rows = row_bounds(model, x, n_samples=1000)
+    se = float(rows["variance"].double().sum().sqrt()) / 300
+    assert abs(float((rows["upper"].double() - exact).mean())) < 4 * se + 1e-4
+    assert (rows["lower"] <= rows["upper"] + 1e-5).all()
+    bounds = sn.evaluate(model, x, n_samples=500, seed=0)
+    assert bounds.lower < bounds.upper
+    assert bounds.lower <= float(exact.mean()) + 0.01
+    same = sn.evaluate(model, x, n_samples=500, seed=0)
+    assert same.lower == bounds.lower
+    chunked = model.bounds(x, n_samples=500, seed=0, chunk_size=7)
+    assert abs(chunked.upper - bounds.upper) < 0.02
+
+
+def test_the_lower_bound_of_several_orderings_does_not_gain_by_noise():
+    g = torch.Generator().manual_seed(0)
+    exact = torch.randn(6, 50, generator=g)
+    noisy = exact + 0.8 * torch.randn(2000, 6, 50, generator=g)  # unbiased for every ordering
+    means = torch.stack([mixture_lower(lower, exact) for lower in noisy]).mean(0)
+    truth = torch.logsumexp(exact, 0) - math.log(6)
+    torch.testing.assert_close(means, truth, atol=0.07, rtol=0)
+    naive = (torch.logsumexp(noisy, 1) - math.log(6)).mean(0)
+    assert (naive > truth + 0.05).all()  # what a log-mean-exp of the noisy bounds would claim
+    # shares by another density only lower it
+    assert (mixture_lower(exact, torch.randn(6, 50, generator=g)) < truth).all()
+
+
+def test_training_closes_the_bounds_and_beats_its_own_proposal(trained):
+    model, history = trained
+    test = crooked(2000, seed=9)
+    bounds = model.bounds(test, n_samples=500, seed=0)
+    assert 0 <= bounds.gap < 0.01
+    assert bounds.ess > 0.8
+    assert bounds.reliable, bounds.reasons
+    score = model.training_task(n_samples=8).validate((test,))
+    assert score["lower"] > score["proposal"]
+    assert abs(score["lower"] - float(model.log_prob(test).mean())) < 0.02
+    assert history.skipped_steps == 0
+
+
+def test_the_energy_makes_up_for_a_proposal_of_the_wrong_shape():
+    torch.manual_seed(0)
+    x = torch.rand(4000, 1) ** 2 * 4  # a hard edge at 0, density 1 / (4 sqrt(x))
+    model, _ = fitted(x, steps=300, components=1, family="gaussian", energy_hidden=32)
+    fresh = torch.rand(4000, 1) ** 2 * 4
+    score = model.training_task(n_samples=8).validate((fresh,))
+    assert score["lower"] > score["proposal"] + 0.15
+    truth = float((-torch.log(4 * fresh.sqrt())).mean())
+    assert score["lower"] < truth + 0.05  # no better than the truth: the bound is a bound
+
+
+def test_samples_come_from_the_density(trained):
+    model, _ = trained
+    x = model.sample(4000, seed=1)
+    assert torch.equal(x, model.sample(4000, seed=1))
+    assert not torch.equal(x, model.sample(4000, seed=2))
+    # E_p[f] by samples against E_q'[f p / q'] with an independent law q' over the first column
+    data = crooked(4000, seed=3)
+    for column in range(2):
+        middle = torch.quantile(data[:, column], torch.tensor([0.1, 0.5, 0.9]))
+        share = torch.stack([(x[:, column] <= m).float().mean() for m in middle])
+        assert (share - torch.tensor([0.1, 0.5, 0.9])).abs().max() < 0.05
+    # the ratio of the two columns carries the dependence
+    ours, theirs = (torch.quantile((t[:, 1] - 20) / t[:, 0], 0.5) for t in (x, data))
+    assert abs(float(ours - theirs)) < 0.4
+
+
+def test_a_rough_model_is_sampled_by_its_energy_not_by_its_proposal():
+    model = rough(dim=1)
+    x = model.sample(20_000, seed=0, n_candidates=256)
+    ordered = x.squeeze(1).sort().values
+    low, high = float(ordered[2000]), float(ordered[18_000])
+    grid = torch.linspace(low, high, 4001).unsqueeze(1)
+    density = model.log_prob(grid, normalizer="quadrature", n_nodes=256).exp()
+    mass = float(torch.trapezoid(density, grid.squeeze(1)))
+    assert abs(mass - 0.8) < 0.02
+
+
+def test_the_proposal_gets_no_gradient_from_snl():
+    torch.manual_seed(0)
+    model = rough()
+    task = model.training_task(n_samples=8)
+    terms = task._terms((crooked(64),), 8)
+    _, _, f, b, log_w = terms
+    loss = sn.functional.snl(f, log_w, b)
+    grads = torch.autograd.grad(loss, list(model.mixture_head.parameters()), allow_unused=True)
+    assert all(g is None for g in grads)
+
+
+def test_fit_trains_it_and_rejects_other_objectives():
+    model = AutoregressiveEBM(2, **TINY)
+    x = crooked(300)
+    history = sn.fit(model, x, max_steps=5, max_epochs=100, val_data=x[:50], seed=0, progress=False)
+    assert history.n_steps == 5
+    assert torch.isfinite(model.log_prob(x)).all()
+    with pytest.raises(ValueError, match="'snl'"):
+        sn.fit(model, x, objective="nce", max_steps=1, progress=False)
+
+
+def test_same_seed_same_bits():
+    x = crooked(300)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = AutoregressiveEBM(2, **TINY, drop=0.2)
+        sn.fit(model, x, max_steps=6, n_samples=4, polish_steps=3, seed=3, progress=False)
+        runs.append(model.eval().log_prob(x))
+    assert torch.equal(*runs)
+
+
+def test_a_conditional_chain_follows_its_condition():
+    g = torch.Generator().manual_seed(0)
+    c = torch.rand(3000, 1, generator=g) * 2 - 1
+    x = torch.stack([3 * c[:, 0], -3 * c[:, 0]], 1) + 0.3 * torch.randn(3000, 2, generator=g)
+    torch.manual_seed(0)
+    model = AutoregressiveEBM(2, condition_dim=1, **TINY)
+    options = LoopOptions(batch_size=256, max_epochs=100, max_steps=200, lr=5e-3, progress=False)
+    run(model.training_task(n_samples=8, polish_steps=20), (x, c), options=options)
+    model.eval()
+    at = torch.tensor([[0.8], [-0.8]]).repeat_interleave(300, 0)
+    samples = model.sample(600, at, seed=0)
+    assert float(samples[:300, 0].median()) > 1.5
+    assert float(samples[300:, 0].median()) < -1.5
+    right, wrong = model.log_prob(x, c).mean(), model.log_prob(x, -c).mean()
+    assert float(right - wrong) > 1
+    assert model.bounds(x[:200], c[:200], n_samples=100, seed=0).gap < 0.1
+    with pytest.raises(DataError, match="condition of shape"):
+        model.log_prob(x[:5], c[:4])
+    with pytest.raises(DataError, match="takes no condition"):
+        rough().log_prob(crooked(3), torch.zeros(3, 1))
+
+
+def test_support_limits_are_respected():
+    torch.manual_seed(0)
+    x = torch.stack([torch.rand(800) ** 3, torch.rand(800).exp()], 1)
+    model, _ = fitted(x, steps=40, support=[(0.0, 1.0), (1.0, None)])
+    outside = torch.tensor([[-0.1, 2.0], [0.5, 0.9], [1.1, 2.0]])
+    assert torch.isinf(model.log_prob(outside)).all()
+    samples = model.sample(500, seed=0)
+    assert samples[:, 0].min() >= 0
+    assert samples[:, 0].max() <= 1
+    assert samples[:, 1].min() >= 1
+    # in coordinates where the density is smooth: its edges may be steep
+    s, t = torch.linspace(-26, 14, 141).double(), torch.linspace(-24, 8, 141).double()
+    a, b = torch.sigmoid(s), 1 + torch.exp(t)
+    grid = torch.cartesian_prod(a, b)
+    p = model.double().log_prob(grid, normalizer="quadrature", n_nodes=96).exp().view(141, 141)
+    inner = torch.trapezoid(p * torch.exp(t), t, dim=1)
+    assert abs(float(torch.trapezoid(inner * a * (1 - a), s)) - 1) < 0.05
+
+
+def test_config_and_state_rebuild_the_model():
+    model = rough(orderings=3)
+    other = AutoregressiveEBM(**model.config)
+    other.load_state_dict(model.state_dict())
+    x = crooked(20)
+    assert torch.equal(model.log_prob(x), other.eval().log_prob(x))
+
+
+def test_double_precision_works_throughout():
+    model = rough(orderings=2).double()
+    x = crooked(20).double()
+    assert model.log_prob(x).dtype == torch.float64
+    assert model.log_prob(x, normalizer="quadrature").dtype == torch.float64
+    assert model.sample(4, seed=0).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("constant", torch.full((400,), 7.0)),
+        ("integers", torch.arange(400) % 5 * 1.0),
+        ("cauchy", torch.randn(400) / torch.randn(400)),
+        ("huge", torch.randn(400) * 1e12),
+        ("two values", (torch.arange(400) % 2) * 1.0),
+    ],
+)
+def test_awkward_columns_give_finite_fits(name, column):
+    torch.manual_seed(0)
+    x = torch.stack([torch.randn(400), column], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SelfnormWarning)
+        model, history = fitted(x, steps=30, discrete="auto")
+    assert torch.isfinite(model.log_prob(x)).all(), name
+    assert torch.isfinite(model.sample(50, seed=0)).all(), name
+    assert history.stopped != "diverged"
+
+
+def test_duplicated_columns_fifty_rows_and_one_column():
+    torch.manual_seed(0)
+    a = torch.randn(400)
+    with pytest.warns(SelfnormWarning, match="repeat"):
+        model, _ = fitted(torch.stack([a, a], 1), steps=30)
+    assert torch.isfinite(model.log_prob(torch.stack([a, a], 1))).all()
+    few, _ = fitted(crooked(50), steps=30)
+    assert torch.isfinite(few.log_prob(crooked(500, seed=4))).all()
+    one, _ = fitted(crooked(300)[:, :1], steps=30)
+    assert torch.isfinite(one.log_prob(crooked(300, seed=2)[:, :1])).all()
+
+
+def test_the_masses_of_grid_values_add_up_to_one_where_midpoints_do_not():
+    torch.manual_seed(0)
+    share = torch.tensor([0.4, 0.05, 0.25, 0.2, 0.1])
+    x = torch.multinomial(share, 4000, replacement=True).float().unsqueeze(1) * 3
+    model, _ = fitted(x, steps=200, discrete="auto")
+    values = 3 * torch.arange(-8.0, 13.0).unsqueeze(1)
+    mass = model.log_mass(values, normalizer="quadrature").exp()
+    assert abs(float(mass.sum()) - 1) < 2e-3
+    assert (mass[8:13] - share).abs().max() < 0.06
+    middle = 3 * model.log_prob(values, normalizer="quadrature").exp()  # the step is 3
+    assert abs(float(middle.sum()) - 1) > 0.02
+    assert torch.allclose(model.log_mass(values).exp().sum(), mass.sum(), atol=0.02)
+
+
+def test_bad_calls_are_refused():
+    model = rough()
+    with pytest.raises(DataError, match=r"\(n, 2\)"):
+        model.log_prob(torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="normalizer"):
+        model.log_prob(torch.zeros(3, 2), normalizer="magic")
+    with pytest.raises(DataError, match="at least 1"):
+        AutoregressiveEBM(0)
+    with pytest.raises(ValueError, match="permutation"):
+        AutoregressiveEBM(2, orderings=[[1, 1]])
+    with pytest.raises(ValueError, match="family"):
+        AutoregressiveEBM(2, family="cauchy")
+    with pytest.raises(DataError, match="NaN"):
+        sn.fit(model, torch.full((20, 2), torch.nan), max_steps=1, progress=False)
+    with pytest.raises(DataError, match="at least 2"):
+        model.bounds(crooked(5), n_samples=1)
+    assert model.log_prob(torch.zeros(0, 2)).shape == (0,)
+
+
+@pytest.mark.parametrize("n", [20, 500, 20_000, 10**6])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_recommended_sizes_are_valid_for_any_table(n, device):
+    options = default_options(n, 7, device)
+    AutoregressiveEBM(7, **options.model)
+    LoopOptions(**options.fit)
+    assert options.fit["batch_size"] >= 2
+
+
+def test_larger_tables_get_more_rows_seen_on_a_cpu_and_tiny_ones_few():
+    fits = [default_options(n, 7).fit for n in (20, 200, 1999, 2000, 5000, 15_000, 10**5, 10**6)]
+    seen = [fit["max_steps"] * fit["batch_size"] for fit in fits]
+    assert seen == sorted(seen)
+    assert fits[1]["max_steps"] < 100
+    assert seen[-1] < 600_000
+
+
+def test_a_double_precision_model_trains_samples_and_bounds_in_double(recwarn):
+    x = crooked(200).double()
+    model = AutoregressiveEBM(2, orderings=2, support=[(0.0, None), (None, None)], **TINY).double()
+    history = sn.fit(model, x, max_steps=16, batch_size=50, polish_steps=2, progress=False)
+    drawn = model.sample(30, seed=0)
+    assert drawn.dtype == model.log_prob(drawn).dtype == torch.float64
+    assert torch.isfinite(model.log_prob(drawn)).all()
+    assert math.isfinite(history.final["gap"])
+    assert not [w for w in recwarn if "requires_grad" in str(w.message)]
+
+
+def test_a_state_dict_carries_all_that_the_density_depends_on():
+    model, x = rough(), crooked(50, seed=1)
+    other = AutoregressiveEBM(2, **TINY).eval()
+    with torch.no_grad():
+        other.energy.frequencies.mul_(3.0)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.log_prob(x), model.log_prob(x))
+
+
+def test_proposals_start_inside_the_interval_of_a_repeated_value():
+    """Half of the rows share a value, spread over 1 % of a deviation: components fit in there."""
+    x = torch.randn(4000, 1, generator=torch.Generator().manual_seed(0)).exp()
+    x[:2000] = 0.7
+    torch.manual_seed(0)
+    model = AutoregressiveEBM(1, hidden=8, components=10, context=4, energy_hidden=8)
+    with torch.no_grad():
+        model.mixture_head.weight.zero_()  # the biases alone: the start at the marginal
+    model.set_scaling(x)
+    rows = model.columns.dequantise(x)
+    spread = torch.distributions.LogNormal(0.0, 1.0).log_prob(x)
+    narrow = -torch.log(model.columns.atom_width).expand_as(x)
+    exact = math.log(0.5) + torch.where(x == 0.7, narrow, spread)
+    assert float(model.log_prob(rows).mean()) > float(exact.mean()) - 0.3

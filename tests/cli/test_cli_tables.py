@@ -1,0 +1,301 @@
+"""The commands of the command line, in process: arguments in, exit code and files out."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from selfnorm.cli import app as cli
+from selfnorm.tables.files import read_table
+from selfnorm.tables.table import numeric
+
+
+def rows(n, d, seed=0):
+    X = np.random.default_rng(seed).gumbel(size=(n, d))
+    X[:, -1] += 0.5 * X[:, 0]
+    return X
+
+
+def write_csv(path, X, names):
+    lines = [",".join(names), *(",".join(f"{v:.6g}" for v in row) for row in X)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def selfnorm(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["selfnorm", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """A table, a held-out table and a fitted model with three named columns."""
+    folder = tmp_path_factory.mktemp("cli")
+    write_csv(folder / "train.csv", rows(400, 3), ["a", "b", "c"])
+    write_csv(folder / "test.csv", rows(120, 3, seed=1), ["a", "b", "c"])
+    with pytest.MonkeyPatch.context() as patch:
+        arguments = [
+            "fit",
+            folder / "train.csv",
+            "-o",
+            folder / "model",
+            "--max-steps",
+            60,
+            "--no-progress",
+        ]
+        patch.setattr(sys, "argv", ["selfnorm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+    return folder
+
+
+def test_fit_reports_as_json(selfnorm, places, tmp_path):
+    code, out, _ = selfnorm(
+        "fit",
+        places / "train.csv",
+        "-o",
+        tmp_path / "m",
+        "--max-steps",
+        5,
+        "--columns",
+        "a,b",
+        "--no-progress",
+        "--json",
+    )
+    report = json.loads(out)
+    assert code == 0
+    assert report["rows"] == 400
+    assert report["columns"] == ["a", "b"]
+    assert report["method"] == "joint"
+    assert report["steps"] == 5
+
+
+def test_evaluate(selfnorm, places):
+    code, out, _ = selfnorm("evaluate", places / "model", places / "test.csv", "--n-samples", 500)
+    assert code == 0
+    assert "log-likelihood in [" in out
+    assert "95 % interval" in out
+    code, out, _ = selfnorm(
+        "evaluate", places / "model", places / "test.csv", "--n-samples", 500, "--json"
+    )
+    report = json.loads(out)
+    assert report["lower"] <= report["upper"] + 1e-9
+    assert report["interval_95"][0] < report["lower"]
+    assert isinstance(report["reliable"], bool)
+
+
+def test_score_keeps_other_columns_and_finds_its_own_in_any_order(selfnorm, places, tmp_path):
+    X = rows(50, 3, seed=2)
+    lines = ["id,c,a,b", *(f"r{i},{r[2]},{r[0]},{r[1]}" for i, r in enumerate(X))]
+    (tmp_path / "new.csv").write_text("\n".join(lines))
+    code, _, _ = selfnorm(
+        "score", places / "model", tmp_path / "new.csv", "-o", tmp_path / "scored.csv"
+    )
+    assert code == 0
+    scored = read_table(tmp_path / "scored.csv")
+    assert scored.names == ["id", "c", "a", "b", "log_density", "outlier"]
+    assert scored.columns["id"][7] == "r7"
+    from selfnorm import EnergyDensity
+
+    expected = EnergyDensity.load(places / "model").score_samples(
+        __import__("pandas").DataFrame(X, columns=["a", "b", "c"])
+    )
+    assert np.allclose(scored.columns["log_density"], expected)
+    assert np.array_equal(
+        scored.columns["outlier"], expected < EnergyDensity.load(places / "model").offset_
+    )
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+def test_sample(selfnorm, places, tmp_path, suffix):
+    first, second = tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"
+    for path in (first, second):
+        code, _, _ = selfnorm("sample", places / "model", "-n", 30, "-o", path, "--seed", 4)
+        assert code == 0
+    table = read_table(first)
+    assert table.names == ["a", "b", "c"]
+    assert numeric(table).shape == (30, 3)
+    assert np.array_equal(numeric(table), numeric(read_table(second)))
+
+
+def test_plot(selfnorm, places, tmp_path):
+    code, _, _ = selfnorm("plot", places / "model", places / "test.csv", "-o", tmp_path / "figures")
+    assert code == 0
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {"marginals.png", "training.png", "diagnostics.png"}
+    assert all(p.stat().st_size > 5000 for p in (tmp_path / "figures").iterdir())
+    code, _, _ = selfnorm("plot", places / "model", "-o", tmp_path / "without")
+    assert code == 0
+
+
+def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
+    X = rows(200, 2)
+    y = X[:, 0] + 0.3 * np.random.default_rng(1).standard_normal(200)
+    write_csv(tmp_path / "t.csv", np.column_stack([X, y]), ["u", "v", "price"])
+    model = tmp_path / "m"
+    code, _, err = selfnorm(
+        "fit",
+        tmp_path / "t.csv",
+        "-o",
+        model,
+        "--target",
+        "price",
+        "--max-epochs",
+        3,
+        "--no-progress",
+    )
+    assert code == 0, err
+    code, out, _ = selfnorm(
+        "predict", model, tmp_path / "t.csv", "-o", tmp_path / "p.csv", "--quantiles", "0.1,0.9"
+    )
+    assert code == 0
+    predicted = read_table(tmp_path / "p.csv")
+    assert predicted.names == ["u", "v", "price", "price_mean", "price_q0.1", "price_q0.9"]
+    assert (predicted.columns["price_q0.1"] < predicted.columns["price_q0.9"]).all()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = selfnorm("predict", model, "t.csv", "--quantiles", "0.05", "0.5", "0.95")
+    assert code == 0, err
+    names = read_table(tmp_path / "t.predicted.csv").names
+    assert names[3:] == ["price_mean", "price_q0.05", "price_q0.5", "price_q0.95"]
+    for n_samples in (200, 2500):
+        arguments = ("evaluate", model, tmp_path / "t.csv", "--n-samples", n_samples, "--json")
+        code, out, _ = selfnorm(*arguments)
+        assert code == 0
+        assert json.loads(out)["rows"] == 200
+        assert json.loads(out)["n_samples"] == n_samples
+    code, _, err = selfnorm("sample", model, "-o", tmp_path / "s.csv")
+    assert code == 2
+    assert "EnergyRegressor" in err
+    code, _, err = selfnorm(
+        "predict", model, tmp_path / "t.csv", "-o", tmp_path / "q.csv", "--quantiles", "low,high"
+    )
+    assert code == 2
+    code, _, _ = selfnorm("plot", model, tmp_path / "t.csv", "-o", tmp_path / "f")
+    assert code == 0
+    assert (tmp_path / "f" / "calibration.png").exists()
+
+
+FIT_FAILURES = {
+    "missing cell": ("a,b\n" + "1,2\n2,3\n" * 20 + "5,\n", "row 41 (line 42), column 'b'"),
+    "text column": ("a,b\n" + "1,x\n2,y\n" * 20, "column 'b' holds text"),
+    "empty file": ("", "is empty"),
+    "header only": ("a,b\n", "no rows"),
+    "constant column": ("a,b\n" + "1,2\n3,2\n" * 20, "column 'b' is constant"),
+    "too few rows": ("a,b\n1,2\n3,4\n", "at least 5 rows"),
+    "infinite cell": ("a,b\n" + "1,2\n2,3\n" * 20 + "inf,1\n", "column 'a'"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FIT_FAILURES))
+def test_fit_failures_are_one_line_and_leave_nothing(selfnorm, tmp_path, name):
+    text, words = FIT_FAILURES[name]
+    (tmp_path / "t.csv").write_text(text)
+    code, _, err = selfnorm("fit", tmp_path / "t.csv", "-o", tmp_path / "m", "--no-progress")
+    assert code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+    assert {p.name for p in tmp_path.iterdir()} == {"t.csv"}
+
+
+SCORE_FAILURES = {
+    "column missing": ("a,c\n1,2\n", "column 'b' is missing"),
+    "missing cell": ("a,b,c\n1,2,3\n1,,3\n", "row 2 (line 3), column 'b'"),
+    "text column": ("a,b,c\n1,two,3\n", "column 'b' holds text"),
+    "empty file": ("", "is empty"),
+}
+
+
+@pytest.mark.parametrize("command", ["score", "evaluate"])
+@pytest.mark.parametrize("name", sorted(SCORE_FAILURES))
+def test_score_failures_are_one_line_and_leave_nothing(selfnorm, places, tmp_path, name, command):
+    text, words = SCORE_FAILURES[name]
+    (tmp_path / "new.csv").write_text(text)
+    output = ["-o", tmp_path / "scored.csv"] if command == "score" else []
+    code, _, err = selfnorm(command, places / "model", tmp_path / "new.csv", *output)
+    assert code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert {p.name for p in tmp_path.iterdir()} == {"new.csv"}
+
+
+def test_other_refusals(selfnorm, places, tmp_path):
+    train, model = places / "train.csv", places / "model"
+    cases = [
+        (("fit", train, "-o", model), "not empty"),
+        (("fit", train, "-o", tmp_path / "m", "--target", "z"), "no column 'z'"),
+        (("fit", train, "-o", tmp_path / "m", "--drop", "a,b,c"), "no column is left"),
+        (("fit", train, "-o", tmp_path / "m", "--columns", "a,q"), "no column 'q'"),
+        (("fit", train, "-o", tmp_path / "m", "--columns", "a,b,a"), "names 'a' twice"),
+        (("fit", train, "-o", tmp_path / "m", "--device", "abacus"), "device 'abacus'"),
+        (("fit", train, "-o", tmp_path / "m", "--method", "magic"), "method"),
+        (("fit", train, "-o", tmp_path / "m", "--target", "a", "--max-steps", 3), "--max-epochs"),
+        (("fit", train, "-o", tmp_path / "m", "--max-epochs", 3), "--max-steps"),
+        (
+            ("fit", train, "-o", tmp_path / "m", "--target", "a", "--contamination", 0.2),
+            "--contamination is for densities",
+        ),
+        (("plot", model, train, "-o", train), "is a file"),
+        (("fit", train, "-o", train / "m"), "cannot write"),
+        (("fit", tmp_path / "none.csv", "-o", tmp_path / "m"), "no such file"),
+        (("score", tmp_path, train, "-o", tmp_path / "s.csv"), "config.json is missing"),
+        (("score", model, train, "-o", tmp_path / "s.docx"), "cannot write"),
+        (("predict", model, train, "-o", tmp_path / "p.csv"), "--target"),
+    ]
+    for arguments, words in cases:
+        code, _, err = selfnorm(*arguments)
+        assert code == 2, arguments
+        assert words in err, (arguments, err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scored_table_is_not_scored_twice(selfnorm, places, tmp_path):
+    once = tmp_path / "once.csv"
+    assert selfnorm("score", places / "model", places / "test.csv", "-o", once)[0] == 0
+    code, _, err = selfnorm("score", places / "model", once, "-o", tmp_path / "twice.csv")
+    assert code == 2
+    assert "already" in err
+
+
+def test_strict_exit_code(selfnorm, tmp_path):
+    """--strict turns an unreliable verdict into exit code 3; the report is printed all the same."""
+    import torch
+
+    import selfnorm as sn
+
+    X = rows(200, 2)
+    write_csv(tmp_path / "t.csv", X, ["a", "b"])
+    density = sn.EnergyDensity(max_steps=5, random_state=0).fit(X)
+    density._fitted.proposal = sn.Gaussian(torch.zeros(2), scale=0.05)  # sees a corner only
+    density.save(tmp_path / "m")
+    code, out, _ = selfnorm("evaluate", tmp_path / "m", tmp_path / "t.csv")
+    assert code == 0
+    assert "NOT RELIABLE" in out
+    code, out, _ = selfnorm("evaluate", tmp_path / "m", tmp_path / "t.csv", "--strict")
+    assert code == 3
+    assert "NOT RELIABLE" in out
+
+
+def test_small_tables_hold_out_no_rows_and_pass_identifiers_on(selfnorm, tmp_path):
+    table = tmp_path / "t.csv"
+    cells = (f"{i:05d},{v:.6g}" for i, v in enumerate(rows(60, 1)[:, 0]))
+    table.write_text("\n".join(["id,a", *cells]) + "\n")
+    fit = ("fit", table, "-o", tmp_path / "m", "--columns", "a", "--max-steps", 3, "--no-progress")
+    code, out, _ = selfnorm(*fit)
+    assert code == 0
+    assert "log-likelihood of training rows" in out
+    code, _, _ = selfnorm("score", tmp_path / "m", table, "-o", tmp_path / "s.csv")
+    assert code == 0
+    lines = (tmp_path / "s.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["id", *(f"{i:05d}" for i in range(60))]

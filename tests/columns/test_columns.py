@@ -1,0 +1,202 @@
+"""Columns: grids, atoms, limits and the change of variables."""
+
+import numpy as np
+import pytest
+import torch
+
+from selfnorm.columns.columns import Columns, detect_atoms, detect_step, log_cell_mass
+from selfnorm.errors import DataError, SelfnormWarning
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        (np.arange(50) % 7 * 1.0, 1.0),
+        (np.repeat([0.0, 2.0, 4.0, 10.0], 5), 2.0),
+        ((np.arange(4000) % 900 * 0.01 + 32.54).astype(np.float32).astype(float), 0.01),
+        (np.random.default_rng(0).normal(size=300), 0.0),
+        (np.r_[np.random.default_rng(0).normal(size=300), np.zeros(50)], 0.0),
+        (np.full(10, 3.0), 0.0),
+    ],
+)
+def test_the_step_of_a_grid_is_found_and_only_there(values, step):
+    assert detect_step(values) == pytest.approx(step, rel=1e-3)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1.2e6, 1.6e9])
+@pytest.mark.parametrize("step", [1.0, 0.25])
+def test_a_grid_far_from_zero_has_the_same_step(offset, step):
+    values = np.random.default_rng(0).choice([0, 1, 2, 3, 5, 7, 8, 11], 300) * step
+    assert detect_step(values + offset) == step
+
+
+@pytest.mark.parametrize("unit", [1.5e-12, 3e-13, 4e-300, 2.5e14])
+def test_the_step_of_a_grid_follows_the_unit(unit):
+    values = np.random.default_rng(0).integers(0, 20, 300)
+    assert detect_step(values * unit) == pytest.approx(unit, rel=1e-9)
+
+
+@pytest.mark.parametrize("far", [1e6, 999_999.0, -1e12])
+def test_one_value_far_out_makes_no_grid_of_its_distance(far):
+    values = np.r_[np.random.default_rng(0).integers(0, 5, 399), far]
+    assert detect_step(values) == 0.0  # a step of 1 is next to nothing beside the deviation
+
+
+def test_values_that_differ_by_rounding_are_one():
+    exact = np.random.default_rng(0).integers(-5, 6, 300) * 0.1
+    rounded = np.r_[exact, exact + 2.2e-16, (exact.astype(np.float32)).astype(float)]
+    assert detect_step(rounded) == pytest.approx(0.1, rel=1e-6)
+
+
+def test_steps_too_fine_to_matter_are_continuous():
+    values = np.random.default_rng(0).integers(0, 100_000, 5000) * 1e-5
+    assert detect_step(values) == 0.0
+
+
+def test_atoms_are_values_many_rows_share():
+    rng = np.random.default_rng(0)
+    values = np.r_[rng.normal(size=900), np.full(70, 1.5), np.full(30, -2.0)]
+    assert detect_atoms(values) == [1.5, -2.0]
+    assert detect_atoms(rng.normal(size=1000)) == []
+
+
+def test_dequantised_values_round_back_and_fill_their_cells():
+    torch.manual_seed(0)
+    x = torch.randint(0, 5, (2000, 1)).float() * 0.5
+    columns = Columns(1).fit(x)
+    noisy = columns.dequantise(x)
+    assert torch.equal((noisy / 0.5).round() * 0.5, x)
+    offset = (noisy - x) / 0.5
+    assert offset.min() < -0.49
+    assert offset.max() > 0.49
+    assert abs(float(offset.mean())) < 0.02
+
+
+def test_only_the_rows_at_an_atom_get_noise():
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(900, 1), torch.full((100, 1), 0.25)])
+    columns = Columns(1).fit(x)
+    noisy = columns.dequantise(x)
+    assert torch.equal(noisy[:900], x[:900])
+    moved = (noisy[900:] - 0.25).abs()
+    assert 0 < float(moved.max()) <= 0.0051 * float(x.std()) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "support", [[(0.0, 1.0)], [(0.0, None)], [(None, 1.0)], [(None, None)], None]
+)
+def test_the_map_inverts_and_its_determinant_is_its_derivative(support):
+    x = torch.linspace(0.02, 0.98, 200, dtype=torch.float64).unsqueeze(1) ** 2
+    columns = Columns(1, support=support, discrete=None).double().fit(x)
+    z, log_det = columns(x)
+    assert torch.allclose(columns.inverse(z), x, atol=1e-9)
+    x = x.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(columns(x)[0].sum(), x)
+    assert torch.allclose(slope.log().squeeze(), log_det, atol=1e-8)
+    assert (slope > 0).all()
+
+
+def test_scales_resist_outliers():
+    torch.manual_seed(0)
+    x = torch.randn(2000, 1)
+    x[0] = 1e6
+    assert 0.8 < float(Columns(1).fit(x).scale) < 1.2
+
+
+def test_constant_and_repeated_columns_are_said():
+    x = torch.randn(100, 3)
+    x[:, 1] = 4.0
+    with pytest.warns(SelfnormWarning, match=r"columns \[1\] are constant"):
+        columns = Columns(3).fit(x)
+    assert float(columns.step[1]) == 1.0
+    x[:, 1] = x[:, 2]
+    with pytest.warns(SelfnormWarning, match="repeat another column"):
+        Columns(3).fit(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.full((5, 2), float("nan")), "NaN"),
+        (torch.zeros(5, 3), "shape"),
+        (torch.zeros(1, 2), "row"),
+    ],
+)
+def test_unusable_tables_are_refused(x, message):
+    with pytest.raises(DataError, match=message):
+        Columns(2).fit(x)
+
+
+def test_values_outside_the_stated_support_are_refused():
+    with pytest.raises(DataError, match="outside the stated support"):
+        Columns(1, support=[(0.0, 1.0)]).fit(torch.linspace(-1, 1, 50).unsqueeze(1))
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(DataError, match="entries"):
+        Columns(2, support=[(0.0, 1.0)])
+    with pytest.raises(DataError, match="low < high"):
+        Columns(1, support=[(1.0, 0.0)])
+    with pytest.raises(DataError, match="discrete"):
+        Columns(1, discrete="yes")
+    with pytest.raises(ValueError, match="encoding"):
+        Columns(1, encoding="raw")
+
+
+def test_noise_at_a_limit_is_reflected_not_piled_up():
+    torch.manual_seed(0)
+    x = (torch.arange(1000) % 4).float().unsqueeze(1)
+    columns = Columns(1, support=[(0.0, 3.0)]).fit(x)
+    noisy = columns.dequantise(x)
+    assert float(noisy.min()) >= 0
+    assert float(noisy.max()) <= 3
+    assert int((noisy == 0).sum()) + int((noisy == 3).sum()) < 5
+
+
+def test_cell_masses_are_integrals_over_the_columns_with_a_step():
+    law = torch.distributions.MultivariateNormal(
+        torch.tensor([0.3, -0.2, 1.0]),
+        torch.tensor([[1.0, 0.6, 0], [0.6, 1.5, 0.3], [0, 0.3, 0.8]]),
+    )
+    a, c = torch.arange(-5.0, 6.0), torch.arange(-3.0, 5.0, 0.5)
+    rows = torch.cartesian_prod(a, torch.tensor([0.4]), c)
+    step = torch.tensor([1.0, 0.0, 0.5])
+    mass = log_cell_mass(law.log_prob, rows, step, n_points=256).exp()
+    marginal = torch.distributions.Normal(-0.2, 1.5**0.5).log_prob(torch.tensor(0.4)).exp()
+    assert torch.allclose(mass.sum(), marginal, rtol=2e-3)  # column 1 stays a density
+    # one cell of one column, in closed form
+    one = torch.distributions.Normal(0.0, 1.0)
+    cell = log_cell_mass(lambda x: one.log_prob(x[:, 0]), torch.zeros(1, 1), torch.tensor([2.0]))
+    exact = one.cdf(torch.tensor(1.0)) - one.cdf(torch.tensor(-1.0))
+    assert torch.allclose(cell.exp(), exact, atol=1e-4)
+    assert abs(2 * float(one.log_prob(torch.zeros(())).exp()) - float(exact)) > 0.1
+
+
+def test_without_steps_the_mass_is_the_density():
+    x = torch.randn(5, 2)
+    assert torch.equal(log_cell_mass(lambda t: -t.sum(1), x, torch.zeros(2)), -x.sum(1))
+
+
+def test_a_value_at_a_limit_is_inside_in_any_floating_point_type():
+    x = torch.tensor([[0.1], [0.4], [0.7]], dtype=torch.float64)  # 0.7 in float32 is less
+    columns = Columns(1, support=[(0.1, 0.7)]).fit(x)
+    assert bool(columns.inside(x.to(columns.low)).all())
+
+
+def test_tables_may_be_arrays_and_columns_without_limits_none():
+    table = np.random.default_rng(0).random((50, 2))
+    columns = Columns(2, support=[(0.0, 1.0), None]).fit(table)
+    assert torch.equal(
+        columns.center,
+        Columns(2, support=[(0.0, 1.0), (None, None)]).fit(torch.from_numpy(table)).center,
+    )
+    with pytest.raises(DataError, match="discrete has 1 steps for 2 columns"):
+        Columns(2, discrete=[1.0])
+
+
+def test_scales_of_a_sorted_table_are_those_of_all_its_rows():
+    x = torch.linspace(0, 1, 600_000)[:, None] ** 2
+    columns = Columns(1, discrete=None).fit(x)
+    assert float(columns.center) == pytest.approx(0.25, abs=1e-3)
+    top = columns.inverse(columns.knots[:, -1:].T)
+    assert float(top) == pytest.approx(0.995**2, abs=1e-3)

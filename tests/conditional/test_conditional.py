@@ -1,0 +1,355 @@
+"""Conditional EBMs against models whose log Z(x) is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import selfnorm as sn
+from selfnorm import functional as F
+from selfnorm.conditional.task import ConditionalTask
+from selfnorm.distributions.mdn import MDN, DefensiveLabels, LabelGaussian, LabelUniform
+from selfnorm.errors import DataError, EnergyError, ProposalError
+
+
+class LinearGaussian(nn.Module):
+    """``E(x, y) = (y - a x)^2 / (2 s(x)^2) - c x``, ``s = exp(0.3 x)``.
+
+    ``log Z(x) = c x + log s(x) + log sqrt(2 pi)``: skewed in ``x``, never constant.
+    """
+
+    broadcasts = True
+
+    def __init__(self, slope: float = 1.5, tilt: float = 0.7) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(slope))
+        self.tilt = nn.Parameter(torch.tensor(tilt))
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        x = h[..., 0]
+        z = (y[..., 0] - self.slope * x) * torch.exp(-0.3 * x)
+        return 0.5 * z.square() - self.tilt * x
+
+    def log_norm(self, x: Tensor) -> Tensor:
+        return self.tilt * x[..., 0] + 0.3 * x[..., 0] + 0.5 * math.log(2 * math.pi)
+
+
+class Normaliser(nn.Module):
+    """``b(x)`` with the exact answer in reach: a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(1, 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.line(h)
+
+
+def mismatched() -> LabelGaussian:
+    return LabelGaussian(torch.tensor([0.5]), torch.tensor([[2.5]]))
+
+
+def pairs(n: int = 400) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    x = torch.rand(n, 1) * 2 - 1
+    return x, 1.5 * x + torch.exp(0.3 * x) * torch.randn(n, 1)
+
+
+@torch.no_grad()
+def test_importance_weights_recover_log_z_with_a_mismatched_proposal() -> None:
+    energy = LinearGaussian()
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    x = torch.linspace(-1, 1, 9)[:, None]
+    torch.manual_seed(0)
+    log_w, _ = model.log_weights(x, 200_000)
+    torch.testing.assert_close(F.log_mean_exp(log_w), energy.log_norm(x), atol=0.02, rtol=0)
+    grid = torch.linspace(-15, 15, 6001)
+    exact = model.exact_log_norm(x, grid).float()
+    torch.testing.assert_close(exact, energy.log_norm(x), atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_base_density_enters_numerator_and_normaliser() -> None:
+    energy, x = LinearGaussian(), torch.linspace(-1, 1, 5)[:, None]
+    base = LabelGaussian(torch.tensor([-1.0]), torch.tensor([[0.8]]))
+    model = sn.ConditionalEBM(energy, mismatched(), base=base)
+    grid = torch.linspace(-15, 15, 6001)
+    values = -energy(x, grid.view(-1, 1, 1)) + base(x).log_prob(grid.view(-1, 1, 1))
+    by_hand = torch.trapezoid(values.exp(), grid, dim=0).log()
+    torch.testing.assert_close(model.exact_log_norm(x, grid).float(), by_hand, atol=1e-4, rtol=0)
+    torch.manual_seed(0)
+    log_w, _ = model.log_weights(x, 200_000)
+    torch.testing.assert_close(F.log_mean_exp(log_w), by_hand, atol=0.03, rtol=0)
+
+
+@torch.no_grad()
+def test_bounds_bracket_the_exact_value_and_close_at_the_exact_b() -> None:
+    energy = LinearGaussian()
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    x, y = pairs(150)
+    model.log_norm_net.line.weight.fill_(1.0)
+    model.log_norm_net.line.bias.fill_(0.5 * math.log(2 * math.pi))
+    exact = float((-energy(x, y) - energy.log_norm(x)).mean())
+    tight = sn.evaluate(model, (x, y), n_samples=40_000, seed=0)
+    assert tight.gap < 2e-3
+    assert tight.lower == pytest.approx(exact, abs=0.02)
+    assert tight.reliable
+    model.log_norm_net.line.bias.add_(0.5)
+    loose = sn.evaluate(model, (x, y), n_samples=40_000, seed=0)
+    assert loose.lower < exact < loose.upper + 0.02
+    t = math.exp(-0.5)
+    assert loose.gap == pytest.approx(t - 1 - math.log(t), abs=1e-2)
+    assert loose.upper == pytest.approx(tight.upper, abs=1e-4)
+
+
+@torch.no_grad()
+def test_self_normalised_weights_without_b() -> None:
+    model = sn.ConditionalEBM(LinearGaussian(), mismatched())
+    x = torch.zeros(3, 1)
+    assert model.log_norm(x).tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(model.log_prob(x, x), model.log_unnormalized(x, x))
+
+
+def test_gradient_in_b_vanishes_only_at_log_z() -> None:
+    energy, (x, y) = LinearGaussian(), pairs(64)
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    task = ConditionalTask(model, n_samples=60_000)
+
+    def gradient(shift: float) -> float:
+        with torch.no_grad():
+            model.log_norm_net.line.weight.fill_(1.0)
+            model.log_norm_net.line.bias.fill_(0.5 * math.log(2 * math.pi) + shift)
+        model.zero_grad()
+        torch.manual_seed(0)
+        task.loss((x, y))[0].backward()
+        return float(model.log_norm_net.line.bias.grad)
+
+    # Loss is -SNL: d/db = 1 - Z exp(-b).
+    assert gradient(0.0) == pytest.approx(0.0, abs=0.01)
+    assert gradient(0.4) == pytest.approx(1 - math.exp(-0.4), abs=0.01)
+    assert gradient(-0.4) == pytest.approx(1 - math.exp(0.4), abs=0.02)
+
+
+def test_energy_gradient_is_that_of_maximum_likelihood_at_the_exact_b() -> None:
+    energy, (x, y) = LinearGaussian(slope=1.0), pairs(64)
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    with torch.no_grad():
+        model.log_norm_net.line.weight.fill_(1.0)
+        model.log_norm_net.line.bias.fill_(0.5 * math.log(2 * math.pi))
+    torch.manual_seed(0)
+    ConditionalTask(model, n_samples=60_000).loss((x, y))[0].backward()
+    # d log p / d slope = (y - a x) x / s^2; the tilt cancels against log Z.
+    s2 = torch.exp(0.6 * x)
+    expected = -float(((y - x) * x / s2).mean())
+    assert float(energy.slope.grad) == pytest.approx(expected, abs=0.02)
+    assert float(energy.tilt.grad) == pytest.approx(0.0, abs=0.02)
+
+
+def test_training_b_alone_finds_log_z() -> None:
+    energy, (x, y) = LinearGaussian(), pairs(512)
+    energy.requires_grad_(False)
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    sn.fit(
+        model,
+        (x, y),
+        n_samples=1024,
+        batch_size=64,
+        max_epochs=100,
+        lr=3e-2,
+        seed=0,
+        progress=False,
+    )
+    at = torch.linspace(-1, 1, 5)[:, None]
+    torch.testing.assert_close(model.log_norm(at), energy.log_norm(at), atol=0.06, rtol=0)
+
+
+@pytest.mark.parametrize("objective", ["ranking_nce", "nce_plus", "importance_ml"])
+def test_objectives_blind_to_a_function_of_x_give_b_no_gradient(objective: str) -> None:
+    (x, y), energy = pairs(64), LinearGaussian()
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    task = ConditionalTask(model, objective=objective, n_samples=16)
+    task.start((x, y))
+    task.loss((x, y))[0].backward()
+    assert model.log_norm_net.line.weight.grad is None
+    # The tilt c x is such a function: no gradient either.
+    assert float(energy.tilt.grad) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_binary_nce_learns_b() -> None:
+    (x, y), energy = pairs(64), LinearGaussian()
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    ConditionalTask(model, objective="nce", n_samples=16).loss((x, y))[0].backward()
+    assert float(model.log_norm_net.line.weight.grad.abs()) > 0
+
+
+def test_features_learn_from_the_energy_alone() -> None:
+    torch.manual_seed(0)
+    x, y = pairs(32)
+    features = nn.Linear(1, 4)
+    energy = sn.LabelEnergy(4, hidden=(8,), zero=True)
+    model = sn.ConditionalEBM(energy, MDN(4), features=features, base="proposal")
+    task = ConditionalTask(model, n_samples=8, proposal_loss="both")
+    task.loss((x, y))[0].backward()
+    # A zero energy gives its features no gradient; the proposal's own loss must not either.
+    assert features.weight.grad is None or float(features.weight.grad.abs().sum()) == 0.0
+    assert float(model.proposal.means[0].weight.grad.abs().sum()) > 0
+
+
+def test_kl_loss_moves_the_proposal_towards_the_model() -> None:
+    torch.manual_seed(0)
+    x = torch.zeros(256, 1)
+    energy = LinearGaussian().requires_grad_(False)  # at x = 0: a standard normal
+    mdn = MDN(1, components=1, hidden=())
+    with torch.no_grad():
+        mdn.offsets.fill_(1.0)
+        mdn.log_start.fill_(0.5)
+    model = sn.ConditionalEBM(energy, mdn)
+    far = torch.full((256, 1), 40.0)  # labels the likelihood loss would follow
+    task = ConditionalTask(model, n_samples=64, proposal_loss="kl")
+    optimizer = torch.optim.Adam(mdn.parameters(), lr=3e-2)
+    for _ in range(200):
+        optimizer.zero_grad()
+        task.loss((x, far))[0].backward()
+        optimizer.step()
+    law = mdn(x[:1])
+    assert float(law.mean.detach()) == pytest.approx(0.0, abs=0.15)
+    assert float(law.stddev.detach()) == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_weight_counts_as_repeated_pairs_when_validating() -> None:
+    x, y = pairs(200)
+    weight = torch.where(x[:, 0] > 0.3, 3.0, 1.0)
+    times = weight.long()
+    repeated = (x.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
+    model = sn.ConditionalEBM(LinearGaussian(slope=0.5), mismatched(), log_norm=Normaliser())
+    task = ConditionalTask(model)  # its proposal ignores x: the same draws serve all pairs
+    weighted = task.validate((x, y, weight))
+    for key, value in task.validate(repeated).items():
+        assert weighted[key] == pytest.approx(value, abs=1e-5), key
+    assert abs(weighted["score"] - task.validate((x, y))["score"]) > 0.02
+
+
+@pytest.mark.parametrize("proposal_loss", ["likelihood", "both"])
+def test_weights_choose_the_state_and_the_proposal(proposal_loss: str) -> None:
+    torch.manual_seed(0)
+    x = torch.zeros(400, 1)
+    upper = torch.arange(400) % 2 == 0
+    y = (torch.where(upper, 2.0, -2.0) + 0.3 * torch.randn(400))[:, None]
+    weight = torch.where(upper, 1.9, 0.1)
+    mdn = MDN(1, components=1, hidden=())
+    mdn.place(y)
+    model = sn.ConditionalEBM(sn.LabelEnergy(1, hidden=(8,), zero=True), mdn, base="proposal")
+    options = {"proposal_loss": proposal_loss, "n_samples": 16, "max_epochs": 15, "lr": 5e-2}
+    sn.fit(model, (x, y, weight), val_data=(x, y, weight), seed=0, progress=False, **options)
+    assert float(mdn(x[:1]).mean.detach()) == pytest.approx(1.8, abs=0.4)
+
+
+def test_fit_reaches_the_truth_on_a_skewed_law() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2000, 1) * 2 - 1
+    y = x + (-torch.rand(2000, 1).log()) * torch.exp(x)  # shifted exponential with scale e^x
+    limit = float(-(1 + x).mean())  # entropy of an exponential: 1 + log scale
+    proposal = DefensiveLabels(MDN(1, components=3), LabelGaussian.fit_to(y), weight=0.1)
+    proposal.proposal.place(y)
+    model = sn.ConditionalEBM(
+        sn.LabelEnergy(1, hidden=(32, 32), zero=True),
+        proposal,
+        log_norm=nn.Sequential(nn.Linear(1, 16), nn.SiLU(), nn.Linear(16, 1)),
+        base="proposal",
+    )
+    sn.fit(
+        model, (x, y), n_samples=16, batch_size=128, max_epochs=20, lr=1e-2, seed=0, progress=False
+    )
+    grid = torch.linspace(-5, 25, 4001)
+    with torch.no_grad():
+        exact = model.log_unnormalized(x, y).double() - model.exact_log_norm(x, grid)
+    assert float(exact.mean()) > limit - 0.15
+    bounds = sn.evaluate(model, (x[:200], y[:200]), n_samples=2000, seed=0)
+    assert bounds.gap < 0.05
+    drawn = model.sample(x[:500], 20, generator=0)
+    assert drawn.shape == (20, 500, 1)
+    expected = (x[:500] + torch.exp(x[:500])).mean()
+    assert float(drawn.mean()) == pytest.approx(float(expected), abs=0.15)
+
+
+def test_scalar_b_ends_at_the_log_of_the_mean_z() -> None:
+    x, y = pairs(256)
+    energy = LinearGaussian().requires_grad_(False)
+    model = sn.ConditionalEBM(energy, mismatched(), log_norm=0.0)
+    sn.fit(model, (x, y), n_samples=2048, max_epochs=1, seed=0, progress=False)
+    expected = F.log_mean_exp(energy.log_norm(x))
+    assert float(model.log_norm_scalar.detach()) == pytest.approx(float(expected), abs=0.05)
+
+
+def test_frozen_proposal_stays_in_eval_mode_and_has_no_gradient() -> None:
+    proposal_features = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5))
+    model = sn.ConditionalEBM(
+        sn.LabelEnergy(1, hidden=(4,)), MDN(4), proposal_features=proposal_features
+    )
+    model.freeze_proposal()
+    model.train()
+    assert not proposal_features[1].training
+    assert not any(p.requires_grad for p in model.proposal.parameters())
+    assert model.energy.training
+
+
+def test_errors_name_cause_and_cure() -> None:
+    x, y = pairs(32)
+    narrow = LabelUniform(torch.tensor([-0.1]), torch.tensor([0.1]))
+    model = sn.ConditionalEBM(sn.LabelEnergy(1), narrow, log_norm=0.0)
+    with pytest.raises(ProposalError, match="zero density"):
+        sn.fit(model, (x, y), max_epochs=1, progress=False)
+    model = sn.ConditionalEBM(sn.LabelEnergy(1), mismatched(), log_norm=0.0)
+    with pytest.raises(DataError, match="labels of shape"):
+        sn.fit(model, (x, y[:, 0]), max_epochs=1, progress=False)
+    with pytest.raises(DataError, match="labels of shape"):
+        sn.evaluate(model, (x, y[:, 0]), n_samples=10)
+    with pytest.raises(DataError, match="different numbers of rows"):
+        sn.evaluate(model, (x, y[:5]), n_samples=10)
+    arrays = sn.evaluate(model, (x.numpy(), y.numpy()), n_samples=10, seed=0)
+    assert arrays.lower == sn.evaluate(model, (x, y), n_samples=10, seed=0).lower
+    bad = y.clone()
+    bad[3] = float("nan")
+    with pytest.raises(DataError, match="NaN"):
+        sn.fit(model, (x, bad), max_epochs=1, progress=False)
+    with pytest.raises(ValueError, match="objective must be one of"):
+        sn.fit(model, (x, y), objective="nope", max_epochs=1, progress=False)
+    with pytest.raises(TypeError, match="owns its proposal"):
+        sn.fit(model, (x, y), proposal=mismatched(), max_epochs=1, progress=False)
+
+    class Wrong(nn.Module):
+        def forward(self, h: Tensor, y: Tensor) -> Tensor:
+            return y * h.mean() * torch.ones(3)
+
+    broken = sn.ConditionalEBM(Wrong(), MDN(1))
+    with pytest.raises(EnergyError, match="one scalar per label"):
+        broken.log_prob(x, y)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_pairs_in_any_floating_point_type_train_a_model(kind: torch.dtype) -> None:
+    x, y = pairs(64)
+    options = {"n_samples": 4, "max_epochs": 1, "seed": 0, "progress": False}
+
+    def trained(data: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = sn.ConditionalEBM(sn.LabelEnergy(1), mismatched(), log_norm=0.0).to(kind)
+        sn.fit(model, data, val_data=data, **options)
+        return model.log_norm_scalar.detach()
+
+    assert trained((x.float(), y.double())) == trained((x.to(kind), y.to(kind)))
+
+
+def test_weights_are_one_number_per_pair() -> None:
+    x, y = pairs(32)
+    model = sn.ConditionalEBM(sn.LabelEnergy(1), mismatched(), log_norm=0.0)
+    for weight, words in (
+        (torch.ones(32, 1), r"shape \(32,\), one per pair, got \(32, 1\)"),
+        (-torch.ones(32), "not negative"),
+        (torch.full((32,), float("nan")), "finite"),
+    ):
+        with pytest.raises(DataError, match=words):
+            sn.fit(model, (x, y, weight), max_epochs=1, progress=False)

@@ -1,0 +1,309 @@
+"""Each official format is read from a small file, and a fault is reported with the file's name."""
+
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from selfnorm.datasets import images
+from selfnorm.datasets.image_files import decode, read_npz
+from selfnorm.errors import DataError, MissingDataError
+from selfnorm.images.augmentation import Augmentation
+from tests.datasets import image_files as files
+
+
+def parts(data):
+    return [data.train, data.val, data.test]
+
+
+def all_labels(data):
+    return np.sort(np.concatenate([y[:, 0] for _, y in parts(data)]))
+
+
+def test_steering_angle_h5(tmp_path):
+    labels = files.write_steering_angle(tmp_path)
+    data = images.load("steering_angle", data_dir=tmp_path)
+    assert [len(x) for x, _ in parts(data)] == [21, 3, 6]  # 70 / 10 / 20
+    assert data.train[0].shape[1:] == (3, 64, 64)
+    assert data.train[0].dtype == np.uint8
+    np.testing.assert_allclose(all_labels(data), np.sort(labels))
+
+
+def test_cell_count_h5(tmp_path):
+    counts = files.write_cell_count(tmp_path)
+    data = images.load("cell_count", data_dir=tmp_path)
+    assert [len(x) for x, _ in parts(data)] == [20, 4, 20]
+    assert data.train[0].shape[1:] == (1, 64, 64)
+    assert data.label_step == 1.0
+    np.testing.assert_allclose(all_labels(data), np.sort(counts))
+
+
+def test_utkface_h5_keeps_ages_1_to_60(tmp_path):
+    ages = files.write_utkface_h5(tmp_path)
+    data = images.load("utkface", data_dir=tmp_path)
+    np.testing.assert_allclose(all_labels(data), np.sort(ages[ages <= 60]))
+
+
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_utkface_jpgs_are_named_by_age(tmp_path, as_zip):
+    written = files.write_faces(tmp_path, as_zip=as_zip)
+    data = images.load("utkface", data_dir=tmp_path, seed=3)
+    ages = [int(name.split("_")[0]) for name in written]
+    np.testing.assert_allclose(all_labels(data), sorted(a for a in ages if a <= 60))
+    for x, y in parts(data):  # image and label belong together
+        np.testing.assert_allclose(x.mean((1, 2, 3)), 2 * y[:, 0], atol=1.0)
+
+
+def test_biwi_keeps_the_official_test_part_and_turns_bgr_round(tmp_path):
+    poses = files.write_biwi(tmp_path)
+    data = images.load("biwi", data_dir=tmp_path)
+    assert [len(x) for x, _ in parts(data)] == [16, 4, 20]
+    image, pose = poses["test"]
+    np.testing.assert_array_equal(data.test[1], pose)
+    np.testing.assert_array_equal(data.test[0], image[..., ::-1].transpose(0, 3, 1, 2))
+
+
+def test_cells_count_dots_inside_the_crop(tmp_path):
+    dots = files.write_cells(tmp_path)
+    data = images.load("cells", data_dir=tmp_path)
+    # Tiles of an image hold all of its dots; whole images are on one side of the split.
+    assert len(data.test[0]) == 2 * 4
+    assert len(data.val[0]) == 1 * 4
+    assert data.test[1].reshape(2, 4).sum(1).tolist() == [50, 50]
+    assert len(data.train[0]) == 5 * 64
+    per_tile = {
+        int(d[a : a + 64, b : b + 64].sum() / 255)
+        for d in dots.values()
+        for a in (0, 64)
+        for b in (0, 64)
+    }
+    assert {int(v) for v in data.test[1][:, 0]} <= per_tile
+    assert 0 < data.train[1].mean() < 50
+
+
+@pytest.mark.parametrize("header", ["image,steering", ""])
+def test_driving_log_with_and_without_header(tmp_path, header):
+    angles = files.write_driving(tmp_path, header=header)
+    data = images.load("driving", data_dir=tmp_path)
+    np.testing.assert_allclose(all_labels(data), np.sort(angles))
+    shown = np.concatenate([x[:, 0, 0, 0] for x, _ in parts(data)]).astype(float)
+    labels = np.concatenate([y[:, 0] for _, y in parts(data)])
+    order = np.argsort(shown)
+    np.testing.assert_allclose(labels[order], angles, atol=0)  # frame k has brightness k
+
+
+def test_driving_blocks_stay_together(tmp_path):
+    files.write_driving(tmp_path)
+    data = images.load("driving", data_dir=tmp_path, seed=1)
+    for x, _ in parts(data):
+        frames = np.sort(x[:, 0, 0, 0].astype(int))
+        assert len(frames) % 50 == 0
+        assert all(len(set(block // 50)) == 1 for block in frames.reshape(-1, 50))
+
+
+def test_groups_of_test_images_that_belong_together(tmp_path):
+    files.write_driving(tmp_path)
+    files.write_cells(tmp_path)
+    driving = images.load("driving", data_dir=tmp_path, seed=1)
+    frames = driving.test[0][:, 0, 0, 0].astype(int)  # frame k has brightness k
+    assert np.array_equal(driving.test_groups, frames // 50)
+    cells = images.load("cells", data_dir=tmp_path)
+    assert cells.test_groups.tolist() == [0] * 4 + [1] * 4  # four tiles of each picture
+
+
+def test_the_range_of_counts_does_not_look_at_test_images(tmp_path):
+    files.write_cells(tmp_path)
+    data = images.load("cells", data_dir=tmp_path)
+    seen = max(data.train[1].max(), data.val[1].max())
+    assert data.label_range == (0.0, np.ceil(1.25 * seen))
+
+
+def test_hidden_files_are_left_out_and_doubles_refused(tmp_path):
+    black = files.jpg(np.zeros((64, 64, 3), np.uint8))
+    extra = {"__MACOSX/._12_0.jpg": b"?", "._x.jpg": b"?"}
+    files.write_faces(tmp_path, as_zip=True, extra=extra)
+    images.load("utkface", data_dir=tmp_path)
+    (tmp_path / "twice" / "utkface").mkdir(parents=True)
+    files.write_faces(
+        tmp_path / "twice", as_zip=True, extra={"a/7_0_1.jpg": black, "b/7_0_1.jpg": black}
+    )
+    with pytest.raises(
+        DataError, match=r"7_0_1\.jpg is there twice: a/7_0_1\.jpg and b/7_0_1\.jpg"
+    ):
+        images.load("utkface", data_dir=tmp_path / "twice")
+
+
+def test_splits_depend_on_the_seed_alone(tmp_path):
+    files.write_steering_angle(tmp_path)
+    first, again, other = (
+        images.load("steering_angle", data_dir=tmp_path, seed=s).test[1] for s in (0, 0, 1)
+    )
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_corrupt_image_is_named(tmp_path):
+    files.write_faces(tmp_path, as_zip=True, extra={"33_1_0_20170000.jpg": b"\xff\xd8 not a jpg"})
+    with pytest.raises(DataError, match=r"utkface_64\.zip: 33_1_0_20170000\.jpg is not a readable"):
+        images.load("utkface", data_dir=tmp_path)
+
+
+def test_a_truncated_image_is_named(tmp_path):
+    whole = files.jpg(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    with pytest.raises(DataError, match=r"half\.jpg is not a readable image"):
+        decode(whole[: len(whole) // 2], "half.jpg")
+
+
+@pytest.mark.parametrize("name", ["face.jpg", "old_1_2.jpg", "x12_1.jpg"])
+def test_an_unparsable_name_is_named(tmp_path, name):
+    files.write_faces(
+        tmp_path, as_zip=False, extra={name: files.jpg(np.zeros((64, 64, 3), np.uint8))}
+    )
+    with pytest.raises(DataError, match=rf"{name}: the name does not start with an age"):
+        images.load("utkface", data_dir=tmp_path)
+
+
+def test_labels_out_of_range_are_named(tmp_path):
+    extra = {"999_0_0_1.jpg": files.jpg(np.zeros((64, 64, 3), np.uint8))}
+    files.write_faces(tmp_path, as_zip=True, extra=extra)
+    with pytest.raises(DataError, match=r"999_0_0_1\.jpg: age 999 is out of range"):
+        images.load("utkface", data_dir=tmp_path)
+    files.write_cell_count(tmp_path, bad=True)
+    with pytest.raises(DataError, match=r"Cell200_64x64\.h5: the label of image 3 is \[-5\.0\]"):
+        images.load("cell_count", data_dir=tmp_path)
+
+
+def test_a_bad_line_of_the_log_is_named(tmp_path):
+    files.write_driving(tmp_path, rows=["center_0001.jpg,left"])
+    with pytest.raises(DataError, match=r"driving_log\.csv, line 252"):
+        images.load("driving", data_dir=tmp_path)
+
+
+def test_a_steering_angle_out_of_range_and_a_missing_frame_are_named(tmp_path):
+    files.write_driving(tmp_path, rows=["center_0001.jpg,1.5"])
+    with pytest.raises(DataError, match=r"driving_log\.csv: the label of image 250 is \[1\.5\]"):
+        images.load("driving", data_dir=tmp_path)
+    (tmp_path / "other").mkdir()
+    files.write_driving(tmp_path / "other", rows=["center_9999.jpg,0.5"])
+    with pytest.raises(DataError, match=r"center_9999\.jpg is missing"):
+        images.load("driving", data_dir=tmp_path / "other")
+
+
+def test_damaged_containers_are_named(tmp_path):
+    (tmp_path / "steering_angle").mkdir()
+    (tmp_path / "steering_angle" / "SteeringAngle_64x64.h5").write_bytes(b"no h5")
+    with pytest.raises(DataError, match=r"SteeringAngle_64x64\.h5 cannot be read"):
+        images.load("steering_angle", data_dir=tmp_path)
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "vgg_cells.zip").write_bytes(b"no zip")
+    with pytest.raises(DataError, match=r"vgg_cells\.zip is neither a folder nor a zip"):
+        images.load("cells", data_dir=tmp_path)
+    np.savez(tmp_path / "x.npz", image=np.zeros(3))
+    with pytest.raises(DataError, match=r"x\.npz has no 'pose'; it holds \['image'\]"):
+        read_npz(tmp_path / "x.npz", "image", "pose")
+
+
+@pytest.mark.parametrize("name", images.DATASETS)
+def test_a_missing_file_is_named_with_its_source(tmp_path, name):
+    with pytest.raises(MissingDataError, match=r"looked for .* Source: .*[a-z]+\.[a-z]+|Udacity"):
+        images.load(name, data_dir=tmp_path)
+
+
+class Poses(torch.utils.data.Dataset):
+    """The stored poses as a loader with workers sees them."""
+
+    def __init__(self, pair, augmentation):
+        self.images, self.poses = (torch.from_numpy(np.ascontiguousarray(a)) for a in pair)
+        self.augmentation = augmentation
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        x, y = self.augmentation(self.images[index][None], self.poses[index][None])
+        return x[0], y[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_biwi_labels_survive_three_epochs_of_augmentation(tmp_path, workers):
+    files.write_biwi(tmp_path)
+    data = images.load("biwi", data_dir=tmp_path)
+    stored = Poses(data.train, data.augmentation)
+    before, pixels = stored.poses.clone(), stored.images.clone()
+    torch.manual_seed(0)
+    loader = torch.utils.data.DataLoader(stored, batch_size=4, num_workers=workers)
+    seen = [torch.cat([y for _, y in loader]) for _ in range(3)]
+    assert torch.equal(stored.poses, before)
+    assert torch.equal(stored.images, pixels)
+    signs = torch.stack(seen) / before
+    assert set(signs[..., 0].flatten().round().tolist()) == {-1.0, 1.0}  # yaw was mirrored
+    assert torch.equal(signs[..., 0].round(), signs[..., 2].round())  # roll with it
+    assert bool((signs[..., 1] == 1).all())  # pitch never
+
+
+def test_augmentation_moves_the_pixels_it_says():
+    torch.manual_seed(0)
+    x = torch.arange(2 * 25, dtype=torch.uint8).view(2, 1, 5, 5).repeat(40, 1, 1, 1)
+    y = torch.zeros(80, 1)
+    flipped = Augmentation(flip=True)(x, y)[0]
+    mirrored = (flipped == x.flip(-1)).flatten(1).all(1)
+    same = (flipped == x).flatten(1).all(1)
+    assert bool((mirrored | same).all())
+    assert 15 < int(mirrored.sum()) < 65
+    turned = Augmentation(dihedral=True)(x, y)[0]
+    assert torch.equal(turned.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
+    assert len({tuple(t.flatten().tolist()) for t in turned[::2]}) == 8
+    shifted = Augmentation(shift=1)(x, y)[0]
+    assert torch.equal(shifted[0, 0, 2, 2], x[0, 0][x[0, 0] == shifted[0, 0, 2, 2]][0])
+    assert len({int(v) for v in shifted[::2, 0, 2, 2]}) == 9
+    assert Augmentation()(x, y)[0] is x
+
+
+def test_augmentation_refuses_what_makes_no_sense():
+    with pytest.raises(DataError, match="only square images"):
+        Augmentation(dihedral=True)(torch.zeros(1, 1, 4, 5), torch.zeros(1, 1))
+    with pytest.raises(DataError, match="flip_signs"):
+        Augmentation(flip_signs=(-1.0,))
+
+
+def test_tiles_are_grouped_by_picture_whatever_their_size(tmp_path):
+    """Pictures of several sizes have different numbers of tiles."""
+    (tmp_path / "cells").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(10):
+        size = (64 * (1 + i % 3), 64, 3)
+        # what the picture is: its blue, everywhere
+        cell, dots = np.full(size, 20 * i, np.uint8), np.zeros(size, np.uint8)
+        dots[rng.integers(0, size[0], 30), rng.integers(0, 64, 30), 0] = 255
+        (tmp_path / "cells" / f"{i:03d}cell.png").write_bytes(files.png(cell))
+        (tmp_path / "cells" / f"{i:03d}dots.png").write_bytes(files.png(dots))
+    data = images.load("cells", data_dir=tmp_path)
+    pictures = data.test[0][:, 0, 0, 0]
+    assert len(data.test_groups) == len(pictures)
+    assert len({*zip(data.test_groups, pictures, strict=True)}) == len({*pictures}) == 3
+
+
+def test_frames_of_different_sizes_are_named(tmp_path):
+    files.write_driving(tmp_path)
+    with zipfile.ZipFile(tmp_path / "steering" / "sim_track_64.zip") as archive:
+        archive.extractall(tmp_path / "steering")
+    (tmp_path / "steering" / "sim_track_64.zip").unlink()
+    odd = tmp_path / "steering" / "center_0007.jpg"
+    odd.write_bytes(files.jpg(np.zeros((32, 64, 3), np.uint8)))
+    with pytest.raises(DataError, match=r"center_0007.jpg: size \(32, 64\) differs"):
+        images.load("driving", data_dir=tmp_path)
+
+
+def test_poses_with_the_channels_first_have_their_colours_turned_not_their_sides(tmp_path):
+    poses = files.write_biwi(tmp_path)
+    for part, (image, pose) in poses.items():
+        path = tmp_path / "biwi" / f"BIWI_{part}.npz"
+        np.savez(path, image=image.transpose(0, 3, 1, 2), pose=pose)
+    data = images.load("biwi", data_dir=tmp_path)
+    assert np.array_equal(data.test[0], poses["test"][0][..., ::-1].transpose(0, 3, 1, 2))
+
+
+def test_an_unknown_set_is_told_the_known_ones(tmp_path):
+    with pytest.raises(DataError, match="no image set is called 'faces'; there are utkface"):
+        images.load("faces", data_dir=tmp_path)

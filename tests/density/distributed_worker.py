@@ -1,0 +1,81 @@
+"""One rank of the tests in test_distributed.py: `python distributed_worker.py JOB.json`."""
+
+import json
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+
+import selfnorm as sn
+from selfnorm.density.distributed import DistributedTask
+
+
+def setting():
+    torch.manual_seed(4)
+    x = torch.randn(512, 2)
+    x = torch.stack([x[:, 0].exp() - 1.5, 0.5 * x[:, 1] + 0.4 * x[:, 0] ** 2], -1)
+    base = sn.StudentT.fit_to(x)
+    return x, sn.EBM(sn.MLP(2, (24, 24), saturate=10.0), base=base)
+
+
+def count_down(steps):
+    """Interrupt the run at a step, as Ctrl-C does."""
+    plain = getattr(DistributedTask.loss, "plain", DistributedTask.loss)
+
+    def loss(self, batch):
+        loss.left -= 1
+        if loss.left == 0:
+            raise KeyboardInterrupt
+        return plain(self, batch)
+
+    loss.left, loss.plain = steps or 10**9, plain
+    DistributedTask.loss = loss
+
+
+def press_ctrl_c(rank, own_rank):
+    """A real SIGINT on one rank, inside its 20th step; the other hears of it from the group."""
+    plain = getattr(DistributedTask._local_loss, "plain", DistributedTask._local_loss)
+
+    def local_loss(self, batch):
+        local_loss.left -= 1
+        if local_loss.left == 0 and rank == own_rank:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, batch)
+
+    local_loss.left, local_loss.plain = 20, plain
+    DistributedTask._local_loss = local_loss
+
+
+def main():
+    torch.set_num_threads(1)
+    with open(sys.argv[1]) as handle:
+        job = json.load(handle)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    strategy = "ddp" if world > 1 else "auto"
+    fabric = Fabric(accelerator="cpu", devices=world, strategy=strategy)
+    fabric.launch()
+    for run in job["runs"]:
+        x, model = setting()
+        if fabric.global_rank:  # rank 0's start must win
+            with torch.no_grad():
+                for p in model.energy.parameters():
+                    p.add_(0.1)
+        count_down(run.get("die_at"))
+        press_ctrl_c(run.get("interrupted_rank"), fabric.global_rank)
+        history = sn.fit_distributed(model, x, fabric=fabric, progress=False, **run["options"])
+        parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+        name = f"{run['name']}.{fabric.global_rank}.pt"
+        torch.save(
+            {"parameters": parameters, "history": history.to_dict()},
+            os.path.join(job["out"], name),
+        )
+    if dist.is_initialized():  # a rank that leaves with its threads alive may be aborted
+        fabric.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Two gloo processes train what one process trains; checkpoints outlive the number of ranks."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import selfnorm as sn
+from selfnorm.errors import DataError
+from selfnorm.training.checkpoint import load_checkpoint
+
+lightning_fabric = pytest.importorskip("lightning_fabric")
+from tests.density.distributed_worker import setting  # noqa: E402
+
+WORKER = Path(__file__).with_name("distributed_worker.py")
+OPTIONS = {
+    "batch_size": 64,
+    "n_samples": 256,
+    "max_steps": 100,
+    "max_epochs": 100,
+    "lr": 3e-3,
+    "seed": 5,
+}
+
+
+def launch(runs, out, ranks=2):
+    job = out / f"job{ranks}.json"
+    job.write_text(json.dumps({"runs": runs, "out": str(out)}))
+    for _ in range(5):
+        codes, outputs = start(job, ranks)
+        # Between the probe of a free port and its use another process may have taken it.
+        if not any("EADDRINUSE" in text or "already in use" in text for text in outputs):
+            break
+    assert codes == [0] * ranks, "\n".join(outputs)
+
+
+def start(job, ranks):
+    """Exit codes and outputs of one group of processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(ranks):
+        place = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(ranks),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "NODE_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "GROUP_RANK": "0",
+            "TORCHELASTIC_RUN_ID": "test",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, str(WORKER), str(job)]
+        started.append(
+            subprocess.Popen(
+                command,
+                env={**os.environ, **place},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    try:
+        # Generous: it is there to end a group that hangs, not to measure a loaded machine.
+        outputs = [process.communicate(timeout=900)[0].decode() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], outputs
+
+
+def result(out, name, rank=0):
+    return torch.load(out / f"{name}.{rank}.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """All runs of two ranks, in one pair of processes."""
+    out = tmp_path_factory.mktemp("ranks")
+    same = {**OPTIONS, "samples": "same"}
+    half = {**same, "max_steps": None, "max_epochs": 6, "checkpoint": str(out / "run.ckpt")}
+    half["checkpoint_every"] = 20
+    launch(
+        [
+            {"name": "same", "options": same},
+            {"name": "accumulated", "options": {**same, "n_accumulate": 4}},
+            {"name": "own", "options": {**OPTIONS, "max_steps": 40}},
+            {"name": "killed", "options": half, "die_at": 33},
+            {"name": "interrupted", "options": OPTIONS, "interrupted_rank": 1},
+            {"name": "after", "options": {**OPTIONS, "max_steps": 5}},
+        ],
+        out,
+    )
+    return out
+
+
+def single(**changes):
+    x, model = setting()
+    history = sn.fit(model, x, progress=False, **{**OPTIONS, **changes})
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), history
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("name", ["same", "accumulated"])
+def test_two_ranks_end_where_one_process_ends(two_ranks, name):
+    expected, history = single()
+    found = result(two_ranks, name)
+    assert relative(found["parameters"], expected) < 1e-5
+    assert torch.equal(found["parameters"], result(two_ranks, name, rank=1)["parameters"])
+    theirs, ours = found["history"]["records"], history.records
+    assert [r["step"] for r in theirs] == [r["step"] for r in ours]
+    for a, b in zip(theirs, ours, strict=True):
+        for key in ("loss", "lower", "grad_norm"):
+            assert a[key] == pytest.approx(b[key], abs=1e-4), key
+        # The logarithm of a mean is no mean of logarithms: close, above, not the same.
+        assert b["upper"] < a["upper"] < b["upper"] + 0.1
+
+
+def test_own_streams_differ_between_ranks_and_models_agree(two_ranks):
+    ours, theirs = (result(two_ranks, "own", rank) for rank in (0, 1))
+    assert torch.equal(ours["parameters"], theirs["parameters"])
+    expected, _ = single(max_steps=40)
+    # Another stream of samples: close to the single run, but not the same numbers.
+    distance = relative(ours["parameters"], expected)
+    assert 1e-4 < distance < 0.2
+
+
+def test_ctrl_c_on_one_rank_stops_both_at_the_same_step(two_ranks):
+    ours, theirs = (result(two_ranks, "interrupted", rank) for rank in (0, 1))
+    for rank in (ours, theirs):
+        assert rank["history"]["stopped"] == "interrupted"
+        assert rank["history"]["n_steps"] == 19  # the 20th was not taken
+    assert torch.equal(ours["parameters"], theirs["parameters"])
+    # the group is whole: the next run of the same processes trains as ever
+    after = [result(two_ranks, "after", rank)["parameters"] for rank in (0, 1)]
+    assert torch.equal(*after)
+
+
+def test_a_run_of_two_ranks_is_resumed_on_one(two_ranks):
+    assert load_checkpoint(two_ranks / "run.ckpt")["step"] == 20
+    x, model = setting()
+    changes = {"max_steps": None, "max_epochs": 6}
+    fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
+    history = sn.fit_distributed(
+        model,
+        x,
+        fabric=fabric,
+        samples="same",
+        progress=False,
+        checkpoint=two_ranks / "run.ckpt",
+        **{**OPTIONS, **changes},
+    )
+    assert history.n_steps == 48
+    resumed = torch.cat([p.detach().flatten() for p in model.parameters()])
+    expected, _ = single(**changes)
+    assert relative(resumed, expected) < 1e-5
+
+
+def test_accumulation_in_one_process_is_the_plain_run():
+    fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
+    x, model = setting()
+    sn.fit_distributed(
+        model, x, fabric=fabric, n_accumulate=4, samples="same", progress=False, **OPTIONS
+    )
+    parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+    expected, _ = single()
+    assert relative(parameters, expected) < 1e-5
+
+
+def test_what_would_not_be_exact_is_refused():
+    fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
+    x, model = setting()
+    for name in ("importance_ml", "ranking_nce"):
+        with pytest.raises(ValueError, match="log Z_hat inside"):
+            sn.fit_distributed(model, x, fabric=fabric, objective=name, n_accumulate=2)
+    with pytest.raises(DataError, match="multiples of 1 ranks x 3"):
+        sn.fit_distributed(model, x, fabric=fabric, n_accumulate=3)
+    with pytest.raises(ValueError, match="samples must be"):
+        sn.fit_distributed(model, x, fabric=fabric, samples="typo")
+    with pytest.raises(TypeError, match="cannot train"):
+        sn.fit_distributed(torch.nn.Linear(2, 1), x, fabric=fabric)

@@ -1,0 +1,372 @@
+"""fit_many: members end where runs of their own end, and do not disturb one another."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import selfnorm as sn
+from selfnorm.density.many import _moved
+from selfnorm.density.stacked_proposals import stack_proposals
+from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
+
+
+def skewed(n=600, seed=0, shift=0.0):
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, 2, generator=g)
+    return torch.stack([z[:, 0].exp() - 1.5 + shift, 0.5 * z[:, 1] + 0.4 * z[:, 0] ** 2], -1)
+
+
+def members(n, energy=None, base=True, seed=0):
+    torch.manual_seed(seed)
+    build = energy or (lambda: sn.MLP(2, (24, 24), saturate=10.0))
+    q = sn.StudentT.fit_to(skewed())
+    return [sn.EBM(build(), base=q if base else None) for _ in range(n)]
+
+
+def flat(model, b=False):
+    parts = [p.detach().flatten() for p in model.energy.parameters()]
+    return torch.cat([*parts, model.log_norm.detach().view(1)] if b else parts)
+
+
+QUICK = {"batch_size": 64, "n_samples": 128, "seed": 3, "progress": False}
+
+
+def fourier():
+    features = sn.FourierFeatures(2, n_features=8)
+    return sn.MLP(2, (16, 16), activation="relu", features=features, zero_init=True, saturate=4.0)
+
+
+class Bumps(nn.Module):
+    """No MLP: goes through vmap."""
+
+    def __init__(self):
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(6, 2))
+        self.heights = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        distance = (x.unsqueeze(-2) - self.centres).square().sum(-1)
+        return -(torch.exp(-0.5 * distance) @ self.heights).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("energy", [None, fourier, Bumps], ids=["mlp", "fourier", "vmap"])
+@pytest.mark.parametrize("objective", ["snl", "nce", "importance_ml"])
+def test_same_batches_and_samples_give_the_parameters_of_single_runs(energy, objective):
+    x = skewed()
+    together, alone = members(3, energy), members(3, energy)
+    q = sn.Defensive(sn.Gaussian.fit_to(x), sn.StudentT.fit_to(x, df=3.0))
+    rates, decays = [1e-3, 3e-3, 1e-2], [0.0, 1e-2, 1e-1]
+    options = {**QUICK, "proposal": q, "objective": objective, "max_steps": 20, "ema": 0.9}
+    histories = sn.fit_many(
+        together,
+        x,
+        lr=rates,
+        weight_decay=decays,
+        same_batches=True,
+        same_samples=True,
+        clip_norm=0.5,
+        **options,
+    )
+    for k in range(3):
+        single = sn.fit(alone[k], x, lr=rates[k], weight_decay=decays[k], clip_norm=0.5, **options)
+        # Adam divides by the size of a gradient: where that is tiny, rounding shows.
+        torch.testing.assert_close(flat(together[k]), flat(alone[k]), atol=1e-4, rtol=1e-4)
+        learned = single.final["log_norm_learned"]
+        assert histories[k].final["log_norm_learned"] == pytest.approx(learned, abs=1e-5)
+        assert histories[k].records[-1]["loss"] == pytest.approx(
+            single.records[-1]["loss"], abs=1e-4
+        )
+        assert histories[k].records[-1]["lr"] == pytest.approx(single.records[-1]["lr"])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_held_out_scores_best_states_and_patience_are_those_of_single_runs(optimizer):
+    x, val = skewed(150), skewed(200, seed=7)
+    together, alone = members(3), members(3)
+    rates = [1e-3, 3e-2, 1e-1]
+    options = {
+        **QUICK,
+        "val_data": val,
+        "optimizer": optimizer,
+        "schedule": "constant",
+        "patience": 3,
+        "max_epochs": 30,
+        "weight_decay": 1e-2,
+    }
+    found = sn.fit_many(together, x, lr=rates, same_batches=True, same_samples=True, **options)
+    for k in range(3):
+        single = sn.fit(alone[k], x, lr=rates[k], **options)
+        assert found[k].stopped == single.stopped
+        assert found[k].best_step == single.best_step
+        assert found[k].n_steps == single.n_steps
+        assert found[k].best_score == pytest.approx(single.best_score, abs=1e-3)
+        assert len(found[k].records) == len(single.records)
+        torch.testing.assert_close(flat(together[k]), flat(alone[k]), atol=2e-3, rtol=2e-3)
+    # Members stop one by one: the test means nothing if they all stopped at once.
+    assert len({h.n_steps for h in found}) > 1
+
+
+def test_own_data_proposals_bases_and_objectives_each_reach_their_own_target():
+    shifts = [0.0, 3.0, -2.0, 1.0]
+    data = [skewed(700 - 50 * k, seed=k, shift=s) for k, s in enumerate(shifts)]
+    torch.manual_seed(0)
+    sharp = [sn.Defensive.fit_to(x, n_components=3) for x in data[:2]]
+    proposals = [*sharp, *(sn.Uniform.fit_to(x, margin=0.5) for x in data[2:])]
+    bases = [sn.StudentT.fit_to(data[0]), sn.StudentT.fit_to(data[1]), None, None]
+    models = [sn.EBM(sn.MLP(2, (24, 24), saturate=10.0), base=base) for base in bases]
+    names = ["snl", "nce", "snl", "nce"]
+    val = [skewed(300 + 50 * k, seed=20 + k, shift=s) for k, s in enumerate(shifts)]
+    histories = sn.fit_many(
+        models,
+        data,
+        proposal=proposals,
+        objective=names,
+        val_data=val,
+        lr=5e-3,
+        max_steps=150,
+        max_epochs=50,
+        **QUICK,
+    )
+    for model, q, x, history in zip(models, proposals, val, histories, strict=True):
+        bounds = sn.evaluate(model, x, proposal=q, n_samples=40_000, seed=1)
+        assert bounds.gap < 0.01  # b is the member's own log Z
+        assert bounds.upper == pytest.approx(history.best_score, abs=0.1)
+        assert bounds.upper > float(sn.Gaussian.fit_to(x).log_prob(x).mean())
+        assert float(model.log_norm.detach()) == pytest.approx(history.final["log_norm"])
+
+
+class NaNWhenAsked(nn.Module):
+    """A flag that is no parameter decides whether the member breaks: the others must not notice."""
+
+    def __init__(self, poison):
+        super().__init__()
+        self.net = sn.MLP(2, (16,))
+        self.register_buffer("poison", torch.tensor(poison))
+
+    def forward(self, x):
+        energy = self.net(x)
+        broken = self.poison * (x[..., 0] > 1.0).float()
+        return energy * torch.where(broken > 0, math.inf, 1.0) if self.training else energy
+
+
+def test_a_non_finite_member_does_not_touch_the_others():
+    x = skewed()
+    poisoned = [NaNWhenAsked(p) for p in (0.0, 1.0, 0.0)]
+    clean = copy.deepcopy(poisoned)
+    clean[1] = NaNWhenAsked(0.0)
+    clean[1].net.load_state_dict(poisoned[1].net.state_dict())
+    q = sn.StudentT.fit_to(x)
+    start = flat(sn.EBM(poisoned[1]))
+    results = []
+    for energies in (poisoned, clean):
+        models = [sn.EBM(e, base=q) for e in energies]
+        options = {**QUICK, "max_steps": 60, "max_epochs": 50, "validate_every": 5}
+        histories = sn.fit_many(
+            models, x, same_samples=True, same_batches=True, schedule="constant", **options
+        )
+        results.append((models, histories))
+    (broken, bad), (fine, good) = results
+    for k in (0, 2):
+        assert torch.equal(flat(broken[k], b=True)[:-1], flat(fine[k], b=True)[:-1])
+        assert bad[k].skipped_steps == 0
+        assert bad[k].rollbacks == 0
+    assert bad[1].stopped == "diverged"
+    assert bad[1].rollbacks > 8
+    assert good[1].stopped == "max_epochs"
+    assert torch.equal(flat(broken[1]), start)
+    assert not torch.equal(flat(fine[1]), start)
+
+
+def test_members_see_different_batches_and_samples_by_default():
+    x = skewed()
+    models = members(2)
+    models[1].load_state_dict(models[0].state_dict())
+    sn.fit_many(models, x, max_steps=10, **QUICK)
+    assert not torch.allclose(flat(models[0]), flat(models[1]), atol=1e-5)
+    again = members(2)
+    again[1].load_state_dict(again[0].state_dict())
+    sn.fit_many(again, x, max_steps=10, **QUICK)
+    assert torch.equal(flat(models[0], b=True), flat(again[0], b=True))
+
+
+def test_resumed_run_ends_with_the_same_bits(tmp_path):
+    x, val = skewed(), skewed(200, seed=5)
+    whole, halves = members(2), members(2)
+    options = {**QUICK, "val_data": val, "max_epochs": 6, "ema": 0.9, "lr": [1e-3, 1e-2]}
+    full = sn.fit_many(whole, x, **options)
+    path = tmp_path / "many.ckpt"
+
+    class KilledError(Exception):
+        pass
+
+    calls = 0
+    plain = sn.many.ManyTask.loss
+
+    def dies(self, batch):
+        nonlocal calls
+        calls += 1
+        if calls == 33:
+            raise KilledError
+        return plain(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sn.many.ManyTask, "loss", dies)
+        with pytest.raises(KilledError):
+            sn.fit_many(halves, x, checkpoint=path, **options)
+    resumed_models = members(2)
+    resumed = sn.fit_many(resumed_models, x, checkpoint=path, **options)
+    for k in range(2):
+        assert torch.equal(flat(whole[k], b=True), flat(resumed_models[k], b=True))
+        assert [r["val_score"] for r in full[k].records] == [
+            r["val_score"] for r in resumed[k].records
+        ]
+    with pytest.raises(CheckpointError, match="other data"):
+        sn.fit_many(members(2), x + 1, checkpoint=path, **options)
+
+
+def proposals_of_every_kind():
+    x, y = skewed(300), skewed(300, seed=1, shift=1.0)
+    yield [sn.Gaussian.fit_to(x), sn.Gaussian.fit_to(y)]
+    yield [sn.StudentT.fit_to(x, df=3.0), sn.StudentT.fit_to(y, df=7.0)]
+    yield [sn.Uniform.fit_to(x), sn.Uniform.fit_to(y)]
+    yield [sn.GaussianMixture.fit_to(t, n_components=3) for t in (x, y)]
+    yield [sn.Defensive.fit_to(x, n_components=3, weight=w) for w in (0.1, 0.4)]
+    yield [sn.Gaussian.fit_to(x), sn.Gaussian.fit_to(x)]
+    yield [sn.Gaussian.fit_to(x), sn.StudentT.fit_to(x)]
+
+
+@pytest.mark.parametrize("pair", list(proposals_of_every_kind()), ids=lambda p: type(p[0]).__name__)
+def test_stacked_proposals_are_the_proposals(pair):
+    stack = stack_proposals(pair)
+    x = torch.cat([skewed(50, seed=4), torch.tensor([[90.0, -90.0]])]).expand(2, -1, -1)
+    for k, q in enumerate(pair):
+        torch.testing.assert_close(stack.log_prob(x)[k], q.log_prob(x[k]), atol=1e-4, rtol=1e-5)
+    torch.manual_seed(0)
+    drawn = stack.sample(4000)
+    for k, q in enumerate(pair):
+        # E_q[-log q] from the stack's samples against the proposal's own.
+        own, stacked = q.log_prob(q.sample((4000,))), q.log_prob(drawn[k])
+        error = math.hypot(float(own.std()), float(stacked.std())) / math.sqrt(4000)
+        assert float(own.mean() - stacked.mean()) == pytest.approx(0, abs=4.5 * error + 1e-5)
+        ours, theirs = drawn[k].median(0).values, q.sample((4000,)).median(0).values
+        torch.testing.assert_close(ours, theirs, atol=0.2, rtol=0.1)
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+def test_rows_come_in_the_type_of_the_models(given):
+    torch.manual_seed(0)
+    x = torch.randn(60, 2)
+    models = [sn.EBM(sn.MLP(2, hidden=(6,)), base=sn.Gaussian.fit_to(x)) for _ in range(2)]
+    rows = x.to(given)
+    other = torch.float64 if given is torch.float32 else torch.float32
+    models = [model.to(other) for model in models]
+    for tables in (rows, [rows, rows[:30]]):
+        sn.fit_many(models, tables, val_data=rows, n_samples=8, max_steps=2, seed=0, progress=False)
+    assert {p.dtype for model in models for p in model.energy.parameters()} == {other}
+
+
+def test_what_cannot_train_together_is_refused():
+    x = skewed(100)
+    pair = members(2)
+    with pytest.raises(EnergyError, match="members 0 and 1"):
+        sn.fit_many([pair[0], sn.EBM(sn.MLP(2, (8,)), base=pair[0].base)], x, **QUICK)
+    with pytest.raises(EnergyError, match="is no nn"):
+        sn.fit_many([sn.EBM(lambda v: v.sum(-1), base=pair[0].base)], x, **QUICK)
+    with pytest.raises(ValueError, match="appears twice"):
+        sn.fit_many([pair[0], pair[0]], x, **QUICK)
+    with pytest.raises(TypeError, match="one or more"):
+        sn.fit_many([], x)
+    with pytest.raises(DataError, match="3 tables for 2 models"):
+        sn.fit_many(pair, [x, x, x], **QUICK)
+    with pytest.raises(DataError, match="val_data"):
+        sn.fit_many(pair, x, patience=2, **QUICK)
+    with pytest.raises(ProposalError, match="needs a proposal"):
+        sn.fit_many(members(2, base=False), x, **QUICK)
+    with pytest.raises(ProposalError, match="1 proposals for 2"):
+        sn.fit_many(pair, x, proposal=[pair[0].base], **QUICK)
+    with pytest.raises(ValueError, match="3 numbers for 2"):
+        sn.fit_many(pair, x, lr=[1e-3] * 3, **QUICK)
+    with pytest.raises(ValueError, match="functions of weights"):
+        sn.fit_many(pair, x, objective="dsm", **QUICK)
+    far, box = [x, x + 1000], sn.Uniform.fit_to(x)
+    with pytest.raises(ProposalError, match="member 1: "):
+        sn.fit_many(pair, far, proposal=box, **QUICK)
+
+
+def test_layers_that_change_buffers_while_training_are_refused():
+    """Their members would end with the buffers of the start: other densities, silently."""
+
+    def network(layer):
+        return nn.Sequential(nn.Linear(2, 8), layer, nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+
+    for layer in (nn.BatchNorm1d(8), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))):
+        pair = members(2, energy=lambda layer=layer: network(copy.deepcopy(layer)))
+        with pytest.raises(EnergyError, match=r"buffer '1\..* train each by fit"):
+            sn.fit_many(pair, skewed(100), **QUICK)
+    sn.fit_many(members(2, energy=lambda: network(nn.LayerNorm(8))), skewed(100), **QUICK)
+
+
+def test_a_table_of_all_members_is_moved_once():
+    """Else each member would have a copy of it on the device."""
+    x, other = skewed(10), skewed(10)
+    first, second, third = _moved([x, x, other], torch.device("meta"))
+    assert first is second
+    assert third is not first
+    assert third.device.type == "meta"
+
+
+class Scaled(nn.Module):
+    """A scalar parameter, one weight in two places, and an output of shape (n, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.scale * self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def test_scalars_and_weights_in_two_places_train_as_alone():
+    x = skewed(300)
+    base = sn.Gaussian.fit_to(x)
+    torch.manual_seed(0)
+    together = [sn.EBM(Scaled(), base=base) for _ in range(2)]
+    alone = copy.deepcopy(together)
+    options = {**QUICK, "max_epochs": 2}
+    sn.fit_many(together, x, same_batches=True, same_samples=True, **options)
+    for one, other in zip(together, alone, strict=True):
+        sn.fit(other, x, **options)
+        assert one.energy.second.weight is one.energy.first.weight
+        assert torch.allclose(flat(one), flat(other), atol=1e-4)
+
+
+def test_double_members_with_and_without_base_and_clipped_steps():
+    x = skewed(300)
+    q = sn.Gaussian.fit_to(x)
+    models = [sn.EBM(sn.MLP(2, (8,)).double(), base=q), sn.EBM(sn.MLP(2, (8,)).double())]
+    models[0].log_norm.data = models[0].log_norm.data.float()  # as after model.energy.double()
+    models[1].log_norm.data = models[1].log_norm.data.float()
+    options = {**QUICK, "max_epochs": 2, "clip_norm": 1e-3}
+    histories = sn.fit_many(models, x, proposal=q, **options)
+    assert [h.skipped_steps for h in histories] == [0, 0]
+
+
+def test_one_network_in_two_models_and_odd_options_are_refused():
+    x = skewed(100)
+    q = sn.Gaussian.fit_to(x)
+    network = sn.MLP(2, (8,))
+    with pytest.raises(ValueError, match="members 0 and 1 share a trained parameter"):
+        sn.fit_many([sn.EBM(network, base=q), sn.EBM(network, base=q)], x, progress=False)
+    model = sn.EBM(network, base=q)
+    with pytest.raises(TypeError, match="does not take bf16"):
+        sn.fit_many([model], x, bf16=True)
+    with pytest.raises(ValueError, match="n_samples"):
+        sn.fit_many([model], x, n_samples=0)
+    assert sn.fit_many([model], x, lr=np.float32(1e-3), max_steps=1, progress=False)[0].n_steps == 1

@@ -1,0 +1,187 @@
+"""Flows as proposals: densities, training, adaptation to a model, tilting."""
+
+import builtins
+
+import pytest
+import torch
+
+import selfnorm as sn
+from selfnorm.distributions.flow_training import FlowTask, adapt, fit_jointly, proposal_loss, tilt
+from selfnorm.errors import DataError, SelfnormError
+
+pytest.importorskip("zuko")
+SMALL = {"transforms": 2, "hidden": (16, 16), "bins": 4}
+
+
+def banana(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    a = torch.randn(n, generator=g)
+    return torch.stack([50 + 10 * a, a**2 + 0.5 * torch.randn(n, generator=g)], 1)
+
+
+@pytest.mark.parametrize("kind", ["nsf", "maf"])
+def test_the_density_integrates_to_one_in_the_units_of_x(kind):
+    torch.manual_seed(0)
+    flow = sn.Flow(2, kind=kind, **SMALL).set_scaling(banana(500))
+    a, b = torch.linspace(-30, 130, 400), torch.linspace(-12, 14, 400)
+    with torch.no_grad():
+        p = flow.log_prob(torch.cartesian_prod(a, b)).double().exp().view(400, 400)
+    mass = torch.trapezoid(torch.trapezoid(p, b.double(), dim=1), a.double())
+    assert abs(float(mass) - 1) < 0.01
+
+
+def test_training_raises_the_likelihood_and_samples_follow():
+    torch.manual_seed(0)
+    x = banana(2000)
+    flow = sn.Flow(2, **SMALL)
+    before = float(flow.set_scaling(x).log_prob(x).mean().detach())
+    history = sn.fit(
+        flow, x, batch_size=256, max_steps=120, max_epochs=100, lr=5e-3, seed=0, progress=False
+    )
+    assert history.n_steps == 120
+    assert float(flow.log_prob(banana(1000, seed=1)).detach().mean()) > before + 0.2
+    torch.manual_seed(0)
+    y = flow.sample((2000,))
+    assert abs(float(y[:, 0].mean()) - 50) < 1.5
+    assert float(y[:, 1].mean()) == pytest.approx(1.0, abs=0.35)
+
+
+def test_a_conditional_flow_uses_its_condition():
+    torch.manual_seed(0)
+    c = torch.randn(1500, 1)
+    x = 2 * c + 0.2 * torch.randn(1500, 1)
+    flow = sn.Flow(1, condition_dim=1, **SMALL)
+    sn.fit(flow, (x, c), batch_size=256, max_steps=80, max_epochs=100, lr=1e-2, progress=False)
+    with torch.no_grad():
+        assert float((flow.log_prob(x, c) - flow.log_prob(x, -c)).mean()) > 0.5
+
+
+def test_it_serves_as_proposal_of_a_joint_ebm():
+    torch.manual_seed(0)
+    x = banana(1500)
+    flow = sn.Flow(2, **SMALL)
+    sn.fit(flow, x, batch_size=256, max_steps=60, max_epochs=100, lr=5e-3, progress=False)
+    energy = sn.MLP(2, hidden=(16,), zero_init=True)
+    model = sn.EBM(energy, base=sn.StudentT.fit_to(x))
+    options = {"max_steps": 40, "max_epochs": 100, "seed": 0, "progress": False}
+    sn.fit(model, x, proposal=flow, n_samples=256, **options)
+    bounds = sn.evaluate(model, banana(500, seed=2), proposal=flow, n_samples=5000, seed=0)
+    assert bounds.lower <= bounds.upper
+    assert bounds.ess > 0.02
+
+
+def test_tilting_starts_at_the_flow_and_leaves_it_alone():
+    torch.manual_seed(0)
+    x = banana(800)
+    flow = sn.Flow(2, **SMALL).set_scaling(x)
+    before = {k: v.clone() for k, v in flow.state_dict().items()}
+    model = tilt(flow, sn.MLP(2, hidden=(16,), zero_init=True))
+    assert torch.allclose(model.log_prob(x), flow.log_prob(x), atol=1e-5)
+    start = float(flow.log_prob(x).mean())
+    options = {"max_steps": 80, "max_epochs": 100, "lr": 3e-3, "seed": 0, "progress": False}
+    sn.fit(model, x, proposal=flow, n_samples=512, **options)
+    assert all(torch.equal(before[k], v) for k, v in flow.state_dict().items())
+    bounds = sn.evaluate(model, x, proposal=flow, n_samples=20_000, seed=0)
+    assert bounds.lower > start + 0.05
+
+
+def test_the_kl_loss_moves_the_flow_towards_the_model_not_the_data():
+    torch.manual_seed(0)
+    target = sn.Gaussian(torch.tensor([2.0, -1.0]), scale=0.7)
+    model = sn.EBM(lambda x: torch.zeros(x.shape[:-1]), base=target)
+    data = torch.randn(400, 2)  # elsewhere
+    flow = sn.Flow(2, **SMALL).set_scaling(data)
+    fresh = target.sample((2000,))
+    before = float(flow.log_prob(fresh).mean())
+    options = {"batch_size": 64, "max_epochs": 1000, "max_steps": 150, "lr": 5e-3, "seed": 0}
+    adapt(flow, model, data, loss="kl", n_samples=256, progress=False, **options)
+    assert float(flow.log_prob(fresh).mean()) > before + 0.5
+
+
+def test_both_is_the_average_of_the_two_losses():
+    torch.manual_seed(0)
+    x = torch.randn(50, 2)
+    flow = sn.Flow(2, **SMALL)
+    model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
+    values = {}
+    for loss in ("data", "kl", "both"):
+        torch.manual_seed(1)
+        values[loss] = float(proposal_loss(flow, model, x, loss, 128))
+    assert values["both"] == pytest.approx((values["data"] + values["kl"]) / 2, abs=1e-5)
+
+
+def test_model_and_flow_train_together():
+    torch.manual_seed(0)
+    x = banana(1000)
+    model = sn.EBM(sn.MLP(2, hidden=(16,), zero_init=True), base=sn.StudentT.fit_to(x))
+    flow = sn.Flow(2, **SMALL)
+    history = fit_jointly(
+        model,
+        flow,
+        x,
+        loss="both",
+        n_samples=256,
+        val_data=banana(300, seed=1),
+        batch_size=256,
+        max_epochs=100,
+        max_steps=60,
+        lr=2e-3,
+        seed=0,
+        progress=False,
+    )
+    first, last = history.records[0], history.records[-1]
+    assert last["flow"] > first["flow"]
+    assert last["val_lower"] <= last["val_upper"] + 1e-4
+    assert last["val_lower"] > -6
+    assert history.final["ess"] > 0.02
+
+
+def test_bad_settings_are_refused(monkeypatch):
+    flow = sn.Flow(2, **SMALL)
+    with pytest.raises(ValueError, match="kind"):
+        sn.Flow(2, kind="glow")
+    with pytest.raises(ValueError, match="loss"):
+        FlowTask(flow, loss="other")
+    with pytest.raises(ValueError, match="needs the model"):
+        proposal_loss(flow, None, torch.zeros(3, 2), "kl", 8)
+    with pytest.raises(DataError, match="shape"):
+        flow.set_scaling(torch.zeros(4, 3))
+    with pytest.raises(DataError, match="NaN"):
+        flow.set_scaling(torch.full((4, 2), torch.nan))
+    real = builtins.__import__
+
+    def without_zuko(name, *args, **kwargs):
+        if name == "zuko":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_zuko)
+    with pytest.raises(SelfnormError, match=r"selfnorm\[flows\]"):
+        sn.Flow(2)
+
+
+def test_rows_in_every_form_and_of_the_right_width():
+    flow, x = sn.Flow(2, **SMALL).set_scaling(banana(50)), banana(5)
+    for form in (x.numpy(), x.tolist(), x.double()):
+        assert torch.allclose(flow.log_prob(form), flow.log_prob(x))
+    with pytest.raises(DataError, match="rows of 2 columns"):
+        flow.log_prob(x[:, :1])  # would be broadcast
+    options = {"max_epochs": 1, "progress": False}
+    sn.fit(flow, banana(50).double(), **options)
+    with pytest.raises(DataError, match="rows of 2 columns"):
+        sn.fit(flow, banana(50), val_data=x[:, :1], **options)
+
+
+def test_conditions_that_do_not_fit_are_refused():
+    x, given = banana(50), torch.randn(50, 1)
+    plain, conditional = sn.Flow(2, **SMALL), sn.Flow(2, condition_dim=1, **SMALL)
+    options = {"max_epochs": 1, "progress": False}
+    with pytest.raises(DataError, match=r"condition_dim=0: expected 1 tensors \(x\), got 2"):
+        sn.fit(plain, (x, given), **options)
+    with pytest.raises(DataError, match=r"condition_dim=1: expected 2 tensors"):
+        sn.fit(conditional, x, **options)
+    with pytest.raises(DataError, match="condition_dim=1, got 0 columns"):
+        conditional.log_prob(x)
+    with pytest.raises(DataError, match="condition_dim=0, got 1 columns"):
+        plain.sample((3,), given)
+    assert conditional.sample((), given.numpy()).shape == (50, 2)

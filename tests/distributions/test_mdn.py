@@ -1,0 +1,142 @@
+"""Label proposals: densities integrate to one, samples follow them, supports are honest."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from selfnorm.distributions.mdn import (
+    MDN,
+    DefensiveLabels,
+    LabelGaussian,
+    LabelUniform,
+    MixtureLabels,
+)
+from selfnorm.errors import DataError, ProposalError
+
+
+def skewed(batch: int = 3) -> MixtureLabels:
+    """An asymmetric mixture with a narrow and a wide part."""
+    log_weights = torch.tensor([0.7, 0.3]).log().expand(batch, 2)
+    means = torch.tensor([[-1.0], [2.0]]).expand(batch, 2, 1)
+    scales = torch.tensor([[0.2], [1.0]]).expand(batch, 2, 1)
+    return MixtureLabels(log_weights, means, scales)
+
+
+def laws() -> dict[str, object]:
+    torch.manual_seed(0)
+    y = torch.randn(200, 1) * 2 + 1
+    h = torch.randn(3, 4)
+    mdn = MDN(4, components=3, hidden=(8,))
+    return {
+        "mixture": skewed(),
+        "mdn": mdn(h),
+        "gaussian": LabelGaussian.fit_to(y)(h),
+        "uniform": LabelUniform.fit_to(y)(h),
+        "defensive": DefensiveLabels(mdn, LabelGaussian.fit_to(y), weight=0.2)(h),
+    }
+
+
+@pytest.mark.parametrize("name", list(laws()))
+@torch.no_grad()
+def test_every_law_integrates_to_one_and_is_what_it_samples(name: str) -> None:
+    law = laws()[name]
+    grid = torch.linspace(-30, 30, 60_001).view(-1, 1, 1).expand(-1, 3, 1)
+    density = law.log_prob(grid).exp()
+    mass = torch.trapezoid(density, dx=0.001, dim=0)
+    torch.testing.assert_close(mass, torch.ones(3), atol=2e-3, rtol=0)
+    torch.manual_seed(1)
+    samples = law.sample((20_000,))[..., 0]
+    mean = torch.trapezoid(density * grid[..., 0], dx=0.001, dim=0)
+    torch.testing.assert_close(samples.mean(0), mean, atol=0.06, rtol=0)
+
+
+@torch.no_grad()
+def test_moments_and_cdf_of_the_mixture() -> None:
+    q = skewed()
+    assert float(q.mean[0, 0]) == pytest.approx(-0.1)
+    assert float(q.stddev[0, 0]) == pytest.approx(math.sqrt(0.7 * (0.04 + 0.81) + 0.3 * (1 + 4.41)))
+    grid = torch.linspace(-3, 1, 8001)
+    density = q.log_prob(grid.view(-1, 1, 1).expand(-1, 3, 1)).exp()[:, 0]
+    at = q.cdf(torch.ones(3, 1))[0, 0] - q.cdf(torch.full((3, 1), -3.0))[0, 0]
+    assert float(torch.trapezoid(density, grid)) == pytest.approx(float(at), abs=1e-4)
+
+
+@torch.no_grad()
+def test_stratified_samples_are_unbiased_with_less_variance() -> None:
+    q = skewed(4000)
+    torch.manual_seed(0)
+    plain = q.sample((16,)).exp().clamp_max(50).mean(0)
+    layered = q.stratified_sample(16).exp().clamp_max(50).mean(0)
+    assert float(layered.mean()) == pytest.approx(float(plain.mean()), rel=0.05)
+    assert float(layered.var()) < 0.4 * float(plain.var())
+    torch.testing.assert_close(q.midpoints(4000).mean(0)[0], q.mean[0], atol=5e-3, rtol=0)
+
+
+@torch.no_grad()
+def test_two_dimensional_samples_have_independent_coordinates_within_a_component() -> None:
+    q = MixtureLabels(torch.zeros(1, 1), torch.zeros(1, 1, 2), torch.tensor([[[1.0, 3.0]]]))
+    torch.manual_seed(0)
+    y = q.stratified_sample(20_000)[:, 0]
+    covariance = torch.cov(y.T)
+    expected = torch.tensor([[1.0, 0.0], [0.0, 9.0]])
+    torch.testing.assert_close(covariance, expected, atol=0.2, rtol=0)
+
+
+def test_mdn_learns_by_likelihood_and_places_its_components() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(512, 1) * 2 - 1
+    y = torch.where(torch.rand(512, 1) < 0.5, x, -x) + 0.05 * torch.randn(512, 1) + 5
+    mdn = MDN(1, components=2, hidden=(16,), activation="tanh")
+    mdn.place(y)
+    assert float(mdn(x).mean.detach().mean()) == pytest.approx(5.0, abs=1.0)
+    optimizer = torch.optim.Adam(mdn.parameters(), lr=2e-2)
+    before = float(-mdn(x).log_prob(y).detach().mean())
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = -mdn(x).log_prob(y).mean()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < before - 0.5
+
+
+def test_stacked_members_are_independent() -> None:
+    torch.manual_seed(0)
+    mdn = MDN(3, components=2, hidden=(), members=2)
+    h = torch.randn(2, 5, 3)
+    loss = mdn(h).log_prob(torch.zeros(2, 5, 1))[0].sum()
+    loss.backward()
+    gradient = mdn.means.layers[0].weight.grad
+    assert gradient[0].abs().sum() > 0
+    assert gradient[1].abs().sum() == 0
+
+
+def test_uniform_is_minus_infinity_outside() -> None:
+    law = LabelUniform(torch.zeros(1), torch.ones(1))(torch.zeros(2, 3))
+    assert law.log_prob(torch.tensor([[0.5], [1.5]])).tolist() == [0.0, -math.inf]
+
+
+def test_bad_labels_and_weights_are_refused() -> None:
+    with pytest.raises(DataError, match="NaN"):
+        LabelGaussian.fit_to(torch.tensor([[0.0], [float("nan")]]))
+    with pytest.raises(DataError, match="constant"):
+        LabelGaussian.fit_to(torch.ones(5, 1))
+    with pytest.raises(ProposalError, match="upper end"):
+        LabelUniform(torch.ones(1), torch.zeros(1))
+    with pytest.raises(ProposalError, match="weight"):
+        DefensiveLabels(MDN(1), MDN(1), weight=1.0)
+
+
+def test_labels_without_their_last_dimension_are_refused_not_broadcast() -> None:
+    h, y = torch.zeros(6, 2), torch.linspace(-1, 1, 6)
+    mixture = MDN(2, components=3)(h)
+    assert mixture.log_prob(y[:, None]).shape == (6,)
+    for law in (mixture, LabelUniform(torch.zeros(1), torch.ones(1))(h)):
+        with pytest.raises(DataError, match=r"got shape \(6,\); use y\[:, None\]"):
+            law.log_prob(y)
+    with pytest.raises(DataError, match="labels must have 1 number"):
+        mixture.cdf(y)
+    with pytest.raises(DataError, match="labels must have 2 number"):
+        MDN(2, dim=2)(h).log_prob(y[:, None])

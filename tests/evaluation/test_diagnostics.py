@@ -1,0 +1,201 @@
+import math
+
+import pytest
+import torch
+from torch import distributions as td
+
+import selfnorm as sn
+from selfnorm.evaluation.diagnostics import (
+    confidence_interval,
+    data_side_check,
+    relative_error,
+    tail_index,
+    verdict,
+)
+from tests.analytic.models import Potential
+
+
+def random_density(generator_seed: int):
+    """A random asymmetric density with exact samples: mixture, Student-t, Gumbel or Gaussian."""
+    torch.manual_seed(generator_seed)
+    dim = int(torch.randint(1, 5, ()))
+    kind = generator_seed % 4
+    if kind == 0:
+        k = int(torch.randint(2, 5, ()))
+        means = 2.0 * torch.randn(k, dim)
+        scales = 0.4 + torch.rand(k, dim)
+        weights = torch.distributions.Dirichlet(torch.full((k,), 2.0)).sample()
+        parts = td.Independent(td.Normal(means, scales), 1)
+        return td.MixtureSameFamily(td.Categorical(weights), parts), dim
+    if kind == 1:
+        df = 3.0 + 5 * torch.rand(dim)
+        return td.Independent(td.StudentT(df, torch.randn(dim), 0.5 + torch.rand(dim)), 1), dim
+    if kind == 2:
+        return td.Independent(td.Gumbel(torch.randn(dim), 0.3 + torch.rand(dim)), 1), dim
+    factor = torch.randn(dim, dim)
+    return td.MultivariateNormal(
+        3 * torch.randn(dim), factor @ factor.T + 0.2 * torch.eye(dim)
+    ), dim
+
+
+def unnormalised(density, log_norm: float, b: float) -> sn.EBM:
+    return sn.EBM(Potential(lambda x: -(density.log_prob(x) + log_norm)), log_norm=b)
+
+
+def test_bounds_hold_the_truth_on_200_random_analytic_models():
+    held, conditional = 0, 0
+    for seed in range(200):
+        density, dim = random_density(seed)
+        log_norm = float(5 * torch.randn(()))
+        model = unnormalised(density, log_norm, log_norm + 0.3 * float(torch.randn(())))
+        q = sn.Defensive.fit_to(density.sample((500,)), n_components=4)
+        x = density.sample((300,))
+        bounds = sn.evaluate(model, x, proposal=q, n_samples=4000, seed=seed)
+        truth = float(density.log_prob(x).mean())
+        held += bounds.lower - 3 * bounds.lower_se <= truth <= bounds.upper + 3 * bounds.upper_se
+        # harder: the error of log Z alone, without the scatter of the test rows
+        slack = (
+            3
+            * bounds.log_norm_se
+            * max(1.0, math.exp(bounds.log_norm - float(model.log_norm.detach())))
+        )
+        conditional += bounds.lower - slack <= truth <= bounds.upper + slack
+        assert dim == x.shape[1]
+    assert held >= 198, held
+    assert conditional >= 196, conditional
+
+
+def good_case(seed: int):
+    density, _ = random_density(1000 + seed)
+    x = density.sample((800,))
+    if seed % 2:
+        return density, sn.Defensive.fit_to(x, n_components=5)
+    return density, sn.Defensive(sn.Gaussian.fit_to(x, inflate=1.3), weight=0.2)
+
+
+def missed_mode(seed: int):
+    """The proposal covers one of two modes and leaves out 3 to 60 % of the mass."""
+    torch.manual_seed(seed)
+    dim = 1 + seed % 4
+    share = 0.03 + 0.57 * float(torch.rand(()))
+    direction = torch.nn.functional.normalize(torch.randn(dim), dim=0)
+    means = torch.stack([torch.zeros(dim), (9.0 + 6 * float(torch.rand(()))) * direction])
+    scales = torch.stack([torch.full((dim,), 1.0), torch.full((dim,), 0.3 + float(torch.rand(())))])
+    weights = torch.tensor([1 - share, share])
+    density = td.MixtureSameFamily(
+        td.Categorical(weights), td.Independent(td.Normal(means, scales), 1)
+    )
+    return density, sn.Gaussian(torch.zeros(dim), scale=1.2)
+
+
+def lighter_tails(seed: int):
+    """Student-t data, a Gaussian proposal fitted to their middle."""
+    torch.manual_seed(seed)
+    dim = 1 + seed % 4
+    df = 1.5 + 1.5 * torch.rand(())
+    density = td.Independent(td.StudentT(df.expand(dim), torch.randn(dim), torch.ones(dim)), 1)
+    return density, sn.Gaussian(density.base_dist.loc, scale=1.0 + 0.5 * float(torch.rand(())))
+
+
+def collapsed(seed: int):
+    """A proposal 3 to 100 times narrower than the data."""
+    torch.manual_seed(seed)
+    density, _ = random_density(2000 + seed)
+    x = density.sample((800,))
+    narrow = float(10 ** (-0.5 - 1.5 * torch.rand(())))
+    if seed % 2:
+        return density, sn.Gaussian(x.mean(0), scale=narrow * x.std(0))
+    return density, sn.Gaussian(x[0], scale=narrow * x.std(0))
+
+
+def judged(density, q, seed, n_samples=10_000):
+    x = density.sample((500,))
+    return sn.evaluate(
+        unnormalised(density, 1.7, 1.7), x, proposal=q, n_samples=n_samples, seed=seed
+    )
+
+
+def test_designed_failures_are_flagged_and_good_cases_are_not():
+    failures = (
+        [missed_mode(s) for s in range(17)]
+        + [lighter_tails(s) for s in range(17)]
+        + [collapsed(s) for s in range(16)]
+    )
+    flagged = [not judged(*case, seed).reliable for seed, case in enumerate(failures)]
+    assert sum(flagged) >= 48, [i for i, f in enumerate(flagged) if not f]
+    good = [judged(*good_case(seed), seed) for seed in range(50)]
+    wrong = [b.reasons for b in good if not b.reliable]
+    assert len(wrong) <= 2, wrong
+
+
+def test_a_missed_mode_is_seen_by_the_data_side_alone():
+    density, q = missed_mode(0)
+    x, y = density.sample((500,)), q.sample((10_000,))
+    log_w, log_w_data = density.log_prob(y) - q.log_prob(y), density.log_prob(x) - q.log_prob(x)
+    blind = verdict(log_w)
+    assert blind.reliable  # ESS and Pareto k look at proposal samples and see nothing wrong
+    assert blind.ess > 0.5
+    seeing = verdict(log_w, log_w_data)
+    assert not seeing.reliable
+    assert "proposal misses" in seeing.reasons[0]
+    assert seeing.data_side.share > 0.02
+
+
+def test_sentences_name_cause_and_cure():
+    torch.manual_seed(0)
+    heavy = verdict(torch.distributions.Exponential(0.4).sample((5000,)))
+    assert not heavy.reliable
+    assert "heavier tails" in " ".join(heavy.reasons)
+    few = torch.zeros(1000)
+    few[:3] = 20.0
+    assert any("effective" in r and "n_samples" in r for r in verdict(few).reasons)
+    assert any("not finite" in r for r in verdict(torch.tensor([0.0, math.nan] * 50)).reasons)
+    nothing = verdict(torch.full((50,), -math.inf))
+    assert not nothing.reliable
+    assert "do not overlap" in nothing.reasons[-1]
+
+
+def test_constant_weights_are_fine_and_rounding_is_no_exceedance():
+    log_w = torch.full((5000,), 3.0)
+    noise = 1e-6 * torch.randn(200, generator=torch.Generator().manual_seed(0))
+    assert verdict(log_w, 3.0 + noise).reliable
+    assert data_side_check(torch.empty(0), log_w).passed
+
+
+def test_infinite_weight_at_data_counts_against():
+    """A uniform proposal that stops short of the data: q = 0 there."""
+    x = torch.cat([torch.rand(400, 1), 2 + torch.rand(30, 1)])
+    q = sn.Uniform(torch.tensor([0.0]), torch.tensor([1.0]))
+    model = sn.EBM(Potential(lambda v: v[..., 0] * 0.1))
+    bounds = sn.evaluate(model, x, proposal=q, n_samples=4000, seed=0)
+    assert not bounds.reliable
+
+
+def test_plateau_with_a_bounded_shoulder_is_not_a_heavy_tail():
+    torch.manual_seed(0)
+    plateau = 0.08 - 0.5 * torch.rand(19_800).pow(4)
+    shoulder = 0.08 + 0.43 * torch.rand(200)
+    assert tail_index(torch.cat([plateau, shoulder])) < 0.5
+    for k in (0.9, 1.5):
+        heavy = torch.distributions.Exponential(1 / k).sample((20_000,))
+        assert tail_index(heavy) > 0.7
+
+
+def test_relative_error_is_the_spread_of_repetition():
+    torch.manual_seed(0)
+    log_w = 0.8 * torch.randn(2000, 300)
+    estimates = torch.logsumexp(log_w, 0)
+    assert float(relative_error(log_w).mean()) == pytest.approx(float(estimates.std()), rel=0.15)
+    assert torch.isinf(relative_error(torch.zeros(1)))
+
+
+def test_confidence_interval():
+    low, high = confidence_interval(2.0, 0.5, level=0.99)
+    assert (low + high) / 2 == pytest.approx(2.0)
+    assert high - low == pytest.approx(2 * 2.5758 * 0.5, rel=1e-3)
+    with pytest.raises(ValueError, match="level"):
+        confidence_interval(0.0, 1.0, level=95)
+    density, q = good_case(3)
+    bounds = judged(density, q, 0)
+    low, high = bounds.interval(0.95)
+    assert low < bounds.lower <= bounds.upper < high

@@ -1,0 +1,167 @@
+"""evaluate, Bounds, exact quadrature, the look far out."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import selfnorm as sn
+from selfnorm.errors import DataError, ProposalError
+from selfnorm.evaluation.bounds import draw_log_weights
+from tests.analytic.models import ANALYTIC, Potential
+
+
+def test_chunk_size_changes_nothing_but_rounding():
+    case = ANALYTIC[0]
+    x = case.sample(1000)
+    whole = sn.evaluate(case.ebm(), x, proposal=case.proposal, seed=5, chunk_size=10**6)
+    torch.manual_seed(5)
+    # Same random stream, other chunks: draw once, evaluate in pieces.
+    q = sn.as_proposal(case.proposal)
+    log_w = draw_log_weights(case.ebm(), q, 20_000, 10**6)
+    from selfnorm.evaluation.bounds import summarise
+
+    log_p = torch.cat([case.ebm().log_unnormalized(p) for p in x.split(77)])
+    pieces = summarise(log_p, log_w, log_p - q.log_prob(x), 0.0)
+    assert pieces.upper == pytest.approx(whole.upper, abs=1e-5)
+    assert pieces.log_norm == pytest.approx(whole.log_norm, abs=1e-5)
+
+
+def test_standard_errors_are_those_of_repetition():
+    case = ANALYTIC[0]
+    model = case.ebm()
+    runs = [
+        sn.evaluate(model, case.sample(200), proposal=case.proposal, n_samples=500, seed=s)
+        for s in range(200)
+    ]
+    for value, error in (("upper", "upper_se"), ("log_norm", "log_norm_se")):
+        spread = torch.tensor([getattr(r, value) for r in runs]).std()
+        claimed = torch.tensor([getattr(r, error) for r in runs]).mean()
+        assert float(claimed / spread) == pytest.approx(1.0, abs=0.2)
+
+
+def test_reliable_on_a_good_case_and_the_words_of_a_bad_one():
+    case = ANALYTIC[0]
+    good = sn.evaluate(case.ebm(), case.sample(500), proposal=case.proposal, seed=0)
+    assert good.reliable, good.reasons
+    narrow = sn.Gaussian(torch.tensor([-1.0, 2.0]), scale=0.6)  # misses the second mode
+    bad = sn.evaluate(case.ebm(), case.sample(500), proposal=narrow, seed=0)
+    assert not bad.reliable
+    assert "proposal" in " ".join(bad.reasons)
+    assert "NOT RELIABLE" in str(bad)
+
+
+def test_mass_beyond_the_samples_is_found():
+    """A Student-t base cannot hold an energy that falls linearly: Z does not exist."""
+    base = sn.StudentT(3.0, torch.zeros(2), scale=1.0)
+    x = base.sample((500,))
+    runaway = sn.EBM(Potential(lambda v: -0.01 * v[..., 0].abs()), base=base)
+    verdict = sn.evaluate(runaway, x, seed=0)
+    assert any("does not exist" in r for r in verdict.reasons)
+    tame = sn.EBM(Potential(lambda v: -0.01 * v[..., 0].abs().clamp_max(10)), base=base)
+    assert sn.evaluate(tame, x, seed=0).reliable
+    held = sn.EBM(
+        Potential(lambda v: -0.5 * v[..., 0].abs()), base=sn.Gaussian(torch.zeros(2), scale=1.0)
+    )
+    verdict = sn.evaluate(held, torch.randn(500, 2), seed=0)
+    assert verdict.reliable, verdict.reasons
+
+
+def test_bounds_to_dict_round_trips_through_json():
+    import json
+
+    case = ANALYTIC[1]
+    bounds = sn.evaluate(case.ebm(), case.sample(50), proposal=case.proposal, seed=0)
+    loaded = json.loads(json.dumps(bounds.to_dict()))
+    assert loaded["lower"] == bounds.lower
+    assert loaded["gap"] == pytest.approx(bounds.upper - bounds.lower)
+
+
+@pytest.mark.parametrize("df", [2.0, 5.0])
+def test_quadrature_integrates_polynomial_tails(df):
+    t = sn.StudentT(df, torch.tensor([0.7, -0.4]), scale=torch.tensor([0.5, 2.0]))
+    log_z, error = sn.exact_log_norm(t.log_prob, 2)
+    assert abs(log_z) < 1e-3
+    assert error < 1e-3
+
+
+def test_quadrature_in_one_dimension_and_on_a_box():
+    case = ANALYTIC[4]
+    box = (torch.tensor([0.0]), torch.tensor([2.0]))
+    log_z, _ = sn.exact_log_norm(case.ebm(), 1, support=box, n_points=4001)
+    assert log_z == pytest.approx(case.log_norm, abs=1e-4)
+    student = ANALYTIC[1]
+    assert sn.exact_log_norm(student.ebm(), 1)[0] == pytest.approx(student.log_norm, abs=1e-4)
+
+
+def test_quadrature_refuses_three_dimensions():
+    with pytest.raises(DataError, match="evaluate"):
+        sn.exact_log_norm(lambda x: x.sum(-1), 3)
+
+
+def test_errors_name_the_cure():
+    model = sn.EBM(sn.MLP(2))
+    with pytest.raises(ProposalError, match="base density"):
+        sn.evaluate(model, torch.zeros(3, 2))
+    with pytest.raises(ProposalError, match="3 columns"):
+        sn.evaluate(model, torch.zeros(3, 3), proposal=sn.Gaussian(torch.zeros(2), scale=1.0))
+    with pytest.raises(DataError, match="n_samples"):
+        sn.evaluate(
+            model, torch.zeros(3, 2), proposal=sn.Gaussian(torch.zeros(2), scale=1.0), n_samples=1
+        )
+    with pytest.raises(TypeError, match="typo"):
+        sn.evaluate(
+            model, torch.zeros(3, 2), proposal=sn.Gaussian(torch.zeros(2), scale=1.0), typo=1
+        )
+
+
+def test_a_model_with_its_own_bounds_gets_the_options_or_refuses_them():
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    wide = sn.Gaussian(torch.zeros(1), scale=3.0)
+    chain = sn.AutoregressiveEBM(2, hidden=8, components=2, context=2, energy_hidden=8)
+    with pytest.raises(ProposalError, match="leave proposal out"):
+        sn.evaluate(chain, x, proposal=sn.Gaussian(torch.zeros(2), scale=1.0), n_samples=10)
+    with pytest.raises(TypeError, match="max_memory"):
+        sn.evaluate(chain, x, n_samples=10, max_memory=0.5)
+    torch.nn.init.normal_(chain.energy.last.weight)
+    whole = sn.evaluate(chain, x, n_samples=10, seed=0)
+    # rows taken a few at a time meet other random numbers: the chunk size has arrived
+    parts = sn.evaluate(chain, x, n_samples=10, seed=0, chunk_size=3)
+    assert parts.log_norm != whole.log_norm
+    assert parts.log_norm == pytest.approx(whole.log_norm, abs=5 * whole.log_norm_se)
+
+    class Records(torch.nn.Module):
+        def bounds(self, x, *, n_samples, seed, proposal):
+            return proposal
+
+    assert sn.evaluate(Records(), x, proposal=wide) is wide
+
+
+def test_a_model_in_training_mode_is_judged_without_dropout_and_left_as_it_was():
+    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    energy = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    model = sn.EBM(energy, base=sn.Gaussian.fit_to(x))
+    before = copy.deepcopy(model.state_dict())
+    training = sn.evaluate(model, x, seed=0), sn.exact_log_norm(model, 2, n_points=129)
+    assert model.training
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    model.eval()
+    assert training == (sn.evaluate(model, x, seed=0), sn.exact_log_norm(model, 2, n_points=129))
+    assert training[0].log_norm == pytest.approx(training[1][0], abs=0.02)
+
+
+def test_grids_take_the_type_of_the_model_and_any_numbers():
+    energy = sn.ExponentialFamily(lambda v: v, 2, theta=torch.tensor([0.5, -1.0]).double())
+    model = sn.EBM(energy, base=sn.Gaussian([0.0, 0.0], 1.0))
+    for center, scale in (([0.5, -1], np.ones(2)), (torch.tensor([0.5, -1.0]), 1), (0, [1.0])):
+        log_z, _ = sn.exact_log_norm(model, 2, center=center, scale=scale, n_points=257)
+        assert log_z == pytest.approx(0.625, abs=1e-9)
+
+
+def test_a_proposal_is_not_taken_for_a_model():
+    x = torch.randn(50, 2)
+    with pytest.raises(TypeError, match="got Gaussian; the log_prob of a proposal"):
+        sn.evaluate(sn.Gaussian.fit_to(x), x)

@@ -1,0 +1,65 @@
+"""Small models of labels given images, for tests."""
+
+import functools
+
+import numpy as np
+import torch
+from torch import nn
+
+from selfnorm.images.labels import LabelSpace
+from selfnorm.images.model import FixedGaussian, ImageEBM
+from selfnorm.images.regressor import ImageRegressor
+
+SPACE = LabelSpace((30.0,), (10.0,), (0.5,), (60.5,), 1.0)
+
+
+class Small(nn.Module):
+    """Mean brightness of the four corners of an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.ReLU())
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(nn.functional.adaptive_avg_pool2d(x, 2).mean(1).flatten(1))
+
+
+def bright_images(n, seed=0, dim=1):
+    """Counts that follow the brightness, with a second mode far away for a third of them."""
+    rng = np.random.default_rng(seed)
+    level = rng.uniform(0, 1, n)
+    x = np.clip(level[:, None, None, None] * 200 + rng.normal(0, 5, (n, 3, 8, 8)), 0, 255)
+    y = np.round(10 + 20 * level + 15 * (rng.uniform(size=n) < 1 / 3))
+    if dim == 3:
+        y = np.stack([y, -y, 0.1 * y], axis=1) + rng.normal(0, 0.3, (n, 3))
+    return x.astype(np.uint8), y
+
+
+def small_model(objective="snl", proposal="mdn-4", **options):
+    chosen = {"n_samples": 16, "batch_size": 64, "max_epochs": 30, "lr": 1e-2, "dropout": 0.0}
+    return ImageRegressor(
+        objective, proposal, backbone=Small(), random_state=0, ema=None, **{**chosen, **options}
+    )
+
+
+class Quadratic(nn.Module):
+    broadcasts = True
+
+    def forward(self, h, y):
+        return 0.5 * (y.squeeze(-1) - h[..., 0]) ** 2
+
+
+def quadratic_model():
+    """Base N(0, 1), energy (z - h)^2 / 2: p(z|h) = N(h / 2, 1 / 2)."""
+    proposal = FixedGaussian(torch.zeros(1), torch.ones(1))
+    return ImageEBM(Quadratic(), proposal, log_norm=nn.Linear(1, 1), base="proposal")
+
+
+@functools.cache
+def fitted_model():
+    """SNL on bright images, trained once."""
+    x, y = bright_images(600)
+    torch.manual_seed(0)
+    return small_model(max_epochs=20).fit(x[:500], y[:500], val=(x[500:], y[500:]))

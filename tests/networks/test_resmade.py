@@ -1,0 +1,83 @@
+"""The masks: what a column's outputs may and may not depend on."""
+
+import pytest
+import torch
+
+from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
+
+
+def dependence(net, head, dim, per_column=1, condition=None):
+    """``(R, out column, in column)``: whether an output of one column moves with another."""
+    stack = net.ranks.shape[0]
+    x = torch.randn(stack, 4, dim * per_column, requires_grad=True)
+    out = net.outputs(head, net(x, condition))
+    seen = torch.zeros(stack, dim, dim, dtype=torch.bool)
+    for j in range(dim):
+        (grad,) = torch.autograd.grad(out[:, :, j].square().sum(), x, retain_graph=True)
+        seen[:, j] = grad.unflatten(-1, (dim, per_column)).abs().sum((1, 3)) > 0
+    return seen
+
+
+@pytest.mark.parametrize(("dim", "stack", "per_column"), [(5, 1, 1), (4, 3, 1), (3, 2, 4)])
+def test_a_column_sees_exactly_the_columns_ranked_before_it(dim, stack, per_column):
+    torch.manual_seed(0)
+    ranks = draw_orderings(dim, stack)
+    net = ResMADE(ranks, per_column=per_column, hidden=64, blocks=2)
+    seen = dependence(net, net.head(3), dim, per_column)
+    expected = ranks[:, None, :] < ranks[:, :, None]
+    assert torch.equal(seen, expected)
+
+
+def test_orderings_are_permutations_and_the_first_two_are_natural_and_reversed():
+    torch.manual_seed(1)
+    ranks = draw_orderings(6, 5)
+    assert torch.equal(ranks.sort(1).values, torch.arange(1, 7).expand(5, 6))
+    assert ranks[0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert ranks[1].tolist() == [6, 5, 4, 3, 2, 1]
+
+
+def test_a_condition_reaches_every_column_the_first_included():
+    torch.manual_seed(0)
+    net = ResMADE(draw_orderings(3, 1), hidden=32, condition_dim=2)
+    head = net.head(2)
+    condition = torch.randn(1, 4, 2, requires_grad=True)
+    out = net.outputs(head, net(torch.randn(1, 4, 3), condition))
+    for j in range(3):
+        (grad,) = torch.autograd.grad(out[:, :, j].square().sum(), condition, retain_graph=True)
+        assert (grad.abs() > 0).all()
+
+
+def test_one_column_and_no_condition_gives_constants():
+    net = ResMADE(draw_orderings(1, 1), hidden=8)
+    out = net.outputs(net.head(2), net(torch.randn(1, 6, 1)))
+    assert torch.allclose(out, out[:, :1].expand_as(out))
+
+
+def test_stacked_chains_do_not_touch_each_other():
+    torch.manual_seed(0)
+    net = ResMADE(draw_orderings(3, 2), hidden=16)
+    head = net.head(1)
+    x = torch.randn(2, 4, 3)
+    before = net.outputs(head, net(x))
+    with torch.no_grad():
+        net.first.weight[1].add_(1.0)
+    after = net.outputs(head, net(x))
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_chunked_inputs_give_the_same_values_and_gradients(bias):
+    torch.manual_seed(0)
+    layer = ChainLinear(3, 5, 4, bias=bias).double()
+    x = torch.randn(3, 6, 7, 5, dtype=torch.float64)
+    layer(x).square().sum().backward()
+    chunked = layer.weight.grad.clone()
+    layer.weight.grad = None
+    flat = layer(x.flatten(1, 2))
+    flat.square().sum().backward()
+    assert torch.allclose(layer(x).flatten(1, 2), flat)
+    assert torch.allclose(chunked, layer.weight.grad)
+    by_hand = torch.einsum("rni,roi->rno", x.flatten(1, 2), layer.weight)
+    by_hand = by_hand if layer.bias is None else by_hand + layer.bias[:, None]
+    assert torch.allclose(flat, by_hand)

@@ -1,0 +1,380 @@
+"""The image tables on tiny files: rows, comparisons, what is missing, figures."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from selfnorm.cli.app import app
+from selfnorm.datasets.images import load as load_images
+from selfnorm.errors import MissingDataError
+from selfnorm.images.labels import dequantised
+from selfnorm.images.regressor import ImageRegressor
+from selfnorm.paper import image_jobs, images, images_ablation
+from selfnorm.paper.image_comparisons import best_by_validation, comparisons
+from selfnorm.paper.image_report import markdown
+from selfnorm.paper.image_runs import Config, fit_and_judge
+from selfnorm.paper.report import Table
+from selfnorm.training.history import History
+from tests.datasets import image_files as files
+
+
+class Pooled(nn.Module):
+    """A backbone that costs nothing."""
+
+    def forward(self, x):
+        return nn.functional.adaptive_avg_pool2d(x, 4).flatten(1)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    files.write_faces(root, as_zip=True)
+    files.write_driving(root, n=500)  # two stretches to test on
+    files.write_biwi(root)
+    return root
+
+
+QUICK = {"max_epochs": 1, "n_test_samples": 50, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def table(data_dir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    return images.run(
+        recipe="best",
+        seeds=2,
+        out=out,
+        data_dir=data_dir,
+        datasets=("utkface", "driving", "cell_count"),
+        methods=(
+            ("snl", "mdn-4"),
+            ("snl", "uniform"),
+            ("ranking_nce", "mdn-4"),
+            ("mdn", "mdn-4"),
+            ("l2", "none"),
+        ),
+        backbone=Pooled(),
+        **QUICK,
+    )
+
+
+def test_rows_hold_what_the_result_file_promises(table):
+    assert len(table.rows) == 2 * 2 * 5
+    content = json.loads(table.path.read_text())
+    assert content["recipe"] == "best"
+    for row in content["rows"]:
+        assert {"dataset", "objective", "proposal", "n_samples", "exact", "seed"} <= set(row)
+        assert {"seconds", "diverged", "mae", "coverage", "val_score"} <= set(row)
+        if row["objective"] in ("snl", "ranking_nce"):
+            assert row["lower"] <= row["upper"] + 1e-9
+            assert {"ess", "pareto_k", "gap"} <= set(row)
+        else:
+            assert "lower" not in row
+
+
+def test_the_table_names_missing_files_with_their_source(table):
+    text = (table.directory / "images.md").read_text()
+    assert "Cell200_64x64.h5" in text
+    assert "improved_CcGAN" in text
+    assert "ranking NCE" in text
+    assert "independent draws" in text
+    assert "stretches of 50 frames" in text
+    assert "paired over test images" in text
+    starts = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][1:11]
+    assert starts == ["| utkface"] * 5 + ["| driving"] * 5  # set by set, five methods each
+
+
+def test_figures_are_drawn(table):
+    for name in ("utkface", "driving"):
+        assert (table.directory / f"densities_{name}.png").stat().st_size > 5000
+        assert (table.directory / f"reliability_{name}.png").stat().st_size > 5000
+
+
+def test_finished_rows_are_kept(table, data_dir, monkeypatch):
+    monkeypatch.setattr(image_jobs, "fit_and_judge", None)  # nothing may be trained
+    again = images.run(
+        recipe="best",
+        seeds=1,
+        out=table.directory,
+        data_dir=data_dir,
+        datasets=("utkface",),
+        methods=(("snl", "mdn-4"),),
+        backbone=Pooled(),
+        **QUICK,
+    )
+    assert len(again.rows) == len(table.rows)
+
+
+def test_comparisons_pair_images_and_choose_by_validation(table):
+    found = {(c["dataset"], c["objective"]): c for c in comparisons(table) if c["choice"] == "best"}
+    one = found["utkface", "mdn"]
+    assert one["seeds"] == 2
+    assert one["snl_proposal"] == best_by_validation(table, "utkface", "snl")
+    snl = [
+        r["exact"]
+        for r in table.rows
+        if (r["dataset"], r["objective"], r["proposal"]) == ("utkface", "snl", one["snl_proposal"])
+    ]
+    mdn = [r["exact"] for r in table.rows if (r["dataset"], r["objective"]) == ("utkface", "mdn")]
+    assert one["difference"] == pytest.approx(np.mean(snl) - np.mean(mdn), abs=1e-5)
+
+
+def test_comparisons_outlive_the_scores(table, tmp_path):
+    found = comparisons(table)
+    for name in ("images.json", "comparisons.json"):
+        (tmp_path / name).write_text((table.directory / name).read_text())
+    assert comparisons(Table("images", "best", tmp_path)) == found
+    (tmp_path / "comparisons.json").unlink()
+    assert comparisons(Table("images", "best", tmp_path)) == []
+
+
+def test_comparisons_with_the_same_proposal_and_with_temperatures(table):
+    same = [c for c in comparisons(table) if c["choice"] == "same"]
+    assert {(c["dataset"], c["objective"], c["proposal"]) for c in same} == {
+        ("utkface", "ranking_nce", "mdn-4"),
+        ("driving", "ranking_nce", "mdn-4"),
+    }
+    for one in same:
+        exact = {
+            objective: {
+                r["seed"]: r
+                for r in table.rows
+                if (r["dataset"], r["objective"], r["proposal"])
+                == (one["dataset"], objective, "mdn-4")
+            }
+            for objective in ("snl", "ranking_nce")
+        }
+        for name, key in (("exact", "difference"), ("exact_calibrated", "difference_calibrated")):
+            gaps = [exact["snl"][k][name] - exact["ranking_nce"][k][name] for k in (0, 1)]
+            assert one[key] == pytest.approx(np.mean(gaps), abs=1e-5)
+        assert len(one["by_seed"]) == one["seeds"] == 2
+        assert one["se"] == max(one["se_images"], one["se_seeds"])
+    text = (table.directory / "images.md").read_text()
+    assert "SNL minus NCE with the same proposal" in text
+    assert "exact with temperature" in text
+
+
+def test_diverged_rows_are_named_and_not_compared(table, tmp_path):
+    shutil.copytree(table.directory, tmp_path / "copy")
+    rows = json.loads(table.path.read_text())
+    for row in rows["rows"]:
+        row["diverged"] = (row["dataset"], row["objective"], row["seed"]) == ("utkface", "mdn", 1)
+    (tmp_path / "copy" / "images.json").write_text(json.dumps(rows))
+    other = Table("images", "best", tmp_path / "copy")
+    found = {(c["dataset"], c["objective"]): c for c in comparisons(other) if c["choice"] == "best"}
+    assert found["utkface", "mdn"]["seeds"] == 1
+    assert found["driving", "mdn"]["seeds"] == 2
+    assert "**Diverged**, and left out of the comparisons: utkface mdn mdn-4 1." in markdown(other)
+
+
+@pytest.mark.parametrize("recipe", ["paper", "best"])
+@pytest.mark.parametrize("dataset", ["utkface", "cells", "driving", "cell_count"])
+def test_every_objective_has_the_same_proposals(recipe, dataset):
+    found = images.methods_for(dataset, recipe)
+    own = {o: [p for other, p in found if other == o] for o in ("snl", "ranking_nce", "nce")}
+    assert own["snl"] == own["ranking_nce"] == own["nce"]
+    assert len(own["snl"]) == (2 if recipe == "best" and dataset != "cell_count" else 4)
+    assert {("mdn", "mdn-4"), ("gaussian", "none"), ("l2", "none")} < set(found)
+    asked = images.methods_for(dataset, recipe, ("uniform",))
+    assert {p for o, p in asked if o in own} == {"uniform"}
+
+
+def test_anchors_are_for_counts_and_for_who_learns_b():
+    def anchors(objective, proposal="uniform", dataset="cells", recipe="best"):
+        return Config(dataset, objective, proposal, 64, 0, recipe).settings().get("anchors", 0)
+
+    assert anchors("snl") == anchors("nce") == 51
+    assert anchors("ranking_nce") == anchors("snl", "gaussian") == 0
+    assert anchors("snl", dataset="utkface") == anchors("snl", recipe="paper") == 0
+
+
+def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
+    data = load_images("utkface", data_dir=data_dir)
+    other = dataclasses.replace(data, test=(data.test[0], data.test[1][::-1].copy()))
+    config = Config("utkface", "mdn", "mdn-4", 8, 0, "best", "cpu", 3, Pooled())
+    (row, arrays, model), (again, _, _) = (fit_and_judge(config, d) for d in (data, other))
+    assert row["temperature"] == again["temperature"]
+    assert row["exact"] != again["exact"]
+    assert row["exact_calibrated"] == pytest.approx(arrays["log_prob_calibrated"].mean())
+    labels = dequantised(torch.as_tensor(data.test[1]), model.space_.step)
+    model.temperature_ = row["temperature"]
+    assert model.log_prob(data.test[0], labels).mean() == pytest.approx(row["exact_calibrated"])
+
+
+@pytest.mark.parametrize("recipe", ["paper", "literal"])
+def test_the_other_recipes(data_dir, tmp_path, recipe):
+    table = images.run(
+        recipe=recipe,
+        seeds=1,
+        out=tmp_path,
+        data_dir=data_dir,
+        datasets=("utkface",),
+        methods=(("snl", "gaussian"), ("nce", "uniform"), ("gaussian", "none")),
+        backbone=Pooled(),
+        figures=False,
+        **QUICK,
+    )
+    assert [r["objective"] for r in table.rows] == ["snl", "nce", "gaussian"]
+    assert "-2.966 ± 0.057" in (tmp_path / "images.md").read_text()  # the paper's row
+
+
+def test_three_labels_have_bounds_but_no_quadrature(data_dir, tmp_path):
+    table = images.run(
+        seeds=1,
+        out=tmp_path,
+        data_dir=data_dir,
+        datasets=("biwi",),
+        methods=(("snl", "mdn-4"), ("mdn", "mdn-4")),
+        backbone=Pooled(),
+        **QUICK,
+    )
+    snl, mdn = table.rows
+    assert "exact" not in snl
+    assert "upper" in snl
+    assert "exact" in mdn
+
+
+def test_an_interrupted_run_leaves_no_row(data_dir, tmp_path, monkeypatch):
+    def cut_short(*_):
+        history = History()
+        history.stopped = "interrupted"
+        return history
+
+    monkeypatch.setattr(ImageRegressor, "_train", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        images.run(
+            seeds=1,
+            out=tmp_path,
+            data_dir=data_dir,
+            datasets=("utkface",),
+            methods=(("snl", "mdn-4"),),
+            backbone=Pooled(),
+            **QUICK,
+        )
+    assert not (tmp_path / "images.json").exists()
+
+
+def test_other_settings_are_other_rows(data_dir, tmp_path):
+    for epochs in (1, 1, 2):
+        table = images.run(
+            seeds=1,
+            out=tmp_path,
+            data_dir=data_dir,
+            datasets=("utkface",),
+            methods=(("mdn", "mdn-4"),),
+            backbone=Pooled(),
+            figures=False,
+            **{**QUICK, "max_epochs": epochs},
+        )
+    assert [r["max_epochs"] for r in table.rows] == [1, 2]
+    assert {r["backbone"] for r in table.rows} == {"Pooled"}
+
+
+def test_the_judged_model_is_the_model_as_trained(data_dir):
+    config = Config("utkface", "snl", "mdn-4", 8, 0, "best", "cpu", 1, Pooled(), n_test_samples=50)
+    row, arrays, model = fit_and_judge(config, load_images("utkface", data_dir=data_dir))
+    assert model.temperature_ == 1.0
+    assert row["temperature"] > 0
+    assert "coverage_calibrated" in row
+    assert len(arrays["pit"]) == row["n_test"]
+
+
+def test_ablation_of_three_labels(data_dir, tmp_path):
+    table = images_ablation.run(
+        seeds=1,
+        out=tmp_path,
+        data_dir=data_dir,
+        datasets=("biwi",),
+        objectives=("snl",),
+        sizes=(2,),
+        backbone=Pooled(),
+        **{**QUICK, "progress": True},
+    )
+    assert "upper" in table.rows[0]
+    assert (tmp_path / "images_ablation.png").exists()
+    assert "independent draws" in (tmp_path / "images_ablation.md").read_text()
+
+
+def test_nothing_to_run_is_an_error(tmp_path):
+    with pytest.raises(MissingDataError, match=r"BIWI_train\.npz.*FSA-Net"):
+        images.run(seeds=1, out=tmp_path, data_dir=tmp_path, datasets=("biwi",), progress=False)
+    with pytest.raises(ValueError, match="unknown recipe"):
+        images.run(recipe="ours", out=tmp_path)
+
+
+def test_a_deadline_begins_no_run(data_dir, tmp_path):
+    table = images.run(
+        seeds=1, out=tmp_path, data_dir=data_dir, datasets=("utkface",), deadline=-1.0, **QUICK
+    )
+    assert table.rows == []
+
+
+def test_ablation_over_m(data_dir, tmp_path):
+    table = images_ablation.run(
+        seeds=2,
+        out=tmp_path,
+        data_dir=data_dir,
+        datasets=("utkface",),
+        objectives=("snl", "nce"),
+        sizes=(1, 4),
+        backbone=Pooled(),
+        **QUICK,
+    )
+    assert isinstance(table, Table)
+    assert {(r["objective"], r["n_samples"]) for r in table.rows} == {
+        ("snl", 1),
+        ("snl", 4),
+        ("nce", 1),
+        ("nce", 4),
+    }
+    assert (tmp_path / "images_ablation.png").stat().st_size > 5000
+    assert "| utkface | snl | uniform | 4 |" in (tmp_path / "images_ablation.md").read_text()
+
+
+def test_the_command_says_what_is_missing(tmp_path):
+    result = CliRunner().invoke(
+        app,
+        [
+            "reproduce",
+            "images",
+            "--dataset",
+            "cells",
+            "--data-dir",
+            str(tmp_path),
+            "--out",
+            str(tmp_path),
+        ],
+    )
+    assert isinstance(result.exception, MissingDataError)
+    assert "vgg_cells.zip" in str(result.exception)
+
+
+def test_rows_side_by_side_are_the_rows_one_by_one(table, data_dir, tmp_path):
+    methods = (("snl", "mdn-4"), ("mdn", "mdn-4"), ("l2", "none"))
+    found = images.run(
+        recipe="best",
+        seeds=1,
+        out=tmp_path,
+        data_dir=data_dir,
+        datasets=("utkface", "driving"),
+        methods=methods,
+        backbone=Pooled(),
+        jobs=2,
+        **QUICK,
+    )
+    keys = ("dataset", "objective", "proposal", "seed")
+    alone = {tuple(row[k] for k in keys): row for row in table.rows}
+    assert len({tuple(row[k] for k in keys) for row in found.rows}) == len(found.rows) == 6
+    for row in found.rows:
+        same = alone[tuple(row[k] for k in keys)]
+        assert row["exact"] == pytest.approx(same["exact"], rel=1e-3)
+        name = "-".join(str(row[k]) for k in (*keys[:3], "n_samples", "seed"))
+        assert (tmp_path / "scores" / f"{name}.npz").exists()
+    for name in ("utkface", "driving"):
+        assert (tmp_path / f"densities_{name}.png").stat().st_size > 5000

@@ -1,0 +1,80 @@
+"""The 1-D table: rows, result files, resumption, figures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from selfnorm.datasets.toy1d import Toy1d, sample
+from selfnorm.paper import images, toy1d, toy1d_runs, toy2d
+
+
+def small_set(name: str, **_: object) -> Toy1d:
+    parts = [sample(name, 100, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    return Toy1d(name, *parts)
+
+
+def test_the_paper_has_twelve_rows() -> None:
+    rows = toy1d.paper_rows()
+    assert len(rows) == len(set(rows)) == 12
+    assert ("snl", "mdn-2", "mlp", "none") in rows
+
+
+def test_paper_network_sizes() -> None:
+    model = toy1d_runs.paper_model("mdn-2", "mlp", "none", torch.randn(20, 1), network="text")
+    assert sum(p.numel() for p in model.energy.parameters()) == 12_419
+    assert sum(p.numel() for p in model.features.parameters()) == 130
+    assert sum(p.numel() for p in model.log_norm_net.parameters()) == 121
+
+
+def test_a_short_run_writes_rows_and_tables_and_resumes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(toy1d_runs, "_N_SAMPLES", 100)
+    monkeypatch.setattr(toy1d_runs, "_GRID_POINTS", 129)
+    monkeypatch.setattr(toy1d.toy1d, "load", small_set)
+    options = {"seeds": 1, "out": tmp_path, "progress": False, "max_epochs": 1}
+    toy1d.run(datasets=("dataset2",), objectives=("snl",), **options)
+    content = json.loads((tmp_path / "toy1d.json").read_text())
+    assert content["table"] == "toy1d"
+    assert len(content["rows"]) == 6
+    for row in content["rows"]:
+        assert {"exact", "limit", "lower", "upper", "ess", "pareto_k", "seconds"} <= set(row)
+        assert row["lower"] <= row["upper"] + 1e-9
+    assert "-1.468 ± 0.014" in (tmp_path / "toy1d.md").read_text()
+    assert (tmp_path / "toy1d_dataset2.png").exists()
+    before = (tmp_path / "toy1d_dataset2.png").read_bytes()
+    (tmp_path / "toy1d_dataset2.png").unlink()
+    again = toy1d.run(datasets=("dataset2",), objectives=("snl",), **options)
+    assert len(again.rows) == 6
+    assert (tmp_path / "toy1d_dataset2.png").read_bytes() == before  # drawn without training
+
+
+def test_best_recipe_reports_exact_value_and_gap(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(toy1d_runs, "_N_TEST_BEST", 200)
+    small = {"n_members": 2, "hidden": 16, "n_components": 3}
+    monkeypatch.setitem(toy1d_runs.BEST, "dataset1", small)
+    table = toy1d.run(
+        recipe="best", seeds=1, out=tmp_path, progress=False, datasets=("dataset1",), max_epochs=2
+    )
+    row = table.rows[0]
+    assert row["gap"] == pytest.approx(row["upper"] - row["lower"])
+    assert row["n_test"] == 200
+    assert "limit" in (tmp_path / "toy1d.md").read_text()
+
+
+def test_unknown_recipe() -> None:
+    with pytest.raises(ValueError, match="unknown recipe"):
+        toy1d.run(recipe="fast")
+
+
+def test_unknown_objectives_and_bases_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="unknown objective 'nope'; choose from snl, nce"):
+        toy1d.run(objectives=["nope"], out=tmp_path)
+    with pytest.raises(ValueError, match="unknown base 'nope'"):
+        toy2d.run(bases=["nope"], out=tmp_path)
+    with pytest.raises(ValueError, match="unknown objective 'nope'"):
+        images.run(objectives=["nope"], out=tmp_path)
+    with pytest.raises(ValueError, match="unknown proposal 'nope'"):
+        images.run(proposals=["nope"], out=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,95 @@
+"""The 2-D table: rows, resumption, Markdown, figures (a few steps each, for speed)."""
+
+import json
+
+import pytest
+
+import selfnorm as sn
+from selfnorm.errors import SelfnormError
+from selfnorm.paper import toy2d
+from selfnorm.paper.report import Table, paper_numbers
+
+CONTRACT = {
+    "dataset",
+    "objective",
+    "base",
+    "proposal",
+    "exact",
+    "limit",
+    "log_norm",
+    "log_norm_exact",
+    "seed",
+    "seconds",
+    "lower",
+    "upper",
+    "ess",
+    "pareto_k",
+    "diverged",
+}
+
+
+@pytest.fixture
+def short_runs(monkeypatch):
+    """The same code with three steps a run: what is tested is the table, not the training."""
+    plain_fit = sn.fit
+    monkeypatch.setattr(
+        sn, "fit", lambda *a, **k: plain_fit(*a, **{**k, "max_epochs": 1, "max_steps": 3})
+    )
+
+
+def test_paper_table_is_written_and_resumed(tmp_path, short_runs):
+    options = {"seeds": 1, "out": tmp_path, "progress": False, "datasets": ("checkerboard",)}
+    toy2d.run(recipe="paper", **options)
+    written = json.loads((tmp_path / "toy2d.json").read_text())
+    assert {"table", "recipe", "command", "versions", "hardware", "seconds"} <= set(written)
+    assert len(written["rows"]) == 4
+    for row in written["rows"]:
+        assert set(row) >= CONTRACT
+        # Three steps leave the model near its start: the exact value is a real log-likelihood.
+        assert -8 < row["exact"] < row["limit"]
+        if row["base"] == "standard_normal":
+            assert row["log_norm"] == pytest.approx(row["log_norm_exact"], abs=0.02)
+    text = (tmp_path / "toy2d.md").read_text()
+    assert "-1.902 ± 0.012" in text  # the paper's number stands beside ours
+    assert (tmp_path / "toy2d_densities.png").stat().st_size > 10_000
+    assert (tmp_path / "snl_surface.png").exists()
+    seconds = [row["seconds"] for row in written["rows"]]
+    again = toy2d.run(recipe="paper", **options)
+    assert [row["seconds"] for row in again.rows] == seconds
+
+
+def test_best_recipe_row(tmp_path, short_runs):
+    table = toy2d.run(
+        recipe="best", seeds=1, out=tmp_path, progress=False, datasets=("funnel",), figures=False
+    )
+    assert len(table.rows) == 1
+    assert table.rows[0]["n_test"] == 50_000
+
+
+def test_other_recipe_in_the_same_place_is_refused(tmp_path):
+    Table("toy2d", "paper", tmp_path).add({"seed": 0})
+    with pytest.raises(SelfnormError, match="another --out"):
+        toy2d.run(recipe="best", out=tmp_path)
+    with pytest.raises(ValueError, match="recipe"):
+        toy2d.run(recipe="typo", out=tmp_path)
+    (tmp_path / "toy2d.json").write_text("{broken")
+    with pytest.raises(SelfnormError, match="not a result file"):
+        Table("toy2d", "paper", tmp_path)
+
+
+@pytest.mark.parametrize("spent", [0.504, 2.504])
+def test_a_table_and_its_file_agree_on_the_time(tmp_path, monkeypatch, spent):
+    """Else a page made from the file tells another whole second than the one of the run."""
+    clock = iter([0.0, spent])
+    monkeypatch.setattr("selfnorm.paper.report.time.perf_counter", lambda: next(clock))
+    table = Table("toy2d", "paper", tmp_path)
+    table.add({"seed": 0})
+    written = json.loads(table.path.read_text())["seconds"]
+    assert written == pytest.approx(spent, abs=0.006)
+    assert f"{table.seconds:.0f}" == f"{written:.0f}"
+
+
+def test_paper_numbers_hold_every_table():
+    numbers = paper_numbers()
+    assert len(numbers["toy2d"]) == 4
+    assert numbers["mnist"]["vae_ebm"] == -87.09

@@ -1,0 +1,45 @@
+"""Figures are drawn without a screen and show what they should."""
+
+import torch
+
+import selfnorm as sn
+from selfnorm.plotting.densities import plot_densities, plot_history, plot_snl_surface
+
+
+def test_snl_surface_marks_the_optimum(tmp_path):
+    figure = plot_snl_surface(tmp_path / "surface.png", mean=0.8)
+    axes = figure.axes[0]
+    star = axes.lines[1]
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (0.8, 0.8**2 / 2)
+    ridge = axes.lines[0]
+    torch.testing.assert_close(
+        torch.as_tensor(ridge.get_ydata()), torch.as_tensor(ridge.get_xdata()) ** 2 / 2
+    )
+    assert (tmp_path / "surface.png").exists()
+
+
+def test_history_and_density_panels(tmp_path):
+    x = torch.randn(300, 2)
+    q = sn.Gaussian.fit_to(x)
+    model = sn.EBM(sn.MLP(2, (8,)), base=q)
+    history = sn.fit(model, x, val_data=x[:50], max_epochs=3, progress=False, seed=0)
+    figure = plot_history(history, tmp_path / "h.png")
+    assert [line.get_label() for line in figure.axes[0].lines][:2] == [
+        "lower bound (SNL)",
+        "upper bound (IS)",
+    ]
+    plain = sn.fit(model, x, max_epochs=2, progress=False, seed=0)
+    plain.plot(tmp_path / "plain.png")
+    plot_densities([("blob", x, [("SNL", model.log_prob)])], tmp_path / "d.png")
+    assert all((tmp_path / f).stat().st_size > 2000 for f in ("h.png", "plain.png", "d.png"))
+
+
+def test_a_run_that_exploded_can_still_be_drawn(tmp_path):
+    nan, inf = float("nan"), float("inf")
+    records = [
+        {"step": k, "val_lower": low, "val_upper": up}
+        for k, (low, up) in enumerate([(-3.0, -2.9), (-inf, -1.0), (nan, nan), (-2.0, inf)])
+    ]
+    sn.History(records=records).plot(tmp_path / "bad.png")
+    sn.History(records=[{"step": 1, "val_lower": nan, "val_upper": nan}]).plot(tmp_path / "nan.png")
+    assert (tmp_path / "nan.png").exists()

@@ -1,0 +1,284 @@
+import math
+import pickle
+import warnings
+
+import joblib
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from scipy import stats
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from selfnorm import EnergyDensity
+from selfnorm.errors import DataError
+
+
+@parametrize_with_checks([EnergyDensity()])
+def test_scikit_learn_contract(estimator, check):
+    """No expected failures."""
+    check(estimator)
+
+
+def skewed(n, d=2, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.gumbel(size=(n, d))
+    X[:, -1] += 0.5 * X[:, 0]
+    return X
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return EnergyDensity(random_state=0).fit(skewed(600))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_one_dimension_integrates_to_one_in_the_units_of_x(scale):
+    X = scale * (skewed(400, d=1) + 3.0)
+    density = EnergyDensity(random_state=0).fit(X)
+    grid = scale * np.linspace(-60, 80, 20_001)[:, None]
+    mass = np.exp(density.score_samples(grid)).sum() * (grid[1, 0] - grid[0, 0])
+    assert mass == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-6, 1e6)])
+def test_two_dimensions_integrate_to_one_in_the_units_of_x(scales):
+    X = skewed(500) * scales + np.multiply(scales, (5.0, -7.0))
+    density = EnergyDensity(random_state=0).fit(X)
+    # even in the middle, ever wider outside: the base has polynomial tails
+    u = np.linspace(-9, 9, 601)
+    axis = np.sign(u) * np.where(np.abs(u) < 4, np.abs(u), 4 + np.expm1(np.abs(u) - 4)) * 1.5
+    width = np.gradient(axis)
+    centers = X.mean(0)
+    a, b = np.meshgrid(centers[0] + axis * scales[0], centers[1] + axis * scales[1], indexing="ij")
+    log_p = density.score_samples(np.column_stack([a.ravel(), b.ravel()])).reshape(a.shape)
+    mass = np.exp(log_p + math.log(scales[0]) + math.log(scales[1]))
+    assert (mass * width[:, None] * width).sum() == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_scaling_a_column_shifts_the_score_by_minus_its_log(d):
+    X = skewed(150, d=d)
+    a = EnergyDensity(random_state=0, max_steps=30).fit(X)
+    for factor in (1e-6, 7.0, 1e6):
+        scaled = X * np.r_[factor, np.ones(d - 1)]
+        b = EnergyDensity(random_state=0, max_steps=30).fit(scaled)
+        shift = b.score_samples(scaled) - a.score_samples(X)
+        assert np.allclose(shift, -math.log(factor), atol=2e-3)
+
+
+def test_an_offset_a_million_times_the_spread_is_no_problem():
+    X = skewed(300)
+    near = EnergyDensity(random_state=0, max_steps=60).fit(X)
+    far = EnergyDensity(random_state=0, max_steps=60).fit(X + 1e6)
+    assert np.allclose(near.score_samples(X), far.score_samples(X + 1e6), atol=1e-2)
+
+
+def test_density_is_close_to_the_truth(fitted):
+    X = skewed(1000, seed=1)
+    truth = stats.gumbel_r.logpdf(X[:, 0]) + stats.gumbel_r.logpdf(X[:, 1] - 0.5 * X[:, 0])
+    assert fitted.score(X) > truth.mean() - 0.12
+    bounds = fitted.bounds(X, random_state=0)
+    assert bounds.reliable, bounds.reasons
+    assert bounds.lower - 0.01 <= fitted.score(X) <= bounds.upper + 0.01
+    assert fitted.lower_bound_ == pytest.approx(truth.mean(), abs=0.4)
+    assert fitted.n_iter_ == fitted.history_.n_steps
+
+
+def test_autoregressive_is_the_default_from_three_columns_on():
+    X = skewed(400, d=3)
+    density = EnergyDensity(random_state=0).fit(X)
+    assert density.method_ == "autoregressive"
+    truth = stats.gumbel_r.logpdf(X[:, :2]).sum(1)
+    truth += stats.gumbel_r.logpdf(X[:, 2] - 0.5 * X[:, 0])
+    assert density.score(X) > truth.mean() - 0.5
+    bounds = density.bounds(X[:100], n_samples=500, random_state=0)
+    assert bounds.gap < 0.1
+    assert density.sample(20, random_state=0).shape == (20, 3)
+
+
+def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
+    from selfnorm.tables import density_methods
+
+    X = skewed(3000, d=3)
+    density = EnergyDensity(random_state=0, max_steps=30).fit(X[:300])
+    every_row = density.bounds(X, n_samples=256, random_state=0)
+    monkeypatch.setattr(density_methods, "MAX_FACTOR_SAMPLES", 256 * 3 * 1000)
+    subset = density.bounds(X, n_samples=256, random_state=0)
+    assert subset.n_samples == 256
+    assert subset.lower == pytest.approx(every_row.lower, abs=2e-3)
+    assert subset.upper == pytest.approx(every_row.upper, abs=2e-3)
+    assert subset.upper_se == pytest.approx(every_row.upper_se, rel=0.1)
+    assert subset.reliable == every_row.reliable
+
+
+@pytest.mark.parametrize(("rows", "d"), [(400, 2), (1200, 1), (120, 2), (250, 3)])
+def test_restarts_keep_the_best(rows, d):
+    X = skewed(rows, d)
+    once = EnergyDensity(random_state=0, max_steps=12).fit(X)
+    many = EnergyDensity(random_state=0, max_steps=12, n_init=3).fit(X)
+    again = EnergyDensity(random_state=0, max_steps=12, n_init=3).fit(X)
+    assert np.array_equal(many.score_samples(X), again.score_samples(X))
+    assert np.isfinite(many.score_samples(X)).all()
+    if d == 3:  # a chain's first restart is the lone run
+        assert many.history_.best_score >= once.history_.best_score
+    else:  # batched restarts draw from a common stream
+        assert not np.array_equal(many.score_samples(X), once.score_samples(X))
+
+
+def test_samples_follow_the_data(fitted):
+    X, drawn = skewed(2000, seed=2), fitted.sample(2000, random_state=0)
+    assert np.allclose(
+        np.quantile(drawn, [0.1, 0.5, 0.9], axis=0),
+        np.quantile(X, [0.1, 0.5, 0.9], axis=0),
+        atol=0.35,
+    )
+    assert np.array_equal(drawn, fitted.sample(2000, random_state=0))
+    assert not np.array_equal(drawn, fitted.sample(2000, random_state=1))
+    assert fitted.sample().shape == (1, 2)
+
+
+def test_outliers(fitted):
+    far = np.array([[40.0, -30.0], [0.5, 0.5]])
+    assert fitted.predict(far).tolist() == [-1, 1]
+    X = skewed(600)
+    assert (fitted.predict(X) == -1).mean() == pytest.approx(0.1, abs=0.01)
+    assert np.array_equal(fitted.decision_function(X), fitted.score_samples(X) - fitted.offset_)
+
+
+def test_clone_pipeline_grid_search_joblib(fitted):
+    X = skewed(120)
+    assert clone(fitted).get_params() == fitted.get_params()
+    pipeline = make_pipeline(StandardScaler(), EnergyDensity(max_steps=30, random_state=0))
+    assert pipeline.fit(X).score_samples(X).shape == (120,)
+    pipeline.set_output(transform="pandas")
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    assert list(pipeline.fit(frame)[-1].feature_names_in_) == ["a", "b"]
+    grid = {"max_steps": [10, 40], "weight_decay": [0.0, 0.1]}
+    search = GridSearchCV(EnergyDensity(random_state=0), grid, cv=2, n_jobs=1).fit(X)
+    assert set(search.best_params_) == set(grid)
+    scores = joblib.Parallel(n_jobs=2, backend="threading")(
+        joblib.delayed(fitted.score)(X[i::2]) for i in range(2)
+    )
+    assert np.isfinite(scores).all()
+    assert np.isfinite(cross_val_score(EnergyDensity(max_steps=20, random_state=0), X, cv=2)).all()
+    copy = pickle.loads(pickle.dumps(fitted))
+    assert np.array_equal(copy.score_samples(X), fitted.score_samples(X))
+
+
+def test_same_seed_same_bits_and_global_state_untouched():
+    import torch
+
+    X = skewed(150)
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    a = EnergyDensity(random_state=1, max_steps=30).fit(X).score_samples(X)
+    assert torch.equal(before, torch.random.get_rng_state())
+    b = EnergyDensity(random_state=1, max_steps=30).fit(X).score_samples(X)
+    c = EnergyDensity(random_state=2, max_steps=30).fit(X).score_samples(X)
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_default_dtype_of_the_caller_does_not_matter(d):
+    import torch
+
+    X = skewed(60, d=d)
+    expected = EnergyDensity(random_state=1, max_steps=10).fit(X)
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = EnergyDensity(random_state=1, max_steps=10).fit(X)
+        assert np.array_equal(expected.score_samples(X), other.score_samples(X))
+        assert other.sample(3, random_state=0).shape == (3, d)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame])
+def test_frames_keep_their_names(make):
+    X = skewed(100)
+    frame = make({"height": X[:, 0], "weight": X[:, 1]})
+    density = EnergyDensity(max_steps=20, random_state=0).fit(frame)
+    assert list(density.feature_names_in_) == ["height", "weight"]
+    assert density.score_samples(frame).shape == (100,)
+    with pytest.raises(ValueError, match="feature names"):
+        density.score_samples(make({"height": X[:, 0], "width": X[:, 1]}))
+
+
+def test_integer_columns_get_a_density_not_a_spike():
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.poisson(3.0, 800), rng.normal(size=800)]).astype(float)
+    density = EnergyDensity(random_state=0).fit(X)
+    truth = stats.poisson.logpmf(X[:, 0], 3.0) + stats.norm.logpdf(X[:, 1])
+    # step 1: density of a value = its mass
+    assert density.score(X) == pytest.approx(truth.mean(), abs=0.15)
+    drawn = density.sample(500, random_state=0)
+    assert np.array_equal(drawn[:, 0], np.round(drawn[:, 0]))  # synthetic counts are counts
+    assert drawn[:, 0].mean() == pytest.approx(3.0, abs=0.4)
+    assert len(np.unique(drawn[:, 1])) > 400
+
+
+def test_samples_of_a_binary_column_are_zeros_and_ones(tmp_path):
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.integers(0, 2, 300), rng.normal(size=300)]).astype(float)
+    density = EnergyDensity(random_state=0, max_steps=30).fit(X)
+    density.save(tmp_path / "m")
+    for model in (density, EnergyDensity.load(tmp_path / "m")):
+        assert set(np.unique(model.sample(2000, random_state=0)[:, 0])) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda X: X[:3], "at least 5 rows"),
+        (lambda X: np.where(X[7, 1] == X, np.nan, X), "row 7, column 1"),
+        (lambda X: np.where(X[9, 0] == X, np.inf, X), "row 9, column 0"),
+        (lambda X: np.column_stack([X, np.full(len(X), 0.1)]), "column 2 is constant"),
+    ],
+)
+def test_unusable_tables_are_refused_with_cause_and_cure(spoil, words):
+    with pytest.raises(DataError, match=words):
+        EnergyDensity(max_steps=5).fit(spoil(skewed(50)))
+
+
+def test_constant_column_is_named():
+    frame = pd.DataFrame({"a": np.arange(30.0), "same": 1.0, "b": np.arange(30.0) ** 2})
+    with pytest.raises(DataError, match=r"'same' is constant.*drop it"):
+        EnergyDensity().fit(frame)
+
+
+def test_no_warnings_in_ordinary_use():
+    X = skewed(100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        density = EnergyDensity(max_steps=20, random_state=0).fit(X)
+        density.bounds(X, n_samples=1000)
+        density.predict(X)
+    with pytest.raises(DataError, match="at least 1"):
+        density.sample(0)
+
+
+def test_the_masses_of_all_integers_add_up_to_one():
+    rng = np.random.default_rng(0)
+    table = rng.choice(5, 600, p=[0.4, 0.05, 0.25, 0.2, 0.1])[:, None].astype(float)
+    density = EnergyDensity(random_state=0, max_steps=100).fit(table)
+    values = np.arange(-6.0, 11.0)[:, None]
+    assert np.exp(density.log_mass(values)).sum() == pytest.approx(1, abs=0.02)
+    assert np.exp(density.log_mass(values))[6:11] == pytest.approx(
+        [0.4, 0.05, 0.25, 0.2, 0.1], abs=0.08
+    )
+
+
+def test_integers_far_from_zero_are_drawn_as_integers_and_have_masses():
+    counts = np.random.default_rng(0).poisson(3, 300)
+    near = EnergyDensity(random_state=0, max_steps=30).fit(counts[:, None])
+    far = EnergyDensity(random_state=0, max_steps=30).fit(counts[:, None] + 2_000_000)
+    values = np.arange(12.0)[:, None]
+    assert np.allclose(far.log_mass(values + 2_000_000), near.log_mass(values), atol=1e-6)
+    drawn = far.sample(50, random_state=0)
+    assert np.array_equal(drawn, near.sample(50, random_state=0) + 2_000_000)

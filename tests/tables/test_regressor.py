@@ -1,0 +1,385 @@
+"""EnergyRegressor: the scikit-learn contract, and a predictive law that is one."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from selfnorm import EnergyRegressor, SelfnormError, SelfnormWarning
+from selfnorm.columns.target_steps import label_step
+from selfnorm.conditional.members import LabelWaves, build_ensemble
+from selfnorm.conditional.predictive_model import PredictiveModel
+from selfnorm.distributions.mdn import MixtureLabels
+from selfnorm.errors import DataError, ModelFileError
+from selfnorm.evaluation.calibration import assess, central_coverage, crps_from_samples
+
+SMALL = {
+    "n_members": 2,
+    "hidden": 32,
+    "energy_hidden": 16,
+    "max_epochs": 30,
+    "energy_epochs": 10,
+    "random_state": 0,
+}
+
+# Rows are drawn in mini-batches and held out at random: a row of weight two is not the same as the
+# row given twice.
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": "stochastic training: repeating a row changes "
+    "the mini-batches and the held-out rows",
+}
+
+
+@parametrize_with_checks([EnergyRegressor()], expected_failed_checks=lambda _: EXPECTED_FAILURES)
+def test_scikit_learn_checks(estimator, check) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SelfnormWarning)
+        check(estimator)
+
+
+def skewed_data(n: int = 600, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two modes for negative x0, a skewed law for positive; x1 is noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, (n, 2))
+    side = np.where(rng.uniform(size=n) < 0.7, 1.0, -1.0)
+    modes = side * (1 - X[:, 0]) + 0.15 * rng.standard_normal(n)
+    skewed = rng.gamma(1.5, 0.4, n)
+    return X, np.where(X[:, 0] < 0, modes, skewed)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> EnergyRegressor:
+    torch.set_num_threads(1)
+    return EnergyRegressor(**SMALL).fit(*skewed_data())
+
+
+def test_pdf_integrates_to_one_for_every_x(fitted: EnergyRegressor) -> None:
+    X, _ = skewed_data(60, seed=1)
+    grid = np.linspace(-25, 25, 5001)
+    mass = np.trapezoid(fitted.pdf(X, grid), grid, axis=1)
+    # The wide law has a tail of 1/y^3: some 1e-6 lies beyond the grid.
+    np.testing.assert_allclose(mass, 1.0, atol=1e-3)
+
+
+def test_cdf_is_monotone_and_agrees_with_the_pdf(fitted: EnergyRegressor) -> None:
+    X, _ = skewed_data(20, seed=2)
+    grid = np.linspace(-6, 6, 4001)
+    cdf = fitted.cdf(X, grid)
+    assert (np.diff(cdf, axis=1) >= 0).all()
+    pdf = fitted.pdf(X, grid)
+    summed = np.cumsum(0.5 * (pdf[:, 1:] + pdf[:, :-1]) * np.diff(grid), axis=1)
+    np.testing.assert_allclose(cdf[:, 1:] - cdf[:, :1], summed, atol=2e-3)
+
+
+def test_quantiles_invert_the_cdf(fitted: EnergyRegressor) -> None:
+    X, _ = skewed_data(30, seed=3)
+    levels = [0.01, 0.25, 0.5, 0.9, 0.99]
+    quantiles = fitted.predict_quantiles(X, levels)
+    assert (np.diff(quantiles, axis=1) > 0).all()
+    np.testing.assert_allclose(fitted.cdf(X, quantiles), np.tile(levels, (30, 1)), atol=1e-6)
+
+
+def test_intervals_hold_what_they_promise(fitted: EnergyRegressor) -> None:
+    X, _ = skewed_data(30, seed=4)
+    central = fitted.predict_interval(X, 0.8)
+    shortest = fitted.predict_interval(X, 0.8, kind="highest_density")
+    for ends in (central, shortest):
+        held = np.diff(fitted.cdf(X, ends), axis=1)[:, 0]
+        np.testing.assert_allclose(held, 0.8, atol=2e-3)
+    assert (shortest[:, 1] - shortest[:, 0] <= central[:, 1] - central[:, 0] + 1e-9).all()
+    for row, intervals in enumerate(fitted.highest_density_regions(X[:5], 0.8)):
+        ends = fitted.cdf(np.repeat(X[row : row + 1], len(intervals), axis=0), intervals)
+        assert np.diff(ends, axis=1).sum() == pytest.approx(0.8, abs=0.03)
+
+
+def test_two_modes_give_two_regions(fitted: EnergyRegressor) -> None:
+    regions = fitted.highest_density_regions([[-0.8, 0.0]], 0.8)[0]
+    assert len(regions) >= 2
+    mode = fitted.predict_mode([[-0.8, 0.0]])[0]
+    assert mode == pytest.approx(1.8, abs=0.3)
+
+
+def test_mean_samples_and_scores_agree_with_the_density(fitted: EnergyRegressor) -> None:
+    X, y = skewed_data(25, seed=5)
+    grid = np.linspace(-40, 40, 8001)
+    mean = np.trapezoid(fitted.pdf(X, grid) * grid, grid, axis=1)
+    np.testing.assert_allclose(fitted.predict(X), mean, atol=5e-3)
+    samples = fitted.sample(X, 4000, random_state=0)
+    assert samples.shape == (25, 4000)
+    np.testing.assert_allclose(samples.mean(1), mean, atol=0.1)
+    np.testing.assert_allclose(fitted.crps(X, y), crps_from_samples(y, samples), atol=0.03)
+    density = np.array([fitted.pdf(X[i : i + 1], [y[i]])[0, 0] for i in range(25)])
+    np.testing.assert_allclose(np.log(density), fitted.log_prob(X, y), atol=1e-9)
+    assert fitted.score(X, y) == pytest.approx(np.log(density).mean())
+
+
+def test_it_beats_a_gaussian_and_is_calibrated(fitted: EnergyRegressor) -> None:
+    X, y = skewed_data(300, seed=6)
+    train = skewed_data()[1]
+    gaussian = -0.5 * ((y - train.mean()) / train.std()) ** 2 - np.log(train.std() * 2.5066)
+    assert fitted.score(X, y) > gaussian.mean() + 0.3
+    found = assess(fitted, X, y)
+    assert 0.8 < found.coverage < 0.97
+    assert found.to_dict()["n"] == 300
+    pit, _ = fitted.pit_and_crps(X, y)
+    assert found.coverage == central_coverage(pit, 0.9)
+
+
+def test_the_energy_helps_and_can_be_taken_away(fitted: EnergyRegressor) -> None:
+    X, y = skewed_data(300, seed=7)
+    alone = fitted.without_energy()
+    assert fitted.score(X, y) > alone.score(X, y) - 0.02
+    grid = np.linspace(-25, 25, 5001)
+    mass = np.trapezoid(alone.pdf(X[:5], grid), grid, axis=1)
+    np.testing.assert_allclose(mass, 1.0, atol=1e-3)
+    exact = alone.log_prob(X[:50], y[:50])
+    np.testing.assert_allclose(alone.log_prob(X[:50], y[:50], method="learned"), exact, atol=1e-4)
+
+
+def test_bounds_bracket_the_exact_score(fitted: EnergyRegressor) -> None:
+    X, y = skewed_data(200, seed=8)
+    bounds = fitted.bounds(X, y, n_samples=2000, random_state=0)
+    exact = fitted.score(X, y)
+    assert bounds.lower <= exact + 0.01
+    assert bounds.upper >= exact - 0.01
+    assert bounds.gap < 0.05
+    learned = fitted.log_prob(X, y, method="learned").mean()
+    assert learned == pytest.approx(exact, abs=0.1)
+    assert fitted.log_norm_error_ < 0.3
+
+
+def test_the_error_of_b_is_judged_all_over_the_table(fitted: EnergyRegressor) -> None:
+    z = torch.from_numpy((skewed_data()[0] - fitted._x_center) / fitted._x_scale).float()
+    errors = fitted._predictive.log_norm_error(z[::3].double()).abs()  # 200 of the 600 rows
+    assert fitted.log_norm_error_ == pytest.approx(float(errors.mean()), rel=1e-6)
+
+
+def test_shift_and_scale_of_y_move_everything_as_they_must(fitted: EnergyRegressor) -> None:
+    X, y = skewed_data()
+    moved = EnergyRegressor(**SMALL).fit(X, -40.0 + 8.0 * y)
+    probe = X[:10]
+    np.testing.assert_allclose(moved.predict(probe), -40 + 8 * fitted.predict(probe), atol=1e-3)
+    np.testing.assert_allclose(
+        moved.log_prob(probe, -40 + 8 * y[:10]),
+        fitted.log_prob(probe, y[:10]) - np.log(8),
+        atol=1e-3,
+    )
+    np.testing.assert_allclose(
+        moved.predict_quantiles(probe), -40 + 8 * fitted.predict_quantiles(probe), atol=5e-3
+    )
+
+
+def test_far_from_the_data_the_law_is_wide(fitted: EnergyRegressor) -> None:
+    near = np.diff(fitted.predict_interval([[0.5, 0.0]], 0.9))[0, 0]
+    far = np.diff(fitted.predict_interval([[50.0, -80.0]], 0.9))[0, 0]
+    spread = skewed_data()[1].std()
+    assert far > 3 * spread
+    assert far > near
+    grid = np.linspace(-60, 60, 6001)
+    density = fitted.pdf([[50.0, -80.0]], grid)[0]
+    assert density.max() < 1 / spread
+    assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=5e-3)
+
+
+def test_save_and_load_give_the_same_bits(fitted: EnergyRegressor, tmp_path) -> None:
+    X, y = skewed_data(20, seed=9)
+    fitted.save(tmp_path / "model")
+    loaded = EnergyRegressor.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.log_prob(X, y), fitted.log_prob(X, y))
+    np.testing.assert_array_equal(loaded.predict(X), fitted.predict(X))
+    assert loaded.get_params() == fitted.get_params()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ModelFileError):
+        EnergyRegressor.load(tmp_path / "model")
+
+
+def test_same_seed_same_bits() -> None:
+    X, y = skewed_data(120)
+    options = {**SMALL, "max_epochs": 3, "energy_epochs": 2}
+    first = EnergyRegressor(**options).fit(X, y).predict(X)
+    np.testing.assert_array_equal(first, EnergyRegressor(**options).fit(X, y).predict(X))
+
+
+def test_pipeline_and_grid_search() -> None:
+    X, y = skewed_data(120)
+    tiny = EnergyRegressor(n_members=1, hidden=16, max_epochs=3, energy_epochs=1, random_state=0)
+    pipeline = make_pipeline(StandardScaler(), tiny)
+    search = GridSearchCV(pipeline, {"energyregressor__n_components": [1, 3]}, cv=2)
+    search.fit(X, y)
+    assert np.isfinite(search.best_score_)
+    assert search.predict(X).shape == (120,)
+
+
+def test_weights_count() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (400, 1))
+    upper = rng.uniform(size=400) < 0.5
+    y = np.where(upper, 2.0, -2.0) + 0.3 * rng.standard_normal(400)
+    weight = np.where(upper, 1.0, 0.05)
+    model = EnergyRegressor(**{**SMALL, "max_epochs": 60}).fit(X, y, sample_weight=weight)
+    assert model.predict(X).mean() > 1.2
+    with pytest.raises(DataError, match="positive sample weight"):
+        model.fit(X, y, sample_weight=np.where(np.arange(400) < 3, 1.0, 0.0))
+
+
+def test_four_targets() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (300, 1))
+    first = X[:, 0] + 0.2 * rng.standard_normal(300)
+    skewed = np.exp(0.5 * rng.standard_normal(300)) * (1 + X[:, 0] ** 2)
+    beside = first + 0.3 * rng.standard_normal(300)
+    Y = np.stack([first, 10 * first**2 + rng.standard_normal(300), skewed, beside], axis=1)
+    model = EnergyRegressor(**SMALL).fit(X, Y)
+    assert model.sample(X[:3], 50, random_state=0).shape == (3, 50, 4)
+    assert model.log_norm_error_ < 0.05
+    # Normalised over the four of them, by importance sampling from a wide Gaussian.
+    drawn = model.sample([[0.3]], 400, random_state=0)[0]
+    wide = multivariate_normal(drawn.mean(0), 2 * np.cov(drawn.T))
+    points = wide.rvs(300, random_state=0)
+    log_p = model.log_prob(np.full((300, 1), 0.3), points)
+    share = np.exp(log_p - wide.logpdf(points))
+    assert share.mean() == pytest.approx(1.0, abs=4 * share.std() / 300**0.5)
+
+
+def test_two_targets() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (400, 1))
+    first = X[:, 0] + 0.2 * rng.standard_normal(400)
+    Y = np.stack([first, 10 * first**2 + rng.standard_normal(400)], axis=1)
+    model = EnergyRegressor(**SMALL).fit(X, Y)
+    assert model.predict(X[:9]).shape == (9, 2)
+    samples = model.sample(X[:7], 300, random_state=0)
+    assert samples.shape == (7, 300, 2)
+    marginal = -0.5 * ((Y - Y.mean(0)) / Y.std(0)) ** 2 - np.log(Y.std(0) * 2.5066)
+    assert model.score(X[:80], Y[:80]) > marginal[:80].sum(1).mean() + 0.3
+    # Normalised over the plane, by brute force.
+    a, b = np.meshgrid(np.linspace(-2, 2.5, 37), np.linspace(-8, 16, 25), indexing="ij")
+    points = np.stack([a.ravel(), b.ravel()], axis=1)
+    density = np.exp(model.log_prob(np.full((len(points), 1), 0.3), points))
+    assert density.sum() * 0.125 * 1.0 == pytest.approx(1.0, abs=0.08)
+    assert model.bounds(X[:50], Y[:50], n_samples=500, random_state=0).gap < 0.3
+    with pytest.raises(DataError, match="one target"):
+        model.predict_quantiles(X)
+    with pytest.raises(DataError, match="log_mass is for one target"):
+        model.log_mass(X, Y)
+
+
+def test_integer_targets_are_spread_with_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (300, 1))
+    y = np.round(2 * X[:, 0] + 0.7 * rng.standard_normal(300)) + 5
+    with pytest.warns(SelfnormWarning, match="distinct"):
+        model = EnergyRegressor(**SMALL).fit(X, y)
+    assert model.label_step_ == 1.0
+    mass = np.exp(model.log_mass(X, y))
+    assert ((mass > 0) & (mass <= 1)).all()
+    total = sum(np.exp(model.log_mass(X[:5], np.full(5, float(v)))) for v in range(-20, 31))
+    np.testing.assert_allclose(total, 1.0, atol=1e-2)
+    # No spike: the density never exceeds what one step can hold by much.
+    assert np.exp(model.log_prob(X, y)).max() < 3.0
+
+
+def test_label_step_tells_grids_from_continuous_targets() -> None:
+    rng = np.random.default_rng(0)
+    assert label_step(rng.integers(0, 6, 500).astype(float)) == 1.0
+    assert label_step(rng.integers(0, 6, 500) + 1.6e9) == 1.0
+    assert label_step(0.95 + 0.001 * rng.integers(0, 51, 2000)) == pytest.approx(0.001)
+    assert label_step(rng.standard_normal(500)) == 0.0
+    rounding = np.r_[np.repeat([0.1, 0.2, 0.3, 0.4], 100), np.full(50, 0.1 + 0.2)]
+    assert label_step(rounding) == pytest.approx(0.1)
+    long_tail = np.r_[np.zeros(100), rng.lognormal(0.0, 2.0, 900)]
+    assert 0 < label_step(long_tail) < 0.05
+    assert label_step(np.where(rng.uniform(size=500) < 0.7, 0.0, rng.standard_normal(500))) > 0
+
+
+@pytest.mark.parametrize("rows", [5, 30])
+def test_few_rows_and_one_feature(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (rows, 1))
+    y = X[:, 0] + 0.1 * rng.standard_normal(rows)
+    model = EnergyRegressor(**SMALL).fit(X, y)
+    width = np.diff(model.predict_interval(X, 0.9))
+    assert np.isfinite(model.log_prob(X, y)).all()
+    assert (width > 1e-2).all()
+
+
+def test_bad_input_is_refused_with_a_reason() -> None:
+    X, y = skewed_data(40)
+    model = EnergyRegressor(**SMALL)
+    with pytest.raises(ValueError, match="NaN"):
+        model.fit(X, np.where(np.arange(40) == 3, np.nan, y))
+    with pytest.raises(DataError, match="constant"):
+        model.fit(X, np.ones(40))
+    with pytest.raises(DataError, match="at least 5 rows"):
+        model.fit(X[:3], y[:3])
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": X[:, 0], "colour": ["red", "blue"] * 20})
+    with pytest.raises((SelfnormError, ValueError), match="colour"):
+        model.fit(frame, y)
+
+
+def test_bad_questions_are_refused_with_a_reason(fitted: EnergyRegressor) -> None:
+    X, y = skewed_data(4)
+    with pytest.raises(DataError, match="between 0 and 1"):
+        fitted.predict_quantiles(X, [5, 95])
+    with pytest.raises(DataError, match="coverage"):
+        fitted.predict_interval(X, 90)
+    with pytest.raises(DataError, match="kind"):
+        fitted.predict_interval(X, 0.9, kind="narrow")
+    for ask in (fitted.log_prob, fitted.crps, fitted.pit_and_crps, fitted.bounds):
+        for count in (1, 2):
+            with pytest.raises(DataError, match=f"X has 4 rows but y has {count}"):
+                ask(X, y[:count])
+        with pytest.raises(DataError, match="X has 2 rows but y has 4"):
+            ask(X[:2], y)  # the first two of four targets are no answer
+    with pytest.raises(DataError, match="one target per row"):
+        fitted.log_prob(X[:1], 0.5)
+    with pytest.raises(DataError, match="continuous"):
+        fitted.log_mass(X, y)
+    with pytest.raises(DataError, match="method"):
+        fitted.log_prob(X, y, method="fast")
+
+
+@pytest.mark.parametrize("n_frequencies", [3, 6])
+@torch.no_grad()
+def test_quadrature_follows_the_fastest_wave(n_frequencies: int) -> None:
+    torch.manual_seed(0)
+    waves = [2.0**j for j in range(n_frequencies)]
+    model = build_ensemble(1, 1, members=5, components=3, frequencies=waves)
+    model.energy.joint[-1].weight.normal_(0.0, 0.6)  # an energy that wiggles
+    ends = (torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([-2.0]), torch.tensor([2.5]))
+    predictive = PredictiveModel(model, *ends)
+    h, q = predictive._laws(torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None])
+    log_z = predictive._node_densities(h, q)[3]
+    predictive.nodes_per_panel = 24
+    torch.testing.assert_close(log_z, predictive._node_densities(h, q)[3], atol=1e-4, rtol=0)
+
+
+def test_input_noise_smooths_along_x() -> None:
+    X, y = skewed_data(100)
+    tiny = {**SMALL, "max_epochs": 2, "energy_epochs": 1}
+    noisy = EnergyRegressor(**tiny, input_noise=0.5).fit(X, y)
+    assert not np.array_equal(noisy.predict(X), EnergyRegressor(**tiny).fit(X, y).predict(X))
+
+
+@torch.no_grad()
+def test_no_mass_escapes_along_a_wide_component() -> None:
+    # A component of weight 1e-9 and scale 300: an energy linear in y would move all the mass there,
+    # unseen by any sample of the proposal.
+    weights = torch.tensor([[1.0, 1e-9]])
+    q = MixtureLabels(
+        weights.log(), torch.tensor([[[0.0], [0.0]]]), torch.tensor([[[1.0], [300.0]]])
+    )
+    seen = LabelWaves()(torch.tensor([-1e6, -50.0, 50.0, 1e6]).view(4, 1, 1), q)
+    assert seen.abs().max() <= 3.0
+    # A slope of 1 in what the energy sees is worth at most 2 * 3 nats between the two ends.
+    tilt = seen[:, 0, 0].exp()
+    assert float(tilt.max() / tilt.min()) <= np.exp(6.0) + 1e-3

@@ -1,0 +1,208 @@
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from selfnorm.errors import DataError
+from selfnorm.tables.files import atomic_output, check_output, read_table, write_table
+from selfnorm.tables.table import Table, from_frame, numeric
+
+VALUES = np.array([[1.5, -2.0, 3e-7], [4.0, 5.25, 1e12], [0.1, 0.2, -0.3]])
+NAMES = ["a", "b c", "d"]
+
+
+def table():
+    return Table({name: VALUES[:, i] for i, name in enumerate(NAMES)})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".npz"])
+def test_round_trip_keeps_names_and_every_bit(tmp_path, suffix):
+    path = tmp_path / f"t{suffix}"
+    write_table(table(), path)
+    back = read_table(path)
+    assert back.names == NAMES
+    assert np.array_equal(numeric(back), VALUES)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_npy_has_no_names_and_is_taken_by_position(tmp_path):
+    path = tmp_path / "t.npy"
+    write_table(table(), path)
+    back = read_table(path)
+    assert not back.named
+    assert np.array_equal(numeric(back, ["p", "q", "r"]), VALUES)
+    with pytest.raises(DataError, match="'s' is missing"):
+        numeric(back, ["x0", "s"])
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, dict])
+def test_frames(make):
+    frame = make(
+        {"i": [1, 2, 3], "f": [0.5, 1.5, 2.5], "t": ["x", "y", "z"], "b": [True, False, True]}
+    )
+    read = from_frame(frame)
+    assert read.names == ["i", "f", "t", "b"]
+    assert np.array_equal(numeric(read, ["f", "b"]), [[0.5, 1.0], [1.5, 0.0], [2.5, 1.0]])
+    with pytest.raises(DataError, match="column 't' holds text"):
+        numeric(read)
+
+
+def test_frames_with_missing_values():
+    for frame in (
+        pd.DataFrame({"a": pd.array([1, None, 3], dtype="Int64"), "b": [1.0, 2.0, np.nan]}),
+        pl.DataFrame({"a": [1, None, 3], "b": [1.0, 2.0, None]}),
+    ):
+        with pytest.raises(DataError, match=r"missing value in row 2, column 'a' \(2 such"):
+            numeric(from_frame(frame))
+
+
+def test_columns_are_put_in_the_order_asked_for(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("b,id,a\n1,x,2\n3,y,4\n")
+    assert numeric(read_table(path), ["a", "b"]).tolist() == [[2.0, 1.0], [4.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        ("a,b\n", "no rows"),
+        ("a,b\n1,2\n3,\n", r"missing value in row 2 \(line 3\), column 'b'"),
+        ("a,b\n1,2\n\n3,NA\n", r"row 2 \(line 4\), column 'b'"),
+        ("a,b\n1,2\n3,x7\n", r"column 'b' holds text \('x7' in row 2 \(line 3\)\)"),
+        ("a,b\n1,inf\n", r"infinite value \(inf\) in row 1 \(line 2\), column 'b'"),
+        ("a,b\n1,2\n3,4,5\n", "line 3 has 3 cells, the header has 2"),
+        ("a,a\n1,2\n", "column 'a' appears twice"),
+        ("a,\n1,2\n", "column 2 has no name"),
+        ("a,b\n1,\n2,\n", "missing value in row 1"),
+        ("NA,2.5\n1.5,3.5\n", r"missing value in row 1 \(line 1\), column 'x0'"),
+        (",0,1\n0,1.5,2.5\n", "column 1 has no name"),
+        ("a;b\n1,5;2,5\n", r"holds text \('1,5' in row 1 .*decimal point"),
+        ('a,b\n"1,234.5",2\n', "separators of thousands"),
+    ],
+)
+def test_bad_csv_names_row_and_column(tmp_path, text, words):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words) as caught:
+        numeric(read_table(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_csv_dialects(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("\ufeffx;y\r\n1;2\r\n3;4\r\n".encode())
+    assert read_table(path).names == ["x", "y"]
+    path.write_text("1,2\n3,4\n")  # no header
+    back = read_table(path)
+    assert back.names == ["x0", "x1"]
+    assert len(back) == 2
+    path.write_text('"a, b",c\n1,2\n')
+    assert read_table(path).names == ["a, b", "c"]
+    path.write_text('"height, cm";"weight, kg"\n180;75\n')
+    assert read_table(path).names == ["height, cm", "weight, kg"]
+
+
+def test_the_names_of_a_frame_without_names_are_no_row(tmp_path):
+    path = tmp_path / "t.csv"
+    pd.DataFrame(VALUES).assign(**{"2": [4, 5, 6]}).drop(columns=2).to_csv(path, index=False)
+    back = read_table(path)
+    assert (back.names, len(back)) == (["0", "1", "2"], 3)
+    path.write_text("0,1\n1,1\n0,0\n")  # whole numbers throughout: a row like the others
+    assert len(read_table(path)) == 3
+
+
+def test_identifiers_are_passed_on_as_they_are(tmp_path):
+    ids = {"code": ["0042", "0007"], "key": [2**60 + 1, 2**60 + 3], "size": ["1.50", "NA"]}
+    csv = tmp_path / "t.csv"
+    pd.DataFrame(ids).to_csv(csv, index=False)
+    read = read_table(csv)
+    assert numeric(read, ["code", "key"]).tolist() == [[42.0, 2.0**60], [7.0, 2.0**60]]
+    write_table(read, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == csv.read_text()
+    write_table(read, tmp_path / "out.parquet")
+    back = pd.read_parquet(tmp_path / "out.parquet")
+    assert back["code"].tolist() == ids["code"]
+    assert back["key"].tolist() == [str(key) for key in ids["key"]]
+    assert back["size"].iloc[0] == 1.5
+    pd.DataFrame(ids).to_parquet(tmp_path / "t.parquet")
+    for name in ("again.parquet", "again.csv"):
+        write_table(read_table(tmp_path / "t.parquet"), tmp_path / name)
+    assert pd.read_parquet(tmp_path / "again.parquet")["key"].tolist() == ids["key"]
+    assert pd.read_csv(tmp_path / "again.csv")["key"].tolist() == ids["key"]
+    np.save(tmp_path / "t.npy", np.array([ids["key"]]).T)
+    write_table(read_table(tmp_path / "t.npy"), tmp_path / "keys.csv")
+    assert pd.read_csv(tmp_path / "keys.csv")["x0"].tolist() == ids["key"]
+
+
+def test_a_column_of_lists_is_no_column_of_numbers(tmp_path):
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"a": [1.5, 2.5], "vector": [[1.0, 2.0], [3.0, 4.0]]}).to_parquet(path)
+    read = read_table(path)
+    assert numeric(read, ["a"]).shape == (2, 1)
+    with pytest.raises(DataError, match="column 'vector' holds text"):
+        numeric(read)
+
+
+def test_of_several_arrays_the_table_is_named_x(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, y=VALUES[:, 0], features=VALUES)
+    with pytest.raises(DataError, match=r"arrays \['y', 'features'\]: name the one"):
+        read_table(path)
+    np.savez(path, y=VALUES[:, 0], X=VALUES)
+    assert np.array_equal(numeric(read_table(path)), VALUES)
+
+
+def test_files_that_are_no_tables(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        read_table(tmp_path / "none.csv")
+    with pytest.raises(DataError, match="is a folder"):
+        read_table(tmp_path)
+    for name, content in (
+        ("t.xlsx", b"PK"),
+        ("t.csv", b"a,b\n\xff\xfe,1\n"),
+        ("t.csv", b"a\0b,c\n1,2\n"),
+        ("t.npy", b"not numpy"),
+        ("t.npz", b"not numpy either"),
+        ("t.parquet", b"PAR1 but not really"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(DataError):
+            read_table(path)
+
+
+def test_pickles_inside_numpy_files_are_never_loaded(tmp_path):
+    path = tmp_path / "t.npy"
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(path)
+
+
+def test_output_is_whole_or_absent(tmp_path):
+    path = tmp_path / "t.csv"
+
+    def break_off():
+        with atomic_output(path) as temporary:
+            temporary.write_text("a,b\n1")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        break_off()
+    assert list(tmp_path.iterdir()) == []
+    path.write_text("old")
+    with pytest.raises(DataError, match="missing value"):
+        write_table(Table({"a": np.array([np.nan])}), tmp_path / "t.npy")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_impossible_outputs_are_refused_early(tmp_path):
+    for path, words in (
+        (tmp_path / "t.docx", "cannot write"),
+        (tmp_path / "none" / "t.csv", "no such folder"),
+        (tmp_path, "cannot write"),
+    ):
+        with pytest.raises(DataError, match=words):
+            check_output(path)

@@ -1,0 +1,169 @@
+"""Checkpoints: a run goes on only as what it was, and with all that it remembered."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Independent, Normal
+
+import selfnorm as sn
+from selfnorm.density import objectives
+from selfnorm.density.fit import DensityTask
+from selfnorm.errors import CheckpointError
+from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
+
+SETTINGS = {"max_steps": 12, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
+
+
+@pytest.fixture
+def x():
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(300, 2, generator=g) * torch.tensor([1.0, 0.5]) + 0.3
+
+
+def model_on(base, activation="silu"):
+    torch.manual_seed(0)
+    return sn.EBM(sn.MLP(2, (8,), activation=activation), base=base)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"objective": "nce"}, "objective='snl'"),
+        ({"n_samples": 64}, "n_samples=128"),
+        ({"lr_log_norm": 1.0}, "lr_log_norm='10 x lr'"),
+        ({"bf16": True}, "bf16=False"),
+        ({"proposal": sn.Gaussian(torch.zeros(2), scale=3.0)}, "another energy, base or proposal"),
+    ],
+)
+def test_a_finished_run_does_not_answer_for_another_one(x, tmp_path, change, words):
+    path = tmp_path / "run.ckpt"
+    sn.fit(model_on(sn.Gaussian.fit_to(x)), x, checkpoint=path, **SETTINGS)
+    other = {**SETTINGS, **change}
+    with pytest.raises(CheckpointError, match=words):
+        sn.fit(model_on(sn.Gaussian.fit_to(x)), x, checkpoint=path, **other)
+    # How the samples go through the network is no part of what the run is.
+    sn.fit(model_on(sn.Gaussian.fit_to(x)), x, checkpoint=path, max_memory=1e6, **SETTINGS)
+
+
+def test_weights_are_not_read_into_another_network_of_their_shape(x, tmp_path):
+    def normal(scale):
+        return Independent(Normal(x.mean(0), scale * x.std(0)), 1)
+
+    path = tmp_path / "run.ckpt"
+    sn.fit(model_on(normal(1.0)), x, checkpoint=path, **SETTINGS)
+    for other in (model_on(normal(1.0), "relu"), model_on(normal(1.5))):
+        before = weights(other)[1:]
+        with pytest.raises(CheckpointError, match="another energy, base or proposal"):
+            sn.fit(other, x, checkpoint=path, **SETTINGS)
+        assert torch.equal(weights(other)[1:], before)  # all but b, which every start sets
+
+
+def test_checkpoints_without_these_entries_are_read(x, tmp_path):
+    path = tmp_path / "run.ckpt"
+    whole = model_on(sn.Gaussian.fit_to(x))
+    sn.fit(whole, x, checkpoint=path, **SETTINGS)
+    state = load_checkpoint(path)
+    for name in ("format", "settings", "witness", "task"):
+        del state[name]
+    save_checkpoint(path, state)
+    again = model_on(sn.Gaussian.fit_to(x))
+    sn.fit(again, x, checkpoint=path, **SETTINGS)
+    assert torch.equal(weights(whole), weights(again))
+
+
+@pytest.mark.parametrize("name", ["cd", "pcd"])
+def test_chains_and_their_step_are_resumed(x, tmp_path, name):
+    path = tmp_path / "run.ckpt"
+    whole = model_on(sn.Gaussian.fit_to(x))
+    sn.fit(whole, x, objective=name, **SETTINGS)
+    stopping, taken = objectives.get(name), []
+    inner = stopping.loss
+
+    def loss(*args):
+        taken.append(1)
+        if len(taken) > 7:
+            raise KeyboardInterrupt
+        return inner(*args)
+
+    stopping.loss = loss
+    half = model_on(sn.Gaussian.fit_to(x))
+    with pytest.warns(sn.SelfnormWarning, match="interrupted"):
+        sn.fit(half, x, objective=stopping, checkpoint=path, checkpoint_every=1, **SETTINGS)
+    resumed = model_on(sn.Gaussian.fit_to(x))
+    sn.fit(resumed, x, objective=name, checkpoint=path, checkpoint_every=1, **SETTINGS)
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_chains_of_another_table_are_not_gone_on_with(x):
+    objective = sn.mcmc_objectives.ContrastiveDivergence("buffer", n_steps=2)
+    for table in (x, x[:, :1]):
+        model = sn.EBM(sn.MLP(table.shape[1], (8,)), base=sn.Gaussian.fit_to(table))
+        history = sn.fit(model, table, objective=objective, **SETTINGS)
+        assert history.skipped_steps == 0
+
+
+@pytest.mark.parametrize("same_batches", [False, True])
+@pytest.mark.parametrize(
+    "change", ["objective", "rows", "lr", "proposal", "n_samples", "weight_decay"]
+)
+def test_models_trained_together_are_resumed_as_what_they_were(x, tmp_path, same_batches, change):
+    path = tmp_path / "many.ckpt"
+    base = sn.Gaussian.fit_to(x)
+
+    def train(**options):
+        models = [model_on(base), model_on(base)]
+        settings = {**SETTINGS, "lr": [1e-3, 5e-3], "same_batches": same_batches, **options}
+        sn.fit_many(models, settings.pop("rows", x), checkpoint=path, **settings)
+        return torch.cat([weights(m) for m in models])
+
+    whole = train()
+    assert torch.equal(whole, train())
+    changed = {
+        "objective": ["snl", "nce"],
+        "rows": 2 * x,
+        "lr": [2e-3, 5e-3],
+        "proposal": sn.Gaussian.fit_to(x, inflate=2.0),
+        "n_samples": 64,
+        "weight_decay": [0.0, 0.1],
+    }
+    with pytest.raises(CheckpointError):
+        train(**{change: changed[change]})
+
+
+def test_numbers_of_numpy_and_torch_go_into_a_checkpoint_and_come_back(x, tmp_path):
+    path = tmp_path / "run.ckpt"
+    odd = {
+        "lr": np.float64(1e-3),
+        "max_steps": np.int64(6),
+        "batch_size": np.int32(64),
+        "n_samples": np.int64(128),
+        "clip_norm": torch.tensor(10.0),
+        "seed": np.int64(0),
+        "progress": False,
+    }
+    first, again = model_on(sn.Gaussian.fit_to(x)), model_on(sn.Gaussian.fit_to(x))
+    sn.fit(first, x, checkpoint=path, **odd)
+    plain = {**SETTINGS, "max_steps": 6, "lr": 1e-3}
+    sn.fit(again, x, checkpoint=path, **plain)
+    assert torch.equal(weights(first), weights(again))
+
+
+@pytest.mark.parametrize("name", ["n_samples", "batch_size", "max_steps", "max_epochs"])
+def test_counts_are_whole_numbers(x, name):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        sn.fit(model_on(sn.Gaussian.fit_to(x)), x, **{**SETTINGS, name: 1e1})
+
+
+def test_writing_a_checkpoint_leaves_every_part_in_its_mode():
+    """A frozen part in evaluation mode inside a model that trains stays there."""
+    x = torch.randn(20, 2)
+    energy = nn.Sequential(nn.Linear(2, 4).eval(), nn.Dropout(0.5), nn.Linear(4, 1))
+    task = DensityTask(sn.EBM(energy), sn.Gaussian.fit_to(x), n_samples=8)
+    first, second = (entries_of_task(task, (x,))["witness"] for _ in range(2))
+    assert torch.equal(first, second)  # without dropout
+    assert [part.training for part in energy] == [False, True, True]

@@ -1,0 +1,340 @@
+"""fit: it learns, is reproducible, refuses bad input, survives trouble."""
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import selfnorm as sn
+from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
+from selfnorm.training.checkpoint import load_checkpoint, save_checkpoint
+from selfnorm.training.history import History
+from selfnorm.training.loop import LoopOptions
+
+
+def skewed(n=1500, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, 2, generator=g)
+    return torch.stack([z[:, 0].exp() - 1.5, 0.5 * z[:, 1] + 0.4 * z[:, 0] ** 2], -1)
+
+
+def small_model(x, seed=0):
+    torch.manual_seed(seed)
+    return sn.EBM(sn.MLP(2, (32, 32), saturate=10.0), base=sn.StudentT.fit_to(x))
+
+
+def quick(model, x, **options):
+    settings = {"max_epochs": 8, "batch_size": 128, "n_samples": 256, "lr": 5e-3, "seed": 1}
+    return sn.fit(model, x, progress=False, **{**settings, **options})
+
+
+def state(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("objective", ["snl", "nce", "importance_ml", "ranking_nce"])
+def test_every_objective_improves_on_the_base(objective):
+    x, held_out = skewed(), skewed(1000, seed=9)
+    model = small_model(x)
+    before = float(model.base.log_prob(held_out).mean())
+    history = quick(model, x, objective=objective, max_epochs=15)
+    lz, _ = sn.exact_log_norm(model, 2, n_points=513)
+    after = float(model.log_unnormalized(held_out).detach().mean()) - lz
+    assert after > before + 0.15
+    # Whatever the objective, fit ends with b = log Z.
+    assert float(model.log_norm.detach()) == pytest.approx(lz, abs=0.01)
+    assert history.final["log_norm_se"] < 0.01
+
+
+def test_snl_learns_b_itself_before_the_closing_step():
+    x = skewed()
+    model = small_model(x)
+    history = quick(model, x, max_epochs=20)
+    lz, _ = sn.exact_log_norm(model, 2, n_points=513)
+    assert history.final["log_norm_learned"] == pytest.approx(lz, abs=0.1)
+
+
+def test_gaussian_mean_by_sgd_reaches_the_closed_form_optimum():
+    torch.manual_seed(0)
+    x = torch.randn(2000, 1) + 0.8
+    base = sn.Gaussian(torch.zeros(1), scale=1.0)
+    model = sn.EBM(sn.ExponentialFamily(lambda v: v, 1), base=base)
+    sn.fit(model, x, max_epochs=30, lr=0.02, n_samples=2048, seed=0, progress=False)
+    xbar = float(x.mean())
+    assert float(model.energy.theta.detach()) == pytest.approx(xbar, abs=0.02)
+    assert float(model.log_norm.detach()) == pytest.approx(xbar**2 / 2, abs=0.02)
+
+
+def test_same_seed_same_bits_and_the_callers_stream_is_untouched():
+    x = skewed(600)
+    torch.manual_seed(123)
+    expected_next = torch.rand(3)
+    ends = []
+    for _ in range(2):
+        model = small_model(x)
+        torch.manual_seed(123)
+        quick(model, x, max_epochs=2)
+        assert torch.equal(torch.rand(3), expected_next)
+        ends.append(state(model))
+    assert torch.equal(ends[0], ends[1])
+    other = small_model(x)
+    quick(other, x, max_epochs=2, seed=2)
+    assert not torch.equal(ends[0], state(other))
+
+
+def test_best_state_is_kept_and_early_stopping_stops():
+    x, val = skewed(300), skewed(300, seed=5)
+    model = small_model(x)
+    history = quick(
+        model,
+        x,
+        val_data=val,
+        max_epochs=300,
+        lr=3e-2,
+        schedule="constant",
+        patience=5,
+        n_samples=1024,
+    )
+    assert history.stopped == "patience"
+    steps, scores = history.curve("val_score")
+    assert history.best_score == max(scores)
+    assert history.best_step == steps[scores.index(max(scores))]
+    kept = sn.evaluate(model, val, proposal=model.base, n_samples=50_000, seed=0).upper
+    assert kept == pytest.approx(history.best_score, abs=0.1)
+
+
+def test_ema_state_is_what_is_kept():
+    x = skewed(600)
+    plain, averaged = small_model(x), small_model(x)
+    quick(plain, x, max_epochs=2)
+    quick(averaged, x, max_epochs=2, ema=0.9)
+    assert not torch.equal(state(plain), state(averaged))
+    assert float((state(plain) - state(averaged)).abs().max()) < 0.5
+
+
+@pytest.mark.parametrize("schedule", ["one_cycle", "cosine", "constant"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_schedules_and_optimisers(schedule, optimizer):
+    x = skewed(300)
+    history = quick(small_model(x), x, schedule=schedule, optimizer=optimizer, max_epochs=2)
+    assert math.isfinite(history.records[-1]["loss"])
+
+
+class SometimesNaN(nn.Module):
+    """Finite in checks, NaN in a stretch of training calls."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.net = sn.MLP(2, (16,))
+        self.first, self.last, self.calls = first, last, 0
+
+    def forward(self, x):
+        energy = self.net(x)
+        if self.training:
+            self.calls += 1
+            if self.first <= self.calls < self.last:
+                return energy * math.nan
+        return energy
+
+
+def test_single_bad_steps_are_skipped_and_counted():
+    x = skewed(600)
+    model = sn.EBM(SometimesNaN(8, 10), base=sn.StudentT.fit_to(x))
+    history = quick(model, x, max_epochs=5)
+    assert history.skipped_steps == 2
+    assert history.rollbacks == 0
+    assert torch.isfinite(state(model)).all()
+
+
+def test_a_run_of_bad_steps_rolls_back():
+    x = skewed(600)
+    model = sn.EBM(SometimesNaN(8, 14), base=sn.StudentT.fit_to(x))
+    history = quick(model, x, max_epochs=5)
+    assert history.rollbacks == 1
+    assert history.stopped == "max_epochs"
+    assert torch.isfinite(state(model)).all()
+
+
+def test_hopeless_divergence_stops_with_the_best_state():
+    x, val = skewed(600), skewed(200, seed=3)
+    model = sn.EBM(SometimesNaN(12, 10**9), base=sn.StudentT.fit_to(x))
+    with pytest.warns(sn.SelfnormWarning, match="roll-backs"):
+        history = quick(model, x, val_data=val, max_epochs=40)
+    assert history.stopped == "diverged"
+    assert torch.isfinite(state(model)).all()
+    assert history.best_score is not None
+
+
+def test_exploding_learning_rate_keeps_a_finite_model():
+    x, val = skewed(600), skewed(200, seed=3)
+    model = small_model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sn.SelfnormWarning)
+        quick(model, x, val_data=val, lr=50.0, max_epochs=5, clip_norm=None)
+    assert torch.isfinite(state(model)).all()
+
+
+class Interrupting(nn.Module):
+    def __init__(self, at):
+        super().__init__()
+        self.net, self.at, self.calls = sn.MLP(2, (16,), saturate=10.0), at, 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            if self.calls == self.at:
+                raise KeyboardInterrupt
+        return self.net(x)
+
+
+def test_ctrl_c_keeps_the_best_state_and_a_normalised_model():
+    x, val = skewed(600), skewed(200, seed=3)
+    model = sn.EBM(Interrupting(30), base=sn.StudentT.fit_to(x))
+    with pytest.warns(sn.SelfnormWarning, match="interrupted"):
+        history = quick(model, x, val_data=val, max_epochs=50)
+    assert history.stopped == "interrupted"
+    assert history.best_step > 0
+    lz, _ = sn.exact_log_norm(model, 2, n_points=513)
+    assert float(model.log_norm.detach()) == pytest.approx(lz, abs=0.01)
+
+
+NAN_ROW = torch.tensor([[0.0, 1.0], [math.nan, 2.0], [1.0, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (NAN_ROW, "row 1, column 0"),
+        (torch.tensor([[0.0, 1.0], [1.0, math.inf]]), "infinite"),
+        (torch.tensor([[0.0, 1.0]]), r"1 row\(s\)"),
+        (torch.tensor([[0.0, 1.0], [2.0, 1.0], [3.0, 1.0]]), "column 1 .* constant"),
+        (torch.zeros(5), r"x\[:, None\]"),
+        (torch.zeros(5, 2, 2), "table"),
+    ],
+)
+def test_bad_data_are_refused_before_training(x, words):
+    model = small_model(skewed(100))
+    before = state(model)
+    with pytest.raises(DataError, match=words):
+        quick(model, x)
+    assert torch.equal(before, state(model))
+
+
+def test_wrong_width_of_proposal_or_validation():
+    x = skewed(100)
+    with pytest.raises(ProposalError, match="3 numbers, the data have 2"):
+        quick(small_model(x), x, proposal=sn.Gaussian(torch.zeros(3), scale=1.0))
+    with pytest.raises(DataError, match="val_data has 3 columns"):
+        quick(small_model(x), x, val_data=torch.zeros(5, 3))
+
+
+def test_proposal_with_zero_density_on_data():
+    x = skewed(100)
+    box = sn.Uniform(torch.tensor([-1.0, -1.0]), torch.tensor([0.0, 0.0]))
+    with pytest.raises(ProposalError, match=r"zero density at \d+ of 100 rows.*Defensive"):
+        quick(sn.EBM(sn.MLP(2)), x, proposal=box)
+
+
+def test_no_proposal_no_base():
+    with pytest.raises(ProposalError, match="Defensive"):
+        quick(sn.EBM(sn.MLP(2)), skewed(100))
+
+
+def test_nan_energy_and_vector_energy():
+    x = skewed(100)
+    q = sn.Gaussian.fit_to(x)
+    with pytest.raises(EnergyError, match="not finite at 100"):
+        quick(sn.EBM(lambda v: v.sum(-1) * math.nan), x, proposal=q)
+    with pytest.raises(EnergyError, match="one scalar per row"):
+        quick(sn.EBM(nn.Linear(2, 4)), x, proposal=q)
+
+
+def test_unknown_names_and_silly_options_are_refused():
+    x = skewed(100)
+    with pytest.raises(ValueError, match="ranking_nce"):
+        quick(small_model(x), x, objective="sml")
+    with pytest.raises(TypeError, match="n_sampels"):
+        quick(small_model(x), x, n_sampels=3)
+    with pytest.raises(TypeError, match="training_task"):
+        quick(nn.Linear(2, 1), x)
+    with pytest.raises(DataError, match="val_data"):
+        quick(small_model(x), x, patience=3)
+    with pytest.raises(ValueError, match="n_samples must be at least 1, got 0"):
+        quick(small_model(x), x, n_samples=0)
+    for bad in ({"optimizer": "sgd"}, {"schedule": "x"}, {"lr": -1}, {"ema": 2}, {"batch_size": 0}):
+        with pytest.raises(ValueError):
+            LoopOptions(**bad)
+    counts = {"max_steps": 0, "patience": 0, "validate_every": -1, "checkpoint_every": 0}
+    for name, value in {**counts, "clip_norm": 0.0, "weight_decay": -1.0, "warmup": 1.5}.items():
+        with pytest.raises(ValueError, match=name):
+            LoopOptions(**{name: value})
+
+
+def test_history_is_plain_and_written_as_json(tmp_path):
+    x = skewed(300)
+    history = quick(small_model(x), x, max_epochs=3, val_data=skewed(100, seed=1))
+    assert len(repr(history)) < 200
+    assert f"{history.n_steps} steps" in repr(history)
+    history.to_json(tmp_path / "h.json")
+    loaded = History.from_dict(json.loads((tmp_path / "h.json").read_text()))
+    assert loaded.curve("val_lower") == history.curve("val_lower")
+    assert {"step", "loss", "val_upper", "val_ess"} <= set(history.records[0])
+
+
+@pytest.mark.parametrize("stop_at", [1, 7, 12, 19])
+def test_resume_is_bit_identical_to_a_run_never_stopped(tmp_path, stop_at):
+    x, val = skewed(600), skewed(200, seed=3)
+    settings = {"val_data": val, "max_epochs": 5, "ema": 0.95, "checkpoint_every": 1}
+
+    def model_that(at):
+        torch.manual_seed(0)
+        return sn.EBM(Interrupting(at), base=sn.StudentT.fit_to(x))
+
+    whole = model_that(10**9)
+    quick(whole, x, **settings)
+    path = tmp_path / "run.ckpt"
+    with pytest.warns(sn.SelfnormWarning):
+        quick(model_that(stop_at + 1), x, checkpoint=path, **settings)
+    resumed = model_that(10**9)
+    quick(resumed, x, checkpoint=path, **settings)
+    assert torch.equal(state(whole), state(resumed))
+    again = model_that(10**9)  # a finished run is only loaded
+    quick(again, x, checkpoint=path, **settings)
+    assert torch.equal(state(whole), state(again))
+
+
+def test_checkpoints_of_another_run_or_damaged_ones_are_refused(tmp_path):
+    x = skewed(300)
+    path = tmp_path / "run.ckpt"
+    quick(small_model(x), x, checkpoint=path, max_epochs=2)
+    with pytest.raises(CheckpointError, match=r"lr=0\.005"):
+        quick(small_model(x), x, checkpoint=path, max_epochs=2, lr=1e-3)
+    with pytest.raises(CheckpointError, match="other data"):
+        quick(small_model(x), skewed(300, seed=8), checkpoint=path, max_epochs=2)
+    with pytest.raises(CheckpointError, match="is a folder"):
+        quick(small_model(x), x, checkpoint=tmp_path, max_epochs=2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        quick(small_model(x), x, checkpoint=path, max_epochs=2)
+    path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        quick(small_model(x), x, checkpoint=path, max_epochs=2)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_the_run(tmp_path):
+    x = skewed(300)
+    path = tmp_path / "run.ckpt"
+    save_checkpoint(path, {"step": 1})
+    # The file a checkpoint is first written to leads to a device that is always full.
+    (tmp_path / "run.ckpt.part").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match="previous one is untouched"):
+        save_checkpoint(path, {"step": 2})
+    assert load_checkpoint(path)["step"] == 1
+    (tmp_path / "run.ckpt.part").symlink_to("/dev/full")
+    with pytest.warns(sn.SelfnormWarning, match="could not write.*training goes on"):
+        history = quick(small_model(x), x, checkpoint=path, resume=False, max_epochs=2)
+    assert history.stopped == "max_epochs"

@@ -1,0 +1,388 @@
+"""VAEs whose evidence is known, and everything that must hold on them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import selfnorm as sn
+from selfnorm.errors import DataError, ModelFileError
+from selfnorm.functional import ess
+from selfnorm.vae.energy_prior import EnergyPrior, latent_energy
+from selfnorm.vae.evaluation import evaluate_vae
+from selfnorm.vae.likelihoods import Bernoulli, Categorical, GaussianNoise, as_likelihood
+from selfnorm.vae.model import EnergyVAE, add_energy_prior
+from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
+from selfnorm.vae.priors import AutoregressivePrior, MixturePrior, StandardNormal
+
+SIGMA = 0.6
+# Orthogonal columns make the exact posterior diagonal, so that a Gaussian encoder can be exact.
+W = torch.tensor([[1.0, 0.3], [0.5, -1.0], [0.0, 0.4], [-0.4, 0.25]])
+W[:, 1] -= W[:, 0] * (W[:, 0] @ W[:, 1]) / (W[:, 0] @ W[:, 0])
+TILT = torch.tensor([0.8, -0.5])
+
+
+class LinearDecoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(W.clone())
+
+    def forward(self, z):
+        return z @ self.weight.T
+
+
+class LinearEncoder(nn.Module):
+    """The exact posterior under the prior N(prior_mean, I), off by ``shift`` in its mean."""
+
+    def __init__(self, prior_mean, shift=0.0):
+        super().__init__()
+        precision = 1 + W.square().sum(0) / SIGMA**2
+        self.gain = nn.Parameter(W / SIGMA**2 / precision)
+        self.offset = nn.Parameter(prior_mean / precision + shift)
+        self.register_buffer("log_variance", -precision.log())
+
+    def forward(self, x):
+        mean = x @ self.gain + self.offset
+        return mean, self.log_variance.expand_as(mean)
+
+
+class LinearEnergy(nn.Module):
+    """``E(z) = -a.z + c``: against N(0, I) the prior is N(a, I) and log Z = |a|^2/2 - c."""
+
+    dim = 2
+
+    def __init__(self, constant=0.0):
+        super().__init__()
+        self.a = nn.Parameter(TILT.clone())
+        self.constant = constant
+
+    def forward(self, z):
+        return self.constant - z @ self.a
+
+
+def linear_vae(b=None, shift=0.0, constant=0.0):
+    prior = EnergyPrior(LinearEnergy(constant))
+    exact = float(TILT @ TILT) / 2 - constant
+    prior.log_norm.data.fill_(exact if b is None else b)
+    noise = GaussianNoise(SIGMA, learned=False)
+    return EnergyVAE(LinearEncoder(TILT, shift), LinearDecoder(), prior, noise), exact
+
+
+def evidence(x, mean):
+    covariance = W @ W.T + SIGMA**2 * torch.eye(4)
+    return torch.distributions.MultivariateNormal(W @ mean, covariance).log_prob(x)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    torch.manual_seed(0)
+    return (torch.randn(400, 2) + TILT) @ W.T + SIGMA * torch.randn(400, 4)
+
+
+def test_exact_posterior_and_normaliser_give_the_evidence_itself(rows):
+    vae, _ = linear_vae()
+    truth = evidence(rows, TILT)
+    assert torch.allclose(vae.elbo(rows, 3, seed=0), truth, atol=1e-4)
+    assert torch.allclose(vae.log_prob(rows, 5, seed=0), truth, atol=1e-4)
+
+
+@pytest.mark.parametrize(("off", "shift"), [(0.0, 0.0), (0.15, 0.2), (-0.5, 0.1)])
+def test_the_chain_of_bounds_and_its_gaps(rows, off, shift):
+    exact = float(TILT @ TILT) / 2 - 1.5
+    vae, log_z = linear_vae(b=exact + off, shift=shift, constant=1.5)
+    assert log_z == pytest.approx(exact)
+    report = evaluate_vae(vae, rows, posterior_samples=200, n_prior_samples=100_000, seed=1)
+    truth = float(evidence(rows, TILT).mean())
+    precision = 1 + W.square().sum(0) / SIGMA**2
+    divergence = float(0.5 * (shift**2 * precision).sum())  # KL(q || posterior)
+    t = math.exp(-off)
+    assert report.elbo == pytest.approx(truth - divergence, abs=0.03)
+    assert report.elbo - report.snelbo == pytest.approx(t - 1 - math.log(t), abs=0.01)
+    assert report.log_px == pytest.approx(truth, abs=0.03)
+    assert report.snelbo <= report.elbo + 1e-9
+    assert report.elbo <= report.log_px + 1e-9
+    for name in ("base", "mixture", "smc"):
+        assert report.log_norm[name].value == pytest.approx(exact, abs=0.03), name
+    assert report.reliable, report.reasons
+    assert report.active_units == 2
+    assert report.reconstruction - report.kl == pytest.approx(report.elbo, abs=1e-6)
+
+
+class MixtureEnergy(nn.Module):
+    """A mixture of Gaussians written as an energy over N(0, I): ``E = log N - log mix - 0.7``."""
+
+    dim = 2
+
+    def __init__(self, mixture):
+        super().__init__()
+        self.mixture, self.base = mixture, StandardNormal(2)
+
+    def forward(self, z):
+        return self.base.log_prob(z) - self.mixture.log_prob(z) - 0.7
+
+
+def test_a_mixture_prior_written_as_an_energy(rows):
+    torch.manual_seed(3)
+    mixture = MixturePrior(2, 3)
+    with torch.no_grad():
+        mixture.log_scales.fill_(-0.6)
+    prior = EnergyPrior(MixtureEnergy(mixture))
+    prior.log_norm.data.fill_(0.7)
+    noise = GaussianNoise(SIGMA, learned=False)
+    as_energy = EnergyVAE(LinearEncoder(torch.zeros(2)), LinearDecoder(), prior, noise)
+    plain = EnergyVAE(LinearEncoder(torch.zeros(2)), LinearDecoder(), mixture, noise)
+    x = rows[:200]
+    scale = (2 * mixture.log_scales[0]).exp()
+    parts = [
+        torch.distributions.MultivariateNormal(
+            W @ m, W @ torch.diag(scale) @ W.T + SIGMA**2 * torch.eye(4)
+        ).log_prob(x)
+        for m in mixture.means
+    ]
+    truth = float((torch.stack(parts).logsumexp(0) - math.log(3)).mean().detach())
+    energy = evaluate_vae(as_energy, x, posterior_samples=300, n_prior_samples=100_000, seed=0)
+    direct = evaluate_vae(plain, x, posterior_samples=300, seed=0)
+    assert energy.log_norm["mixture"].value == pytest.approx(0.7, abs=0.02)
+    assert energy.elbo == pytest.approx(direct.elbo, abs=0.02)
+    assert energy.log_px == pytest.approx(truth, abs=0.05)
+    assert energy.snelbo <= energy.elbo <= energy.log_px <= truth + 0.05
+    assert direct.snelbo == direct.elbo
+
+
+def test_training_by_the_snelbo_finds_prior_and_normaliser(rows):
+    torch.manual_seed(1)
+    prior = EnergyPrior(latent_energy(2, (32,), activation="silu"), proposal="mixture")
+    noise = GaussianNoise(SIGMA, learned=False)
+    vae = EnergyVAE(LinearEncoder(torch.zeros(2)), LinearDecoder(), prior, noise)
+    before = evaluate_vae(vae, rows, posterior_samples=20, n_prior_samples=50_000, seed=0)
+    history = sn.fit(
+        vae, rows, objective="snelbo", max_steps=250, max_epochs=10**4, batch_size=100, lr=1e-2,
+        n_samples=256, seed=0, progress=False,
+    )  # fmt: skip
+    after = evaluate_vae(vae, rows, posterior_samples=20, n_prior_samples=50_000, seed=0)
+    truth = float(evidence(rows, TILT).mean())
+    assert after.snelbo > before.snelbo + 0.2
+    assert truth - 0.1 < after.snelbo < truth + 0.1  # the decoder may fit these rows a bit better
+    assert after.reliable, after.reasons
+    assert history.final["log_norm"] == pytest.approx(after.log_norm["mixture"].value, abs=0.03)
+
+
+# Moves start at the base, so a mixture has none.
+@pytest.mark.parametrize(("proposal", "moves"), [("base", 0), ("base", 3), ("mixture", 0)])
+def test_the_normaliser_of_training_is_unbiased(proposal, moves):
+    torch.manual_seed(0)
+    prior = EnergyPrior(LinearEnergy(0.4), proposal=proposal, moves=moves)
+    posterior = linear_vae()[0].encode(torch.randn(50, 4))
+    _, log_w = prior._log_weights(posterior, 60_000)
+    exact = float(TILT @ TILT) / 2 - 0.4
+    assert float(log_w.detach().exp().mean().log()) == pytest.approx(exact, abs=0.02)
+    (gradient,) = torch.autograd.grad(log_w.exp().mean().log(), prior.energy.a)
+    assert torch.allclose(gradient, TILT, atol=0.05)  # d log Z / da = a
+
+
+def test_gradient_penalty_and_bound_act():
+    prior = EnergyPrior(LinearEnergy(), gradient_penalty=0.5, bound=0.3)
+    z = torch.randn(64, 2) * 3
+    assert float(prior.negative_energy(z).detach().abs().max()) <= 0.3001
+    free = EnergyPrior(LinearEnergy(), gradient_penalty=0.5)
+    assert float(free._slope(z).detach()) == pytest.approx(float(TILT @ TILT), rel=1e-5)
+    posterior = linear_vae()[0].encode(torch.randn(50, 4))
+    _, metrics = free.objective(z, posterior, 100)
+    assert float(metrics["penalty"].detach()) > 0.1
+
+
+@pytest.mark.parametrize(("proposal", "moves"), [("base", 0), ("base", 2), ("mixture", 0)])
+def test_the_gradient_reaches_a_learned_base(proposal, moves):
+    """d log Z of a mixture base tilted by a linear energy, against its closed form."""
+    torch.manual_seed(2)
+    base = MixturePrior(2, 2)
+    prior = EnergyPrior(LinearEnergy(), base, proposal=proposal, moves=moves)
+    tilted = base.means @ TILT + 0.5 * (base.log_scales.exp() * TILT).square().sum(-1)
+    exact = torch.logsumexp(torch.log_softmax(base.logits, 0) + tilted, 0)
+    wanted = torch.autograd.grad(exact, [base.means, base.logits])
+    posterior = linear_vae()[0].encode(torch.randn(50, 4))
+    _, log_w = prior._log_weights(posterior, 200_000)
+    log_z = torch.logsumexp(log_w, 0) - math.log(200_000)
+    assert float(log_z.detach()) == pytest.approx(float(exact.detach()), abs=0.02)
+    for found, value in zip(
+        torch.autograd.grad(log_z, [base.means, base.logits]), wanted, strict=True
+    ):
+        assert torch.allclose(found, value, atol=0.03)
+
+
+def test_the_standard_error_is_that_of_the_estimator_used(rows):
+    report = evaluate_vae(
+        linear_vae()[0], rows[:50], posterior_samples=5, n_prior_samples=2000, seed=0
+    )
+    assert report.se**2 > report.log_norm["mixture"].se ** 2
+
+
+def test_spectral_normalisation_bounds_the_slope():
+    torch.manual_seed(0)
+    energy = latent_energy(3, (20, 20), spectral=True)
+    with torch.no_grad():
+        for _ in range(30):
+            energy(torch.randn(8, 3))
+    a, b = torch.randn(500, 3), torch.randn(500, 3)
+    slope = (energy(a) - energy(b)).abs() / (a - b).norm(dim=1)
+    assert float(slope.detach().max()) <= 1.01
+
+
+# -- likelihoods ---------------------------------------------------------------------------------
+
+
+def test_discrete_likelihoods_sum_to_one():
+    torch.manual_seed(0)
+    grid = torch.cartesian_prod(*[torch.arange(2.0)] * 3)
+    assert float(Bernoulli().log_prob(torch.randn(1, 3), grid).exp().sum()) == pytest.approx(1)
+    grid = torch.cartesian_prod(*[torch.arange(3.0)] * 2)
+    assert float(Categorical(3).log_prob(torch.randn(1, 6), grid).exp().sum()) == pytest.approx(1)
+    y = torch.linspace(-40, 40, 20_001)
+    density = GaussianNoise(1.7).log_prob(torch.tensor([[0.3]]), y[:, None]).exp()
+    assert float(torch.trapezoid(density, y)) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("likelihood", ["bernoulli", "gaussian", "categorical:3"])
+def test_samples_follow_the_mean_of_a_likelihood(likelihood):
+    torch.manual_seed(0)
+    law = as_likelihood(likelihood)
+    output = torch.randn(1, 6).expand(4000, 6)
+    drawn, mean = law.sample(output), law.mean(output[:1])
+    law.check(drawn)
+    if likelihood == "categorical:3":
+        mean = (mean * torch.arange(3)).sum(-1)
+    assert torch.allclose(drawn.mean(0), mean[0], atol=0.08)
+
+
+# -- files and refusals --------------------------------------------------------------------------
+
+PRIORS = {
+    "normal": lambda: StandardNormal(3),
+    "mixture": lambda: MixturePrior(3, 4),
+    "energy": lambda: EnergyPrior(latent_energy(3, (8,), zero_init=False), MixturePrior(3, 2)),
+    "chain": lambda: AutoregressivePrior(3, hidden=16, components=3, context=4, energy_hidden=8),
+}
+
+
+@pytest.mark.parametrize("kind", PRIORS)
+def test_saved_models_come_back_the_same(kind, tmp_path):
+    torch.manual_seed(0)
+    vae = EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), PRIORS[kind]())
+    x = torch.randint(2, (7, 5)).float()
+    vae.save(tmp_path / "model")
+    again = EnergyVAE.load(tmp_path / "model")
+    assert torch.equal(again.log_prob(x, 9, seed=1), vae.log_prob(x, 9, seed=1))
+    assert torch.equal(again.sample(4, seed=2), vae.sample(4, seed=2))
+    assert again.reconstruct(x).shape == x.shape
+
+
+def test_own_modules_must_be_given_to_load(tmp_path):
+    vae, _ = linear_vae()
+    vae.save(tmp_path / "model")
+    with pytest.raises(ModelFileError, match="encoder"):
+        EnergyVAE.load(tmp_path / "model")
+    with pytest.raises(ModelFileError, match="energy"):
+        EnergyVAE.load(tmp_path / "model", LinearEncoder(TILT), LinearDecoder())
+    again = EnergyVAE.load(
+        tmp_path / "model", LinearEncoder(torch.zeros(2)), LinearDecoder(), LinearEnergy()
+    )
+    x = torch.randn(5, 4)
+    assert torch.equal(again.elbo(x, 2, seed=0), vae.elbo(x, 2, seed=0))
+
+
+def test_evaluate_dispatches_to_the_model(rows):
+    bounds = sn.evaluate(linear_vae()[0], rows[:100], n_samples=20_000, seed=0)
+    assert bounds.reliable
+    assert bounds.lower <= bounds.upper + 1e-9
+
+
+def test_paper_networks_have_the_printed_sizes():
+    encoder, decoder = ConvEncoder(), ConvDecoder()
+    assert encoder(torch.zeros(2, 784)).shape == (2, 32)
+    assert decoder(torch.zeros(2, 16)).shape == (2, 784)
+    assert sum(p.numel() for p in ConvDecoder(ngf=64).parameters()) > 9 * sum(
+        p.numel() for p in decoder.parameters()
+    )
+
+
+def _small(prior=3, likelihood="bernoulli"):
+    return EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), prior, likelihood)
+
+
+BINARY = torch.arange(40).reshape(8, 5) % 3 % 2 * 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sn.fit(_small(), BINARY + 1, progress=False), "Bernoulli"),
+        (lambda: sn.fit(_small(), BINARY[:, :0], progress=False), "Bernoulli|shape|mat"),
+        (lambda: sn.fit(_small(4), BINARY, progress=False), "latent numbers"),
+        (lambda: sn.fit(_small(3, "categorical:4"), BINARY, progress=False), "decoder"),
+        (lambda: sn.fit(_small(), BINARY * math.nan, progress=False), "NaN"),
+        (lambda: sn.fit(_small(), BINARY.double(), progress=False), "float32"),
+        (lambda: sn.fit(_small(), (BINARY, BINARY), progress=False), "one tensor"),
+        (lambda: sn.fit(_small(), BINARY, objective="nce", progress=False), "trained by"),
+        (lambda: sn.fit(_small(), BINARY, train="decoder", progress=False), "'prior'"),
+        (lambda: sn.fit(_small(), BINARY, monitor="pray", progress=False), "monitor"),
+        (lambda: sn.fit(_small(PRIORS["chain"]()), BINARY, objective="elbo"), "normalised"),
+        (lambda: sn.fit(_small(), BINARY[:0], progress=False), "no rows"),
+        (lambda: _small("normal"), "prior must be a module"),
+        (lambda: EnergyPrior(), "dim"),
+        (lambda: EnergyPrior(dim=2, proposal="flow"), "proposal"),
+        (lambda: EnergyPrior(dim=2, moves=2), "moves"),
+        (lambda: as_likelihood("poisson"), "likelihood"),
+        (lambda: evaluate_vae(_small(), BINARY, posterior_samples=1), "posterior_samples"),
+    ],
+)
+def test_bad_input_is_refused_with_the_cause(call, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        call()
+
+
+def test_data_errors_are_data_errors():
+    with pytest.raises(DataError):
+        sn.fit(_small(4), BINARY, progress=False)
+
+
+def test_add_energy_prior_leaves_encoder_and_decoder_alone():
+    torch.manual_seed(0)
+    vae = _small()
+    x = (torch.rand(300, 5) < torch.rand(300, 1)).float()
+    sn.fit(vae, x, max_steps=100, max_epochs=999, lr=5e-3, seed=0, progress=False)
+    before = {k: v.clone() for k, v in vae.encoder.state_dict().items()}
+    better, history = add_energy_prior(
+        vae.encoder, vae.decoder, x, latent=3, max_steps=60, seed=0,
+        prior=AutoregressivePrior(3, hidden=16, components=3, context=4, energy_hidden=8),
+    )  # fmt: skip
+    assert all(torch.equal(v, before[k]) for k, v in better.encoder.state_dict().items())
+    assert all(p.requires_grad for p in better.decoder.parameters())
+    assert history.n_steps == 60
+
+
+@pytest.mark.parametrize("proposal", ["base", "mixture"])
+def test_one_pass_of_the_energy_serves_posteriors_and_proposals(proposal):
+    """The objective is its formula, term by term, and the energy is asked once."""
+    torch.manual_seed(0)
+    prior = EnergyPrior(LinearEnergy(0.4), MixturePrior(2, 3), proposal=proposal)
+    prior.log_norm.data.fill_(0.3)
+    posterior = linear_vae()[0].encode(torch.randn(20, 4))
+    z = posterior.sample(1)[0].detach()
+    asked = []
+    prior.energy.register_forward_hook(lambda _m, inputs, _o: asked.append(len(inputs[0])))
+    torch.manual_seed(1)
+    value, metrics = prior.objective(z, posterior, 64)
+    assert asked == [20 + 64]
+    torch.manual_seed(1)
+    _, log_w = prior._log_weights(posterior, 64)
+    wanted = prior.log_prob(z) - log_w.exp().mean() * torch.exp(-prior.log_norm) + 1
+    assert torch.allclose(value, wanted, atol=1e-5)
+    assert float(metrics["ess"]) == pytest.approx(float(ess(log_w.detach())), rel=1e-4)
+    parameters = list(prior.parameters())
+    pairs = zip(
+        torch.autograd.grad(value.sum(), parameters, retain_graph=True),
+        torch.autograd.grad(wanted.sum(), parameters),
+        strict=True,
+    )
+    assert all(torch.allclose(mine, plain, atol=1e-4) for mine, plain in pairs)

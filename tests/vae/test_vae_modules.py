@@ -1,0 +1,237 @@
+"""Encoders and decoders as people bring them: other shapes, other modes, rows of other kinds."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import selfnorm as sn
+from selfnorm.errors import DataError, EnergyError, ModelFileError
+from selfnorm.vae.energy_prior import EnergyPrior
+from selfnorm.vae.evaluation import evaluate_vae
+from selfnorm.vae.likelihoods import Bernoulli, GaussianNoise
+from selfnorm.vae.model import EnergyVAE, add_energy_prior
+from selfnorm.vae.networks import DenseDecoder, DenseEncoder
+from selfnorm.vae.priors import StandardNormal
+
+IMAGES = (torch.arange(24 * 40).reshape(40, 1, 4, 6) * 7 % 11 > 5).float()
+
+
+class Encoder(nn.Module):
+    def __init__(self, form=tuple):
+        super().__init__()
+        self.form = form
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
+        )
+
+    def forward(self, x):
+        return self.form(self.layers(x).chunk(2, -1))
+
+
+class Decoder(nn.Module):
+    def __init__(self, *shape):
+        super().__init__()
+        self.shape = shape or (1, 4, 6)
+        self.layers = nn.Sequential(
+            nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, int(np.prod(shape)))
+        )
+
+    def forward(self, z):
+        return self.layers(z).unflatten(-1, self.shape)
+
+
+def small(prior=2):
+    torch.manual_seed(0)
+    return EnergyVAE(Encoder(), Decoder(1, 4, 6), prior)
+
+
+CALLS = {
+    "evaluate_vae": lambda vae: (
+        evaluate_vae(vae, IMAGES, posterior_samples=3, n_prior_samples=500, seed=0).elbo
+    ),
+    "one row": lambda vae: evaluate_vae(vae, IMAGES[:1], posterior_samples=3, seed=0).elbo,
+    "log_prob": lambda vae: vae.log_prob(IMAGES, n_samples=3, seed=0),
+    "elbo": lambda vae: vae.elbo(IMAGES, seed=0),
+    "sample": lambda vae: vae.sample(5, mean=True, seed=0),
+    "reconstruct": lambda vae: vae.reconstruct(IMAGES),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_figures_are_those_of_evaluation_mode_and_leave_the_modules_as_they_were(name):
+    """Dropout and batch statistics of a module left in training mode are no part of the model."""
+    vae = small()
+    expected = torch.as_tensor(CALLS[name](vae.eval()))
+    vae.train()
+    vae.encoder.eval()  # a mode of its own, as after a fit
+    before = {k: v.clone() for k, v in vae.state_dict().items()}
+    modes = [m.training for m in vae.modules()]
+    assert torch.equal(torch.as_tensor(CALLS[name](vae)), expected)
+    assert [m.training for m in vae.modules()] == modes
+    assert all(torch.equal(v, before[k]) for k, v in vae.state_dict().items())
+
+
+def test_the_mode_comes_back_after_an_error():
+    vae = small()
+    with pytest.raises(TypeError):
+        vae.sample(3, no_such_option=1)
+    assert all(m.training for m in vae.modules())
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float64, torch.uint8, torch.float64])
+def test_rows_of_other_kinds(kind):
+    vae = small().eval()
+    rows = IMAGES.numpy().astype(kind) if isinstance(kind, type) else IMAGES.to(kind)
+    for call in (vae.log_prob, vae.elbo):
+        assert torch.equal(call(rows, n_samples=2, seed=0), call(IMAGES, n_samples=2, seed=0))
+    assert torch.equal(vae.reconstruct(rows), vae.reconstruct(IMAGES))
+
+
+@pytest.mark.parametrize("name", ["log_prob", "elbo", "reconstruct"])
+def test_rows_that_the_likelihood_gives_no_probability(name):
+    """Bytes 0 to 255 under a Bernoulli likelihood gave figures without a word."""
+    call = getattr(small(), name)
+    with pytest.raises(DataError, match=r"needs values in \[0, 1\]"):
+        call(255 * IMAGES)
+    with pytest.raises(DataError, match="NaN or infinity"):
+        call(IMAGES / 0)
+    with pytest.raises(DataError, match=r"shape \(n, ...\), got \(24,\)"):
+        call(IMAGES[0].flatten())
+
+
+def test_a_reference_that_the_likelihood_gives_no_probability():
+    vae = small(EnergyPrior(dim=2))
+    with pytest.raises(DataError, match="reference holds NaN"):
+        evaluate_vae(vae, IMAGES, reference=IMAGES / 0)
+    with pytest.raises(DataError, match=r"needs values in \[0, 1\]"):
+        evaluate_vae(vae, IMAGES, reference=255 * IMAGES)
+
+
+def test_a_whole_vae_in_double_precision():
+    vae = small().double()
+    found = evaluate_vae(vae, IMAGES, posterior_samples=3, seed=0)
+    assert np.isfinite(found.elbo)
+    assert vae.log_prob(IMAGES, n_samples=2, seed=0).dtype == torch.float64
+    sn.fit(vae, IMAGES.double(), max_steps=2, batch_size=20, seed=0, progress=False)
+    with pytest.raises(DataError, match=r"rows of torch.float64, got torch.float32: give x.to"):
+        sn.fit(vae, IMAGES, max_steps=1, progress=False)
+
+
+def test_an_encoder_may_give_a_list_and_must_give_a_pair():
+    vae = small()
+    listed = EnergyVAE(Encoder(list), vae.decoder, 2)
+    listed.load_state_dict(vae.state_dict())
+    assert torch.equal(listed.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
+    with pytest.raises(DataError, match=r"a mean and a log-variance.*it gives 3 parts"):
+        EnergyVAE(Encoder(lambda pair: (*pair, pair[0])), vae.decoder, 2).elbo(IMAGES)
+
+
+def test_a_decoder_that_gives_more_than_one_tensor():
+    class Pair(Decoder):
+        def forward(self, z):
+            return super().forward(z), super().forward(z)
+
+    with pytest.raises(DataError, match=r"decoder must give one tensor.*not a tuple"):
+        EnergyVAE(Encoder(), Pair(1, 4, 6), 2).sample(2)
+
+
+def test_modules_without_parameters():
+    """A fixed projection is an encoder too."""
+
+    class Corner(nn.Module):
+        def forward(self, x):
+            mean = x.flatten(1)[:, :2]
+            return mean, torch.zeros_like(mean)
+
+    class Rows(nn.Module):
+        def forward(self, z):
+            return z.repeat(1, 12)
+
+    assert EnergyVAE(Corner(), Rows(), 2).elbo(IMAGES, seed=0).shape == (40,)
+    vae, _ = add_energy_prior(
+        Corner(), Rows(), IMAGES, latent=2, prior=EnergyPrior(dim=2), max_steps=1, monitor="off"
+    )
+    assert vae.prior.energy.layers[0].weight.isfinite().all()
+
+
+@pytest.mark.parametrize("prior", [0, -1, 2.0])
+def test_numbers_of_latent_numbers(prior):
+    with pytest.raises(DataError, match="the number of latent numbers, not"):
+        small(prior)
+    assert small(np.int64(2)).latent == 2
+
+
+def test_a_decoder_with_the_classes_first_is_read_as_cross_entropy_reads_it():
+    vae = EnergyVAE(Encoder(), Decoder(3, 4, 6), 2, "categorical:3").eval()
+    x, z = torch.arange(24 * 5).reshape(5, 4, 6) % 3, torch.randn(2, 5, 2)
+    found = vae.log_likelihood(x.float(), z)
+    for k in range(2):
+        logits = vae.decoder(z[k])
+        expected = -nn.functional.cross_entropy(logits, x, reduction="none").sum((1, 2))
+        torch.testing.assert_close(found[k], expected)
+    mean = vae.reconstruct(x)
+    torch.testing.assert_close(
+        mean, vae.decoder(vae.encode(x.float()).mean).softmax(1).flatten(2).transpose(1, 2)
+    )
+    last = Decoder(4, 6, 3)
+    assert torch.equal(vae.likelihood.flat(last.eval()(z[0])), last(z[0]).flatten(1))
+    for unclear in (Decoder(3, 8, 3), Decoder(9, 8)):
+        with pytest.raises(DataError, match="does not tell where the logits of the 3 classes are"):
+            vae.likelihood.flat(unclear(z[0]))
+
+
+class Softened(Bernoulli):
+    """A likelihood of one's own, with a weight in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(0.7))
+
+    def log_prob(self, output, x):
+        return super().log_prob(self.sharpness * output, x)
+
+
+def dense(prior, likelihood="bernoulli"):
+    return EnergyVAE(DenseEncoder(24, 2, (8,)), DenseDecoder(2, 24, (8,)), prior, likelihood)
+
+
+def test_a_likelihood_of_ones_own_comes_back_when_it_is_given(tmp_path):
+    vae = dense(2, Softened())
+    with torch.no_grad():
+        vae.likelihood.sharpness.fill_(0.3)
+    vae.save(tmp_path / "m")
+    with pytest.raises(ModelFileError, match="pass likelihood="):
+        EnergyVAE.load(tmp_path / "m")
+    again = EnergyVAE.load(tmp_path / "m", likelihood=Softened())
+    assert torch.equal(again.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
+
+
+@pytest.mark.parametrize("prior", [lambda: 2, lambda: EnergyPrior(dim=2)])
+def test_a_vae_in_double_precision_comes_back_as_one(prior, tmp_path):
+    vae = dense(prior()).double()
+    vae.save(tmp_path / "m")
+    again = EnergyVAE.load(tmp_path / "m")
+    assert again.dtype == torch.float64
+    assert torch.equal(again.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
+
+
+def test_a_module_that_does_not_fit_a_folder_is_told_by_its_weight(tmp_path):
+    dense(2).save(tmp_path / "m")
+    with pytest.raises(ModelFileError, match=r"size mismatch for encoder.layers.0.weight"):
+        EnergyVAE.load(tmp_path / "m", encoder=DenseEncoder(24, 2, (9,)))
+
+
+def test_energies_that_do_not_belong_to_the_latent_space():
+    with pytest.raises(ValueError, match="dim is 4, but the base is over 3 latent numbers"):
+        EnergyPrior(dim=4, base=StandardNormal(3))
+    with pytest.raises(ValueError, match="the energy's dim is 3, but the base is over 2"):
+        EnergyPrior(sn.MLP(3), dim=2)
+    with pytest.raises(EnergyError, match=r"one number for each latent vector.*\(5, 3\)"):
+        EnergyPrior(nn.Linear(2, 3), dim=2).log_prob(torch.zeros(5, 2))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_that_are_none(scale):
+    with pytest.raises(ValueError, match="scale must be a positive number"):
+        GaussianNoise(scale)

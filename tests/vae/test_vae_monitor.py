@@ -1,0 +1,143 @@
+"""The monitor of spikes: quiet where noise is all there is, and never late for a spike."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfnorm.vae.monitor import check_spikes, comparisons_needed, confirmed
+
+SPIKES = Path(__file__).parents[2] / "benchmarks" / "vae_spikes.py"
+
+
+def test_the_monitor_is_quiet_where_weights_are_moderate():
+    torch.manual_seed(0)
+    base = torch.randn(50_000)
+    level = base * 0.01
+    beyond = check_spikes(torch.full((100,), 5.0), level, level)  # beyond, but harmless
+    assert (beyond.share, beyond.spiked) == (1.0, False)
+    assert beyond.room < 0.01
+    deep = check_spikes(torch.full((100,), 30.0), base, base + 5)
+    assert deep.spiked
+    assert deep.room > deep.drift > 4
+    odd = torch.cat([torch.zeros(500), torch.tensor([90.0])])
+    assert not check_spikes(odd, base, base).spiked
+    assert check_spikes(torch.zeros(3), torch.full((5,), -math.inf), base).spiked
+    # two effective samples say nothing: their estimate is 0.7 nats off as often as not
+    rough = torch.cat([torch.full((2,), 20.0), torch.zeros(50_000)])
+    assert not check_spikes(torch.full((100,), 25.0), rough, rough + 0.5).spiked
+
+
+def test_the_chance_of_a_false_alarm_is_spent_over_all_checks():
+    chance = sum(
+        sum(math.comb(k, misses) * 0.8**misses * 0.2 ** (k - misses) for misses in range(3))
+        for k in map(comparisons_needed, range(1, 20_000))
+    )
+    assert chance < 0.01
+    needed = [comparisons_needed(n) for n in range(1, 2000)]
+    assert needed == sorted(needed)
+
+
+def noisy_pair(shift):
+    """Weights with a handful of effective samples: two estimates of one Z part by nats."""
+    proposal, wide = 4 * torch.randn(2, 300)
+    return check_spikes(torch.full((20,), 60.0), proposal, wide + shift)
+
+
+def test_noise_flags_single_comparisons_and_no_run():
+    torch.manual_seed(0)
+    single = sum(noisy_pair(0.0).spiked for _ in range(400)) / 400
+    assert 0.03 < single < 0.2  # what a rule without confirmation would say, one check in ten
+    flagged = [confirmed(lambda: noisy_pair(0.0), n).spiked for n in range(1, 1001)]
+    assert not any(flagged)
+
+
+@pytest.mark.parametrize("n_checks", [1, 50, 5000])
+def test_a_spike_is_caught_at_every_check(n_checks):
+    torch.manual_seed(0)
+    calls = []
+
+    def compare():
+        calls.append(1)
+        return noisy_pair(15.0)
+
+    report = confirmed(compare, n_checks)
+    assert report.spiked
+    assert len(calls) == comparisons_needed(n_checks)
+    assert report.drift < 15  # the mildest of the comparisons is told
+    assert report.drift_se > 0.1
+
+
+@pytest.mark.parametrize(("n_quiet", "flagged"), [(2, True), (3, False)])
+def test_two_comparisons_may_find_nothing(n_quiet, flagged):
+    torch.manual_seed(0)
+    shifts = iter([15.0, *[0.0] * n_quiet, *[15.0] * 50])
+    log_w = torch.randn(500)
+
+    def compare():
+        return check_spikes(torch.full((20,), 60.0), log_w, log_w + next(shifts))
+
+    assert confirmed(compare, 20).spiked is flagged
+
+
+def test_a_quiet_check_costs_one_comparison():
+    torch.manual_seed(0)
+    calls = []
+
+    def compare():
+        calls.append(1)
+        return check_spikes(torch.randn(50), torch.randn(500), torch.randn(500))
+
+    assert not confirmed(compare, 1000).spiked
+    assert len(calls) == 1
+
+
+def spikes_script():
+    spec = importlib.util.spec_from_file_location("vae_spikes", SPIKES)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist"])
+def test_the_experiment_runs_on_either_data(data, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    for part, n in (("train", 40), ("valid", 12), ("test", 10)):
+        lines = [" ".join(str(int(v)) for v in row) for row in torch.rand(n, 784) < 0.2]
+        (tmp_path / f"binarized_mnist_{part}.amat").write_text("\n".join(lines) + "\n")
+    script = spikes_script()
+    monkeypatch.setattr(script, "N_LOOKS", 2)
+    monkeypatch.setattr(script, "SIZES", {data: (20, 2, 1e-3, 2000)})
+    options = f"--setting spike --data {data} --data-dir {tmp_path} --steps 2 --rows 30"
+    monkeypatch.setattr("sys.argv", ["vae_spikes.py", *options.split(), "--out", str(tmp_path)])
+    script.main()
+    name = "spike" if data == "digits" else "mnist_spike"
+    result = json.loads((tmp_path / f"{name}.json").read_text())
+    assert [r["step"] for r in result["curve"]] == [1, 2]
+    assert result["n_checks"] == 2
+    assert (result["n_flags"], result["first_flag"]) == (0, None)
+    assert isinstance(result["final"]["reliable"], bool)
+    assert math.isfinite(result["curve"][0]["val_drift_se"])
+    assert not (tmp_path / f"{name}.pt").exists()
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist"])
+def test_honest_settings_use_what_keeps_an_energy_honest(data):
+    prior, _ = spikes_script().SETTINGS[data]["honest"]
+    assert prior["proposal"] == "mixture"
+    assert prior["bound"] <= 10
+    assert prior["lr_scale"] < 1
+    assert prior["weight_decay"] > 0
+
+
+def test_the_recorded_runs_say_what_the_docs_say():
+    folder = SPIKES.parent.parent / "results" / "vae_spikes"
+    spike, honest = (json.loads((folder / f"{n}.json").read_text()) for n in ("spike", "honest"))
+    assert spike["first_flag"] <= spike["best_step"]  # before the state that looks best
+    assert not spike["final"]["reliable"]
+    assert (honest["n_steps"], honest["n_checks"], honest["n_flags"]) == (50_000, 50, 0)
+    assert honest["final"]["reliable"]
+    assert honest["final"]["elbo"] > spike["final"]["elbo"] + 2
