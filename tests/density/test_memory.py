@@ -11,11 +11,12 @@ import selfnorm as sn
 from selfnorm import functional as F
 from selfnorm._random import seeded
 from selfnorm.density import objectives
-from selfnorm.density.chunked import Chunked, bytes_per_row, chunk_size_for, free_memory
+from selfnorm.density.chunked import Chunked
 from selfnorm.distributions.proposals import Proposal
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation.bounds import summarise
 from selfnorm.evaluation.diagnostics import verdict
+from selfnorm.evaluation.memory import bytes_per_row, chunk_size_for, free_memory
 from selfnorm.evaluation.weight_stream import WeightStream
 
 

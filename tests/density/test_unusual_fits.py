@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.distributions.flow_training import adapt
+from selfnorm.density.flow_proposals import adapt
 from selfnorm.errors import DataError
 
 SETTINGS = {"max_steps": 10, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}

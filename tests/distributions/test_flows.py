@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.distributions.flow_training import FlowTask, adapt, fit_jointly, proposal_loss, tilt
+from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
+from selfnorm.distributions.flow_training import FlowTask, proposal_loss
 from selfnorm.errors import DataError, SelfnormError
 
 pytest.importorskip("zuko")

@@ -273,7 +273,7 @@ def plot(
     """Draw marginals (model against data), training curves and weight diagnostics."""
     check_folder(output)
     from selfnorm.plotting.densities import plot_snl_surface
-    from selfnorm.plotting.tables import plot_density_model, plot_regressor
+    from selfnorm.tables.plots import plot_density_model, plot_regressor
 
     if str(model) == "surface" and not model.exists():
         plot_snl_surface(output / "snl_surface.png")

@@ -36,7 +36,7 @@ class Flow(Proposal):
     ``log_prob`` and ``sample`` as every proposal has them, a density with respect to Lebesgue
     measure. Rows are standardised inside (``loc``, ``scale``), set from the data by
     :meth:`set_scaling` or at the start of training. Train it by ``selfnorm.fit(flow, x)``; adapt it
-    to a model, or train both together, by :mod:`selfnorm.distributions.flow_training`.
+    to a model, or train both together, by :mod:`selfnorm.density.flow_proposals`.
 
     Args:
         dim: number of columns.

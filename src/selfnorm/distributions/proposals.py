@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,22 @@ from torch import Tensor, nn
 from selfnorm._inputs import as_rows
 from selfnorm.errors import ProposalError
 
-__all__ = ["Gaussian", "GaussianMixture", "Proposal", "StudentT", "Uniform"]
+__all__ = ["Gaussian", "GaussianMixture", "Proposal", "StudentT", "Uniform", "UnnormalisedModel"]
+
+
+class UnnormalisedModel(Protocol):
+    """A density up to its normaliser: what the weights of proposal samples are computed for."""
+
+    log_norm: Any
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        ...
+
+    def log_unnormalized(self, x: Tensor) -> Tensor:
+        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``."""
+        ...
 
 
 class Proposal(nn.Module):

@@ -14,12 +14,11 @@ from selfnorm import functional as F
 from selfnorm._inputs import check_rows
 from selfnorm._modes import evaluating
 from selfnorm._random import SeedLike, seeded
-from selfnorm.density.chunked import chunk_size_for
-from selfnorm.density.model import EBM
 from selfnorm.distributions.adapters import proposal_for
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.evaluation.diagnostics import Verdict, confidence_interval, verdict
+from selfnorm.evaluation.memory import chunk_size_for
 from selfnorm.evaluation.weight_stream import WeightStream
 
 __all__ = ["Bounds", "draw_log_weights", "estimate_log_norm", "evaluate"]
@@ -220,7 +219,9 @@ def _reasons(judged: Verdict, lower: float, upper: float) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def far_mass(model: EBM, proposal: Proposal, x: Tensor, log_norm: float) -> str | None:
+def far_mass(
+    model: UnnormalisedModel, proposal: Proposal, x: Tensor, log_norm: float
+) -> str | None:
     """Look for mass far beyond the data, where proposal samples never fall.
 
     Estimates the mass of shells at 8, 16, ... 4096 standard deviations from the mean of the data,
@@ -261,7 +262,7 @@ def far_mass(model: EBM, proposal: Proposal, x: Tensor, log_norm: float) -> str 
 
 @torch.no_grad()
 def draw_log_weights(
-    model: EBM, proposal: Proposal, n_samples: int, chunk_size: int = _CHUNK
+    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = _CHUNK
 ) -> Tensor:
     """Log-weights of ``n_samples`` fresh proposal samples, in chunks: ``(n_samples,)``."""
     parts = []
@@ -273,7 +274,7 @@ def draw_log_weights(
 
 @torch.no_grad()
 def stream_log_weights(
-    model: EBM, proposal: Proposal, n_samples: int, chunk_size: int = _CHUNK
+    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = _CHUNK
 ) -> WeightStream:
     """Summary of ``n_samples`` fresh log-weights, of which one chunk at a time is held."""
     stream = WeightStream(n_samples)
@@ -286,7 +287,7 @@ def stream_log_weights(
 
 @torch.no_grad()
 def estimate_log_norm(
-    model: EBM,
+    model: UnnormalisedModel,
     proposal: Proposal,
     *,
     tolerance: float = 2e-3,

@@ -6,12 +6,17 @@ Everything here takes plain arrays, so that any model can be judged by it.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from selfnorm.errors import DataError
+from selfnorm.plotting.densities import new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "Calibration",
@@ -21,6 +26,7 @@ __all__ = [
     "crps_from_samples",
     "interval_coverage",
     "pit_distance",
+    "plot_reliability",
     "reliability",
     "sharpness",
 ]
@@ -183,3 +189,21 @@ def _level(coverage: float) -> float:
     if not 0.0 < coverage < 1.0:
         raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
     return coverage
+
+
+def plot_reliability(pits: dict[str, ArrayLike], path: str | Path | None = None) -> Figure:
+    """Observed against nominal levels (left) and PIT histograms (right) of one or more models."""
+    figure, (left, right) = new_figure(1, 2, figsize=(7.0, 3.2))
+    left.plot([0, 1], [0, 1], color="black", linewidth=0.8)
+    for name, pit in pits.items():
+        nominal, observed = reliability(pit)
+        left.plot(nominal, observed, marker=".", label=name)
+        right.hist(
+            np.asarray(pit), bins=20, range=(0, 1), density=True, histtype="step", label=name
+        )
+    left.set_xlabel("nominal level")
+    left.set_ylabel("share of labels below")
+    right.set_xlabel("PIT")
+    right.axhline(1.0, color="black", linewidth=0.8)
+    left.legend(fontsize=8)
+    return save(figure, path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selfnorm._modes import evaluating
-from selfnorm.density.model import EBM
+from selfnorm.distributions.proposals import UnnormalisedModel
 from selfnorm.errors import DataError
 
 __all__ = ["exact_log_norm"]
@@ -17,7 +18,7 @@ __all__ = ["exact_log_norm"]
 
 @torch.no_grad()
 def exact_log_norm(
-    model: EBM | Callable[[Tensor], Tensor],
+    model: UnnormalisedModel | Callable[[Tensor], Tensor],
     dim: int,
     *,
     center: Tensor | float = 0.0,
@@ -53,14 +54,14 @@ def exact_log_norm(
         raise DataError(f"grid quadrature is for one or two dimensions, not {dim}; use evaluate()")
     if n_points % 2 == 0:
         n_points += 1
-    log_density = model.log_unnormalized if isinstance(model, EBM) else model
-    device = model.device if isinstance(model, EBM) else torch.device("cpu")
+    log_density: Any = getattr(model, "log_unnormalized", model)
+    device = getattr(model, "device", torch.device("cpu"))
     axes, log_widths = [], []
     for j in range(dim):
         points, log_width = _axis(j, n_points, center, scale, core, support)
         axes.append(points)
         log_widths.append(log_width)
-    dtype = (model.dtype if isinstance(model, EBM) else None) or torch.float32
+    dtype = getattr(model, "dtype", None) or torch.float32
     grid = torch.cartesian_prod(*axes).reshape(-1, dim).to(device, dtype)
     with evaluating(model):
         values = torch.cat([log_density(part) for part in grid.split(chunk_size)]).double().cpu()

@@ -38,8 +38,8 @@ from selfnorm.paper.report import (
     mean_sd,
     paper_numbers,
 )
+from selfnorm.paper.toy1d_figure import plot_toy1d
 from selfnorm.paper.toy1d_runs import Config, Job, run_one
-from selfnorm.plotting.regression import plot_toy1d
 
 __all__ = ["DATASETS", "RECIPES", "paper_rows", "run"]
 

@@ -16,7 +16,7 @@ import selfnorm as sn
 from selfnorm.datasets import toy1d
 from selfnorm.distributions.mdn import LabelGaussian
 from selfnorm.paper.report import bounds_columns
-from selfnorm.plotting.regression import toy1d_grid
+from selfnorm.paper.toy1d_figure import toy1d_grid
 
 __all__ = ["BEST", "Config", "Job", "best_regressor", "paper_model", "run_one"]
 

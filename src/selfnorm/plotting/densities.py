@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from selfnorm.errors import SelfnormError
-from selfnorm.training.history import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +111,7 @@ def plot_densities(
     return save(figure, path)
 
 
-def plot_history(history: History, path: str | Path | None = None) -> Figure:
+def plot_history(history: Any, path: str | Path | None = None) -> Figure:
     """The two bounds closing in on each other, and the effective sample size."""
     figure, axes = new_figure(1, 2, figsize=(9, 3.4))
     held_out = bool(history.curve("val_lower")[0])

@@ -1,0 +1,134 @@
+"""Flows beside a model: brought closer to it, tilted by it, or trained together with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm.density.model import EBM
+from selfnorm.distributions.flow_training import FlowTask, proposal_loss
+from selfnorm.distributions.flows import Flow
+from selfnorm.functional import ess, log_mean_exp, snl
+from selfnorm.training.history import History
+from selfnorm.training.loop import LoopOptions, run
+from selfnorm.training.task import refuse_unknown
+
+__all__ = ["JointTask", "adapt", "fit_jointly", "tilt"]
+
+
+def adapt(flow: Flow, model: EBM, x: Tensor, *, loss: str = "both", **options: Any) -> History:
+    """Bring a flow closer to the model it serves (``options`` of the training loop).
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(64, 2)
+        >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
+        >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
+        >>> adapt(flow, model, x, loss="kl", max_steps=2, progress=False).n_steps
+        2
+    """
+    n_samples = int(options.pop("n_samples", 512))
+    refuse_unknown(options, "adapt")
+    task = FlowTask(flow, model=model, loss=loss, n_samples=n_samples)
+    return run(task, (x,), options=LoopOptions(**options))
+
+
+def tilt(flow: Flow, energy: Callable[[Tensor], Tensor]) -> EBM:
+    """``p(x) = flow(x) exp(-E(x) - b)``: a frozen flow as base, and as proposal of the model.
+
+    With an energy that starts at zero the model starts exactly at the flow's likelihood, with
+    ``b = 0``. Train it by ``selfnorm.fit(model, x, proposal=flow)``.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
+        >>> model = tilt(flow, sn.MLP(2, hidden=(8,), zero_init=True))
+        >>> x = torch.randn(5, 2)
+        >>> torch.allclose(model.log_prob(x), flow.log_prob(x))
+        True
+    """
+    return EBM(energy, base=flow.requires_grad_(False))
+
+
+class JointTask:
+    """A model by SNL and its flow proposal by one of the three losses, in the same steps."""
+
+    capturable = True
+
+    def __init__(self, model: EBM, flow: Flow, *, loss: str = "data", n_samples: int = 512) -> None:
+        self.model, self.flow = model, flow
+        self.module = nn.ModuleDict({"model": model, "flow": flow})
+        self.kind, self.n_samples = loss, n_samples
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Everything at one rate, ``b`` at ten times it and without weight decay."""
+        b = self.model.log_norm
+        others = [p for p in self.module.parameters() if p is not b and p.requires_grad]
+        return [{"params": others}, {"params": [b], "lr_scale": 10.0, "weight_decay": 0.0}]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Standardise the flow, start ``b`` at its importance estimate."""
+        if not bool(self.flow.fitted):
+            self.flow.set_scaling(data[0])
+        self._close()
+
+    @torch.no_grad()
+    def _close(self) -> Tensor:
+        y = self.flow.sample((max(self.n_samples, 20_000),))
+        log_w = self.model.log_unnormalized(y) - self.flow.log_prob(y)
+        self.model.log_norm.copy_(log_mean_exp(log_w))
+        return log_w
+
+    def _log_weights(self) -> Tensor:
+        with torch.no_grad():
+            y = self.flow.sample((self.n_samples,))
+            log_q = self.flow.log_prob(y)
+        return self.model.log_unnormalized(y) - log_q
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """``-l_SNL`` of the model plus the proposal's loss."""
+        x = batch[0]
+        lower = snl(self.model.log_unnormalized(x), self._log_weights(), self.model.log_norm)
+        of_flow = proposal_loss(self.flow, self.model, x, self.kind, self.n_samples)
+        return of_flow - lower, {"lower": lower.detach(), "flow": -of_flow.detach()}
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Both bounds on held-out rows."""
+        log_w, log_p = self._log_weights(), self.model.log_unnormalized(data[0])
+        lower = float(snl(log_p, log_w, self.model.log_norm))
+        upper = float(log_p.mean() - log_mean_exp(log_w))
+        return {"score": lower, "lower": lower, "upper": upper, "ess": float(ess(log_w))}
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+        """``b <- log Z_hat`` on fresh samples."""
+        log_w = self._close()
+        return {"log_norm": float(self.model.log_norm.detach()), "ess": float(ess(log_w))}
+
+
+def fit_jointly(
+    model: EBM,
+    flow: Flow,
+    x: Tensor,
+    *,
+    loss: str = "data",
+    n_samples: int = 512,
+    val_data: Tensor | None = None,
+    **options: Any,
+) -> History:
+    """Train an EBM and its flow proposal together (``options`` of the training loop).
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(64, 2)
+        >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
+        >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
+        >>> fit_jointly(model, flow, x, max_steps=2, progress=False).n_steps
+        2
+    """
+    refuse_unknown(options, "fit_jointly")
+    task = JointTask(model, flow, loss=loss, n_samples=n_samples)
+    held_out = None if val_data is None else (val_data,)
+    return run(task, (x,), val_data=held_out, options=LoopOptions(**options))
