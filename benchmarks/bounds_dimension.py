@@ -20,12 +20,10 @@ from typing import Any
 
 import torch
 
-from selfnorm.chain.bounds import N_NODES
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.chain.task import default_options
+from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
 from selfnorm.datasets import tabular
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training.loop import LoopOptions, run
+from selfnorm.training import LoopOptions, run
 
 SAMPLES = (30, 100, 300, 1000)
 

@@ -21,9 +21,9 @@ import torch
 
 from selfnorm import EnergyDensity
 from selfnorm.datasets import tabular
-from selfnorm.distributions.flows import Flow
+from selfnorm.distributions import Flow
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training.loop import LoopOptions, run
+from selfnorm.training import LoopOptions, run
 
 
 def flow_in(seconds: float, table: Any, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -48,9 +48,8 @@ def progress_of(history: Any) -> dict[str, Any]:
 
 
 def train_ours(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
-    from selfnorm.chain.model import AutoregressiveEBM
-    from selfnorm.chain.task import default_options
-    from selfnorm.training.loop import LoopOptions, run
+    from selfnorm.chain import AutoregressiveEBM, default_options
+    from selfnorm.training import LoopOptions, run
 
     defaults = default_options(len(table.train), table.dim, device)
     torch.manual_seed(job["seed"])
@@ -79,7 +78,8 @@ def bounds_of(model: Any, table: Any, device: str) -> dict[str, Any]:
     has mean zero. The upper bound holds the logarithm of a mean and is too high by half its
     variance, several standard errors where many factors and rows are averaged.
     """
-    from selfnorm.chain.bounds import conditional_integrals, row_bounds
+    from selfnorm.chain import row_bounds
+    from selfnorm.chain.bounds import conditional_integrals
 
     test = table.test.to(device)
     wide = table.dim > 20
@@ -116,7 +116,7 @@ def bounds_of(model: Any, table: Any, device: str) -> dict[str, Any]:
 
 def make_flow(dim: int, sizes: dict[str, Any], device: str) -> Any:
     from flow_tails import SquashedFlow
-    from selfnorm.distributions.flows import Flow
+    from selfnorm.distributions import Flow
 
     torch.distributions.Distribution.set_default_validate_args(False)  # it waits for the GPU
     squash = sizes.get("squash", False)
@@ -125,7 +125,7 @@ def make_flow(dim: int, sizes: dict[str, Any], device: str) -> Any:
 
 
 def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
-    from selfnorm.training.loop import LoopOptions, run
+    from selfnorm.training import LoopOptions, run
 
     torch.manual_seed(job["seed"])
     flow = make_flow(table.dim, job["model"], device)
@@ -146,7 +146,7 @@ def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, 
 def train_flow_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple[dict, Any]]:
     """Several seeds of a flow at once; ``seconds`` is the time of them all."""
     from flow_seeds import FlowSeeds, FlowSeedsTask
-    from selfnorm.training.loop import LoopOptions, run
+    from selfnorm.training import LoopOptions, run
 
     flows, seeds = [], job["seeds"]
     for seed in seeds:

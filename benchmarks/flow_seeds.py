@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from selfnorm.columns.columns import Columns
-from selfnorm.distributions.flows import Flow
+from selfnorm.columns import Columns
+from selfnorm.distributions import Flow
 
 
 class _LogProb(nn.Module):

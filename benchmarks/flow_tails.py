@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm.distributions.flows import Flow
+from selfnorm.distributions import Flow
 
 TO_DEVIATION = 3.29  # standard deviations between the 5 % and the 95 % quantile of a normal law
 

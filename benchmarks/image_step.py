@@ -29,10 +29,10 @@ import torch
 from torch import nn
 
 from cuda_graphs import Captured, captured
-from selfnorm.images.regressor import ImageRegressor
+from selfnorm.images import ImageRegressor
 from selfnorm.paper.report import hardware, versions
+from selfnorm.training import Stepper, make_optimizer
 from selfnorm.training.overlapped import make_stepper
-from selfnorm.training.step import Stepper, make_optimizer
 
 
 def build(

@@ -25,8 +25,7 @@ from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask
 from selfnorm.density.many_task import ManyTask, MemberData
 from selfnorm.paper.report import Table
-from selfnorm.training.step import Stepper, make_optimizer
-from selfnorm.training.task import Task
+from selfnorm.training import Stepper, Task, make_optimizer
 
 SIZES = ((128, 1024), (256, 256), (128, 128))  # batch, proposal samples; the first is the recipe's
 

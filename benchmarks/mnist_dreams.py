@@ -26,8 +26,7 @@ from selfnorm.paper.mnist import MODELS, report_figures, train_row
 from selfnorm.paper.mnist_report import finished, markdown
 from selfnorm.paper.mnist_rows import Row, rows
 from selfnorm.paper.report import Table
-from selfnorm.vae.evaluation import evaluate_vae
-from selfnorm.vae.model import EnergyVAE
+from selfnorm.vae import EnergyVAE, evaluate_vae
 
 RECIPE = "dreams"
 SIZE = "ngf16-layers2"

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from selfnorm import EnergyRegressor
-from selfnorm.columns.target_steps import label_step
+from selfnorm.columns import label_step
 from selfnorm.datasets import uci_regression
 from selfnorm.evaluation.calibration import central_coverage
 from selfnorm.paper.report import Table, markdown_table

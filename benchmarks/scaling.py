@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from selfnorm.chain.model import AutoregressiveEBM
+from selfnorm.chain import AutoregressiveEBM
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.training import Stepper, make_optimizer
 
 SIZES = {"hidden": 512, "blocks": 2, "components": 10, "context": 64, "energy_hidden": 64}
 
@@ -72,7 +72,7 @@ def measure(d: int, device: torch.device, repeats: int) -> dict[str, Any]:
 
 def many_rows(device: torch.device, n: int) -> dict[str, Any]:
     """``log_prob`` of ``n`` rows at d = 63 with the sizes recommended for such a table."""
-    from selfnorm.chain.task import default_options
+    from selfnorm.chain import default_options
 
     torch.manual_seed(0)
     sizes = default_options(60_000, 63, device).model

@@ -32,7 +32,7 @@ from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask
 from selfnorm.density.many_task import ManyTask, MemberData
 from selfnorm.paper.report import Table
-from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.training import Stepper, make_optimizer
 
 HIDDEN = (200, 100, 50, 50)
 BATCH, N_SAMPLES = 512, 4096

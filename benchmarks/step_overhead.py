@@ -22,7 +22,7 @@ import torch
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask
 from selfnorm.paper.report import Table
-from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.training import Stepper, make_optimizer
 
 BATCH, N_SAMPLES = 256, 1024
 

@@ -25,12 +25,10 @@ import torch
 
 from density import flow_jobs
 from density_runs import FLOW_LOOP, make_flow
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.chain.task import default_options
+from selfnorm.chain import AutoregressiveEBM, default_options
 from selfnorm.datasets import tabular
 from selfnorm.paper.report import Table
-from selfnorm.training.history import History
-from selfnorm.training.loop import LoopOptions, run
+from selfnorm.training import History, LoopOptions, run
 
 SET = "power"
 FLOWS = {f"{job['method']} {job['config']}": job for job in flow_jobs(SET)}

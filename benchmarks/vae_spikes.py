@@ -30,10 +30,15 @@ import selfnorm as sn
 from selfnorm.datasets import mnist
 from selfnorm.errors import SelfnormWarning
 from selfnorm.paper.report import hardware, versions
-from selfnorm.vae.energy_prior import EnergyPrior, latent_energy
-from selfnorm.vae.evaluation import evaluate_vae
-from selfnorm.vae.model import EnergyVAE
-from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
+from selfnorm.vae import (
+    ConvDecoder,
+    ConvEncoder,
+    EnergyPrior,
+    EnergyVAE,
+    evaluate_vae,
+    latent_energy,
+)
+from selfnorm.vae.networks import DenseDecoder, DenseEncoder
 
 LATENT = 16
 N_LOOKS = 50

@@ -21,12 +21,17 @@ from typing import Any
 import torch
 
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training.loop import LoopOptions
-from selfnorm.training.step import Stepper, make_optimizer
-from selfnorm.vae.energy_prior import EnergyPrior
-from selfnorm.vae.model import EnergyVAE
-from selfnorm.vae.networks import ConvDecoder, ConvEncoder
-from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
+from selfnorm.training import LoopOptions, Stepper, make_optimizer
+from selfnorm.vae import (
+    AutoregressivePrior,
+    ConvDecoder,
+    ConvEncoder,
+    EnergyPrior,
+    EnergyVAE,
+    LatentPrior,
+    MixturePrior,
+    StandardNormal,
+)
 
 CHAIN: dict[str, Any] = {
     "hidden": 128,

@@ -29,8 +29,8 @@ import selfnorm as sn
 from selfnorm.datasets import toy2d
 from selfnorm.density.fit import DensityTask
 from selfnorm.paper.report import Table
+from selfnorm.training import Stepper, make_optimizer
 from selfnorm.training.schedules import lr_factor
-from selfnorm.training.step import Stepper, make_optimizer
 
 BATCH, N_SAMPLES, LANGEVIN_STEPS, LR = 256, 1024, 40, 1e-3
 GOAL = -1.90  # exact log-likelihood (nats) to reach, about the paper's result

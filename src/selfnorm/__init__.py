@@ -5,30 +5,36 @@ without MCMC; every number comes with a lower and an upper bound.
 """
 
 from selfnorm import functional
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
-from selfnorm.density import mcmc_objectives, score_matching
-from selfnorm.density.distributed import fit_distributed
-from selfnorm.density.fit import fit
-from selfnorm.density.many import fit_many
-from selfnorm.density.mixture import Ensemble
-from selfnorm.density.model import EBM, log_weights
-from selfnorm.distributions.adapters import as_proposal
-from selfnorm.distributions.defensive import Defensive
-from selfnorm.distributions.flows import Flow
-from selfnorm.distributions.mdn import MDN
-from selfnorm.distributions.proposals import Gaussian, GaussianMixture, StudentT, Uniform
+from selfnorm.chain import AutoregressiveEBM
+from selfnorm.conditional import ConditionalEBM, LabelEnergy
+from selfnorm.density import (
+    EBM,
+    Ensemble,
+    fit,
+    fit_distributed,
+    fit_many,
+    log_weights,
+    mcmc_objectives,
+    score_matching,
+)
+from selfnorm.distributions import (
+    MDN,
+    Defensive,
+    Flow,
+    Gaussian,
+    GaussianMixture,
+    StudentT,
+    Uniform,
+    as_proposal,
+)
 from selfnorm.errors import SelfnormError, SelfnormWarning
-from selfnorm.evaluation.bounds import Bounds, evaluate
-from selfnorm.evaluation.quadrature import exact_log_norm
-from selfnorm.images.regressor import ImageRegressor
-from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures
-from selfnorm.tables.density import EnergyDensity
-from selfnorm.tables.regressor import EnergyRegressor
-from selfnorm.training.history import History
-from selfnorm.vae.model import EnergyVAE, add_energy_prior
-
-__version__ = "0.1.0"
+from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
+from selfnorm.images import ImageRegressor
+from selfnorm.networks import MLP, ExponentialFamily, FourierFeatures
+from selfnorm.saving import __version__ as __version__
+from selfnorm.tables import EnergyDensity, EnergyRegressor
+from selfnorm.training import History
+from selfnorm.vae import EnergyVAE, add_energy_prior
 
 __all__ = [
     "EBM",
@@ -66,3 +72,7 @@ __all__ = [
     "mcmc_objectives",
     "score_matching",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

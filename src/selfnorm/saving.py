@@ -34,6 +34,7 @@ __all__ = [
     "save_folder",
 ]
 
+__version__ = "0.1.0"  # of the library, written into every folder
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -97,8 +98,6 @@ def save_folder(
     >>> read_folder(folder).config
     {'width': 3}
     """
-    from selfnorm import __version__
-
     path = Path(path)
     stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     weights = save_safetensors(stored)

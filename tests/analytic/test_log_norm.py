@@ -7,7 +7,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm import functional as F
-from selfnorm.evaluation.bounds import draw_log_weights, estimate_log_norm
+from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from tests.analytic.models import ANALYTIC
 
 by_name = pytest.mark.parametrize("case", ANALYTIC, ids=lambda c: c.name)

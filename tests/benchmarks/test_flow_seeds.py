@@ -10,8 +10,8 @@ pytest.importorskip("zuko")
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from flow_seeds import FlowSeeds, FlowSeedsTask
-from selfnorm.distributions.flows import Flow
-from selfnorm.training.loop import LoopOptions, run
+from selfnorm.distributions import Flow
+from selfnorm.training import LoopOptions, run
 
 
 def flow(seed, scale=1.0):

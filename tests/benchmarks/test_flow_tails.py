@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from flow_seeds import FlowSeeds
 from flow_tails import SquashedFlow
-from selfnorm.distributions.flows import Flow
+from selfnorm.distributions import Flow
 
 
 def heavy(n, dim, seed=0):

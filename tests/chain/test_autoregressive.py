@@ -7,12 +7,11 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.chain.bounds import conditional_integrals, row_bounds
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.chain.task import default_options
+from selfnorm.chain import AutoregressiveEBM, default_options, row_bounds
+from selfnorm.chain.bounds import conditional_integrals
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.functional import mixture_lower
-from selfnorm.training.loop import LoopOptions, run
+from selfnorm.training import LoopOptions, run
 
 TINY = {"hidden": 24, "blocks": 1, "components": 3, "context": 8, "energy_hidden": 16}
 TINY |= {"energy_blocks": 1, "discrete": None}

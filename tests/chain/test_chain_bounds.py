@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.chain.bounds import row_bounds
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.distributions.mixtures1d import Mixture1d
+from selfnorm.chain import AutoregressiveEBM, row_bounds
+from selfnorm.distributions import Mixture1d
 
 DIM = 5
 # logits, places and log-scales of two logistic parts and a heavy tail: skewed, two modes

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from selfnorm.cli import app as cli
-from selfnorm.tables.files import read_table
-from selfnorm.tables.table import numeric
+from selfnorm.tables import numeric, read_table
 
 
 def rows(n, d, seed=0):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from selfnorm.columns.columns import Columns, detect_atoms, detect_step, log_cell_mass
+from selfnorm.columns import Columns, detect_step, log_cell_mass
+from selfnorm.columns.columns import detect_atoms
 from selfnorm.errors import DataError, SelfnormWarning
 
 

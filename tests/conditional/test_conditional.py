@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import selfnorm as sn
 from selfnorm import functional as F
-from selfnorm.conditional.task import ConditionalTask
-from selfnorm.distributions.mdn import MDN, DefensiveLabels, LabelGaussian, LabelUniform
+from selfnorm.conditional import ConditionalTask
+from selfnorm.distributions import MDN, LabelGaussian, LabelUniform
+from selfnorm.distributions.mdn import DefensiveLabels
 from selfnorm.errors import DataError, EnergyError, ProposalError
 
 

@@ -9,7 +9,7 @@ import torch
 from selfnorm.datasets import images
 from selfnorm.datasets.image_files import decode, read_npz
 from selfnorm.errors import DataError, MissingDataError
-from selfnorm.images.augmentation import Augmentation
+from selfnorm.images import Augmentation
 from tests.datasets import image_files as files
 
 

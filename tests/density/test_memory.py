@@ -9,15 +9,14 @@ import torch
 
 import selfnorm as sn
 from selfnorm import functional as F
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.density import objectives
 from selfnorm.density.chunked import Chunked
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, EnergyError
+from selfnorm.evaluation import WeightStream, chunk_size_for, verdict
 from selfnorm.evaluation.bounds import summarise
-from selfnorm.evaluation.diagnostics import verdict
-from selfnorm.evaluation.memory import bytes_per_row, chunk_size_for, free_memory
-from selfnorm.evaluation.weight_stream import WeightStream
+from selfnorm.evaluation.memory import bytes_per_row, free_memory
 
 
 class Dealt(Proposal):

@@ -7,7 +7,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
-from selfnorm.distributions.flow_training import FlowTask, proposal_loss
+from selfnorm.distributions import FlowTask, proposal_loss
 from selfnorm.errors import DataError, SelfnormError
 
 pytest.importorskip("zuko")

@@ -7,13 +7,8 @@ import math
 import pytest
 import torch
 
-from selfnorm.distributions.mdn import (
-    MDN,
-    DefensiveLabels,
-    LabelGaussian,
-    LabelUniform,
-    MixtureLabels,
-)
+from selfnorm.distributions import MDN, LabelGaussian, LabelUniform, MixtureLabels
+from selfnorm.distributions.mdn import DefensiveLabels
 from selfnorm.errors import DataError, ProposalError
 
 

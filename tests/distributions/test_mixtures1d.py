@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from selfnorm.distributions.mixtures1d import Mixture1d, stratified_uniform
+from selfnorm.distributions import Mixture1d
+from selfnorm.distributions.mixtures1d import stratified_uniform
 
 FAMILIES = ["logistic", "gaussian"]
 

@@ -5,13 +5,8 @@ import torch
 from torch import distributions as td
 
 import selfnorm as sn
-from selfnorm.evaluation.diagnostics import (
-    confidence_interval,
-    data_side_check,
-    relative_error,
-    tail_index,
-    verdict,
-)
+from selfnorm.evaluation import data_side_check, tail_index, verdict
+from selfnorm.evaluation.diagnostics import confidence_interval, relative_error
 from tests.analytic.models import Potential
 
 

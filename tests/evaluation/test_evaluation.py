@@ -9,7 +9,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.evaluation.bounds import draw_log_weights
+from selfnorm.evaluation import draw_log_weights
 from tests.analytic.models import ANALYTIC, Potential
 
 

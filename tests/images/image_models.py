@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from selfnorm.images import ImageRegressor
 from selfnorm.images.labels import LabelSpace
 from selfnorm.images.model import FixedGaussian, ImageEBM
-from selfnorm.images.regressor import ImageRegressor
 
 SPACE = LabelSpace((30.0,), (10.0,), (0.5,), (60.5,), 1.0)
 

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from selfnorm import functional as F
-from selfnorm.conditional.task import ConditionalTask
+from selfnorm.conditional import ConditionalTask
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.images.labels import dequantised
+from selfnorm.images import ImageRegressor, dequantised
 from selfnorm.images.model import FixedUniform, ImageEBM
-from selfnorm.images.regressor import ImageRegressor
 from tests.images.image_models import Quadratic, Small, bright_images, quadratic_model, small_model
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.images.augmentation import Augmentation
+from selfnorm.images import Augmentation, dequantised
 from selfnorm.images.grid_law import label_grid
-from selfnorm.images.labels import LabelSpace, StepFeatures, dequantised
+from selfnorm.images.labels import LabelSpace, StepFeatures
 from selfnorm.images.model import make_proposal
 from selfnorm.images.regressor import OBJECTIVES
 from selfnorm.images.task import Presentation

@@ -10,7 +10,8 @@ from selfnorm.errors import DataError
 from selfnorm.images.model import ImageEnergy, ImageFeatures
 from selfnorm.images.regressor import OBJECTIVES
 from selfnorm.images.task import ImageTask
-from selfnorm.networks.resnet import ResNet18, resnet18
+from selfnorm.networks import resnet18
+from selfnorm.networks.resnet import ResNet18
 from tests.images.image_models import bright_images, fitted_model, small_model
 
 

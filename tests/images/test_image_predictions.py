@@ -9,10 +9,10 @@ from torch import nn
 
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import calibration
-from selfnorm.images.grid_law import GridLaw, label_grid, log_densities
+from selfnorm.images import GridLaw, ImageRegressor
+from selfnorm.images.grid_law import label_grid, log_densities
 from selfnorm.images.labels import LabelSpace
 from selfnorm.images.model import ImageFeatures, LawModel, MeanHead
-from selfnorm.images.regressor import ImageRegressor
 from tests.images.image_models import bright_images, fitted_model, quadratic_model, small_model
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from selfnorm.errors import DataError, ModelFileError, ProposalError
-from selfnorm.images.regressor import ImageRegressor
+from selfnorm.images import ImageRegressor
 from tests.images.image_models import Small, bright_images, small_model
 
 

@@ -8,10 +8,9 @@ from sklearn.exceptions import NotFittedError
 
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import calibration
-from selfnorm.images.grid_law import GridLaw, label_grid, log_densities
-from selfnorm.images.labels import dequantised
+from selfnorm.images import LAWS, GridLaw, ImageRegressor, dequantised
+from selfnorm.images.grid_law import label_grid, log_densities
 from selfnorm.images.model import LawModel, MeanHead
-from selfnorm.images.regressor import LAWS, ImageRegressor
 from tests.images.image_models import Small, bright_images, fitted_model, small_model
 
 

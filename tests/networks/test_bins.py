@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from selfnorm import EnergyRegressor
-from selfnorm.networks import bins
-from selfnorm.networks.bins import Bins, quantile_edges
+from selfnorm.networks import Bins, bins, quantile_edges
 
 
 def test_features_are_bounded_monotone_and_reach_one_after_the_bin() -> None:

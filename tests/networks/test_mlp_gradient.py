@@ -10,9 +10,7 @@ from torch.nn.utils import prune
 import selfnorm as sn
 from selfnorm.density.stacked_energies import EnergyStack
 from selfnorm.errors import EnergyError
-from selfnorm.networks import mlp_gradient
-from selfnorm.networks.energies import FourierFeatures
-from selfnorm.networks.mlp_gradient import WRITTEN_OUT
+from selfnorm.networks import WRITTEN_OUT, FourierFeatures, mlp_gradient
 
 
 def network(**options):

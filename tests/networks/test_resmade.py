@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
+from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
 
 
 def dependence(net, head, dim, per_column=1, condition=None):

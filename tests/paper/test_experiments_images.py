@@ -13,14 +13,13 @@ from typer.testing import CliRunner
 from selfnorm.cli.app import app
 from selfnorm.datasets.images import load as load_images
 from selfnorm.errors import MissingDataError
-from selfnorm.images.labels import dequantised
-from selfnorm.images.regressor import ImageRegressor
+from selfnorm.images import ImageRegressor, dequantised
 from selfnorm.paper import image_jobs, images, images_ablation
 from selfnorm.paper.image_comparisons import best_by_validation, comparisons
 from selfnorm.paper.image_report import markdown
 from selfnorm.paper.image_runs import Config, fit_and_judge
 from selfnorm.paper.report import Table
-from selfnorm.training.history import History
+from selfnorm.training import History
 from tests.datasets import image_files as files
 
 

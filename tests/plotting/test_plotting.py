@@ -3,7 +3,7 @@
 import torch
 
 import selfnorm as sn
-from selfnorm.plotting.densities import plot_densities, plot_history, plot_snl_surface
+from selfnorm.plotting import plot_densities, plot_history, plot_snl_surface
 
 
 def test_snl_surface_marks_the_optimum(tmp_path):

@@ -14,10 +14,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from selfnorm import EnergyRegressor, SelfnormError, SelfnormWarning
-from selfnorm.columns.target_steps import label_step
-from selfnorm.conditional.members import LabelWaves, build_ensemble
-from selfnorm.conditional.predictive_model import PredictiveModel
-from selfnorm.distributions.mdn import MixtureLabels
+from selfnorm.columns import label_step
+from selfnorm.conditional import PredictiveModel, build_ensemble
+from selfnorm.conditional.members import LabelWaves
+from selfnorm.distributions import MixtureLabels
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation.calibration import assess, central_coverage, crps_from_samples
 

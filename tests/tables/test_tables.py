@@ -4,8 +4,9 @@ import polars as pl
 import pytest
 
 from selfnorm.errors import DataError
-from selfnorm.tables.files import atomic_output, check_output, read_table, write_table
-from selfnorm.tables.table import Table, from_frame, numeric
+from selfnorm.tables import Table, check_output, numeric, read_table, write_table
+from selfnorm.tables.files import atomic_output
+from selfnorm.tables.table import from_frame
 
 VALUES = np.array([[1.5, -2.0, 3e-7], [4.0, 5.25, 1e12], [0.1, 0.2, -0.3]])
 NAMES = ["a", "b c", "d"]

@@ -9,7 +9,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import SelfnormWarning
-from selfnorm.images.regressor import ImageRegressor
+from selfnorm.images import ImageRegressor
 from selfnorm.training import step as stepper
 
 

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from selfnorm.images.regressor import ImageRegressor
+from selfnorm.images import ImageRegressor
 from selfnorm.networks.resnet import ResNet18
-from selfnorm.training import loop
+from selfnorm.training import Stepper, loop, make_optimizer
 from selfnorm.training.overlapped import OverlappedStepper, make_stepper
-from selfnorm.training.step import Stepper, make_optimizer
 
 
 def regressor(**options):

@@ -7,8 +7,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask
-from selfnorm.training.loop import LoopOptions, run
-from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.training import LoopOptions, Stepper, make_optimizer, run
 from selfnorm.training.step_graph import run_ahead
 
 

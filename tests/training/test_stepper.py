@@ -9,8 +9,8 @@ import torch
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask
 from selfnorm.errors import SelfnormWarning
+from selfnorm.training import Stepper, make_optimizer
 from selfnorm.training.counters import Counters
-from selfnorm.training.step import Stepper, make_optimizer
 
 
 def trained(**options):

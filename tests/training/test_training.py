@@ -10,9 +10,8 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
+from selfnorm.training import History, LoopOptions
 from selfnorm.training.checkpoint import load_checkpoint, save_checkpoint
-from selfnorm.training.history import History
-from selfnorm.training.loop import LoopOptions
 
 
 def skewed(n=1500, seed=0):

@@ -9,12 +9,20 @@ from torch import nn
 import selfnorm as sn
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.functional import ess
-from selfnorm.vae.energy_prior import EnergyPrior, latent_energy
-from selfnorm.vae.evaluation import evaluate_vae
+from selfnorm.vae import (
+    AutoregressivePrior,
+    ConvDecoder,
+    ConvEncoder,
+    EnergyPrior,
+    EnergyVAE,
+    MixturePrior,
+    StandardNormal,
+    add_energy_prior,
+    evaluate_vae,
+    latent_energy,
+)
 from selfnorm.vae.likelihoods import Bernoulli, Categorical, GaussianNoise, as_likelihood
-from selfnorm.vae.model import EnergyVAE, add_energy_prior
-from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
-from selfnorm.vae.priors import AutoregressivePrior, MixturePrior, StandardNormal
+from selfnorm.vae.networks import DenseDecoder, DenseEncoder
 
 SIGMA = 0.6
 # Orthogonal columns make the exact posterior diagonal, so that a Gaussian encoder can be exact.

@@ -7,13 +7,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from selfnorm.training.loop import LoopOptions
-from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.training import LoopOptions, Stepper, make_optimizer
+from selfnorm.vae import AutoregressivePrior, EnergyPrior, EnergyVAE, StandardNormal
 from selfnorm.vae import task as vae_training
-from selfnorm.vae.energy_prior import EnergyPrior
-from selfnorm.vae.model import EnergyVAE
 from selfnorm.vae.networks import DenseDecoder, DenseEncoder
-from selfnorm.vae.priors import AutoregressivePrior, StandardNormal
 
 PRIORS = {
     "normal": lambda: StandardNormal(4),

@@ -7,12 +7,10 @@ import torch
 from torch import nn
 
 import selfnorm as sn
+from selfnorm.vae import AutoregressivePrior, EnergyPrior, EnergyVAE, MixturePrior
 from selfnorm.vae.dreams import dreamt, held
-from selfnorm.vae.energy_prior import EnergyPrior
 from selfnorm.vae.likelihoods import GaussianNoise
-from selfnorm.vae.model import EnergyVAE
 from selfnorm.vae.networks import DenseDecoder, DenseEncoder
-from selfnorm.vae.priors import AutoregressivePrior, MixturePrior
 
 SIGMA = 0.6
 W = torch.tensor([[1.0, 0.3], [-0.5, 0.8], [0.2, -1.1]])

@@ -5,12 +5,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfnorm.chain.factors import FactorEnergy, _features
-from selfnorm.distributions.mixtures1d import Mixture1d
+from selfnorm.distributions import Mixture1d
 from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
-from selfnorm.networks.resmade import ChainLinear, masked_weights
+from selfnorm.networks import ChainLinear, masked_weights
+from selfnorm.vae import AutoregressivePrior
 from selfnorm.vae.fused import placed, stratified
 from selfnorm.vae.posterior import GaussianPosterior
-from selfnorm.vae.priors import AutoregressivePrior
 
 
 def gradients(value, inputs, seed=5):

@@ -7,12 +7,9 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError, EnergyError, ModelFileError
-from selfnorm.vae.energy_prior import EnergyPrior
-from selfnorm.vae.evaluation import evaluate_vae
+from selfnorm.vae import EnergyPrior, EnergyVAE, StandardNormal, add_energy_prior, evaluate_vae
 from selfnorm.vae.likelihoods import Bernoulli, GaussianNoise
-from selfnorm.vae.model import EnergyVAE, add_energy_prior
 from selfnorm.vae.networks import DenseDecoder, DenseEncoder
-from selfnorm.vae.priors import StandardNormal
 
 IMAGES = (torch.arange(24 * 40).reshape(40, 1, 4, 6) * 7 % 11 > 5).float()
 

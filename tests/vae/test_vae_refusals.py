@@ -6,11 +6,15 @@ import torch
 
 import selfnorm as sn
 from selfnorm.errors import DataError
-from selfnorm.vae.energy_prior import EnergyPrior
-from selfnorm.vae.evaluation import evaluate_vae
-from selfnorm.vae.model import EnergyVAE, add_energy_prior
+from selfnorm.vae import (
+    AutoregressivePrior,
+    EnergyPrior,
+    EnergyVAE,
+    StandardNormal,
+    add_energy_prior,
+    evaluate_vae,
+)
 from selfnorm.vae.networks import DenseDecoder, DenseEncoder
-from selfnorm.vae.priors import AutoregressivePrior, StandardNormal
 
 ROWS = torch.arange(40).reshape(8, 5) % 3 % 2 * 1.0
 

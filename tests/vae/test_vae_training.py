@@ -8,12 +8,16 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.vae.energy_prior import EnergyPrior
-from selfnorm.vae.evaluation import evaluate_vae
-from selfnorm.vae.model import EnergyVAE
+from selfnorm.vae import (
+    AutoregressivePrior,
+    EnergyPrior,
+    EnergyVAE,
+    MixturePrior,
+    StandardNormal,
+    evaluate_vae,
+)
 from selfnorm.vae.networks import DenseDecoder, DenseEncoder
 from selfnorm.vae.posterior import AggregatePosterior, BaseAndAggregate, GaussianPosterior
-from selfnorm.vae.priors import AutoregressivePrior, MixturePrior, StandardNormal
 
 
 def chain(dim=2, tilt=1.5, **sizes):

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from selfnorm._random import SeedLike, seeded
+from selfnorm._context import SeedLike, seeded
 from selfnorm.errors import DataError
-from selfnorm.evaluation.bounds import Bounds
-from selfnorm.evaluation.diagnostics import data_side_check, tail_index
+from selfnorm.evaluation import Bounds, data_side_check, tail_index
 from selfnorm.functional import ess, log_mean_exp, mixture_lower
 
 if TYPE_CHECKING:

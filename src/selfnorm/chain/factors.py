@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
 
-from selfnorm.distributions.mixtures1d import Mixture1d
-from selfnorm.networks.resmade import ChainLinear
+from selfnorm.distributions import Mixture1d
+from selfnorm.networks import ChainLinear
 
 __all__ = ["FactorEnergy", "Factors"]
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
+from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows
-from selfnorm._random import SeedLike, seeded
 from selfnorm.chain import bounds as evaluation
 from selfnorm.chain.factors import FactorEnergy, Factors
 from selfnorm.chain.task import AutoregressiveTask
-from selfnorm.columns.columns import Columns, log_cell_mass
-from selfnorm.distributions.mixtures1d import Mixture1d
+from selfnorm.columns import Columns, log_cell_mass
+from selfnorm.distributions import Mixture1d
 from selfnorm.errors import DataError
 from selfnorm.functional import log_mean_exp
-from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
+from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
 
 __all__ = ["AutoregressiveEBM"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower, snl
 

@@ -21,8 +21,15 @@ import typer
 
 from selfnorm import saving as serialization
 from selfnorm.errors import DataError, ModelFileError
-from selfnorm.tables.files import check_output, read_table, write_table
-from selfnorm.tables.table import Table, numeric, refuse_constant, repeated_name
+from selfnorm.tables import (
+    Table,
+    check_output,
+    numeric,
+    read_table,
+    refuse_constant,
+    repeated_name,
+    write_table,
+)
 
 __all__ = ["check_device", "check_folder", "register"]
 
@@ -93,13 +100,13 @@ def fit(
     common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
     estimator: Any
     if target is None:
-        from selfnorm.tables.density import EnergyDensity
+        from selfnorm.tables import EnergyDensity
 
         share = 0.1 if contamination is None else contamination
         estimator = EnergyDensity(method=method, max_steps=max_steps, contamination=share, **common)
         estimator.fit(X)
     else:
-        from selfnorm.tables.regressor import EnergyRegressor
+        from selfnorm.tables import EnergyRegressor
 
         estimator = EnergyRegressor(max_epochs=max_epochs, energy_epochs=max_epochs, **common)
         estimator.fit(X, numeric(table, [target])[:, 0])
@@ -272,8 +279,8 @@ def plot(
 ) -> None:
     """Draw marginals (model against data), training curves and weight diagnostics."""
     check_folder(output)
-    from selfnorm.plotting.densities import plot_snl_surface
-    from selfnorm.tables.plots import plot_density_model, plot_regressor
+    from selfnorm.plotting import plot_snl_surface
+    from selfnorm.tables import plot_density_model, plot_regressor
 
     if str(model) == "surface" and not model.exists():
         plot_snl_surface(output / "snl_surface.png")

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
 from selfnorm.conditional.task import ConditionalTask, weighted_mean
-from selfnorm.distributions.mdn import MDN, MixtureLabels
-from selfnorm.networks.bins import Bins
-from selfnorm.networks.stacked import StackedLinear, StackedMLP
-from selfnorm.training.history import History
-from selfnorm.training.loop import LoopOptions, run
+from selfnorm.distributions import MDN, MixtureLabels
+from selfnorm.networks import Bins, StackedLinear, StackedMLP
+from selfnorm.training import History, LoopOptions, run
 
 __all__ = ["LabelWaves", "MemberRows", "build_ensemble", "member_rows", "train_ensemble"]
 

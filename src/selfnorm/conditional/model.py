@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
+from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors
-from selfnorm._random import SeedLike, seeded
 from selfnorm.errors import DataError, EnergyError, ProposalError
-from selfnorm.evaluation.bounds import Bounds
-from selfnorm.networks.stacked import StackedLinear, activation_module
+from selfnorm.evaluation import Bounds
+from selfnorm.networks import StackedLinear, activation_module
 
 __all__ = ["ConditionalEBM", "LabelEnergy"]
 

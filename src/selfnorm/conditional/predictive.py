@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.distributions.mdn import MixtureLabels
+from selfnorm.distributions import MixtureLabels
 from selfnorm.errors import DataError
 
 __all__ = ["PredictiveTable", "interpolate_rows", "legendre", "panel_nodes"]

@@ -18,8 +18,8 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.conditional.model import ConditionalEBM, conditional_bounds, some_pareto_k
 from selfnorm.conditional.predictive import PredictiveTable, legendre, panel_nodes
-from selfnorm.distributions.mdn import MixtureLabels
-from selfnorm.evaluation.bounds import Bounds
+from selfnorm.distributions import MixtureLabels
+from selfnorm.evaluation import Bounds
 
 __all__ = ["PredictiveModel"]
 

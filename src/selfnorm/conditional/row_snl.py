@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.density.snl_loss import capped_exp_and_slope, gradients_with_graph
+from selfnorm.density import capped_exp_and_slope, gradients_with_graph
 
 __all__ = ["row_snl_loss"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.conditional.model import ConditionalEBM, check_pairs, check_support
 from selfnorm.conditional.row_snl import row_snl_loss
 from selfnorm.errors import DataError

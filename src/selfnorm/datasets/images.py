@@ -31,7 +31,7 @@ from selfnorm.datasets.image_files import (
     read_npz,
 )
 from selfnorm.errors import DataError
-from selfnorm.images.augmentation import Augmentation
+from selfnorm.images import Augmentation
 
 __all__ = ["DATASETS", "FILES", "ImageData", "load", "locate"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm._random import seeded
-from selfnorm.columns.columns import Columns
+from selfnorm._context import seeded
+from selfnorm.columns import Columns
 from selfnorm.datasets import maf_benchmark
 from selfnorm.datasets.directory import find_file
 from selfnorm.errors import DataError

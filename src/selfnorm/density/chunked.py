@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from selfnorm import functional as F
-from selfnorm._random import random_state, set_random_state
+from selfnorm._context import random_state, set_random_state
 from selfnorm.density import objectives
 from selfnorm.density.model import EBM
 from selfnorm.density.objectives import Metrics, Objective, WeightObjective, Weights
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.errors import EnergyError
-from selfnorm.evaluation.memory import chunk_size_for
-from selfnorm.training.gradients import with_gradients
+from selfnorm.evaluation import chunk_size_for
+from selfnorm.training import with_gradients
 
 __all__ = ["Chunked"]
 

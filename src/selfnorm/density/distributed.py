@@ -20,16 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask, checked_tables
 from selfnorm.density.model import EBM
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.training.gradients import accumulate
-from selfnorm.training.history import History
-from selfnorm.training.loop import run
-from selfnorm.training.task import LoopOptions, Task, refuse_unknown
+from selfnorm.training import History, LoopOptions, Task, accumulate, refuse_unknown, run
 
 __all__ = ["DistributedTask", "fit_distributed"]
 

@@ -11,18 +11,15 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from selfnorm import functional as F
+from selfnorm._context import seeded
 from selfnorm._inputs import check_rows
-from selfnorm._random import seeded
 from selfnorm.density import objectives
 from selfnorm.density.chunked import Chunked
 from selfnorm.density.model import EBM
-from selfnorm.distributions.adapters import proposal_for
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
-from selfnorm.evaluation.bounds import draw_log_weights, estimate_log_norm
-from selfnorm.training.history import History
-from selfnorm.training.loop import LoopOptions, Task, run
-from selfnorm.training.task import whole_number
+from selfnorm.evaluation import draw_log_weights, estimate_log_norm
+from selfnorm.training import History, LoopOptions, Task, run, whole_number
 
 __all__ = ["DensityTask", "checked_tables", "fit"]
 

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.density.model import EBM
-from selfnorm.distributions.flow_training import FlowTask, proposal_loss
-from selfnorm.distributions.flows import Flow
+from selfnorm.distributions import Flow, FlowTask, proposal_loss
 from selfnorm.functional import ess, log_mean_exp, snl
-from selfnorm.training.history import History
-from selfnorm.training.loop import LoopOptions, run
-from selfnorm.training.task import refuse_unknown
+from selfnorm.training import History, LoopOptions, refuse_unknown, run
 
 __all__ = ["JointTask", "adapt", "fit_jointly", "tilt"]
 

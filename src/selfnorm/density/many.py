@@ -21,12 +21,9 @@ from selfnorm.density import objectives
 from selfnorm.density.many_task import ManyTask, MemberData
 from selfnorm.density.model import EBM
 from selfnorm.density.stacked_energies import check_training_keeps_buffers
-from selfnorm.distributions.adapters import proposal_for
+from selfnorm.distributions import proposal_for
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.training.checkpoint import fingerprint
-from selfnorm.training.history import History
-from selfnorm.training.loop import run
-from selfnorm.training.task import LoopOptions, refuse_unknown, whole_number
+from selfnorm.training import History, LoopOptions, fingerprint, refuse_unknown, run, whole_number
 
 __all__ = ["fit_many"]
 

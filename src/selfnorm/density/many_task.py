@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from selfnorm import functional as F
-from selfnorm._random import random_state, seeded, set_random_state
+from selfnorm._context import random_state, seeded, set_random_state
 from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask
 from selfnorm.density.member_adam import MemberAdam
@@ -20,14 +20,13 @@ from selfnorm.density.model import EBM
 from selfnorm.density.objectives import Objective, WeightObjective, Weights
 from selfnorm.density.snl_loss import snl_losses
 from selfnorm.density.stacked_proposals import stack_proposals
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.errors import SelfnormError
-from selfnorm.evaluation.bounds import estimate_log_norm
-from selfnorm.training.checkpoint import fingerprint
-from selfnorm.training.history import History
+from selfnorm.evaluation import estimate_log_norm
+from selfnorm.training import History, fingerprint
 
 if TYPE_CHECKING:
-    from selfnorm.training.step import Stepper
+    from selfnorm.training import Stepper
 
 __all__ = ["ManyTask", "MemberData"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from selfnorm.density.model import EBM
 from selfnorm.density.objectives import column_spread, register
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.sampling import as_log_density, mala
 
 __all__ = ["ContrastiveDivergence"]

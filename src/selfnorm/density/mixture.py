@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm._random import SeedLike, seeded
+from selfnorm._context import SeedLike, seeded
 from selfnorm.density.model import EBM
 from selfnorm.errors import DataError
 

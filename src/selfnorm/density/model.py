@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfnorm._context import SeedLike, evaluating
 from selfnorm._inputs import as_rows
-from selfnorm._modes import evaluating
-from selfnorm._random import SeedLike
-from selfnorm.distributions.adapters import as_proposal, proposal_for
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal, as_proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.networks.energies import MLP
+from selfnorm.networks import MLP
 
 __all__ = ["EBM", "log_weights"]
 

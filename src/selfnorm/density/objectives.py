@@ -15,7 +15,7 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.density.model import EBM
 from selfnorm.density.snl_loss import snl_loss
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError
 
 __all__ = [

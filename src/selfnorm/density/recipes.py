@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from selfnorm.density.model import EBM
-from selfnorm.distributions.defensive import Defensive
-from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT
-from selfnorm.networks.energies import MLP, FourierFeatures
+from selfnorm.distributions import Defensive, GaussianMixture, Proposal, StudentT
+from selfnorm.networks import MLP, FourierFeatures
 
 __all__ = ["Recipe", "joint_density", "joint_energy"]
 

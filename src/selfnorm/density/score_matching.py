@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selfnorm.density.model import EBM
 from selfnorm.density.objectives import column_spread, register
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 
 __all__ = ["DenoisingScoreMatching", "SlicedScoreMatching", "score"]
 

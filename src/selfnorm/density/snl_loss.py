@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.training.side_stream import SideStream
+from selfnorm.training import SideStream
 
 __all__ = ["MAX_EXPONENT", "gradients_with_graph", "snl_loss", "snl_losses"]
 

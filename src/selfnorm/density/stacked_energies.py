@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.errors import EnergyError
-from selfnorm.networks.energies import MLP, FourierFeatures
-from selfnorm.networks.mlp_gradient import WRITTEN_OUT
-from selfnorm.networks.stacked_gradient import stacked_energy
+from selfnorm.networks import MLP, WRITTEN_OUT, FourierFeatures, stacked_energy
 
 __all__ = ["EnergyStack", "check_training_keeps_buffers"]
 

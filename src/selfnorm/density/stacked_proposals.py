@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from selfnorm.distributions.defensive import Defensive
-from selfnorm.distributions.proposals import Gaussian, GaussianMixture, Proposal, StudentT, Uniform
+from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, Proposal, StudentT, Uniform
 
 __all__ = ["ProposalStack", "stack_proposals"]
 

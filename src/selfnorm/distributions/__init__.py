@@ -1,1 +1,59 @@
 """Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""
+
+from selfnorm.distributions.adapters import (
+    as_proposal,
+    proposal_for,
+)
+from selfnorm.distributions.defensive import (
+    Defensive,
+)
+from selfnorm.distributions.flow_training import (
+    FlowTask,
+    proposal_loss,
+)
+from selfnorm.distributions.flows import (
+    Flow,
+)
+from selfnorm.distributions.mdn import (
+    MDN,
+    LabelGaussian,
+    LabelUniform,
+    MixtureLabels,
+    UniformLabels,
+)
+from selfnorm.distributions.mixtures1d import (
+    EPS,
+    LOG_SQRT_2PI,
+    Mixture1d,
+)
+from selfnorm.distributions.proposals import (
+    Gaussian,
+    GaussianMixture,
+    Proposal,
+    StudentT,
+    Uniform,
+    UnnormalisedModel,
+)
+
+__all__ = [
+    "EPS",
+    "LOG_SQRT_2PI",
+    "MDN",
+    "Defensive",
+    "Flow",
+    "FlowTask",
+    "Gaussian",
+    "GaussianMixture",
+    "LabelGaussian",
+    "LabelUniform",
+    "Mixture1d",
+    "MixtureLabels",
+    "Proposal",
+    "StudentT",
+    "Uniform",
+    "UniformLabels",
+    "UnnormalisedModel",
+    "as_proposal",
+    "proposal_for",
+    "proposal_loss",
+]

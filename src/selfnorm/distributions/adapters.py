@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.distributions.proposals import Proposal
 from selfnorm.errors import ProposalError
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.distributions.adapters import as_proposal
 from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT
 from selfnorm.errors import ProposalError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from selfnorm.columns.columns import Columns
+from selfnorm.columns import Columns
 from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selfnorm._inputs import as_rows
-from selfnorm.columns.columns import Columns
+from selfnorm.columns import Columns
 from selfnorm.distributions.flow_training import FlowTask
 from selfnorm.distributions.proposals import Proposal
 from selfnorm.errors import DataError, SelfnormError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.networks.stacked import StackedMLP, activation_module
+from selfnorm.networks import StackedMLP, activation_module
 
 __all__ = [
     "MDN",

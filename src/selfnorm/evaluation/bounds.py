@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
+from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import check_rows
-from selfnorm._modes import evaluating
-from selfnorm._random import SeedLike, seeded
-from selfnorm.distributions.adapters import proposal_for
-from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
+from selfnorm.distributions import Proposal, UnnormalisedModel, proposal_for
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.evaluation.diagnostics import Verdict, confidence_interval, verdict
 from selfnorm.evaluation.memory import chunk_size_for

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from selfnorm.errors import DataError
-from selfnorm.plotting.densities import new_figure, save
+from selfnorm.plotting import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

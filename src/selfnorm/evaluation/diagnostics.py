@@ -20,7 +20,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from selfnorm._random import SeedLike, seeded
+from selfnorm._context import SeedLike, seeded
 from selfnorm.evaluation.weight_stream import WeightStream
 from selfnorm.functional import log_mean_exp, pareto_k
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
+from selfnorm.distributions import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
 
 __all__ = ["bytes_per_row", "chunk_size_for", "free_memory"]

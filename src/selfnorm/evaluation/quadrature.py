@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._modes import evaluating
-from selfnorm.distributions.proposals import UnnormalisedModel
+from selfnorm._context import evaluating
+from selfnorm.distributions import UnnormalisedModel
 from selfnorm.errors import DataError
 
 __all__ = ["exact_log_norm"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.errors import DataError
 
 __all__ = ["LabelSpace", "StepFeatures", "dequantised"]

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from selfnorm import functional as F
-from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
-from selfnorm.distributions.mdn import MDN, LabelUniform, MixtureLabels, UniformLabels
+from selfnorm.conditional import ConditionalEBM, LabelEnergy
+from selfnorm.distributions import MDN, LabelUniform, MixtureLabels, UniformLabels
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.images.labels import LabelSpace, StepFeatures
-from selfnorm.training.side_stream import SideStream
+from selfnorm.training import SideStream
 
 __all__ = [
     "PROPOSALS",

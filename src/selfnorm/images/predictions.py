@@ -14,9 +14,9 @@ import torch
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
-from selfnorm._random import seeded
+from selfnorm._context import seeded
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.evaluation.bounds import Bounds
+from selfnorm.evaluation import Bounds
 from selfnorm.images.grid_law import GridLaw, label_grid, log_densities
 from selfnorm.images.labels import NOISE_SEED, LabelSpace
 from selfnorm.images.model import LawModel

@@ -15,17 +15,16 @@ from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from selfnorm import saving as serialization
-from selfnorm._random import seeded
-from selfnorm.distributions.mdn import MDN
+from selfnorm._context import seeded
+from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.images.augmentation import Augmentation
 from selfnorm.images.labels import LabelSpace, dequantised
 from selfnorm.images.model import ImageEBM, ImageFeatures, LawModel, build
 from selfnorm.images.predictions import ImagePredictions, as_images, as_labels, same_length
 from selfnorm.images.task import ImageTask, LawTask, Presentation
-from selfnorm.networks.resnet import resnet18
-from selfnorm.training.history import History
-from selfnorm.training.loop import LoopOptions, run
+from selfnorm.networks import resnet18
+from selfnorm.training import History, LoopOptions, run
 
 __all__ = ["LAWS", "OBJECTIVES", "ImageRegressor"]
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm._random import seeded
-from selfnorm.conditional.model import check_pairs
-from selfnorm.conditional.task import ConditionalTask
+from selfnorm._context import seeded
+from selfnorm.conditional import ConditionalTask, check_pairs
 from selfnorm.errors import DataError
 from selfnorm.images.augmentation import Augmentation
 from selfnorm.images.labels import LabelSpace

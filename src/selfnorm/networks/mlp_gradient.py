@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm.training.side_stream import SideStream
+from selfnorm.training import SideStream
 
 __all__ = ["NARROW", "WRITTEN_OUT", "activate", "negative_energy", "pull_back"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from selfnorm.datasets import images
 from selfnorm.errors import SelfnormError
-from selfnorm.images.regressor import ImageRegressor
+from selfnorm.images import ImageRegressor
 from selfnorm.paper.image_runs import Config, fit_and_judge
 from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import Table
@@ -120,8 +120,8 @@ def _draw(
 ) -> None:
     if model.space_.dim != 1:
         return
-    from selfnorm.evaluation.calibration import plot_reliability
-    from selfnorm.plotting.images import density_panels, plot_panels
+    from selfnorm.evaluation import plot_reliability
+    from selfnorm.plotting import density_panels, plot_panels
 
     panels = density_panels(model, *data.test)
     np.savez_compressed(out / "scores" / f"densities_{data.name}.npz", **panels)  # type: ignore[arg-type]

@@ -9,9 +9,7 @@ import torch
 
 from selfnorm.datasets.images import Pair
 from selfnorm.evaluation import calibration
-from selfnorm.images.grid_law import GridLaw
-from selfnorm.images.labels import dequantised
-from selfnorm.images.regressor import LAWS, ImageRegressor
+from selfnorm.images import LAWS, GridLaw, ImageRegressor, dequantised
 from selfnorm.paper.report import bounds_columns
 
 __all__ = ["Paired", "judge", "paired", "standard_error"]

@@ -13,8 +13,7 @@ import torch
 
 from selfnorm.datasets import images
 from selfnorm.errors import MissingDataError
-from selfnorm.images.labels import dequantised
-from selfnorm.images.regressor import ImageRegressor
+from selfnorm.images import ImageRegressor, dequantised
 from selfnorm.paper.image_judging import judge
 
 __all__ = [

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from selfnorm.datasets import images
-from selfnorm.images.model import PROPOSALS
+from selfnorm.images import PROPOSALS
 from selfnorm.paper.image_jobs import Method, run_all
 from selfnorm.paper.image_report import markdown
 from selfnorm.paper.image_runs import RECIPES, Config, present_sets

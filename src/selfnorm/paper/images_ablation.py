@@ -58,7 +58,7 @@ def run(
     run_all(table, configs, data_dir=data_dir, deadline=deadline, progress=progress, jobs=jobs)
     table.write_markdown(_markdown(table))
     try:
-        from selfnorm.plotting.images import plot_ablation
+        from selfnorm.plotting import plot_ablation
 
         plot_ablation(table.rows, table.directory / "images_ablation.png")
     except SelfnormError as error:

@@ -29,9 +29,7 @@ from selfnorm.paper.mnist_report import finished, markdown
 from selfnorm.paper.mnist_rows import MODELS, RECIPES, Row, drop_pixels, rows
 from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import Table, check_choices
-from selfnorm.vae.evaluation import VAEReport, evaluate_vae
-from selfnorm.vae.model import EnergyVAE
-from selfnorm.vae.networks import ConvDecoder, ConvEncoder
+from selfnorm.vae import ConvDecoder, ConvEncoder, EnergyVAE, VAEReport, evaluate_vae
 
 __all__ = ["MODELS", "RECIPES", "report_figures", "run", "train_row"]
 
@@ -215,7 +213,7 @@ def _checkpoint(folder: Path, row: Row, size: str) -> Path:
 
 def _draw(folder: Path, models: Sequence[str], size: str) -> None:
     """Sheets of samples of every trained row, whenever it was trained."""
-    from selfnorm.plotting.digits import plot_samples
+    from selfnorm.plotting import plot_samples
 
     for model in models:
         saved = folder / "models" / f"{model}-{size}"

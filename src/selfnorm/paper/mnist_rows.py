@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from selfnorm.paper.report import check_choices
-from selfnorm.vae.energy_prior import EnergyPrior, latent_energy
-from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
+from selfnorm.vae import (
+    AutoregressivePrior,
+    EnergyPrior,
+    LatentPrior,
+    MixturePrior,
+    StandardNormal,
+    latent_energy,
+)
 
 __all__ = ["MODELS", "PAPER_ROWS", "RECIPES", "Row", "drop_pixels", "rows"]
 

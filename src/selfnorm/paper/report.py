@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from selfnorm.errors import SelfnormError
-from selfnorm.evaluation.bounds import Bounds
+from selfnorm.evaluation import Bounds
 
 if sys.version_info >= (3, 11):
     import tomllib

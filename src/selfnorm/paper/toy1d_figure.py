@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.datasets import toy1d
-from selfnorm.plotting.densities import new_figure, save
+from selfnorm.plotting import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

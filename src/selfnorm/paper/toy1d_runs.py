@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import selfnorm as sn
 from selfnorm.datasets import toy1d
-from selfnorm.distributions.mdn import LabelGaussian
+from selfnorm.distributions import LabelGaussian
 from selfnorm.paper.report import bounds_columns
 from selfnorm.paper.toy1d_figure import toy1d_grid
 

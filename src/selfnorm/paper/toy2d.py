@@ -237,7 +237,7 @@ def _markdown(table: Table) -> str:
 
 
 def _draw(panels: dict[str, dict[str, Fitted]], directory: Path) -> None:
-    from selfnorm.plotting.densities import plot_densities, plot_history, plot_snl_surface
+    from selfnorm.plotting import plot_densities, plot_history, plot_snl_surface
 
     def normalised(fitted: Fitted) -> Callable[[Tensor], Tensor]:
         model = fitted.model

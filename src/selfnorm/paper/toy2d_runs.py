@@ -16,8 +16,8 @@ import torch
 
 import selfnorm as sn
 from selfnorm.datasets import toy2d
-from selfnorm.density.recipes import joint_density
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.density import joint_density
+from selfnorm.distributions import Proposal
 
 __all__ = ["Config", "Fitted", "train_one", "train_together"]
 

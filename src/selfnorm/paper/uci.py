@@ -18,16 +18,15 @@ from typing import Any
 import torch
 
 import selfnorm as sn
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.chain.task import default_options
+from selfnorm.chain import AutoregressiveEBM, default_options
 from selfnorm.datasets import maf_benchmark
 from selfnorm.datasets.directory import is_present
 from selfnorm.errors import MissingDataError
-from selfnorm.evaluation.bounds import Bounds, evaluate
+from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
-from selfnorm.training.loop import LoopOptions
-from selfnorm.training.loop import run as train
+from selfnorm.training import LoopOptions
+from selfnorm.training import run as train
 
 __all__ = ["RECIPES", "run"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._random import SeedLike, seeded
+from selfnorm._context import SeedLike, seeded
 from selfnorm.errors import ProposalError
 from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
 from selfnorm.sampling.autocorrelation import chain_ess, r_hat

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.density.model import EBM
-from selfnorm.distributions.defensive import Defensive
-from selfnorm.distributions.proposals import Gaussian, GaussianMixture, StudentT, Uniform
+from selfnorm._context import float32_on_cpu
+from selfnorm.chain import AutoregressiveEBM
+from selfnorm.density import EBM
+from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, StudentT, Uniform
 from selfnorm.errors import ModelFileError
-from selfnorm.networks.energies import MLP, FourierFeatures
-from selfnorm.tables.torch_defaults import float32_on_cpu
+from selfnorm.networks import MLP, FourierFeatures
 
 __all__ = ["build", "describe"]
 

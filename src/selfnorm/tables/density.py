@@ -18,16 +18,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving as serialization
+from selfnorm._context import float32_on_cpu
 from selfnorm._inputs import refuse_huge, refuse_text
-from selfnorm.columns.columns import detect_step, log_cell_mass
-from selfnorm.columns.scaling import Scaling
+from selfnorm.columns import Scaling, detect_step, log_cell_mass
 from selfnorm.errors import DataError
-from selfnorm.evaluation.bounds import Bounds
+from selfnorm.evaluation import Bounds
 from selfnorm.tables import blueprints
 from selfnorm.tables.density_methods import METHODS, FitRequest, FittedDensity
 from selfnorm.tables.table import refuse_constant
-from selfnorm.tables.torch_defaults import float32_on_cpu
-from selfnorm.training.history import History
+from selfnorm.training import History
 
 __all__ = ["EnergyDensity"]
 

@@ -17,20 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._random import SeedLike, seeded
-from selfnorm.chain.bounds import N_NODES
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.chain.task import default_options
-from selfnorm.columns.columns import Columns
-from selfnorm.density.fit import fit
-from selfnorm.density.many import fit_many
-from selfnorm.density.model import EBM
-from selfnorm.density.recipes import Recipe, joint_density, joint_energy
-from selfnorm.distributions.defensive import Defensive
-from selfnorm.distributions.proposals import Proposal, StudentT
-from selfnorm.evaluation.bounds import Bounds, evaluate
-from selfnorm.networks.energies import MLP
-from selfnorm.training.history import History
+from selfnorm._context import SeedLike, seeded
+from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
+from selfnorm.columns import Columns
+from selfnorm.density import EBM, Recipe, fit, fit_many, joint_density, joint_energy
+from selfnorm.distributions import Defensive, Proposal, StudentT
+from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.networks import MLP
+from selfnorm.training import History
 
 __all__ = ["METHODS", "FitRequest", "FittedDensity", "fit_autoregressive", "fit_joint"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from selfnorm.chain.bounds import row_bounds
-from selfnorm.density.model import EBM
-from selfnorm.evaluation.bounds import draw_log_weights
-from selfnorm.plotting.densities import new_figure, plot_history, save
+from selfnorm.chain import row_bounds
+from selfnorm.density import EBM
+from selfnorm.evaluation import draw_log_weights
+from selfnorm.plotting import new_figure, plot_history, save
 
 if TYPE_CHECKING:
     from selfnorm.tables.density import EnergyDensity

@@ -13,12 +13,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from selfnorm._context import seeded
 from selfnorm._inputs import refuse_text
-from selfnorm._random import seeded
-from selfnorm.conditional.predictive import PredictiveTable
-from selfnorm.conditional.predictive_model import PredictiveModel
+from selfnorm.conditional import PredictiveModel, PredictiveTable
 from selfnorm.errors import DataError
-from selfnorm.evaluation.bounds import Bounds
+from selfnorm.evaluation import Bounds
 
 __all__ = ["PredictiveMixin"]
 

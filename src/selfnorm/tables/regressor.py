@@ -18,18 +18,21 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from selfnorm import saving as serialization
+from selfnorm._context import one_thread, seeded
 from selfnorm._inputs import refuse_huge, refuse_repeated_names, refuse_text, refuse_text_target
-from selfnorm._random import seeded
-from selfnorm.columns.target_steps import label_step
-from selfnorm.conditional.members import MemberRows, build_ensemble, member_rows, train_ensemble
-from selfnorm.conditional.predictive_model import PredictiveModel
+from selfnorm.columns import label_step
+from selfnorm.conditional import (
+    MemberRows,
+    PredictiveModel,
+    build_ensemble,
+    member_rows,
+    train_ensemble,
+)
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.networks.bins import quantile_edges
+from selfnorm.networks import quantile_edges
 from selfnorm.tables import regressor_files
 from selfnorm.tables.predictive_methods import PredictiveMixin
-from selfnorm.tables.torch_defaults import one_thread
-from selfnorm.training.history import History
-from selfnorm.training.loop import LoopOptions
+from selfnorm.training import History, LoopOptions
 
 __all__ = ["EnergyRegressor"]
 

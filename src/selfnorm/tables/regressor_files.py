@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from selfnorm import saving as serialization
-from selfnorm.conditional.members import build_ensemble
-from selfnorm.conditional.predictive_model import PredictiveModel
-from selfnorm.training.history import History
+from selfnorm.conditional import PredictiveModel, build_ensemble
+from selfnorm.training import History
 
 if TYPE_CHECKING:
     from selfnorm.tables.regressor import EnergyRegressor

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm._modes import evaluating
-from selfnorm._random import seeded
+from selfnorm._context import evaluating, seeded
 from selfnorm.errors import CheckpointError
 
 __all__ = [

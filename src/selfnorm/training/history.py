@@ -79,7 +79,7 @@ class History:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Training curves with the bounds closing in (needs matplotlib)."""
-        from selfnorm.plotting.densities import plot_history
+        from selfnorm.plotting import plot_history
 
         return plot_history(self, path)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from selfnorm._context import seeded
 from selfnorm._inputs import as_tensors
-from selfnorm._random import seeded
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.training.checkpoint import (
     all_finite,

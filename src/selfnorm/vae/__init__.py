@@ -1,1 +1,39 @@
 """Variational auto-encoders with energy-based priors, trained by the SNELBO."""
+
+from selfnorm.vae.energy_prior import (
+    EnergyPrior,
+    latent_energy,
+)
+from selfnorm.vae.evaluation import (
+    VAEReport,
+    evaluate_vae,
+)
+from selfnorm.vae.model import (
+    EnergyVAE,
+    add_energy_prior,
+)
+from selfnorm.vae.networks import (
+    ConvDecoder,
+    ConvEncoder,
+)
+from selfnorm.vae.priors import (
+    AutoregressivePrior,
+    LatentPrior,
+    MixturePrior,
+    StandardNormal,
+)
+
+__all__ = [
+    "AutoregressivePrior",
+    "ConvDecoder",
+    "ConvEncoder",
+    "EnergyPrior",
+    "EnergyVAE",
+    "LatentPrior",
+    "MixturePrior",
+    "StandardNormal",
+    "VAEReport",
+    "add_energy_prior",
+    "evaluate_vae",
+    "latent_energy",
+]

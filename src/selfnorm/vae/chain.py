@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from selfnorm.chain.factors import Factors
-from selfnorm.chain.model import AutoregressiveEBM
-from selfnorm.distributions.mixtures1d import Mixture1d
-from selfnorm.networks.resmade import masked_weights
+from selfnorm.chain import AutoregressiveEBM, Factors
+from selfnorm.distributions import Mixture1d
+from selfnorm.networks import masked_weights
 from selfnorm.vae.fused import LIMITS, component_constants, placed, stratified, tilt
 
 __all__ = ["LatentChain"]

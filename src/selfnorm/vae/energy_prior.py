@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.errors import EnergyError
 from selfnorm.functional import bound_gap, capped_exp, log_mean_exp
-from selfnorm.networks.energies import MLP
+from selfnorm.networks import MLP
 from selfnorm.sampling import draw, mala
 from selfnorm.vae.posterior import BaseAndAggregate, GaussianPosterior
 from selfnorm.vae.priors import LatentPrior, StandardNormal

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
-from selfnorm._modes import evaluating
-from selfnorm._random import SeedLike, seeded
 from selfnorm.errors import DataError
-from selfnorm.evaluation.bounds import Bounds
+from selfnorm.evaluation import Bounds
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.vae.energy_prior import EnergyPrior
 from selfnorm.vae.log_norm import LogNorm, estimate_log_norm, judge, judge_held_out

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from selfnorm.errors import ModelFileError
-from selfnorm.networks.energies import MLP
+from selfnorm.networks import MLP
 from selfnorm.saving import read_folder, register, save_folder
 from selfnorm.vae.energy_prior import EnergyPrior
 from selfnorm.vae.likelihoods import Bernoulli, Categorical, GaussianNoise, Likelihood

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from selfnorm.distributions.mixtures1d import EPS, LOG_SQRT_2PI
+from selfnorm.distributions import EPS, LOG_SQRT_2PI
 
 __all__ = ["LIMITS", "component_constants", "measures", "placed", "stratified", "tilt"]
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfnorm.distributions.proposals import Proposal
-from selfnorm.evaluation.diagnostics import PARETO_K_LIMIT, verdict
-from selfnorm.evaluation.weight_stream import WeightStream
+from selfnorm.distributions import Proposal
+from selfnorm.evaluation import PARETO_K_LIMIT, WeightStream, verdict
 from selfnorm.sampling import smc
 from selfnorm.vae.energy_prior import EnergyPrior
 from selfnorm.vae.posterior import BaseAndAggregate, GaussianPosterior

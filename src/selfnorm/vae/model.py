@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
-from selfnorm._modes import evaluating
-from selfnorm._random import SeedLike, seeded
-from selfnorm.density.fit import fit
+from selfnorm.density import fit
 from selfnorm.errors import DataError
-from selfnorm.evaluation.bounds import Bounds
+from selfnorm.evaluation import Bounds
 from selfnorm.functional import log_mean_exp
-from selfnorm.training.history import History
+from selfnorm.training import History
 from selfnorm.vae.likelihoods import Likelihood, as_likelihood
 from selfnorm.vae.posterior import GaussianPosterior
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfnorm.evaluation.weight_stream import WeightStream
+from selfnorm.evaluation import WeightStream
 
 __all__ = ["SpikeReport", "check_spikes", "comparisons_needed", "confirmed"]
 

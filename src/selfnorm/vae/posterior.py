@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError
 
 __all__ = ["AggregatePosterior", "BaseAndAggregate", "GaussianPosterior"]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm._random import SeedLike, seeded
-from selfnorm.chain.factors import Factors
-from selfnorm.distributions.proposals import Proposal
+from selfnorm._context import SeedLike, seeded
+from selfnorm.chain import Factors
+from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.vae.chain import LatentChain

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from selfnorm._random import seeded
-from selfnorm.distributions.proposals import Proposal
+from selfnorm._context import seeded
+from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.training.side_stream import SideStream
-from selfnorm.training.step import make_optimizer
+from selfnorm.training import SideStream, make_optimizer
 from selfnorm.vae.dreams import dreamt, held
 from selfnorm.vae.energy_prior import EnergyPrior
 from selfnorm.vae.monitor import SpikeReport, check_spikes, confirmed
