@@ -11,9 +11,15 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.vae_energy_prior import EnergyPrior, latent_energy
-from selfnorm.vae_networks import DenseDecoder, DenseEncoder
-from selfnorm.vae_priors import AutoregressivePrior, MixturePrior, StandardNormal
+from selfnorm.vae import (
+    AutoregressivePrior,
+    DenseDecoder,
+    DenseEncoder,
+    EnergyPrior,
+    MixturePrior,
+    StandardNormal,
+    latent_energy,
+)
 
 CASES = {}
 QUICK = {"batch_size": 64, "n_samples": 64, "max_steps": 25, "lr": 5e-3, "seed": 3}

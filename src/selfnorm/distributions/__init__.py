@@ -1,19 +1,9 @@
 """Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""
 
-from selfnorm.distributions.adapters import (
-    as_proposal,
-    proposal_for,
-)
-from selfnorm.distributions.defensive import (
-    Defensive,
-)
-from selfnorm.distributions.flow_training import (
-    FlowTask,
-    proposal_loss,
-)
-from selfnorm.distributions.flows import (
-    Flow,
-)
+from selfnorm.distributions.adapters import as_proposal, proposal_for
+from selfnorm.distributions.defensive import Defensive
+from selfnorm.distributions.flow_training import FlowTask, proposal_loss
+from selfnorm.distributions.flows import Flow
 from selfnorm.distributions.mdn import (
     MDN,
     LabelGaussian,
@@ -21,11 +11,7 @@ from selfnorm.distributions.mdn import (
     MixtureLabels,
     UniformLabels,
 )
-from selfnorm.distributions.mixtures1d import (
-    EPS,
-    LOG_SQRT_2PI,
-    Mixture1d,
-)
+from selfnorm.distributions.mixtures1d import EPS, LOG_SQRT_2PI, Mixture1d
 from selfnorm.distributions.proposals import (
     Gaussian,
     GaussianMixture,

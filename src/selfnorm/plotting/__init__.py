@@ -7,14 +7,8 @@ from selfnorm.plotting.densities import (
     plot_snl_surface,
     save,
 )
-from selfnorm.plotting.digits import (
-    plot_samples,
-)
-from selfnorm.plotting.images import (
-    density_panels,
-    plot_ablation,
-    plot_panels,
-)
+from selfnorm.plotting.digits import plot_samples
+from selfnorm.plotting.images import density_panels, plot_ablation, plot_panels
 
 __all__ = [
     "density_panels",

@@ -1,31 +1,12 @@
 """The engine, which knows no model: task, options, loop, step, schedules, checkpoints, history."""
 
-from selfnorm.training.checkpoint import (
-    fingerprint,
-)
-from selfnorm.training.gradients import (
-    accumulate,
-    with_gradients,
-)
-from selfnorm.training.history import (
-    History,
-)
-from selfnorm.training.loop import (
-    run,
-)
-from selfnorm.training.side_stream import (
-    SideStream,
-)
-from selfnorm.training.step import (
-    Stepper,
-    make_optimizer,
-)
-from selfnorm.training.task import (
-    LoopOptions,
-    Task,
-    refuse_unknown,
-    whole_number,
-)
+from selfnorm.training.checkpoint import fingerprint
+from selfnorm.training.gradients import accumulate, with_gradients
+from selfnorm.training.history import History
+from selfnorm.training.loop import run
+from selfnorm.training.side_stream import SideStream
+from selfnorm.training.step import Stepper, make_optimizer
+from selfnorm.training.task import LoopOptions, Task, refuse_unknown, whole_number
 
 __all__ = [
     "History",
