@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date, time, timedelta
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +17,38 @@ __all__ = [
     "as_rows",
     "as_tensors",
     "check_rows",
+    "moved",
     "refuse_huge",
     "refuse_repeated_names",
     "refuse_text",
     "refuse_text_target",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Parameters that are gone: whoever names one is told where it went.
+
+    Example:
+        >>> @moved(ema="options=TrainingOptions(ema=...)")
+        ... def fit(lr=0.1): ...
+        >>> fit(ema=0.9)
+        Traceback (most recent call last):
+        TypeError: fit() takes no ema any more: options=TrainingOptions(ema=...)
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            for name in places.keys() & options.keys():
+                raise TypeError(f"{function.__name__}() takes no {name} any more: {places[name]}")
+            return function(*args, **options)
+
+        return checked
+
+    return decorate
 
 
 def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:
