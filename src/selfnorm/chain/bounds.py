@@ -19,7 +19,7 @@ from torch import Tensor
 from selfnorm._context import SeedLike, seeded
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds, data_side_check, tail_index
-from selfnorm.functional import ess, log_mean_exp, mixture_lower
+from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
 
 if TYPE_CHECKING:
     from selfnorm.chain.model import AutoregressiveEBM
@@ -90,16 +90,14 @@ def row_bounds(
     out: dict[str, list[Tensor]] = {}
     for rows in model.chunks(len(x), max(n_samples, n_nodes), chunk_size):
         given = None if condition is None else condition[rows]
-        z, log_det = model.columns(x[rows])
-        at = model.factors(z, given)
-        here = z.expand(model.n_orderings, -1, -1)
-        f = model.energy(here.unsqueeze(0), at)[0]
+        at, log_q, f, log_det = model.at_rows(x[rows], given)
         log_w = model.energy(at.proposal.sample(n_samples, stratified=stratified), at)
         log_z = log_mean_exp(log_w)
-        unnormalised = (f + at.proposal.log_prob(here)).sum(-1) + log_det
+        unnormalised = (log_q + f).sum(-1) + log_det
         upper = unnormalised - log_z.sum(-1)
-        learned, learned_lower = _lower(unnormalised, log_z, model.energy.log_norm(at.context))
-        exact, lower = _lower(unnormalised, log_z, model.quadrature(at, n_nodes))
+        b, nodes = model.energy.log_norm(at.context), model.quadrature(at, n_nodes)
+        learned, exact = (unnormalised - log_norm.sum(-1) for log_norm in (b, nodes))
+        learned_lower, lower = (upper - bound_gap(log_z - v).sum(-1) for v in (b, nodes))
         fraction = ess(log_w)
         share = torch.softmax(exact, 0)  # of each ordering in the mixture, at this row
         values = {
@@ -120,12 +118,6 @@ def row_bounds(
         for name, value in values.items():
             out.setdefault(name, []).append(value)
     return {name: torch.cat(parts) for name, parts in out.items()}
-
-
-def _lower(unnormalised: Tensor, log_z: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-density by ``b`` and its lower bound ``- sum_i (exp(log_z_i - b_i) - 1)``, ``(R, n)``."""
-    own = unnormalised - b.sum(-1)
-    return own, own - torch.expm1(log_z - b).sum(-1)
 
 
 def bounds(

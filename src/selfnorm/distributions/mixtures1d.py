@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import hardtanh, logsigmoid, softplus
+
+from selfnorm.distributions.mixtures import choose_component, mixture_log_prob, pick_component
 
 __all__ = ["Mixture1d", "stratified_uniform"]
 
@@ -72,7 +74,9 @@ class Mixture1d:
         moments finite where the network extrapolates.
         """
         logits, loc, raw_scale = raw.split(n, -1)
-        log_scale = (log_scale_floor + softplus(raw_scale - log_scale_floor)).clamp_max(12.0)
+        log_scale = softplus(raw_scale - log_scale_floor) + log_scale_floor
+        # hardtanh: a clamp whose gradient is one operation
+        log_scale = hardtanh(log_scale, log_scale_floor, 12.0)
         return cls(torch.log_softmax(logits, -1), loc, log_scale, family)
 
     def detach(self) -> Mixture1d:
@@ -81,18 +85,16 @@ class Mixture1d:
             self.log_pi.detach(), self.loc.detach(), self.log_scale.detach(), self.family
         )
 
-    def _component_log_prob(self, e: Tensor) -> Tensor:
-        body, tail = e[..., :-1], e[..., -1:]
+    def log_prob(self, y: Tensor) -> Tensor:
+        """``log q(y)``, ``y`` of shape ``(..., *batch)``."""
+        e = (y.unsqueeze(-1) - self.loc) * torch.exp(-self.log_scale)
+        body, tail = e.split([e.shape[-1] - 1, 1], -1)
         if self.family == "gaussian":
             log_body = -0.5 * body.square() - LOG_SQRT_2PI
         else:
             log_body = logsigmoid(body) + logsigmoid(-body)
-        return torch.cat([log_body, -1.5 * torch.log(2 + tail.square())], -1)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """``log q(y)``, ``y`` of shape ``(..., *batch)``."""
-        e = (y.unsqueeze(-1) - self.loc) * torch.exp(-self.log_scale)
-        return torch.logsumexp(self.log_pi - self.log_scale + self._component_log_prob(e), -1)
+        log_parts = torch.cat([log_body, -1.5 * torch.log(2 + tail.square())], -1)
+        return mixture_log_prob(self.log_pi, log_parts - self.log_scale)
 
     def _quantile(self, v: Tensor, tail: Tensor) -> Tensor:
         t = 2 * v - 1
@@ -110,20 +112,11 @@ class Mixture1d:
         Exact for any ``u`` uniform on (0, 1), and keeps stratification between and within the
         components.
         """
-        pi = self.log_pi.exp()
-        ends = torch.cumsum(pi, -1)
-        ends = ends / ends[..., -1:]
-        index = (u.unsqueeze(-1) > ends).sum(-1).clamp_max(ends.shape[-1] - 1)
-        flat = index.reshape(-1, *ends.shape[:-1])
-
-        def pick(t: Tensor) -> Tensor:
-            return torch.gather(t.expand(flat.shape[0], *t.shape), -1, flat.unsqueeze(-1))
-
-        end = pick(ends).reshape(u.shape)
-        width = pick(pi).reshape(u.shape)
-        v = (1 - (end - u) / width.clamp_min(1e-12)).clamp(EPS, 1 - EPS)
-        e = self._quantile(v, index == ends.shape[-1] - 1)
-        return pick(self.loc).reshape(u.shape) + pick(self.log_scale).reshape(u.shape).exp() * e
+        component, level = choose_component(self.log_pi.exp(), u)
+        scales = torch.stack([self.loc, self.log_scale.exp()], -1)
+        loc, scale = pick_component(scales, component, event_dims=1).unbind(-1)
+        tail = component == self.loc.shape[-1] - 1
+        return loc + scale * self._quantile(level.clamp(EPS, 1 - EPS), tail)
 
     def sample(self, n: int, *, stratified: bool = True) -> Tensor:
         """``(n, *batch)`` samples from torch's global generator."""
@@ -136,13 +129,15 @@ class Mixture1d:
         return self.from_uniform(u)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the body (the tail has no variance), ``(*batch,)``."""
-        pi = torch.softmax(self.log_pi[..., :-1], -1)
-        mean = (pi * self.loc[..., :-1]).sum(-1)
+        """Mean and variance of the body (the tail has none), ``(*batch,)``."""
+        without_tail = self.log_pi.clone()
+        without_tail[..., -1] = -torch.inf
+        pi = torch.softmax(without_tail, -1)
+        mean = (pi * self.loc).sum(-1)
         unit = 1.0 if self.family == "gaussian" else LOGISTIC_SD
-        spread = (unit * self.log_scale[..., :-1].exp()).square()
-        second = pi * (spread + (self.loc[..., :-1] - mean.unsqueeze(-1)).square())
-        return mean, second.sum(-1).sqrt()
+        spread = (unit * self.log_scale.exp()).square()
+        second = pi * (spread + (self.loc - mean.unsqueeze(-1)).square())
+        return mean, second.sum(-1)
 
     def cdf(self, y: Tensor) -> Tensor:
         """``P(Y <= y)``, ``y`` of shape ``(..., *batch)``."""
