@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from selfnorm.distributions import Proposal
+from selfnorm.distributions import Defensive, Proposal
 from selfnorm.errors import EnergyError
-from selfnorm.functional import bound_gap, capped_exp, log_mean_exp
+from selfnorm.evaluation import draw_log_weights
+from selfnorm.functional import log_mean_exp, snl
 from selfnorm.networks import MLP
 from selfnorm.sampling import draw, mala
-from selfnorm.vae.posterior import BaseAndAggregate, GaussianPosterior
-from selfnorm.vae.priors import LatentPrior, StandardNormal
+from selfnorm.vae.conditionals import GaussianPosterior
+from selfnorm.vae.priors import LatentPrior, StandardNormal, figures
 
 __all__ = ["EnergyPrior", "latent_energy"]
 
@@ -148,31 +149,19 @@ class EnergyPrior(LatentPrior):
         """``log p(z)`` by the learned ``b``."""
         return self.log_unnormalized(x) - self.log_norm
 
+    def beside_posteriors(self, posterior: GaussianPosterior, share: float = 0.5) -> Proposal:
+        """``share`` of base samples, the others from the aggregate of some rows' posteriors.
+
+        Base samples alone miss the places where posteriors sit; posteriors alone miss where the
+        prior has mass and no data. Weights are bounded by those against either part.
+        """
+        return Defensive(posterior.aggregate(), self.base, share, stratified=True)
+
     def proposal_for(self, posterior: GaussianPosterior) -> Proposal:
         """Where the samples for ``Z`` come from, given the posteriors of some rows."""
         if self.proposal == "base":
             return self.base
-        return BaseAndAggregate(self.base, posterior.aggregate(), self.share)
-
-    def _log_weights(self, posterior: GaussianPosterior, n_samples: int) -> tuple[Tensor, Tensor]:
-        """Proposal samples and log-weights, differentiable in the energy's parameters."""
-        if self.moves:
-            return self._annealed(n_samples)
-        y, log_ratio = self._proposed(posterior, n_samples)
-        return y, self.negative_energy(y) + log_ratio
-
-    def _proposed(
-        self, posterior: GaussianPosterior, n_samples: int
-    ) -> tuple[Tensor, Tensor | float]:
-        """Proposal samples ``y`` and ``log d(y) - log q(y)``."""
-        q = self.proposal_for(posterior)
-        if q is self.base:
-            y = self.base.sample((n_samples,))
-            return y, self._base_score(y)
-        with torch.no_grad():
-            y = q.sample((n_samples,))
-            log_q = q.log_prob(y)
-        return y, self.base.log_prob(y) - log_q
+        return self.beside_posteriors(posterior, self.share)
 
     def _annealed(self, n_samples: int) -> tuple[Tensor, Tensor]:
         """Base samples carried to the prior along ``d exp(-t E)``, with their AIS weights.
@@ -208,23 +197,33 @@ class EnergyPrior(LatentPrior):
         self, z: Tensor, posterior: GaussianPosterior, n_samples: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``log d(z) - E(z) - b - mean(w) e^{-b} + 1``; a penalty is a metric apart from it."""
-        if self.moves:
-            y, log_w = self._annealed(n_samples)
-            at_z = self.negative_energy(z)
-        else:  # one pass of the energy for all places
-            y, at_base = self._proposed(posterior.detach(), n_samples)
-            at_z, at_y = self.negative_energy(torch.cat([z, y])).split([len(z), len(y)])
-            log_w = at_y + at_base
-        log_ratio = log_mean_exp(log_w) - self.log_norm
-        value = self.base.log_prob(z) + at_z - self.log_norm - capped_exp(log_ratio, 20.0) + 1
-        with torch.no_grad():
-            share = torch.softmax(log_w, 0)
-            ess = 1 / (len(share) * share.square().sum())
-            metrics = {"gap": bound_gap(log_ratio), "ess": ess}
+        y, at_z, log_w = self._weighed(z, posterior, n_samples)
+        value = snl(self.base.log_prob(z) + at_z, log_w, self.log_norm, reduction="none")
+        metrics = figures(log_w, self.log_norm)
         if self.gradient_penalty and torch.is_grad_enabled():
             slope = self._slope(torch.cat([z.detach(), y.detach()]))
             metrics["penalty"] = self.gradient_penalty * slope
         return value, metrics
+
+    def _weighed(
+        self, z: Tensor, posterior: GaussianPosterior, n_samples: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Proposal samples; ``-E`` at ``z``; log-weights, differentiable in the parameters."""
+        if self.moves:
+            y, log_w = self._annealed(n_samples)
+            return y, self.negative_energy(z), log_w
+        q = self.proposal_for(posterior)
+        with torch.no_grad():
+            y = q.sample((n_samples,))
+        if self.proposal == "base":
+            log_ratio = self._base_score(y)
+        else:
+            with torch.no_grad():
+                log_q = q.log_prob(y)
+            log_ratio = self.base.log_prob(y) - log_q
+        # one pass of the energy for all places
+        at_z, at_y = self.negative_energy(torch.cat([z, y])).split([len(z), len(y)])
+        return y, at_z, at_y + log_ratio
 
     def _slope(self, z: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -236,12 +235,7 @@ class EnergyPrior(LatentPrior):
     def finish(self, z: Tensor, posterior: GaussianPosterior) -> dict[str, float]:
         """``b <- log Z_hat`` from the mixture of base and aggregate posterior."""
         del z
-        q = BaseAndAggregate(self.base, posterior.aggregate(), 0.5)
-        parts = []
-        for _ in range(16):
-            y = q.sample((4096,))
-            parts.append(self.log_unnormalized(y) - q.log_prob(y))
-        log_z = log_mean_exp(torch.cat(parts))
+        log_z = log_mean_exp(draw_log_weights(self, self.beside_posteriors(posterior), 2**16, 4096))
         self.log_norm.copy_(log_z)
         return {"log_norm": float(log_z)}
 

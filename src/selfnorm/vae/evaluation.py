@@ -14,9 +14,9 @@ from selfnorm._inputs import as_rows
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.functional import bound_gap, log_mean_exp
+from selfnorm.vae.conditionals import GaussianPosterior
 from selfnorm.vae.energy_prior import EnergyPrior
 from selfnorm.vae.log_norm import LogNorm, estimate_log_norm, judge, judge_held_out
-from selfnorm.vae.posterior import GaussianPosterior
 from selfnorm.vae.priors import AutoregressivePrior
 
 if TYPE_CHECKING:

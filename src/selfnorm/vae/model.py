@@ -26,10 +26,9 @@ from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.functional import log_mean_exp
 from selfnorm.training import History
-from selfnorm.vae.likelihoods import Likelihood, as_likelihood
-from selfnorm.vae.posterior import GaussianPosterior
+from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
-from selfnorm.vae.task import VAETask
+from selfnorm.vae.task import VAETask, without_gradient
 
 __all__ = ["EnergyVAE", "add_energy_prior"]
 
@@ -205,6 +204,17 @@ class EnergyVAE(nn.Module):
             return self.likelihood.mean(output) if mean else self.likelihood.sample(output)
 
     @torch.no_grad()
+    def dream(self, x: Tensor) -> Tensor:
+        """One row ``x' ~ p(x'|z)``, ``z ~ q(z|x)``, for each of ``x``; same shape.
+
+        As many rows as an encoder could wish for: an encoder learns the posterior of the rows it
+        has seen, and on others its ELBO is lower than the model allows. The decoder's own rows are
+        like the data, never the same twice, and their posterior is what the encoder is to find.
+        """
+        rows = self.likelihood.sample(self.decode(self.encode(x).sample(1)[0]))
+        return rows.to(x.dtype).reshape(x.shape)
+
+    @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
         """Means of ``x`` given the posterior mean of ``z``."""
         with evaluating(self):
@@ -281,15 +291,9 @@ def add_energy_prior(
     known = [p for m in (encoder, decoder) for p in m.parameters()]
     vae.to(known[0].device if known else None)
     options = {"batch_size": 256, "weight_decay": 1e-2, "ema": 0.99, **fit_options}
-    frozen = [p for m in (vae.encoder, vae.decoder) for p in m.parameters() if p.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
+    with without_gradient(vae.encoder, vae.decoder):
         history = fit(
             vae, x, objective="snelbo", train="prior", max_steps=max_steps, max_epochs=10**6,
             lr=lr, val_data=val_data, seed=seed, progress=progress, **options,
         )  # fmt: skip
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
     return vae, history

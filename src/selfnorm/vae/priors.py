@@ -15,17 +15,31 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm.chain import Factors
-from selfnorm.distributions import Proposal
+from selfnorm.chain import AutoregressiveEBM
+from selfnorm.distributions import (
+    Mixture1d,
+    Proposal,
+    choose_component,
+    gaussian_log_prob,
+    mixture_log_prob,
+    pick_component,
+)
 from selfnorm.errors import DataError
-from selfnorm.functional import bound_gap, log_mean_exp
-from selfnorm.vae.chain import LatentChain
-from selfnorm.vae.fused import measures, stratified
-from selfnorm.vae.posterior import GaussianPosterior
+from selfnorm.functional import bound_gap, capped_exp, ess, log_mean_exp, snl
+from selfnorm.vae.conditionals import GaussianPosterior
 
 __all__ = ["AutoregressivePrior", "LatentPrior", "MixturePrior", "StandardNormal"]
 
-_LOG_2PI = math.log(2 * math.pi)
+
+def figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
+    """Mean gap of the bounds and effective share of samples, from ``(M, *batch)`` log-weights.
+
+    Nothing where gradients are on: a training step is not for looking at, and they cost launches.
+    """
+    if torch.is_grad_enabled():
+        return {}
+    gap = bound_gap(log_mean_exp(log_w) - log_norm).sum(-1).mean()
+    return {"gap": gap, "ess": ess(log_w).mean()}
 
 
 class LatentPrior(Proposal):
@@ -78,7 +92,7 @@ class StandardNormal(LatentPrior):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density."""
-        return -0.5 * (x.square() + _LOG_2PI).sum(-1)
+        return gaussian_log_prob(x, 0.0)
 
 
 class MixturePrior(LatentPrior):
@@ -102,17 +116,32 @@ class MixturePrior(LatentPrior):
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """``(*shape, dim)``."""
         with torch.no_grad():
-            ends = torch.softmax(self.logits, 0).cumsum(0)
-            u = torch.rand(*shape, device=ends.device, dtype=ends.dtype)
-            which = torch.searchsorted(ends, u).clamp_max(len(ends) - 1)
-            mean = self.means[which]
-            return mean + self.log_scales[which].exp() * torch.randn_like(mean)
+            u = torch.rand(*shape, device=self.logits.device, dtype=self.logits.dtype)
+            which, _ = choose_component(torch.softmax(self.logits, 0), u)
+            mean = pick_component(self.means, which, event_dims=1)
+            scale = pick_component(self.log_scales, which, event_dims=1).exp()
+            return mean + scale * torch.randn_like(mean)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density."""
         e = (x.unsqueeze(-2) - self.means) * torch.exp(-self.log_scales)
-        parts = (-0.5 * (e.square() + _LOG_2PI) - self.log_scales).sum(-1)
-        return torch.logsumexp(parts + torch.log_softmax(self.logits, 0), -1)
+        parts = gaussian_log_prob(e, self.log_scales.sum(-1))
+        return mixture_log_prob(torch.log_softmax(self.logits, 0), parts)
+
+
+class _LatentChain(AutoregressiveEBM):
+    """The chain with every dependence on ``z`` differentiable: an encoder is trained through it.
+
+    On data the shape of a proposal is cut from the graph, because nothing upstream of it learns;
+    here a cut would bias the encoder's gradient. The shape is read off a second copy of the
+    proposal, whose head takes no gradient: the proposals themselves are fitted by maximum
+    likelihood alone, and stay where the mass is.
+    """
+
+    def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:
+        del proposal
+        raw = self.trunk.outputs(self.mixture_head, features, fixed=True)
+        return Mixture1d.from_raw(raw, self.n_components, family=self.family)
 
 
 class AutoregressivePrior(LatentPrior):
@@ -155,7 +184,7 @@ class AutoregressivePrior(LatentPrior):
         }  # fmt: skip
         self.dim, self.n_samples = dim, min(n_samples, 32)
         self.polish_steps, self.score = polish_steps, score
-        self.chain = LatentChain(dim, discrete=None, **options)
+        self.chain = _LatentChain(dim, discrete=None, **options)
         self.config = {
             "dim": dim,
             "n_samples": n_samples,
@@ -179,57 +208,43 @@ class AutoregressivePrior(LatentPrior):
             raise DataError(f"{len(z)} latent vectors cannot tell marginals; give at least 100")
         self.chain.set_scaling(z)
 
-    def _pass(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Factors]:
-        at_z, log_det = self.chain.columns(z)
-        at = self.chain.factors(at_z)
-        here = at_z.expand(self.chain.n_orderings, -1, -1)
-        return here, at.proposal.log_prob(here), log_det, at
-
     def log_prob(self, x: Tensor) -> Tensor:
         """``log p(z)`` by the learned ``b_i``; ``(..., dim) -> (...)``, with gradient."""
-        here, log_q, log_det, at = self._pass(x.reshape(-1, self.dim))
-        f = self.chain.energy(here.unsqueeze(0), at)[0]
+        at, log_q, f, log_det = self.chain.at_rows(x.reshape(-1, self.dim))
         chains = (log_q + f - self.chain.energy.log_norm(at.context)).sum(-1) + log_det
         return log_mean_exp(chains).reshape(x.shape[:-1])
 
     def objective(
         self, z: Tensor, posterior: GaussianPosterior, n_samples: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the factors' SNL bounds."""
+        """Sum of the factors' SNL bounds; outside of training their mean gap and ESS."""
         del posterior, n_samples
-        plain = self.score or self.chain.family != "gaussian" or torch.compiler.is_compiling()
-        chains, metrics = (self._plain if plain else self.chain.bound)(z, self.n_samples)
-        value = chains.squeeze(0) if self.chain.n_orderings == 1 else log_mean_exp(chains)
-        return value, metrics
-
-    def _plain(self, z: Tensor, n_samples: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """What ``chain.bound`` gives, by formulas that a compiler fuses; and with the score."""
-        chain = self.chain
+        chain, n = self.chain, self.n_samples
         at_z, log_det = chain.columns(z)
-        here = at_z.expand(chain.n_orderings, -1, -1)
-        log_q, proposal, at = chain.shaped(here)
+        at, here = chain.factors(at_z), at_z.expand(chain.n_orderings, -1, -1)
         with torch.no_grad():
-            y = proposal.from_uniform(stratified(n_samples, here).movedim(-1, 0))
-        f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, len(y)])
+            u = torch.rand(*here.shape, n, dtype=z.dtype, device=z.device)
+            u = (u + torch.arange(n, dtype=z.dtype, device=z.device)) / n  # one in each cell
+            y = at.proposal.from_uniform(u.movedim(-1, 0))
+        f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, n])
         b = chain.energy.log_norm(at.context)
-        w = log_w.exp()
-        ratio = w.mean(0) * (-b).clamp_max(60.0).exp()
-        bound = f.squeeze(0) - b - ratio + 1
+        bound = at.proposal.log_prob(here) + snl(f.squeeze(0), log_w, b, reduction="none")
         if self.score:
             # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
             # place of w: almost no noise, as the weights are close to one.
-            weight = (log_w - b).detach().clamp_max(20.0).exp() - 1
-            score = (weight * at.proposal.log_prob(y)).mean(0)
+            weight = capped_exp((log_w - b).detach()) - 1
+            score = (weight * at.seen.log_prob(y)).mean(0)
             bound = bound - (score - score.detach())
-        return (log_q + bound).sum(-1) + log_det, measures(w, ratio)
+        chains = bound.sum(-1) + log_det
+        value = log_mean_exp(chains) if chain.n_orderings > 1 else chains.squeeze(0)
+        return value, figures(log_w, b)
 
     @torch.no_grad()
     def log_prob_exact(self, z: Tensor, n_nodes: int = 256) -> tuple[Tensor, Tensor, Tensor]:
         """``log p(z)`` by quadrature, by the learned ``b``, and its SNL bound; each ``(n,)``."""
         parts = []
         for rows in self.chain.chunks(len(z), n_nodes):
-            here, log_q, log_det, at = self._pass(z[rows])
-            f = self.chain.energy(here.unsqueeze(0), at)[0]
+            at, log_q, f, log_det = self.chain.at_rows(z[rows])
             b, log_z = self.chain.energy.log_norm(at.context), self.chain.quadrature(at, n_nodes)
             exact = (log_q + f - log_z).sum(-1) + log_det
             learned = (log_q + f - b).sum(-1) + log_det
@@ -255,4 +270,4 @@ class AutoregressivePrior(LatentPrior):
         """Fit the ``b_i`` to the finished energies, everything else fixed."""
         del posterior
         with torch.enable_grad():
-            return self.chain.training_task(polish_steps=self.polish_steps).finish((z,))
+            return self.chain.fit_log_norm((z,), self.polish_steps)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from selfnorm._context import seeded
-from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.training import SideStream, make_optimizer
-from selfnorm.vae.dreams import dreamt, held
+from selfnorm.evaluation import draw_log_weights
+from selfnorm.training import Task, TrainingOptions
+from selfnorm.vae.conditionals import GaussianPosterior
 from selfnorm.vae.energy_prior import EnergyPrior
-from selfnorm.vae.monitor import SpikeReport, check_spikes, confirmed
-from selfnorm.vae.posterior import BaseAndAggregate, GaussianPosterior
+from selfnorm.vae.log_norm import SpikeReport, check_spikes, confirmed
 
 if TYPE_CHECKING:
     from selfnorm.vae.model import EnergyVAE
@@ -52,14 +52,29 @@ class _Trained(nn.Module):
         return self
 
 
-class _Groups:
-    """What the loop's optimiser needs of a task."""
+@contextmanager
+def without_gradient(*modules: nn.Module) -> Iterator[None]:
+    """What is computed inside leaves the parameters of ``modules`` without gradient.
 
-    def __init__(self, task: VAETask) -> None:
-        self.module, self.parameter_groups = task.module, task.parameter_groups
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> with without_gradient(layer):
+        ...     y = layer(torch.ones(1, 2, requires_grad=True))
+        >>> y.sum().backward()
+        >>> layer.weight.grad is None, layer.weight.requires_grad
+        (True, True)
+    """
+    parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
+    for p in parameters:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in parameters:
+            p.requires_grad_(True)
 
 
-class VAETask:
+class VAETask(Task):
     r"""Maximise ``E_q[log p(x|z)] + beta (E_q[bound of log p(z)] + H(q))``.
 
     The bound of ``log p(z)`` is the prior's own: ``log p(z)`` where it is normalised (the sum is
@@ -72,7 +87,7 @@ class VAETask:
         kl_warmup: steps over which ``beta`` rises from 0 to 1.
         train: ``"all"``; ``"prior"``: encoder and decoder stay as they are (*post hoc*);
             ``"encoder"``: the model stays as it is, and its encoder learns from rows that the model
-            makes itself (see :mod:`selfnorm.vae.dreams`), which it cannot overfit. At the end the
+            makes itself (:meth:`EnergyVAE.dream`), which it cannot overfit. At the end the
             prior's normaliser is estimated again, as after any training.
         prior_lr_scale: learning rate of the prior relative to the rest.
         augment: function applied to the rows while training, e.g. fresh binarisation.
@@ -139,10 +154,9 @@ class VAETask:
                 groups.append({**group, "lr_scale": scale})
         return groups
 
-    def make_optimizer(self, name: str, weight_decay: float) -> torch.optim.Optimizer:
+    def make_optimizer(self, options: TrainingOptions) -> torch.optim.Optimizer:
         """The loop's optimiser, with this task's ``betas``."""
-        groups: Any = _Groups(self)
-        optimizer = make_optimizer(groups, name, weight_decay)
+        optimizer = super().make_optimizer(options)
         if self.betas is not None:
             for group in optimizer.param_groups:
                 group["betas"] = tuple(self.betas)
@@ -162,31 +176,22 @@ class VAETask:
         """Negative bound of the batch, per row."""
         x = batch[0] if self.augment is None else self.augment(batch[0])
         if self.train == "encoder":
-            with held(self.vae.decoder, self.vae.prior, self.vae.likelihood):
-                return self._bound(dreamt(self.vae, x))
+            with without_gradient(self.vae.decoder, self.vae.prior, self.vae.likelihood):
+                return self._bound(self.vae.dream(x))
         return self._bound(x)
 
     def _bound(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         vae = self.vae
         seen = x if self.corrupt is None else self.corrupt(x)
-        if self.train == "prior":
-            with torch.no_grad():
-                posterior = vae.encode(seen)
-                z = posterior.sample(self.posterior_samples)
-        else:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.train != "prior"):
             posterior = vae.encode(seen)
             z = posterior.sample(self.posterior_samples)
-        # The decoder needs nothing of the prior: a captured step runs them side by side.
-        side = SideStream(torch.device("cpu") if torch.compiler.is_compiling() else z.device)
-        with side.branch(z, posterior.mean, posterior.log_sd):
-            prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
-            kl = -(prior.mean() + posterior.entropy().mean())
-        if self.train != "prior":
-            fit = vae.log_likelihood(x, z).mean()
-        side.join()
+        prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
+        kl = -(prior.mean() + posterior.entropy().mean())
         penalty = metrics.pop("penalty", 0.0)
         if self.train == "prior":
             return kl + penalty, {"kl": kl.detach(), **metrics}
+        fit = vae.log_likelihood(x, z).mean()
         with torch.no_grad():
             self.module.steps.add_(1)
         beta = (self.module.steps / max(self.kl_warmup, 1)).clamp_max(1.0)
@@ -241,8 +246,10 @@ class VAETask:
                 proposal = prior.proposal_for(known)
                 z = others.sample(1)[0]
                 at_posterior = prior.log_unnormalized(z) - proposal.log_prob(z)
-                wide = BaseAndAggregate(prior.base, others.aggregate(), 0.5)
-                at_proposal, at_wide = (self._weights(prior, q) for q in (proposal, wide))
+                at_proposal, at_wide = (
+                    draw_log_weights(prior, q, _CHUNKS * 8192, 8192)
+                    for q in (proposal, prior.beside_posteriors(others))
+                )
                 return check_spikes(at_posterior, at_proposal, at_wide)
 
             known_already = self.spikes is not None and self.spikes.spiked
@@ -265,14 +272,6 @@ class VAETask:
         if report.spiked and self.monitor == "stop":
             found["score"] = float("-inf")  # a state with spikes must never be the best one
         return found
-
-    @staticmethod
-    def _weights(prior: EnergyPrior, proposal: Proposal) -> Tensor:
-        parts = []
-        for _ in range(_CHUNKS):
-            y = proposal.sample((8192,))
-            parts.append(prior.log_unnormalized(y) - proposal.log_prob(y))
-        return torch.cat(parts)
 
     def guard(self, stepper: Any, *, looking: bool) -> str:
         """Reason to stop, or an empty string: spikes, or steps that stay non-finite."""

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from selfnorm.distributions import Mixture1d
-from selfnorm.distributions.mixtures1d import stratified_uniform
+from selfnorm.distributions import Mixture1d, stratified_uniform
 
 FAMILIES = ["logistic", "gaussian"]
 
