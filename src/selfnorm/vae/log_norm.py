@@ -1,11 +1,10 @@
 """``log Z`` of a joint energy prior: three estimators, one verdict, and a watch over training.
 
 Does an energy prior grow spikes? Where an energy has found places that its proposal never visits,
-weights at posterior samples exceed
-every one of ``M`` proposal weights. A region that none of them hit has a proposal mass of up to
-``3/M`` (at 95 % confidence), so with weights of size ``w`` there the estimate of ``Z`` may miss up
-to ``3 w / M``: little as long as weights are moderate, anything at all on a spike. Samples *from*
-the posteriors then say how much it does miss.
+weights at posterior samples exceed every one of ``M`` proposal weights. A region that none of them
+hit has a proposal mass of up to ``3/M`` (at 95 % confidence), so with weights of size ``w`` there
+the estimate of ``Z`` may miss up to ``3 w / M``: little as long as weights are moderate, anything
+at all on a spike. Samples *from* the posteriors then say how much it does miss.
 
 A run is looked at many times, and an estimate from few effective samples passes two standard errors
 by noise up to once in five times (Cantelli's inequality). :func:`confirmed` therefore asks for

@@ -98,6 +98,7 @@ class VAETask(Task):
         validation_samples: ``z`` per held-out row.
     """
 
+    module: _Trained
     capturable = True
 
     def __init__(
