@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.many_task import ManyTask
 from selfnorm.density.many import _moved
+from selfnorm.density.many_task import ManyTask
 from selfnorm.density.stacked_proposals import stack_proposals
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
 

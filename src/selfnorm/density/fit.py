@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
-from selfnorm._inputs import check_rows
+from selfnorm._inputs import check_rows, moved
 from selfnorm.density import objectives
 from selfnorm.density.chunked import Chunked
 from selfnorm.density.model import EBM
@@ -23,6 +23,7 @@ from selfnorm.training import History, Task, TrainingOptions, run, whole_number
 __all__ = ["DensityTask", "checked_tables", "fit"]
 
 
+@moved(bf16="densities are trained in the precision of their parameters")
 def fit(
     model: nn.Module,
     x_train: Any,
