@@ -382,6 +382,8 @@ def _renewed(blueprint: dict[str, Any]) -> dict[str, Any]:
     if name == "AutoregressiveEBM":
         new.pop("frequencies", None)  # once an option, the same for all
     if name == "EnergyPrior":
+        for option in ("moves", "step_size", "gradient_penalty"):  # of training, once
+            new.pop(option, None)
         energy = new.get("energy", {"own": "a module"})
         new["energy"] = energy if "own" in energy else {"class": "MLP", "dim": new["dim"], **energy}
     if name == "EnergyVAE":

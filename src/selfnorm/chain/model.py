@@ -207,7 +207,7 @@ class AutoregressiveEBM(nn.Module):
             self.mixture_head.weight.mul_(0.2)
         described = context + 3 * self.n_components
         self.energy = FactorEnergy(stack, described, energy_hidden, energy_blocks)
-        self._start_at_marginals()
+        self.start_at_marginals()
 
     @property
     def n_orderings(self) -> int:
@@ -218,11 +218,12 @@ class AutoregressiveEBM(nn.Module):
     def set_scaling(self, x: Tensor) -> AutoregressiveEBM:
         """Read the columns' scales off ``x`` ``(n, dim)``; start each proposal at its marginal."""
         self.columns.fit(x)
-        self._start_at_marginals()
+        self.start_at_marginals()
         return self
 
     @torch.no_grad()
-    def _start_at_marginals(self) -> None:
+    def start_at_marginals(self) -> None:
+        """Place the components of every proposal on the quantiles of its column."""
         k = self.n_components - 1
         knots = self.columns.knots  # (dim, Q) quantiles
         place = torch.linspace(0, knots.shape[1] - 1, 2 * k + 1, device=knots.device)
@@ -240,6 +241,14 @@ class AutoregressiveEBM(nn.Module):
     def training_task(self, **options: Any) -> AutoregressiveTask:
         """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""
         return AutoregressiveTask(self, **options)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with weight decay, biases without."""
+        named = list(self.named_parameters())
+        return [
+            {"params": [p for n, p in named if n.endswith("weight")]},
+            {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
+        ]
 
     # -- one pass -----------------------------------------------------------------------------
 

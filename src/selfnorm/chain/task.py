@@ -102,8 +102,6 @@ class AutoregressiveTask(Task):
         objective: ``"snl"``, the only one.
         n_samples: stratified proposal samples per factor and row, 32 at most: a one-dimensional
             factor with a proposal close to it gains nothing from more.
-        weight_decay: decoupled weight decay of the matrices (not of biases); ``None`` leaves it to
-            the optimiser.
         polish_steps: steps given to ``b`` alone at the end, everything else fixed.
         validation_samples: samples per factor when validating.
     """
@@ -117,7 +115,6 @@ class AutoregressiveTask(Task):
         *,
         objective: Any = "snl",
         n_samples: int = 16,
-        weight_decay: float | None = None,
         polish_steps: int = 200,
         validation_samples: int = 32,
     ) -> None:
@@ -127,18 +124,12 @@ class AutoregressiveTask(Task):
             raise ValueError(f"n_samples must be at least 1, got {n_samples}")
         self.module = model
         self.n_samples = min(n_samples, MAX_SAMPLES)
-        self.weight_decay = weight_decay
         self.polish_steps = polish_steps
         self.validation_samples = validation_samples
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices with weight decay, biases without."""
-        matrices = [p for n, p in self.module.named_parameters() if n.endswith("weight")]
-        others = [p for n, p in self.module.named_parameters() if not n.endswith("weight")]
-        decayed: dict[str, Any] = {"params": matrices}
-        if self.weight_decay is not None:
-            decayed["weight_decay"] = self.weight_decay
-        return [decayed, {"params": others, "weight_decay": 0.0}]
+        return self.module.parameter_groups()
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the table; read the columns' scales unless they are set already."""

@@ -233,6 +233,10 @@ class GaussianPosterior:
         mean, log_variance = pair
         return cls(mean, (0.5 * log_variance).clamp(*_LIMITS))
 
+    def __getitem__(self, rows: Any) -> GaussianPosterior:
+        """The posteriors of some rows."""
+        return GaussianPosterior(self.mean[rows], self.log_sd[rows])
+
     def sample(self, n: int = 1) -> Tensor:
         """``(n, batch, d)`` reparametrised samples: gradients reach mean and scale."""
         noise = torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
@@ -289,7 +293,8 @@ class AggregatePosterior(Proposal):
         mean, log_sd = self.mean.double(), self.log_sd.double()
         precision = torch.exp(-2 * log_sd)
         scaled = mean * precision
-        constant = gaussian_log_prob(mean * torch.exp(-log_sd), log_sd.sum(-1)) - math.log(len(mean))
+        constant = gaussian_log_prob(mean * torch.exp(-log_sd), log_sd.sum(-1))
+        constant -= math.log(len(mean))
         size = max(1, _PAIRS_AT_ONCE.get(x.device.type, 2**19) // len(mean))
         parts = [
             mixture_log_prob(constant, (z @ scaled.T).addmm_(z.square(), precision.T, alpha=-0.5))

@@ -28,6 +28,7 @@ from selfnorm.evaluation import Bounds
 from selfnorm.functional import log_mean_exp
 from selfnorm.training import History
 from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
+from selfnorm.vae.evaluation import evaluate_vae
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
 from selfnorm.vae.task import VAETask, without_gradient
 
@@ -154,6 +155,13 @@ class EnergyVAE(nn.Module):
                 "decoder describes"
             ) from error
 
+    def posteriors(self, x: Tensor) -> GaussianPosterior:
+        """``q(z|x)`` of any number of rows, some at a time."""
+        parts = [self.encode(rows.to(self.device)) for rows in x.split(2000)]
+        return GaussianPosterior(
+            torch.cat([p.mean for p in parts]), torch.cat([p.log_sd for p in parts])
+        )
+
     @torch.no_grad()
     def aggregate_samples(self, x: Tensor, n: int) -> tuple[Tensor, GaussianPosterior]:
         """``(n, d)`` samples of the aggregate posterior and the posteriors of up to 4,000 rows."""
@@ -226,8 +234,6 @@ class EnergyVAE(nn.Module):
 
         See :func:`selfnorm.vae.evaluation.evaluate_vae` for all figures.
         """
-        from selfnorm.vae.evaluation import evaluate_vae
-
         return evaluate_vae(self, x, n_prior_samples=n_samples, seed=seed).to_bounds()
 
     # -- files ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from selfnorm._context import seeded
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import draw_log_weights
-from selfnorm.training import Task, TrainingOptions
+from selfnorm.training import Stepper, Task, TrainingOptions
 from selfnorm.vae.conditionals import GaussianPosterior
-from selfnorm.vae.energy_prior import EnergyPrior
-from selfnorm.vae.log_norm import SpikeReport, check_spikes, confirmed
+from selfnorm.vae.evaluation import SpikeReport, check_spikes, confirmed
+from selfnorm.vae.priors import EnergyPrior
 
 if TYPE_CHECKING:
     from selfnorm.vae.model import EnergyVAE
@@ -25,7 +26,7 @@ __all__ = ["VAETask"]
 
 _OBJECTIVES = ("snl", "snelbo", "elbo")
 _FROZEN = {"all": (), "prior": ("encoder", "decoder"), "encoder": ("decoder", "prior")}
-_GIVE_UP_AFTER = 50  # non-finite steps in a row
+_VALIDATION_SAMPLES = 4  # posterior samples of a held-out row
 _CHUNKS = 8  # of 8,192 samples each, on either side as well
 _WATCHED = 256  # rows on either side of a comparison: about the posteriors a batch brings
 
@@ -89,13 +90,11 @@ class VAETask(Task):
             ``"encoder"``: the model stays as it is, and its encoder learns from rows that the model
             makes itself (:meth:`EnergyVAE.dream`), which it cannot overfit. At the end the
             prior's normaliser is estimated again, as after any training.
-        prior_lr_scale: learning rate of the prior relative to the rest.
         augment: function applied to the rows while training, e.g. fresh binarisation.
         corrupt: function applied to the encoder's input alone (a regulariser).
         monitor: what to do when a joint energy grows spikes: ``"stop"``, ``"warn"`` or ``"off"``.
             It looks at every validation, and once at the end; without held-out rows only then.
         betas: of Adam, e.g. the paper's ``(0.5, 0.999)``.
-        validation_samples: ``z`` per held-out row.
     """
 
     module: _Trained
@@ -110,12 +109,10 @@ class VAETask(Task):
         posterior_samples: int = 1,
         kl_warmup: int = 0,
         train: str = "all",
-        prior_lr_scale: float = 1.0,
         augment: Callable[[Tensor], Tensor] | None = None,
         corrupt: Callable[[Tensor], Tensor] | None = None,
         monitor: str = "warn",
         betas: tuple[float, float] | None = None,
-        validation_samples: int = 4,
     ) -> None:
         name = getattr(objective, "name", objective)
         if name not in _OBJECTIVES:
@@ -130,14 +127,11 @@ class VAETask(Task):
             raise ValueError("posterior_samples and n_samples must be at least 1")
         self.vae, self.module = vae, _Trained(vae, *_FROZEN[train])
         self.n_samples, self.posterior_samples = n_samples, posterior_samples
-        self.kl_warmup, self.train, self.prior_lr_scale = kl_warmup, train, prior_lr_scale
+        self.kl_warmup, self.train, self.betas = kl_warmup, train, betas
         self.augment, self.corrupt, self.monitor = augment, corrupt, monitor
-        self.betas = betas
         self._rows = torch.empty(0)
         self._checked = False
-        self.validation_samples = validation_samples
-        self.spikes: SpikeReport | None = None
-        self._checks = 0
+        self.spiked, self._checks = False, 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Encoder, decoder and likelihood (unless post hoc), then the prior's; or the encoder."""
@@ -148,11 +142,10 @@ class VAETask(Task):
             parts = (self.vae.encoder, self.vae.decoder, self.vae.likelihood)
             groups.append({"params": [p for m in parts for p in m.parameters()]})
         for group in self.vae.prior.parameter_groups():
-            scale = group.get("lr_scale", 1.0) * self.prior_lr_scale
-            if groups and scale == 1.0 and "weight_decay" not in group:
+            if groups and group.get("lr_scale", 1.0) == 1.0 and "weight_decay" not in group:
                 groups[0]["params"] += group["params"]  # every group costs launches of its own
             else:
-                groups.append({**group, "lr_scale": scale})
+                groups.append(group)
         return groups
 
     def make_optimizer(self, options: TrainingOptions) -> torch.optim.Optimizer:
@@ -178,72 +171,70 @@ class VAETask(Task):
         x = batch[0] if self.augment is None else self.augment(batch[0])
         if self.train == "encoder":
             with without_gradient(self.vae.decoder, self.vae.prior, self.vae.likelihood):
-                return self._bound(self.vae.dream(x))
-        return self._bound(x)
+                return self._loss(self.vae.dream(x))
+        return self._loss(x)
 
-    def _bound(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        vae = self.vae
+    def _loss(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         seen = x if self.corrupt is None else self.corrupt(x)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.train != "prior"):
-            posterior = vae.encode(seen)
-            z = posterior.sample(self.posterior_samples)
-        prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
-        kl = -(prior.mean() + posterior.entropy().mean())
-        penalty = metrics.pop("penalty", 0.0)
+        fit, kl, metrics = self._terms(x, seen, self.posterior_samples, self.n_samples)
+        metrics["kl"] = kl.detach()
         if self.train == "prior":
-            return kl + penalty, {"kl": kl.detach(), **metrics}
-        fit = vae.log_likelihood(x, z).mean()
+            return kl, metrics
         with torch.no_grad():
             self.module.steps.add_(1)
         beta = (self.module.steps / max(self.kl_warmup, 1)).clamp_max(1.0)
-        loss = -fit + (beta if self.kl_warmup else 1.0) * kl + penalty
-        return loss, {"lower": (fit - kl).detach(), "kl": kl.detach(), **metrics}
+        loss = -fit + (beta if self.kl_warmup else 1.0) * kl
+        return loss, {"lower": (fit - kl).detach(), **metrics}
+
+    def _terms(
+        self, x: Tensor, seen: Tensor, posterior_samples: int, n_samples: int
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """``E_q[log p(x|z)]`` (0 where the prior alone is trained), the divergence, metrics."""
+        vae, all_parts = self.vae, self.train != "prior"
+        with torch.set_grad_enabled(all_parts and torch.is_grad_enabled()):
+            posterior = vae.encode(seen)
+            z = posterior.sample(posterior_samples)
+        prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, n_samples)
+        kl = -(prior.mean() + posterior.entropy().mean())
+        fit = vae.log_likelihood(x, z).mean() if all_parts else x.new_zeros(())
+        return fit, kl, metrics
 
     @torch.no_grad()
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """The bound on held-out rows, under noise that is the same every time."""
-        vae, k = self.vae, self.validation_samples
+        vae, (rows,) = self.vae, data
         if not self._checked:
-            vae.check(data[0])
+            vae.check(rows)
             self._checked = True
         totals: dict[str, float] = {"fit": 0.0, "kl": 0.0, "gap": 0.0, "ess": 0.0}
-        n = len(data[0])
         with seeded(0, vae.device):
-            for x in data[0].split(2000):
-                posterior = vae.encode(x)
-                z = posterior.sample(k)
-                prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, 8 * self.n_samples)
-                fit = vae.log_likelihood(x, z).mean() if self.train != "prior" else x.new_zeros(())
-                kl = -(prior.mean() + posterior.entropy().mean())
-                metrics.pop("penalty", None)
-                figures = {"fit": fit, "kl": kl, **metrics}
+            for x in rows.split(2000):
+                terms = self._terms(x, x, _VALIDATION_SAMPLES, 8 * self.n_samples)
+                figures = {"fit": terms[0], "kl": terms[1], **terms[2]}
                 for name, value in figures.items():
-                    totals[name] += float(value) * len(x) / n
+                    totals[name] += float(value) * len(x) / len(rows)
         score = totals["fit"] - totals["kl"]
         found = {"score": score, "lower": score, "upper": score + totals["gap"], **totals}
-        if isinstance(vae.prior, EnergyPrior) and self.monitor != "off":
-            rows = torch.cat([data[0][:2000], self._rows.to(data[0])])
-            found.update(self._watch(vae.prior, rows))
-        return found
+        return {**found, **self._watch(torch.cat([rows[:2000], self._rows.to(rows)]))}
 
-    def _watch(self, prior: EnergyPrior, x: Tensor) -> dict[str, float]:
-        """Weights at posterior samples against weights at proposal samples; warn once.
+    @torch.no_grad()
+    def _watch(self, x: Tensor) -> dict[str, float]:
+        """Of a joint energy, weights at posterior and at proposal samples; warn once.
 
         A random half of the rows makes the proposal, as a batch does in training; the posteriors
         of the others confront it. Rows and samples are drawn afresh for every comparison.
         """
+        prior = self.vae.prior
+        if not isinstance(prior, EnergyPrior) or self.monitor == "off":
+            return {}
         self._checks += 1
         with seeded(self._checks, self.vae.device):
-            parts = [self.vae.encode(rows) for rows in x.split(2000)]
-            mean, log_sd = (torch.cat([getattr(p, n) for p in parts]) for n in ("mean", "log_sd"))
+            every = self.vae.posteriors(x)
             half = min(-(-len(x) // 2), _WATCHED)
 
             def compare() -> SpikeReport:
                 order = torch.randperm(len(x), device=x.device)
-                known, others = (
-                    GaussianPosterior(mean[rows], log_sd[rows])
-                    for rows in (order[:half], order[-half:])
-                )
+                known, others = every[order[:half]], every[order[-half:]]
                 proposal = prior.proposal_for(known)
                 z = others.sample(1)[0]
                 at_posterior = prior.log_unnormalized(z) - proposal.log_prob(z)
@@ -253,9 +244,8 @@ class VAETask(Task):
                 )
                 return check_spikes(at_posterior, at_proposal, at_wide)
 
-            known_already = self.spikes is not None and self.spikes.spiked
-            report = compare() if known_already else confirmed(compare, self._checks)
-        if report.spiked and (self.spikes is None or not self.spikes.spiked):
+            report = compare() if self.spiked else confirmed(compare, self._checks)
+        if report.spiked and not self.spiked:
             warnings.warn(
                 f"the energy prior grows spikes: {report}. Its log Z and every bound from it are "
                 "too good. Use proposal='mixture', a bound on the energy, weight decay, a smaller "
@@ -263,34 +253,23 @@ class VAETask(Task):
                 SelfnormWarning,
                 stacklevel=4,
             )
-        self.spikes = report
-        found = {
-            "room": report.room,
-            "drift": report.drift,
-            "drift_se": report.drift_se,
-            "spiked": float(report.spiked),
-        }
+        self.spiked = report.spiked
+        found = {name: float(value) for name, value in asdict(report).items()}
         if report.spiked and self.monitor == "stop":
             found["score"] = float("-inf")  # a state with spikes must never be the best one
         return found
 
-    def guard(self, stepper: Any, *, looking: bool) -> str:
-        """Reason to stop, or an empty string: spikes, or steps that stay non-finite."""
-        if not looking:
-            stepper.bad_streak = int(stepper.counters.streak)
-        if stepper.bad_streak >= _GIVE_UP_AFTER:
-            return "diverged"
-        stopping = self.monitor == "stop" and self.spikes is not None and self.spikes.spiked
-        return "spikes" if stopping else ""
+    def guard(self, stepper: Stepper, *, looking: bool) -> str | None:
+        """Reason to stop where spikes are to stop training."""
+        del stepper, looking
+        return "spikes" if self.spiked and self.monitor == "stop" else None
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Close the prior's normaliser on the aggregate posterior."""
         closed = self.vae.prior.finish(*self._aggregate(data[0]))
-        if isinstance(self.vae.prior, EnergyPrior) and self.monitor != "off":
-            with torch.no_grad():
-                seen = self._watch(self.vae.prior, data[0][:4000])
-            closed.update({k: v for k, v in seen.items() if k != "score"})
-        return closed
+        seen = self._watch(data[0][:4000])
+        seen.pop("score", None)
+        return {**closed, **seen}
 
     def _aggregate(self, x: Tensor) -> tuple[Tensor, GaussianPosterior]:
         on_cuda = self.vae.device.type == "cuda"
