@@ -231,7 +231,8 @@ class PredictiveModel:
         self.label_low, self.label_high = label_low.double(), label_high.double()
         self.dim = len(label_low)
         waves: Any = model.label_features
-        self.members: int = model.proposal.members  # type: ignore[assignment]
+        proposal: Any = model.proposal
+        self.members: int = proposal.config["members"]
         steps = torch.linspace(-1.0, 2.0, 13, dtype=torch.float64, device=self.low.device)
         span = self.label_high - self.label_low
         self.landmarks = self.label_low[0] + steps * span[0]  # (L,), or (members, 1, L)

@@ -19,7 +19,7 @@ from sklearn.utils._param_validation import Interval, StrOptions, validate_param
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from selfnorm import saving as serialization
+from selfnorm import saving
 from selfnorm._context import one_thread, seeded
 from selfnorm._inputs import (
     moved,
@@ -503,23 +503,23 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
-        serialization.save_folder(path, "EnergyRegressor", *self.to_folder())
+        saving.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EnergyRegressor:
         """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
-        loaded: EnergyRegressor = serialization.load(path, kind="EnergyRegressor")
+        loaded: EnergyRegressor = saving.load(path, kind="EnergyRegressor")
         return loaded
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
         check_is_fitted(self)
-        parameters = {k: serialization.plain_number(v) for k, v in self.get_params().items()}
+        parameters = {k: saving.plain_number(v) for k, v in self.get_params().items()}
         if not isinstance(self.random_state, int | None):
             parameters["random_state"] = None
         if self.network is not None:
             own = dataclasses.asdict(self.network)
-            parameters["network"] = {k: serialization.plain_number(v) for k, v in own.items()}
+            parameters["network"] = {k: saving.plain_number(v) for k, v in own.items()}
         names = getattr(self, "feature_names_in_", None)
         config = {
             "parameters": parameters,
@@ -614,9 +614,6 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
 
     def _in_units(self, values: Any) -> np.ndarray:
         return self._y_scaling.inverse(np.asarray(values))
-
-
-serialization.register("EnergyRegressor", EnergyRegressor.from_folder)
 
 
 def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> Scaling:
