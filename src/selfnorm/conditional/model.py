@@ -350,7 +350,7 @@ def conditional_bounds(figures: Tensor, m: int) -> Bounds:
     log_p, log_z, b, ess, k, beyond = figures
     n = len(log_p)
     upper = log_p - log_z
-    lower = log_p - b - F.capped_exp(log_z - b, 700.0) + 1
+    lower = log_p - b - F.capped_exp(log_z - b) + 1
     k = k[~torch.isnan(k)]
     tail = float(k.quantile(0.95)) if bool(torch.isfinite(k).all()) else float("inf")
     reasons = []

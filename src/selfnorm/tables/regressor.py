@@ -41,7 +41,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.training import History, LoopOptions
+from selfnorm.training import History, TrainingOptions
 
 __all__ = ["EnergyRegressor", "RegressorNetwork"]
 
@@ -328,7 +328,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
             }
             per_epoch = max(1, len(train) // common["batch_size"])
             epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
-            first = LoopOptions(max_epochs=epochs, lr=self.learning_rate, **common)
+            first = TrainingOptions(max_epochs=epochs, lr=self.learning_rate, **common)
             if network.energy_epochs is None:
                 epochs = int(np.clip(1200 / per_epoch, 15, 150))
             else:
@@ -336,7 +336,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
             second = None
             if epochs > 0:
                 lr = network.energy_learning_rate
-                second = LoopOptions(max_epochs=epochs, lr=lr, **common)
+                second = TrainingOptions(max_epochs=epochs, lr=lr, **common)
             n_samples = network.n_samples or (8 if n > 5000 else 16)
             self.history_: list[History] = train_ensemble(
                 model, rows, proposal_options=first, energy_options=second, n_samples=n_samples
