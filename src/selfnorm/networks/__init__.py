@@ -1,14 +1,12 @@
 """Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
 
-from selfnorm.networks.bins import Bins, quantile_edges
 from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
 from selfnorm.networks.resnet import resnet18
-from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module
+from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module, linear
 
 __all__ = [
     "MLP",
-    "Bins",
     "ChainLinear",
     "ExponentialFamily",
     "FourierFeatures",
@@ -17,6 +15,6 @@ __all__ = [
     "StackedMLP",
     "activation_module",
     "draw_orderings",
-    "quantile_edges",
+    "linear",
     "resnet18",
 ]
