@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, hardtanh, linear, silu
+from torch.nn.functional import dropout, hardtanh, silu
 
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows
@@ -75,9 +75,9 @@ class FactorEnergy(nn.Module):
         near = 6 * torch.sin(torch.atan(u / 6))  # linear in the middle, saturates at 6
         far = hardtanh(torch.asinh(u), -8.0, 8.0) / 2
         # a cosine is a sine a quarter later: one operation for both
-        angular = self.frequencies.repeat(2).unsqueeze(1)
-        waves = torch.sin(linear(near.unsqueeze(-1), angular, self.phases))
-        return torch.cat([near.unsqueeze(-1), far.unsqueeze(-1), waves], -1)
+        near, far = near.unsqueeze(-1), far.unsqueeze(-1)
+        waves = torch.sin(torch.addcmul(self.phases, near, self.frequencies.repeat(2)))
+        return torch.cat([near, far, waves], -1)
 
     def forward(self, y: Tensor, at: Factors) -> Tensor:
         """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
@@ -95,10 +95,6 @@ class FactorEnergy(nn.Module):
             h = silu(layer(h))
         out: Tensor = self.norm_last(h)
         return out.squeeze(-1).unflatten(1, context.shape[1:3])
-
-    def norm_parameters(self) -> list[nn.Parameter]:
-        """Those of ``b`` alone."""
-        return [*self.norm_layers.parameters(), *self.norm_last.parameters()]
 
 
 class AutoregressiveEBM(nn.Module):
@@ -176,31 +172,17 @@ class AutoregressiveEBM(nn.Module):
         self.context_drop = drop if drop_context else 0.0
         stack = ranks.shape[0]
         self.config: dict[str, Any] = {
-            "dim": dim,
-            "condition_dim": condition_dim,
-            "orderings": ranks.tolist(),
-            "hidden": hidden,
-            "blocks": blocks,
-            "components": components,
-            "family": family,
-            "context": context,
-            "energy_hidden": energy_hidden,
-            "energy_blocks": energy_blocks,
-            "drop": drop,
-            "drop_context": drop_context,
+            "dim": dim, "condition_dim": condition_dim, "orderings": ranks.tolist(),
+            "hidden": hidden, "blocks": blocks, "components": components, "family": family,
+            "context": context, "energy_hidden": energy_hidden, "energy_blocks": energy_blocks,
+            "drop": drop, "drop_context": drop_context,
             "support": None if support is None else [list(s or (None, None)) for s in support],
             "discrete": discrete if isinstance(discrete, str | None) else list(discrete),
             "encoding": encoding,
-        }
+        }  # fmt: skip
         self.columns = Columns(dim, support=support, discrete=discrete, encoding=encoding)
-        self.trunk = ResMADE(
-            ranks,
-            per_column=self.columns.n_inputs,
-            hidden=hidden,
-            blocks=blocks,
-            condition_dim=condition_dim,
-            drop=drop,
-        )
+        widths = {"hidden": hidden, "blocks": blocks, "condition_dim": condition_dim}
+        self.trunk = ResMADE(ranks, per_column=self.columns.n_inputs, drop=drop, **widths)
         self.mixture_head = self.trunk.head(3 * self.n_components)
         self.context_head = self.trunk.head(context)
         with torch.no_grad():
@@ -390,7 +372,8 @@ class AutoregressiveEBM(nn.Module):
     def fit_log_norm(self, data: tuple[Tensor, ...], steps: int) -> dict[str, float]:
         """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""
         self.eval()
-        optimizer = torch.optim.Adam(self.energy.norm_parameters(), lr=2e-3)
+        of_b = [*self.energy.norm_layers.parameters(), *self.energy.norm_last.parameters()]
+        optimizer = torch.optim.Adam(of_b, lr=2e-3)
         n, gap = len(data[0]), torch.zeros(())
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
@@ -426,19 +409,22 @@ class AutoregressiveEBM(nn.Module):
         ``log_prob`` by the learned ``b_i`` is from it stands in ``learned_error``, ``learned_rms``
         and ``learned_gap``. ``n_samples`` proposal samples (2,000 at most: a factor is
         one-dimensional and its proposal close) and ``n_nodes`` nodes for every factor of every row.
-        See :func:`selfnorm.chain.bounds.bounds`. A pair ``(x, condition)``, as it is
-        given to ``fit``, may stand in place of ``x``.
+        ``upper`` comes from importance estimates of ``log Z_i``, ``lower`` from the same samples
+        with ``b_i`` by a quadrature over nodes, which are independent of them: the gap is of the
+        order of the variance of ``log Z_i``. With several orderings the rows' bounds are those of
+        the mixture. A pair ``(x, condition)``, as it is given to ``fit``, may stand in place of
+        ``x``.
         """
-        rows, given = x if isinstance(x, tuple) else (x, condition)
-        return evaluation.bounds(
-            self,
-            rows,
-            given,
-            n_samples=n_samples,
-            n_nodes=n_nodes,
-            seed=seed,
-            chunk_size=chunk_size,
-        )
+        x, condition = x if isinstance(x, tuple) else (x, condition)
+        if n_samples < 2:
+            raise DataError(f"n_samples must be at least 2, got {n_samples}")
+        if len(x) == 0:
+            raise DataError("no rows to bound: pass at least one")
+        n_samples = min(n_samples, evaluation.MAX_SAMPLES)
+        options = {"n_samples": n_samples, "n_nodes": n_nodes, "chunk_size": chunk_size}
+        with seeded(seed, self.columns.center.device):
+            rows = evaluation.row_bounds(self, x, condition, **options)
+        return evaluation.summarise(rows, n_samples)
 
     @torch.no_grad()
     def sample(

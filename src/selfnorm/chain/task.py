@@ -145,8 +145,7 @@ class AutoregressiveTask(Task):
                 f"expected {expected} tensors (x{', condition' if expected == 2 else ''}), "
                 f"got {len(data)}"
             )
-        if data[0].dim() != 2 or data[0].shape[1] != model.dim:
-            raise DataError(f"expected x of shape (n, {model.dim}), got {tuple(data[0].shape)}")
+        model.check(data[0])
         if not all(bool(torch.isfinite(t).all()) for t in data):
             raise DataError("the data hold NaN or infinity: drop or impute those rows first")
 
@@ -174,7 +173,7 @@ class AutoregressiveTask(Task):
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Bounds of the held-out log-likelihood, under noise that is the same every time."""
-        totals = torch.zeros(4, device=data[0].device, dtype=torch.float64)
+        totals = torch.zeros(5, device=data[0].device, dtype=torch.float64)
         with seeded(0, data[0].device):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 part = tuple(t[rows] for t in data)
@@ -184,21 +183,11 @@ class AutoregressiveTask(Task):
                 lower = upper - bound_gap(log_z - b).sum(-1)
                 proposal = log_mean_exp(log_q.sum(-1) + log_det)
                 own = (log_q + f - b).sum(-1) + log_det
-                figures = [
-                    mixture_lower(lower, own),
-                    log_mean_exp(upper),
-                    proposal,
-                    ess(log_w).mean((0, 2)),
-                ]
+                bounds = mixture_lower(lower, own), log_mean_exp(upper)
+                figures = (bounds[0], *bounds, ess(log_w).mean((0, 2)), proposal)
                 totals += torch.stack([t.double().sum() for t in figures])
-        lower_, upper_, proposal_, ess_ = (totals / len(data[0])).tolist()
-        return {
-            "score": lower_,
-            "lower": lower_,
-            "upper": upper_,
-            "ess": ess_,
-            "proposal": proposal_,
-        }
+        names = ("score", "lower", "upper", "ess", "proposal")
+        return dict(zip(names, (totals / len(data[0])).tolist(), strict=True))
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""

@@ -75,7 +75,8 @@ class ChainLinear(nn.Module):
 
     def forward(self, x: Tensor, *, fixed: bool = False) -> Tensor:
         """Apply map ``r`` to ``x[r]``; ``fixed`` weights take no gradient, the input does."""
-        weight, bias = self.effective_weight(), self.bias
+        weight: Tensor = self.effective_weight()
+        bias: Tensor | None = self.bias
         if fixed:
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy

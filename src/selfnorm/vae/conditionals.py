@@ -251,10 +251,6 @@ class GaussianPosterior:
         """``(batch,)``, in closed form."""
         return (self.log_sd + 0.5 * (1 + _LOG_2PI)).sum(-1)
 
-    def detach(self) -> GaussianPosterior:
-        """The same law, cut from the graph."""
-        return GaussianPosterior(self.mean.detach(), self.log_sd.detach())
-
     def aggregate(self) -> AggregatePosterior:
         """The equal mixture of the batch's posteriors, without gradient."""
         return AggregatePosterior(self.mean.detach(), self.log_sd.detach())

@@ -28,13 +28,7 @@ from torch import Tensor
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
 from selfnorm.errors import DataError
-from selfnorm.evaluation import (
-    PARETO_K_LIMIT,
-    Bounds,
-    WeightStream,
-    stream_log_weights,
-    verdict,
-)
+from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, WeightStream, stream_log_weights, verdict
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.sampling import smc
 from selfnorm.vae.conditionals import GaussianPosterior
@@ -109,9 +103,8 @@ class VAEReport:
     @property
     def pareto_k(self) -> float:
         """Pareto k of the cleaner of the two importance estimators (0 where ``log Z`` is exact)."""
-        return min(
-            (e.pareto_k for e in self.log_norm.values() if e.pareto_k is not None), default=0.0
-        )
+        known = [e.pareto_k for e in self.log_norm.values() if e.pareto_k is not None]
+        return min(known, default=0.0)
 
     @property
     def ess(self) -> float:
@@ -269,7 +262,7 @@ def _normaliser(
         # A second rule with half the nodes must agree: quadrature that has not converged is none.
         coarse, _, _ = prior.log_prob_exact(z[:1000], n_nodes // 2)
         error = abs(float((coarse.double() - exact[:1000]).mean()))
-        reasons = ()
+        reasons: tuple[str, ...] = ()
         if not error < 0.01:
             reasons = (
                 f"Quadrature with {n_nodes} and {n_nodes // 2} nodes differs by {error:.3f} nats: "
@@ -384,9 +377,7 @@ class SpikeReport:
 
 
 def check_spikes(
-    log_w_posterior: Tensor,
-    log_w_proposal: Tensor | WeightStream,
-    log_w_wide: Tensor | WeightStream,
+    log_w_posterior: Tensor, log_w_proposal: Tensor, log_w_wide: Tensor
 ) -> SpikeReport:
     """Compare log-weights against one proposal at posterior samples and at proposal samples.
 
@@ -426,17 +417,10 @@ def comparisons_needed(n_checks: int) -> int:
         >>> [comparisons_needed(n) for n in (1, 10, 1000)]
         [7, 10, 17]
     """
-    allowed = FALSE_ALARM / (n_checks * (n_checks + 1))
-    n = MISSES + 1
-    while _by_noise(n) > allowed:
+    allowed, p, n = FALSE_ALARM / (n_checks * (n_checks + 1)), NOISE_ALONE, MISSES + 1
+    while sum(math.comb(n, k) * (1 - p) ** k * p ** (n - k) for k in range(MISSES + 1)) > allowed:
         n += 1
     return n
-
-
-def _by_noise(n: int) -> float:
-    """Probability that at most ``MISSES`` of ``n`` comparisons find nothing in pure noise."""
-    p = NOISE_ALONE
-    return sum(math.comb(n, k) * (1 - p) ** k * p ** (n - k) for k in range(MISSES + 1))
 
 
 def confirmed(compare: Callable[[], SpikeReport], n_checks: int) -> SpikeReport:

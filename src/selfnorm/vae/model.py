@@ -126,7 +126,17 @@ class EnergyVAE(nn.Module):
             )
         self.rows(x)
         with torch.no_grad(), evaluating(self):
-            posterior = self._encoded(x[:2])
+            try:
+                posterior = self.encode(x[:2])
+            except RuntimeError as error:
+                z = torch.zeros(2, self.latent, device=self.device, dtype=self.dtype)
+                expected = self.decode(z).shape[1] // self.likelihood.n_parameters
+                if expected == x[:1].numel():
+                    raise
+                raise DataError(
+                    f"the rows have {x[:1].numel()} values, expected {expected}: as many as the "
+                    "decoder describes"
+                ) from error
             if posterior.mean.shape != (len(x[:2]), self.latent):
                 raise DataError(
                     f"the prior has {self.latent} latent numbers, so the encoder must give a mean "
@@ -141,20 +151,6 @@ class EnergyVAE(nn.Module):
                     f"values need {needed} under this likelihood"
                 )
 
-    def _encoded(self, x: Tensor) -> GaussianPosterior:
-        """``q(z|x)``, or an error that says how many values a row must have."""
-        try:
-            return self.encode(x)
-        except RuntimeError as error:
-            z = torch.zeros(2, self.latent, device=self.device, dtype=self.dtype)
-            expected = self.decode(z).shape[1] // self.likelihood.n_parameters
-            if expected == x[:1].numel():
-                raise
-            raise DataError(
-                f"the rows have {x[:1].numel()} values, expected {expected}: as many as the "
-                "decoder describes"
-            ) from error
-
     def posteriors(self, x: Tensor) -> GaussianPosterior:
         """``q(z|x)`` of any number of rows, some at a time."""
         parts = [self.encode(rows.to(self.device)) for rows in x.split(2000)]
@@ -165,10 +161,8 @@ class EnergyVAE(nn.Module):
     @torch.no_grad()
     def aggregate_samples(self, x: Tensor, n: int) -> tuple[Tensor, GaussianPosterior]:
         """``(n, d)`` samples of the aggregate posterior and the posteriors of up to 4,000 rows."""
-        rows = torch.randint(len(x), (n,), device=x.device)
-        parts = [self.encode(x[r].to(self.device)) for r in rows.split(4000)]
-        z = torch.cat([p.sample(1)[0] for p in parts])
-        return z, parts[0].detach()
+        every = self.posteriors(x[torch.randint(len(x), (n,), device=x.device)])
+        return every.sample(1)[0], every[:4000]
 
     # -- what it is for ------------------------------------------------------------------------
 

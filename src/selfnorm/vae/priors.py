@@ -228,6 +228,11 @@ class EnergyPrior(LatentPrior):
             "weight_decay": weight_decay,
         }  # fmt: skip
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.log_norm.device
+
     def negative_energy(self, z: Tensor) -> Tensor:
         """``-E(z)``, the log-weight against the base: ``(..., dim) -> (...)``."""
         energy = self.energy(z.reshape(-1, self.dim))
@@ -241,9 +246,9 @@ class EnergyPrior(LatentPrior):
             energy = self.bound * torch.tanh(energy / self.bound)
         return -energy
 
-    def log_unnormalized(self, z: Tensor) -> Tensor:
+    def log_unnormalized(self, x: Tensor) -> Tensor:
         """``log d(z) - E(z)``."""
-        return self.base.log_prob(z) + self.negative_energy(z)
+        return self.base.log_prob(x) + self.negative_energy(x)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """``log p(z)`` by the learned ``b``."""
@@ -364,13 +369,8 @@ class AutoregressivePrior(LatentPrior):
         self.dim, self.n_samples = dim, min(n_samples, 32)
         self.polish_steps, self.score = polish_steps, score
         self.chain = _LatentChain(dim, discrete=None, **options)
-        self.config = {
-            "dim": dim,
-            "n_samples": n_samples,
-            "polish_steps": polish_steps,
-            "score": score,
-            **options,
-        }
+        own = {"n_samples": n_samples, "polish_steps": polish_steps, "score": score}
+        self.config = {"dim": dim, **own, **options}
         self._start_at_normal()
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from selfnorm._context import seeded
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import draw_log_weights
-from selfnorm.training import Stepper, Task, TrainingOptions
+from selfnorm.training import Stepper, Task
 from selfnorm.vae.conditionals import GaussianPosterior
 from selfnorm.vae.evaluation import SpikeReport, check_spikes, confirmed
 from selfnorm.vae.priors import EnergyPrior
@@ -135,26 +135,17 @@ class VAETask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Encoder, decoder and likelihood (unless post hoc), then the prior's; or the encoder."""
-        if self.train == "encoder":
-            return [{"params": list(self.vae.encoder.parameters())}]
-        groups: list[dict[str, Any]] = []
-        if self.train == "all":
-            parts = (self.vae.encoder, self.vae.decoder, self.vae.likelihood)
-            groups.append({"params": [p for m in parts for p in m.parameters()]})
-        for group in self.vae.prior.parameter_groups():
+        vae, groups = self.vae, []
+        own = {"all": (vae.encoder, vae.decoder, vae.likelihood), "encoder": (vae.encoder,)}
+        if self.train in own:
+            groups.append({"params": [p for part in own[self.train] for p in part.parameters()]})
+        for group in vae.prior.parameter_groups() if self.train != "encoder" else ():
             if groups and group.get("lr_scale", 1.0) == 1.0 and "weight_decay" not in group:
                 groups[0]["params"] += group["params"]  # every group costs launches of its own
             else:
                 groups.append(group)
-        return groups
-
-    def make_optimizer(self, options: TrainingOptions) -> torch.optim.Optimizer:
-        """The loop's optimiser, with this task's ``betas``."""
-        optimizer = super().make_optimizer(options)
-        if self.betas is not None:
-            for group in optimizer.param_groups:
-                group["betas"] = tuple(self.betas)
-        return optimizer
+        betas = {} if self.betas is None else {"betas": tuple(self.betas)}
+        return [{**group, **betas} for group in groups]
 
     @torch.no_grad()
     def start(self, data: tuple[Tensor, ...]) -> None:
