@@ -1,17 +1,12 @@
 """Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
 
-from selfnorm.networks.bins import Bins, quantile_edges
 from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures
-from selfnorm.networks.mlp_gradient import WRITTEN_OUT
 from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings, masked_weights
 from selfnorm.networks.resnet import resnet18
-from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module
-from selfnorm.networks.stacked_gradient import stacked_energy
+from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module, linear
 
 __all__ = [
     "MLP",
-    "WRITTEN_OUT",
-    "Bins",
     "ChainLinear",
     "ExponentialFamily",
     "FourierFeatures",
@@ -20,8 +15,7 @@ __all__ = [
     "StackedMLP",
     "activation_module",
     "draw_orderings",
+    "linear",
     "masked_weights",
-    "quantile_edges",
     "resnet18",
-    "stacked_energy",
 ]

@@ -3,11 +3,12 @@
 from selfnorm.tables.density import EnergyDensity
 from selfnorm.tables.files import Table, check_output, numeric, read_table, write_table
 from selfnorm.tables.plots import plot_density_model, plot_regressor
-from selfnorm.tables.regressor import EnergyRegressor
+from selfnorm.tables.regressor import EnergyRegressor, RegressorNetwork
 
 __all__ = [
     "EnergyDensity",
     "EnergyRegressor",
+    "RegressorNetwork",
     "Table",
     "check_output",
     "numeric",
