@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, hardtanh, silu
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import as_rows
+from selfnorm._inputs import as_rows, moved
 from selfnorm.chain import bounds as evaluation
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.columns import Columns, log_cell_mass
@@ -132,6 +132,7 @@ class AutoregressiveEBM(nn.Module):
         torch.Size([5, 3])
     """
 
+    @moved(frequencies="every energy sees a value through as many waves")
     def __init__(
         self,
         dim: int,
@@ -206,7 +207,7 @@ class AutoregressiveEBM(nn.Module):
     def set_columns(self, columns: Columns) -> AutoregressiveEBM:
         """Take scales, grids and atoms as ``columns`` has them, in place of :meth:`set_scaling`."""
         self.columns.load_state_dict(columns.state_dict())
-        self._start_at_marginals()
+        self.start_at_marginals()
         return self
 
     @torch.no_grad()
@@ -427,9 +428,10 @@ class AutoregressiveEBM(nn.Module):
         if len(x) == 0:
             raise DataError("no rows to bound: pass at least one")
         n_samples = min(n_samples, evaluation.MAX_SAMPLES)
-        options = {"n_samples": n_samples, "n_nodes": n_nodes, "chunk_size": chunk_size}
         with seeded(seed, self.columns.center.device):
-            rows = evaluation.row_bounds(self, x, condition, **options)
+            rows = evaluation.row_bounds(
+                self, x, condition, n_samples=n_samples, n_nodes=n_nodes, chunk_size=chunk_size
+            )
         return evaluation.summarise(rows, n_samples)
 
     @torch.no_grad()

@@ -376,12 +376,10 @@ class SpikeReport:
         )
 
 
-def check_spikes(
-    log_w_posterior: Tensor, log_w_proposal: Tensor, log_w_wide: Tensor
-) -> SpikeReport:
+def check_spikes(at_posterior: Tensor, at_proposal: Tensor, at_wide: Tensor) -> SpikeReport:
     """Compare log-weights against one proposal at posterior samples and at proposal samples.
 
-    ``log_w_wide`` are weights of samples that include the posteriors.
+    ``at_wide`` are log-weights of samples that include the posteriors.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -390,8 +388,8 @@ def check_spikes(
         >>> check_spikes(torch.randn(500) + 20, torch.randn(5000), torch.randn(5000) + 4).spiked
         True
     """
-    stream, wide = WeightStream.of(log_w_proposal), WeightStream.of(log_w_wide)
-    at_posterior = log_w_posterior.detach().flatten().double()
+    stream, wide = WeightStream.of(at_proposal), WeightStream.of(at_wide)
+    at_posterior = at_posterior.detach().flatten().double()
     if math.isinf(stream.largest):
         return SpikeReport(1.0, math.inf, math.inf, math.inf, True)
     drift = wide.log_mean - stream.log_mean
