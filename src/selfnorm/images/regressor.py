@@ -14,7 +14,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from selfnorm import saving as serialization
+from selfnorm import saving
 from selfnorm._context import seeded
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
@@ -24,7 +24,7 @@ from selfnorm.images.model import ImageEBM, ImageFeatures, LawModel, build
 from selfnorm.images.predictions import ImagePredictions, as_images, as_labels, same_length
 from selfnorm.images.task import ImageTask, LawTask, Presentation
 from selfnorm.networks import resnet18
-from selfnorm.training import History, LoopOptions, run
+from selfnorm.training import History, TrainingOptions, run
 
 __all__ = ["LAWS", "OBJECTIVES", "ImageRegressor"]
 
@@ -272,7 +272,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         )
 
     def _train(self, data: tuple[Tensor, Tensor], val_data: tuple[Tensor, Tensor]) -> History:
-        options = LoopOptions(
+        options = TrainingOptions(
             batch_size=self.batch_size,
             max_epochs=self.max_epochs,
             lr=self.lr,
@@ -302,10 +302,22 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a model folder (safetensors and JSON)."""
+        saving.save(self, path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None, device: str = "cpu"
+    ) -> ImageRegressor:
+        """Read a model folder; a backbone of your own must be given again, weights apart."""
+        own = {} if backbone is None else {"backbone": backbone}
+        return saving.load(path, kind="ImageRegressor", **own)._moved(device)
+
+    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and weights of a model folder."""
         model = self._fitted()
         own = isinstance(self.backbone, nn.Module)
         config = {
-            "options": {k: serialization.plain_number(getattr(self, k)) for k in _SAVED_OPTIONS},
+            "options": {k: saving.plain_number(getattr(self, k)) for k in _SAVED_OPTIONS},
             "backbone": "custom" if own else self.backbone,
             "space": self.space_.to_dict(),
             "channels": self.channels_,
@@ -315,32 +327,35 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
             "temperature": self.temperature_,
             "refine": self.refine_,
         }
-        serialization.save_folder(path, "ImageRegressor", config, dict(model.state_dict()))
+        return config, dict(model.state_dict())
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None, device: str = "cpu"
+    def from_folder(
+        cls, config: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None
     ) -> ImageRegressor:
-        """Read a model folder; a backbone of your own must be given again, weights apart."""
-        folder = serialization.read_folder(path)
-        if folder.kind == "ImageRegressor" and folder.config.get("backbone") == "custom":
-            if backbone is None:
-                raise ModelFileError(
-                    f"{path} was saved with a backbone module of its own: pass load(path, "
-                    "backbone=module) with a module of the same shape"
-                )
-            try:
-                found = _rebuild(folder.config, folder.tensors, backbone)
-            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-                detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-                raise ModelFileError(
-                    f"{path}: config, weights and backbone do not fit together ({detail})"
-                ) from error
-            return found._moved(device)
-        found = serialization.load(path, kind="ImageRegressor")
-        if backbone is not None:
-            raise ModelFileError(f"{path} has a backbone in it: load it without backbone=")
-        return found._moved(device)
+        """The model of a folder's config and weights."""
+        custom = config["backbone"] == "custom"
+        if custom and backbone is None:
+            raise ModelFileError(
+                "this model was saved with a backbone module of its own: pass load(path, "
+                "backbone=module) with a module of the same shape"
+            )
+        if backbone is not None and not custom:
+            raise ModelFileError("this model has a backbone in it: load it without backbone=")
+        found = cls(**config["options"], backbone=backbone or config["backbone"])
+        found.space_ = LabelSpace.from_dict(config["space"])
+        found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
+        found.n_features_, found.refine_ = config["n_features"], config["refine"]
+        found.temperature_ = config["temperature"]
+        size = config.get("image_size")  # folders of earlier versions do not tell
+        found.image_size_ = None if size is None else (int(size[0]), int(size[1]))
+        network = resnet18(found.channels_) if backbone is None else copy.deepcopy(backbone)
+        found.model_ = found._heads_on(
+            ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)
+        )
+        found.model_.load_state_dict(tensors)
+        found.model_.eval()
+        return found
 
     def _moved(self, device: str) -> ImageRegressor:
         self.device = device
@@ -367,25 +382,3 @@ _SAVED_OPTIONS = (
     "dropout",
     "bf16",
 )
-
-
-def _rebuild(
-    config: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None
-) -> ImageRegressor:
-    found = ImageRegressor(**config["options"], backbone=backbone or config["backbone"])
-    found.space_ = LabelSpace.from_dict(config["space"])
-    found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
-    found.n_features_, found.refine_ = config["n_features"], config["refine"]
-    found.temperature_ = config["temperature"]
-    size = config.get("image_size")  # folders of earlier versions do not tell
-    found.image_size_ = None if size is None else (int(size[0]), int(size[1]))
-    network = resnet18(found.channels_) if backbone is None else copy.deepcopy(backbone)
-    found.model_ = found._heads_on(
-        ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)
-    )
-    found.model_.load_state_dict(tensors)
-    found.model_.eval()
-    return found
-
-
-serialization.register("ImageRegressor", _rebuild)

@@ -15,8 +15,8 @@ from selfnorm.datasets import images
 from selfnorm.errors import SelfnormError
 from selfnorm.images import ImageRegressor
 from selfnorm.paper.image_runs import Config, fit_and_judge
-from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import Table
+from selfnorm.paper.runner import run_side_by_side
 
 __all__ = ["Method", "run_all"]
 

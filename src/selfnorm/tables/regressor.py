@@ -17,7 +17,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from selfnorm import saving as serialization
+from selfnorm import saving
 from selfnorm._context import one_thread, seeded
 from selfnorm._inputs import refuse_huge, refuse_repeated_names, refuse_text, refuse_text_target
 from selfnorm.columns import label_step
@@ -32,7 +32,7 @@ from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.networks import quantile_edges
 from selfnorm.tables import regressor_files
 from selfnorm.tables.predictive_methods import PredictiveMixin
-from selfnorm.training import History, LoopOptions
+from selfnorm.training import History, TrainingOptions
 
 __all__ = ["EnergyRegressor"]
 
@@ -293,14 +293,14 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
             }
             per_epoch = max(1, len(train) // common["batch_size"])
             epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
-            first = LoopOptions(max_epochs=epochs, lr=self.learning_rate, **common)
+            first = TrainingOptions(max_epochs=epochs, lr=self.learning_rate, **common)
             if self.energy_epochs is not None:
                 epochs = self.energy_epochs
             else:
                 epochs = int(np.clip(1200 / per_epoch, 15, 150))
             second = None
             if epochs > 0:
-                second = LoopOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
+                second = TrainingOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
             n_samples = self.n_samples or (8 if n > 5000 else 16)
             self.history_: list[History] = train_ensemble(
                 model, rows, proposal_options=first, energy_options=second, n_samples=n_samples
@@ -334,24 +334,26 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
-        check_is_fitted(self)
-        regressor_files.save(self, path)
+        saving.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EnergyRegressor:
         """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
-        loaded: EnergyRegressor = serialization.load(path, kind="EnergyRegressor")
+        loaded: EnergyRegressor = saving.load(path, kind="EnergyRegressor")
         return loaded
 
+    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and weights of a model folder."""
+        check_is_fitted(self)
+        return regressor_files.contents(self)
 
-def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
-    estimator = EnergyRegressor(**config["parameters"])
-    estimator._validate_params()
-    regressor_files.restore(estimator, config, tensors)
-    return estimator
-
-
-serialization.register("EnergyRegressor", _build)
+    @classmethod
+    def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
+        """The fitted estimator of a folder's config and weights."""
+        estimator = cls(**config["parameters"])
+        estimator._validate_params()
+        regressor_files.restore(estimator, config, tensors)
+        return estimator
 
 
 def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
