@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.errors import SelfnormWarning
 from selfnorm.training import TrainingOptions
 from selfnorm.vae import (
     AutoregressivePrior,
@@ -240,13 +240,6 @@ def test_post_hoc_training_leaves_statistics_and_dropout_of_the_vae_alone():
     sn.fit(vae, X, train="prior", **OPTIONS)
     assert torch.equal(encoder.eval()(X), before)
     assert not any(modes)
-
-
-def test_held_out_rows_with_nan_are_refused():
-    bad = X.clone()
-    bad[7, 2] = math.nan
-    with pytest.raises(DataError, match="NaN"):
-        sn.fit(small(), X, val_data=bad, **OPTIONS)
 
 
 def test_the_betas_of_adam_reach_the_optimiser():

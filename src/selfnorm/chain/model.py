@@ -294,7 +294,8 @@ class AutoregressiveEBM(nn.Module):
         Shapes ``(R, n, dim)`` and, for the log-determinant of the columns' scales, ``(n,)``.
         """
         z, log_det = self.columns(x)
-        at, here = self.factors(z, condition), z.expand(self.n_orderings, -1, -1)
+        here = z.expand(self.n_orderings, -1, -1)
+        at = self.factors(here, condition)
         return at, at.proposal.log_prob(here), self.energy(here.unsqueeze(0), at)[0], log_det
 
     def check(self, x: Any) -> Tensor:

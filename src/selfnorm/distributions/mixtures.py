@@ -81,9 +81,13 @@ def choose_component(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([0, 1, 1]), tensor([0.5000, 0.0000, 1.0000]))
     """
     ends = weights.cumsum(-1)
+    # Levels are told from the end of a cell, and the last end is 1: where sums of float32 weights
+    # miss it by 1e-7, a narrow last component would lose the outermost part of its tail.
+    ends = ends / ends[..., -1:]
     component = (u.unsqueeze(-1) >= ends[..., :-1]).sum(-1)
-    start, width = pick_component(ends - weights, component), pick_component(weights, component)
-    return component, (u - start) / width.clamp_min(torch.finfo(u.dtype).tiny)
+    cells = torch.stack([ends, weights], -1)
+    end, width = pick_component(cells, component, event_dims=1).unbind(-1)
+    return component, 1 - (end - u) / width.clamp_min(torch.finfo(u.dtype).tiny)
 
 
 def pick_component(values: Tensor, component: Tensor, event_dims: int = 0) -> Tensor:

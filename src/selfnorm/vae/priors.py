@@ -400,7 +400,8 @@ class AutoregressivePrior(LatentPrior):
         del posterior, n_samples
         chain, n = self.chain, self.n_samples
         at_z, log_det = chain.columns(z)
-        at, here = chain.factors(at_z), at_z.expand(chain.n_orderings, -1, -1)
+        here = at_z.expand(chain.n_orderings, -1, -1)
+        at = chain.factors(here)
         with torch.no_grad():
             u = torch.rand(*here.shape, n, dtype=z.dtype, device=z.device)
             u = (u + torch.arange(n, dtype=z.dtype, device=z.device)) / n  # one in each cell
