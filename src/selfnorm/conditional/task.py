@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
@@ -15,7 +15,7 @@ from selfnorm.conditional.model import ConditionalEBM, check_pairs, check_suppor
 from selfnorm.errors import DataError
 from selfnorm.training import Task
 
-__all__ = ["ConditionalTask", "weighted_mean"]
+__all__ = ["ConditionalTask", "decay_groups", "weighted_mean"]
 
 # Value to maximise from log p~ at the label, log w at the label, log w of the samples, and b.
 _VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
@@ -38,6 +38,14 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None:
         return values.mean(-1)
     return (values * weight).sum(-1) / weight.sum(-1).clamp_min(1e-12)
+
+
+def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+    """Optimiser groups: matrices with weight decay, biases and a scalar ``b`` without."""
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in named:
+        groups[name.endswith(("bias", "log_norm_scalar"))]["params"].append(parameter)
+    return groups
 
 
 class ConditionalTask(Task):
@@ -100,13 +108,7 @@ class ConditionalTask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All trainable parameters; biases and a scalar ``b`` are not decayed."""
-        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
-        plain = [p for n, p in named if n.endswith("bias") or n == "log_norm_scalar"]
-        known = {id(p) for p in plain}
-        return [
-            {"params": [p for _, p in named if id(p) not in known]},
-            {"params": plain, "weight_decay": 0.0},
-        ]
+        return decay_groups((n, p) for n, p in self.module.named_parameters() if p.requires_grad)
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the pairs and the proposal's support; set a scalar ``b`` to the mean ``log Z``."""
