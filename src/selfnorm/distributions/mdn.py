@@ -42,7 +42,7 @@ class _FromUniforms(ABC):
 
     def __init__(self, like: Tensor, batch_shape: Sequence[int], event_shape: torch.Size) -> None:
         self.batch_shape, self.event_shape = torch.Size(batch_shape), event_shape
-        self.kind: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+        self.tensor_options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
 
     @abstractmethod
     def from_uniforms(self, u: Tensor) -> Tensor:
@@ -68,10 +68,10 @@ class _FromUniforms(ABC):
         return self.from_uniforms(u.expand(n_samples, *self.batch_shape, 1))
 
     def _uniforms(self, *shape: int) -> Tensor:
-        return torch.rand((*shape, *self.batch_shape, *self.event_shape), **self.kind)
+        return torch.rand((*shape, *self.batch_shape, *self.event_shape), **self.tensor_options)
 
     def _slices(self, n_samples: int) -> Tensor:
-        index = torch.arange(n_samples, **self.kind)
+        index = torch.arange(n_samples, **self.tensor_options)
         return index.view(-1, *[1] * (len(self.batch_shape) + 1))
 
 

@@ -172,10 +172,12 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
     --------
     >>> import numpy as np
     >>> from selfnorm import EnergyRegressor
+    >>> from selfnorm.tables import RegressorNetwork
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(-1, 1, (200, 1))
     >>> y = X[:, 0] + 0.1 * rng.standard_normal(200)
-    >>> model = EnergyRegressor(n_members=2, max_epochs=5, random_state=0)
+    >>> short = RegressorNetwork(energy_epochs=2)
+    >>> model = EnergyRegressor(n_members=2, max_epochs=5, network=short, random_state=0)
     >>> model.fit(X, y).predict_quantiles(X[:3], [0.05, 0.5, 0.95]).shape
     (3, 3)
     """
