@@ -24,7 +24,7 @@ import torch
 
 from selfnorm.errors import SelfnormError
 
-__all__ = ["end_when_asked", "run_side_by_side"]
+__all__ = ["end_when_asked", "refuse_cut_short", "run_side_by_side"]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -93,6 +93,12 @@ def run_side_by_side(
         pool.shutdown(cancel_futures=True)
     if failed is not None:
         raise failed
+
+
+def refuse_cut_short(stopped: str) -> None:
+    """A run that Ctrl-C has cut short is no row: the interrupt goes on to the table."""
+    if stopped == "interrupted":
+        raise KeyboardInterrupt
 
 
 def _next_job(
