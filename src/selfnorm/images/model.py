@@ -20,7 +20,6 @@ from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.distributions import MDN, LabelUniform, MixtureLabels, UniformLabels
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.images.labels import LabelSpace, StepFeatures
-from selfnorm.training import SideStream
 
 __all__ = [
     "PROPOSALS",
@@ -40,7 +39,6 @@ _IMAGENET_STD = (0.229, 0.224, 0.225)
 PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")
 _BF16_DEVICES = ("cuda",)
 _KNOWN_CODE = ("torch", "torchvision", "selfnorm")
-_BRANCH = 5  # of a captured step; other work beside it has other numbers
 
 
 def _rounded(like: Tensor, wanted: bool) -> torch.autocast:
@@ -89,14 +87,13 @@ class ImageFeatures(nn.Module):
                 f"got {tuple(x.shape)}"
             )
         learning = self.training and torch.is_grad_enabled()
-        side, weights = SideStream(x.device, _BRANCH), {}
+        weights: dict[str, Tensor] = {}
         if learning and self.bf16 and x.device.type in _BF16_DEVICES:
-            weights = self._rounded_weights(side)
+            weights = self._rounded_weights()
         factor = self.factor / 255.0 if x.dtype == torch.uint8 else self.factor
         x = (x.to(self.factor.dtype) * factor + self.shift).contiguous(
             memory_format=torch.channels_last
         )
-        side.join()
         with _rounded(x, self.bf16):
             h = functional_call(self.backbone, weights, (x,)) if weights else self.backbone(x)
         if not isinstance(h, Tensor) or h.shape[:-1] != x.shape[:1]:
@@ -107,12 +104,12 @@ class ImageFeatures(nn.Module):
             )
         return self.dropout(h.to(self.factor.dtype))
 
-    def _rounded_weights(self, side: SideStream) -> dict[str, Tensor]:
+    def _rounded_weights(self) -> dict[str, Tensor]:
         """Weights of convolutions and matrices in bfloat16, as autocast would make them one by one.
 
-        For a ResNet on a small batch so many launches are a tenth of the time. They may be used
-        from ``side.join()`` on. None of a backbone with code of others, which may turn autocast off
-        for a part of it, or compute with weights before it multiplies by them.
+        For a ResNet on a small batch so many launches are a tenth of the time. None of a
+        backbone with code of others, which may turn autocast off for a part of it, or compute with
+        weights before it multiplies by them.
         """
         modules = dict(self.backbone.named_modules())
         if any(type(m).__module__.partition(".")[0] not in _KNOWN_CODE for m in modules.values()):
@@ -125,18 +122,17 @@ class ImageFeatures(nn.Module):
         }
         if not weights:
             return {}
-        return dict(zip(weights, _InBfloat16.apply(side, *weights.values()), strict=True))
+        return dict(zip(weights, _InBfloat16.apply(*weights.values()), strict=True))
 
 
 class _InBfloat16(torch.autograd.Function):
     """Tensors in bfloat16, and their gradients back: a few launches for all of them."""
 
     @staticmethod
-    def forward(ctx: Any, side: SideStream, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         rounded = [torch.empty_like(t, dtype=torch.bfloat16) for t in tensors]
-        with side.branch():
-            torch._foreach_copy_(rounded, list(tensors))
+        torch._foreach_copy_(rounded, list(tensors))
         return tuple(rounded)
 
     @staticmethod
@@ -145,7 +141,7 @@ class _InBfloat16(torch.autograd.Function):
         full = [torch.empty_like(g, dtype=torch.float32) for g in there]
         torch._foreach_copy_(full, there)
         given = iter(full)
-        return None, *(None if g is None else next(given) for g in gradients)
+        return tuple(None if g is None else next(given) for g in gradients)
 
 
 class ImageEnergy(LabelEnergy):

@@ -24,7 +24,7 @@ from selfnorm.images.model import ImageEBM, ImageFeatures, LawModel, build
 from selfnorm.images.predictions import ImagePredictions, as_images, as_labels, same_length
 from selfnorm.images.task import ImageTask, LawTask, Presentation
 from selfnorm.networks import resnet18
-from selfnorm.training import History, LoopOptions, run
+from selfnorm.training import History, TrainingOptions, run
 
 __all__ = ["LAWS", "OBJECTIVES", "ImageRegressor"]
 
@@ -272,7 +272,7 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         )
 
     def _train(self, data: tuple[Tensor, Tensor], val_data: tuple[Tensor, Tensor]) -> History:
-        options = LoopOptions(
+        options = TrainingOptions(
             batch_size=self.batch_size,
             max_epochs=self.max_epochs,
             lr=self.lr,

@@ -13,6 +13,7 @@ from selfnorm.errors import DataError
 from selfnorm.images.augmentation import Augmentation
 from selfnorm.images.labels import LabelSpace
 from selfnorm.images.model import ImageEBM, LawModel, MeanHead
+from selfnorm.training import Task
 
 __all__ = ["ImageTask", "LawTask", "Presentation"]
 
@@ -71,8 +72,8 @@ class ImageTask(ConditionalTask):
     seconds where training takes many minutes.
     """
 
+    module: ImageEBM
     capturable = True
-    large_network = True
 
     def __init__(
         self,
@@ -109,11 +110,11 @@ class ImageTask(ConditionalTask):
             self.stratified = kept
 
 
-class LawTask:
+class LawTask(Task):
     """Maximum likelihood for a law (a mixture density network, a Gaussian), or least squares."""
 
+    module: LawModel
     capturable = True
-    large_network = True
 
     def __init__(self, model: LawModel, presentation: Presentation, *, squares: bool) -> None:
         self.module, self.presentation, self.squares = model, presentation, squares
@@ -156,7 +157,3 @@ class LawTask:
             return {"score": -float(square.mean())}
         score = float(torch.cat(laws).double().mean())
         return {"score": score, "lower": score}
-
-    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
-        """Nothing is left to do."""
-        return {}

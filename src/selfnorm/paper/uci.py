@@ -31,7 +31,7 @@ from selfnorm.paper.report import (
     paper_numbers,
 )
 from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
-from selfnorm.training import LoopOptions
+from selfnorm.training import TrainingOptions
 from selfnorm.training import run as train
 
 __all__ = ["RECIPES", "run"]
@@ -188,7 +188,7 @@ def _chain(data: maf_benchmark.Splits, job: Job) -> tuple[Bounds, str]:
         model.training_task(**defaults.task),
         (data.train.to(job.device),),
         val_data=(data.val.to(job.device),),
-        options=LoopOptions(**fit, seed=job.seed, progress=job.progress),
+        options=TrainingOptions(**fit, seed=job.seed, progress=job.progress),
     )
     bounds = model.eval().bounds(data.test, n_samples=500, seed=job.seed)
     return bounds, history.stopped
