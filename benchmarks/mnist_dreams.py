@@ -117,9 +117,7 @@ def main() -> None:
             if table.has(model=row.model, seed=seed):
                 continue
             places = (table.directory, given.device, given.data_dir)
-            job = Job(
-                shorter, seed, 16, 2, table.directory, given.device, given.data_dir, {}, False
-            )
+            job = Job(row.at_most(given.max_steps), seed, 16, 2, *places, {}, False)
             found = run_row(job, parts, given)
             table.add(found)
             print(

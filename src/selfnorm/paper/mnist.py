@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +231,8 @@ def run(
         evaluation: other numbers of samples than 100 for each row, 5,000 for some of them and a
             million of the prior; see :func:`selfnorm.vae.evaluate_vae`.
         figures: draw samples of every row (needs matplotlib).
-        jobs: rows to run side by side, in processes of one thread; a post-hoc row begins when the
-            VAE of its seed is there.
+        jobs: rows to run side by side, in processes of one thread; post-hoc rows when the others
+            are there.
     """
     check_choices("model", models, MODELS)
     table = Table("mnist", recipe, Path(out), device=device)
@@ -243,16 +244,15 @@ def run(
         if row.model in models
     ]
     missing = table.missing(asked)
-
-    def source(job: Job) -> Job | None:
-        """The row whose encoder and decoder this one takes, if it is still to be made."""
-        return next((j for j in missing if (j.row, j.seed) == (job.row.on, job.seed)), None)
-
-    for job in missing:
-        if source(job) is None:
+    alone = [job for job in missing if job.row.on is None]
+    put_on_others = [job for job in missing if job.row.on is not None]
+    for job in put_on_others:
+        if not any((one.row, one.seed) == (job.row.on, job.seed) for one in alone):
             _check_source(job)
     try:
-        for job, found in run_side_by_side(_run_row, missing, jobs, after=source):
+        for job, found in chain.from_iterable(
+            run_side_by_side(_run_row, stage, jobs) for stage in (alone, put_on_others)
+        ):
             table.add(found)
             job.checkpoint.unlink(missing_ok=True)
             if progress:
@@ -419,9 +419,8 @@ def gains(rows: Rows) -> list[str]:
     finished VAE with that VAE. Runs that are not reliable gain nothing.
     """
     lines = []
-    plain = {
-        tuple(r[k] for k in (*_SIZE, "max_steps")): r for r in _counted(rows) if r["model"] == "vae"
-    }
+    vaes = [r for r in _counted(rows) if r["model"] == "vae"]
+    plain = {tuple(r[k] for k in (*_SIZE, "max_steps")): r["snelbo"] for r in vaes}
     for name, group in _grouped([r for r in rows if r["model"] != "vae"]).items():
         post_hoc = group[0]["model"].endswith("post_hoc")
         steps = "vae_steps" if post_hoc else "max_steps"

@@ -38,14 +38,6 @@ __all__ = ["RECIPES", "run"]
 
 RECIPES = ("paper", "best")
 _MODELS = {"joint": "joint EBM, Gaussian proposal", "chain": "chain of EBMs"}
-# Training rows of the full files; a smaller file is a subset, and its figures stand alone.
-FULL = {
-    "power": 1_000_000,
-    "gas": 852_174,
-    "hepmass": 315_123,
-    "miniboone": 29_556,
-    "bsds300": 1_000_000,
-}
 
 
 def run(
@@ -145,7 +137,7 @@ def _run_row(job: Job) -> dict[str, Any]:
         "reasons": list(bounds.reasons),
         "n_train": len(data.train),
         "n_test": len(data.test),
-        "full": len(data.train) >= FULL[job.dataset],
+        "full": len(data.train) >= paper_numbers()["uci_rows"][job.dataset],
         "seconds": time.perf_counter() - began,
         "diverged": stopped == "diverged",
     }
