@@ -312,11 +312,6 @@ class Split2D:
         """Largest expected log-likelihood in test-split units: ``-H + sum(log scale)``."""
         return -self.density.entropy + self.transforms["test"].log_scale
 
-    @property
-    def population_limit(self) -> float:
-        """The same with the population standard deviations: one number per set."""
-        return self.density.limit
-
     def log_density(self, x_scaled: Tensor) -> Tensor:
         """Exact log-density of *scaled* points, Jacobian included: ``(..., 2) -> (...)``, float64.
 

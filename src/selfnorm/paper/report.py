@@ -35,7 +35,6 @@ __all__ = [
     "bounds_columns",
     "check_choices",
     "hardware",
-    "hardware_name",
     "markdown_table",
     "mean_sd",
     "paper_numbers",
@@ -92,17 +91,6 @@ def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
     if torch.device(device).type == "cuda":
         info["gpu"] = torch.cuda.get_device_name(device)
     return info
-
-
-def hardware_name(device: torch.device | str = "cpu") -> str:
-    """The device in words.
-
-    Example:
-        >>> hardware_name().endswith("CPU cores")
-        True
-    """
-    found = hardware(device)
-    return str(found.get("gpu") or f"{found['cores']} CPU cores")
 
 
 @dataclass

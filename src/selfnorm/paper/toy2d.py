@@ -268,7 +268,7 @@ def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
         "proposal": "standard_normal" if config.recipe == "paper" else "defensive",
         "exact": exact,
         "limit": split.limit,
-        "population_limit": split.population_limit,
+        "population_limit": split.density.limit,
         "oracle": float(split.log_density(test.cpu()).double().mean()),
         "log_norm": float(model.log_norm),
         "log_norm_exact": log_norm,
