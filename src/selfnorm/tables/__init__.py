@@ -1,21 +1,19 @@
 """``EnergyDensity`` and ``EnergyRegressor``: tables, behind the scikit-learn contract."""
 
 from selfnorm.tables.density import EnergyDensity
-from selfnorm.tables.files import check_output, read_table, write_table
+from selfnorm.tables.files import Table, check_output, numeric, read_table, write_table
 from selfnorm.tables.plots import plot_density_model, plot_regressor
-from selfnorm.tables.regressor import EnergyRegressor
-from selfnorm.tables.table import Table, numeric, refuse_constant, repeated_name
+from selfnorm.tables.regressor import EnergyRegressor, RegressorNetwork
 
 __all__ = [
     "EnergyDensity",
     "EnergyRegressor",
+    "RegressorNetwork",
     "Table",
     "check_output",
     "numeric",
     "plot_density_model",
     "plot_regressor",
     "read_table",
-    "refuse_constant",
-    "repeated_name",
     "write_table",
 ]
