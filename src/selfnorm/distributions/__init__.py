@@ -4,6 +4,7 @@ from selfnorm.distributions.defensive import Defensive, mix_log_probs, mix_sampl
 from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
 from selfnorm.distributions.mdn import (
     MDN,
+    DefensiveLabels,
     LabelGaussian,
     LabelUniform,
     MixtureLabels,
@@ -31,6 +32,7 @@ from selfnorm.distributions.proposals import (
 __all__ = [
     "MDN",
     "Defensive",
+    "DefensiveLabels",
     "Flow",
     "FlowTask",
     "Gaussian",
