@@ -189,9 +189,7 @@ def evaluate_vae(
     with evaluating(vae), seeded(seed, vae.device):
         norms, shift, gap, reasons = _normaliser(vae, x, reference, n_prior_samples, n_nodes)
         fit, kl, iw, means = _rows(vae, x, posterior_samples)
-        many = None
-        if many_samples:
-            many = float(_rows(vae, x[chosen], many_samples)[2].mean()) + shift
+        many = _rows(vae, x[chosen], many_samples)[2] + shift if many_samples else None
     elbo = fit - kl + shift
     norm_se = (norms.get("mixture") or norms["exact"]).se
     se = math.sqrt(float(elbo.var()) / len(elbo) + norm_se**2) if len(elbo) > 1 else math.nan
@@ -201,7 +199,7 @@ def evaluate_vae(
         snelbo=float(elbo.mean()) - gap,
         elbo=float(elbo.mean()),
         log_px=float(iw.mean()) + shift,
-        log_px_many=many,
+        log_px_many=None if many is None else float(many.mean()),
         log_px_few=float(iw[chosen].mean()) + shift if many_samples else None,
         se=se,
         reconstruction=float(fit.mean()),
