@@ -255,6 +255,23 @@ class UniformLabels:
         u = torch.rand(size, device=self.low.device, dtype=self.low.dtype)
         return self.low + (self.high - self.low) * u
 
+    def stratified_sample(self, n_samples: int) -> Tensor:
+        """``(M, *batch, d)`` draws, one from each of ``M`` slices of the first coordinate."""
+        u = torch.rand(
+            (n_samples, *self.batch_shape, *self.event_shape),
+            device=self.low.device,
+            dtype=self.low.dtype,
+        )
+        index = torch.arange(n_samples, device=u.device, dtype=u.dtype)
+        first = (index.view(-1, *[1] * (u.ndim - 1)) + u[..., :1]) / n_samples
+        return self.low + (self.high - self.low) * torch.cat([first, u[..., 1:]], dim=-1)
+
+    def midpoints(self, n_samples: int) -> Tensor:
+        """The middle of each of ``M`` slices of a single label, ``(M, *batch, 1)``."""
+        index = torch.arange(n_samples, device=self.low.device, dtype=self.low.dtype)
+        u = ((index + 0.5) / n_samples).view(-1, *[1] * (len(self.batch_shape) + 1))
+        return (self.low + (self.high - self.low) * u).expand(n_samples, *self.batch_shape, 1)
+
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of ``(*samples, *batch, d)``."""
         _check_width(y, self.low.shape[-1])
@@ -265,17 +282,19 @@ class UniformLabels:
 class LabelUniform(nn.Module):
     """Uniform over a box of labels, the same for every input.
 
+    ``shared``: training draws one set of labels for a whole batch, not one for every input.
+
     >>> q = LabelUniform.fit_to(torch.tensor([[0.0], [2.0]]), margin=0.5)
     >>> q(torch.zeros(1, 1)).log_prob(torch.tensor([[2.5], [3.5]]))
     tensor([-1.3863,    -inf])
     """
 
-    shared = True  # one law for every input
     low: Tensor
     high: Tensor
 
-    def __init__(self, low: Tensor, high: Tensor) -> None:
+    def __init__(self, low: Tensor, high: Tensor, *, shared: bool = True) -> None:
         super().__init__()
+        self.shared = shared
         if not (high > low).all():
             raise ProposalError("every upper end of a uniform proposal must exceed its lower end")
         self.register_buffer("low", low)

@@ -49,8 +49,14 @@ class Augmentation:
         """Whether it does anything at all."""
         return self.flip or self.dihedral or self.shift > 0
 
-    def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Images ``(n, c, h, w)`` and labels ``(n, d)``, both new."""
+    def __call__(
+        self, x: Tensor, y: Tensor, zero: Sequence[float] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Images ``(n, c, h, w)`` and labels ``(n, d)``, both new.
+
+        ``zero``: which ``y`` stand for labels of 0, where they are standardised; mirrored labels
+        change their sign about it.
+        """
         if not self.active:
             return x, y
         n, _, height, width = x.shape
@@ -73,7 +79,9 @@ class Augmentation:
                 # Plain numbers, not a tensor made here: a captured step may not copy from the host.
                 turned_round = mirrored[:, 0, 0].to(y.dtype)
                 signs = [1.0 + (sign - 1.0) * turned_round for sign in self.flip_signs]
-                y = y * torch.stack(signs, dim=-1)
+                about = zero or (0.0,) * len(signs)
+                moves = [(1.0 - s) * at for s, at in zip(signs, about, strict=True)]
+                y = y * torch.stack(signs, dim=-1) + torch.stack(moves, dim=-1)
         if self.dihedral:
             rows = torch.where(chance(), height - 1 - rows, rows)
             turned = chance()
