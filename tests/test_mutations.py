@@ -1,86 +1,134 @@
-"""The tests on analytic models have teeth: a typical mistake in the library makes them fail.
+"""The tests have teeth: a typical mistake in a formula of the library makes them fail.
 
-Each case copies the package, plants one mistake and runs the tests that should notice.
+Each mutant of ``mutants.toml`` is a copy of the package with one mistake, on which the tests that
+should notice it are run. The suite plants those marked ``quick``; all of them, or those that are
+named, are planted by ``python -m tests.test_mutations``, which exits with 1 if one survives.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import selfnorm
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 PACKAGE = Path(selfnorm.__file__).parent
 TESTS = Path(__file__).parent
-
-MISTAKES = {
-    "forgotten_log_q": (
-        "evaluation.py",
-        "model.log_unnormalized(samples) - proposal.log_prob(samples)",
-        "model.log_unnormalized(samples)",
-        "analytic/test_log_norm.py",
-    ),
-    "sign_of_b": (
-        "functional.py",
-        "return log_p_data - log_norm - capped_exp(",
-        "return log_p_data + log_norm - capped_exp(",
-        "analytic/test_log_norm.py",
-    ),
-    "sign_of_b_in_the_weight": (
-        "functional.py",
-        "capped_exp(log_z - log_norm, max_exponent)",
-        "capped_exp(log_z + log_norm, max_exponent)",
-        "analytic/test_log_norm.py",
-    ),
-    "mean_without_division": (
-        "functional.py",
-        "return torch.logsumexp(log_w, dim) - math.log(log_w.shape[dim])",
-        "return torch.logsumexp(log_w, dim)",
-        "analytic/test_log_norm.py",
-    ),
-    "forgotten_log_q_in_a_chain": (
-        "autoregressive_evaluation.py",
-        "unnormalised = (f + at.proposal.log_prob(here)).sum(-1) + log_det",
-        "unnormalised = f.sum(-1) + log_det",
-        "test_chain_bounds.py",
-    ),
-    "dropped_determinant_of_a_gaussian": (
-        "proposals.py",
-        'module.register_buffer("log_scale_const", (-log_det).to(loc.dtype))',
-        'module.register_buffer("log_scale_const", (0 * log_det).to(loc.dtype))',
-        "test_proposals.py",
-    ),
-    "dropped_jacobian_of_the_data_scaling": (
-        "data/toy2d.py",
-        "log_density(raw) + transform.log_scale",
-        "log_density(raw)",
-        "test_data_toy2d.py",
-    ),
-}
+AT_ONCE = 2
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_planted_mistake_is_caught(name, tmp_path):
-    file, right, wrong, tests = MISTAKES[name]
-    shutil.copytree(PACKAGE, tmp_path / "selfnorm", ignore=shutil.ignore_patterns("__pycache__"))
-    target = tmp_path / "selfnorm" / file
+class Mutant(NamedTuple):
+    """``wrong`` in place of ``right`` in ``file``, to be noticed by ``tests``."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: str
+    quick: bool = False
+
+
+class Outcome(NamedTuple):
+    """``killed`` by the assertion of a test; ``told`` is what pytest said."""
+
+    killed: bool
+    told: str
+
+
+MUTANTS = [
+    Mutant(**entry) for entry in tomllib.loads((TESTS / "mutants.toml").read_text())["mutant"]
+]
+
+
+def run(mutant, folder):
+    """Plant the mistake in a copy of the package within ``folder`` and run the tests on it."""
+    shutil.copytree(PACKAGE, folder / "selfnorm")  # with what is compiled: that saves a second
+    target = folder / "selfnorm" / mutant.file
     source = target.read_text()
-    assert right in source, f"the line to break is not in {file} any more: update this test"
-    target.write_text(source.replace(right, wrong))
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{TESTS.parent}"}
+    assert source.count(mutant.right) == 1, (
+        f"{mutant.name}: the line to break is not once in {mutant.file}; update mutants.toml"
+    )
+    target.write_text(source.replace(mutant.right, mutant.wrong))
+    for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
+        compiled.unlink()
+    path = f"{folder}{os.pathsep}{TESTS.parent}"
+    # wide enough for pytest to give the cause on the line that names a failed test
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, "COLUMNS": "1000"}
     result = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
-            *("-p", "no:xdist", "-o", "addopts=", f"--rootdir={tmp_path}", str(TESTS / tests)),
+            *("-p", "no:xdist", "-o", "addopts=", f"--rootdir={folder}"),
+            str(TESTS / mutant.tests),
         ],
         env=environment,
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == 1, result.stdout[-2000:]
-    assert "1 failed" in result.stdout
+    return Outcome(result.returncode == 1 and _by_assertion(result.stdout), result.stdout)
+
+
+def _by_assertion(told):
+    """Whether a test failed by what it asserts: not by an error of a fixture or of the import."""
+    failed = [line for line in told.splitlines() if line.startswith("FAILED ")]
+    causes = [line.partition(" - ")[2] for line in failed]
+    return len(causes) == 1 and causes[0].startswith(("assert ", "AssertionError"))
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.quick], ids=lambda m: m.name)
+def test_a_planted_mistake_is_caught(mutant, tmp_path):
+    outcome = run(mutant, tmp_path)
+    assert outcome.killed, outcome.told[-2000:]
+
+
+def test_every_mutant_can_be_planted_and_has_its_tests():
+    assert len({m.name for m in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        source = (PACKAGE / mutant.file).read_text()
+        assert source.count(mutant.right) == 1, mutant.name
+        file, _, test = mutant.tests.partition("::")
+        assert f"def {test.partition('[')[0]}" in (TESTS / file).read_text(), mutant.name
+
+
+def main(names):
+    """Plant the named mutants, or all, and print what became of each."""
+    unknown = set(names) - {m.name for m in MUTANTS}
+    if unknown:
+        sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    width = max(len(m.name) for m in chosen)
+
+    def plant(mutant):
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = run(mutant, Path(folder))
+        return mutant, outcome, time.monotonic() - start
+
+    start, survivors = time.monotonic(), 0
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for mutant, outcome, seconds in pool.map(plant, chosen):
+            mark = "killed  " if outcome.killed else "SURVIVED"
+            print(f"{mark}  {mutant.name:{width}}  {seconds:5.1f} s  {mutant.tests}", flush=True)
+            if not outcome.killed:
+                survivors += 1
+                print("\n".join(f"    {line[:100]}" for line in outcome.told.splitlines()[-5:]))
+    killed = len(chosen) - survivors
+    print(f"{killed} of {len(chosen)} killed in {time.monotonic() - start:.0f} s")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,7 @@
-"""Every proposal: shapes, normalisation, samples that follow the density, fit_to, errors."""
+"""Every proposal: shapes, normalisation, samples that follow the density, fit_to, errors.
+
+Then other people's distributions in their place: types, numbers, supports.
+"""
 
 import copy
 import math
@@ -9,6 +12,12 @@ import torch
 from torch import distributions as D
 
 import selfnorm as sn
+from selfnorm.distributions import (
+    choose_component,
+    mix_log_probs,
+    mix_samples,
+    pick_component,
+)
 from selfnorm.errors import ProposalError
 
 SKEW = torch.tensor([[1.0, 0.7], [0.7, 2.0]])
@@ -31,6 +40,9 @@ PROPOSALS = {
     "uniform": lambda: sn.Uniform(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.5])),
     "mixture": mixture,
     "defensive": lambda: sn.Defensive(mixture(), weight=0.3),
+    "stratified": lambda: sn.Defensive(
+        mixture(), sn.StudentT(4.0, torch.zeros(2), covariance=SKEW), weight=0.3, stratified=True
+    ),
     "torch": lambda: sn.as_proposal(D.Gamma(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))),
 }
 everyone = pytest.mark.parametrize("name", PROPOSALS)
@@ -121,6 +133,28 @@ def test_defensive_bounds_the_weights():
     q = sn.Defensive(light, heavy, weight=0.25)
     x = heavy.sample((5000,))
     assert float((heavy.log_prob(x) - q.log_prob(x)).max()) <= math.log(4) + 1e-5
+
+
+def test_one_law_per_input_and_a_stack_of_laws_mix_as_one_law_does():
+    """Weights (members, 1) and components of (members, K): each member by its own numbers."""
+    torch.manual_seed(0)
+    weights, means = torch.softmax(torch.randn(3, 4), -1), torch.randn(3, 4, 2)
+    u = torch.rand(3, 500)
+    component, inner = choose_component(weights[:, None], u)
+    assert float((inner - 0.5).abs().max()) <= 0.5 + 1e-5
+    for k in range(3):
+        alone, left = choose_component(weights[k], u[k])
+        assert torch.equal(component[k], alone)
+        assert torch.allclose(inner[k], left)
+        chosen = pick_component(means[:, None], component, event_dims=1)[k]
+        assert torch.equal(chosen, means[k][alone])
+    never = choose_component(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0.0, 0.5, 1 - 1e-7]))[0]
+    assert torch.equal(never, torch.ones(3, dtype=torch.long))
+    share = torch.tensor([[0.2], [0.5], [0.8]])
+    log_p = mix_log_probs(torch.zeros(3, 5), torch.full((3, 5), -1.0), share)
+    torch.testing.assert_close(log_p.exp(), (1 - share + share / math.e).expand(3, 5))
+    broad = mix_samples(torch.zeros(3, 20_000, 1), torch.ones(3, 20_000, 1), share)
+    torch.testing.assert_close(broad.mean((1, 2)), share[:, 0], atol=0.02, rtol=0)
 
 
 def test_any_torch_distribution_serves():
@@ -286,3 +320,88 @@ def test_a_student_t_that_loads_other_degrees_of_freedom_is_normalised():
     loaded.load_state_dict(saved.state_dict())
     x = torch.linspace(-3, 3, 7)[:, None]
     assert torch.equal(loaded.log_prob(x), saved.log_prob(x))
+
+
+class NumpyNormal:
+    """A user's own object that knows NumPy only: double precision throughout."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def sample(self, shape):
+        return self.rng.normal(scale=2.0, size=(*shape, 2))
+
+    def log_prob(self, x):
+        return -(np.asarray(x) ** 2).sum(-1) / 8 - math.log(8 * math.pi)
+
+
+def double_normal():
+    return D.Independent(D.Normal(torch.zeros(2).double(), 2.0), 1)
+
+
+def tilted(dtype):
+    """Standard Gaussian base tilted to mean (0.5, -0.5): log Z = 0.25."""
+    energy = sn.ExponentialFamily(lambda v: v, 2, theta=torch.tensor([0.5, -0.5], dtype=dtype))
+    return sn.EBM(energy, base=sn.Gaussian(torch.zeros(2), scale=1.0))
+
+
+@pytest.mark.parametrize("make", [double_normal, NumpyNormal])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_samples_and_densities_follow_the_type_of_the_model(make, dtype):
+    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    model = tilted(dtype)
+    bounds = sn.evaluate(model, x, proposal=make(), seed=0)
+    assert bounds.log_norm == pytest.approx(0.25, abs=0.05)
+    sn.fit(model, x, proposal=make(), max_steps=2, lr=1e-6, seed=0, progress=False)
+    assert float(model.log_norm.detach()) == pytest.approx(0.25, abs=0.02)
+    assert model.sample(3, proposal=make(), generator=0).dtype == dtype
+    networks = [sn.EBM(sn.MLP(2, (8,)).to(dtype), base=make()) for _ in range(2)]
+    sn.fit_many(networks, x, max_steps=2, seed=0, progress=False)
+    assert networks[0].log_prob(x).dtype == dtype
+
+
+def test_on_its_own_a_distribution_keeps_its_type():
+    q = sn.as_proposal(double_normal())
+    assert q.sample((3,)).dtype == q.log_prob(q.sample((3,))).dtype == torch.float64
+    assert q.to(torch.float32).sample((3,)).dtype == torch.float32
+    assert not q.state_dict()  # as before: nothing of it is saved with a model
+
+
+def test_whole_numbers_reach_a_network_as_floats():
+    """Counting measure: Z of E = -x over {0, 1, 2} is 1 + e + e^2."""
+    q = D.Categorical(logits=torch.zeros(3))
+    energy = sn.ExponentialFamily(lambda v: v, 1, theta=torch.ones(1))
+    bounds = sn.evaluate(sn.EBM(energy), torch.tensor([[0.0], [2.0]]), proposal=q, seed=0)
+    assert bounds.log_norm == pytest.approx(math.log(1 + math.e + math.e**2), abs=0.03)
+
+
+def test_adapting_draws_nothing_from_the_callers_stream():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    sn.as_proposal(double_normal())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_defensive_mixture_takes_any_heavy_part_of_its_width():
+    heavy = torch.distributions.StudentT(3.0, torch.zeros(2), 2.0)
+    q = sn.Defensive(sn.Gaussian(torch.zeros(2), scale=0.5), heavy)
+    log_z, _ = sn.exact_log_norm(q.log_prob, 2, n_points=513)
+    assert log_z == pytest.approx(0.0, abs=1e-3)
+    with pytest.raises(sn.SelfnormError, match="rows of 2 numbers"):
+        sn.Defensive(sn.Gaussian(torch.zeros(1), scale=1.0), heavy)
+
+
+def test_seeds_may_be_numpy_integers_and_nothing_odd():
+    model = tilted(torch.float32)
+    assert torch.equal(model.sample(4, generator=np.int64(7)), model.sample(4, generator=7))
+    with pytest.raises(TypeError, match="a seed is a whole number"):
+        model.sample(4, generator="seven")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_flow_as_distribution_that_says_nothing_of_its_support(dtype):
+    zuko = pytest.importorskip("zuko")
+    torch.manual_seed(0)
+    flow = zuko.flows.MAF(2, transforms=1, hidden_features=(8,)).to(dtype)
+    bounds = sn.evaluate(tilted(torch.float32), torch.zeros(3, 2), proposal=flow(), seed=0)
+    assert bounds.log_norm == pytest.approx(0.25, abs=0.05)

@@ -63,7 +63,7 @@ def fit(
         x_train: ``(n, d)`` rows: a tensor, an array or a data frame of numbers (or a tuple of
             tensors, for conditional models).
         proposal: where the samples for ``Z`` come from; the model's base by default. Any
-            distribution; see :func:`~selfnorm.distributions.adapters.as_proposal`.
+            distribution; see :func:`~selfnorm.distributions.as_proposal`.
         objective: ``"snl"`` or another name of :func:`selfnorm.density.objectives.available`, or
         an object. n_samples: proposal samples per step.
         batch_size, max_epochs, max_steps: size of the run, whichever ends first.

@@ -23,7 +23,7 @@ class EBM(nn.Module):
     Args:
         energy: callable on ``(n, dim)`` giving ``(n,)`` or ``(n, 1)``; usually a ``nn.Module``.
         base: optional base density ``d``; any distribution (see
-            :func:`~selfnorm.distributions.adapters.as_proposal`). It guarantees that ``Z`` exists;
+            :func:`~selfnorm.distributions.as_proposal`). It guarantees that ``Z`` exists;
             it is not trained.
         log_norm: initial ``b``. :func:`selfnorm.fit` replaces it by an importance-sampling
             estimate before the first step.

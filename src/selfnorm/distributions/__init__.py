@@ -1,7 +1,6 @@
 """Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""
 
-from selfnorm.distributions.adapters import as_proposal, proposal_for
-from selfnorm.distributions.defensive import Defensive
+from selfnorm.distributions.defensive import Defensive, mix_log_probs, mix_samples
 from selfnorm.distributions.flow_training import FlowTask, proposal_loss
 from selfnorm.distributions.flows import Flow
 from selfnorm.distributions.mdn import (
@@ -11,6 +10,12 @@ from selfnorm.distributions.mdn import (
     MixtureLabels,
     UniformLabels,
 )
+from selfnorm.distributions.mixtures import (
+    choose_component,
+    gaussian_log_prob,
+    mixture_log_prob,
+    pick_component,
+)
 from selfnorm.distributions.mixtures1d import EPS, LOG_SQRT_2PI, Mixture1d
 from selfnorm.distributions.proposals import (
     Gaussian,
@@ -19,6 +24,8 @@ from selfnorm.distributions.proposals import (
     StudentT,
     Uniform,
     UnnormalisedModel,
+    as_proposal,
+    proposal_for,
 )
 
 __all__ = [
@@ -40,6 +47,12 @@ __all__ = [
     "UniformLabels",
     "UnnormalisedModel",
     "as_proposal",
+    "choose_component",
+    "gaussian_log_prob",
+    "mix_log_probs",
+    "mix_samples",
+    "mixture_log_prob",
+    "pick_component",
     "proposal_for",
     "proposal_loss",
 ]

@@ -1,4 +1,8 @@
-"""Defensive mixtures: keep a sharp proposal, lose its blind spots."""
+"""Defensive mixtures: keep a sharp proposal, lose its blind spots.
+
+:func:`mix_log_probs` and :func:`mix_samples` are the whole of it, for laws of any kind (one law per
+input, a stack of them); :class:`Defensive` is the proposal made of them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,36 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
-from selfnorm.distributions.adapters import as_proposal
-from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT
+from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT, as_proposal
 from selfnorm.errors import ProposalError
 
-__all__ = ["Defensive"]
+__all__ = ["Defensive", "mix_log_probs", "mix_samples"]
+
+
+def mix_log_probs(sharp: Tensor, broad: Tensor, weight: Tensor | float) -> Tensor:
+    """``log((1 - weight) q + weight h)`` from ``log q`` and ``log h``; ``weight`` broadcasts.
+
+    Example:
+        >>> mix_log_probs(torch.tensor([0.0, -torch.inf]), torch.zeros(2), 0.5).exp()
+        tensor([1.0000, 0.5000])
+    """
+    if isinstance(weight, Tensor):
+        return torch.logaddexp(sharp + torch.log1p(-weight), broad + weight.log())
+    return torch.logaddexp(sharp + math.log1p(-weight), broad + math.log(weight))
+
+
+def mix_samples(sharp: Tensor, broad: Tensor, weight: Tensor | float) -> Tensor:
+    """Of two samples ``(*shape, d)`` the broad one with chance ``weight``, row by row.
+
+    Both parts are drawn in full and one is chosen: shapes never depend on random numbers, so that
+    a training step can be captured as a CUDA graph.
+
+    Example:
+        >>> mix_samples(torch.zeros(3, 2), torch.ones(3, 2), 1.0)[0]
+        tensor([1., 1.])
+    """
+    choose_broad = torch.rand(sharp.shape[:-1], device=sharp.device) < weight
+    return torch.where(choose_broad.unsqueeze(-1), broad, sharp)
 
 
 class Defensive(Proposal):
@@ -28,6 +57,8 @@ class Defensive(Proposal):
         heavy: the heavy-tailed part; by default a Student-t (3 degrees of freedom) with 1.5 times
             the scatter scale of ``proposal``, measured on its samples.
         weight: share of ``heavy``.
+        stratified: draw exactly the share ``weight`` of the rows from ``heavy``, and draw them
+            first: less noise, but the rows are in order. By default each row is chosen by chance.
 
     Example:
         >>> from selfnorm.distributions.proposals import Gaussian
@@ -36,7 +67,9 @@ class Defensive(Proposal):
         True
     """
 
-    def __init__(self, proposal: Any, heavy: Any = None, weight: float = 0.2) -> None:
+    def __init__(
+        self, proposal: Any, heavy: Any = None, weight: float = 0.2, *, stratified: bool = False
+    ) -> None:
         super().__init__()
         if not 0 < weight < 1:
             raise ProposalError(f"weight must lie strictly between 0 and 1, got {weight}")
@@ -51,7 +84,7 @@ class Defensive(Proposal):
             heavy = StudentT(3.0, fitted.loc, covariance=tril @ tril.T).to(place)
         self.sharp = sharp
         self.heavy = as_proposal(heavy, sharp.dim)
-        self.weight = weight
+        self.weight, self.stratified = weight, stratified
         self.dim = sharp.dim
 
     @classmethod
@@ -70,15 +103,13 @@ class Defensive(Proposal):
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
-        # Both parts are drawn in full and one is chosen: shapes never depend on random numbers, so
-        # the step can be captured as a CUDA graph.
-        sharp, heavy = self.sharp.sample(shape), self.heavy.sample(shape)
-        choose_heavy = torch.rand(*shape, 1, device=sharp.device) < self.weight
-        return torch.where(choose_heavy, heavy, sharp)
+        if not self.stratified:
+            return mix_samples(self.sharp.sample(shape), self.heavy.sample(shape), self.weight)
+        n = math.prod(shape)
+        n_heavy = round(self.weight * n)
+        rows = torch.cat([self.heavy.sample((n_heavy,)), self.sharp.sample((n - n_heavy,))])
+        return rows.reshape(*shape, self.dim)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows."""
-        return torch.logaddexp(
-            self.sharp.log_prob(x) + math.log1p(-self.weight),
-            self.heavy.log_prob(x) + math.log(self.weight),
-        )
+        return mix_log_probs(self.sharp.log_prob(x), self.heavy.log_prob(x), self.weight)

@@ -2,7 +2,8 @@
 
 They behave like ``torch.distributions`` objects over rows of ``d`` numbers, move with
 ``.to(device)`` and are fitted to data by ``fit_to(x)``. Densities are with respect to Lebesgue
-measure. Outside the support ``log_prob`` is ``-inf``; it never raises for a value.
+measure. Outside the support ``log_prob`` is ``-inf``; it never raises for a value. Any other
+distribution (of torch, of zuko, your own object) is made one of them by :func:`as_proposal`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,25 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Gamma, Independent
 
+from selfnorm._context import seeded
 from selfnorm._inputs import as_rows
+from selfnorm.distributions.mixtures import choose_component, mixture_log_prob, pick_component
 from selfnorm.errors import ProposalError
 
-__all__ = ["Gaussian", "GaussianMixture", "Proposal", "StudentT", "Uniform", "UnnormalisedModel"]
+__all__ = [
+    "Gaussian",
+    "GaussianMixture",
+    "Proposal",
+    "StudentT",
+    "Uniform",
+    "UnnormalisedModel",
+    "as_proposal",
+    "proposal_for",
+]
+
+_LOG_2PI = math.log(2 * math.pi)
 
 
 class UnnormalisedModel(Protocol):
@@ -61,7 +76,44 @@ class Proposal(nn.Module):
         )
 
 
-class Gaussian(Proposal):
+class _LocationScale(Proposal):
+    """``x = loc + L e`` with ``e`` a standard law: what Gaussian and Student-t share."""
+
+    loc: Tensor
+    scale_tril: Tensor
+    whiten: Tensor
+    log_scale_const: Tensor
+
+    def __init__(
+        self, loc: Tensor, scale: Tensor | float | None, covariance: Tensor | None
+    ) -> None:
+        super().__init__()
+        loc = torch.atleast_1d(_numbers(loc)).clone()
+        if loc.dim() != 1:
+            raise ProposalError(
+                f"the location must be a vector of length d, got {tuple(loc.shape)}"
+            )
+        self.dim = loc.shape[0]
+        if (scale is None) == (covariance is None):
+            raise ProposalError("give exactly one of scale (diagonal) and covariance (full)")
+        if covariance is not None:
+            tril = _cholesky(_numbers(covariance), (self.dim, self.dim)).to(loc.dtype)
+        else:
+            tril = torch.diag(_diagonal(_numbers(scale, loc), self.dim))
+        whiten, log_det = _whitening(tril)
+        self.register_buffer("loc", loc)
+        self.register_buffer("scale_tril", tril)
+        self.register_buffer("whiten", whiten.to(loc.dtype))
+        self.register_buffer("log_scale_const", (-log_det).to(loc.dtype))
+
+    def _noise(self, shape: Sequence[int]) -> Tensor:
+        return torch.randn(*shape, self.dim, device=self.loc.device, dtype=self.loc.dtype)
+
+    def _whitened(self, x: Tensor) -> Tensor:
+        return (x - self.loc) @ self.whiten.T
+
+
+class Gaussian(_LocationScale):
     r"""Gaussian with diagonal (``scale``) or full (``covariance``) spread.
 
     Example:
@@ -73,17 +125,10 @@ class Gaussian(Proposal):
         torch.Size([7, 3])
     """
 
-    loc: Tensor
-    scale_tril: Tensor
-    whiten: Tensor
-
     def __init__(
         self, mean: Tensor, scale: Tensor | float | None = None, covariance: Tensor | None = None
     ) -> None:
-        super().__init__()
-        loc, tril = _location_scale(mean, scale, covariance)
-        self.dim = loc.shape[0]
-        _register_location_scale(self, loc, tril)
+        super().__init__(mean, scale, covariance)
 
     @classmethod
     def fit_to(cls, x: Tensor, *, full: bool = True, inflate: float = 1.0) -> Gaussian:
@@ -97,18 +142,15 @@ class Gaussian(Proposal):
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
-        noise = torch.randn(*shape, self.dim, device=self.loc.device, dtype=self.loc.dtype)
-        return self.loc + noise @ self.scale_tril.T
+        return self.loc + self._noise(shape) @ self.scale_tril.T
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows."""
-        z = (x - self.loc) @ self.whiten.T
-        return -0.5 * z.square().sum(-1) + self.log_scale_const - 0.5 * self.dim * _LOG_2PI
-
-    log_scale_const: Tensor
+        square = self._whitened(x).square().sum(-1)
+        return self.log_scale_const - 0.5 * (square + self.dim * _LOG_2PI)
 
 
-class StudentT(Proposal):
+class StudentT(_LocationScale):
     r"""Multivariate Student-t: Gaussian in the middle, polynomial tails.
 
     The tails make it a safe proposal: importance weights against any lighter-tailed model are
@@ -121,10 +163,6 @@ class StudentT(Proposal):
         True
     """
 
-    loc: Tensor
-    scale_tril: Tensor
-    whiten: Tensor
-    log_scale_const: Tensor
     df: Tensor
 
     def __init__(
@@ -134,13 +172,10 @@ class StudentT(Proposal):
         scale: Tensor | float | None = None,
         covariance: Tensor | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(loc, scale, covariance)
         if df <= 0:
             raise ProposalError(f"the degrees of freedom must be positive, got {df}")
-        loc, tril = _location_scale(loc, scale, covariance)
-        self.dim = loc.shape[0]
-        self.register_buffer("df", torch.as_tensor(float(df), dtype=loc.dtype))
-        _register_location_scale(self, loc, tril)
+        self.register_buffer("df", torch.as_tensor(float(df), dtype=self.loc.dtype))
         self._log_const = _student_const(float(df), self.dim)
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
@@ -172,16 +207,14 @@ class StudentT(Proposal):
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
-        noise = torch.randn(*shape, self.dim, device=self.loc.device, dtype=self.loc.dtype)
-        half_df = (self.df / 2).expand(*shape, 1)
-        # Gamma(df/2, rate df/2); clamped because float32 gamma draws can underflow to zero.
-        mixing = (torch._standard_gamma(half_df) / half_df).clamp_min(1e-30)
-        return self.loc + (noise / mixing.sqrt()) @ self.scale_tril.T
+        noise, half_df = self._noise(shape), self.df / 2
+        mixing = Gamma(half_df, half_df, validate_args=False).sample((*shape, 1))
+        # Clamped, because float32 gamma draws can underflow to zero.
+        return self.loc + (noise / mixing.clamp_min(1e-30).sqrt()) @ self.scale_tril.T
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows."""
-        z = (x - self.loc) @ self.whiten.T
-        tail = torch.log1p(z.square().sum(-1) / self.df)
+        tail = torch.log1p(self._whitened(x).square().sum(-1) / self.df)
         return self._log_const + self.log_scale_const - 0.5 * (self.df + self.dim) * tail
 
 
@@ -250,26 +283,12 @@ class GaussianMixture(Proposal):
         means = _numbers(means)
         weights, covariances = _numbers(weights, means), _numbers(covariances, means)
         n_components, self.dim = means.shape
-        if weights.shape != (n_components,) or covariances.shape != (
-            n_components,
-            self.dim,
-            self.dim,
-        ):
-            raise ProposalError(
-                f"expected weights ({n_components},) and covariances "
-                f"({n_components}, {self.dim}, {self.dim}), got {tuple(weights.shape)} and "
-                f"{tuple(covariances.shape)}"
-            )
+        if weights.shape != (n_components,):
+            raise ProposalError(f"expected weights ({n_components},), got {tuple(weights.shape)}")
         if bool((weights < 0).any()) or not float(weights.sum()) > 0:
             raise ProposalError(f"the weights must not be negative, got {weights.tolist()}")
-        tril, info = torch.linalg.cholesky_ex(covariances.double())
-        if bool((info != 0).any()):
-            raise ProposalError(
-                f"the covariance of component {int(info.nonzero()[0])} is not positive definite"
-            )
-        eye = torch.eye(self.dim, dtype=tril.dtype).expand_as(tril)
-        whiten = torch.linalg.solve_triangular(tril, eye, upper=False)
-        log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        tril = _cholesky(covariances, (n_components, self.dim, self.dim))
+        whiten, log_det = _whitening(tril)
         dtype = means.dtype
         self.register_buffer("weights", weights / weights.sum())
         self.register_buffer("means", means.detach().clone())
@@ -304,18 +323,162 @@ class GaussianMixture(Proposal):
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
         u = torch.rand(*shape, device=self.means.device, dtype=self.means.dtype)
-        which = torch.searchsorted(self.weights.cumsum(0), u).clamp_max(len(self.weights) - 1)
+        component, _ = choose_component(self.weights, u)
         noise = torch.randn(*shape, self.dim, 1, device=u.device, dtype=u.dtype)
-        return self.means[which] + (self.scale_trils[which] @ noise).squeeze(-1)
+        spread = pick_component(self.scale_trils, component, event_dims=2) @ noise
+        return pick_component(self.means, component, event_dims=1) + spread.squeeze(-1)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows."""
         centred = x.unsqueeze(-2) - self.means
         z = torch.einsum("kij,...kj->...ki", self.whiten, centred)
-        return torch.logsumexp(self.log_consts - 0.5 * z.square().sum(-1), -1)
+        return mixture_log_prob(self.log_consts, -0.5 * z.square().sum(-1))
 
 
-_LOG_2PI = math.log(2 * math.pi)
+def as_proposal(q: Any, dim: int | None = None) -> Proposal:
+    """Adapt ``q`` to the :class:`Proposal` interface.
+
+    Accepts a proposal of this library, any ``torch.distributions.Distribution`` (scalar ones become
+    one-column ones, batched ones independent columns), a lazy distribution (a module whose call
+    without arguments returns a distribution, as in zuko), or any object with ``sample(shape)`` and
+    ``log_prob(x)``.
+
+    Example:
+        >>> q = as_proposal(torch.distributions.Exponential(torch.tensor([1.0, 2.0])))
+        >>> q.sample((3,)).shape, q.log_prob(torch.tensor([-1.0, 1.0]))
+        (torch.Size([3, 2]), tensor(-inf))
+    """
+    if isinstance(q, Proposal):
+        proposal: Proposal = q
+    elif isinstance(q, Distribution):
+        proposal = _TorchProposal(q)
+    elif hasattr(q, "sample") and hasattr(q, "log_prob"):
+        proposal = _DuckProposal(q)
+    elif isinstance(q, nn.Module):
+        proposal = _LazyProposal(q)
+    else:
+        raise ProposalError(
+            f"{type(q).__name__} cannot serve as a proposal: it needs sample(shape) and "
+            "log_prob(x), or to be a torch.distributions.Distribution"
+        )
+    if dim is not None and proposal.dim != dim:
+        raise ProposalError(
+            f"the proposal is over rows of {proposal.dim} numbers, the data have {dim} columns; "
+            f"fit it to the data (e.g. Gaussian.fit_to(x)) or give it event shape ({dim},)"
+        )
+    return proposal
+
+
+def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
+    """:func:`as_proposal`, on the model's device and in the floating-point type of its parameters.
+
+    A proposal with tensors of its own is moved in place, as ``nn.Module.to`` does.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> q = sn.Uniform(torch.zeros(1).double(), torch.ones(1).double())
+        >>> proposal_for(sn.EBM(sn.MLP(1)), q).sample((2,)).dtype
+        torch.float32
+    """
+    return as_proposal(q, dim).to(model.device, getattr(model, "dtype", None))
+
+
+class _Foreign(Proposal):
+    """A law that ``nn.Module.to`` does not reach: its samples take the type asked for there."""
+
+    kind: Tensor
+
+    def _take_kind_of(self, drawn: Tensor) -> None:
+        self._own = drawn.dtype if drawn.is_floating_point() else torch.float32
+        self.register_buffer("kind", torch.zeros((), dtype=self._own), persistent=False)
+
+    def _in_own_kind(self, x: Tensor) -> Tensor:
+        """Rows as wide as the law's own numbers: a flow in float64 asks for such rows."""
+        return x.to(torch.promote_types(x.dtype, self._own))
+
+
+class _TorchProposal(_Foreign):
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__()
+        if not distribution.event_shape and not distribution.batch_shape:
+            distribution = distribution.expand(torch.Size([1]))
+        if len(distribution.batch_shape) == 1 and not distribution.event_shape:
+            distribution = Independent(distribution, 1)
+        if distribution.batch_shape or len(distribution.event_shape) != 1:
+            raise ProposalError(
+                "a proposal must be one distribution over rows: got batch shape "
+                f"{tuple(distribution.batch_shape)} and event shape "
+                f"{tuple(distribution.event_shape)}"
+            )
+        self.distribution = distribution
+        self.dim = distribution.event_shape[0]
+        with seeded(0):
+            self._take_kind_of(distribution.sample())
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        return self.distribution.sample(torch.Size(shape)).to(self.kind.dtype)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        return _log_prob_with_support(self.distribution, self._in_own_kind(x)).to(x.dtype)
+
+
+class _LazyProposal(Proposal):
+    def __init__(self, lazy: nn.Module) -> None:
+        super().__init__()
+        self.lazy = lazy
+        distribution = lazy()
+        if not isinstance(distribution, Distribution) or len(distribution.event_shape) != 1:
+            raise ProposalError(
+                f"calling {type(lazy).__name__}() did not return a distribution over rows; "
+                "pass the distribution itself"
+            )
+        self.dim = distribution.event_shape[0]
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        with torch.no_grad():
+            drawn: Tensor = self.lazy().sample(torch.Size(shape))
+        return drawn
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        result: Tensor = self.lazy().log_prob(x)
+        return result
+
+
+class _DuckProposal(_Foreign):
+    """Any object with sample and log_prob; its first sample tells width and type."""
+
+    def __init__(self, q: Any) -> None:
+        super().__init__()
+        self.q = q
+        first = torch.as_tensor(q.sample((1,)))
+        self.dim = int(first.reshape(1, -1).shape[-1])
+        self._take_kind_of(first)
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        drawn = torch.as_tensor(self.q.sample(torch.Size(shape))).to(self.kind.dtype)
+        return drawn.reshape(*shape, self.dim)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        log_q = torch.as_tensor(self.q.log_prob(self._in_own_kind(x)))
+        return log_q.to(x.dtype).reshape(x.shape[:-1])
+
+
+def _log_prob_with_support(distribution: Distribution, x: Tensor) -> Tensor:
+    """Log-density with ``-inf`` outside the support, where torch would raise or extrapolate."""
+    try:
+        support = distribution.support
+    except NotImplementedError:  # not said, e.g. by zuko's flows: everywhere
+        support = None
+    if support is None:
+        return distribution.log_prob(x)
+    inside = support.check(x)
+    if inside.dim() == x.dim():
+        inside = inside.all(-1)
+    if bool(inside.all()):
+        return distribution.log_prob(x)
+    filler = distribution.sample()
+    safe = torch.where(inside.unsqueeze(-1), x, filler)
+    return torch.where(inside, distribution.log_prob(safe), -math.inf)
 
 
 def _numbers(values: Any, like: Tensor | None = None) -> Tensor:
@@ -326,7 +489,8 @@ def _numbers(values: Any, like: Tensor | None = None) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.float()
 
 
-def _rows(x: Any) -> Tensor:
+def _double_rows(x: Any) -> tuple[Tensor, torch.dtype]:
+    """Rows to fit to, in double precision, and the type of the result: theirs, or float32."""
     x = as_rows(x)
     if x.dim() == 1:
         x = x.unsqueeze(-1)
@@ -336,13 +500,7 @@ def _rows(x: Any) -> Tensor:
         )
     if not bool(torch.isfinite(x).all()):
         raise ProposalError("fit_to needs finite data; drop or impute NaN and infinite rows first")
-    return x.detach()
-
-
-def _double_rows(x: Any) -> tuple[Tensor, torch.dtype]:
-    """Rows to fit to, in double precision, and the type of the result: theirs, or float32."""
-    x = _rows(x)
-    return x.double(), torch.promote_types(x.dtype, torch.float32)
+    return x.detach().double(), torch.promote_types(x.dtype, torch.float32)
 
 
 def _student_const(df: float, dim: int) -> float:
@@ -367,42 +525,34 @@ def _ridge(cov: Tensor, x: Tensor) -> Tensor:
     return cov + torch.diag(torch.where(constant, 1.0, 1e-8 * cov.diagonal()))
 
 
-def _location_scale(
-    mean: Tensor, scale: Tensor | float | None, covariance: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    loc = torch.atleast_1d(_numbers(mean)).clone()
-    if loc.dim() != 1:
-        raise ProposalError(f"the location must be a vector of length d, got {tuple(loc.shape)}")
-    d = loc.shape[0]
-    if (scale is None) == (covariance is None):
-        raise ProposalError("give exactly one of scale (diagonal) and covariance (full)")
-    if covariance is not None:
-        covariance = _numbers(covariance)
-        if covariance.shape != (d, d):
-            raise ProposalError(
-                f"the covariance must have shape ({d}, {d}), got {tuple(covariance.shape)}"
-            )
-        tril, info = torch.linalg.cholesky_ex(covariance.double())
-        if int(info) != 0:
-            raise ProposalError(
-                "the covariance is not positive definite: does a column repeat others, or their "
-                "sum? Drop it, or add a small multiple of the identity"
-            )
-        return loc, tril.to(loc.dtype)
-    diagonal = _numbers(scale, loc)
-    if diagonal.shape not in ((), (1,), (d,)):
-        raise ProposalError(f"the scale must be a number or ({d},), got {tuple(diagonal.shape)}")
-    diagonal = diagonal.expand(d)
-    if not bool((diagonal > 0).all()):
+def _diagonal(scale: Tensor, dim: int) -> Tensor:
+    """One positive scale per column."""
+    if scale.shape not in ((), (1,), (dim,)):
+        raise ProposalError(f"the scale must be a number or ({dim},), got {tuple(scale.shape)}")
+    if not bool((scale > 0).all()):
         raise ProposalError("every scale must be positive; is a column constant?")
-    return loc, torch.diag(diagonal)
+    return scale.expand(dim)
 
 
-def _register_location_scale(module: nn.Module, loc: Tensor, tril: Tensor) -> None:
-    module.register_buffer("loc", loc)
-    module.register_buffer("scale_tril", tril)
-    eye = torch.eye(loc.shape[0], dtype=torch.float64, device=loc.device)
-    whiten = torch.linalg.solve_triangular(tril.double(), eye, upper=False)
-    module.register_buffer("whiten", whiten.to(loc.dtype))
-    log_det = tril.double().diagonal().log().sum()
-    module.register_buffer("log_scale_const", (-log_det).to(loc.dtype))
+def _cholesky(covariance: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Lower triangles of covariances ``(*K, d, d)``, in double precision."""
+    if covariance.shape != shape:
+        raise ProposalError(
+            f"the covariance must have shape {shape}, got {tuple(covariance.shape)}"
+        )
+    tril, info = torch.linalg.cholesky_ex(covariance.double())
+    if bool((info != 0).any()):
+        which = f" of component {int(info.nonzero()[0])}" if info.dim() else ""
+        raise ProposalError(
+            f"the covariance{which} is not positive definite: does a column repeat others, or "
+            "their sum? Drop it, or add a small multiple of the identity"
+        )
+    return tril
+
+
+def _whitening(tril: Tensor) -> tuple[Tensor, Tensor]:
+    """``L^-1`` and ``log |det L|`` of lower triangles ``(*K, d, d)``, in double precision."""
+    tril = tril.double()
+    eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device).expand_as(tril)
+    whiten = torch.linalg.solve_triangular(tril, eye, upper=False)
+    return whiten, tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
