@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from selfnorm.datasets import images
-from selfnorm.datasets.image_files import decode, read_npz
+from selfnorm.datasets.images import decode, read_arrays
 from selfnorm.errors import DataError, MissingDataError
 from selfnorm.images import Augmentation
 from tests.datasets import image_files as files
@@ -201,7 +201,7 @@ def test_damaged_containers_are_named(tmp_path):
         images.load("cells", data_dir=tmp_path)
     np.savez(tmp_path / "x.npz", image=np.zeros(3))
     with pytest.raises(DataError, match=r"x\.npz has no 'pose'; it holds \['image'\]"):
-        read_npz(tmp_path / "x.npz", "image", "pose")
+        read_arrays(tmp_path / "x.npz", "image", "pose")
 
 
 @pytest.mark.parametrize("name", images.DATASETS)

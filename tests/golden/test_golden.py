@@ -12,7 +12,24 @@ from tests.golden import cases, record
 RTOL = float(os.environ.get("SELFNORM_GOLDEN_RTOL", "1e-4"))  # 0: the same bits
 ATOL = 1e-6
 FOLDER_RTOL = 1e-5
-MOVED_PARAMETERS = {}  # "Class.method.parameter": why it is gone
+# "Class.method.parameter": why it is gone
+MOVED_PARAMETERS = {
+    "ImageRegressor.anchors": "energy=EnergyHead(...)",
+    "ImageRegressor.base": "energy=EnergyHead(...)",
+    "ImageRegressor.bf16": "always on CUDA",
+    "ImageRegressor.compile_heads": "the step is a CUDA graph",
+    "ImageRegressor.cuda_graph": "options=TrainingOptions(...)",
+    "ImageRegressor.dequantise": "label_step=0",
+    "ImageRegressor.ema": "options=TrainingOptions(...)",
+    "ImageRegressor.optimizer": "options=TrainingOptions(...)",
+    "ImageRegressor.patience": "options=TrainingOptions(...)",
+    "ImageRegressor.proposal_loss": "energy=EnergyHead(...)",
+    "ImageRegressor.schedule": "options=TrainingOptions(...)",
+    "ImageRegressor.share_gradient": "energy=EnergyHead(...)",
+    "ImageRegressor.validate_every": "options=TrainingOptions(...)",
+    "ImageRegressor.verbose": "options=TrainingOptions(...)",
+    "ImageRegressor.weight_decay": "options=TrainingOptions(...)",
+}
 VALUES, FOLDERS, API = (
     json.loads((record.HERE / f"{name}.json").read_text()) for name in ("values", "folders", "api")
 )

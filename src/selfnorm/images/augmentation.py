@@ -80,8 +80,8 @@ class Augmentation:
                 turned_round = mirrored[:, 0, 0].to(y.dtype)
                 signs = [1.0 + (sign - 1.0) * turned_round for sign in self.flip_signs]
                 about = zero or (0.0,) * len(signs)
-                moves = [(1.0 - s) * at for s, at in zip(signs, about, strict=True)]
-                y = y * torch.stack(signs, dim=-1) + torch.stack(moves, dim=-1)
+                offsets = [(1.0 - s) * at for s, at in zip(signs, about, strict=True)]
+                y = y * torch.stack(signs, dim=-1) + torch.stack(offsets, dim=-1)
         if self.dihedral:
             rows = torch.where(chance(), height - 1 - rows, rows)
             turned = chance()

@@ -579,7 +579,9 @@ def _rebuild(
         own["label_step"] = 0.0
     head = EnergyHead(saved["energy"], **{name: saved[name] for name in _SAVED_HEAD})
     found = ImageRegressor(**own, energy=head, backbone=backbone or config["backbone"])
-    space = {k: tuple(v) if isinstance(v, list) else v for k, v in config["space"].items()}
+    space: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in config["space"].items()
+    }
     found.space_ = LabelSpace(**space)
     found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
     found.n_features_, found.refine_ = config["n_features"], config["refine"]
