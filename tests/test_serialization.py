@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import selfnorm as sn
-from selfnorm import EnergyDensity
-from selfnorm import saving as serialization
+from selfnorm import EnergyDensity, saving
+from selfnorm.distributions import LabelGaussian, LabelUniform
 from selfnorm.errors import ModelFileError, SelfnormError
 from selfnorm.saving import CONFIG_FILE, WEIGHTS_FILE
-from selfnorm.tables import blueprints
 
 
 def rows(n=150, d=2, seed=0):
@@ -69,11 +69,11 @@ def test_frames_names_and_notes_survive(tmp_path):
     frame = pd.DataFrame(rows(60), columns=["a", "b"])
     density = EnergyDensity(max_steps=5, random_state=0).fit(frame)
     density.save(tmp_path / "m")
-    serialization.annotate(tmp_path / "m", {"target": "y"})
+    saving.annotate(tmp_path / "m", {"target": "y"})
     loaded = EnergyDensity.load(tmp_path / "m")
     assert list(loaded.feature_names_in_) == ["a", "b"]
     assert np.array_equal(loaded.score_samples(frame), density.score_samples(frame))
-    assert serialization.read_folder(tmp_path / "m").notes == {"target": "y"}
+    assert saving.read_folder(tmp_path / "m").notes == {"target": "y"}
 
 
 def _document(path):
@@ -81,7 +81,7 @@ def _document(path):
 
 
 def _rehash(document):
-    document["config_sha256"] = serialization._config_hash(document)
+    document["config_sha256"] = saving._config_hash(document)
     return json.dumps(document)
 
 
@@ -189,13 +189,13 @@ def test_unknown_kind_damaged_config_and_deep_nesting(tmp_path):
     document["kind"] = "Sneaky"
     (tmp_path / CONFIG_FILE).write_text(_rehash(document))
     with pytest.raises(ModelFileError, match="unknown class 'Sneaky'"):
-        serialization.load(tmp_path)
+        saving.load(tmp_path)
     for text in ("[" * 100_000, "{}", "null", '{"schema_version": true}', "{" * 50_000, "1e999"):
         (tmp_path / CONFIG_FILE).write_text(text)
         with pytest.raises(ModelFileError):
-            serialization.load(tmp_path)
+            saving.load(tmp_path)
     with pytest.raises(ModelFileError, match="not a model folder"):
-        serialization.load(tmp_path / "nowhere")
+        saving.load(tmp_path / "nowhere")
 
 
 def test_a_pickle_in_place_of_the_weights_is_never_executed(tmp_path):
@@ -217,37 +217,118 @@ def test_a_pickle_in_place_of_the_weights_is_never_executed(tmp_path):
     assert not marker.exists()
 
 
-MODULES = {
+def energy(dim=2, **options):
+    return sn.MLP(dim, hidden=(8, 8), **options)
+
+
+def conditional(x):
+    model = sn.ConditionalEBM(
+        sn.LabelEnergy(4, label_hidden=(3,), hidden=(8,)),
+        sn.MDN(4, components=3),
+        features=nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Dropout(0.1)),
+        log_norm=nn.Linear(4, 1),
+        base="proposal",
+    )
+    model.freeze_proposal()
+    return model
+
+
+MODELS = {
     "gaussian": lambda x: sn.Gaussian.fit_to(x),
     "diagonal": lambda x: sn.Gaussian.fit_to(x, full=False),
     "student": lambda x: sn.StudentT.fit_to(x, df=3.0),
     "uniform": lambda x: sn.Uniform.fit_to(x),
     "mixture": lambda x: sn.GaussianMixture.fit_to(x, n_components=3),
     "defensive": lambda x: sn.Defensive.fit_to(x, n_components=2),
+    "flow": lambda x: sn.Flow(2, transforms=2, hidden=(8,)).set_scaling(x),
     "ebm": lambda x: sn.EBM(
-        sn.MLP(2, hidden=(8, 8), features=sn.FourierFeatures(2, 4), saturate=6.0),
+        energy(features=sn.FourierFeatures(2, 4), saturate=6.0),
         base=sn.StudentT.fit_to(x),
         log_norm=0.3,
     ),
-    "bare": lambda x: sn.EBM(sn.MLP(2, hidden=(4,), activation="tanh", dropout=0.1)),
+    "bare": lambda x: sn.EBM(energy(activation="tanh", dropout=0.1)),
+    "double": lambda x: sn.EBM(energy(), base=sn.Gaussian.fit_to(x)).double(),
+    "mixed": lambda x: sn.EBM(energy().double(), sn.Gaussian.fit_to(x)).to(torch.float64),
+    "sequential": lambda x: sn.EBM(nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 1))),
+    "ensemble": lambda x: sn.Ensemble([sn.EBM(energy(), sn.Gaussian.fit_to(x)) for _ in "ab"]),
+    "chain": lambda x: sn.AutoregressiveEBM(2, hidden=8, components=3).set_scaling(x),
+    "conditional": conditional,
+    "conditional_scalar": lambda x: sn.ConditionalEBM(
+        sn.LabelEnergy(1, hidden=(4,)), LabelGaussian.fit_to(x[:, 1:]), log_norm=0.7
+    ),
+    "conditional_box": lambda x: sn.ConditionalEBM(
+        sn.LabelEnergy(1, hidden=(4,)), LabelUniform.fit_to(x[:, 1:])
+    ),
 }
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_every_module_comes_back_from_its_blueprint(name):
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_comes_back(name, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(200, 2) * torch.tensor([1.0, 30.0])
-    module = MODULES[name](x).eval()
-    blueprint = json.loads(json.dumps(blueprints.describe(module)))
-    twin = blueprints.build(blueprint, module.state_dict())
+    model = MODELS[name](x).eval()
+    sn.save(model, tmp_path)
+    before = torch.get_rng_state()
+    twin = sn.load(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(twin) is type(model)
+    assert not twin.training
+    asked = (x[:, :1], x[:, 1:]) if "conditional" in name else (x.to(next(model.buffers(), x)),)
+    if name == "double":
+        asked = (x.double(),)
     with torch.no_grad():
-        assert torch.equal(twin.log_prob(x), module.log_prob(x))
+        assert torch.equal(twin.log_prob(*asked), model.log_prob(*asked))
+    asks = [p.requires_grad for p in model.parameters()]
+    assert [p.requires_grad for p in twin.parameters()] == asks
 
 
-def test_a_user_energy_has_no_blueprint():
-    with pytest.raises(ModelFileError, match="state_dict"):
-        blueprints.describe(sn.EBM(torch.nn.Linear(2, 1)))
-    assert blueprints.describe(None) is None
+class Bowl(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.width = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x.square().sum(-1) / self.width
+
+
+def test_parts_of_ones_own_are_given_to_load(tmp_path):
+    model = sn.EBM(Bowl(), base=torch.distributions.Normal(torch.zeros(2), 1.0))
+    with torch.no_grad():
+        model.energy.width.fill_(3.0)
+    sn.save(model, tmp_path)
+    with pytest.raises(ModelFileError, match=r"energy of your own making \(Bowl\): pass energy="):
+        sn.load(tmp_path)
+    with pytest.raises(ModelFileError, match="pass base="):
+        sn.load(tmp_path, energy=Bowl())
+    own, base = Bowl(), torch.distributions.Normal(torch.zeros(2), 1.0)
+    twin = sn.load(tmp_path, energy=own, base=base)
+    x = torch.randn(5, 2)
+    assert torch.equal(twin.log_prob(x), model.log_prob(x))
+    assert own.width.item() == 1.0  # a copy was filled
+    with pytest.raises(ModelFileError, match="no part 'decoder'"):
+        sn.load(tmp_path, energy=own, base=base, decoder=own)
+    with pytest.raises(ModelFileError, match="energy, base do not fit together"):
+        sn.load(tmp_path, energy=energy(), base=base)
+
+
+def test_normed_weights_are_ones_own(tmp_path):
+    nets = [torch.nn.utils.parametrizations.spectral_norm(nn.Linear(2, 1)) for _ in "ab"]
+    model = sn.Ensemble([sn.EBM(nets[0])]).eval()
+    sn.save(model, tmp_path)
+    with pytest.raises(ModelFileError, match="pass energy="):
+        sn.load(tmp_path)
+    x = torch.randn(5, 2)
+    assert torch.equal(sn.load(tmp_path, energy=nets[1]).log_prob(x), model.log_prob(x))
+
+
+def test_a_module_of_ones_own_is_not_saved(tmp_path):
+    class EBM(sn.EBM):
+        pass
+
+    for model in (Bowl(), EBM(energy()), nn.Sequential(Bowl()), np.array(["a model"])):
+        with pytest.raises(ModelFileError, match="state_dict"):
+            sn.save(model, tmp_path)
+    assert saving.describe(None) is None
     assert issubclass(ModelFileError, SelfnormError)
 
 
@@ -255,4 +336,4 @@ def test_saving_where_nothing_can_be_written(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ModelFileError, match="cannot write"):
-        serialization.save_folder(blocked, "x", {}, {"t": torch.zeros(1)})
+        saving.save_folder(blocked, "x", {}, {"t": torch.zeros(1)})

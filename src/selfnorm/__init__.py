@@ -32,6 +32,7 @@ from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
 from selfnorm.images import ImageRegressor
 from selfnorm.networks import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.saving import __version__ as __version__
+from selfnorm.saving import load, save
 from selfnorm.tables import EnergyDensity, EnergyRegressor
 from selfnorm.training import History
 from selfnorm.vae import EnergyVAE, add_energy_prior
@@ -68,8 +69,10 @@ __all__ = [
     "fit_distributed",
     "fit_many",
     "functional",
+    "load",
     "log_weights",
     "mcmc_objectives",
+    "save",
     "score_matching",
 ]
 

@@ -1,36 +1,47 @@
-"""Model folders: ``model.safetensors`` and ``config.json``, never a pickle.
+"""``selfnorm.save`` and ``selfnorm.load``: models as folders, never a pickle.
 
-``config.json`` holds the schema version, the library version, the kind of object, what is needed
-to rebuild it, and two hashes: of the weights file and of the config itself. A folder loads with
-exactly the numbers it was saved with, or not at all; every failure is a :class:`ModelFileError`.
+A folder holds ``model.safetensors`` and ``config.json``: the schema version, the library version,
+the kind of object, what is needed to rebuild it, and two hashes, of the weights file and of the
+config itself. It loads with exactly the numbers it was saved with, or not at all; every failure is
+a :class:`ModelFileError`.
+
+A module is described by its class and what its constructor was given, module by module
+(:func:`describe`). Only the classes of the table at the end are ever built: a config cannot name
+anything else to import or call. What has code of its own (your energy, your encoder) is saved by
+its weights alone and handed to :func:`load` again.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
+from selfnorm._context import float32_on_cpu, seeded
 from selfnorm.errors import ModelFileError
 
 __all__ = [
     "Folder",
     "annotate",
-    "known_kinds",
+    "build",
+    "describe",
     "load",
     "plain_number",
     "read_folder",
-    "register",
+    "save",
     "save_folder",
 ]
 
@@ -40,10 +51,7 @@ WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 64 * 2**20
 
-Builder = Callable[[dict[str, Any], dict[str, Tensor]], Any]
-_BUILDERS: dict[str, Builder] = {}
-
-# What a builder may raise on a config or on tensors that do not fit together.
+# What a constructor may raise on a config or on tensors that do not fit together.
 _BUILD_ERRORS = (
     AttributeError,
     IndexError,
@@ -67,17 +75,113 @@ class Folder:
     notes: dict[str, Any]
 
 
-def register(kind: str, builder: Builder) -> None:
-    """Let :func:`load` rebuild ``kind`` by ``builder(config, tensors)``.
+def save(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write any model of the library to a folder; an older model in it is replaced.
 
-    Only registered kinds are ever built: a config cannot name a class or function to call.
+    Estimators (``EnergyDensity``, ``EnergyRegressor``, ``ImageRegressor``) and modules (``EBM``,
+    ``ConditionalEBM``, ``AutoregressiveEBM``, ``EnergyVAE``, ``Flow``, ...) alike. Parts with code
+    of your own are saved by their weights; give them to :func:`load` again.
+
+    Example:
+        >>> import tempfile
+        >>> import selfnorm as sn
+        >>> model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
+        >>> folder = tempfile.mkdtemp()
+        >>> sn.save(model, folder)
+        >>> x = torch.ones(3, 2)
+        >>> torch.equal(sn.load(folder).log_prob(x), model.log_prob(x))
+        True
     """
-    _BUILDERS[kind] = builder
+    name = type(model).__name__
+    if _is_known(model) and hasattr(model, "to_folder"):
+        config, tensors = model.to_folder()
+    elif "class" in (config := describe(model)):
+        tensors = model.state_dict()
+        del config["class"]  # it is the folder's kind
+    else:
+        raise ModelFileError(
+            f"a {name} cannot be saved to a model folder, for its code is not part of the library; "
+            "save its state_dict() and build it in code"
+        )
+    save_folder(path, name, config, tensors)
 
 
-def known_kinds() -> list[str]:
-    """Kinds of model folders that this installation can load."""
-    return sorted(_BUILDERS)
+def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -> Any:
+    """Rebuild what a model folder holds, on the CPU and in evaluation mode.
+
+    Args:
+        path: the folder.
+        kind: insist on this class.
+        own: parts with code of your own, by their name in the model's constructor
+            (``energy=net``), built as they were: copies of them are filled with the saved weights.
+    """
+    folder = read_folder(path)
+    if kind is not None and folder.kind != kind:
+        raise ModelFileError(f"{path} holds a {folder.kind}, not a {kind}; load it with that class")
+    if folder.kind not in _CLASSES:
+        raise ModelFileError(
+            f"{path} asks for the unknown class {folder.kind[:80]!r}; this installation knows "
+            f"{sorted(_CLASSES)}"
+        )
+    found = _CLASSES[folder.kind].find(folder.kind)
+    try:
+        if hasattr(found, "from_folder"):
+            return found.from_folder(folder.config, folder.tensors, **own)
+        return build({"class": folder.kind, **folder.config}, folder.tensors, **own)
+    except _BUILD_ERRORS as error:
+        # torch says which weight does not fit on the second line
+        detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        parts = ", ".join(["config and weights", *own])
+        raise ModelFileError(
+            f"{path}: {parts} do not fit together ({detail}); refit the model"
+        ) from error
+
+
+def describe(value: Any) -> Any:
+    """The blueprint of a module; together with its ``state_dict`` it gives the module back.
+
+    Numbers and lists stay what they are, modules of the library are told by their class, parts
+    with code of the user's by the name of theirs.
+
+    >>> from selfnorm import Gaussian
+    >>> describe(Gaussian(torch.zeros(2), scale=1.0))
+    {'class': 'Gaussian', 'dim': 2}
+    """
+    if value is None or isinstance(value, str | int | float | np.generic):
+        return plain_number(value)
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    name = type(value).__name__
+    if not (isinstance(value, nn.Module) and _is_known(value)):
+        return {"own": name}
+    config = _CLASSES[name].config(value)
+    # Spectral norm and the like: other weights than the class is built with.
+    normed = [key.split(".") for key, _ in value.named_parameters() if "parametrizations" in key]
+    if any(config.keys().isdisjoint(key) for key in normed):
+        return {"own": name}
+    parts = {key: describe(item) for key, item in config.items()}
+    if name == "Sequential" and any("own" in part for part in parts["parts"]):
+        return {"own": name}  # as a whole: its parts have no names
+    return {"class": name, **parts}
+
+
+def build(blueprint: dict[str, Any] | None, tensors: dict[str, Tensor], **own: Any) -> Any:
+    """The module of a blueprint with the given state, which must match it key by key.
+
+    ``own`` holds parts with code of the user's, see :func:`load`.
+    """
+    if blueprint is None:
+        return None
+    with seeded(0), float32_on_cpu():
+        taken: set[str] = set()
+        module = _built(blueprint, "model", own, taken)
+    for part in own.keys() - taken:
+        raise ModelFileError(f"a {blueprint['class']} has no part {part!r} to take from you")
+    kinds = {t.dtype for t in tensors.values() if t.is_floating_point()}
+    if len(kinds) == 1:  # a model in double precision comes back as one
+        module.to(*kinds)
+    module.cpu().load_state_dict(tensors, strict=True, assign=len(kinds) > 1)
+    return module.eval()
 
 
 def save_folder(
@@ -154,25 +258,6 @@ def annotate(path: str | os.PathLike[str], notes: dict[str, Any]) -> None:
     save_folder(path, folder.kind, folder.config, folder.tensors, merged)
 
 
-def load(path: str | os.PathLike[str], kind: str | None = None) -> Any:
-    """Rebuild what a model folder holds, on the CPU; ``kind`` insists on one kind."""
-    folder = read_folder(path)
-    if kind is not None and folder.kind != kind:
-        raise ModelFileError(f"{path} holds a {folder.kind}, not a {kind}; load it with that class")
-    if folder.kind not in _BUILDERS:
-        raise ModelFileError(
-            f"{path} asks for the unknown class {folder.kind[:80]!r}; this installation knows "
-            f"{known_kinds()}"
-        )
-    try:
-        return _BUILDERS[folder.kind](folder.config, folder.tensors)
-    except _BUILD_ERRORS as error:
-        detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        raise ModelFileError(
-            f"{path}: config and weights do not fit together ({detail}); refit the model"
-        ) from error
-
-
 def _read_bytes(path: Path) -> bytes:
     try:
         if path.is_file():
@@ -242,3 +327,162 @@ def _config_hash(document: dict[str, Any]) -> str:
     except (RecursionError, ValueError) as error:
         raise ModelFileError(f"the config cannot be hashed: {error}") from error
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Where a class lives, and what its constructor is to be given to build such an object again.
+
+    The room is imported when it is asked for: this module stands below all of them.
+    """
+
+    room: str
+    config: Callable[[Any], dict[str, Any]] = lambda module: module.config
+    build: Callable[..., Any] = lambda found, **config: found(**config)
+
+    def find(self, name: str) -> Any:
+        return getattr(import_module(self.room), name)
+
+
+def _is_known(model: Any) -> bool:
+    name = type(model).__name__
+    return name in _CLASSES and _CLASSES[name].find(name) is type(model)
+
+
+def _built(value: Any, part: str, own: dict[str, Any], taken: set[str]) -> Any:
+    """The object that :func:`describe` described, without its weights."""
+    if part in own:
+        taken.add(part)
+        return copy.deepcopy(own[part])
+    if isinstance(value, list):
+        return [_built(item, part, own, taken) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "own" in value:
+        raise ModelFileError(
+            f"this model has {part} of your own making ({str(value['own'])[:80]}): pass "
+            f"{part}=... to load, built as it was"
+        )
+    options = _renewed(value)
+    name = options.pop("class")
+    if not isinstance(name, str) or name not in _CLASSES:
+        raise ModelFileError(
+            f"the config asks for the unknown class {str(name)[:80]!r}; known are "
+            f"{sorted(_CLASSES)}"
+        )
+    parts = {key: _built(item, key, own, taken) for key, item in options.items()}
+    return _CLASSES[name].build(_CLASSES[name].find(name), **parts)
+
+
+def _renewed(blueprint: dict[str, Any]) -> dict[str, Any]:
+    """A blueprint as it is written today: the first ones left some classes unsaid."""
+    new, name = dict(blueprint), blueprint.get("class")
+    if name == "MLP" and new.get("features") is not None:
+        new["features"] = {"class": "FourierFeatures", **new["features"]}
+    if name == "EnergyPrior":
+        energy = new.get("energy", {"own": "a module"})
+        new["energy"] = energy if "own" in energy else {"class": "MLP", "dim": new["dim"], **energy}
+    if name == "EnergyVAE":
+        new |= {part: {"own": "a module"} for part, given in new.items() if given is None}
+    return new
+
+
+def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
+    """What the constructor is given is kept under the same names."""
+    return lambda module: {name: getattr(module, name) for name in names}
+
+
+def _full(found: Any, dim: int, df: float | None = None) -> Any:
+    given = (torch.zeros(dim),) if df is None else (df, torch.zeros(dim))
+    return found(*given, covariance=torch.eye(dim))
+
+
+def _mixture(found: Any, dim: int, n_components: int) -> Any:
+    eye = torch.eye(dim).repeat(n_components, 1, 1)
+    return found(torch.ones(n_components), torch.zeros(n_components, dim), eye)
+
+
+def _conditional(found: Any, frozen: bool, **parts: Any) -> Any:
+    model = found(**parts)
+    if frozen:
+        model.freeze_proposal()
+    return model
+
+
+_PLAIN = ("Identity", "ReLU", "SiLU", "Tanh", "Sigmoid", "Softplus", "Flatten")
+# Every class that a folder may name.
+_CLASSES: dict[str, _Class] = {
+    **{name: _Class("torch.nn", _attributes()) for name in _PLAIN},
+    "Dropout": _Class("torch.nn", _attributes("p")),
+    "GELU": _Class("torch.nn", _attributes("approximate")),
+    "LeakyReLU": _Class("torch.nn", _attributes("negative_slope")),
+    "Linear": _Class(
+        "torch.nn",
+        lambda m: {
+            "in_features": m.in_features,
+            "out_features": m.out_features,
+            "bias": m.bias is not None,
+        },
+    ),
+    "Sequential": _Class(
+        "torch.nn", lambda m: {"parts": list(m)}, lambda found, parts: found(*parts)
+    ),
+    "FourierFeatures": _Class("selfnorm.networks", _attributes("dim", "n_features", "scale")),
+    "MLP": _Class(
+        "selfnorm.networks",
+        _attributes("dim", "hidden", "activation", "dropout", "features", "saturate"),
+    ),
+    "Gaussian": _Class("selfnorm.distributions", _attributes("dim"), _full),
+    "StudentT": _Class(
+        "selfnorm.distributions", lambda m: {"dim": m.dim, "df": float(m.df)}, _full
+    ),
+    "Uniform": _Class(
+        "selfnorm.distributions",
+        _attributes("dim"),
+        lambda found, dim: found(torch.zeros(dim), torch.ones(dim)),
+    ),
+    "GaussianMixture": _Class(
+        "selfnorm.distributions",
+        lambda m: {"dim": m.dim, "n_components": len(m.weights)},
+        _mixture,
+    ),
+    "Defensive": _Class(
+        "selfnorm.distributions",
+        _attributes("sharp", "heavy", "weight"),
+        lambda found, sharp, heavy, weight: found(sharp, heavy, weight),
+    ),
+    "Flow": _Class("selfnorm.distributions"),
+    "MDN": _Class("selfnorm.distributions"),
+    "LabelGaussian": _Class(
+        "selfnorm.distributions",
+        lambda m: {"dim": len(m.mean)},
+        lambda found, dim: found(torch.zeros(dim), torch.eye(dim)),
+    ),
+    "LabelUniform": _Class(
+        "selfnorm.distributions",
+        lambda m: {"dim": len(m.low)},
+        lambda found, dim: found(torch.zeros(dim), torch.ones(dim)),
+    ),
+    "EBM": _Class("selfnorm.density", _attributes("energy", "base")),
+    "Ensemble": _Class("selfnorm.density", _attributes("members")),
+    "LabelEnergy": _Class("selfnorm.conditional"),
+    "ConditionalEBM": _Class("selfnorm.conditional", build=_conditional),
+    "AutoregressiveEBM": _Class("selfnorm.chain"),
+    **{
+        name: _Class("selfnorm.vae")
+        for name in ("ConvDecoder", "ConvEncoder", "DenseDecoder", "DenseEncoder")
+    },
+    **{name: _Class("selfnorm.vae") for name in ("Bernoulli", "Categorical", "GaussianNoise")},
+    **{
+        name: _Class("selfnorm.vae")
+        for name in ("AutoregressivePrior", "MixturePrior", "StandardNormal")
+    },
+    "EnergyPrior": _Class(
+        "selfnorm.vae", lambda m: {**m.config, "base": m.base, "energy": m.energy}
+    ),
+    "EnergyVAE": _Class("selfnorm.vae", _attributes("encoder", "decoder", "likelihood", "prior")),
+    # estimators say themselves what a folder holds: to_folder() and from_folder()
+    "EnergyDensity": _Class("selfnorm.tables"),
+    "EnergyRegressor": _Class("selfnorm.tables"),
+    "ImageRegressor": _Class("selfnorm.images"),
+}

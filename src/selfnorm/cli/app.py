@@ -101,7 +101,7 @@ def reproduce(
     ] = None,
     side_by_side: Annotated[
         int | None,
-        typer.Option(min=1, help="all: pieces at once; 1, on a GPU all, the longest first."),
+        typer.Option(min=1, help="all: pieces at once, each with its part of --jobs; 1."),
     ] = None,
     together: Annotated[
         bool | None,

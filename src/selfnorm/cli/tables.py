@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from selfnorm import saving as serialization
+from selfnorm import saving
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.tables import (
     Table,
@@ -124,7 +124,7 @@ def fit(
     estimator.feature_names_in_ = np.array(features, dtype=object)
     estimator.save(output)
     if target is not None:
-        serialization.annotate(output, {"target": target})
+        saving.annotate(output, {"target": target})
     if as_json:
         typer.echo(_json(report))
         return
@@ -309,11 +309,8 @@ def _quiet_names() -> Iterator[None]:
         yield
 
 
-def _load(path: Path) -> tuple[Any, serialization.Folder]:
-    import selfnorm.tables.density
-    import selfnorm.tables.regressor  # noqa: F401 both register their kind
-
-    return serialization.load(path), serialization.read_folder(path)
+def _load(path: Path) -> tuple[Any, saving.Folder]:
+    return saving.load(path), saving.read_folder(path)
 
 
 def _names(estimator: Any, table: Table | None) -> list[str]:
@@ -325,7 +322,7 @@ def _names(estimator: Any, table: Table | None) -> list[str]:
     return [f"x{i}" for i in range(estimator.n_features_in_)]
 
 
-def _target(folder: serialization.Folder) -> str:
+def _target(folder: saving.Folder) -> str:
     return str(folder.notes.get("target", "y"))
 
 

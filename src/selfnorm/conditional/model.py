@@ -58,6 +58,14 @@ class LabelEnergy(nn.Module):
         super().__init__()
         if not hidden:
             raise ValueError("LabelEnergy needs at least one joint layer")
+        self.config = {
+            "context": context,
+            "dim": dim,
+            "label_hidden": list(label_hidden),
+            "hidden": list(hidden),
+            "activation": activation,
+            "members": members,
+        }
         layers: list[nn.Module] = []
         for size in label_hidden:
             layers += [_linear(members, dim, size), activation_module(activation)]
@@ -147,6 +155,20 @@ class ConditionalEBM(nn.Module):
         for part in (self.proposal, self.proposal_features):
             if part is not None:
                 part.requires_grad_(False).eval()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the constructor was given, by which a saved model is built again."""
+        return {
+            "energy": self.energy,
+            "proposal": self.proposal,
+            "features": self.features,
+            "log_norm": self.log_norm_net if self.log_norm_scalar is None else 0.0,
+            "base": "proposal" if self.base_is_proposal else self.base,
+            "label_features": self.label_features,
+            "proposal_features": self.proposal_features,
+            "frozen": self.proposal_frozen,
+        }
 
     def train(self, mode: bool = True) -> ConditionalEBM:
         """Training mode for everything but a frozen proposal."""

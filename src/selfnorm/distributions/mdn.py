@@ -168,6 +168,15 @@ class MDN(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.components, self.min_scale = dim, components, min_scale
+        self.config = {
+            "context": context,
+            "dim": dim,
+            "components": components,
+            "hidden": list(hidden),
+            "activation": activation,
+            "members": members,
+            "min_scale": min_scale,
+        }
         sizes = (components, components * dim, components * dim)
         self.logits, self.means, self.log_scales = (
             _network(context, hidden, size, activation, members) for size in sizes

@@ -43,6 +43,8 @@ _GRID_TOLERANCE = 1e-3  # nats, the worst image
 _LABELS_AT_ONCE = 400_000  # of a grid, times images, that go through the energy at once
 _DRAWS = 4096  # labels per image where quadrature is out of reach
 _DRAWN_AT_ONCE = 48  # images
+_SAVED = ("objective", "proposal", "n_samples", "label_step", "dropout")
+_SAVED_HEAD = ("base", "anchors", "share_gradient", "proposal_loss")
 _IN_HEAD = "energy=EnergyHead({}=...), of selfnorm.images"
 _IN_OPTIONS = "options=TrainingOptions({}=...)"
 
@@ -255,6 +257,21 @@ class ImageRegressor(BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a model folder (safetensors and JSON)."""
+        saving.save(self, path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None, device: str = "cpu"
+    ) -> ImageRegressor:
+        """Read a model folder; a backbone of your own must be given again, weights apart."""
+        own = {} if backbone is None else {"backbone": backbone}
+        found = saving.load(path, kind="ImageRegressor", **own)
+        found.device = device
+        found.model_.to(device)
+        return found
+
+    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and weights of a model folder."""
         model, head = self._fitted(), dataclasses.asdict(self._head())
         own = {k: getattr(self, k) for k in _SAVED} | {"energy": head.pop("network"), **head}
         config = {
@@ -268,33 +285,37 @@ class ImageRegressor(BaseEstimator):
             "temperature": self.temperature_,
             "refine": self.refine_,
         }
-        saving.save_folder(path, "ImageRegressor", config, dict(model.state_dict()))
+        return config, dict(model.state_dict())
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None, device: str = "cpu"
+    def from_folder(
+        cls, config: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None
     ) -> ImageRegressor:
-        """Read a model folder; a backbone of your own must be given again, weights apart."""
-        folder = saving.read_folder(path)
-        if folder.kind != "ImageRegressor" or folder.config.get("backbone") != "custom":
-            found = saving.load(path, kind="ImageRegressor")
-            if backbone is not None:
-                raise ModelFileError(f"{path} has a backbone in it: load it without backbone=")
-        elif backbone is None:
+        """The model of a folder's config and weights."""
+        custom = config["backbone"] == "custom"
+        if custom and backbone is None:
             raise ModelFileError(
-                f"{path} was saved with a backbone module of its own: pass load(path, "
+                "this model was saved with a backbone module of its own: pass load(path, "
                 "backbone=module) with a module of the same shape"
             )
-        else:
-            try:
-                found = _rebuild(folder.config, folder.tensors, backbone)
-            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-                detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-                raise ModelFileError(
-                    f"{path}: config, weights and backbone do not fit together ({detail})"
-                ) from error
-        found.device = device
-        found.model_.to(device)
+        if backbone is not None and not custom:
+            raise ModelFileError("this model has a backbone in it: load it without backbone=")
+        saved, space = config["options"], config["space"]
+        own = {name: saved[name] for name in _SAVED}
+        if not saved.get("dequantise", True):  # so earlier versions wrote a step of 0
+            own["label_step"] = 0.0
+        head = EnergyHead(saved["energy"], **{name: saved[name] for name in _SAVED_HEAD})
+        found = cls(**own, energy=head, backbone=backbone or config["backbone"])
+        ends = {name: tuple(values) for name, values in space.items() if name != "step"}
+        found.space_ = LabelSpace(**ends, step=space["step"])
+        found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
+        found.n_features_, found.refine_ = config["n_features"], config["refine"]
+        found.temperature_ = config["temperature"]
+        size = config.get("image_size")  # folders of earlier versions do not tell
+        found.image_size_ = None if size is None else (int(size[0]), int(size[1]))
+        found.model_ = found._heads_on(found._new_features())
+        found.model_.load_state_dict(tensors)
+        found.model_.eval()
         return found
 
     def _fitted(self) -> Any:
@@ -564,37 +585,6 @@ class ImageRegressor(BaseEstimator):
                 drawn = heads.sample(rows, n, n_candidates=_DRAWS).movedim(0, 1)
                 parts.append(take(self.space_.restore(drawn.double())))
         return torch.cat(parts)
-
-
-_SAVED = ("objective", "proposal", "n_samples", "label_step", "dropout")
-_SAVED_HEAD = ("base", "anchors", "share_gradient", "proposal_loss")
-
-
-def _rebuild(
-    config: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None
-) -> ImageRegressor:
-    saved = config["options"]
-    own = {name: saved[name] for name in _SAVED}
-    if not saved.get("dequantise", True):  # so earlier versions wrote a step of 0
-        own["label_step"] = 0.0
-    head = EnergyHead(saved["energy"], **{name: saved[name] for name in _SAVED_HEAD})
-    found = ImageRegressor(**own, energy=head, backbone=backbone or config["backbone"])
-    space: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in config["space"].items()
-    }
-    found.space_ = LabelSpace(**space)
-    found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
-    found.n_features_, found.refine_ = config["n_features"], config["refine"]
-    found.temperature_ = config["temperature"]
-    size = config.get("image_size")  # folders of earlier versions do not tell
-    found.image_size_ = None if size is None else (int(size[0]), int(size[1]))
-    found.model_ = found._heads_on(found._new_features())
-    found.model_.load_state_dict(tensors)
-    found.model_.eval()
-    return found
-
-
-saving.register("ImageRegressor", _rebuild)
 
 
 def _as_images(images: Any) -> Tensor:

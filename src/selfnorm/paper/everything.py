@@ -1,28 +1,92 @@
 """The whole paper in one go: every table whose data are at hand, one results page.
 
-Tables keep a row as soon as its run is done and never run it again, so a second call after a kill
-goes on where the first one stopped, and one with more data files adds what was missing.
+The paper comes in pieces, one table with one recipe each. Tables keep a row as soon as its run is
+done and never run it again, so a second call after a kill goes on where the first one stopped, and
+one with more data files adds what was missing.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Generator, Sequence
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from selfnorm.errors import SelfnormError
-from selfnorm.paper.lifetime import end_when_asked
-from selfnorm.paper.piece_processes import run_in_processes
-from selfnorm.paper.piece_shares import budget, place
-from selfnorm.paper.pieces import PIECES, Outcome, Piece, Settings, chosen, run_piece
-from selfnorm.paper.pieces_page import View, page, progress_of
+from selfnorm.errors import MissingDataError, SelfnormError
+from selfnorm.paper.report import Table, hardware_name, markdown_table
+from selfnorm.paper.runner import end_when_asked, run_side_by_side
 
-__all__ = ["PIECES", "Piece", "run"]
+__all__ = ["PIECES", "Piece", "chosen", "run"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One table with one recipe.
+
+    Attributes:
+        table: name of the table, and of its result files.
+        recipe: which set-up.
+        seeds: how many repetitions its protocol asks.
+        long: hours on one GPU: run only when named.
+        module: where the table's ``run`` is, if not among the library's own tables.
+    """
+
+    table: str
+    recipe: str
+    seeds: int
+    long: bool = False
+    module: str = ""
+
+    @property
+    def name(self) -> str:
+        """Folder of the result files below ``--out``."""
+        return f"{self.table}/{self.recipe}"
+
+    def so_far(self, directory: Path) -> Table:
+        """What its result file below this directory holds."""
+        return Table(self.table, self.recipe, directory / self.name)
+
+
+# Quick ones first: whoever stops early has the most tables.
+PIECES = (
+    Piece("toy2d", "paper", 5),
+    Piece("toy2d", "best", 5),
+    Piece("uci", "paper", 3),
+    Piece("toy1d", "best", 5),
+    Piece("images", "best", 3),
+    Piece("mnist", "best", 2),
+    Piece("toy1d", "paper", 5),
+    Piece("images", "paper", 3, long=True),
+    Piece("mnist", "paper", 2, long=True),
+)
+
+
+def chosen(names: Sequence[str] | None, pieces: Sequence[Piece] = PIECES) -> tuple[Piece, ...]:
+    """The pieces of these names, in the usual order; all of them without names.
+
+    A table's name stands for all its recipes. Those that take hours must be named in full.
+
+    Example:
+        >>> [piece.name for piece in chosen(["toy1d", "toy2d/paper"])]
+        ['toy2d/paper', 'toy1d/best', 'toy1d/paper']
+        >>> [piece.name for piece in chosen(["images"])]
+        ['images/best']
+    """
+    if not names:
+        return tuple(piece for piece in pieces if not piece.long)
+    known = {piece.name for piece in pieces} | {piece.table for piece in pieces}
+    for name in names:
+        if name not in known:
+            listed = ", ".join(piece.name for piece in pieces)
+            raise SelfnormError(f"there is no piece {name!r}; choose from {listed}")
+    return tuple(p for p in pieces if p.name in names or (p.table in names and not p.long))
 
 
 def run(
@@ -35,8 +99,8 @@ def run(
     jobs: int | None = None,
     pieces: Sequence[Piece] = PIECES,
     only: Sequence[str] | None = None,
-    side_by_side: int | None = None,
-    options: dict[str, dict[str, Any]] | None = None,
+    side_by_side: int = 1,
+    options: Mapping[str, dict[str, Any]] | None = None,
 ) -> Path:
     """Run what is missing of every piece, and write ``all.md`` into ``out``.
 
@@ -46,15 +110,14 @@ def run(
         out: directory; the table ``T`` of recipe ``R`` goes to ``out/T/R``.
         device: torch device.
         seeds: repetitions, for every table; by default what each table's protocol asks.
-        progress: show one line per piece (one piece at a time: its own progress as well).
+        progress: show which piece is on (one piece at a time: its own progress as well).
         data_dir: where data files are.
         jobs: rows at once, over all pieces, each in a process; on a GPU 8 (or half as many as there
             are processor cores), elsewhere as many as pieces.
         pieces: which tables, in which order.
         only: names of some of them, ``"toy2d/paper"`` or ``"toy2d"``; by default all but those that
             take hours.
-        side_by_side: pieces at once, each in a process of its own; 1, on a GPU all, the longest
-            first.
+        side_by_side: pieces at once, each in a process of its own with its part of ``jobs``.
         options: further options by table name, passed to its ``run``.
 
     Returns:
@@ -62,64 +125,102 @@ def run(
 
     Raises:
         SelfnormError: a piece failed; raised when all others have had their turn.
-        ValueError: ``jobs`` or ``side_by_side`` is less than 1: nothing would ever begin.
     """
-    for name, value in (("jobs", jobs), ("side_by_side", side_by_side)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    directory = Path(out)
-    known, pieces = pieces, chosen(only, pieces)
-    on_gpu = torch.device(device).type == "cuda"
-    at_once = min(side_by_side or (len(pieces) if on_gpu else 1), len(pieces))
-    alone = at_once == 1
-    jobs = budget(device, jobs, side_by_side)
-    settings = Settings(device, seeds, progress and alone, data_dir, jobs, options or {})
-    view = View(directory, pieces, progress)
-    outcomes: dict[str, Outcome] = {}
-    began = time.perf_counter()
-    written = directory / "all.md"
+    directory, asked = Path(out), chosen(only, pieces)
+    if jobs is None:
+        # A process on a GPU keeps a processor core busy; half the cores are left to others.
+        on_gpu = torch.device(device).type == "cuda"
+        jobs = min(8, (os.cpu_count() or 1) // 2) if on_gpu else side_by_side
+    common = {"device": device, "progress": progress and side_by_side == 1, "data_dir": data_dir}
+    common["jobs"] = max(1, jobs // side_by_side)
+    outcomes: dict[str, _Outcome] = {}
 
-    def write() -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        spent = time.perf_counter() - began
-        part = written.with_suffix(".part")
+    def tell(line: str) -> None:
+        if progress:
+            print(line, flush=True)
+
+    def todo() -> Iterator[tuple[Piece, dict[str, Any]]]:
+        for piece in asked:
+            tell(f"{piece.name}: {piece.so_far(directory).progress}")
+            own = {"recipe": piece.recipe, "seeds": seeds or piece.seeds}
+            own |= {"out": directory / piece.name, **common, **(options or {}).get(piece.table, {})}
+            yield piece, own
+
+    def write() -> Path:
         # Pieces of earlier calls stay on the page.
-        others = [p for p in known if p not in pieces and progress_of(p, directory).rows]
-        part.write_text(page(directory, (*pieces, *others), outcomes, device, spent))
-        os.replace(part, written)
-
-    def look(running: set[str]) -> None:
-        view.show(running, outcomes)
+        others = [p for p in pieces if p not in asked and p.so_far(directory).rows]
+        text = _page(directory, (*asked, *others), outcomes, device)
+        directory.mkdir(parents=True, exist_ok=True)
+        part = directory / "all.md.part"
+        part.write_text(text)
+        return part.replace(directory / "all.md")
 
     write()
-    results = (
-        _one_by_one(pieces, directory, settings, view, outcomes)
-        if alone
-        else run_in_processes(pieces, directory, settings, at_once, look)
-    )
     try:
-        with end_when_asked(), closing(results):
-            for piece, outcome in results:
+        with end_when_asked(), closing(run_side_by_side(_run_piece, todo(), side_by_side)) as ended:
+            for (piece, _), outcome in ended:
                 outcomes[piece.name] = outcome
                 write()
-    except (KeyboardInterrupt, SystemExit):
-        write()  # with the rows of the pieces that were under way
-        raise
-    view.show(set(), outcomes)
-    failed = {name: outcome for name, outcome in outcomes.items() if outcome.state == "failed"}
+                told = f"{outcome.state}, {piece.so_far(directory).progress}"
+                tell(f"{piece.name}: {told} {outcome.note}")
+    finally:
+        page = write()  # with the rows of the pieces that were under way
+    failed = [f"{name}: {one.note}" for name, one in outcomes.items() if one.state == "failed"]
     if failed:
-        told = "; ".join(f"{name}: {outcome.note}" for name, outcome in failed.items())
-        raise SelfnormError(f"{told} (the other pieces are in {written})")
-    return written
+        raise SelfnormError(f"{'; '.join(failed)} (the other pieces are in {page})")
+    return page
 
 
-def _one_by_one(
-    pieces: Sequence[Piece],
-    directory: Path,
-    settings: Settings,
-    view: View,
-    outcomes: dict[str, Outcome],
-) -> Generator[tuple[Piece, Outcome], None, None]:
+@dataclass(frozen=True)
+class _Outcome:
+    """How a piece ended, ``"done"``, ``"no data"`` or ``"failed"``, and why."""
+
+    state: str = ""
+    note: str = ""
+
+
+def _run_piece(job: tuple[Piece, dict[str, Any]]) -> _Outcome:
+    """Run what is missing of a piece; what goes wrong is told in the outcome, not raised."""
+    piece, options = job
+    module = import_module(piece.module or f"selfnorm.paper.{piece.table}")
+    try:
+        table: Table = module.run(**options)
+    except MissingDataError as error:
+        return _Outcome("no data", str(error))
+    except (SelfnormError, ValueError, RuntimeError, OSError) as error:
+        traceback.print_exc()
+        return _Outcome("failed", (str(error).strip() or type(error).__name__).splitlines()[0])
+    if table.asked == 0 and not table.rows:
+        return _Outcome("no data", "none of its files found")
+    return _Outcome("done")
+
+
+def _page(
+    directory: Path, pieces: Sequence[Piece], outcomes: Mapping[str, _Outcome], device: str
+) -> str:
+    """An overview, then the table of every piece."""
+    overview, sections = [], []
     for piece in pieces:
-        view.show({piece.name}, outcomes)
-        yield piece, run_piece(piece, directory, place(piece, settings))
+        table, outcome = piece.so_far(directory), outcomes.get(piece.name, _Outcome())
+        state = "partly done" if table.rows else "missing"
+        if table.asked and len(table.rows) >= table.asked:
+            state = "complete"
+        if outcome.state in ("failed", "no data"):
+            state = outcome.state if state == "missing" else f"{state}, {outcome.state}"
+        spent = f"{table.seconds:.0f}" if table.rows else "–"
+        overview.append([piece.name, state, table.progress, spent, outcome.note])
+        written = directory / piece.name / f"{piece.table}.md"
+        if written.exists():
+            sections.append(re.sub("^#", "##", written.read_text(), flags=re.MULTILINE))
+    complete = sum(row[1] == "complete" for row in overview)
+    note = (
+        f"{complete} of {len(pieces)} pieces complete. `seconds` is what the rows of a piece took, "
+        "over all calls. The tables below hold our values beside the paper's and, where it is "
+        "known, the limit."
+    )
+    unasked = [piece.name for piece in PIECES if piece.long and piece not in pieces]
+    if unasked:
+        named = " ".join(f"--only {name}" for name in unasked)
+        note += f" The literal protocols of the longest tables take hours: run them by `{named}`."
+    head = markdown_table(["piece", "state", "rows", "seconds", ""], overview)
+    return "\n\n".join([f"# All tables ({hardware_name(device)})", note, head, *sections])

@@ -33,7 +33,6 @@ from selfnorm.datasets import images
 from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.evaluation import calibration, plot_reliability
 from selfnorm.images import IMAGE_OPTIONS, LAWS, PROPOSALS, EnergyHead, ImageRegressor, dequantised
-from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import (
     Table,
     bounds_columns,
@@ -42,6 +41,7 @@ from selfnorm.paper.report import (
     mean_sd,
     paper_numbers,
 )
+from selfnorm.paper.runner import run_side_by_side
 from selfnorm.plotting import density_panels, plot_panels
 
 __all__ = ["BEST_PROPOSALS", "DATASETS", "RECIPES", "Config", "methods_for", "run", "run_all"]
@@ -323,7 +323,7 @@ def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: in
     """Run what the table lacks, ``jobs`` rows at once, and add rows as they finish."""
     missing = ((c, table.directory) for c in configs if not table.has(**c.keys()))
     # Closed at once when a row cannot be written: nobody is left training.
-    with closing(run_side_by_side(_work, missing, jobs)) as finished:  # type: ignore[type-var]
+    with closing(run_side_by_side(_work, missing, jobs)) as finished:
         for _, row in finished:
             table.add(row)
             if progress:

@@ -27,8 +27,8 @@ import selfnorm as sn
 from selfnorm.datasets import mnist
 from selfnorm.paper.mnist_report import finished, markdown
 from selfnorm.paper.mnist_rows import MODELS, RECIPES, Row, drop_pixels, rows
-from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import Table, check_choices
+from selfnorm.paper.runner import run_side_by_side
 from selfnorm.vae import ConvDecoder, ConvEncoder, EnergyVAE, VAEReport, evaluate_vae
 
 __all__ = ["MODELS", "RECIPES", "report_figures", "run", "train_row"]

@@ -35,6 +35,7 @@ __all__ = [
     "bounds_columns",
     "check_choices",
     "hardware",
+    "hardware_name",
     "markdown_table",
     "mean_sd",
     "paper_numbers",
@@ -85,6 +86,17 @@ def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
     return info
 
 
+def hardware_name(device: torch.device | str = "cpu") -> str:
+    """The device in words.
+
+    Example:
+        >>> hardware_name().endswith("CPU cores")
+        True
+    """
+    found = hardware(device)
+    return str(found.get("gpu") or f"{found['cores']} CPU cores")
+
+
 @dataclass
 class Table:
     """A table in progress, mirrored on disk.
@@ -131,6 +143,13 @@ class Table:
     def path(self) -> Path:
         """The JSON file."""
         return self.directory / f"{self.name}.json"
+
+    @property
+    def progress(self) -> str:
+        """``12 of 80 rows``."""
+        if self.asked is None:
+            return f"{len(self.rows)} rows" if self.rows else "nothing yet"
+        return f"{min(len(self.rows), self.asked)} of {self.asked} rows"
 
     def has(self, **keys: Any) -> bool:
         """Whether a row with these values is there already."""

@@ -30,7 +30,6 @@ import numpy as np
 import torch
 
 from selfnorm.datasets import toy1d
-from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import (
     Table,
     check_choices,
@@ -38,6 +37,7 @@ from selfnorm.paper.report import (
     mean_sd,
     paper_numbers,
 )
+from selfnorm.paper.runner import run_side_by_side
 from selfnorm.paper.toy1d_figure import plot_toy1d
 from selfnorm.paper.toy1d_runs import Config, Job, run_one
 

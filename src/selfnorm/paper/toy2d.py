@@ -20,7 +20,6 @@ from torch import Tensor
 
 import selfnorm as sn
 from selfnorm.datasets import toy2d
-from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import (
     Table,
     check_choices,
@@ -28,6 +27,7 @@ from selfnorm.paper.report import (
     mean_sd,
     paper_numbers,
 )
+from selfnorm.paper.runner import run_side_by_side
 from selfnorm.paper.toy2d_runs import Config, Fitted, train_one, train_together
 
 __all__ = ["DATASETS", "RECIPES", "run"]

@@ -23,8 +23,8 @@ from selfnorm.datasets import maf_benchmark
 from selfnorm.datasets.directory import is_present
 from selfnorm.errors import MissingDataError
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
+from selfnorm.paper.runner import run_side_by_side
 from selfnorm.training import LoopOptions
 from selfnorm.training import run as train
 

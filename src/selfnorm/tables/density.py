@@ -17,13 +17,12 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from selfnorm import saving as serialization
+from selfnorm import saving
 from selfnorm._context import float32_on_cpu
 from selfnorm._inputs import refuse_huge, refuse_text
 from selfnorm.columns import Scaling, detect_step, log_cell_mass
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
-from selfnorm.tables import blueprints
 from selfnorm.tables.density_methods import METHODS, FitRequest, FittedDensity
 from selfnorm.tables.table import refuse_constant
 from selfnorm.training import History
@@ -244,29 +243,61 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
+        saving.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> EnergyDensity:
+        """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
+        loaded: EnergyDensity = saving.load(path, kind="EnergyDensity")
+        return loaded
+
+    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and weights of a model folder."""
         check_is_fitted(self)
         parameters = self.get_params()
         if not isinstance(self.random_state, int | None):
             parameters["random_state"] = None
         names = getattr(self, "feature_names_in_", None)
         config = {
-            "parameters": {k: serialization.plain_number(v) for k, v in parameters.items()},
+            "parameters": {k: saving.plain_number(v) for k, v in parameters.items()},
             "columns": None if names is None else [str(name) for name in names],
             "n_features": int(self.n_features_in_),
             "method": self.method_,
             "offset": self.offset_,
-            "lower_bound": _finite_or_none(self.lower_bound_),
-            "model": blueprints.describe(self._fitted.model),
-            "proposal": blueprints.describe(self._fitted.proposal),
+            "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
+            "model": saving.describe(self._fitted.model),
+            "proposal": saving.describe(self._fitted.proposal),
             "training": self.history_.to_dict(),
         }
-        serialization.save_folder(path, "EnergyDensity", config, self._tensors())
+        return config, self._tensors()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> EnergyDensity:
-        """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
-        loaded: EnergyDensity = serialization.load(path, kind="EnergyDensity")
-        return loaded
+    def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
+        """The fitted estimator of a folder's config and weights."""
+        estimator = cls(**config["parameters"])
+        estimator._validate_params()
+        state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            if part in state:
+                state[part][rest] = tensor
+        model, proposal = (saving.build(config[part], state[part]) for part in state)
+        history = History.from_dict(config["training"])
+        estimator._scaling = Scaling(
+            tensors["scaling.center"].numpy(), tensors["scaling.scale"].numpy()
+        )
+        step, first, last = (tensors[f"grid.{name}"].numpy() for name in ("step", "first", "last"))
+        estimator._grid = step, first, last
+        estimator._set_fitted(FittedDensity(model, proposal, history))
+        estimator.n_features_in_ = int(config["n_features"])
+        if config["columns"] is not None:
+            estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
+        estimator.method_ = str(config["method"])
+        estimator.offset_ = float(config["offset"])
+        lower = config["lower_bound"]
+        estimator.lower_bound_ = math.nan if lower is None else float(lower)
+        estimator.history_, estimator.n_iter_ = history, history.n_steps
+        return estimator
 
     def _log_density(self, X: np.ndarray) -> np.ndarray:
         z = torch.from_numpy(self._scaling.forward(X))
@@ -318,41 +349,3 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
     def _name_of(self, column: int) -> str | int:
         names = getattr(self, "feature_names_in_", None)
         return column if names is None else str(names[column])
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
-    estimator = EnergyDensity(**config["parameters"])
-    estimator._validate_params()
-    scaling = Scaling(tensors["scaling.center"].numpy(), tensors["scaling.scale"].numpy())
-    state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}}
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition(".")
-        if part in state:
-            state[part][rest] = tensor
-    model = blueprints.build(config["model"], state["model"])
-    proposal = blueprints.build(config["proposal"], state["proposal"])
-    history = History.from_dict(config["training"])
-    estimator._scaling = scaling
-    step, first, last = (tensors[f"grid.{name}"].numpy() for name in ("step", "first", "last"))
-    estimator._grid = step, first, last
-    estimator._set_fitted(FittedDensity(model, proposal, history))
-    # float32 skeletons were filled with float64 numbers: fill again, now at full precision
-    for part, module in (("model", model), ("proposal", proposal)):
-        if module is not None:
-            module.load_state_dict(state[part], strict=True)
-    estimator.n_features_in_ = int(config["n_features"])
-    if config["columns"] is not None:
-        estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
-    estimator.method_ = str(config["method"])
-    estimator.offset_ = float(config["offset"])
-    lower = config["lower_bound"]
-    estimator.lower_bound_ = math.nan if lower is None else float(lower)
-    estimator.history_, estimator.n_iter_ = history, history.n_steps
-    return estimator
-
-
-serialization.register("EnergyDensity", _build)

@@ -17,7 +17,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from selfnorm import saving as serialization
+from selfnorm import saving
 from selfnorm._context import one_thread, seeded
 from selfnorm._inputs import refuse_huge, refuse_repeated_names, refuse_text, refuse_text_target
 from selfnorm.columns import label_step
@@ -334,24 +334,26 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
-        check_is_fitted(self)
-        regressor_files.save(self, path)
+        saving.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EnergyRegressor:
         """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
-        loaded: EnergyRegressor = serialization.load(path, kind="EnergyRegressor")
+        loaded: EnergyRegressor = saving.load(path, kind="EnergyRegressor")
         return loaded
 
+    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and weights of a model folder."""
+        check_is_fitted(self)
+        return regressor_files.contents(self)
 
-def _build(config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
-    estimator = EnergyRegressor(**config["parameters"])
-    estimator._validate_params()
-    regressor_files.restore(estimator, config, tensors)
-    return estimator
-
-
-serialization.register("EnergyRegressor", _build)
+    @classmethod
+    def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
+        """The fitted estimator of a folder's config and weights."""
+        estimator = cls(**config["parameters"])
+        estimator._validate_params()
+        regressor_files.restore(estimator, config, tensors)
+        return estimator
 
 
 def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm import saving as serialization
 from selfnorm.conditional import PredictiveModel, build_ensemble
+from selfnorm.saving import plain_number
 from selfnorm.training import History
 
 if TYPE_CHECKING:
     from selfnorm.tables.regressor import EnergyRegressor
 
-__all__ = ["restore", "save"]
+__all__ = ["contents", "restore"]
 
 _RANGES = ("low", "high", "label_low", "label_high")
 _SCALINGS = ("x_center", "x_scale", "y_center", "y_scale")
 
 
-def save(estimator: EnergyRegressor, path: str | os.PathLike[str]) -> None:
-    """Write a fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
+def contents(estimator: EnergyRegressor) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of a fitted estimator."""
     parameters = estimator.get_params()
     if not isinstance(estimator.random_state, int | None):
         parameters["random_state"] = None
     names = getattr(estimator, "feature_names_in_", None)
     config = {
-        "parameters": {k: serialization.plain_number(v) for k, v in parameters.items()},
+        "parameters": {k: plain_number(v) for k, v in parameters.items()},
         "columns": None if names is None else [str(name) for name in names],
         "n_features": int(estimator.n_features_in_),
         "n_outputs": int(estimator.n_outputs_),
@@ -43,7 +42,7 @@ def save(estimator: EnergyRegressor, path: str | os.PathLike[str]) -> None:
     tensors |= {name: getattr(predictive, name) for name in _RANGES}
     for name in _SCALINGS:
         tensors[name] = torch.from_numpy(getattr(estimator, f"_{name}"))
-    serialization.save_folder(path, "EnergyRegressor", config, tensors)
+    return config, tensors
 
 
 def restore(estimator: EnergyRegressor, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -2,18 +2,22 @@
 
 from selfnorm.vae.energy_prior import EnergyPrior, latent_energy
 from selfnorm.vae.evaluation import VAEReport, evaluate_vae
+from selfnorm.vae.likelihoods import Bernoulli, Categorical, GaussianNoise
 from selfnorm.vae.model import EnergyVAE, add_energy_prior
 from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
 
 __all__ = [
     "AutoregressivePrior",
+    "Bernoulli",
+    "Categorical",
     "ConvDecoder",
     "ConvEncoder",
     "DenseDecoder",
     "DenseEncoder",
     "EnergyPrior",
     "EnergyVAE",
+    "GaussianNoise",
     "LatentPrior",
     "MixturePrior",
     "StandardNormal",

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfnorm import saving
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
 from selfnorm.density import fit
@@ -223,9 +224,7 @@ class EnergyVAE(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a model folder; modules of your own must be given to ``load``."""
-        from selfnorm.vae.files import save
-
-        save(self, path)
+        saving.save(self, path)
 
     @staticmethod
     def load(
@@ -235,10 +234,11 @@ class EnergyVAE(nn.Module):
         energy: nn.Module | None = None,
         likelihood: Likelihood | None = None,
     ) -> EnergyVAE:
-        """Read a model folder; modules that the library does not know are filled with weights."""
-        from selfnorm.vae.files import load
-
-        return load(path, encoder, decoder, energy, likelihood)
+        """Read a model folder; copies of the modules you give are filled with its weights."""
+        given = {"encoder": encoder, "decoder": decoder, "energy": energy, "likelihood": likelihood}
+        own = {part: module for part, module in given.items() if module is not None}
+        loaded: EnergyVAE = saving.load(path, kind="EnergyVAE", **own)
+        return loaded
 
 
 def add_energy_prior(

@@ -1,6 +1,5 @@
 """Rows side by side: each once, in their order, errors told, nobody left behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.paper.parallel import _Worker, run_side_by_side
 from selfnorm.paper.report import Table
-from tests.paper.process_ends import gone
+from selfnorm.paper.runner import run_side_by_side
+from tests.paper.tiny_table import gone
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,11 @@ def work(job):
     if job.mode.startswith("SIG"):
         while len(Table("rows", "tiny", job.folder).rows) < 2:
             time.sleep(0.05)
-        os.kill(os.getppid(), getattr(signal, job.mode))
+        os.kill(os.getppid(), signal.Signals[job.mode])
     if job.mode == "forever" or job.mode.startswith("SIG"):
         time.sleep(60)
     open(f"{job.folder}/{job.number}.done", "w").close()
     return job.number**2
-
-
-def run(jobs, n=2):
-    by_number = {job.number: job for job in jobs}
-    return list(run_side_by_side(work, jobs, n, after=lambda job: by_number.get(job.after)))
 
 
 def begun(folder):
@@ -67,7 +61,8 @@ def begun(folder):
 def test_every_job_is_done_once_and_after_what_it_builds_on(tmp_path, n):
     jobs = [Job(0, str(tmp_path), mode="slow"), *(Job(k, str(tmp_path), 0) for k in (1, 2))]
     jobs += [Job(k, str(tmp_path)) for k in (3, 4, 5)]
-    found = run(jobs, n)
+    source = {None: None, 0: jobs[0]}
+    found = run_side_by_side(work, jobs, n, after=lambda job: source[job.after])
     assert sorted((job.number, value) for job, value in found) == [(k, k * k) for k in range(6)]
     processes = begun(tmp_path)
     assert all(len(pids) == 1 for pids in processes.values())
@@ -91,30 +86,16 @@ def test_an_error_is_raised_when_those_under_way_have_been_told(tmp_path):
     assert len(begun(tmp_path)) < 6  # and nothing more was begun
 
 
-def test_a_process_that_vanishes_is_an_error(tmp_path):
-    with pytest.raises(SelfnormError, match=r"number=1.* ended with code 7"):
-        run([Job(0, str(tmp_path)), Job(1, str(tmp_path), mode="vanish")])
-
-
-def test_an_error_that_does_not_travel_is_told_by_its_text(tmp_path):
-    with pytest.raises(SelfnormError, match="UnreadableError: this and that"):
-        run([Job(0, str(tmp_path)), Job(1, str(tmp_path), mode="unreadable")])
-
-
-@pytest.mark.parametrize("when", ["before its job", "with its job unread"])
-def test_a_process_that_dies_early_is_an_error_too(tmp_path, when):
-    """As those of a script that starts processes without asking whether it is the main one."""
-    worker = _Worker(work)
-    if when == "before its job":
-        worker.process.kill()
-        worker.process.join()
-    worker.begin(Job(3, str(tmp_path)))
-    worker.process.kill()
-    result, error = worker.result()
-    assert result is None
-    assert isinstance(error, SelfnormError)
-    assert "number=3" in str(error)
-    _Worker.stop([worker])
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("vanish", r"ended by itself.*number=1"),
+        ("unreadable", "UnreadableError: this and that"),
+    ],
+)
+def test_what_cannot_come_back_is_an_error(tmp_path, mode, message):
+    with pytest.raises(SelfnormError, match=message):
+        list(run_side_by_side(work, [Job(1, str(tmp_path), mode=mode)], 2))
 
 
 def test_whoever_stops_early_ends_the_processes(tmp_path):
@@ -125,38 +106,33 @@ def test_whoever_stops_early_ends_the_processes(tmp_path):
     assert all(gone(int(pid)) for pids in begun(tmp_path).values() for pid in pids)
 
 
+def fill(table, modes, n):
+    modes = enumerate(["", "", *modes])
+    jobs = [Job(k, str(table.directory), None, m) for k, m in modes if not table.has(k=k)]
+    for job, value in run_side_by_side(work, jobs, n):
+        table.add({"k": job.number, "value": value})
+
+
 CALL = """
 import sys
-from pathlib import Path
-from selfnorm.paper.parallel import run_side_by_side
 from selfnorm.paper.report import Table
-from tests.paper.test_parallel import Job, work
+from tests.paper.test_runner import fill
 if __name__ == "__main__":
-    folder, modes = sys.argv[1], sys.argv[2:] or ["", ""]
-    table = Table("rows", "tiny", Path(folder))
-    jobs = [Job(k, folder, None, m) for k, m in enumerate(["", "", *modes]) if not table.has(k=k)]
-    for job, value in run_side_by_side(work, jobs, 2):
-        table.add({"k": job.number, "value": value})
+    fill(Table("rows", "tiny", sys.argv[1]), ["forever", "SIGKILL"], 2)
 """
 
 
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT"])
-def test_killed_in_the_middle_nobody_is_left_and_nothing_is_done_twice(
-    tmp_path, pytestconfig, number
-):
+def test_killed_in_the_middle_nobody_is_left_and_nothing_is_done_twice(tmp_path, pytestconfig):
     script = tmp_path / "call.py"
     script.write_text(CALL)
-    environment = {**os.environ, "PYTHONPATH": str(pytestconfig.rootpath)}
-
-    def call(*mode):
-        command = [sys.executable, script, tmp_path, *mode]
-        return subprocess.run(command, env=environment, check=False, capture_output=True).returncode
-
-    assert call("forever", number) != 0
-    assert sorted(row["k"] for row in Table("rows", "tiny", tmp_path).rows) == [0, 1]
+    path = os.pathsep.join([str(pytestconfig.rootpath), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run([sys.executable, script, tmp_path], env=environment, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    table = Table("rows", "tiny", tmp_path)
+    assert sorted(row["k"] for row in table.rows) == [0, 1]
     assert all(gone(int(pid)) for pids in begun(tmp_path).values() for pid in pids)
-    assert call() == 0
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert sorted(row["k"] for row in rows) == [0, 1, 2, 3]
+    fill(table, ["", ""], 1)
+    assert sorted(row["k"] for row in table.rows) == [0, 1, 2, 3]
     times = {name: len(pids) for name, pids in begun(tmp_path).items()}
     assert times == {"0": 1, "1": 1, "2": 2, "3": 2}  # those under way, and no other
