@@ -23,7 +23,7 @@ import torch
 from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
 from selfnorm.datasets import tabular
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training import LoopOptions, run
+from selfnorm.training import TrainingOptions, run
 
 SAMPLES = (30, 100, 300, 1000)
 
@@ -42,7 +42,7 @@ def train(args: argparse.Namespace) -> tuple[AutoregressiveEBM, torch.Tensor, di
         model.training_task(**defaults.task),
         (rows,),
         val_data=(table.val_values[:1000],),
-        options=LoopOptions(**loop, seed=args.seed, progress=False),
+        options=TrainingOptions(**loop, seed=args.seed, progress=False),
     )
     record = {"n_train": len(rows), "n_steps": history.n_steps, "model": sizes, "loop": loop}
     record |= {"task": defaults.task, "train_cpu_seconds": time.process_time() - began}

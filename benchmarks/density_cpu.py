@@ -23,7 +23,7 @@ from selfnorm import EnergyDensity
 from selfnorm.datasets import tabular
 from selfnorm.distributions import Flow
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training import LoopOptions, run
+from selfnorm.training import TrainingOptions, run
 
 
 def flow_in(seconds: float, table: Any, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -50,7 +50,9 @@ def flow_in(seconds: float, table: Any, seed: int) -> tuple[torch.Tensor, dict[s
             flow.training_task(columns=table.columns),
             data,
             val_data=val,
-            options=LoopOptions(max_steps=steps, validate_every=max(20, steps // 25), **options),
+            options=TrainingOptions(
+                max_steps=steps, validate_every=max(20, steps // 25), **options
+            ),
         )
         return flow.eval(), history, time.process_time() - began
 

@@ -49,7 +49,7 @@ def progress_of(history: Any) -> dict[str, Any]:
 
 def train_ours(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
     from selfnorm.chain import AutoregressiveEBM, default_options
-    from selfnorm.training import LoopOptions, run
+    from selfnorm.training import TrainingOptions, run
 
     defaults = default_options(len(table.train), table.dim, device)
     torch.manual_seed(job["seed"])
@@ -63,7 +63,7 @@ def train_ours(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, 
         model.training_task(**task_options),
         (table.train_values.to(device),),
         val_data=(table.val_values.to(device),),
-        options=LoopOptions(**loop),
+        options=TrainingOptions(**loop),
     )
     row = {"seconds": wait(device) - began, "model": sizes, "loop": loop, "task": task_options}
     model.eval()
@@ -125,7 +125,7 @@ def make_flow(dim: int, sizes: dict[str, Any], device: str) -> Any:
 
 
 def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
-    from selfnorm.training import LoopOptions, run
+    from selfnorm.training import TrainingOptions, run
 
     torch.manual_seed(job["seed"])
     flow = make_flow(table.dim, job["model"], device)
@@ -136,7 +136,7 @@ def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, 
         flow.training_task(columns=columns),
         (table.train_values.to(device),),
         val_data=(table.val.to(device),),
-        options=LoopOptions(**loop, seed=job["seed"]),
+        options=TrainingOptions(**loop, seed=job["seed"]),
     )
     row = {"seconds": wait(device) - began, "model": job["model"], "loop": loop}
     flow.eval()
@@ -146,7 +146,7 @@ def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, 
 def train_flow_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple[dict, Any]]:
     """Several seeds of a flow at once; ``seconds`` is the time of them all."""
     from flow_seeds import FlowSeeds, FlowSeedsTask
-    from selfnorm.training import LoopOptions, run
+    from selfnorm.training import TrainingOptions, run
 
     flows, seeds = [], job["seeds"]
     for seed in seeds:
@@ -162,7 +162,7 @@ def train_flow_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple
         task,
         (table.train_values.to(device),),
         val_data=(table.val.to(device),),
-        options=LoopOptions(**together, seed=seeds[0]),
+        options=TrainingOptions(**together, seed=seeds[0]),
     )
     seconds = wait(device) - began
     out = []

@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 
 from selfnorm.columns import Columns
 from selfnorm.distributions import Flow
+from selfnorm.training import Task
 
 
 class _LogProb(nn.Module):
@@ -69,9 +70,10 @@ class FlowSeeds(nn.Module):
         return self.flows
 
 
-class FlowSeedsTask:
+class FlowSeedsTask(Task):
     """Maximum likelihood of every flow on its own share of the batch."""
 
+    module: FlowSeeds
     capturable = True
 
     def __init__(self, module: FlowSeeds, *, columns: Columns | None = None) -> None:
@@ -98,7 +100,7 @@ class FlowSeedsTask:
         per_seed = self.module.log_prob(x.unflatten(0, (len(self.module.flows), -1))).mean(1)
         return -per_seed.sum(), {"log_prob": per_seed.detach().mean()}
 
-    def condition_gradients(self, clip_norm: float | None) -> Tensor:
+    def condition_gradients(self, params: Any, clip_norm: float | None) -> Tensor:  # noqa: ARG002
         """Clip every seed by its own norm; the largest one is returned."""
         grads = [p.grad for p in self.module.stacked if p.grad is not None]
         norms = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()

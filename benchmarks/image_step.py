@@ -10,7 +10,6 @@ graphs and timed by device events; the variants take turns, and medians of round
 * ``loss``: the same with all heads, ``M`` labels sampled, SNL and its gradient.
 * ``step``: the whole training step as ``ImageRegressor.fit`` takes it: batch lookup, loss,
   gradient, clipping, check for non-finite values, AdamW, moving average, metrics; the call itself.
-* ``step in turn``: the same with the average after the update, not beside the next step.
 
 First with the heads fused by ``torch.compile`` (which needs half a minute), then as it comes, with
 ``--float32`` in single precision too. ``--warm`` only fills the compiler's cache.
@@ -31,8 +30,7 @@ from torch import nn
 from cuda_graphs import Captured, captured
 from selfnorm.images import ImageRegressor
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training import Stepper, make_optimizer
-from selfnorm.training.overlapped import make_stepper
+from selfnorm.training import Stepper, TrainingOptions
 
 
 def build(
@@ -55,7 +53,7 @@ def forward_backward(batch: int, device: str, bf16: bool, together: bool = False
     task, data = build("uniform", 1, batch, device, bf16=bf16)
     features: nn.Module = task.module.features
     if not together:
-        features._rounded_weights = lambda _: {}  # type: ignore[assignment]  # none beforehand
+        features._rounded_weights = lambda: {}  # type: ignore[assignment]  # none beforehand
 
     def work() -> None:
         features.zero_grad(set_to_none=True)
@@ -74,12 +72,9 @@ def loss_and_gradient(task: Any, data: Any, batch: int) -> Captured:
     return captured(work, task, data)
 
 
-def whole_step(
-    task: Any, data: Any, batch: int, device: str, make: Callable[..., Stepper] = make_stepper
-) -> Callable[[], None]:
+def whole_step(task: Any, data: Any, batch: int, device: str) -> Callable[[], None]:
     """A step of the training loop, as the loop calls it."""
-    optimizer = make_optimizer(task, "adamw", 0.05)
-    stepper = make(task, optimizer, data, clip_norm=10.0, ema=0.998, capture=True)
+    stepper = Stepper(task, data, TrainingOptions(weight_decay=0.05, ema=0.998))
     rows = torch.arange(batch, device=device)
     for k in range(6):
         stepper.step(rows, 1e-4, k)
@@ -154,7 +149,6 @@ def measure(
         case = f"{proposal} M={size}" + (f" anchors={anchors}" if anchors else "")
         works[f"loss {case}"] = loss_and_gradient(task, data, batch)
         works[f"step {case}"] = whole_step(task, data, batch, device)
-        works[f"step in turn {case}"] = whole_step(task, data, batch, device, Stepper)
     found = timed(works, arguments.rounds, arguments.repeats)
     for name, value in found.items():
         row = {

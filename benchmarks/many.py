@@ -25,7 +25,7 @@ from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask
 from selfnorm.density.many_task import ManyTask, MemberData
 from selfnorm.paper.report import Table
-from selfnorm.training import Stepper, Task, make_optimizer
+from selfnorm.training import Stepper, Task, TrainingOptions
 
 SIZES = ((128, 1024), (256, 256), (128, 128))  # batch, proposal samples; the first is the recipe's
 
@@ -40,10 +40,7 @@ def models(members: int) -> list[sn.EBM]:
 
 
 def stepper_of(task: Task, data: torch.Tensor, *, compiled: bool) -> Stepper:
-    optimizer = make_optimizer(task, "adamw", 0.0)
-    return Stepper(
-        task, optimizer, (data,), clip_norm=10.0, ema=None, capture=False, compiled=compiled
-    )
+    return Stepper(task, (data,), TrainingOptions(cuda_graph=False, compile_step=compiled))
 
 
 def one_after_another(

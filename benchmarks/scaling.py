@@ -19,7 +19,7 @@ import torch
 
 from selfnorm.chain import AutoregressiveEBM
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training import Stepper, make_optimizer
+from selfnorm.training import Stepper, TrainingOptions
 
 SIZES = {"hidden": 512, "blocks": 2, "components": 10, "context": 64, "energy_hidden": 64}
 
@@ -48,9 +48,8 @@ def measure(d: int, device: torch.device, repeats: int) -> dict[str, Any]:
     task.start((x,))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    stepper = Stepper(
-        task, make_optimizer(task, "adamw", 1e-2), (x,), clip_norm=5.0, ema=0.998, capture=True
-    )
+    options = TrainingOptions(weight_decay=1e-2, clip_norm=5.0, ema=0.998)
+    stepper = Stepper(task, (x,), options)
     rows = torch.arange(512, device=device)
     for i in range(5):
         stepper.step(rows, 1e-4, i)

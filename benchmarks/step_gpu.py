@@ -7,8 +7,7 @@ run and in turn:
 - ``forward_backward``: the stacked network alone, as one graph;
 - ``captured``, ``captured_compiled``: the library's whole step (samples, loss, gradient, clipping,
   finite-check, Adam, counters) as one graph, without and with ``torch.compile``;
-- ``fit``, ``fit_compiled``: likewise for a single model outside a batch; ``..._several``: several
-  steps as one graph, as a long run takes them;
+- ``fit``, ``fit_compiled``: likewise for a single model outside a batch;
 - ``eager``: the same step without a graph;
 - ``plain_loop``: a loop as one would write it, for one model after another.
 
@@ -32,7 +31,7 @@ from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask
 from selfnorm.density.many_task import ManyTask, MemberData
 from selfnorm.paper.report import Table
-from selfnorm.training import Stepper, make_optimizer
+from selfnorm.training import Stepper, TrainingOptions
 
 HIDDEN = (200, 100, 50, 50)
 BATCH, N_SAMPLES = 512, 4096
@@ -94,44 +93,20 @@ def many_task(members: int, device: str) -> ManyTask:
 def library_step(members: int, device: str, *, capture: bool, compiled: bool) -> Callable[[], None]:
     task = many_task(members, device)
     orders = torch.stack([torch.randperm(7000, device=device) for _ in range(members)], dim=1)
-    stepper = Stepper(
-        task,
-        make_optimizer(task, "adam", 0.0),
-        (orders,),
-        clip_norm=10.0,
-        ema=None,
-        capture=capture,
-        compiled=compiled,
-    )
+    options = TrainingOptions(optimizer="adam", cuda_graph=capture, compile_step=compiled)
+    stepper = Stepper(task, (orders,), options)
     rows = torch.arange(BATCH, device=device)
     return lambda: stepper.step(rows, 1e-3, 0)
 
 
-def single_step(device: str, *, compiled: bool, at_once: int = 1) -> Callable[[], None]:
-    """One model by itself, as :func:`selfnorm.fit` trains it; ``at_once`` steps a call."""
+def single_step(device: str, *, compiled: bool) -> Callable[[], None]:
+    """One model by itself, as :func:`selfnorm.fit` trains it."""
     model = paper_models(1, device)[0]
     task = DensityTask(model, model.base, n_samples=N_SAMPLES)
-    stepper = Stepper(
-        task,
-        make_optimizer(task, "adam", 0.0),
-        (torch.randn(7000, 2, device=device),),
-        clip_norm=10.0,
-        ema=None,
-        capture=True,
-        compiled=compiled,
-        steps_per_graph=at_once,
-    )
+    data = torch.randn(7000, 2, device=device)
+    stepper = Stepper(task, (data,), TrainingOptions(optimizer="adam", compile_step=compiled))
     order = torch.randperm(7000, device=device)
-    if at_once == 1:
-        return lambda: stepper.step(order[:BATCH], 1e-3, 0)
-    for _ in range(3):  # eager steps, as at the beginning of a run
-        stepper.step(order[:BATCH], 1e-3, 0)
-
-    def steps() -> None:
-        rows = torch.cat([order[k * BATCH : (k + 1) * BATCH] for k in range(at_once)])
-        stepper.steps(rows, [1e-3] * at_once, 0)
-
-    return steps
+    return lambda: stepper.step(order[:BATCH], 1e-3, 0)
 
 
 def plain_loop(members: int, device: str) -> Callable[[], None]:
@@ -154,7 +129,7 @@ def plain_loop(members: int, device: str) -> Callable[[], None]:
     return step
 
 
-def milliseconds(step: Callable[[], None], steps_per_call: int, seconds: float = 0.25) -> float:
+def milliseconds(step: Callable[[], None], seconds: float = 0.25) -> float:
     """Time of one step, over as many calls as fit."""
     torch.cuda.synchronize()
     began, calls = time.perf_counter(), 0
@@ -165,7 +140,7 @@ def milliseconds(step: Callable[[], None], steps_per_call: int, seconds: float =
         if calls % 50 == 0:
             torch.cuda.synchronize()
     torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began) / calls / steps_per_call
+    return 1000 * (time.perf_counter() - began) / calls
 
 
 def main() -> None:
@@ -173,7 +148,6 @@ def main() -> None:
     parser.add_argument("--members", type=int, nargs="+", default=[1, 20, 80])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--compile", type=int, nargs="*", default=[1, 80], help="for these sizes")
-    parser.add_argument("--several", type=int, default=13, help="steps per graph of ..._several")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     options = parser.parse_args()
     device = "cuda"
@@ -187,14 +161,10 @@ def main() -> None:
             "eager": library_step(members, device, capture=False, compiled=False),
             "plain_loop": plain_loop(members, device),
         }
-        at_once: dict[str, int] = {}
         if members == 1:
             for compiled in (False, True) if 1 in options.compile else (False,):
                 name = "fit_compiled" if compiled else "fit"
                 steps[name] = single_step(device, compiled=compiled)
-                several = f"{name}_several"
-                at_once[several] = options.several
-                steps[several] = single_step(device, compiled=compiled, at_once=options.several)
         elif members in options.compile:
             steps["captured_compiled"] = library_step(members, device, capture=True, compiled=True)
         for step in steps.values():
@@ -203,7 +173,7 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(options.rounds):
             for name, step in steps.items():
-                times[name].append(milliseconds(step, at_once.get(name, 1)))
+                times[name].append(milliseconds(step))
         floor, plain = times["matmul_floor"], times["plain_loop"]
         for name, values in times.items():
             row = {
@@ -211,7 +181,6 @@ def main() -> None:
                 "variant": name,
                 "batch": BATCH,
                 "n_samples": N_SAMPLES,
-                "steps_per_graph": at_once.get(name, 1),
                 "milliseconds": statistics.median(values),
                 "ratio_to_floor": statistics.median(
                     v / f for v, f in zip(values, floor, strict=True)

@@ -22,7 +22,7 @@ import torch
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask
 from selfnorm.paper.report import Table
-from selfnorm.training import Stepper, make_optimizer
+from selfnorm.training import Stepper, TrainingOptions
 
 BATCH, N_SAMPLES = 256, 1024
 
@@ -49,15 +49,7 @@ def training_step(
 ) -> Callable[[], None]:
     task = DensityTask(sn.EBM(paper_energy(), base=base), proposal, n_samples=N_SAMPLES)
     data = torch.randn(7000, 2)
-    stepper = Stepper(
-        task,
-        make_optimizer(task, "adamw", 0.0),
-        (data,),
-        clip_norm=10.0,
-        ema=None,
-        capture=False,
-        compiled=compiled,
-    )
+    stepper = Stepper(task, (data,), TrainingOptions(compile_step=compiled))
     order, count = torch.randperm(len(data)), 0
 
     def step() -> None:

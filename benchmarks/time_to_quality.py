@@ -28,7 +28,7 @@ from density_runs import FLOW_LOOP, make_flow
 from selfnorm.chain import AutoregressiveEBM, default_options
 from selfnorm.datasets import tabular
 from selfnorm.paper.report import Table
-from selfnorm.training import History, LoopOptions, run
+from selfnorm.training import History, TrainingOptions, run
 
 SET = "power"
 FLOWS = {f"{job['method']} {job['config']}": job for job in flow_jobs(SET)}
@@ -44,7 +44,7 @@ def train_flow(name: str, table: Any, device: str, steps: int | None, seed: int)
         flow.training_task(columns=None),
         (table.train_values.to(device),),
         val_data=(table.val.to(device),),
-        options=LoopOptions(**loop),
+        options=TrainingOptions(**loop),
     )
 
 
@@ -58,7 +58,7 @@ def train_chain(table: Any, device: str, steps: int, seed: int) -> History:
         model.training_task(**task),
         (table.train_values.to(device),),
         val_data=(table.val_values.to(device),),
-        options=LoopOptions(**{**loop, "progress": False, "seed": seed}),
+        options=TrainingOptions(**{**loop, "progress": False, "seed": seed}),
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from selfnorm.paper.report import hardware, versions
-from selfnorm.training import LoopOptions, Stepper, make_optimizer
+from selfnorm.training import Stepper, TrainingOptions
 from selfnorm.vae import (
     AutoregressivePrior,
     ConvDecoder,
@@ -63,12 +63,7 @@ def make_stepper(prior: LatentPrior, x: torch.Tensor, device: str, compiled: boo
     task = vae.training_task(n_samples=1024)
     task.start((x,))
     task.module.train()
-    options = LoopOptions(lr=1e-3)
-    optimizer = make_optimizer(task, options.optimizer, 1e-2)
-    return Stepper(
-        task, optimizer, (x,), clip_norm=options.clip_norm, ema=None, capture=True,
-        compiled=compiled,
-    )  # fmt: skip
+    return Stepper(task, (x,), TrainingOptions(weight_decay=1e-2, compile_step=compiled))
 
 
 def steps(stepper: Stepper, order: torch.Tensor, n: int, batch: int) -> float:

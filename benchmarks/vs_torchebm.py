@@ -29,8 +29,7 @@ import selfnorm as sn
 from selfnorm.datasets import toy2d
 from selfnorm.density.fit import DensityTask
 from selfnorm.paper.report import Table
-from selfnorm.training import Stepper, make_optimizer
-from selfnorm.training.schedules import lr_factor
+from selfnorm.training import Stepper, TrainingOptions, lr_factor
 
 BATCH, N_SAMPLES, LANGEVIN_STEPS, LR = 256, 1024, 40, 1e-3
 GOAL = -1.90  # exact log-likelihood (nats) to reach, about the paper's result
@@ -46,9 +45,7 @@ def new_model(base: bool = True) -> sn.EBM:
 def snl_steps(model: sn.EBM, data: Tensor) -> Step:
     task = DensityTask(model, model.base, n_samples=N_SAMPLES)
     task.start((data,))
-    stepper = Stepper(
-        task, make_optimizer(task, "adamw", 1e-2), (data,), clip_norm=10.0, ema=None, capture=False
-    )
+    stepper = Stepper(task, (data,), TrainingOptions(weight_decay=1e-2))
     return lambda rows, factor: stepper.step(rows, 3 * LR * factor, 0)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 __all__ = [
+    "MAX_EXPONENT",
     "bound_gap",
     "bregman",
     "capped_exp",
@@ -36,7 +37,6 @@ __all__ = [
     "pareto_k",
     "ranking_nce",
     "snl",
-    "snl_of_mean_weight",
 ]
 
 
@@ -86,19 +86,24 @@ def ess(log_w: Tensor, dim: int = 0) -> Tensor:
     )
 
 
-def capped_exp(u: Tensor, max_exponent: float) -> Tensor:
-    """``exp(u)`` up to ``max_exponent``, continued linearly (same slope) beyond it.
+MAX_EXPONENT = 80.0  # exp overflows float32 at 88
+
+
+def capped_exp(u: Tensor) -> Tensor:
+    """``exp(u)`` up to :data:`MAX_EXPONENT`, continued linearly (same slope) beyond it.
 
     Exact, value and gradient, below the cap; above it the gradient stays finite and still points
-    the right way, where ``exp`` would overflow float32 at 88.
+    the right way.
 
     Example:
-        >>> capped_exp(torch.tensor([0.0, 1000.0]), 80.0).isfinite().all()
+        >>> capped_exp(torch.tensor([0.0, 1000.0])).isfinite().all()
         tensor(True)
     """
-    top = math.exp(max_exponent)
-    below = torch.exp(torch.clamp(u, max=max_exponent))
-    return below + top * torch.relu(u - max_exponent)
+    return torch.exp(u.clamp(max=MAX_EXPONENT)) + _beyond_cap(u)
+
+
+def _beyond_cap(u: Tensor) -> Tensor:
+    return math.exp(MAX_EXPONENT) * torch.relu(u - MAX_EXPONENT)
 
 
 def snl(
@@ -107,7 +112,6 @@ def snl(
     log_norm: Tensor | float,
     *,
     reduction: str = "mean",
-    max_exponent: float = 80.0,
 ) -> Tensor:
     r"""The self-normalised log-likelihood, a lower bound of the log-likelihood in expectation.
 
@@ -116,12 +120,22 @@ def snl(
     Linear in the weights, so its gradients are unbiased for any proposal; maximal in ``b`` at
     ``b = log mean(w)``, where it equals the log-likelihood.
 
+    One model, samples for every condition, or several models are one formula: samples
+    ``(M, *batch)`` stand for one ``Z`` per entry of ``batch``, with which data and ``b`` broadcast.
+
+    ================== ============== ============= =========
+    what               ``log_p_data`` ``log_w``     ``b``
+    ================== ============== ============= =========
+    one density        ``(n,)``       ``(M,)``      ``()``
+    given conditions   ``(n,)``       ``(M, n)``    ``(n,)``
+    ``K`` densities    ``(n, K)``     ``(M, K)``    ``(K,)``
+    ================== ============== ============= =========
+
     Args:
-        log_p_data: ``(n,)`` unnormalised log-density at the data.
-        log_w: ``(M,)`` log-weights, or ``(M, n)`` with samples for each condition.
-        log_norm: ``b``, scalar or ``(n,)``.
-        reduction: ``"mean"``, or ``"none"`` for the ``(n,)`` terms.
-        max_exponent: cap of ``log mean(w) - b`` (see :func:`capped_exp`).
+        log_p_data: unnormalised log-density at the data.
+        log_w: log-weights; the sample dimension is the first one.
+        log_norm: ``b``.
+        reduction: ``"mean"``, or ``"none"`` for the terms, of the shape of ``log_p_data``.
 
     Example:
         >>> log_w = torch.tensor([200.0, 200.0])      # Z = exp(200), far beyond float32
@@ -129,21 +143,8 @@ def snl(
         tensor(-1.)
     """
     log_z = log_mean_exp(log_w)
-    return _reduce(snl_of_mean_weight(log_p_data, log_z, log_norm, max_exponent), reduction)
-
-
-def snl_of_mean_weight(
-    log_p_data: Tensor, log_z: Tensor, log_norm: Tensor | float, max_exponent: float = 80.0
-) -> Tensor:
-    r"""SNL where ``log_z = log mean(w)`` is known already: ``log p~ - b - exp(log_z - b) + 1``.
-
-    Elementwise, and linear in ``log_p_data``: its mean may go in instead of its values.
-
-    Example:
-        >>> snl_of_mean_weight(torch.tensor(199.0), torch.tensor(200.0), 200.0)
-        tensor(-1.)
-    """
-    return log_p_data - log_norm - capped_exp(log_z - log_norm, max_exponent) + 1
+    terms = log_p_data - log_norm - capped_exp(log_z - log_norm) + 1
+    return _reduce(terms, reduction)
 
 
 def importance_ml(log_p_data: Tensor, log_w: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -229,15 +230,15 @@ def bregman(
     log_u_data = log_w_data - log_norm - math.log(ratio)
     log_u = log_w - log_norm - math.log(ratio)
     if family == "snl":
-        data, noise = log_u_data + 1, capped_exp(log_u, 80.0)
+        data, noise = log_u_data + 1, capped_exp(log_u)
     elif family == "nce":
         data, noise = logsigmoid(log_u_data), softplus(log_u)
     elif family == "lsif":
-        data, noise = capped_exp(log_u_data, 40.0), capped_exp(2 * log_u, 80.0) / 2
+        data, noise = capped_exp(log_u_data), capped_exp(2 * log_u) / 2
     elif family == "reverse":
-        data, noise = -capped_exp(-log_u_data, 80.0), log_u - 1
+        data, noise = -capped_exp(-log_u_data), log_u - 1
     elif family == "exponential":
-        data, noise = -capped_exp(-log_u_data / 2, 80.0), capped_exp(log_u / 2, 80.0)
+        data, noise = -capped_exp(-log_u_data / 2), capped_exp(log_u / 2)
     else:
         raise ValueError(
             f"unknown Bregman family {family!r}; choose one of 'snl', 'nce', 'lsif', 'reverse', "
@@ -253,7 +254,8 @@ def bound_gap(log_ratio: Tensor) -> Tensor:
         >>> bound_gap(torch.tensor(0.0))
         tensor(0.)
     """
-    return torch.expm1(log_ratio) - log_ratio
+    # expm1, not capped_exp: near the optimum the gap is the square of a small number.
+    return torch.expm1(log_ratio.clamp(max=MAX_EXPONENT)) + _beyond_cap(log_ratio) - log_ratio
 
 
 def mixture_lower(lower: Tensor, own: Tensor) -> Tensor:

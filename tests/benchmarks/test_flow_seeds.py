@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from flow_seeds import FlowSeeds, FlowSeedsTask
 from selfnorm.distributions import Flow
-from selfnorm.training import LoopOptions, run
+from selfnorm.training import TrainingOptions, run
 
 
 def flow(seed, scale=1.0):
@@ -33,7 +33,7 @@ def trained(flows, steps=12):
     options = {"batch_size": 32 * len(flows), "max_epochs": 10**6, "max_steps": steps}
     options |= {"lr": 1e-2, "clip_norm": 0.5, "ema": 0.9, "validate_every": 3, "progress": False}
     task = FlowSeedsTask(module)
-    run(task, (rows(400),), val_data=(rows(100, 1),), options=LoopOptions(**options, seed=0))
+    run(task, (rows(400),), val_data=(rows(100, 1),), options=TrainingOptions(**options, seed=0))
     return module, task
 
 

@@ -11,7 +11,7 @@ from selfnorm.chain import AutoregressiveEBM, default_options, row_bounds
 from selfnorm.chain.bounds import conditional_integrals
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.functional import mixture_lower
-from selfnorm.training import LoopOptions, run
+from selfnorm.training import TrainingOptions, run
 
 TINY = {"hidden": 24, "blocks": 1, "components": 3, "context": 8, "energy_hidden": 16}
 TINY |= {"energy_blocks": 1, "discrete": None}
@@ -40,7 +40,7 @@ def fitted(x, steps=150, **options):
     model = AutoregressiveEBM(x.shape[1], **{**TINY, **options})
     loop = {"batch_size": 256, "max_epochs": 10**6, "lr": 5e-3, "ema": 0.98, "seed": 0}
     task = model.training_task(n_samples=8, polish_steps=60)
-    history = run(task, (x,), options=LoopOptions(**loop, max_steps=steps, progress=False))
+    history = run(task, (x,), options=TrainingOptions(**loop, max_steps=steps, progress=False))
     return model.eval(), history
 
 
@@ -209,7 +209,9 @@ def test_a_conditional_chain_follows_its_condition():
     x = torch.stack([3 * c[:, 0], -3 * c[:, 0]], 1) + 0.3 * torch.randn(3000, 2, generator=g)
     torch.manual_seed(0)
     model = AutoregressiveEBM(2, condition_dim=1, **TINY)
-    options = LoopOptions(batch_size=256, max_epochs=100, max_steps=200, lr=5e-3, progress=False)
+    options = TrainingOptions(
+        batch_size=256, max_epochs=100, max_steps=200, lr=5e-3, progress=False
+    )
     run(model.training_task(n_samples=8, polish_steps=20), (x, c), options=options)
     model.eval()
     at = torch.tensor([[0.8], [-0.8]]).repeat_interleave(300, 0)
@@ -331,7 +333,7 @@ def test_bad_calls_are_refused():
 def test_recommended_sizes_are_valid_for_any_table(n, device):
     options = default_options(n, 7, device)
     AutoregressiveEBM(7, **options.model)
-    LoopOptions(**options.fit)
+    TrainingOptions(**options.fit)
     assert options.fit["batch_size"] >= 2
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.density.many import _moved
+from selfnorm.density.many_task import ManyTask
 from selfnorm.density.stacked_proposals import stack_proposals
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
 
@@ -204,7 +205,7 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path):
         pass
 
     calls = 0
-    plain = sn.many.ManyTask.loss
+    plain = ManyTask.loss
 
     def dies(self, batch):
         nonlocal calls
@@ -214,7 +215,7 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path):
         return plain(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sn.many.ManyTask, "loss", dies)
+        patch.setattr(ManyTask, "loss", dies)
         with pytest.raises(KilledError):
             sn.fit_many(halves, x, checkpoint=path, **options)
     resumed_models = members(2)

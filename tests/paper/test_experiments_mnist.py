@@ -11,7 +11,7 @@ from selfnorm.errors import SelfnormWarning
 from selfnorm.paper import mnist as table_of_mnist
 from selfnorm.paper.mnist_report import finished, gains, markdown, rewrite
 from selfnorm.paper.mnist_rows import MODELS, PAPER_ROWS, RECIPES, rows
-from selfnorm.training.schedules import lr_factor
+from selfnorm.training import lr_factor
 from selfnorm.vae import ConvEncoder
 
 SMALL = {

@@ -16,7 +16,7 @@ from selfnorm.training.checkpoint import load_checkpoint
 SCRIPT = """
 import os, signal, sys, threading, torch
 import selfnorm as sn
-from selfnorm import checkpoint
+from selfnorm.training import checkpoint
 
 path, result, kind, count, delay = sys.argv[1:]
 torch.set_num_threads(1)

@@ -36,7 +36,6 @@ def weights(model):
         ({"objective": "nce"}, "objective='snl'"),
         ({"n_samples": 64}, "n_samples=128"),
         ({"lr_log_norm": 1.0}, "lr_log_norm='10 x lr'"),
-        ({"bf16": True}, "bf16=False"),
         ({"proposal": sn.Gaussian(torch.zeros(2), scale=3.0)}, "another energy, base or proposal"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
-from selfnorm.training import History, LoopOptions
+from selfnorm.training import History, TrainingOptions
 from selfnorm.training.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -265,11 +265,11 @@ def test_unknown_names_and_silly_options_are_refused():
         quick(small_model(x), x, n_samples=0)
     for bad in ({"optimizer": "sgd"}, {"schedule": "x"}, {"lr": -1}, {"ema": 2}, {"batch_size": 0}):
         with pytest.raises(ValueError):
-            LoopOptions(**bad)
+            TrainingOptions(**bad)
     counts = {"max_steps": 0, "patience": 0, "validate_every": -1, "checkpoint_every": 0}
     for name, value in {**counts, "clip_norm": 0.0, "weight_decay": -1.0, "warmup": 1.5}.items():
         with pytest.raises(ValueError, match=name):
-            LoopOptions(**{name: value})
+            TrainingOptions(**{name: value})
 
 
 def test_history_is_plain_and_written_as_json(tmp_path):

@@ -8,6 +8,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.training import TrainingOptions
 from selfnorm.vae import (
     AutoregressivePrior,
     EnergyPrior,
@@ -357,6 +358,6 @@ def test_held_out_rows_with_nan_are_refused():
 
 def test_the_betas_of_adam_reach_the_optimiser():
     task = small().training_task(betas=(0.5, 0.999))
-    optimizer = task.make_optimizer("adam", 0.0)
+    optimizer = task.make_optimizer(TrainingOptions(optimizer="adam"))
     assert all(group["betas"] == (0.5, 0.999) for group in optimizer.param_groups)
     assert isinstance(optimizer, torch.optim.Adam)

@@ -11,6 +11,7 @@ from torch import Tensor
 from selfnorm._context import seeded
 from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower, snl
+from selfnorm.training import Task
 
 if TYPE_CHECKING:
     from selfnorm.chain.model import AutoregressiveEBM
@@ -89,7 +90,7 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
     return Defaults({"encoding": "quantiles", "blocks": 2, **model}, task, fit)
 
 
-class AutoregressiveTask:
+class AutoregressiveTask(Task):
     r"""Maximum likelihood for the proposals, SNL for energy, context and ``b``, for all factors.
 
     The loss is ``-mean_x sum_i [ log q_i(x_i) + l_SNL,i ]`` with ``l_SNL,i`` the self-normalised
@@ -107,6 +108,7 @@ class AutoregressiveTask:
         validation_samples: samples per factor when validating.
     """
 
+    module: AutoregressiveEBM
     capturable = True
 
     def __init__(

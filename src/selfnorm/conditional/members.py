@@ -9,7 +9,7 @@ its own best state.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
 from selfnorm.conditional.task import ConditionalTask, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import Bins, StackedLinear, StackedMLP
-from selfnorm.training import History, LoopOptions, run
+from selfnorm.training import History, Task, TrainingOptions, run
 
 __all__ = ["LabelWaves", "MemberRows", "build_ensemble", "member_rows", "train_ensemble"]
 
@@ -194,9 +194,10 @@ def member_rows(n: int, members: int, fraction: float) -> tuple[Tensor, Tensor]:
     return torch.stack(train, dim=1), torch.stack(held_out, dim=1)
 
 
-class _MemberTask(ABC):
+class _MemberTask(Task):
     """A loss averaged over members; each member keeps the best state of its own."""
 
+    module: ConditionalEBM
     capturable = True
 
     def __init__(self, model: ConditionalEBM, rows: MemberRows, parts: list[nn.Module]) -> None:
@@ -295,8 +296,8 @@ def train_ensemble(
     model: ConditionalEBM,
     rows: MemberRows,
     *,
-    proposal_options: LoopOptions,
-    energy_options: LoopOptions | None,
+    proposal_options: TrainingOptions,
+    energy_options: TrainingOptions | None,
     n_samples: int,
 ) -> list[History]:
     """Both stages; ``energy_options=None`` leaves the model at its mixture proposal."""

@@ -357,7 +357,7 @@ def conditional_bounds(
     """Bounds from each input's ``log p~``, ``log Z_hat``, ``b``, ESS, Pareto k and data check."""
     n = len(log_p)
     upper = log_p - log_z
-    lower = log_p - b - F.capped_exp(log_z - b, 700.0) + 1
+    lower = log_p - b - F.capped_exp(log_z - b) + 1
     k = k[~torch.isnan(k)]
     tail = float(k.quantile(0.95)) if bool(torch.isfinite(k).all()) else float("inf")
     reasons = []

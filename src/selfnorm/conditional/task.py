@@ -12,8 +12,8 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm.conditional.model import ConditionalEBM, check_pairs, check_support
-from selfnorm.conditional.row_snl import row_snl_loss
 from selfnorm.errors import DataError
+from selfnorm.training import Task
 
 __all__ = ["ConditionalTask", "draw", "weighted_mean"]
 
@@ -47,7 +47,7 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     return (values * weight).sum(-1) / weight.sum(-1).clamp_min(1e-12)
 
 
-class ConditionalTask:
+class ConditionalTask(Task):
     r"""An objective for energy, features and ``b``; a loss of its own for a trainable proposal.
 
     For each pair the SNL term is ``-E + log d - b(x) - exp(-b(x)) mean_m w_m + 1`` with ``M``
@@ -69,6 +69,8 @@ class ConditionalTask:
         noise: NCE+ only: the label is moved by noise of this variance, in units of the labels' own.
         n_val_samples: labels per input when validating.
     """
+
+    module: ConditionalEBM
 
     def __init__(
         self,
@@ -190,10 +192,6 @@ class ConditionalTask:
             y = y + self.jitter * self.label_scale * torch.randn_like(y)
         log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y)
         proposal_term = self._proposal_term(q, log_q, log_w.detach(), samples, weight)
-        if self.is_snl and weight is None:
-            loss, upper = row_snl_loss(log_p, log_w, b.expand_as(log_p))
-            bounds = {"lower": -loss.detach(), "upper": upper}
-            return (loss + proposal_term if proposal_term is not None else loss), bounds
         if weight is not None:
             if not self.is_snl:
                 raise ValueError("sample weights are for the SNL objective only")

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from selfnorm._context import seeded
 from selfnorm.density import objectives
+from selfnorm.density.chunked import accumulate
 from selfnorm.density.fit import DensityTask, checked_tables
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.training import History, LoopOptions, Task, accumulate, refuse_unknown, run
+from selfnorm.training import History, Task, TrainingOptions, refuse_unknown, run
 
 __all__ = ["DistributedTask", "fit_distributed"]
 
@@ -120,7 +121,7 @@ def fit_distributed(
         seed = int(torch.randint(2**31, ()))
     seed = int(fabric.broadcast(seed))
     whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
-    loop_options = LoopOptions(
+    loop_options = TrainingOptions(
         batch_size=batch_size,
         lr=lr,
         seed=seed,
@@ -146,7 +147,7 @@ class _Loss(nn.Module):
         return self._loss(batch)
 
 
-class DistributedTask:
+class DistributedTask(Task):
     """A task whose loss and gradient are the mean over ranks and accumulation steps.
 
     Every rank walks through the same batches (the loop's random stream is common to all) and takes
@@ -172,16 +173,22 @@ class DistributedTask:
 
     def settings(self) -> dict[str, Any]:
         """Those of the task, with the samples of all ranks and pieces together."""
-        own: Any = getattr(self.task, "settings", dict)
-        found: dict[str, Any] = own()
+        found = self.task.settings()
         if "n_samples" in found:
             found["n_samples"] *= self.fabric.world_size * self.n_accumulate
         return found
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("witness", "own_state", "load_own_state"):  # the task's, where it has them
-            return getattr(self.task, name)
-        raise AttributeError(name)
+    def witness(self, data: tuple[Tensor, ...]) -> Tensor | None:
+        """That of the task."""
+        return self.task.witness(data)
+
+    def own_state(self) -> Any:
+        """That of the task."""
+        return self.task.own_state()
+
+    def load_own_state(self, state: Any) -> None:
+        """That of the task."""
+        self.task.load_own_state(state)
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """The task's own start; rank 0's state is what all begin with."""

@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
-from selfnorm._inputs import check_rows
+from selfnorm._inputs import check_rows, moved
 from selfnorm.density import objectives
 from selfnorm.density.chunked import Chunked
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import draw_log_weights, estimate_log_norm
-from selfnorm.training import History, LoopOptions, Task, run, whole_number
+from selfnorm.training import History, Task, TrainingOptions, run, whole_number
 
 __all__ = ["DensityTask", "checked_tables", "fit"]
 
 
+@moved(bf16="densities are trained in the precision of their parameters")
 def fit(
     model: nn.Module,
     x_train: Any,
@@ -50,9 +50,8 @@ def fit(
     checkpoint: str | None = None,
     checkpoint_every: int | None = None,
     resume: bool = True,
-    cuda_graph: bool | int = True,
+    cuda_graph: bool = True,
     compile_step: bool = False,
-    bf16: bool = False,
     max_memory: float | None = None,
     **task_options: Any,
 ) -> History:
@@ -83,15 +82,10 @@ def fit(
         checkpoint: file to save progress to, every ``checkpoint_every`` steps; an existing one of
             the same run is resumed (``resume=False`` starts afresh). On CPU a resumed run ends
             with the same bits as one never stopped.
-        cuda_graph: capture the step on CUDA where possible; a number captures so many steps as
-            one graph.
+        cuda_graph: capture the step on CUDA where possible.
         compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
             before the first step, then saves most where many small operations meet: models
             trained together, small networks. Same numbers up to rounding.
-        bf16: matrix products of the energy in bfloat16 while training, for wide networks on a GPU;
-            log-weights stay in float32, and validation, the closing ``b`` and the fitted model use
-            full precision. The moving energy is rounded to about three digits: use it where a
-            float32 run of the same budget would be too slow.
         max_memory: bytes (below 1: share of the free memory) that the samples of a step may take;
             they then go through the network in chunks, with the gradient unchanged.
         task_options: passed to the model's own ``training_task``.
@@ -110,7 +104,7 @@ def fit(
         'max_epochs'
     """
     n_samples = whole_number("n_samples", n_samples)
-    options = LoopOptions(
+    options = TrainingOptions(
         batch_size=batch_size,
         max_epochs=max_epochs,
         max_steps=max_steps,
@@ -136,9 +130,8 @@ def fit(
     task: Task
     make_task: Any = getattr(model, "training_task", None)
     if make_task is not None:
-        for name, asked in (("max_memory", max_memory is not None), ("bf16", bf16)):
-            if asked:
-                raise TypeError(f"{name} is for an EBM; {type(model).__name__} trains its own way")
+        if max_memory is not None:
+            raise TypeError(f"max_memory is for an EBM; {type(model).__name__} trains its own way")
         if proposal is not None:
             task_options["proposal"] = proposal
         task = make_task(objective=objective, n_samples=n_samples, **task_options)
@@ -153,7 +146,6 @@ def fit(
             else Chunked(objective, max_memory=max_memory),
             n_samples=n_samples,
             log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
-            bf16=bf16,
         )
         data, held_out = checked_tables(model, data, held_out)
     else:
@@ -188,8 +180,10 @@ def _refuse_more_parts(data: Parts, name: str) -> None:
         )
 
 
-class DensityTask:
+class DensityTask(Task):
     """Training of an EBM with a fixed (or separately trained) proposal."""
+
+    module: EBM
 
     def __init__(
         self,
@@ -200,10 +194,8 @@ class DensityTask:
         n_samples: int = 1024,
         log_norm_lr_scale: float = 10.0,
         n_val_samples: int = 16_384,
-        bf16: bool = False,
     ) -> None:
         self.module = model
-        model.bf16 = bf16
         self.objective = objectives.get(objective)
         # Objectives with inner gradients or host-side buffers cannot be captured as a CUDA graph.
         self.capturable = getattr(self.objective, "capturable", True)
@@ -226,7 +218,6 @@ class DensityTask:
             "objective": objectives.label(self.objective),
             "n_samples": self.n_samples,
             "lr_log_norm": f"{self.log_norm_lr_scale:.6g} x lr",
-            "bf16": self.module.bf16,
         }
 
     def witness(self, data: tuple[Tensor, ...]) -> Tensor:
@@ -300,26 +291,6 @@ class DensityTask:
         if columns and isinstance(self.objective, objectives.WeightObjective):
             return self.objective.loss(self.module, self.proposal, x, self.n_samples, columns[0])
         return self.objective.loss(self.module, self.proposal, x, self.n_samples)
-
-    @property
-    def draws_ahead(self) -> bool:
-        """Whether the points of a step depend on nothing that is trained: :meth:`draw` may then
-        run before the step that needs them, and :meth:`loss_of_drawn` after it."""
-        own_loss = type(self).loss is not DensityTask.loss or not self._takes_log_base()
-        # A network that draws numbers itself would get others than in its turn.
-        random = any(isinstance(m, _DropoutNd) for m in self.module.modules())
-        return not (own_loss or random or self.proposal.trainable)
-
-    def draw(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The first half of :meth:`loss`: the points at which the energy is asked."""
-        return objectives.draw_points(self.proposal, batch[0], self.n_samples), *batch[1:]
-
-    def loss_of_drawn(self, drawn: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The second half of :meth:`loss`."""
-        assert isinstance(self.objective, objectives.WeightObjective)
-        points, *columns = drawn
-        log_base = columns[0] if columns else None
-        return self.objective.loss_at(self.module, self.proposal, points, self.n_samples, log_base)
 
     def _takes_log_base(self) -> bool:
         # A subclass with a loss of its own keeps to the protocol, which has no such argument.

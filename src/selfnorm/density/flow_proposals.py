@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Flow, FlowTask, proposal_loss
 from selfnorm.functional import ess, log_mean_exp, snl
-from selfnorm.training import History, LoopOptions, refuse_unknown, run
+from selfnorm.training import History, Task, TrainingOptions, refuse_unknown, run
 
 __all__ = ["JointTask", "adapt", "fit_jointly", "tilt"]
 
@@ -30,7 +30,7 @@ def adapt(flow: Flow, model: EBM, x: Tensor, *, loss: str = "both", **options: A
     n_samples = int(options.pop("n_samples", 512))
     refuse_unknown(options, "adapt")
     task = FlowTask(flow, model=model, loss=loss, n_samples=n_samples)
-    return run(task, (x,), options=LoopOptions(**options))
+    return run(task, (x,), options=TrainingOptions(**options))
 
 
 def tilt(flow: Flow, energy: Callable[[Tensor], Tensor]) -> EBM:
@@ -50,7 +50,7 @@ def tilt(flow: Flow, energy: Callable[[Tensor], Tensor]) -> EBM:
     return EBM(energy, base=flow.requires_grad_(False))
 
 
-class JointTask:
+class JointTask(Task):
     """A model by SNL and its flow proposal by one of the three losses, in the same steps."""
 
     capturable = True
@@ -128,4 +128,4 @@ def fit_jointly(
     refuse_unknown(options, "fit_jointly")
     task = JointTask(model, flow, loss=loss, n_samples=n_samples)
     held_out = None if val_data is None else (val_data,)
-    return run(task, (x,), val_data=held_out, options=LoopOptions(**options))
+    return run(task, (x,), val_data=held_out, options=TrainingOptions(**options))

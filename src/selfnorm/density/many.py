@@ -23,7 +23,14 @@ from selfnorm.density.model import EBM
 from selfnorm.density.stacked_energies import check_training_keeps_buffers
 from selfnorm.distributions import proposal_for
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.training import History, LoopOptions, fingerprint, refuse_unknown, run, whole_number
+from selfnorm.training import (
+    History,
+    TrainingOptions,
+    fingerprint,
+    refuse_unknown,
+    run,
+    whole_number,
+)
 
 __all__ = ["fit_many"]
 
@@ -118,7 +125,7 @@ def fit_many(
     names = [objective] * members if isinstance(objective, str) else list(objective)
     if len(names) != members:
         raise ValueError(f"got {len(names)} objectives for {members} models")
-    loop_options = LoopOptions(
+    loop_options = TrainingOptions(
         batch_size=batch_size,
         max_epochs=max_epochs,
         lr=max(rates),

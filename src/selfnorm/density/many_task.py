@@ -18,12 +18,11 @@ from selfnorm.density.member_adam import MemberAdam
 from selfnorm.density.members import Members
 from selfnorm.density.model import EBM
 from selfnorm.density.objectives import Objective, WeightObjective, Weights
-from selfnorm.density.snl_loss import snl_losses
 from selfnorm.density.stacked_proposals import stack_proposals
 from selfnorm.distributions import Proposal
 from selfnorm.errors import SelfnormError
 from selfnorm.evaluation import estimate_log_norm
-from selfnorm.training import History, fingerprint
+from selfnorm.training import History, Task, TrainingOptions, fingerprint
 
 if TYPE_CHECKING:
     from selfnorm.training import Stepper
@@ -60,9 +59,10 @@ class MemberData:
         return self.rows[rows] if self.shared else self.rows[self._member, rows]
 
 
-class ManyTask:
+class ManyTask(Task):
     """Training of ``K`` EBMs at once; see :func:`selfnorm.fit_many`."""
 
+    module: Members
     capturable = True
 
     def __init__(
@@ -91,11 +91,6 @@ class ManyTask:
         self.module = Members(models, lr_factors, log_norm_factors, weight_decays).to(device)
         self.objectives = objective_list
         self.groups = _by_objective(objective_list, device)
-        snl = objectives.get("snl")
-        self.only_snl = all(
-            type(o) is WeightObjective and o.value is snl.value  # type: ignore[attr-defined]
-            for o in objective_list
-        )
         self.needs_q_at_data = any(o.needs_proposal_at_data for o, _ in self.groups)
         learns = [o.learns_log_norm for o in objective_list]
         self._learns = torch.tensor(learns, device=device)
@@ -130,9 +125,11 @@ class ManyTask:
             {"params": [self.module.log_norm], "lr_scale": 1.0, "log_norm": True},
         ]
 
-    def make_optimizer(self, name: str, weight_decay: float) -> torch.optim.Optimizer:  # noqa: ARG002
+    def make_optimizer(self, options: TrainingOptions) -> torch.optim.Optimizer:
         """Adam with a learning rate and a weight decay for each member."""
-        return MemberAdam(self.parameter_groups(), self.module, decoupled=name == "adamw")
+        return MemberAdam(
+            self.parameter_groups(), self.module, decoupled=options.optimizer == "adamw"
+        )
 
     def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
         """The checks and the first ``b`` of every member, as in a run of its own."""
@@ -164,10 +161,6 @@ class ManyTask:
             points = torch.cat([x, self._draw()], dim=1)
             log_q = self.stack.log_prob(points if self.needs_q_at_data else points[:, n:])
         log_p = self.module.log_unnormalized(points)
-        if self.only_snl and log_p.device.type == "cpu" and not torch.compiler.is_compiling():
-            # Fewer small operations; a GPU's graph has them at hand, a compiler merges them.
-            terms = log_p - torch.nn.functional.pad(log_q, (n, 0))
-            return self._sum_up(*snl_losses(terms, n, self.module.log_norm))
         log_p_data, log_w = log_p[:, :n], log_p[:, n:] - log_q[:, -self.n_samples :]
         log_z = F.log_mean_exp(log_w, 1)
         b = self.module.log_norm
@@ -209,7 +202,7 @@ class ManyTask:
         return out
 
     @torch.no_grad()
-    def condition_gradients(self, clip_norm: float | None) -> Tensor:
+    def condition_gradients(self, params: Sequence[Tensor], clip_norm: float | None) -> Tensor:  # noqa: ARG002
         """Clip member by member and mark those that may not step; returns the overall norm."""
         module = self.module
         grad, grad_b = module.weights.grad, module.log_norm.grad

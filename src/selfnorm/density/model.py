@@ -12,7 +12,6 @@ from selfnorm._context import SeedLike, evaluating
 from selfnorm._inputs import as_rows
 from selfnorm.distributions import Proposal, as_proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.networks import MLP
 
 __all__ = ["EBM", "log_weights"]
 
@@ -30,11 +29,6 @@ class EBM(nn.Module):
 
     The density is with respect to Lebesgue measure (or the counting measure, if the base or the
     proposal used for training is discrete).
-
-    Attributes:
-        bf16: run the energy's matrix products in bfloat16 *while training*; set by
-            ``fit(..., bf16=True)``. Parameters, base density, weights and everything in evaluation
-            mode keep their precision.
 
     Example:
         >>> import selfnorm as sn
@@ -57,24 +51,10 @@ class EBM(nn.Module):
         # Never narrower than float32: log Z may be large, and its error is that of every density.
         kind = torch.promote_types(self.dtype or torch.get_default_dtype(), torch.float32)
         self.log_norm = nn.Parameter(torch.tensor(float(log_norm), dtype=kind))
-        self.bf16 = False
 
-    def negative_energy(self, x: Tensor, *, in_step: bool = False) -> Tensor:
-        """``-E(x)``, one checked scalar per row: ``(n, dim) -> (n,)``.
-
-        ``in_step`` takes the way of a training step, where only the weights' gradient is wanted.
-        """
-        # Nothing that a compiler would have to look through: it merges the operations itself.
-        in_step = in_step and not (self.bf16 or torch.compiler.is_compiling())
-        if in_step and type(self.energy) is MLP and self.energy.is_as_built():
-            return self.energy.negative_energy_in_step(x)
-        if self.bf16 and self.training:
-            # No cache of cast weights: one made while a CUDA graph is captured must not outlive it.
-            with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled=False):
-                energy = self.energy(x)
-            energy = energy.to(x.dtype)
-        else:
-            energy = self.energy(x)
+    def negative_energy(self, x: Tensor) -> Tensor:
+        """``-E(x)``, one checked scalar per row: ``(n, dim) -> (n,)``."""
+        energy = self.energy(x)
         if energy.dim() == x.dim() and energy.shape[-1] == 1:
             energy = energy.squeeze(-1)
         if energy.shape != x.shape[:-1]:
@@ -84,9 +64,9 @@ class EBM(nn.Module):
             )
         return -energy
 
-    def log_unnormalized(self, x: Tensor, *, in_step: bool = False) -> Tensor:
-        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``; ``in_step`` as in :meth:`negative_energy`."""
-        value = self.negative_energy(x, in_step=in_step)
+    def log_unnormalized(self, x: Tensor) -> Tensor:
+        """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``."""
+        value = self.negative_energy(x)
         return value if self.base is None else value + self.base.log_prob(x)
 
     def log_prob(self, x: Tensor) -> Tensor:

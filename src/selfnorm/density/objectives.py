@@ -14,7 +14,6 @@ from torch import Tensor
 
 from selfnorm import functional as F
 from selfnorm.density.model import EBM
-from selfnorm.density.snl_loss import snl_loss
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError
 
@@ -103,15 +102,11 @@ class WeightObjective:
     ) -> tuple[Tensor, Metrics]:
         """:meth:`loss` at points of :func:`draw_points`: data rows, then ``n_samples`` samples."""
         n = len(points) - n_samples
-        # Another model's own methods need not know of training steps.
-        how = {"in_step": True} if type(model) is EBM else {}
         if proposal is model.base:
             # Base and proposal cancel in the weights: log w = -E, no density to compute there.
-            log_w = model.negative_energy(points, **how)
+            log_w = model.negative_energy(points)
             with torch.no_grad():
                 log_q_data = proposal.log_prob(points[:n]) if log_base is None else log_base
-            if self.value is _snl:
-                return _snl_loss(log_w, n, model.log_norm, log_q_data.mean())
             log_w_data, log_w = log_w.split([n, n_samples])
             log_p_data = log_w_data + log_q_data
         else:
@@ -119,9 +114,7 @@ class WeightObjective:
                 asked = points if self.needs_proposal_at_data else points[n:]
                 log_q = proposal.log_prob(asked)
                 log_q_data = log_q[:n] if self.needs_proposal_at_data else points.new_zeros(())
-            log_p = model.log_unnormalized(points, **how)
-            if self.value is _snl:
-                return _snl_loss(log_p - torch.cat([log_q.new_zeros(n), log_q]), n, model.log_norm)
+            log_p = model.log_unnormalized(points)
             log_p_data, log_w = log_p.split([n, n_samples])
             log_w_data, log_w = log_p_data - log_q_data, log_w - log_q[-n_samples:]
         log_z = F.log_mean_exp(log_w)
@@ -155,15 +148,8 @@ def column_spread(x: Tensor) -> Tensor:
     return x.std(0).clamp_min(1e-6)
 
 
-def _snl_loss(
-    terms: Tensor, n_data: int, log_norm: Tensor, constant: Tensor | None = None
-) -> tuple[Tensor, Metrics]:
-    loss, upper = snl_loss(terms, n_data, log_norm, constant)
-    return loss, {"lower": -loss.detach(), "upper": upper}
-
-
 def _snl(w: Weights) -> Tensor:
-    return F.snl_of_mean_weight(w.log_p_data.mean(), w.log_z, w.log_norm)
+    return F.snl(w.log_p_data, w.log_w, w.log_norm)
 
 
 def _nce(w: Weights) -> Tensor:

@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from selfnorm._context import seeded
 from selfnorm.errors import EnergyError
-from selfnorm.networks import MLP, WRITTEN_OUT, FourierFeatures, stacked_energy
+from selfnorm.networks import MLP, FourierFeatures
 
 __all__ = ["EnergyStack", "check_training_keeps_buffers"]
 
@@ -111,34 +111,6 @@ class EnergyStack(nn.Module):
         return fitting - fitting % threads if fitting > threads else fitting
 
     def _forward(self, weights: Tensor, x: Tensor, fixed: Sequence[Tensor]) -> Tensor:
-        if self._is_written_out(weights, x):
-            mlp: MLP = self._template[0]  # type: ignore[assignment]
-            return stacked_energy(
-                _inputs(mlp, dict(zip(self.fixed_names, fixed, strict=True)), x),
-                weights,
-                self.shapes,
-                mlp.activation,
-                lambda table: self._by_autograd(table, x, fixed),
-            )
-        return self._by_autograd(weights, x, fixed)
-
-    def _is_written_out(self, weights: Tensor, x: Tensor) -> bool:
-        """Whether the gradient is that of a plain network's weights alone, on a CPU."""
-        if x.device.type != "cpu" or not self._is_mlp:
-            return False
-        mlp: MLP = self._template[0]  # type: ignore[assignment]
-        return (
-            mlp.activation in WRITTEN_OUT
-            and mlp.dropout == 0
-            and len(self.names) == 2 * len(mlp.hidden) + 1
-            and torch.is_grad_enabled()
-            and weights.requires_grad
-            and not x.requires_grad
-            and not torch.compiler.is_compiling()
-            and not torch.is_autocast_enabled("cpu")
-        )
-
-    def _by_autograd(self, weights: Tensor, x: Tensor, fixed: Sequence[Tensor]) -> Tensor:
         # One split, not one slice per tensor: its gradient is one concatenation.
         parts = weights.split(self.sizes, dim=1)
         named = {
@@ -191,9 +163,7 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _is_plain_mlp(energy: nn.Module) -> bool:
-    if type(energy) is not MLP or type(energy.features) not in (type(None), FourierFeatures):
-        return False
-    return energy.is_as_built()
+    return type(energy) is MLP and type(energy.features) in (type(None), FourierFeatures)
 
 
 def _inputs(mlp: MLP, named: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from selfnorm.columns import Columns
 from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
+from selfnorm.training import Task
 
 if TYPE_CHECKING:
     from selfnorm.distributions.flows import Flow
@@ -47,7 +48,7 @@ def proposal_loss(
     return towards_model if on_data is None else 0.5 * (on_data + towards_model)
 
 
-class FlowTask:
+class FlowTask(Task):
     """Training of a flow by one of the three losses, for :func:`selfnorm.fit`.
 
     Args:
@@ -55,6 +56,7 @@ class FlowTask:
         model: what the flow is a proposal of, for the losses ``"kl"`` and ``"both"``.
     """
 
+    module: Flow
     capturable = True
 
     def __init__(

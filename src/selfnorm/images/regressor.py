@@ -28,12 +28,12 @@ from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
 from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, build
 from selfnorm.images.task import ImageTask, LawTask
 from selfnorm.networks import resnet18
-from selfnorm.training import History, LoopOptions, run
+from selfnorm.training import History, TrainingOptions, run
 
 __all__ = ["IMAGE_OPTIONS", "OBJECTIVES", "ImageRegressor"]
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
-IMAGE_OPTIONS = LoopOptions(weight_decay=0.05, ema=0.998, progress=False)
+IMAGE_OPTIONS = TrainingOptions(weight_decay=0.05, ema=0.998, progress=False)
 _MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word
 _IMAGES_AT_ONCE = 512
 _TEMPERATURES = (0.25, 4.0)  # between which one is looked for
@@ -120,7 +120,7 @@ class ImageRegressor(BaseEstimator):
         batch_size: int = 128,
         max_epochs: int = 40,
         lr: float = 1e-3,
-        options: LoopOptions | None = None,
+        options: TrainingOptions | None = None,
         device: str = "cpu",
         random_state: int | None = None,
     ) -> None:

@@ -19,8 +19,8 @@ __all__ = ["ImageTask", "LawTask"]
 class ImageTask(ConditionalTask):
     """A :class:`ConditionalTask` on images: each batch is presented, the step can be captured."""
 
+    module: ImageEBM
     capturable = True
-    large_network = True
 
     def __init__(
         self,

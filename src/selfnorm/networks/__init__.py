@@ -2,15 +2,12 @@
 
 from selfnorm.networks.bins import Bins, quantile_edges
 from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures
-from selfnorm.networks.mlp_gradient import WRITTEN_OUT
 from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings, masked_weights
 from selfnorm.networks.resnet import resnet18
 from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module
-from selfnorm.networks.stacked_gradient import stacked_energy
 
 __all__ = [
     "MLP",
-    "WRITTEN_OUT",
     "Bins",
     "ChainLinear",
     "ExponentialFamily",
@@ -23,5 +20,4 @@ __all__ = [
     "masked_weights",
     "quantile_edges",
     "resnet18",
-    "stacked_energy",
 ]

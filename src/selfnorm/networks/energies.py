@@ -12,8 +12,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from selfnorm.networks.mlp_gradient import WRITTEN_OUT, negative_energy
-
 __all__ = ["MLP", "ExponentialFamily", "FourierFeatures"]
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -23,16 +21,6 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "leaky_relu": lambda: nn.LeakyReLU(0.2),
 }
-_KINDS = {name: type(make()) for name, make in _ACTIVATIONS.items()}
-
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
-def _does_more(module: nn.Module) -> bool:
-    """Whether a call of the module is more than the ``forward`` of its class."""
-    own = vars(module)
-    return "forward" in own or any(own[name] for name in _HOOKS)
 
 
 class FourierFeatures(nn.Module):
@@ -133,56 +121,9 @@ class MLP(nn.Module):
             x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
         return x if self.features is None else self.features(x)
 
-    def negative_energy_in_step(self, x: Tensor) -> Tensor:
-        """``-E`` of each row as a training step wants it: less around the matrix products.
-
-        Same value and gradient with respect to the weights as those of a call, up to rounding, for
-        a network that :meth:`is_as_built`.
-        """
-        x = self._inputs(x)
-        weights = [p for layer in self.layers for p in layer.parameters(recurse=False)]
-        if not self._is_plain(x, weights):
-            return -self._through_layers(x)
-        return negative_energy(x, weights, self.activation)
-
-    def is_as_built(self) -> bool:
-        """Whether the layers are of the kinds they were built of, and nobody watches them."""
-        layers = list(self.layers)
-        kinds = (nn.Linear, _KINDS[self.activation], nn.Dropout)[: 3 if self.dropout > 0 else 2]
-        if (*map(type, layers),) != (*kinds * len(self.hidden), nn.Linear):
-            return False
-        *hidden, last = (layer._parameters for layer in layers[:: len(kinds)])
-        biased = all(own["bias"] is not None for own in hidden) and last["bias"] is None
-        one_number = last["weight"] is not None and len(last["weight"]) == 1
-        # vars: this runs in every step, and asking a module for an attribute takes its time.
-        exact = all(vars(m).get("approximate", "none") == "none" for m in layers)  # of GELU
-        parts = [self, self.layers, *layers] + ([] if self.features is None else [self.features])
-        return biased and one_number and exact and not any(map(_does_more, parts))
-
-    def _is_plain(self, x: Tensor, weights: Sequence[Tensor]) -> bool:
-        """Whether nothing but the weights asks for a gradient, and all of them do."""
-        return (
-            x.dim() == 2
-            and not x.requires_grad
-            and torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
-            and not torch.is_autocast_enabled(x.device.type)
-            and self.activation in WRITTEN_OUT
-            and self.dropout == 0
-            and all(p.requires_grad for p in weights)
-        )
-
     def forward(self, x: Tensor) -> Tensor:
         """Energy of each row."""
-        return self._through_layers(self._inputs(x))
-
-    def _through_layers(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):
-            # Weights are exponentials of the last sum: it stays in the precision of its weights.
-            last = self.layers[-1].get_parameter("weight")
-            wide: Tensor = self.layers[:-1](x)
-            return (wide.to(last.dtype) * last[0]).sum(-1)
-        out: Tensor = self.layers(x).squeeze(-1)
+        out: Tensor = self.layers(self._inputs(x)).squeeze(-1)
         return out
 
 

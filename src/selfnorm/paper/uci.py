@@ -25,7 +25,7 @@ from selfnorm.errors import MissingDataError
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
 from selfnorm.paper.runner import run_side_by_side
-from selfnorm.training import LoopOptions
+from selfnorm.training import TrainingOptions
 from selfnorm.training import run as train
 
 __all__ = ["RECIPES", "run"]
@@ -228,7 +228,7 @@ def _chain(
         model.training_task(**defaults.task),
         (rows.to(device),),
         val_data=(data.val.to(device),),
-        options=LoopOptions(**fit, seed=seed, progress=progress),
+        options=TrainingOptions(**fit, seed=seed, progress=progress),
     )
     bounds = model.eval().bounds(data.test, n_samples=500, seed=seed)
     return bounds, history.stopped

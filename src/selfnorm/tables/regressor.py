@@ -32,7 +32,7 @@ from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.networks import quantile_edges
 from selfnorm.tables import regressor_files
 from selfnorm.tables.predictive_methods import PredictiveMixin
-from selfnorm.training import History, LoopOptions
+from selfnorm.training import History, TrainingOptions
 
 __all__ = ["EnergyRegressor"]
 
@@ -293,14 +293,14 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
             }
             per_epoch = max(1, len(train) // common["batch_size"])
             epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
-            first = LoopOptions(max_epochs=epochs, lr=self.learning_rate, **common)
+            first = TrainingOptions(max_epochs=epochs, lr=self.learning_rate, **common)
             if self.energy_epochs is not None:
                 epochs = self.energy_epochs
             else:
                 epochs = int(np.clip(1200 / per_epoch, 15, 150))
             second = None
             if epochs > 0:
-                second = LoopOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
+                second = TrainingOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
             n_samples = self.n_samples or (8 if n > 5000 else 16)
             self.history_: list[History] = train_ensemble(
                 model, rows, proposal_options=first, energy_options=second, n_samples=n_samples

@@ -1,24 +1,25 @@
-"""The engine, which knows no model: task, options, loop, step, schedules, checkpoints, history."""
+"""The engine, which knows no model: task, options, loop, step, checkpoints, history."""
 
 from selfnorm.training.checkpoint import fingerprint
-from selfnorm.training.gradients import accumulate, with_gradients
 from selfnorm.training.history import History
-from selfnorm.training.loop import run
-from selfnorm.training.side_stream import SideStream
-from selfnorm.training.step import Stepper, make_optimizer
-from selfnorm.training.task import LoopOptions, Task, refuse_unknown, whole_number
+from selfnorm.training.loop import (
+    Task,
+    TrainingOptions,
+    lr_factor,
+    refuse_unknown,
+    run,
+    whole_number,
+)
+from selfnorm.training.step import Stepper
 
 __all__ = [
     "History",
-    "LoopOptions",
-    "SideStream",
     "Stepper",
     "Task",
-    "accumulate",
+    "TrainingOptions",
     "fingerprint",
-    "make_optimizer",
+    "lr_factor",
     "refuse_unknown",
     "run",
     "whole_number",
-    "with_gradients",
 ]

@@ -1,4 +1,4 @@
-"""States of a training run: copies in memory, and checkpoints that survive a kill at any moment.
+"""Checkpoints that survive a kill at any moment.
 
 A checkpoint is one file, written beside its final name, flushed to disk and renamed: a reader sees
 the old state or the new one, never half of one. It is read with ``weights_only=True``: tensors and
@@ -11,28 +11,27 @@ import hashlib
 import os
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selfnorm._context import evaluating, seeded
 from selfnorm.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from selfnorm.training.loop import Task
+
 __all__ = [
-    "all_finite",
     "check_same_run",
-    "copied",
-    "copy_into",
     "entries_of_task",
     "fingerprint",
-    "floats",
     "load_checkpoint",
     "restore_task",
     "save_checkpoint",
 ]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
@@ -73,23 +72,23 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     return state
 
 
-def entries_of_task(task: Any, data: tuple[Tensor, ...]) -> dict[str, Any]:
-    """What a task wants in its checkpoints; see :class:`~selfnorm.training.task.Task`."""
+def entries_of_task(task: Task, data: tuple[Tensor, ...]) -> dict[str, Any]:
+    """What a task wants in its checkpoints."""
     return {
-        "settings": _ask(task, "settings") or {},
+        "settings": task.settings(),
         "witness": _witness(task, data),
-        "task": copied(_ask(task, "own_state")),
+        "task": task.own_state(),
     }
 
 
 def check_same_run(
-    path: Path, state: dict[str, Any], task: Any, options: dict[str, Any], data: str
+    path: Path, state: dict[str, Any], task: Task, options: dict[str, Any], data: str
 ) -> None:
     """Refuse to resume a run that had other options, or other data (by :func:`fingerprint`).
 
     A task's setting ``rows`` is the fingerprint of data that it holds itself.
     """
-    mine = {**(_ask(task, "settings") or {}), **options}
+    mine = {**task.settings(), **options}
     saved = {**state.get("settings", mine), **state["options"]}
     other = sorted(k for k in mine if mine[k] != saved.get(k) and k != "rows")
     if other:
@@ -104,7 +103,7 @@ def check_same_run(
         )
 
 
-def restore_task(path: Path, state: dict[str, Any], task: Any, data: tuple[Tensor, ...]) -> None:
+def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tensor, ...]) -> None:
     """Check the weights just loaded by what they mean, and give the task what it remembered.
 
     Networks that differ by an activation, a base or a proposal only have weights of one shape.
@@ -120,22 +119,14 @@ def restore_task(path: Path, state: dict[str, Any], task: Any, data: tuple[Tenso
                 "resume=False"
             )
     if state.get("task") is not None:
-        _ask(task, "load_own_state", state["task"])
+        task.load_own_state(state["task"])
 
 
-def _ask(task: Any, method: str, *args: Any) -> Any:
-    """What the task answers, if it defines the method."""
-    own = getattr(task, method, None)
-    return None if own is None else own(*args)
-
-
-def _witness(task: Any, data: tuple[Tensor, ...]) -> Tensor | None:
+def _witness(task: Task, data: tuple[Tensor, ...]) -> Tensor | None:
     """Log-densities at a few rows in evaluation mode; the run's random stream stays as it is."""
-    if not hasattr(task, "witness"):
-        return None
     with evaluating(task.module), torch.no_grad(), seeded(0, data[0].device):
-        seen: Tensor = task.witness(data)
-    return seen.double().cpu()
+        seen = task.witness(data)
+    return None if seen is None else seen.double().cpu()
 
 
 def fingerprint(tensors: tuple[Tensor, ...]) -> str:
@@ -145,50 +136,3 @@ def fingerprint(tensors: tuple[Tensor, ...]) -> str:
         digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def floats(module: nn.Module) -> dict[str, Tensor]:
-    """Floating-point parameters and buffers of a module by name."""
-    return {k: v for k, v in module.state_dict().items() if torch.is_floating_point(v)}
-
-
-def all_finite(tensors: list[Tensor]) -> bool:
-    """Whether every number of every tensor is finite; waits for the device once.
-
-    >>> all_finite([torch.ones(2), torch.tensor([0.0, torch.nan])])
-    False
-    """
-    if not tensors:
-        return True
-    return bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
-
-
-def copied(value: Any) -> Any:
-    """Deep copy of nested containers of tensors."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return type(value)((k, copied(v)) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return type(value)(copied(v) for v in value)
-    return value
-
-
-def copy_into(target: Any, source: Any) -> None:
-    """Copy tensors of nested dicts into those of a twin, in place; what the source lacks is zero.
-
-    An optimiser that has not stepped yet has no state, which is the same as zeros.
-
-    >>> state = {"step": torch.ones(1), "other": torch.ones(1)}
-    >>> copy_into(state, {"step": torch.full((1,), 3.0)})
-    >>> state
-    {'step': tensor([3.]), 'other': tensor([0.])}
-    """
-    for key, value in target.items():
-        if isinstance(value, Tensor):
-            if key in source:
-                value.copy_(source[key])
-            else:
-                value.zero_()
-        elif isinstance(value, dict):
-            copy_into(value, source.get(key, {}))

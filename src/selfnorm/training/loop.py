@@ -9,40 +9,256 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from selfnorm._context import seeded
 from selfnorm._inputs import as_tensors
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.training.checkpoint import (
-    all_finite,
     check_same_run,
-    copied,
-    copy_into,
     entries_of_task,
     fingerprint,
-    floats,
     load_checkpoint,
     restore_task,
     save_checkpoint,
 )
 from selfnorm.training.history import History
-from selfnorm.training.overlapped import make_stepper
-from selfnorm.training.schedules import lr_factor
-from selfnorm.training.step import Stepper, make_optimizer
-from selfnorm.training.task import LoopOptions, Task
+from selfnorm.training.step import Stepper
 
-__all__ = ["LoopOptions", "Task", "run"]
+__all__ = ["Task", "TrainingOptions", "lr_factor", "refuse_unknown", "run", "whole_number"]
 
+_SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
-_CUDA_READ_EVERY = 50  # steps between looks at the device-side counters, about
+_CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
 _MAX_LOST = 0.2  # share of captured steps that may be lost before the graph is given up
+
+
+class Task:
+    """What is trained: a module, its loss, its validation. All but :meth:`loss` have defaults.
+
+    Attributes:
+        module: everything that is trained and checkpointed.
+        capturable: a step asks nothing of the host, and may be captured as a CUDA graph.
+        writes_checkpoints: false where another process writes them.
+    """
+
+    module: nn.Module
+    capturable: bool = False
+    writes_checkpoints: bool = True
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Optimiser groups: ``params``, optional ``lr_scale`` and ``weight_decay``."""
+        return [{"params": list(self.module.parameters())}]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Check the inputs and set initial values; called once, under the run's seed."""
+
+    def data_columns(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """Further tensors with one entry per row, computed once: they come to :meth:`loss` too."""
+        return ()
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scalar loss and detached metrics, without waiting for the device."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss on {len(batch)} tensors")
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+        """Figures on held-out data; ``score`` (higher is better) chooses the best state."""
+        return {}
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+        """Closing step on the chosen state, e.g. ``b <- log Z_hat``."""
+        return {}
+
+    def make_optimizer(self, options: TrainingOptions) -> torch.optim.Optimizer:
+        """Adam or AdamW over the parameter groups; fused, capturable on CUDA."""
+        groups: list[dict[str, Any]] = []
+        for group in self.parameter_groups():
+            params = [p for p in group["params"] if p.requires_grad]
+            if params:
+                groups.append({"weight_decay": options.weight_decay, **group, "params": params})
+        if not groups:
+            raise ValueError("nothing to train: no parameter of the model asks for a gradient")
+        device = groups[0]["params"][0].device
+        on_cuda = device.type == "cuda"
+        kinds: dict[str, type[torch.optim.Adam]] = {
+            "adam": torch.optim.Adam,
+            "adamw": torch.optim.AdamW,
+        }
+        lr = torch.zeros((), device=device) if on_cuda else 0.0
+        return kinds[options.optimizer](groups, lr=lr, fused=True, capturable=on_cuda)
+
+    def condition_gradients(self, params: Sequence[Tensor], clip_norm: float | None) -> Tensor:
+        """Norm of the gradient, which is shortened to ``clip_norm`` where it is longer."""
+        limit = math.inf if clip_norm is None else clip_norm
+        return torch.nn.utils.clip_grad_norm_(params, limit)
+
+    def guard(self, stepper: Stepper, *, looking: bool) -> str | None:  # noqa: ARG002
+        """A reason to stop, ``""`` to go on; ``None`` leaves the care for bad steps to the loop.
+
+        Called after every step (on CUDA now and then); ``looking`` before a validation.
+        """
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """Plain values that a resumed run must share with the one it continues."""
+        return {}
+
+    def witness(self, data: tuple[Tensor, ...]) -> Tensor | None:  # noqa: ARG002
+        """Log-densities at a few rows, by which a checkpoint of another network is known."""
+        return None
+
+    def own_state(self) -> Any:
+        """What a run remembers outside the module; goes into checkpoints."""
+        return None
+
+    def load_own_state(self, state: Any) -> None:
+        """Go on with what :meth:`own_state` gave."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a model is trained; every training function takes these.
+
+    Args:
+        batch_size, max_epochs, max_steps: size of the run, whichever ends first.
+        lr: peak learning rate.
+        optimizer: ``"adamw"`` or ``"adam"``, with ``weight_decay``.
+        schedule: ``"one_cycle"`` (rise over the ``warmup`` share, then cosine), ``"cosine"``,
+            ``"constant"``, ``"exponential"`` (falls to ``1/e``).
+        clip_norm: gradient norm limit, ``None`` for none.
+        ema: decay of a moving average of the parameters, e.g. 0.999; it is what is validated
+            and kept.
+        patience: stop after so many validations without a better score.
+        validate_every: steps between validations (an epoch, or a hundredth of the run).
+        seed: same seed, same bits on CPU; the caller's random state is left alone.
+        progress: show a progress bar with both bounds.
+        checkpoint: file to save progress to, every ``checkpoint_every`` steps; an existing one of
+            the same run is resumed (``resume=False`` starts afresh). On CPU a resumed run ends
+            with the same bits as one never stopped.
+        cuda_graph: capture the step on CUDA where possible.
+        compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
+            before the first step, then saves most where many small operations meet.
+
+    Example:
+        >>> TrainingOptions(ema=0.999).given(lr=3e-3, patience=None).lr
+        0.003
+    """
+
+    batch_size: int = 256
+    max_epochs: int = 25
+    max_steps: int | None = None
+    lr: float = 1e-3
+    optimizer: str = "adamw"
+    weight_decay: float = 0.0
+    schedule: str = "one_cycle"
+    warmup: float = 0.1
+    clip_norm: float | None = 10.0
+    ema: float | None = None
+    patience: int | None = None
+    validate_every: int | None = None
+    seed: int | None = None
+    progress: bool = True
+    checkpoint: str | Path | None = None
+    checkpoint_every: int | None = None
+    resume: bool = True
+    cuda_graph: bool = True
+    compile_step: bool = False
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # plain numbers: a checkpoint holds nothing else
+            value = getattr(self, each.name)
+            if isinstance(value, np.generic | Tensor):
+                object.__setattr__(self, each.name, value.item())
+        if self.optimizer not in ("adam", "adamw"):
+            raise ValueError(f"optimizer must be 'adam' or 'adamw', not {self.optimizer!r}")
+        if self.schedule not in _SCHEDULES:
+            raise ValueError(f"schedule must be one of {_SCHEDULES}, not {self.schedule!r}")
+        counts = ("batch_size", "max_epochs", "max_steps", "patience")
+        for name in (*counts, "validate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None:
+                whole_number(name, value)
+        for name in ("lr", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup is a share of the run, from 0 to 1; got {self.warmup}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema must lie between 0 and 1, got {self.ema}")
+
+    def given(self, **options: Any) -> TrainingOptions:
+        """The same with those options that are not ``None`` in place of these."""
+        return replace(self, **{k: v for k, v in options.items() if v is not None})
+
+    def of_the_run(self) -> dict[str, Any]:
+        """The options a resumed run must share with the one it continues."""
+        where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume"}
+        where_and_how |= {"cuda_graph", "compile_step"}
+        return {k: v for k, v in asdict(self).items() if k not in where_and_how}
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A count of one or more, or an error that names it.
+
+    Example:
+        >>> whole_number("n_samples", 1e4)
+        Traceback (most recent call last):
+        ValueError: n_samples must be a whole number, got 10000.0: write int(10000.0)
+    """
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r}: write int({value!r})")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return int(value)
+
+
+def refuse_unknown(options: dict[str, Any], caller: str) -> None:
+    """Name the options that are none of the training loop's, as those of the one who asked.
+
+    Example:
+        >>> refuse_unknown({"lr": 1e-3, "epochs": 3}, "fit_many")
+        Traceback (most recent call last):
+        TypeError: fit_many() does not take epochs
+    """
+    unknown = sorted(set(options) - {each.name for each in fields(TrainingOptions)})
+    if unknown:
+        raise TypeError(f"{caller}() does not take {', '.join(unknown)}")
+
+
+def lr_factor(schedule: str, step: int, total: int, warmup: float = 0.1) -> float:
+    """Multiplier of the learning rate before step ``step`` of ``total``.
+
+    ``one_cycle`` rises over the first ``warmup`` share of the steps and falls to zero along a
+    cosine; ``cosine`` only falls; ``constant`` is 1; ``exponential`` falls to ``1/e``.
+
+    Example:
+        >>> [round(lr_factor("one_cycle", s, 100), 2) for s in (0, 10, 55, 99)]
+        [0.04, 1.0, 0.5, 0.0]
+    """
+    if schedule == "constant":
+        return 1.0
+    if schedule == "exponential":
+        return math.exp(-step / max(total, 1))
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * step / max(total, 1)))
+    n_warm = max(1, round(warmup * total))
+    if step < n_warm:
+        return 0.04 + 0.96 * 0.5 * (1 - math.cos(math.pi * step / n_warm))
+    done = (step - n_warm) / max(1, total - n_warm)
+    return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def run(
@@ -50,7 +266,7 @@ def run(
     data: tuple[Tensor, ...],
     *,
     val_data: tuple[Tensor, ...] | None = None,
-    options: LoopOptions,
+    options: TrainingOptions,
 ) -> History:
     """Train ``task`` on ``data`` (tensors with one first dimension) and return the record.
 
@@ -82,7 +298,7 @@ class _Run:
         task: Task,
         data: tuple[Tensor, ...],
         val_data: tuple[Tensor, ...] | None,
-        options: LoopOptions,
+        options: TrainingOptions,
         device: torch.device,
     ) -> None:
         self.task, self.data, self.val_data = task, data, val_data
@@ -98,10 +314,6 @@ class _Run:
             self.steps_per_epoch, math.ceil(self.total / 100)
         )
         self.checkpoint_every = options.checkpoint_every or self.validate_every
-        stops = [self.validate_every] + [self.checkpoint_every] * bool(options.checkpoint)
-        self.at_once = max(1, int(options.cuda_graph))
-        self.read_every = max(1, _CUDA_READ_EVERY // self.at_once) * self.at_once
-        self.stops = [*stops, self.read_every, self.total]
         self.history = History()
         self.step = 0
         self.order = torch.empty(0, dtype=torch.long)
@@ -118,19 +330,10 @@ class _Run:
         self.task.module.eval()
         self.task.start(self.data)
         self.task.module.train()
-        self.optimizer = make_optimizer(self.task, options.optimizer, options.weight_decay)
-        self.stepper = make_stepper(
-            self.task,
-            self.optimizer,
-            self.data,
-            clip_norm=options.clip_norm,
-            ema=options.ema,
-            capture=bool(options.cuda_graph),
-            compiled=options.compile_step,
-            steps_per_graph=self.at_once,
-        )
+        self.stepper = Stepper(self.task, self.data, options)
+        self.optimizer = self.stepper.optimizer
         self.first = self._training_state()
-        self.watched = [k for k, v in floats(self.task.module).items() if all_finite([v])]
+        self.watched = [k for k, v in _floats(self.task.module).items() if _all_finite([v])]
         path = Path(options.checkpoint) if options.checkpoint else None
         if path is not None and options.resume and path.exists():
             self._restore(load_checkpoint(path), path)
@@ -147,11 +350,12 @@ class _Run:
         )
         try:
             while self.step < self.total and not history.stopped:
-                bar.update(self._take_steps())
+                self._take_step()
+                bar.update()
                 due = self.step % self.validate_every == 0 or self.step == self.total
                 if due:
                     self._look(bar)
-                elif self.device.type != "cuda" or self.step % self.read_every == 0:
+                elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
                     self._guard()
                 if path is not None and self.step % self.checkpoint_every == 0:
                     self._save(path)
@@ -165,7 +369,6 @@ class _Run:
         finally:
             bar.close()
         history.stopped = history.stopped or "max_epochs"
-        self.stepper.settle()
         self.stepper.skipped = int(self.stepper.counters.skipped)  # also those since the last look
         self._adopt_best()
         self.task.module.eval()
@@ -186,40 +389,28 @@ class _Run:
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
-        if not getattr(self.task, "writes_checkpoints", True):  # rank 0 does, for all
+        if not self.task.writes_checkpoints:
             return
         try:
             save_checkpoint(path, self._state())
         except CheckpointError as error:
             warnings.warn(f"{error}; training goes on without it", SelfnormWarning, stacklevel=4)
 
-    def _take_steps(self) -> int:
-        """One step, or several by one launch where nothing is due before; returns how many."""
-        count = self.stepper.steps_at_once
-        if any(count > stop - self.step % stop for stop in self.stops):
-            count = 1
-        rows: list[Tensor] = []
-        rates: list[float] = []
-        for step in range(self.step, self.step + count):
-            position = step % self.steps_per_epoch
-            if position == 0:
-                self.order = torch.randperm(self.n_rows, device=self.device)
-            rows.append(self.order[position * self.batch : (position + 1) * self.batch])
-            factor = lr_factor(self.options.schedule, step, self.total, self.options.warmup)
-            rates.append(self.options.lr * factor * self.lr_scale)
-        if count == 1:
-            self.stepper.step(rows[0], rates[0], self.step)
-        else:
-            self.stepper.steps(torch.cat(rows), rates, self.step)
-        self.step += count
-        return count
+    def _take_step(self) -> None:
+        position = self.step % self.steps_per_epoch
+        if position == 0:
+            self.order = torch.randperm(self.n_rows, device=self.device)
+        rows = self.order[position * self.batch : (position + 1) * self.batch]
+        factor = lr_factor(self.options.schedule, self.step, self.total, self.options.warmup)
+        self.stepper.step(rows, self.options.lr * factor * self.lr_scale, self.step)
+        self.step += 1
 
     def _guard(self, means: dict[str, float] | None = None) -> bool:
         """Go back to the last good state after several bad steps in a row. True if all is well."""
-        own: Any = getattr(self.task, "guard", None)
-        if own is not None:  # e.g. models trained together: the task guards each of them
-            self.history.stopped = own(self.stepper, looking=means is not None)
-            return not self.history.stopped
+        reason = self.task.guard(self.stepper, looking=means is not None)
+        if reason is not None:  # e.g. models trained together: the task guards each of them
+            self.history.stopped = reason
+            return not reason
         if means is None:
             # On the CPU reading the counter is free; on CUDA this is one small copy.
             self.stepper.bad_streak = int(self.stepper.counters.streak)
@@ -260,9 +451,8 @@ class _Run:
 
     def _sound(self) -> bool:
         """Whether all numbers of the module that were finite at the start still are."""
-        self.stepper.settle()
-        now = floats(self.task.module)
-        return all_finite([now[name] for name in self.watched])
+        now = _floats(self.task.module)
+        return _all_finite([now[name] for name in self.watched])
 
     def _look(self, bar: Any) -> None:
         """Read metrics, validate, keep the best state, decide whether to go on."""
@@ -284,7 +474,7 @@ class _Run:
                 best = self.history.best_score
                 if math.isfinite(score) and (best is None or score > best):
                     self.history.best_score, self.history.best_step = score, self.step
-                    self.best = copied(self.task.module.state_dict())
+                    self.best = _copied(self.task.module.state_dict())
                     self.stale = 0
                 else:
                     self.stale += 1
@@ -305,12 +495,11 @@ class _Run:
         if self.best is not None:
             self.task.module.load_state_dict(self.best)
             return
-        if not hasattr(self.task, "guard"):
+        if self.task.guard(self.stepper, looking=False) is None:
             self._refuse_broken()
         self.history.best_step = self.step
-        if self.options.ema is not None:
-            with torch.no_grad():
-                torch._foreach_copy_(self.stepper.params, self.stepper.average)
+        if self.stepper.average:
+            self.stepper.adopt(self.stepper.average)
 
     def _refuse_broken(self) -> None:
         """Nothing was judged well: end in a sound state, and say what became of the run."""
@@ -330,20 +519,19 @@ class _Run:
             )
 
     def _training_state(self) -> dict[str, Any]:
-        self.stepper.settle()
         return {
-            "module": copied(self.task.module.state_dict()),
-            "optimizer": copied(self.optimizer.state_dict()),
-            "average": copied(self.stepper.average),
+            "module": _copied(self.task.module.state_dict()),
+            "optimizer": _copied(self.optimizer.state_dict()),
+            "average": _copied(self.stepper.average),
         }
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
         self.task.module.load_state_dict(state["module"])
         # In place, because a captured graph holds the addresses of these very tensors.
         if self.stepper.captured:
-            copy_into(self.optimizer.state_dict()["state"], state["optimizer"]["state"])
+            _copy_into(self.optimizer.state_dict()["state"], state["optimizer"]["state"])
         else:
-            self.optimizer.load_state_dict(copied(state["optimizer"]))
+            self.optimizer.load_state_dict(_copied(state["optimizer"]))
         with torch.no_grad():
             for mine, saved in zip(self.stepper.average, state["average"], strict=True):
                 mine.copy_(saved)
@@ -360,8 +548,7 @@ class _Run:
             "order": self.order,
             "lr_scale": self.lr_scale,
             "stale": self.stale,
-            "counters": [counters.good, counters.streak, counters.skipped],
-            "metrics": (list(counters.names), counters.totals),
+            "counters": (counters.counts, list(counters.names), counters.sums),
             "history": history,
             "seconds": self.seconds_before + time.perf_counter() - self.began,
             "random": torch.get_rng_state(),
@@ -392,9 +579,56 @@ class _Run:
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
         self.history = History.from_dict(state["history"])
         self.stepper.skipped = self.history.skipped_steps
-        names, totals = state["metrics"]
-        self.stepper.counters.restore(state["counters"], tuple(names), totals)
+        counts, names, sums = state["counters"]
+        self.stepper.counters.restore(counts, tuple(names), sums)
         self.seconds_before = state["seconds"]
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
+
+
+def _floats(module: nn.Module) -> dict[str, Tensor]:
+    """Floating-point parameters and buffers of a module by name."""
+    return {k: v for k, v in module.state_dict().items() if torch.is_floating_point(v)}
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Whether every number of every tensor is finite; waits for the device once.
+
+    >>> _all_finite([torch.ones(2), torch.tensor([0.0, torch.nan])])
+    False
+    """
+    if not tensors:
+        return True
+    return bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
+
+
+def _copied(value: Any) -> Any:
+    """Deep copy of nested containers of tensors."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return type(value)((k, _copied(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(v) for v in value)
+    return value
+
+
+def _copy_into(target: Any, source: Any) -> None:
+    """Copy tensors of nested dicts into those of a twin, in place; what the source lacks is zero.
+
+    An optimiser that has not stepped yet has no state, which is the same as zeros.
+
+    >>> state = {"step": torch.ones(1), "other": torch.ones(1)}
+    >>> _copy_into(state, {"step": torch.full((1,), 3.0)})
+    >>> state
+    {'step': tensor([3.]), 'other': tensor([0.])}
+    """
+    for key, value in target.items():
+        if isinstance(value, Tensor):
+            if key in source:
+                value.copy_(source[key])
+            else:
+                value.zero_()
+        elif isinstance(value, dict):
+            _copy_into(value, source.get(key, {}))

@@ -216,7 +216,7 @@ class EnergyPrior(LatentPrior):
             at_z, at_y = self.negative_energy(torch.cat([z, y])).split([len(z), len(y)])
             log_w = at_y + at_base
         log_ratio = log_mean_exp(log_w) - self.log_norm
-        value = self.base.log_prob(z) + at_z - self.log_norm - capped_exp(log_ratio, 20.0) + 1
+        value = self.base.log_prob(z) + at_z - self.log_norm - capped_exp(log_ratio) + 1
         with torch.no_grad():
             share = torch.softmax(log_w, 0)
             ess = 1 / (len(share) * share.square().sum())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from selfnorm._context import seeded
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.training import SideStream, make_optimizer
+from selfnorm.training import Task, TrainingOptions
 from selfnorm.vae.dreams import dreamt, held
 from selfnorm.vae.energy_prior import EnergyPrior
 from selfnorm.vae.monitor import SpikeReport, check_spikes, confirmed
@@ -52,14 +52,7 @@ class _Trained(nn.Module):
         return self
 
 
-class _Groups:
-    """What the loop's optimiser needs of a task."""
-
-    def __init__(self, task: VAETask) -> None:
-        self.module, self.parameter_groups = task.module, task.parameter_groups
-
-
-class VAETask:
+class VAETask(Task):
     r"""Maximise ``E_q[log p(x|z)] + beta (E_q[bound of log p(z)] + H(q))``.
 
     The bound of ``log p(z)`` is the prior's own: ``log p(z)`` where it is normalised (the sum is
@@ -83,6 +76,7 @@ class VAETask:
         validation_samples: ``z`` per held-out row.
     """
 
+    module: _Trained
     capturable = True
 
     def __init__(
@@ -139,10 +133,9 @@ class VAETask:
                 groups.append({**group, "lr_scale": scale})
         return groups
 
-    def make_optimizer(self, name: str, weight_decay: float) -> torch.optim.Optimizer:
+    def make_optimizer(self, options: TrainingOptions) -> torch.optim.Optimizer:
         """The loop's optimiser, with this task's ``betas``."""
-        groups: Any = _Groups(self)
-        optimizer = make_optimizer(groups, name, weight_decay)
+        optimizer = super().make_optimizer(options)
         if self.betas is not None:
             for group in optimizer.param_groups:
                 group["betas"] = tuple(self.betas)
@@ -176,14 +169,10 @@ class VAETask:
         else:
             posterior = vae.encode(seen)
             z = posterior.sample(self.posterior_samples)
-        # The decoder needs nothing of the prior: a captured step runs them side by side.
-        side = SideStream(torch.device("cpu") if torch.compiler.is_compiling() else z.device)
-        with side.branch(z, posterior.mean, posterior.log_sd):
-            prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
-            kl = -(prior.mean() + posterior.entropy().mean())
+        prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, self.n_samples)
+        kl = -(prior.mean() + posterior.entropy().mean())
         if self.train != "prior":
             fit = vae.log_likelihood(x, z).mean()
-        side.join()
         penalty = metrics.pop("penalty", 0.0)
         if self.train == "prior":
             return kl + penalty, {"kl": kl.detach(), **metrics}
