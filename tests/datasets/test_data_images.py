@@ -9,7 +9,6 @@ import torch
 from selfnorm.datasets import images
 from selfnorm.datasets.images import decode, read_arrays
 from selfnorm.errors import DataError, MissingDataError
-from selfnorm.images import Augmentation
 from tests.datasets import image_files as files
 
 
@@ -240,31 +239,6 @@ def test_biwi_labels_survive_three_epochs_of_augmentation(tmp_path, workers):
     assert set(signs[..., 0].flatten().round().tolist()) == {-1.0, 1.0}  # yaw was mirrored
     assert torch.equal(signs[..., 0].round(), signs[..., 2].round())  # roll with it
     assert bool((signs[..., 1] == 1).all())  # pitch never
-
-
-def test_augmentation_moves_the_pixels_it_says():
-    torch.manual_seed(0)
-    x = torch.arange(2 * 25, dtype=torch.uint8).view(2, 1, 5, 5).repeat(40, 1, 1, 1)
-    y = torch.zeros(80, 1)
-    flipped = Augmentation(flip=True)(x, y)[0]
-    mirrored = (flipped == x.flip(-1)).flatten(1).all(1)
-    same = (flipped == x).flatten(1).all(1)
-    assert bool((mirrored | same).all())
-    assert 15 < int(mirrored.sum()) < 65
-    turned = Augmentation(dihedral=True)(x, y)[0]
-    assert torch.equal(turned.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
-    assert len({tuple(t.flatten().tolist()) for t in turned[::2]}) == 8
-    shifted = Augmentation(shift=1)(x, y)[0]
-    assert torch.equal(shifted[0, 0, 2, 2], x[0, 0][x[0, 0] == shifted[0, 0, 2, 2]][0])
-    assert len({int(v) for v in shifted[::2, 0, 2, 2]}) == 9
-    assert Augmentation()(x, y)[0] is x
-
-
-def test_augmentation_refuses_what_makes_no_sense():
-    with pytest.raises(DataError, match="only square images"):
-        Augmentation(dihedral=True)(torch.zeros(1, 1, 4, 5), torch.zeros(1, 1))
-    with pytest.raises(DataError, match="flip_signs"):
-        Augmentation(flip_signs=(-1.0,))
 
 
 def test_tiles_are_grouped_by_picture_whatever_their_size(tmp_path):
