@@ -84,7 +84,8 @@ class ImageFeatures(nn.Module):
     """Images ``(n, c, h, w)``, bytes or numbers in ``[0, 1]``, to features ``(n, d_h)``.
 
     Normalises with ImageNet's mean and deviation (three channels) or 0.5 and 0.25, runs the
-    backbone in channels-last order and, on CUDA, in bfloat16.
+    backbone in channels-last order and, on CUDA, in bfloat16. Features ``(n, d_h)`` computed before
+    come back as they are: a model on top of it takes images or features.
 
     >>> net = ImageFeatures(nn.Flatten(), dropout=0.0)
     >>> net(torch.zeros(2, 3, 4, 4, dtype=torch.uint8)).shape
@@ -107,6 +108,8 @@ class ImageFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features in float32."""
+        if x.ndim == 2:
+            return x
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise DataError(
                 f"expected images of shape (n, {self.channels}, height, width), "
@@ -196,7 +199,7 @@ def make_proposal(
 
 
 class ImageEBM(ConditionalEBM):
-    r"""A :class:`~selfnorm.ConditionalEBM` whose heads can be used on features computed before.
+    r"""A :class:`~selfnorm.ConditionalEBM` of labels given images, or features computed before.
 
     With ``share_gradient`` the proposal's likelihood teaches the features too; without, the paper's
     way, they learn from the energy's objective alone and the proposal sees them detached.
@@ -229,18 +232,6 @@ class ImageEBM(ConditionalEBM):
         if not self.base_is_proposal:
             log_w = log_w + self.log_base(h, y, q) - q.log_prob(y).detach()
         return head + F.log_mean_exp(log_w)
-
-    def heads(self) -> ImageEBM:
-        """The same model for inputs that are features already; parameters are shared."""
-        twin = ImageEBM(
-            self.energy,
-            self.proposal,
-            log_norm=self.log_norm_net,
-            base="proposal" if self.base_is_proposal else None,
-            label_features=self.label_features,
-        )
-        twin.share_gradient, twin.anchors = self.share_gradient, self.anchors
-        return twin.train(self.training)  # type: ignore[return-value]
 
 
 class NoEnergy(nn.Module):

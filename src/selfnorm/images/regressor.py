@@ -375,11 +375,10 @@ class ImageRegressor(BaseEstimator):
 
         It refers to Lebesgue measure in the label's own units, which are those of ``y``.
         """
-        heads = self._fitted().heads()
         z = self.space_.standardise(y.to(h.device)[:, None]).to(h.dtype)
         # The labels are the same for all images: the label network sees each of them once.
         parts = [
-            heads.log_unnormalized(rows, z.view(-1, 1, 1)).double().T
+            self.model_.log_unnormalized(rows, z.view(-1, 1, 1)).double().T
             for rows in h.split(max(1, _LABELS_AT_ONCE // len(z)))
         ]
         return torch.cat(parts) - self.space_.log_scale
@@ -387,8 +386,8 @@ class ImageRegressor(BaseEstimator):
     @torch.no_grad()
     def _log_density(self, h: Tensor, labels: Tensor, *, learned: bool = False) -> Tensor:
         """``log p~`` of one label ``(n, d)`` for each row of ``h``, or with the learned ``b``."""
-        heads, z = self._fitted().heads(), self.space_.standardise(labels).to(h)
-        log_p = heads.log_prob(h, z) if learned else heads.log_unnormalized(h, z)
+        model, z = self.model_, self.space_.standardise(labels).to(h)
+        log_p = model.log_prob(h, z) if learned else model.log_unnormalized(h, z)
         return log_p.double() - self.space_.log_scale
 
     def grid(self, refine: int | None = None) -> tuple[Tensor, float]:
@@ -553,7 +552,7 @@ class ImageRegressor(BaseEstimator):
             )
         h, labels = self._features_and_labels(images, y)
         z = self.space_.standardise(labels).to(h)
-        found = self.model_.heads().bounds((h, z), n_samples=n_samples, seed=seed)
+        found = self.model_.bounds((h, z), n_samples=n_samples, seed=seed)
         shift = self.space_.log_scale
         return dataclasses.replace(found, lower=found.lower - shift, upper=found.upper - shift)
 
@@ -579,10 +578,10 @@ class ImageRegressor(BaseEstimator):
         seed: int | None = NOISE_SEED,
     ) -> Tensor:
         """``take`` of ``n`` draws of several labels, ``(images, n, d)``, over chunks of images."""
-        heads, parts = self._fitted().heads(), []
+        parts = []
         with seeded(seed, h.device):
             for rows in h.split(_DRAWN_AT_ONCE):
-                drawn = heads.sample(rows, n, n_candidates=_DRAWS).movedim(0, 1)
+                drawn = self.model_.sample(rows, n, n_candidates=_DRAWS).movedim(0, 1)
                 parts.append(take(self.space_.restore(drawn.double())))
         return torch.cat(parts)
 

@@ -327,10 +327,12 @@ def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: in
         for _, row in finished:
             table.add(row)
             if progress:
-                print(_line(row), flush=True)
+                named = {k: row[k] for k in _SHOWN if row.get(k) is not None}
+                print(", ".join(f"{k} {v}" for k, v in named.items()), flush=True)
     _data.cache_clear()
 
 
+_SHOWN = ("dataset", "objective", "proposal", "n_samples", "seed", "exact", "mae", "seconds")
 _data = lru_cache(maxsize=3)(images.load)  # splits in use
 
 
@@ -358,16 +360,6 @@ def _scores_file(directory: Path, row: dict[str, Any]) -> Path:
     """Where a row has each test image's figures, for paired comparisons."""
     names = ("dataset", "objective", "proposal", "n_samples", "seed")
     return directory / "scores" / ("-".join(str(row[name]) for name in names) + ".npz")
-
-
-def _line(row: dict[str, Any]) -> str:
-    named = ", ".join(str(row[k]) for k in ("dataset", "objective", "proposal", "seed"))
-    value = row.get("exact", row.get("upper"))
-    lost = f", {row['skipped_steps']} steps lost" if row["skipped_steps"] else ""
-    return (
-        f"{named}, M = {row['n_samples']}: {value:.3f} nats, MAE {row['mae']:.3f}, best at "
-        f"{row['best_step']} of {row['n_steps']}{lost}, {row['seconds']:.0f} s"
-    )
 
 
 def run(
