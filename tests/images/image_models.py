@@ -9,7 +9,7 @@ from torch import nn
 
 from selfnorm.images import IMAGE_OPTIONS, ImageRegressor
 from selfnorm.images.labels import LabelSpace
-from selfnorm.images.model import FixedGaussian, ImageEBM, ImageFeatures
+from selfnorm.images.model import GaussianHead, ImageEBM, ImageFeatures
 
 SPACE = LabelSpace((30.0,), (10.0,), (0.5,), (60.5,), 1.0)
 
@@ -60,7 +60,7 @@ class Quadratic(nn.Module):
 
 def quadratic_model():
     """Base N(0, 1), energy (z - h)^2 / 2: p(z|h) = N(h / 2, 1 / 2)."""
-    proposal = FixedGaussian(torch.zeros(1), torch.ones(1))
+    proposal = GaussianHead(1)
     return ImageEBM(Quadratic(), proposal, log_norm=nn.Linear(1, 1), base="proposal")
 
 

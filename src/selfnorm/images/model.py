@@ -26,10 +26,9 @@ __all__ = [
     "LAWS",
     "PROPOSALS",
     "EnergyHead",
-    "FixedGaussian",
+    "GaussianHead",
     "ImageEBM",
     "ImageFeatures",
-    "MeanHead",
     "NoEnergy",
     "build",
     "make_proposal",
@@ -133,46 +132,33 @@ class ImageFeatures(nn.Module):
         return self.dropout(h.to(self.factor.dtype))
 
 
-class FixedGaussian(nn.Module):
-    """Independent Gaussians with the labels' mean and deviation, the same for every image.
+class GaussianHead(nn.Module):
+    """Independent Gaussians with one deviation for all images.
 
-    >>> q = FixedGaussian(torch.zeros(1), torch.ones(1))
-    >>> q(torch.zeros(5, 3)).stratified_sample(4).shape
+    Args:
+        dim: size of the label.
+        context: size of the features, in which the mean is linear: what L2 regression fits.
+            ``None``: mean 0, the law of standardised labels, the same for every image.
+
+    >>> GaussianHead(1)(torch.zeros(5, 3)).stratified_sample(4).shape
     torch.Size([4, 5, 1])
+    >>> GaussianHead(1, 3)(torch.zeros(5, 3)).mean.shape
+    torch.Size([5, 1])
     """
 
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, mean: Tensor, scale: Tensor) -> None:
+    def __init__(self, dim: int, context: int | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", mean)
-        self.register_buffer("scale", scale)
-
-    def forward(self, h: Tensor) -> MixtureLabels:
-        """The law, one for each row of ``h``."""
-        shape = (*h.shape[:-1], 1, len(self.mean))
-        weights = h.new_zeros((*h.shape[:-1], 1))
-        return MixtureLabels(weights, self.mean.expand(shape), self.scale.expand(shape))
-
-
-class MeanHead(nn.Module):
-    """A Gaussian with a linear mean and one deviation for all images: what L2 regression fits.
-
-    >>> MeanHead(4, 1)(torch.zeros(3, 4)).mean.shape
-    torch.Size([3, 1])
-    """
-
-    scale: Tensor
-
-    def __init__(self, context: int, dim: int) -> None:
-        super().__init__()
-        self.means = nn.Linear(context, dim)
+        self.means = None if context is None else nn.Linear(context, dim)
+        self.register_buffer("mean", torch.zeros(dim) if context is None else None)
         self.register_buffer("scale", torch.ones(dim))
 
     def forward(self, h: Tensor) -> MixtureLabels:
-        """The law for features ``h``."""
-        means = self.means(h).unsqueeze(-2)
+        """The law, one for each row of ``h``."""
+        mean = self.mean.expand(*h.shape[:-1], -1) if self.means is None else self.means(h)
+        means = mean.unsqueeze(-2)
         return MixtureLabels(means.new_zeros(means.shape[:-1]), means, self.scale.expand_as(means))
 
 
@@ -182,7 +168,7 @@ def make_proposal(
     """A proposal by name: ``"mdn-K"``, ``"gaussian"`` or ``"uniform"``, in standardised units."""
     dim = space.dim
     if name == "gaussian":
-        return FixedGaussian(torch.zeros(dim), torch.ones(dim))
+        return GaussianHead(dim)
     if name == "uniform":
         low, high = space.standardised_ends()
         slack = 1e-4 * (high - low)  # rounding must not put a label at the end outside
@@ -264,7 +250,7 @@ def build(
     features. Ours sees :class:`StepFeatures` of the label and starts at zero: at the proposal.
     """
     if objective == "l2":
-        law: nn.Module = MeanHead(width, space.dim)
+        law: nn.Module = GaussianHead(space.dim, width)
     else:
         hidden = (width,) if head.network == "paper" else (256,)
         name = "mdn-1" if objective == "gaussian" else proposal

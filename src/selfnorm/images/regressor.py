@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from selfnorm import saving
@@ -44,13 +44,10 @@ _LABELS_AT_ONCE = 400_000  # of a grid, times images, that go through the energy
 _DRAWS = 4096  # labels per image where quadrature is out of reach
 _DRAWN_AT_ONCE = 48  # images
 _SAVED = ("objective", "proposal", "n_samples", "label_step", "dropout")
+_FITTED = ("channels", "image_size", "n_features", "flat_target", "temperature", "refine")
 _SAVED_HEAD = ("base", "anchors", "share_gradient", "proposal_loss")
 _IN_HEAD = "energy=EnergyHead({}=...), of selfnorm.images"
 _IN_OPTIONS = "options=TrainingOptions({}=...)"
-
-
-class _NotFittedError(DataError, NotFittedError):
-    """For those who expect an error of this library, and those who expect scikit-learn's."""
 
 
 class ImageRegressor(BaseEstimator):
@@ -91,7 +88,6 @@ class ImageRegressor(BaseEstimator):
         (3,)
     """
 
-    model_: Any = None
     temperature_: float = 1.0
     refine_: int = 1
     image_size_: tuple[int, int] | None = None  # height and width fitted on, where known
@@ -272,20 +268,16 @@ class ImageRegressor(BaseEstimator):
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
-        model, head = self._fitted(), dataclasses.asdict(self._head())
+        check_is_fitted(self, "model_")
+        head = dataclasses.asdict(self._head())
         own = {k: getattr(self, k) for k in _SAVED} | {"energy": head.pop("network"), **head}
         config = {
             "options": {k: saving.plain_number(v) for k, v in own.items()},
             "backbone": "custom" if isinstance(self.backbone, nn.Module) else self.backbone,
             "space": dataclasses.asdict(self.space_),
-            "channels": self.channels_,
-            "image_size": self.image_size_,
-            "n_features": self.n_features_,
-            "flat_target": self.flat_target_,
-            "temperature": self.temperature_,
-            "refine": self.refine_,
+            **{k: getattr(self, f"{k}_") for k in _FITTED},
         }
-        return config, dict(model.state_dict())
+        return config, dict(self.model_.state_dict())
 
     @classmethod
     def from_folder(
@@ -308,27 +300,20 @@ class ImageRegressor(BaseEstimator):
         found = cls(**own, energy=head, backbone=backbone or config["backbone"])
         ends = {name: tuple(values) for name, values in space.items() if name != "step"}
         found.space_ = LabelSpace(**ends, step=space["step"])
-        found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
-        found.n_features_, found.refine_ = config["n_features"], config["refine"]
-        found.temperature_ = config["temperature"]
+        for name in _FITTED:
+            setattr(found, f"{name}_", config.get(name))
         size = config.get("image_size")  # folders of earlier versions do not tell
-        found.image_size_ = None if size is None else (int(size[0]), int(size[1]))
+        found.image_size_ = (size[0], size[1]) if size else None
         found.model_ = found._heads_on(found._new_features())
         found.model_.load_state_dict(tensors)
         found.model_.eval()
         return found
 
-    def _fitted(self) -> Any:
-        if self.model_ is None:
-            raise _NotFittedError(
-                "this ImageRegressor is not fitted yet: call fit() or load() first"
-            )
-        return self.model_
-
     @torch.no_grad()
     def features(self, images: Any) -> Tensor:
         """ResNet features ``(n, d_h)`` on the model's device."""
-        model = self._fitted().eval()
+        check_is_fitted(self, "model_")
+        model = self.model_.eval()
         device = next(model.parameters()).device
         x = _as_images(images)
         same_size = self.image_size_ in (None, tuple(x.shape[-2:]))
@@ -349,7 +334,7 @@ class ImageRegressor(BaseEstimator):
 
     def _features_and_labels(self, images: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Features and labels in their own units, on the model's device."""
-        self._fitted()
+        check_is_fitted(self, "model_")
         x, labels = _pairs(images, y, self.space_.dim)
         h = self.features(x)
         return h, labels.to(h.device)

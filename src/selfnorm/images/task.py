@@ -11,7 +11,7 @@ from selfnorm.conditional import ConditionalTask
 from selfnorm.errors import DataError
 from selfnorm.images.augmentation import Augmentation
 from selfnorm.images.labels import LabelSpace
-from selfnorm.images.model import ImageEBM, MeanHead
+from selfnorm.images.model import GaussianHead, ImageEBM
 
 __all__ = ["ImageTask", "LawTask"]
 
@@ -79,7 +79,7 @@ class LawTask(ImageTask):
         """Minus the mean log-density, or the mean squared error."""
         x, y = self.present(batch[0], batch[1])
         q = self.module.proposal(self.module.features(x))
-        if isinstance(self.module.proposal, MeanHead):
+        if isinstance(self.module.proposal, GaussianHead):
             error = (y - q.mean).square().mean()
             return error, {"error": error.detach()}
         value = q.log_prob(y).mean()
@@ -97,7 +97,7 @@ class LawTask(ImageTask):
             log_p.append(q.log_prob(y))
             errors.append((y - q.mean).square())
         head = self.module.proposal
-        if isinstance(head, MeanHead):
+        if isinstance(head, GaussianHead):
             square = torch.cat(errors).double().mean(0)
             head.scale.copy_(square.sqrt())
             return {"score": -float(square.mean())}
