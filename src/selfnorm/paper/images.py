@@ -31,7 +31,7 @@ import torch
 
 from selfnorm.datasets import images
 from selfnorm.errors import MissingDataError, SelfnormError
-from selfnorm.evaluation import calibration, plot_reliability
+from selfnorm.evaluation import calibration
 from selfnorm.images import IMAGE_OPTIONS, LAWS, PROPOSALS, EnergyHead, ImageRegressor, dequantised
 from selfnorm.paper.report import (
     Table,
@@ -42,7 +42,7 @@ from selfnorm.paper.report import (
     paper_numbers,
 )
 from selfnorm.paper.runner import run_side_by_side
-from selfnorm.plotting import density_panels, plot_panels
+from selfnorm.plotting import density_panels, plot_panels, plot_reliability
 
 __all__ = ["BEST_PROPOSALS", "DATASETS", "RECIPES", "Config", "methods_for", "run", "run_all"]
 
