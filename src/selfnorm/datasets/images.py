@@ -52,6 +52,7 @@ _CROP = 64
 _CROPS_PER_IMAGE = 64
 _BLOCK = 50  # consecutive frames that stay on one side of the split
 Pair = tuple[np.ndarray, np.ndarray]
+Place = tuple[int, int, int]  # picture, top, left
 
 
 @dataclass(frozen=True)
@@ -168,42 +169,39 @@ def _cells(path: Path, rng: np.random.Generator) -> ImageData:
     order = rng.permutation(len(cells))
     n_test, n_val = max(1, round(0.3 * len(order))), max(1, round(0.15 * len(order)))
     # Held-out images are cut into tiles that do not overlap: their errors are independent.
-    test = _tiles(images, dots, order[:n_test])
-    val = _tiles(images, dots, order[n_test : n_test + n_val])
-    train = _crops(images, dots, order[n_test + n_val :], rng)
+    tiles = _tiles(images, order[:n_test])
+    test = _cut(images, dots, tiles)
+    val = _cut(images, dots, _tiles(images, order[n_test : n_test + n_val]))
+    train = _cut(images, dots, _crops(images, order[n_test + n_val :], rng))
     # A quarter more than was ever seen, without a look at the test images.
     high = float(np.ceil(1.25 * max(part[1].max() for part in (train, val))))
     if test[1].max() > high:
         raise DataError(f"{path}: a test tile holds {test[1].max():g} dots, more than {high:g}")
+    groups = np.array([picture for picture, _, _ in tiles])
     how = Augmentation(dihedral=True)
-    tiles = [(images[i].shape[0] // _CROP) * (images[i].shape[1] // _CROP) for i in order[:n_test]]
-    groups = np.repeat(np.arange(n_test), tiles)
     return ImageData("cells", train, val, test, 1.0, (0.0, high), how, groups)
 
 
-def _crops(
-    images: list[np.ndarray], dots: list[np.ndarray], which: np.ndarray, rng: np.random.Generator
-) -> Pair:
-    places = []
+def _crops(images: list[np.ndarray], which: np.ndarray, rng: np.random.Generator) -> list[Place]:
+    places: list[Place] = []
     for i in which:
         height, width = images[i].shape
         tops = rng.integers(0, height - _CROP + 1, _CROPS_PER_IMAGE)
         lefts = rng.integers(0, width - _CROP + 1, _CROPS_PER_IMAGE)
         places += [(i, a, b) for a, b in zip(tops, lefts, strict=True)]
-    return _cut(images, dots, places)
+    return places
 
 
-def _tiles(images: list[np.ndarray], dots: list[np.ndarray], which: np.ndarray) -> Pair:
-    places = [
+def _tiles(images: list[np.ndarray], which: np.ndarray) -> list[Place]:
+    return [
         (i, a, b)
         for i in which
         for a in range(0, images[i].shape[0] - _CROP + 1, _CROP)
         for b in range(0, images[i].shape[1] - _CROP + 1, _CROP)
     ]
-    return _cut(images, dots, places)
 
 
-def _cut(images: list[np.ndarray], dots: list[np.ndarray], places: list[tuple]) -> Pair:  # type: ignore[type-arg]
+def _cut(images: list[np.ndarray], dots: list[np.ndarray], places: list[Place]) -> Pair:
     cut = [images[i][a : a + _CROP, b : b + _CROP] for i, a, b in places]
     counts = [dots[i][a : a + _CROP, b : b + _CROP].sum() for i, a, b in places]
     return np.stack(cut)[:, None], np.asarray(counts, dtype=np.float64)[:, None]

@@ -1,9 +1,9 @@
 """Labels of images with their whole law: ``ImageRegressor``."""
 
-from selfnorm.images.augmentation import Augmentation
 from selfnorm.images.labels import dequantised
 from selfnorm.images.model import LAWS, PROPOSALS, EnergyHead
 from selfnorm.images.regressor import IMAGE_OPTIONS, ImageRegressor
+from selfnorm.images.task import Augmentation
 
 __all__ = [
     "IMAGE_OPTIONS",

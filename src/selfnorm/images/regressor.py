@@ -23,10 +23,9 @@ from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.images.augmentation import Augmentation
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
 from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, build
-from selfnorm.images.task import ImageTask, LawTask
+from selfnorm.images.task import Augmentation, ImageTask, LawTask
 from selfnorm.networks import resnet18
 from selfnorm.training import History, TrainingOptions, run
 
