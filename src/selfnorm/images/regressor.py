@@ -260,7 +260,7 @@ class ImageRegressor(BaseEstimator):
     ) -> ImageRegressor:
         """Read a model folder; a backbone of your own must be given again, weights apart."""
         own = {} if backbone is None else {"backbone": backbone}
-        found = saving.load(path, kind="ImageRegressor", **own)
+        found: ImageRegressor = saving.load(path, kind="ImageRegressor", **own)
         found.device = device
         found.model_.to(device)
         return found
