@@ -40,8 +40,9 @@ from selfnorm.paper.report import (
     markdown_table,
     mean_sd,
     paper_numbers,
+    paper_value,
 )
-from selfnorm.paper.runner import run_side_by_side
+from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
 from selfnorm.plotting import density_panels, plot_panels, plot_reliability
 
 __all__ = ["BEST_PROPOSALS", "DATASETS", "RECIPES", "Config", "methods_for", "run", "run_all"]
@@ -199,8 +200,7 @@ def fit_and_judge(
     model = config.regressor(data).fit(*data.train, val=data.val)
     seconds = time.perf_counter() - began
     history = model.history_
-    if history.stopped == "interrupted":
-        raise KeyboardInterrupt  # a run cut short is no row
+    refuse_cut_short(history.stopped)
     held_out, _ = judge(model, data.val, n_samples=None)
     figures, arrays = judge(
         model,
@@ -321,7 +321,7 @@ def _missing(name: str, data_dir: str | Path | None) -> str:
 
 def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: int) -> None:
     """Run what the table lacks, ``jobs`` rows at once, and add rows as they finish."""
-    missing = ((c, table.directory) for c in configs if not table.has(**c.keys()))
+    missing = [(config, table.directory) for config in table.missing(configs)]
     # Closed at once when a row cannot be written: nobody is left training.
     with closing(run_side_by_side(_work, missing, jobs)) as finished:
         for _, row in finished:
@@ -422,9 +422,8 @@ def run(
         for seed in range(seeds)
         for name, objective, proposal in rounds
     ]  # fmt: skip
-    table.expect(len(configs))
     run_all(table, configs, progress=progress, jobs=jobs)
-    table.write_markdown(markdown(table, missing))
+    table.write_page(markdown(table, missing))
     return table
 
 
@@ -561,7 +560,7 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
         paper = printed.get((name, proposal), {})
         own = "utkfaces" if dataset == "utkface" else dataset
         figures = [mean_sd(rows, key, 4 if key == "gap" else 3) for key in _COLUMNS]
-        theirs = [_printed(paper.get(f"{own}_{bound}")) for bound in ("is", "snl")]
+        theirs = [paper_value(paper.get(f"{own}_{bound}")) for bound in ("is", "snl")]
         body.append([dataset, _NAMES[objective], proposal, *figures, *theirs])
     header = ["data set", "objective", "proposal", *_COLUMNS.values(), "paper l_IS", "paper l_SNL"]
     text = f"# Image regression, recipe `{table.recipe}`\n\n{_NOTE}\n\n"
@@ -584,7 +583,7 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
         text += "\n\n## SNL minus NCE with the same proposal\n\n" + _differences(same)
     if missing:
         text += "\n\n## Not run\n\n" + "\n".join(f"- {message}" for message in missing.values())
-    return f"{text}\n\n`{table.command}`, {table.seconds:.0f} s\n"
+    return text
 
 
 def _differences(found: list[dict[str, Any]]) -> str:
@@ -604,9 +603,3 @@ def _differences(found: list[dict[str, Any]]) -> str:
         for c in found
     ]
     return markdown_table(header, body)
-
-
-def _printed(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{value['mean']:.3f} ± {value['sd']:.3f}"
-    return str(value) if value else "–"

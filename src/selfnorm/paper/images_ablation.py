@@ -56,7 +56,7 @@ def run(
         for name in present
     ]  # fmt: skip
     run_all(table, configs, progress=progress, jobs=jobs)
-    table.write_markdown(_markdown(table))
+    table.write_page(_markdown(table))
     try:
         plot_ablation(table.rows, table.directory / "images_ablation.png")
     except SelfnormError as error:
@@ -84,5 +84,5 @@ def _markdown(table: Table) -> str:
         f"# Ablation over M, recipe `{table.recipe}`\n\nTest log-likelihood in nats by quadrature, "
         f"mean ± sd over seeds. All objectives use the proposal that suits SNL best; ranking NCE "
         f"trains on independent draws, the others on stratified ones.\n\n"
-        f"{markdown_table(header, body)}\n\n`{table.command}`, {table.seconds:.0f} s\n"
+        f"{markdown_table(header, body)}"
     )
