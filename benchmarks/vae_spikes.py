@@ -128,10 +128,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     plain_steps = min(plain_steps, given.steps)
     plain = EnergyVAE(encoder, decoder, LATENT).to(given.device)
-    sn.fit(
-        plain, train, max_steps=plain_steps, lr=plain_lr,
-        validate_every=max(1, plain_steps // 2), **common,
-    )  # fmt: skip
+    sn.fit(plain, train, max_steps=plain_steps, lr=plain_lr, **common, options=sn.TrainingOptions(validate_every=max(1, plain_steps // 2)))  # fmt: skip
     before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
     prior_options, fit_options = SETTINGS[given.data][given.setting]
     prior = make_prior(**prior_options)
@@ -140,10 +137,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     checkpoint = Path(given.out) / f"{name_of(given)}.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
-        history = sn.fit(
-            vae, train, max_steps=given.steps, schedule="constant", validate_every=every,
-            checkpoint=str(checkpoint), checkpoint_every=every, **{**common, **fit_options},
-        )  # fmt: skip
+        history = sn.fit(vae, train, max_steps=given.steps, **{**common, **fit_options}, options=sn.TrainingOptions(schedule="constant", validate_every=every, checkpoint=str(checkpoint), checkpoint_every=every))  # fmt: skip
     if history.stopped == "interrupted":
         raise KeyboardInterrupt
     report = evaluate_vae(

@@ -24,7 +24,7 @@ from selfnorm.density import EBM, Recipe, fit, fit_many, joint_density, joint_en
 from selfnorm.distributions import Defensive, Proposal, StudentT
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.networks import MLP
-from selfnorm.training import History
+from selfnorm.training import History, TrainingOptions
 
 __all__ = ["METHODS", "FitRequest", "FittedDensity", "fit_autoregressive", "fit_joint"]
 
@@ -65,7 +65,7 @@ class FittedDensity:
     def sample(self, n: int, seed: SeedLike = None, method: str = "sir") -> Tensor:
         """``(n, d)`` rows."""
         if isinstance(self.model, EBM):
-            return self.model.sample(n, proposal=self.proposal, method=method, generator=seed)
+            return self.model.sample(n, proposal=self.proposal, method=method, seed=seed)
         # drawn in float32: a few digits of a random number cost twice the time in float64
         return copy.deepcopy(self.model).float().sample(n, seed=seed)
 
@@ -130,13 +130,18 @@ def fit_joint(z: Tensor, request: FitRequest) -> FittedDensity:
             for _ in range(request.n_init - 1)
         ]
     models = [model.to(request.device or "cpu") for model in models]
-    options = {**recipe.fit_options, **_stated(request)}
-    options.setdefault("validate_every", max(25, options["max_steps"] // 20))
-    options |= {"proposal": recipe.proposal, "val_data": held_out}
-    options |= {"seed": request.seed, "progress": request.progress}
+    options = recipe.options.given(**_stated(request), seed=request.seed, progress=request.progress)
+    if options.validate_every is None and options.max_steps is not None:
+        options = options.given(validate_every=max(25, options.max_steps // 20))
+    common: dict[str, Any] = {
+        "proposal": recipe.proposal,
+        "n_samples": recipe.n_samples,
+        "val_data": held_out,
+    }
     if request.n_init == 1:
-        return FittedDensity(models[0], recipe.proposal, fit(models[0], train, **options))
-    histories = fit_many(models, train, **options)
+        history = fit(models[0], train, options=options, **common)
+        return FittedDensity(models[0], recipe.proposal, history)
+    histories = fit_many(models, train, options=options, **common)
     best = _best(histories)
     return FittedDensity(models[best], recipe.proposal, histories[best])
 
@@ -166,16 +171,16 @@ def _small_joint(x: Tensor) -> Recipe:
     n, d = x.shape
     energy = _energy_of(n, d, None)
     proposal = Defensive.fit_to(x, n_components=max(1, min(20, n // 50)))
-    fit_options = {
-        "n_samples": 256 if n < 200 else 512,
-        "batch_size": min(256, max(16, n // 4)),
-        "max_epochs": 10**6,
-        "max_steps": int(min(900, max(50, 10 * n**0.65))),
-        "lr": 2e-3,
-        "weight_decay": 1e-2,
-        "ema": 0.99,
-    }
-    return Recipe(EBM(energy, base=StudentT.fit_to(x, df=5.0)), proposal, fit_options)
+    options = TrainingOptions(
+        batch_size=min(256, max(16, n // 4)),
+        max_epochs=10**6,
+        max_steps=int(min(900, max(50, 10 * n**0.65))),
+        lr=2e-3,
+        weight_decay=1e-2,
+        ema=0.99,
+    )
+    model = EBM(energy, base=StudentT.fit_to(x, df=5.0))
+    return Recipe(model, proposal, options, n_samples=256 if n < 200 else 512)
 
 
 def fit_autoregressive(z: Tensor, request: FitRequest) -> FittedDensity:
@@ -207,8 +212,10 @@ def fit_autoregressive(z: Tensor, request: FitRequest) -> FittedDensity:
     task = dict(defaults.task)
     # a step for b alone draws many samples: no more than an eighth of the run
     task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
-    options |= {"val_data": held_out, "seed": request.seed, "progress": request.progress}
-    histories = [fit(model.to(device), train, **task, **options) for model in models]
+    options |= {"seed": request.seed, "progress": request.progress}
+    common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
+    common |= {"val_data": held_out, "options": TrainingOptions(**options)}
+    histories = [fit(model.to(device), train, **common) for model in models]
     best = _best(histories)
     return FittedDensity(models[best].eval(), None, histories[best])
 
