@@ -128,7 +128,14 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     plain_steps = min(plain_steps, given.steps)
     plain = EnergyVAE(encoder, decoder, LATENT).to(given.device)
-    sn.fit(plain, train, max_steps=plain_steps, lr=plain_lr, **common, options=sn.TrainingOptions(validate_every=max(1, plain_steps // 2)))  # fmt: skip
+    sn.fit(
+        plain,
+        train,
+        max_steps=plain_steps,
+        lr=plain_lr,
+        **common,
+        options=sn.TrainingOptions(validate_every=max(1, plain_steps // 2)),
+    )
     before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
     prior_options, fit_options = SETTINGS[given.data][given.setting]
     prior = make_prior(**prior_options)
@@ -137,7 +144,23 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     checkpoint = Path(given.out) / f"{name_of(given)}.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
-        history = sn.fit(vae, train, max_steps=given.steps, **{**common, **fit_options}, options=sn.TrainingOptions(schedule="constant", validate_every=every, checkpoint=str(checkpoint), checkpoint_every=every))  # fmt: skip
+        fitted = {**common, **fit_options}
+        task_options = {"posterior_samples": fitted.pop("posterior_samples")}
+        options = sn.TrainingOptions(
+            schedule="constant",
+            weight_decay=fitted.pop("weight_decay", 0.0),
+            validate_every=every,
+            checkpoint=checkpoint,
+            checkpoint_every=every,
+        )
+        history = sn.fit(
+            vae,
+            train,
+            max_steps=given.steps,
+            task_options=task_options,
+            options=options,
+            **fitted,
+        )
     if history.stopped == "interrupted":
         raise KeyboardInterrupt
     report = evaluate_vae(

@@ -1,15 +1,24 @@
 """Training functions with all options in one flat list, for tests that combine many of them."""
 
 import inspect
+from dataclasses import fields
 from functools import partial
 
 import selfnorm as sn
 
+_NAMES = {each.name for each in fields(sn.TrainingOptions)}
+
 
 def _flat(function, *args, **given):
-    direct = {k: given.pop(k) for k in [*given] if k in inspect.signature(function).parameters}
-    if given:
-        direct["options"] = sn.TrainingOptions(**given)
+    own = inspect.signature(function).parameters
+    direct = {k: v for k, v in given.items() if k in own}
+    rest = {k: v for k, v in given.items() if k not in own}
+    how = {k: v for k, v in rest.items() if k in _NAMES}
+    task = {k: v for k, v in rest.items() if k not in _NAMES}
+    if how:
+        direct["options"] = sn.TrainingOptions(**how)
+    if task:
+        direct["task_options"] = {**direct.get("task_options", {}), **task}
     return function(*args, **direct)
 
 

@@ -158,7 +158,7 @@ def test_a_run_of_two_ranks_is_resumed_on_one(two_ranks):
         samples="same",
         progress=False,
         **{**OPTIONS, **changes},
-        options=sn.TrainingOptions(checkpoint=two_ranks / "run.ckpt"),
+        checkpoint=two_ranks / "run.ckpt",
     )
     assert history.n_steps == 48
     resumed = torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -71,7 +71,7 @@ def test_same_batches_and_samples_give_the_parameters_of_single_runs(energy, obj
         same_batches=True,
         same_samples=True,
         **options,
-        options=sn.TrainingOptions(clip_norm=0.5),
+        clip_norm=0.5,
     )
     for k in range(3):
         single = fit(
@@ -79,7 +79,8 @@ def test_same_batches_and_samples_give_the_parameters_of_single_runs(energy, obj
             x,
             lr=rates[k],
             **options,
-            options=sn.TrainingOptions(weight_decay=decays[k], clip_norm=0.5),
+            weight_decay=decays[k],
+            clip_norm=0.5,
         )
         # Adam divides by the size of a gradient: where that is tiny, rounding shows.
         torch.testing.assert_close(flat(together[k]), flat(alone[k]), atol=1e-4, rtol=1e-4)
@@ -137,7 +138,7 @@ def test_own_data_proposals_bases_and_objectives_each_reach_their_own_target():
         lr=5e-3,
         max_epochs=50,
         **QUICK,
-        options=sn.TrainingOptions(max_steps=150),
+        max_steps=150,
     )
     for model, q, x, history in zip(models, proposals, val, histories, strict=True):
         bounds = sn.evaluate(model, x, proposal=q, n_samples=40_000, seed=1)
@@ -179,7 +180,7 @@ def test_a_non_finite_member_does_not_touch_the_others():
             same_samples=True,
             same_batches=True,
             **options,
-            options=sn.TrainingOptions(schedule="constant"),
+            schedule="constant",
         )
         results.append((models, histories))
     (broken, bad), (fine, good) = results
@@ -198,11 +199,11 @@ def test_members_see_different_batches_and_samples_by_default():
     x = skewed()
     models = members(2)
     models[1].load_state_dict(models[0].state_dict())
-    fit_many(models, x, **QUICK, options=sn.TrainingOptions(max_steps=10))
+    fit_many(models, x, **QUICK, max_steps=10)
     assert not torch.allclose(flat(models[0]), flat(models[1]), atol=1e-5)
     again = members(2)
     again[1].load_state_dict(again[0].state_dict())
-    fit_many(again, x, **QUICK, options=sn.TrainingOptions(max_steps=10))
+    fit_many(again, x, **QUICK, max_steps=10)
     assert torch.equal(flat(models[0], b=True), flat(again[0], b=True))
 
 
@@ -229,16 +230,16 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ManyTask, "loss", dies)
         with pytest.raises(KilledError):
-            fit_many(halves, x, **options, options=sn.TrainingOptions(checkpoint=path))
+            fit_many(halves, x, **options, checkpoint=path)
     resumed_models = members(2)
-    resumed = fit_many(resumed_models, x, **options, options=sn.TrainingOptions(checkpoint=path))
+    resumed = fit_many(resumed_models, x, **options, checkpoint=path)
     for k in range(2):
         assert torch.equal(flat(whole[k], b=True), flat(resumed_models[k], b=True))
         assert [r["val_score"] for r in full[k].records] == [
             r["val_score"] for r in resumed[k].records
         ]
     with pytest.raises(CheckpointError, match="other data"):
-        fit_many(members(2), x + 1, **options, options=sn.TrainingOptions(checkpoint=path))
+        fit_many(members(2), x + 1, **options, checkpoint=path)
 
 
 def proposals_of_every_kind():
@@ -286,7 +287,7 @@ def test_rows_come_in_the_type_of_the_models(given):
             n_samples=8,
             seed=0,
             progress=False,
-            options=sn.TrainingOptions(max_steps=2),
+            max_steps=2,
         )
     assert {p.dtype for model in models for p in model.energy.parameters()} == {other}
 
@@ -305,7 +306,7 @@ def test_what_cannot_train_together_is_refused():
     with pytest.raises(DataError, match="3 tables for 2 models"):
         fit_many(pair, [x, x, x], **QUICK)
     with pytest.raises(DataError, match="val_data"):
-        fit_many(pair, x, **QUICK, options=sn.TrainingOptions(patience=2))
+        fit_many(pair, x, **QUICK, patience=2)
     with pytest.raises(ProposalError, match="needs a proposal"):
         fit_many(members(2, base=False), x, **QUICK)
     with pytest.raises(ProposalError, match="1 proposals for 2"):
@@ -391,9 +392,4 @@ def test_one_network_in_two_models_and_odd_options_are_refused():
         fit_many([model], x, task_options={"bf16": True})
     with pytest.raises(ValueError, match="n_samples"):
         fit_many([model], x, n_samples=0)
-    assert (
-        fit_many(
-            [model], x, lr=np.float32(1e-3), progress=False, options=sn.TrainingOptions(max_steps=1)
-        )[0].n_steps
-        == 1
-    )
+    assert fit_many([model], x, lr=np.float32(1e-3), progress=False, max_steps=1)[0].n_steps == 1

@@ -114,7 +114,7 @@ def test_fit_with_a_memory_budget_is_the_plain_fit_in_chunks():
     _, same, _ = setting()
     same.load_state_dict(model.state_dict())
     options = {"proposal": law, "n_samples": 3000, "max_steps": 5, "seed": 0, "progress": False}
-    fit(model, x, **options, options=sn.TrainingOptions(max_memory=2**18))
+    fit(model, x, **options, max_memory=2**18)
     fit(same, x, objective=Chunked("snl", max_memory=2**18), **options)
     for mine, theirs in zip(model.parameters(), same.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -238,7 +238,7 @@ def test_a_budget_for_a_model_in_double_precision():
         max_steps=2,
         seed=0,
         progress=False,
-        options=sn.TrainingOptions(max_memory=budget),
+        max_memory=budget,
     )
     bounds = sn.evaluate(model, x, max_memory=budget, seed=0)
     assert bounds.log_norm == pytest.approx(float(model.log_norm.detach()), abs=0.02)
@@ -249,4 +249,4 @@ def test_batch_normalisation_is_not_computed_chunk_by_chunk():
     energy = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
     model = sn.EBM(energy, base=sn.Gaussian.fit_to(x))
     with pytest.raises(EnergyError, match="batch normalisation depends on all rows"):
-        fit(model, x, max_steps=2, progress=False, options=sn.TrainingOptions(max_memory=2**16))
+        fit(model, x, max_steps=2, progress=False, max_memory=2**16)

@@ -41,18 +41,17 @@ def weights(model):
 )
 def test_a_finished_run_does_not_answer_for_another_one(x, tmp_path, change, words):
     path = tmp_path / "run.ckpt"
-    fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, options=sn.TrainingOptions(checkpoint=path))
+    fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path)
     other = {**SETTINGS, **change}
     with pytest.raises(CheckpointError, match=words):
-        fit(
-            model_on(sn.Gaussian.fit_to(x)), x, **other, options=sn.TrainingOptions(checkpoint=path)
-        )
+        fit(model_on(sn.Gaussian.fit_to(x)), x, **other, checkpoint=path)
     # How the samples go through the network is no part of what the run is.
     fit(
         model_on(sn.Gaussian.fit_to(x)),
         x,
         **SETTINGS,
-        options=sn.TrainingOptions(checkpoint=path, max_memory=1e6),
+        checkpoint=path,
+        max_memory=1e6,
     )
 
 
@@ -61,24 +60,24 @@ def test_weights_are_not_read_into_another_network_of_their_shape(x, tmp_path):
         return Independent(Normal(x.mean(0), scale * x.std(0)), 1)
 
     path = tmp_path / "run.ckpt"
-    fit(model_on(normal(1.0)), x, **SETTINGS, options=sn.TrainingOptions(checkpoint=path))
+    fit(model_on(normal(1.0)), x, **SETTINGS, checkpoint=path)
     for other in (model_on(normal(1.0), "relu"), model_on(normal(1.5))):
         before = weights(other)[1:]
         with pytest.raises(CheckpointError, match="another energy, base or proposal"):
-            fit(other, x, **SETTINGS, options=sn.TrainingOptions(checkpoint=path))
+            fit(other, x, **SETTINGS, checkpoint=path)
         assert torch.equal(weights(other)[1:], before)  # all but b, which every start sets
 
 
 def test_checkpoints_without_these_entries_are_read(x, tmp_path):
     path = tmp_path / "run.ckpt"
     whole = model_on(sn.Gaussian.fit_to(x))
-    fit(whole, x, **SETTINGS, options=sn.TrainingOptions(checkpoint=path))
+    fit(whole, x, **SETTINGS, checkpoint=path)
     state = load_checkpoint(path)
     for name in ("format", "settings", "witness", "task"):
         del state[name]
     save_checkpoint(path, state)
     again = model_on(sn.Gaussian.fit_to(x))
-    fit(again, x, **SETTINGS, options=sn.TrainingOptions(checkpoint=path))
+    fit(again, x, **SETTINGS, checkpoint=path)
     assert torch.equal(weights(whole), weights(again))
 
 
@@ -104,7 +103,8 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
             x,
             objective=stopping,
             **SETTINGS,
-            options=sn.TrainingOptions(checkpoint=path, checkpoint_every=1),
+            checkpoint=path,
+            checkpoint_every=1,
         )
     resumed = model_on(sn.Gaussian.fit_to(x))
     fit(
@@ -112,7 +112,8 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
         x,
         objective=name,
         **SETTINGS,
-        options=sn.TrainingOptions(checkpoint=path, checkpoint_every=1),
+        checkpoint=path,
+        checkpoint_every=1,
     )
     assert torch.equal(weights(whole), weights(resumed))
 
@@ -136,9 +137,7 @@ def test_models_trained_together_are_resumed_as_what_they_were(x, tmp_path, same
     def train(**options):
         models = [model_on(base), model_on(base)]
         settings = {**SETTINGS, "lr": [1e-3, 5e-3], "same_batches": same_batches, **options}
-        fit_many(
-            models, settings.pop("rows", x), **settings, options=sn.TrainingOptions(checkpoint=path)
-        )
+        fit_many(models, settings.pop("rows", x), **settings, checkpoint=path)
         return torch.cat([weights(m) for m in models])
 
     whole = train()
@@ -167,9 +166,9 @@ def test_numbers_of_numpy_and_torch_go_into_a_checkpoint_and_come_back(x, tmp_pa
         "progress": False,
     }
     first, again = model_on(sn.Gaussian.fit_to(x)), model_on(sn.Gaussian.fit_to(x))
-    fit(first, x, **odd, options=sn.TrainingOptions(checkpoint=path))
+    fit(first, x, **odd, checkpoint=path)
     plain = {**SETTINGS, "max_steps": 6, "lr": 1e-3}
-    fit(again, x, **plain, options=sn.TrainingOptions(checkpoint=path))
+    fit(again, x, **plain, checkpoint=path)
     assert torch.equal(weights(first), weights(again))
 
 

@@ -60,7 +60,18 @@ def test_an_encoder_finds_the_posterior_from_the_models_own_rows():
     open_gap = 0.5 * float(torch.log(precision.diagonal()).sum() - torch.logdet(precision))
     best = float(law.log_prob(x).mean()) - open_gap
     before = float(vae.elbo(x, 200, seed=0).mean())
-    fit(vae, x, max_steps=700, max_epochs=999, batch_size=100, lr=0.02, seed=1, progress=False, task_options={"train": "encoder"}, options=sn.TrainingOptions(weight_decay=0.0))  # fmt: skip
+    fit(
+        vae,
+        x,
+        max_steps=700,
+        max_epochs=999,
+        batch_size=100,
+        lr=0.02,
+        seed=1,
+        progress=False,
+        task_options={"train": "encoder"},
+        weight_decay=0.0,
+    )
     after = float(vae.elbo(x, 200, seed=0).mean())
     assert before < best - 1
     assert after == pytest.approx(best, abs=0.03)

@@ -185,7 +185,20 @@ def test_the_monitor_speaks_without_held_out_rows(sharp):
     encoder, decoder, x = sharp
     prior = EnergyPrior(Spikes(encoder(x)[:, :LATENT].detach(), 1.0), proposal="base")
     with pytest.warns(SelfnormWarning, match="spikes"):
-        history = fit(EnergyVAE(encoder, decoder, prior), x, lr=1.0, max_steps=40, max_epochs=99, n_samples=200, batch_size=100, seed=0, progress=False, task_options={"train": "prior"}, options=sn.TrainingOptions(schedule="constant", clip_norm=None))  # fmt: skip
+        history = fit(
+            EnergyVAE(encoder, decoder, prior),
+            x,
+            lr=1.0,
+            max_steps=40,
+            max_epochs=99,
+            n_samples=200,
+            batch_size=100,
+            seed=0,
+            progress=False,
+            task_options={"train": "prior"},
+            schedule="constant",
+            clip_norm=None,
+        )
     assert history.final["spiked"] == 1.0
 
 
@@ -197,7 +210,23 @@ def test_the_monitor_stops_training_on_spikes(sharp):
     def train(monitor):
         prior = EnergyPrior(Spikes(places, 1.0), proposal="base", lr_scale=1.0)
         vae = EnergyVAE(encoder, decoder, prior)
-        return fit(vae, x, val_data=x, objective="snelbo", lr=1.0, max_steps=40, max_epochs=99, n_samples=200, batch_size=100, seed=0, progress=False, task_options={"train": "prior", "monitor": monitor}, options=sn.TrainingOptions(schedule="constant", validate_every=5, clip_norm=None))  # fmt: skip
+        return fit(
+            vae,
+            x,
+            val_data=x,
+            objective="snelbo",
+            lr=1.0,
+            max_steps=40,
+            max_epochs=99,
+            n_samples=200,
+            batch_size=100,
+            seed=0,
+            progress=False,
+            task_options={"train": "prior", "monitor": monitor},
+            schedule="constant",
+            validate_every=5,
+            clip_norm=None,
+        )
 
     with pytest.warns(SelfnormWarning, match="spikes"):
         stopped = train("stop")
@@ -258,7 +287,8 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
             **OPTIONS,
             **extra,
             task_options={"augment": interrupt},
-            options=sn.TrainingOptions(checkpoint=path, checkpoint_every=5),
+            checkpoint=path,
+            checkpoint_every=5,
         )
     assert history.stopped == "interrupted"
     resumed = make()
@@ -267,7 +297,8 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
         X,
         **OPTIONS,
         **extra,
-        options=sn.TrainingOptions(checkpoint=path, checkpoint_every=5),
+        checkpoint=path,
+        checkpoint_every=5,
     )
     assert history.n_steps == 24
     assert torch.equal(state(resumed), state(whole))

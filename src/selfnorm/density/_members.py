@@ -21,7 +21,7 @@ from selfnorm.density.model import EBM
 from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, Proposal, StudentT, Uniform
 from selfnorm.errors import EnergyError
 
-__all__ = ["Member", "Members", "check_training_keeps_buffers"]
+__all__ = ["Member", "Members", "check_training_keeps_buffers", "same_law"]
 
 _N_METRICS = 4
 _REASONS = ("", "patience", "diverged")
@@ -321,6 +321,15 @@ def _build(module: nn.Module, *, ignore: bool) -> list[Any]:
         found.append((name, type(part), sorted(kept.items())))
     found.append([(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _slots(module)])
     return found
+
+
+def same_law(one: Proposal, other: Proposal) -> bool:
+    """Whether two proposals are the same density."""
+    if one is other:
+        return True
+    pairs = zip(_slots(one), _slots(other), strict=False)
+    alike = str(_build(one, ignore=False)) == str(_build(other, ignore=False))
+    return alike and all(torch.equal(mine, theirs) for (_, mine), (_, theirs) in pairs)
 
 
 def _slots(module: nn.Module) -> list[tuple[str, Tensor]]:

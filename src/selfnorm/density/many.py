@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import random_state, seeded, set_random_state
 from selfnorm._inputs import check_rows, moved
-from selfnorm.density._members import Member, Members, check_training_keeps_buffers
+from selfnorm.density._members import Member, Members, check_training_keeps_buffers, same_law
 from selfnorm.density.fit import OPTIONS_MOVED, DensityTask, WeightObjective, get
 from selfnorm.density.model import EBM
 from selfnorm.distributions import proposal_for
@@ -303,7 +303,7 @@ class ManyTask(Task):
         self.members, self.data, self.val_data = members, data, val_data
         self.n_samples, self.same_samples = n_samples, same_samples
         self.rates, self.patience = rates, options.patience
-        if same_samples and any(m.proposal is not members[0].proposal for m in members):
+        if same_samples and not all(same_law(m.proposal, members[0].proposal) for m in members):
             raise ValueError("same_samples needs one proposal common to all members")
         self.module = Members(members, [rate / max(rates) for rate in rates])
         # What a run of its own would do before the first step and after the last.
