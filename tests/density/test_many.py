@@ -388,8 +388,6 @@ def test_one_network_in_two_models_and_odd_options_are_refused():
     with pytest.raises(ValueError, match="members 0 and 1 share a trained parameter"):
         fit_many([sn.EBM(network, base=q), sn.EBM(network, base=q)], x, progress=False)
     model = sn.EBM(network, base=q)
-    with pytest.raises(TypeError, match="bf16"):
-        fit_many([model], x, task_options={"bf16": True})
     with pytest.raises(ValueError, match="n_samples"):
         fit_many([model], x, n_samples=0)
     assert fit_many([model], x, lr=np.float32(1e-3), progress=False, max_steps=1)[0].n_steps == 1

@@ -254,6 +254,7 @@ def add_energy_prior(
     lr: float = 2e-3,
     seed: int | None = None,
     progress: bool = False,
+    task_options: dict[str, Any] | None = None,
     options: TrainingOptions | None = None,
 ) -> tuple[EnergyVAE, History]:
     """Give a trained VAE an energy prior: encoder and decoder stay, the prior is learned.
@@ -268,7 +269,7 @@ def add_energy_prior(
         prior: an :class:`~selfnorm.vae.priors.AutoregressivePrior` by default, whose normaliser is
             exact.
         max_steps, lr, seed, progress: where given they replace those of ``options``.
-        options: how to train, see :func:`selfnorm.fit`.
+        task_options, options: how to train, see :func:`selfnorm.fit`.
 
     Returns:
         The VAE with its new prior, and the history of its training.
@@ -288,7 +289,7 @@ def add_energy_prior(
     try:
         history = fit(
             vae, x, objective="snelbo", max_steps=max_steps, lr=lr, val_data=val_data, seed=seed,
-            progress=progress, task_options={"train": "prior"}, options=options,
+            progress=progress, task_options={"train": "prior", **(task_options or {})}, options=options,
         )  # fmt: skip
     finally:
         for parameter in frozen:
