@@ -289,7 +289,8 @@ def add_energy_prior(
     try:
         history = fit(
             vae, x, objective="snelbo", max_steps=max_steps, lr=lr, val_data=val_data, seed=seed,
-            progress=progress, task_options={"train": "prior", **(task_options or {})}, options=options,
+            progress=progress, options=options,
+            task_options={"train": "prior", **(task_options or {})},
         )  # fmt: skip
     finally:
         for parameter in frozen:
