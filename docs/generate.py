@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from selfnorm.paper.report import markdown_table
+
 ROOT = Path(__file__).resolve().parent.parent
 SPEED = ROOT / "results" / "speed"
 
@@ -67,12 +69,10 @@ def speed_section(path: Path) -> str:
     content = json.loads(path.read_text())
     rows = content["rows"]
     columns = list(dict.fromkeys(k for r in rows for k, v in r.items() if not isinstance(v, list)))
-    lines = ["| " + " | ".join(c.replace("_", " ") for c in columns) + " |"]
-    lines.append("|" + "---|" * len(columns))
-    lines += ["| " + " | ".join(cell(row.get(c)) for c in columns) + " |" for row in rows]
+    header = [column.replace("_", " ") for column in columns]
+    table = markdown_table(header, [[cell(row.get(c)) for c in columns] for row in rows])
     hardware, version = content["hardware"], content["versions"]
     place = hardware.get("gpu") or f"{hardware['cores']} CPU cores"
-    table = "\n".join(lines)
     note = f"{content['note']}\n\n" if content.get("note") else ""
     return (
         f"## {path.stem.replace('_', ' ')}\n\n{note}{table}\n\n`{content['command']}`, {place}, "
