@@ -20,6 +20,7 @@ from selfnorm.vae import (
     evaluate_vae,
 )
 from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise, as_likelihood
+from tests.fitting import fit
 
 IMAGES = (torch.arange(24 * 40).reshape(40, 1, 4, 6) * 7 % 11 > 5).float()
 
@@ -103,7 +104,7 @@ def test_a_whole_vae_in_double_precision():
     found = evaluate_vae(vae, IMAGES, posterior_samples=3, seed=0)
     assert np.isfinite(found.elbo)
     assert vae.log_prob(IMAGES, n_samples=2, seed=0).dtype == torch.float64
-    sn.fit(vae, IMAGES.double(), max_steps=2, batch_size=20, seed=0, progress=False)
+    fit(vae, IMAGES.double(), max_steps=2, batch_size=20, seed=0, progress=False)
 
 
 def test_an_encoder_may_give_a_list():
@@ -127,7 +128,13 @@ def test_modules_without_parameters():
 
     assert EnergyVAE(Corner(), Rows(), 2).elbo(IMAGES, seed=0).shape == (40,)
     vae, _ = add_energy_prior(
-        Corner(), Rows(), IMAGES, latent=2, prior=EnergyPrior(dim=2), max_steps=1, monitor="off"
+        Corner(),
+        Rows(),
+        IMAGES,
+        latent=2,
+        prior=EnergyPrior(dim=2),
+        max_steps=1,
+        task_options={"monitor": "off"},
     )
     assert vae.prior.energy.layers[0].weight.isfinite().all()
 
@@ -199,8 +206,8 @@ def five(prior=2, likelihood="bernoulli", decoder=None):
     return EnergyVAE(DenseEncoder(5, 2, (8,)), decoder, prior, likelihood)
 
 
-def fit(vae, rows=ROWS, **options):
-    return sn.fit(vae, rows, max_steps=1, progress=False, **options)
+def fitted(vae, rows=ROWS, **options):
+    return fit(vae, rows, max_steps=1, progress=False, **options)
 
 
 def on(rows=ROWS, **options):
@@ -214,20 +221,20 @@ def chain():
 
 IN_0_1 = r"needs values in \[0, 1\]"
 REFUSED = [
-    (lambda: fit(five(), ROWS + 1), DataError, "Bernoulli"),
-    (lambda: fit(five(), ROWS[:, :0]), DataError, "shape"),
-    (lambda: fit(five(), ROWS * math.nan), DataError, "NaN"),
-    (lambda: fit(five(), ROWS[:0]), DataError, "no rows"),
-    (lambda: fit(five(), ROWS[:, :4]), DataError, "rows have 4 values, expected 5"),
-    (lambda: fit(five(), (ROWS, ROWS)), DataError, "one tensor"),
-    (lambda: fit(five(), ROWS.double()), DataError, "rows of torch.float32, got torch.float64"),
-    (lambda: fit(five(), val_data=ROWS * math.nan), DataError, "NaN"),
-    (lambda: fit(five(4)), DataError, "the prior has 4 latent numbers"),
-    (lambda: fit(five(2, "categorical:4")), DataError, "decoder"),
-    (lambda: fit(five(), objective="nce"), ValueError, "trained by"),
-    (lambda: fit(five(), train="decoder"), ValueError, "'all', 'prior', 'encoder'"),
-    (lambda: fit(five(), monitor="pray"), ValueError, "monitor"),
-    (lambda: fit(five(chain()), objective="elbo"), ValueError, "normalised"),
+    (lambda: fitted(five(), ROWS + 1), DataError, "Bernoulli"),
+    (lambda: fitted(five(), ROWS[:, :0]), DataError, "shape"),
+    (lambda: fitted(five(), ROWS * math.nan), DataError, "NaN"),
+    (lambda: fitted(five(), ROWS[:0]), DataError, "no rows"),
+    (lambda: fitted(five(), ROWS[:, :4]), DataError, "rows have 4 values, expected 5"),
+    (lambda: fitted(five(), (ROWS, ROWS)), DataError, "one tensor"),
+    (lambda: fitted(five(), ROWS.double()), DataError, "rows of torch.float32, got torch.float64"),
+    (lambda: fitted(five(), val_data=ROWS * math.nan), DataError, "NaN"),
+    (lambda: fitted(five(4)), DataError, "the prior has 4 latent numbers"),
+    (lambda: fitted(five(2, "categorical:4")), DataError, "decoder"),
+    (lambda: fitted(five(), objective="nce"), ValueError, "trained by"),
+    (lambda: fitted(five(), train="decoder"), ValueError, "'all', 'prior', 'encoder'"),
+    (lambda: fitted(five(), monitor="pray"), ValueError, "monitor"),
+    (lambda: fitted(five(chain()), objective="elbo"), ValueError, "normalised"),
     (lambda: five().log_prob(255 * ROWS), DataError, IN_0_1),
     (lambda: five().elbo(ROWS / 0), DataError, "NaN or infinity"),
     (lambda: five().reconstruct(ROWS[0]), DataError, r"shape \(n, ...\), got \(5,\)"),

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import selfnorm as sn
 from selfnorm.errors import SelfnormWarning
 from selfnorm.training import TrainingOptions
 from selfnorm.vae import (
@@ -20,6 +19,7 @@ from selfnorm.vae import (
     evaluate_vae,
 )
 from selfnorm.vae.task import without_gradient
+from tests.fitting import fit
 
 PRIORS = {
     "mixture": lambda: MixturePrior(2, 3),
@@ -103,7 +103,7 @@ def test_the_monitor_speaks_without_held_out_rows(sharp):
     encoder, decoder, x = sharp
     prior = EnergyPrior(Spikes(encoder(x)[:, :LATENT].detach(), 1.0), proposal="base")
     with pytest.warns(SelfnormWarning, match="spikes"):
-        history = sn.fit(
+        history = fit(
             EnergyVAE(encoder, decoder, prior), x, train="prior", lr=1.0, schedule="constant",
             max_steps=40, max_epochs=99, n_samples=200, batch_size=100, seed=0, progress=False,
             clip_norm=None,
@@ -119,7 +119,7 @@ def test_the_monitor_stops_training_on_spikes(sharp):
     def train(monitor):
         prior = EnergyPrior(Spikes(places, 1.0), proposal="base", lr_scale=1.0)
         vae = EnergyVAE(encoder, decoder, prior)
-        return sn.fit(
+        return fit(
             vae, x, val_data=x, objective="snelbo", train="prior", monitor=monitor, lr=1.0,
             schedule="constant", max_steps=40, max_epochs=99, validate_every=5, n_samples=200,
             batch_size=100, seed=0, progress=False, clip_norm=None,
@@ -160,7 +160,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
 
     extra = {"kl_warmup": 16, "n_samples": 32, "ema": 0.9}
     whole = make()
-    sn.fit(whole, X, **OPTIONS, **extra)
+    fit(whole, X, **OPTIONS, **extra)
     calls = [0]
 
     def interrupt(x):
@@ -172,12 +172,12 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
     path = str(tmp_path / "run.pt")
     broken = make()
     with pytest.warns(SelfnormWarning, match="interrupted"):
-        history = sn.fit(
+        history = fit(
             broken, X, **OPTIONS, **extra, augment=interrupt, checkpoint=path, checkpoint_every=5
         )
     assert history.stopped == "interrupted"
     resumed = make()
-    history = sn.fit(resumed, X, **OPTIONS, **extra, checkpoint=path, checkpoint_every=5)
+    history = fit(resumed, X, **OPTIONS, **extra, checkpoint=path, checkpoint_every=5)
     assert history.n_steps == 24
     assert torch.equal(state(resumed), state(whole))
 
@@ -221,7 +221,7 @@ def test_post_hoc_training_moves_the_prior_alone():
     vae = small(PRIORS["chain"]())
     before = [p.detach().clone() for p in vae.encoder.parameters()]
     prior_before = torch.cat([p.detach().flatten() for p in vae.prior.parameters()])
-    sn.fit(vae, X.repeat(4, 1), train="prior", **OPTIONS)
+    fit(vae, X.repeat(4, 1), train="prior", **OPTIONS)
     assert all(torch.equal(a, b) for a, b in zip(before, vae.encoder.parameters(), strict=True))
     moved = torch.cat([p.detach().flatten() for p in vae.prior.parameters()])
     assert not torch.equal(prior_before, moved)
@@ -237,7 +237,7 @@ def test_post_hoc_training_leaves_statistics_and_dropout_of_the_vae_alone():
     encoder.eval()
     before = encoder(X)
     vae = EnergyVAE(encoder, DenseDecoder(2, 6, (8,)), MixturePrior(2, 3))
-    sn.fit(vae, X, train="prior", **OPTIONS)
+    fit(vae, X, train="prior", **OPTIONS)
     assert torch.equal(encoder.eval()(X), before)
     assert not any(modes)
 
@@ -290,7 +290,7 @@ def test_an_encoder_finds_the_posterior_from_the_models_own_rows():
     open_gap = 0.5 * float(torch.log(precision.diagonal()).sum() - torch.logdet(precision))
     best = float(law.log_prob(x).mean()) - open_gap
     before = float(vae.elbo(x, 200, seed=0).mean())
-    sn.fit(
+    fit(
         vae, x, train="encoder", max_steps=700, max_epochs=999, batch_size=100, lr=0.02,
         weight_decay=0.0, seed=1, progress=False,
     )  # fmt: skip
@@ -310,7 +310,7 @@ def test_the_model_stays_as_it_is(kind):
     before = {n: p.detach().clone() for n, p in vae.named_parameters()}
     modes = []
     vae.decoder.register_forward_hook(lambda m, _i, _o: modes.append(m.training))
-    sn.fit(vae, X, val_data=X[:20], train="encoder", monitor="off", **OPTIONS)
+    fit(vae, X, val_data=X[:20], train="encoder", monitor="off", **OPTIONS)
     after = dict(vae.named_parameters())
     for name in names:
         trained = name.startswith("encoder")

@@ -22,6 +22,7 @@ from selfnorm.vae import (
     latent_energy,
 )
 from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise, as_likelihood
+from tests.fitting import fit
 
 SIGMA = 0.6
 # Orthogonal columns make the exact posterior diagonal, so that a Gaussian encoder can be exact.
@@ -154,7 +155,7 @@ def test_training_by_the_snelbo_finds_prior_and_normaliser(rows):
     noise = GaussianNoise(SIGMA, learned=False)
     vae = EnergyVAE(LinearEncoder(torch.zeros(2)), LinearDecoder(), prior, noise)
     before = evaluate_vae(vae, rows, posterior_samples=20, n_prior_samples=50_000, seed=0)
-    history = sn.fit(
+    history = fit(
         vae, rows, objective="snelbo", max_steps=250, max_epochs=10**4, batch_size=100, lr=1e-2,
         n_samples=256, seed=0, progress=False,
     )  # fmt: skip
@@ -283,7 +284,7 @@ def test_add_energy_prior_leaves_encoder_and_decoder_alone():
     torch.manual_seed(0)
     vae = EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), 3)
     x = (torch.rand(300, 5) < torch.rand(300, 1)).float()
-    sn.fit(vae, x, max_steps=100, max_epochs=999, lr=5e-3, seed=0, progress=False)
+    fit(vae, x, max_steps=100, max_epochs=999, lr=5e-3, seed=0, progress=False)
     before = {k: v.clone() for k, v in vae.encoder.state_dict().items()}
     better, history = add_energy_prior(
         vae.encoder, vae.decoder, x, latent=3, max_steps=60, seed=0,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -328,9 +328,12 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
         options["train"] = "prior"
         options.pop("kl_warmup", None)
     job.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    names = {each.name for each in fields(sn.TrainingOptions)}
+    how = {name: options.pop(name) for name in [*options] if name in names}
+    how |= {"checkpoint": job.checkpoint, "checkpoint_every": max(1, row.steps // 20)}
     history = sn.fit(
-        vae, train, val_data=valid, seed=job.seed, progress=job.progress,
-        checkpoint=str(job.checkpoint), checkpoint_every=max(1, row.steps // 20), **options,
+        vae, train, n_samples=options.pop("n_samples", 1024), val_data=valid, seed=job.seed,
+        progress=job.progress, task_options=options, options=sn.TrainingOptions(**how),
     )  # fmt: skip
     refuse_cut_short(history.stopped)
     vae.save(job.model_folder())

@@ -202,14 +202,11 @@ def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Densi
         batch_size=32,
         max_epochs=config.max_epochs or 25,
         lr=_PAPER_LR,
-        optimizer="adam",
-        schedule="one_cycle",
-        n_val_samples=64,
+        options=sn.TrainingOptions(optimizer="adam"),
         val_data=val,
         seed=config.seed,
         progress=False,
-        proposal_loss="both",
-        stratified=False,
+        task_options={"proposal_loss": "both", "stratified": False, "n_val_samples": 64},
     )
     refuse_cut_short(history.stopped)
     gaussian = LabelGaussian.fit_to(y).to(device)

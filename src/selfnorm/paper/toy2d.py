@@ -147,31 +147,30 @@ class Fitted:
     history: sn.History = field(default_factory=sn.History)
 
 
-def _prepare(config: Config) -> tuple[Fitted, dict[str, Any]]:
+def _prepare(config: Config) -> tuple[Fitted, sn.TrainingOptions]:
     """A configuration before it is trained, and the options of its training."""
     split = toy2d.load(config.dataset, seed=config.seed, scaling=config.scaling)
     torch.manual_seed(config.seed)
     if config.recipe == "best":
         recipe = joint_density(split.train)
-        model, proposal, options = recipe.model, recipe.proposal, recipe.fit_options
+        model, proposal, options = recipe.model, recipe.proposal, recipe.options
     else:
         proposal = sn.Gaussian(torch.zeros(2), scale=1.0)
         energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
         model = sn.EBM(energy, base=proposal if config.base == "standard_normal" else None)
-        options = {
-            "n_samples": 1024,
-            "batch_size": 128,
-            "max_epochs": 25,
-            "lr": 1e-3,
-            "lr_log_norm": 1e-3,
-            "optimizer": "adam",
-            "schedule": "constant",
-        }
+        options = sn.TrainingOptions(
+            batch_size=128,
+            max_epochs=25,
+            lr=1e-3,
+            lr_log_norm=1e-3,
+            optimizer="adam",
+            schedule="constant",
+        )
     return Fitted(model.to(config.device), proposal.to(config.device), split), options
 
 
 def train_one(config: Config, **changes: Any) -> Fitted:
-    """Train one configuration by itself; ``changes`` replace options of :func:`selfnorm.fit`."""
+    """Train one configuration by itself; ``changes`` replace its options."""
     run, options = _prepare(config)
     run.history = sn.fit(
         run.model,
@@ -181,7 +180,7 @@ def train_one(config: Config, **changes: Any) -> Fitted:
         val_data=run.split.val,
         seed=config.seed,
         progress=config.progress,
-        **{**options, **changes},
+        options=options.given(**changes),
     )
     refuse_cut_short(run.history.stopped)
     return run
@@ -196,7 +195,7 @@ def train_together(
         configs: rows of the table before they are run; one recipe and one device.
         seed: of the common stream of batches and samples.
         progress: show one progress bar for all.
-        changes: options of :func:`selfnorm.fit_many` to replace, e.g. ``max_steps``.
+        changes: training options to replace, e.g. ``max_steps``.
 
     Returns:
         The fitted models in the order of ``configs``, and the seconds that training all of them
@@ -217,7 +216,7 @@ def train_together(
         val_data=[run.split.val for run in runs],
         seed=seed,
         progress=progress,
-        **{**options, **changes},
+        options=options.given(**changes),
     )
     if torch.device(configs[0].device).type == "cuda":
         torch.cuda.synchronize()

@@ -156,10 +156,9 @@ def _joint(data: maf_benchmark.Splits, job: Job) -> tuple[Bounds, str]:
         max_epochs=20,
         max_steps=job.max_steps,
         lr=1e-4,
-        lr_log_norm=1e-4,
-        optimizer="adam",
-        weight_decay=5e-4,
-        schedule="constant",
+        options=TrainingOptions(
+            lr_log_norm=1e-4, optimizer="adam", weight_decay=5e-4, schedule="constant"
+        ),
         val_data=data.val.to(job.device),
         seed=job.seed,
         progress=job.progress,
