@@ -24,6 +24,7 @@ from selfnorm.columns import label_step
 from selfnorm.datasets import uci_regression
 from selfnorm.evaluation.calibration import central_coverage
 from selfnorm.paper.report import Table, markdown_table
+from selfnorm.tables import RegressorNetwork
 
 SPLITS = {"protein": 3, "naval": 3, "kin8nm": 3}
 ORDER = [
@@ -81,7 +82,9 @@ def ours(table: Table, keys: dict[str, Any], parts: tuple[np.ndarray, ...], seed
 def gaussian(parts: tuple[np.ndarray, ...], seed: int) -> dict[str, Any]:
     X, y, X_test, y_test = parts
     began, cpu = time.perf_counter(), time.process_time()
-    model = EnergyRegressor(random_state=seed, n_components=1, energy_epochs=0).fit(X, y)
+    model = EnergyRegressor(
+        random_state=seed, n_components=1, network=RegressorNetwork(energy_epochs=0)
+    ).fit(X, y)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     return {**judge(model, X_test, y_test), "seconds": seconds, "cpu_seconds": cpu}
 

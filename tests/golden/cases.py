@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import selfnorm as sn
+from selfnorm.tables import RegressorNetwork
 from selfnorm.vae import (
     AutoregressivePrior,
     DenseDecoder,
@@ -235,8 +236,9 @@ def density_values(model):
 
 
 def regressor(outputs=1, **options):
-    options |= {"n_members": 2, "hidden": 12, "energy_hidden": 8, "n_components": 3}
-    options |= {"max_epochs": 4, "energy_epochs": 3, "input_bins": 4, "random_state": 0}
+    network = RegressorNetwork(energy_hidden=8, energy_epochs=3, input_bins=4, **options)
+    options = {"n_members": 2, "hidden": 12, "n_components": 3, "network": network}
+    options |= {"max_epochs": 4, "random_state": 0}
     x, y = pairs(outputs)
     return sn.EnergyRegressor(**options).fit(x, y if outputs > 1 else y[:, 0])
 

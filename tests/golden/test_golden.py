@@ -2,11 +2,13 @@
 
 import json
 import os
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 import selfnorm as sn
+from selfnorm.tables import RegressorNetwork
 from tests.golden import cases, record
 
 RTOL = float(os.environ.get("SELFNORM_GOLDEN_RTOL", "1e-4"))  # 0: the same bits
@@ -27,6 +29,10 @@ MOVED_PARAMETERS = {
     "functional.snl_of_mean_weight": "snl(log_p_data, log_z[None], log_norm)",
     "snl.max_exponent": "one cap for all: functional.MAX_EXPONENT",
     "capped_exp.max_exponent": "one cap for all: functional.MAX_EXPONENT",
+    **dict.fromkeys(
+        [f"EnergyRegressor.{field.name}" for field in fields(RegressorNetwork)],
+        "seldom tuned: network=RegressorNetwork()",
+    ),
 }
 VALUES, FOLDERS, API = (
     json.loads((record.HERE / f"{name}.json").read_text()) for name in ("values", "folders", "api")

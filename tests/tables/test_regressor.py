@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,20 +16,18 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from selfnorm import EnergyRegressor, SelfnormError, SelfnormWarning
 from selfnorm.columns import label_step
-from selfnorm.conditional import PredictiveModel, build_ensemble
-from selfnorm.conditional.members import LabelWaves
-from selfnorm.distributions import MixtureLabels
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation.calibration import assess, central_coverage, crps_from_samples
+from selfnorm.tables import RegressorNetwork
 
 SMALL = {
     "n_members": 2,
     "hidden": 32,
-    "energy_hidden": 16,
     "max_epochs": 30,
-    "energy_epochs": 10,
     "random_state": 0,
+    "network": RegressorNetwork(energy_hidden=16, energy_epochs=10),
 }
+TINY = {**SMALL, "max_epochs": 3, "network": RegressorNetwork(energy_hidden=16, energy_epochs=1)}
 
 # Rows are drawn in mini-batches and held out at random: a row of weight two is not the same as the
 # row given twice.
@@ -157,7 +156,7 @@ def test_bounds_bracket_the_exact_score(fitted: EnergyRegressor) -> None:
 
 
 def test_the_error_of_b_is_judged_all_over_the_table(fitted: EnergyRegressor) -> None:
-    z = torch.from_numpy((skewed_data()[0] - fitted._x_center) / fitted._x_scale).float()
+    z = torch.from_numpy(fitted._x_scaling.forward(skewed_data()[0])).float()
     errors = fitted._predictive.log_norm_error(z[::3].double()).abs()  # 200 of the 600 rows
     assert fitted.log_norm_error_ == pytest.approx(float(errors.mean()), rel=1e-6)
 
@@ -203,15 +202,13 @@ def test_save_and_load_give_the_same_bits(fitted: EnergyRegressor, tmp_path) -> 
 
 def test_same_seed_same_bits() -> None:
     X, y = skewed_data(120)
-    options = {**SMALL, "max_epochs": 3, "energy_epochs": 2}
-    first = EnergyRegressor(**options).fit(X, y).predict(X)
-    np.testing.assert_array_equal(first, EnergyRegressor(**options).fit(X, y).predict(X))
+    first = EnergyRegressor(**TINY).fit(X, y).predict(X)
+    np.testing.assert_array_equal(first, EnergyRegressor(**TINY).fit(X, y).predict(X))
 
 
 def test_pipeline_and_grid_search() -> None:
     X, y = skewed_data(120)
-    tiny = EnergyRegressor(n_members=1, hidden=16, max_epochs=3, energy_epochs=1, random_state=0)
-    pipeline = make_pipeline(StandardScaler(), tiny)
+    pipeline = make_pipeline(StandardScaler(), EnergyRegressor(**TINY))
     search = GridSearchCV(pipeline, {"energyregressor__n_components": [1, 3]}, cv=2)
     search.fit(X, y)
     assert np.isfinite(search.best_score_)
@@ -348,38 +345,53 @@ def test_bad_questions_are_refused_with_a_reason(fitted: EnergyRegressor) -> Non
         fitted.log_prob(X, y, method="fast")
 
 
-@pytest.mark.parametrize("n_frequencies", [3, 6])
-@torch.no_grad()
-def test_quadrature_follows_the_fastest_wave(n_frequencies: int) -> None:
-    torch.manual_seed(0)
-    waves = [2.0**j for j in range(n_frequencies)]
-    model = build_ensemble(1, 1, members=5, components=3, frequencies=waves)
-    model.energy.joint[-1].weight.normal_(0.0, 0.6)  # an energy that wiggles
-    ends = (torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([-2.0]), torch.tensor([2.5]))
-    predictive = PredictiveModel(model, *ends)
-    h, q = predictive._laws(torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None])
-    log_z = predictive._node_densities(h, q)[3]
-    predictive.nodes_per_panel = 24
-    torch.testing.assert_close(log_z, predictive._node_densities(h, q)[3], atol=1e-4, rtol=0)
-
-
 def test_input_noise_smooths_along_x() -> None:
     X, y = skewed_data(100)
-    tiny = {**SMALL, "max_epochs": 2, "energy_epochs": 1}
-    noisy = EnergyRegressor(**tiny, input_noise=0.5).fit(X, y)
-    assert not np.array_equal(noisy.predict(X), EnergyRegressor(**tiny).fit(X, y).predict(X))
+    blurred = replace(TINY["network"], input_noise=0.5)
+    noisy = EnergyRegressor(**TINY | {"network": blurred}).fit(X, y)
+    assert not np.array_equal(noisy.predict(X), EnergyRegressor(**TINY).fit(X, y).predict(X))
 
 
-@torch.no_grad()
-def test_no_mass_escapes_along_a_wide_component() -> None:
-    # A component of weight 1e-9 and scale 300: an energy linear in y would move all the mass there,
-    # unseen by any sample of the proposal.
-    weights = torch.tensor([[1.0, 1e-9]])
-    q = MixtureLabels(
-        weights.log(), torch.tensor([[[0.0], [0.0]]]), torch.tensor([[[1.0], [300.0]]])
-    )
-    seen = LabelWaves()(torch.tensor([-1e6, -50.0, 50.0, 1e6]).view(4, 1, 1), q)
-    assert seen.abs().max() <= 3.0
-    # A slope of 1 in what the energy sees is worth at most 2 * 3 nats between the two ends.
-    tilt = seen[:, 0, 0].exp()
-    assert float(tilt.max() / tilt.min()) <= np.exp(6.0) + 1e-3
+def test_settings_of_the_network_say_where_they_are_and_what_they_take() -> None:
+    with pytest.raises(TypeError, match=r"label_bins any more: network=RegressorNetwork"):
+        EnergyRegressor(label_bins=4)
+    with pytest.raises(ValueError, match="'bin_jitter' parameter of RegressorNetwork"):
+        RegressorNetwork(bin_jitter=2.0)
+
+
+def test_members_with_bins_of_their_own_make_a_normalised_law(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(300, 2))
+    y = X[:, 0] + 0.1 * rng.exponential(size=300)
+    network = RegressorNetwork(energy_epochs=5, label_bins=8, bin_jitter=1.0)
+    options = {"n_members": 3, "hidden": 16, "max_epochs": 10, "random_state": 0}
+    model = EnergyRegressor(network=network, **options).fit(X, y)
+    edges = model._predictive.model.label_features.bins.edges
+    assert edges.shape == (3, 1, 1, 9)
+    grid = np.linspace(-30, 30, 60_001)
+    mass = np.trapezoid(model.pdf(X[:3], grid), grid, axis=1)
+    np.testing.assert_allclose(mass, 1.0, atol=1e-3)
+    model.save(tmp_path / "model")
+    again = EnergyRegressor.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.log_prob(X, y), model.log_prob(X, y))
+    two = EnergyRegressor(network=network, **options).fit(X, np.c_[y, X[:, 1] + y])
+    assert two.sample(X[:4], 3, random_state=0).shape == (4, 3, 2)
+
+
+def test_jumps_along_the_input_are_learned_and_the_law_stays_normalised(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(1200, 1))
+    y = np.sign(np.sin(10 * np.pi * X[:, 0])) + 0.2 * rng.uniform(size=1200)
+    options = {"n_members": 2, "hidden": 32, "max_epochs": 60, "random_state": 0}
+    scores = []
+    for extra in ({"input_bins": 0}, {"input_bins": 40, "label_bins": 10}):
+        network = RegressorNetwork(energy_epochs=1, **extra)
+        model = EnergyRegressor(network=network, **options).fit(X[:1000], y[:1000])
+        scores.append(model.score(X[1000:], y[1000:]))
+    assert scores[1] > scores[0] + 0.2
+    grid = np.linspace(-30, 30, 60_001)
+    mass = np.trapezoid(model.pdf(X[:3], grid), grid, axis=1)
+    np.testing.assert_allclose(mass, 1.0, atol=1e-3)
+    model.save(tmp_path / "model")
+    again = EnergyRegressor.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.log_prob(X[:5], y[:5]), model.log_prob(X[:5], y[:5]))

@@ -106,9 +106,10 @@ def fit(
         estimator = EnergyDensity(method=method, max_steps=max_steps, contamination=share, **common)
         estimator.fit(X)
     else:
-        from selfnorm.tables import EnergyRegressor
+        from selfnorm.tables import EnergyRegressor, RegressorNetwork
 
-        estimator = EnergyRegressor(max_epochs=max_epochs, energy_epochs=max_epochs, **common)
+        network = RegressorNetwork(energy_epochs=max_epochs)
+        estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
         estimator.fit(X, numeric(table, [target])[:, 0])
     report: dict[str, Any] = {
         "model": str(output),

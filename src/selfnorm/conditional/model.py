@@ -14,7 +14,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors
 from selfnorm.errors import DataError, EnergyError, ProposalError
 from selfnorm.evaluation import Bounds
-from selfnorm.networks import StackedLinear, activation_module
+from selfnorm.networks import activation_module, linear
 
 __all__ = ["ConditionalEBM", "LabelEnergy"]
 
@@ -68,27 +68,19 @@ class LabelEnergy(nn.Module):
         }
         layers: list[nn.Module] = []
         for size in label_hidden:
-            layers += [_linear(members, dim, size), activation_module(activation)]
+            layers += [linear(members, dim, size), activation_module(activation)]
             dim = size
         self.label_net = nn.Sequential(*layers)
-        self.from_label = _linear(members, dim, hidden[0])
-        self.from_context = _linear(members, context, hidden[0])
+        self.from_label = linear(members, dim, hidden[0])
+        self.from_context = linear(members, context, hidden[0])
         joint: list[nn.Module] = [activation_module(activation)]
         for size, after in pairwise(hidden):
-            joint += [_linear(members, size, after), activation_module(activation)]
-        last = _linear(members, hidden[-1], 1)
-        if zero:
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
-        self.joint = nn.Sequential(*joint, last)
+            joint += [linear(members, size, after), activation_module(activation)]
+        self.joint = nn.Sequential(*joint, linear(members, hidden[-1], 1, zero=zero))
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         """``E`` of shape ``(*samples, *batch)`` for ``h (*batch, context)``, ``y (..., dim)``."""
         return self.joint(self.from_label(self.label_net(y)) + self.from_context(h)).squeeze(-1)
-
-
-def _linear(members: int | None, before: int, after: int) -> Any:
-    return nn.Linear(before, after) if members is None else StackedLinear(members, before, after)
 
 
 class ConditionalEBM(nn.Module):
@@ -101,7 +93,7 @@ class ConditionalEBM(nn.Module):
             ``(*samples, *batch)``. :class:`LabelEnergy` is one.
         proposal: module whose ``forward(h)`` returns a law of labels with ``sample(shape)`` and
             ``log_prob(y)``: :class:`~selfnorm.MDN`,
-            :class:`~selfnorm.distributions.mdn.LabelGaussian`, ...
+            :class:`~selfnorm.distributions.LabelGaussian`, ...
         features: ``h(x)``; the input itself by default. It learns from the energy alone: the
             proposal sees ``h`` detached.
         log_norm: ``b``: ``None`` for ``b = 0`` (the energy must normalise itself), a number for one
@@ -117,8 +109,9 @@ class ConditionalEBM(nn.Module):
 
     Example:
         >>> import selfnorm as sn
+        >>> from selfnorm.distributions import LabelGaussian
         >>> x = torch.randn(256, 1); y = x + 0.3 * torch.randn(256, 1)
-        >>> model = ConditionalEBM(LabelEnergy(1), sn.mdn.LabelGaussian.fit_to(y), log_norm=0.0)
+        >>> model = ConditionalEBM(LabelEnergy(1), LabelGaussian.fit_to(y), log_norm=0.0)
         >>> h = sn.fit(model, (x, y), n_samples=16, max_epochs=1, seed=0, progress=False)
         >>> model.log_prob(x, y).shape
         torch.Size([256])
@@ -299,8 +292,7 @@ class ConditionalEBM(nn.Module):
                     beyond.double(),
                 ]
                 parts.append(torch.stack(figures))
-        log_p, log_z, b, ess, k, beyond = torch.cat(parts, dim=1).cpu()
-        return conditional_bounds(log_p, log_z, b, ess, k, beyond, n_samples)
+        return conditional_bounds(torch.cat(parts, dim=1).cpu(), n_samples)
 
     @torch.no_grad()
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
@@ -351,10 +343,11 @@ def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
     return k
 
 
-def conditional_bounds(
-    log_p: Tensor, log_z: Tensor, b: Tensor, ess: Tensor, k: Tensor, beyond: Tensor, m: int
-) -> Bounds:
-    """Bounds from each input's ``log p~``, ``log Z_hat``, ``b``, ESS, Pareto k and data check."""
+def conditional_bounds(figures: Tensor, m: int) -> Bounds:
+    """Bounds from ``(6, n)``: each input's ``log p~``, ``log Z_hat``, ``b``, ESS, Pareto k, and
+    whether its label outweighs all ``m`` samples.
+    """
+    log_p, log_z, b, ess, k, beyond = figures
     n = len(log_p)
     upper = log_p - log_z
     lower = log_p - b - F.capped_exp(log_z - b) + 1

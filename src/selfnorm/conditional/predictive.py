@@ -1,4 +1,12 @@
-"""Predictive tables: density and distribution function of ``y`` given each ``x`` on fine grids.
+"""The law of ``y`` given ``x`` on a grid, and that of a fitted ensemble.
+
+:class:`PredictiveLaw` answers every question about one label from a grid for each input; whoever
+has densities on cells can make one. :class:`PredictiveModel` makes them of an ensemble of
+conditional EBMs, in standardised units:
+``p(y|x) = (1 - a(x)) mean_k p_k(y|x) + a(x) r(y)``, the mixture of the members, each normalised by
+quadrature, and a wide Student-t law ``r`` with weight ``a(x)``. Within the range of the training
+inputs ``a`` is a small constant; outside, the members see the nearest input of that range and ``a``
+grows with the distance, so that far from the data the answer is "anything", not a spike.
 
 Panels between the landmarks of a mixture (its means and multiples of its scales) carry
 Gauss-Legendre nodes, so that a component is resolved however narrow it is. Integrals over the nodes
@@ -8,19 +16,158 @@ are exact to many digits for densities that vary on the scale of the mixture.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from selfnorm import functional as F
+from selfnorm.conditional.model import ConditionalEBM, conditional_bounds, some_pareto_k
 from selfnorm.distributions import MixtureLabels
 from selfnorm.errors import DataError
+from selfnorm.evaluation import Bounds, crps_from_cdf
 
-__all__ = ["PredictiveTable", "interpolate_rows", "legendre", "panel_nodes"]
+__all__ = ["PredictiveLaw", "PredictiveModel"]
 
+FLOOR = 1e-3  # weight of the wide law where there are data
+WIDE_SCALE = 1.5  # its scale, in standard deviations of the training labels
 # Landmarks of a component in units of its scale.
 _LANDMARKS = (-6.0, -4.0, -2.75, -1.75, -0.9, 0.0, 0.9, 1.75, 2.75, 4.0, 6.0)
+_ROWS_AT_ONCE = 20_000  # labels that go through the energies at once: what caches hold
+_SOBOL_POINTS = 1024  # labels per input where quadrature is out of reach
+
+
+@dataclass(frozen=True)
+class PredictiveLaw:
+    """Density and distribution function of one label on a grid, one law per input.
+
+    A density constant on each cell and so a distribution function linear in it. Densities are with
+    respect to Lebesgue measure in the units of the grid.
+
+    Attributes:
+        edges: ``(n, g + 1)`` ascending ends of the cells.
+        pdf: ``(n, g)`` density of every cell.
+        cdf: ``(n, g + 1)`` distribution function at the edges, from about 0 to about 1.
+        mean: ``(n,)``, by quadrature.
+        log_norm: ``(n,)`` log of the mass before normalisation; 0 where nobody computed it.
+
+    >>> law = PredictiveLaw.from_cells(torch.zeros(2, 4), torch.linspace(0, 2, 5))
+    >>> law.quantile(torch.tensor([0.25, 0.5]))[0], law.cdf_at(torch.tensor([0.5, 1.5]))
+    (tensor([0.5000, 1.0000]), tensor([0.2500, 0.7500]))
+    """
+
+    edges: Tensor
+    pdf: Tensor
+    cdf: Tensor
+    mean: Tensor
+    log_norm: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    @classmethod
+    def from_cells(cls, log_density: Tensor, edges: Tensor) -> PredictiveLaw:
+        """Normalise log-densities ``(n, g)`` of cells that lie between ``edges (g + 1,)``."""
+        edges = edges.to(log_density)
+        width, middle = torch.diff(edges), 0.5 * (edges[1:] + edges[:-1])
+        log_norm = torch.logsumexp(log_density + width.log(), dim=1)
+        pdf = (log_density - log_norm[:, None]).exp()
+        mass = pdf * width
+        cdf = torch.nn.functional.pad(mass.cumsum(1).clamp_max(1.0), (1, 0))
+        return cls(edges.expand(len(pdf), -1), pdf, cdf, (mass * middle).sum(1), log_norm)
+
+    @property
+    def middle(self) -> Tensor:
+        """``(n, g)`` midpoints of the cells."""
+        return 0.5 * (self.edges[:, 1:] + self.edges[:, :-1])
+
+    def cdf_at(self, y: Tensor) -> Tensor:
+        """``F(y|x)`` at ``(n,)`` labels or at ``(n, m)``, the same shape."""
+        if y.ndim == 1:
+            return self.cdf_at(y[:, None])[:, 0]
+        inner = _interpolate(y.to(self.edges), self.edges, self.cdf)
+        beyond = torch.where(y.to(self.edges) > self.edges[:, -1:], 1.0, inner)
+        return torch.where(y.to(self.edges) < self.edges[:, :1], 0.0, beyond)
+
+    def quantile(self, levels: Tensor) -> Tensor:
+        """Inverse of :meth:`cdf_at` at ``(m,)`` or ``(n, m)`` levels: ``(n, m)``."""
+        levels = levels.to(self.cdf).expand(len(self.cdf), -1)
+        return _interpolate(levels, self.cdf, self.edges)
+
+    def sample(self, n: int) -> Tensor:
+        """``(rows, n)`` labels by the inverse distribution function."""
+        size = (len(self.cdf), n)
+        return self.quantile(torch.rand(size, dtype=self.cdf.dtype, device=self.cdf.device))
+
+    def mode(self) -> Tensor:
+        """The middle of the cell of highest density, ``(n,)``."""
+        return self.middle.gather(-1, self.pdf.argmax(-1, keepdim=True)).squeeze(-1)
+
+    def central_interval(self, coverage: float) -> Tensor:
+        """``(n, 2)`` ends with equal mass on either side outside."""
+        tail = 0.5 * (1 - _check_coverage(coverage))
+        return self.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64))
+
+    def shortest_interval(self, coverage: float, n_starts: int = 257) -> Tensor:
+        """``(n, 2)`` ends of the shortest single interval that holds ``coverage``."""
+        spare = 1 - _check_coverage(coverage)
+        starts = torch.linspace(0.0, spare, n_starts, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
+        low = self.quantile(starts)
+        high = self.quantile((starts + coverage).clamp_max(1 - 1e-6))
+        best = (high - low).argmin(-1, keepdim=True)
+        return torch.cat([low.gather(-1, best), high.gather(-1, best)], dim=-1)
+
+    def highest_density_regions(self, coverage: float) -> list[np.ndarray]:
+        """For every input the intervals ``(k, 2)`` where the density is highest."""
+        _check_coverage(coverage)
+        regions = []
+        mass = torch.diff(self.cdf, dim=-1)
+        order = self.pdf.argsort(-1, descending=True)
+        before = mass.gather(-1, order).cumsum(-1) - mass.gather(-1, order)
+        kept = torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before < coverage)
+        for edges, cells in zip(self.edges.cpu().numpy(), kept.cpu().numpy(), strict=True):
+            padded = np.concatenate([[False], cells, [False]])
+            starts = np.flatnonzero(~padded[:-1] & padded[1:])
+            ends = np.flatnonzero(padded[:-1] & ~padded[1:])
+            regions.append(np.stack([edges[starts], edges[ends]], axis=-1))
+        return regions
+
+    def crps(self, y: Tensor) -> Tensor:
+        """``integral (F(t) - [t >= y])^2 dt`` at labels ``(n,)``, in the units of the grid."""
+        given = (t.cpu().numpy() for t in (y, self.edges, self.cdf))
+        return torch.from_numpy(crps_from_cdf(*given)).to(self.cdf)
+
+
+def _check_coverage(coverage: float) -> float:
+    if not 0.0 < coverage < 1.0:
+        raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
+    return coverage
+
+
+def _cells(at: Tensor, points: Tensor, *values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ends of the cells of ``points (n, g)`` that ``at (n, m)`` fall into, and values there."""
+    right = torch.searchsorted(points.contiguous(), at.contiguous()).clamp(1, points.shape[-1] - 1)
+    for each in (points, *values):
+        yield each.gather(-1, right - 1), each.gather(-1, right)
+
+
+def _interpolate(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
+    """Piecewise linear interpolation row by row at ``(n, m)``; constant beyond the ends."""
+    (x0, x1), (v0, v1) = _cells(at, points, values)
+    share = ((at - x0) / (x1 - x0).clamp_min(1e-300)).clamp(0.0, 1.0)
+    return v0 + share * (v1 - v0)
+
+
+def _monotone_cubic(at: Tensor, points: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+    """Interpolation of a distribution function with its density as slopes."""
+    (x0, x1), (v0, v1), (s0, s1) = _cells(at, points, values, slopes)
+    width = (x1 - x0).clamp_min(1e-300)
+    # Slopes of at most three secants keep the cubic monotone (Fritsch & Carlson 1980).
+    steepest = 3 * (v1 - v0) / width
+    s0, s1 = torch.minimum(s0, steepest), torch.minimum(s1, steepest)
+    t = ((at - x0) / width).clamp(0.0, 1.0)
+    smooth = v0 + (v1 - v0) * t * t * (3 - 2 * t)
+    return smooth + width * t * (1 - t) * (s0 * (1 - t) - s1 * t)
 
 
 def legendre(n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,8 +198,7 @@ def panel_nodes(
     them passes through more than half a period within a panel.
     """
     marks = torch.tensor(_LANDMARKS, dtype=torch.float64, device=q.means.device)
-    means, scales = q.means.double(), q.scales.double()
-    own = (means + scales * marks).flatten(-2)
+    own = (q.means.double() + q.scales.double() * marks).flatten(-2)
     steps = max(8, math.ceil(8.0 * frequency / math.pi))
     even = torch.linspace(-4.0, 4.0, steps + 1, dtype=torch.float64, device=own.device)
     own = torch.cat([own, q.mean.double() + q.stddev.double() * even], dim=-1)
@@ -63,169 +209,203 @@ def panel_nodes(
     return middle.unsqueeze(-1) + half.unsqueeze(-1) * nodes, half
 
 
-def interpolate_rows(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
-    """Piecewise linear interpolation row by row; constant beyond the ends.
+class PredictiveModel:
+    """Density, laws on a grid and samples of ``y`` given standardised inputs ``z (n, d_x)``.
 
     Args:
-        at: ``(*batch, m)`` where to interpolate.
-        points: ``(*batch, g)`` in ascending order.
-        values: ``(*batch, g)``.
-
-    >>> points, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, 4.0]])
-    >>> interpolate_rows(torch.tensor([[0.5]]), points, values)
-    tensor([[2.]])
-    """
-    right = torch.searchsorted(points.contiguous(), at.contiguous()).clamp(1, points.shape[-1] - 1)
-    x0, x1 = points.gather(-1, right - 1), points.gather(-1, right)
-    v0, v1 = values.gather(-1, right - 1), values.gather(-1, right)
-    share = ((at - x0) / (x1 - x0).clamp_min(1e-300)).clamp(0.0, 1.0)
-    return v0 + share * (v1 - v0)
-
-
-def _hermite_rows(at: Tensor, points: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
-    """Monotone cubic interpolation of a distribution function with its density as slopes."""
-    right = torch.searchsorted(points.contiguous(), at.contiguous()).clamp(1, points.shape[-1] - 1)
-    x0, x1 = points.gather(-1, right - 1), points.gather(-1, right)
-    v0, v1 = values.gather(-1, right - 1), values.gather(-1, right)
-    width = (x1 - x0).clamp_min(1e-300)
-    secant = (v1 - v0) / width
-    # Slopes of at most three secants keep the cubic monotone (Fritsch & Carlson 1980).
-    s0 = torch.minimum(slopes.gather(-1, right - 1), 3 * secant)
-    s1 = torch.minimum(slopes.gather(-1, right), 3 * secant)
-    t = ((at - x0) / width).clamp(0.0, 1.0)
-    smooth = v0 + (v1 - v0) * t * t * (3 - 2 * t)
-    return smooth + width * t * (1 - t) * (s0 * (1 - t) - s1 * t)
-
-
-@dataclass(frozen=True)
-class PredictiveTable:
-    """Density and CDF of one label on a grid per input.
-
-    Attributes:
-        y: ``(n, g)`` ascending grid points.
-        pdf: ``(n, g)`` density there (with respect to Lebesgue measure).
-        cdf: ``(n, g)`` distribution function, from about 0 to about 1, never falling.
-        mean: ``(n,)``, by quadrature.
+        model: the stacked ensemble of :func:`~selfnorm.conditional.build_ensemble`, as trained.
+        low, high: range of the training inputs, ``(d_x,)``.
+        label_low, label_high: range of the training labels, ``(d,)``.
     """
 
-    y: Tensor
-    pdf: Tensor
-    cdf: Tensor
-    mean: Tensor
+    def __init__(
+        self,
+        model: ConditionalEBM,
+        low: Tensor,
+        high: Tensor,
+        label_low: Tensor,
+        label_high: Tensor,
+    ) -> None:
+        self.model = model.double().eval()
+        self.low, self.high = low.double(), high.double()
+        self.label_low, self.label_high = label_low.double(), label_high.double()
+        self.dim = len(label_low)
+        waves: Any = model.label_features
+        proposal: Any = model.proposal
+        self.members: int = proposal.config["members"]
+        steps = torch.linspace(-1.0, 2.0, 13, dtype=torch.float64, device=self.low.device)
+        span = self.label_high - self.label_low
+        self.landmarks = self.label_low[0] + steps * span[0]  # (L,), or (members, 1, L)
+        if waves.bins is not None and self.dim == 1:  # the density has kinks at the edges
+            kinks = waves.bins.edges.squeeze(-2)
+            even = self.landmarks.expand(*kinks.shape[:-1], -1)
+            self.landmarks = torch.cat([even, kinks], dim=-1)
+        self.frequency = max([1.0, *waves.frequencies.tolist()])
+        # Fewer members leave fewer nodes in the joint grid: give each of them more.
+        self.nodes_per_panel = 4 if self.members >= 4 else 8 if self.members >= 2 else 12
+        zero = torch.zeros((), dtype=torch.float64, device=self.low.device)
+        self.wide = torch.distributions.StudentT(zero + 3.0, zero, zero + WIDE_SCALE)
 
-    @classmethod
-    def combine(
-        cls,
-        nodes: Tensor,
-        half: Tensor,
-        density: Tensor,
-        wide: torch.distributions.Distribution,
-        wide_weight: Tensor,
-    ) -> PredictiveTable:
-        """The table of ``(1 - a) mean_k p_k + a r`` from the members' densities at their nodes.
+    @torch.no_grad()
+    def drop_energy(self) -> None:
+        """Set energies and normalisers to zero: what is left are the mixture proposals."""
+        model: Any = self.model
+        for part in (model.energy.joint[-1], model.log_norm_net):
+            for parameter in part.parameters():
+                parameter.zero_()
 
-        Args:
-            nodes: ``(K, n, panels, m)``.
-            half: ``(K, n, panels)`` half-widths of the panels.
-            density: ``(K, n, panels, m)`` normalised densities.
-            wide: the law ``r``.
-            wide_weight: ``(n,)`` its weight ``a``.
+    def parts(
+        self, z: Tensor, per_row: int
+    ) -> Iterator[tuple[slice, Tensor, MixtureLabels, Tensor]]:
+        """Chunks of inputs: which rows, features, the members' proposals, the wide law's weight.
+
+        The members see the nearest inputs within the training range. ``per_row``: labels for each
+        input that will go through the energies.
         """
+        size = max(1, _ROWS_AT_ONCE // max(1, self.members * per_row))
+        for start in range(0, len(z), size):
+            rows = slice(start, min(len(z), start + size))
+            inside = torch.minimum(torch.maximum(z[rows], self.low), self.high)
+            distance = (z[rows] - inside).square().sum(-1)
+            h = self.model.features(inside)
+            a = 1 - (1 - FLOOR) * torch.exp(-0.5 * distance)
+            yield rows, h, self.model.law(inside, h), a
+
+    def node_densities(self, h: Tensor, q: MixtureLabels) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Nodes, half-widths, normalised densities at the nodes and ``log Z_k`` (d = 1)."""
+        nodes, half = panel_nodes(q, self.landmarks, self.nodes_per_panel, frequency=self.frequency)
+        y = nodes.flatten(-2).movedim(-1, 0).unsqueeze(-1)
+        values = self.model.minus_energy(h, y, q) + q.log_prob(y)
+        values = values.movedim(0, -1).view_as(nodes)
+        weights = legendre(self.nodes_per_panel)[1].to(nodes)
+        top = values.amax((-1, -2), keepdim=True)
+        density = torch.exp(values - top)
+        mass = ((density * weights).sum(-1) * half).sum(-1)
+        return nodes, half, density / mass[..., None, None], mass.log() + top[..., 0, 0]
+
+    def _sobol(self, q: MixtureLabels) -> Tensor:
+        """The same low-discrepancy points for every input: ``(points, K, rows, d)`` labels."""
+        engine = torch.quasirandom.SobolEngine(self.dim, scramble=True, seed=1)
+        u = engine.draw(_SOBOL_POINTS, dtype=torch.float64).to(q.means)
+        u = u.view(-1, *[1] * len(q.batch_shape), self.dim)
+        return q.from_uniforms(u.expand(-1, *q.batch_shape, -1))
+
+    def _log_norms(self, h: Tensor, q: MixtureLabels) -> Tensor:
+        """``log Z_k(x)``, ``(K, n)``: quadrature for one label, low-discrepancy points for more."""
+        if self.dim == 1:
+            return self.node_densities(h, q)[3]
+        return F.log_mean_exp(self.model.minus_energy(h, self._sobol(q), q))
+
+    def _mix(self, log_members: Tensor, y: Tensor, a: Tensor) -> Tensor:
+        """Members ``(K, ...)`` and the wide law into one log-density."""
+        wide = self.wide.log_prob(y).sum(-1)
+        return torch.logaddexp(F.log_mean_exp(log_members) + torch.log1p(-a), wide + a.log())
+
+    @torch.no_grad()
+    def log_prob(self, z: Tensor, y: Tensor, *, learned: bool = False) -> Tensor:
+        """``log p(y|x)`` of ``(*samples, n, d)`` labels; ``learned`` normalises by ``b(x)``."""
+        found = []
+        for rows, h, q, a in self.parts(z, math.prod(y.shape[:-2]) + (0 if learned else 300)):
+            here = y[..., rows, :].unsqueeze(-3)
+            log_z = self.model.b(h) if learned else self._log_norms(h, q)
+            log_members = self.model.minus_energy(h, here, q) + q.log_prob(here) - log_z
+            found.append(self._mix(log_members.movedim(-2, 0), y[..., rows, :], a))
+        return torch.cat(found, dim=-1)
+
+    @torch.no_grad()
+    def log_norm_error(self, z: Tensor) -> Tensor:
+        """Log of the mass under the learned normalisers, ``(n,)``: 0 where ``b`` is exact."""
+        found = []
+        for _, h, q, a in self.parts(z, 300):
+            ratio = F.log_mean_exp(self._log_norms(h, q) - self.model.b(h))
+            found.append(torch.logaddexp(ratio + torch.log1p(-a), a.log()))
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def over_laws(self, z: Tensor, take: Callable[[PredictiveLaw, slice], Tensor]) -> Tensor:
+        """``take(law, rows)`` of chunks of the inputs, joined along the first dimension."""
+        chunks = self.parts(z, self.nodes_per_panel * 80)
+        return torch.cat([take(self._law(h, q, a), rows) for rows, h, q, a in chunks])
+
+    def _law(self, h: Tensor, q: MixtureLabels, a: Tensor) -> PredictiveLaw:
+        """``(1 - a) mean_k p_k + a r`` on the joint grid of all members' nodes (one label)."""
+        nodes, half, density, _ = self.node_densities(h, q)
         _, weights, cumulative = (t.to(nodes) for t in legendre(nodes.shape[-1]))
         panel_mass = (density * weights).sum(-1) * half
         before = panel_mass.cumsum(-1) - panel_mass
         inside = torch.einsum("...j,ij->...i", density, cumulative) * half.unsqueeze(-1)
-        cdf = (before.unsqueeze(-1) + inside).flatten(-2)
-        cdf = cdf.clamp(0.0, 1.0).cummax(-1).values
+        member_cdf = (before.unsqueeze(-1) + inside).flatten(-2).clamp(0.0, 1.0).cummax(-1).values
         means = (density * nodes * weights * half.unsqueeze(-1)).sum((-1, -2))
-        points, pdf = nodes.flatten(-2), density.flatten(-2)
-        n = points.shape[1]
-        grid = points.movedim(0, 1).reshape(n, -1)
-        extra = _wide_points(wide).to(grid).expand(n, -1)
-        grid = torch.cat([grid, extra], dim=-1).sort(-1).values
-        total_cdf, total_pdf = torch.zeros_like(grid), torch.zeros_like(grid)
-        for k in range(len(points)):
-            total_cdf += _hermite_rows(grid, points[k], cdf[k], pdf[k])
-            inside_range = (grid >= points[k][:, :1]) & (grid <= points[k][:, -1:])
-            total_pdf += interpolate_rows(grid, points[k], pdf[k]) * inside_range
-        a = wide_weight.to(grid).unsqueeze(-1)
+        points, member_pdf = nodes.flatten(-2), density.flatten(-2)
+        # Points that resolve the wide law, out to where about 1e-5 of its mass is left.
+        far = torch.sinh(torch.linspace(-4.0, 4.0, 129, dtype=torch.float64)).to(points)
+        grid = [*points, (self.wide.stddev * far).expand(len(a), -1)]
+        edges = torch.cat(grid, dim=-1).sort(-1).values
+        cdf, pdf = torch.zeros_like(edges), torch.zeros_like(edges)
+        for at, own_cdf, own_pdf in zip(points, member_cdf, member_pdf, strict=True):
+            cdf += _monotone_cubic(edges, at, own_cdf, own_pdf)
+            reached = (edges >= at[:, :1]) & (edges <= at[:, -1:])
+            pdf += _interpolate(edges, at, own_pdf) * reached
+        # Student-t with three degrees of freedom, in closed form.
+        s = edges / (WIDE_SCALE * 3**0.5)
+        wide_cdf = 0.5 + (s / (1 + s * s) + torch.atan(s)) / torch.pi
+        a = a.unsqueeze(-1)
         share = (1 - a) / len(points)
-        total_cdf = share * total_cdf + a * _student_cdf(wide, grid)
-        total_pdf = share * total_pdf + a * wide.log_prob(grid).exp()
-        mean = (1 - a[:, 0]) * means.mean(0) + a[:, 0] * wide.mean.to(grid)
-        return cls(grid, total_pdf, total_cdf.clamp(0.0, 1.0).cummax(-1).values, mean)
+        cdf = (share * cdf + a * wide_cdf).clamp(0.0, 1.0).cummax(-1).values
+        pdf = share * pdf + a * self.wide.log_prob(edges).exp()
+        mean = (1 - a[:, 0]) * means.mean(0)
+        return PredictiveLaw(edges, 0.5 * (pdf[:, 1:] + pdf[:, :-1]), cdf, mean)
 
-    def cdf_at(self, y: Tensor) -> Tensor:
-        """``F(y|x)`` at ``(n, m)`` labels."""
-        inner = interpolate_rows(y, self.y, self.cdf)
-        return torch.where(y < self.y[:, :1], 0.0, torch.where(y > self.y[:, -1:], 1.0, inner))
+    @torch.no_grad()
+    def mean(self, z: Tensor) -> Tensor:
+        """Mean of every label, ``(n, d)``."""
+        if self.dim == 1:
+            return self.over_laws(z, lambda law, _: law.mean)[:, None]
+        found = []
+        for _, h, q, a in self.parts(z, _SOBOL_POINTS):
+            y = self._sobol(q)
+            weights = torch.softmax(self.model.minus_energy(h, y, q), dim=0)
+            found.append((1 - a).unsqueeze(-1) * (weights.unsqueeze(-1) * y).sum(0).mean(0))
+        return torch.cat(found)
 
-    def quantile(self, levels: Tensor) -> Tensor:
-        """Inverse of :meth:`cdf_at` at ``(m,)`` or ``(n, m)`` levels: ``(n, m)``."""
-        if levels.ndim == 1:
-            levels = levels.expand(len(self.y), -1)
-        return interpolate_rows(levels.to(self.cdf), self.cdf, self.y)
+    @torch.no_grad()
+    def sample(self, z: Tensor, n: int) -> Tensor:
+        """``(rows, n, d)`` labels: by the inverse CDF for one label, by resampling for more."""
+        if self.dim == 1:
+            return self.over_laws(z, lambda law, _: law.sample(n)).unsqueeze(-1)
+        candidates = max(_SOBOL_POINTS, 4 * n)
+        found = []
+        for _, h, q, a in self.parts(z, candidates):
+            y = q.sample((candidates,))
+            # Every member has the same share, whatever its Z: weights sum to one within members.
+            weights = torch.softmax(self.model.minus_energy(h, y, q), dim=0)
+            chance = weights.permute(2, 1, 0).flatten(1)  # (rows, K * candidates)
+            pool = y.permute(2, 1, 0, 3).flatten(1, 2)  # (rows, K * candidates, d)
+            chosen = torch.multinomial(chance, n, replacement=True)
+            picked = pool.gather(1, chosen.unsqueeze(-1).expand(-1, -1, self.dim))
+            wide = self.wide.sample((len(a), n, self.dim))
+            use_wide = torch.rand(len(a), n, 1, dtype=a.dtype, device=a.device) < a[:, None, None]
+            found.append(torch.where(use_wide, wide, picked))
+        return torch.cat(found)
 
-    def mode(self) -> Tensor:
-        """The grid point of highest density, ``(n,)``."""
-        return self.y.gather(-1, self.pdf.argmax(-1, keepdim=True)).squeeze(-1)
-
-    def central_interval(self, coverage: float) -> Tensor:
-        """``(n, 2)`` ends with equal mass on either side outside."""
-        tail = 0.5 * (1 - _check_coverage(coverage))
-        return self.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64))
-
-    def shortest_interval(self, coverage: float, n_starts: int = 257) -> Tensor:
-        """``(n, 2)`` ends of the shortest single interval that holds ``coverage``."""
-        spare = 1 - _check_coverage(coverage)
-        starts = torch.linspace(0.0, spare, n_starts, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
-        low = self.quantile(starts)
-        high = self.quantile((starts + coverage).clamp_max(1 - 1e-6))
-        best = (high - low).argmin(-1, keepdim=True)
-        return torch.cat([low.gather(-1, best), high.gather(-1, best)], dim=-1)
-
-    def highest_density_regions(self, coverage: float) -> list[np.ndarray]:
-        """For every input the intervals ``(k, 2)`` where the density is highest."""
-        _check_coverage(coverage)
-        regions = []
-        mass = torch.diff(self.cdf, dim=-1)
-        height = 0.5 * (self.pdf[:, 1:] + self.pdf[:, :-1])
-        order = height.argsort(-1, descending=True)
-        before = mass.gather(-1, order).cumsum(-1) - mass.gather(-1, order)
-        kept = torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, before < coverage)
-        for y, cells in zip(self.y.cpu().numpy(), kept.cpu().numpy(), strict=True):
-            padded = np.concatenate([[False], cells, [False]])
-            starts = np.flatnonzero(~padded[:-1] & padded[1:])
-            ends = np.flatnonzero(padded[:-1] & ~padded[1:])
-            regions.append(np.stack([y[starts], y[ends]], axis=-1))
-        return regions
-
-    def crps(self, y: Tensor) -> Tensor:
-        """``integral (F(t) - [t >= y])^2 dt`` at labels ``(n,)``, in the table's units."""
-        here = self.cdf_at(y[:, None])
-        grid, order = torch.cat([self.y, y[:, None]], dim=-1).sort(-1)
-        f = torch.cat([self.cdf, here], dim=-1).gather(-1, order)
-        f0, f1, width = f[:, :-1], f[:, 1:], torch.diff(grid, dim=-1)
-        # On a cell F is linear: the integral of its square is w (f0^2 + f0 f1 + f1^2) / 3.
-        above = grid[:, :-1] >= y[:, None]
-        g0, g1 = torch.where(above, 1 - f0, f0), torch.where(above, 1 - f1, f1)
-        return (width * (g0 * g0 + g0 * g1 + g1 * g1) / 3).sum(-1)
-
-
-def _wide_points(wide: torch.distributions.Distribution) -> Tensor:
-    """Points that resolve the wide law, out to where about 1e-5 of its mass is left."""
-    u = torch.linspace(-1.0, 1.0, 129, dtype=torch.float64)
-    return wide.mean.double() + wide.stddev.double() * torch.sinh(4.0 * u)
-
-
-def _student_cdf(wide: torch.distributions.Distribution, y: Tensor) -> Tensor:
-    """CDF of a Student-t with three degrees of freedom, in closed form."""
-    t = (y - wide.loc.to(y)) / wide.scale.to(y)  # type: ignore[attr-defined]
-    s = t / 3**0.5
-    return 0.5 + (s / (1 + s * s) + torch.atan(s)) / torch.pi
-
-
-def _check_coverage(coverage: float) -> float:
-    if not 0.0 < coverage < 1.0:
-        raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
-    return coverage
+    @torch.no_grad()
+    def bounds(self, z: Tensor, y: Tensor, n_samples: int) -> Bounds:
+        """Bounds of the mean log-density with the learned ``b``: the mixture's mass by sampling."""
+        found = []
+        for rows, h, q, a in self.parts(z, n_samples):
+            b = self.model.b(h)
+            log_w = self.model.minus_energy(h, q.sample((n_samples,)), q)
+            here = y[rows].expand(self.members, -1, -1)
+            at_label = self.model.minus_energy(h, here, q)
+            mass = F.log_mean_exp(F.log_mean_exp(log_w) - b)
+            log_mass = torch.logaddexp(mass + torch.log1p(-a), a.log())
+            figures = [
+                self._mix(at_label + q.log_prob(here) - b, y[rows], a),
+                log_mass,
+                torch.zeros_like(log_mass),
+                F.ess(log_w).mean(0),
+                some_pareto_k(log_w, len(z), rows.start).amax(0),
+                (at_label > log_w.amax(0)).double().mean(0),
+            ]
+            found.append(torch.stack(figures))
+        return conditional_bounds(torch.cat(found, dim=1), n_samples)

@@ -8,13 +8,22 @@ A conditional proposal is a module whose ``forward(h)`` takes features ``h`` of 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selfnorm.distributions.defensive import mix_log_probs, mix_samples
+from selfnorm.distributions.mixtures import (
+    choose_component,
+    gaussian_log_prob,
+    mixture_log_prob,
+    pick_component,
+)
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.networks import StackedMLP, activation_module
+from selfnorm.networks import StackedMLP
 
 __all__ = [
     "MDN",
@@ -25,11 +34,53 @@ __all__ = [
     "UniformLabels",
 ]
 
-_LOG_2PI = math.log(2 * math.pi)
 _SQRT_2 = math.sqrt(2.0)
 
 
-class MixtureLabels:
+class _FromUniforms(ABC):
+    """A law of labels whose draws are a function of uniform numbers, one law per batch element."""
+
+    batch_shape: torch.Size
+    event_shape: torch.Size
+
+    @abstractmethod
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Map uniforms ``(*shape, *batch, d)`` to labels of that shape."""
+
+    @property
+    @abstractmethod
+    def _like(self) -> Tensor:
+        """A tensor of the labels' type and device."""
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Independent draws ``(*shape, *batch, d)``."""
+        return self.from_uniforms(self._uniforms(*shape))
+
+    def stratified_sample(self, n_samples: int) -> Tensor:
+        """``n_samples`` draws ``(M, *batch, d)``, one from each of ``M`` slices of equal mass.
+
+        Slices are in the first uniform number; averages over the draws are unbiased, with less
+        variance than independent draws have.
+        """
+        u = self._uniforms(n_samples)
+        first = (self._slices(n_samples) + u[..., :1]) / n_samples
+        return self.from_uniforms(torch.cat([first, u[..., 1:]], dim=-1))
+
+    def midpoints(self, n_samples: int) -> Tensor:
+        """The middle of each of ``M`` slices of a one-dimensional label: a deterministic rule."""
+        u = (self._slices(n_samples) + 0.5) / n_samples
+        return self.from_uniforms(u.expand(n_samples, *self.batch_shape, 1))
+
+    def _uniforms(self, *shape: int) -> Tensor:
+        size = (*shape, *self.batch_shape, *self.event_shape)
+        return torch.rand(size, device=self._like.device, dtype=self._like.dtype)
+
+    def _slices(self, n_samples: int) -> Tensor:
+        index = torch.arange(n_samples, device=self._like.device, dtype=self._like.dtype)
+        return index.view(-1, *[1] * (len(self.batch_shape) + 1))
+
+
+class MixtureLabels(_FromUniforms):
     """Mixture of diagonal Gaussians over ``y``, one mixture per batch element.
 
     ``q(y) = sum_k pi_k prod_j N(y_j; mu_kj, sigma_kj^2)``
@@ -49,39 +100,15 @@ class MixtureLabels:
         self.event_shape = means.shape[-1:]
         self.batch_shape = log_weights.shape[:-1]
 
+    @property
+    def _like(self) -> Tensor:
+        return self.means
+
     def log_prob(self, y: Tensor) -> Tensor:
         """``log q(y|x)`` of labels ``(*samples, *batch, d)``; shape ``(*samples, *batch)``."""
         _check_width(y, self.means.shape[-1])
         z = (y.unsqueeze(-2) - self.means) / self.scales
-        parts = (-0.5 * z.square() - self.scales.log() - 0.5 * _LOG_2PI).sum(-1)
-        return torch.logsumexp(parts + self.log_weights, dim=-1)
-
-    def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        """Independent draws ``(*shape, *batch, d)``."""
-        return self.from_uniforms(self._uniforms(*shape))
-
-    def stratified_sample(self, n_samples: int) -> Tensor:
-        """``n_samples`` draws ``(M, *batch, d)``, one from each of ``M`` slices of equal mass.
-
-        Slices are in the cumulative weight and the first coordinate; averages over the draws are
-        unbiased, with less variance than independent draws have.
-        """
-        u = self._uniforms(n_samples)
-        first = (self._slices(n_samples) + u[..., :1]) / n_samples
-        return self.from_uniforms(torch.cat([first, u[..., 1:]], dim=-1))
-
-    def midpoints(self, n_samples: int) -> Tensor:
-        """The middle of each of ``M`` slices of a one-dimensional label: a deterministic rule."""
-        u = (self._slices(n_samples) + 0.5) / n_samples
-        return self.from_uniforms(u.expand(n_samples, *self.batch_shape, 1))
-
-    def _uniforms(self, *shape: int) -> Tensor:
-        size = (*shape, *self.batch_shape, *self.event_shape)
-        return torch.rand(size, device=self.means.device, dtype=self.means.dtype)
-
-    def _slices(self, n_samples: int) -> Tensor:
-        index = torch.arange(n_samples, device=self.means.device, dtype=self.means.dtype)
-        return index.view(-1, *[1] * (len(self.batch_shape) + 1))
+        return mixture_log_prob(self.log_weights, gaussian_log_prob(z, self.scales.log().sum(-1)))
 
     def from_uniforms(self, u: Tensor) -> Tensor:
         """Map uniforms ``(*shape, *batch, d)`` to labels of that shape.
@@ -89,24 +116,12 @@ class MixtureLabels:
         The first coordinate chooses the component by weight and, by what is left of it, the
         quantile of the component's first coordinate; the others are quantiles of theirs.
         """
-        weights = self.log_weights.exp()
-        cumulative = weights.cumsum(-1)
-        first = u[..., 0]
-        component = (first.unsqueeze(-1) >= cumulative[..., :-1]).sum(-1).unsqueeze(-1)
-        lead = u.shape[: first.ndim - len(self.batch_shape)]
-
-        def pick(values: Tensor) -> Tensor:
-            return values.expand(*lead, *values.shape).gather(-1, component)
-
-        start, weight = pick(cumulative - weights), pick(weights)
+        component, level = choose_component(self.log_weights.exp(), u[..., 0])
+        levels = torch.cat([level.unsqueeze(-1), u[..., 1:]], dim=-1)
         eps = torch.finfo(u.dtype).eps
-        inner = (first.unsqueeze(-1) - start) / weight.clamp_min(eps)
-        noise = torch.special.ndtri(torch.cat([inner, u[..., 1:]], dim=-1).clamp(eps, 1 - eps))
-        dim = self.means.shape[-1]
-        index = component.unsqueeze(-1).expand(*component.shape, dim)
-        means = self.means.expand(*lead, *self.means.shape).gather(-2, index).squeeze(-2)
-        scales = self.scales.expand(*lead, *self.scales.shape).gather(-2, index).squeeze(-2)
-        return means + scales * noise
+        noise = torch.special.ndtri(levels.clamp(eps, 1 - eps))
+        mean, scale = (pick_component(t, component, 1) for t in (self.means, self.scales))
+        return mean + scale * noise
 
     def cdf(self, y: Tensor) -> Tensor:
         """Per-coordinate mixture CDF of ``(*samples, *batch, d)``, the same shape."""
@@ -126,10 +141,6 @@ class MixtureLabels:
         weights = self.log_weights.exp().unsqueeze(-1)
         spread = self.scales.square() + (self.means - self.mean.unsqueeze(-2)).square()
         return (weights * spread).sum(-2).sqrt()
-
-    def detach(self) -> MixtureLabels:
-        """The same law, cut from the graph."""
-        return MixtureLabels(self.log_weights.detach(), self.means.detach(), self.scales.detach())
 
 
 class MDN(nn.Module):
@@ -208,13 +219,8 @@ class MDN(nn.Module):
 def _network(
     context: int, hidden: Sequence[int], out: int, activation: str, members: int | None
 ) -> nn.Module:
-    if members is not None:
-        return StackedMLP(members, context, hidden, out, activation=activation)
-    layers: list[nn.Module] = []
-    for size in hidden:
-        layers += [nn.Linear(context, size), activation_module(activation)]
-        context = size
-    return nn.Sequential(*layers, nn.Linear(context, out))
+    network = StackedMLP(members, context, hidden, out, activation=activation)
+    return network.layers if members is None else network  # saved models know them by these names
 
 
 class LabelGaussian(nn.Module):
@@ -251,17 +257,19 @@ class LabelGaussian(nn.Module):
         return law.expand(h.shape[:-1])
 
 
-class UniformLabels:
+class UniformLabels(_FromUniforms):
     """Uniform law on a box, ``log_prob`` of ``-inf`` outside; batch shape as given."""
 
     def __init__(self, low: Tensor, high: Tensor, batch_shape: Sequence[int]) -> None:
         self.low, self.high, self.batch_shape = low, high, torch.Size(batch_shape)
         self.event_shape = low.shape
 
-    def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        """Independent draws ``(*shape, *batch, d)``."""
-        size = (*shape, *self.batch_shape, *self.event_shape)
-        u = torch.rand(size, device=self.low.device, dtype=self.low.dtype)
+    @property
+    def _like(self) -> Tensor:
+        return self.low
+
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Uniforms ``(*shape, *batch, d)`` moved onto the box."""
         return self.low + (self.high - self.low) * u
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -274,17 +282,19 @@ class UniformLabels:
 class LabelUniform(nn.Module):
     """Uniform over a box of labels, the same for every input.
 
+    ``shared``: training draws one set of labels for a whole batch, not one for every input.
+
     >>> q = LabelUniform.fit_to(torch.tensor([[0.0], [2.0]]), margin=0.5)
     >>> q(torch.zeros(1, 1)).log_prob(torch.tensor([[2.5], [3.5]]))
     tensor([-1.3863,    -inf])
     """
 
-    shared = True  # one law for every input
     low: Tensor
     high: Tensor
 
-    def __init__(self, low: Tensor, high: Tensor) -> None:
+    def __init__(self, low: Tensor, high: Tensor, *, shared: bool = True) -> None:
         super().__init__()
+        self.shared = shared
         if not (high > low).all():
             raise ProposalError("every upper end of a uniform proposal must exceed its lower end")
         self.register_buffer("low", low)
@@ -308,23 +318,17 @@ class LabelUniform(nn.Module):
 class _TwoLabels:
     """``(1 - a) q + a r`` for two label laws of the same batch shape."""
 
-    def __init__(self, first: object, second: object, weight: float) -> None:
-        self.first, self.second, self.weight = first, second, weight
-        self.batch_shape, self.event_shape = first.batch_shape, first.event_shape  # type: ignore[attr-defined]
+    def __init__(self, sharp: Any, wide: Any, weight: float) -> None:
+        self.sharp, self.wide, self.weight = sharp, wide, weight
+        self.batch_shape, self.event_shape = sharp.batch_shape, sharp.event_shape
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Independent draws ``(*shape, *batch, d)``."""
-        a = self.first.sample(shape)  # type: ignore[attr-defined]
-        b = self.second.sample(shape)  # type: ignore[attr-defined]
-        wide = torch.rand(a.shape[:-1], device=a.device) < self.weight
-        return torch.where(wide.unsqueeze(-1), b, a)
+        return mix_samples(self.sharp.sample(shape), self.wide.sample(shape), self.weight)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log-density of the mixture."""
-        return torch.logaddexp(
-            self.first.log_prob(y) + math.log1p(-self.weight),  # type: ignore[attr-defined]
-            self.second.log_prob(y) + math.log(self.weight),  # type: ignore[attr-defined]
-        )
+        return mix_log_probs(self.sharp.log_prob(y), self.wide.log_prob(y), self.weight)
 
 
 class DefensiveLabels(nn.Module):

@@ -110,31 +110,33 @@ def crps_from_samples(y: ArrayLike, samples: ArrayLike) -> np.ndarray:
 
 
 def crps_from_cdf(y: ArrayLike, grid: ArrayLike, cdf: ArrayLike) -> np.ndarray:
-    """``integral (F(t) - [t >= y])^2 dt`` by the trapezoidal rule on ``grid (g,)``, ``cdf (n, g)``.
+    """``integral (F(t) - [t >= y])^2 dt`` from ``cdf (n, g)`` on a grid ``(g,)`` or ``(n, g)``.
 
-    The jump at ``y`` is put between grid points exactly; ``F`` is linear between them.
+    ``F`` is linear between grid points, 0 before them and 1 behind; the jump at ``y`` is put
+    between them exactly. Labels beyond the grid pay for the way to it.
 
     >>> grid = np.linspace(-8, 8, 4001)
     >>> float(crps_from_cdf([0.5], grid, (grid > 0.0)[None].astype(float))[0].round(2))
     0.5
     """
-    y, grid, cdf = _column(y, "y"), _column(grid, "grid"), np.asarray(cdf, dtype=np.float64)
-    if cdf.shape != (len(y), len(grid)):
-        raise DataError(f"expected cdf of shape ({len(y)}, {len(grid)}), got {cdf.shape}")
-    scores = np.empty(len(y))
-    for i, (label, row) in enumerate(zip(y, cdf, strict=True)):
-        at = np.interp(label, grid, row)
-        below, above = grid < label, grid >= label
-        left = np.append(grid[below], label), np.append(row[below], at)
-        right = np.insert(grid[above], 0, label), np.insert(1 - row[above], 0, 1 - at)
-        scores[i] = _square_integral(*left) + _square_integral(*right)
-    return scores
-
-
-def _square_integral(x: np.ndarray, f: np.ndarray) -> float:
-    """Integral of the square of the piecewise linear function through ``(x, f)``."""
-    a, b = f[:-1], f[1:]
-    return float(np.sum(np.diff(x) * (a * a + a * b + b * b) / 3))
+    y, cdf = _column(y, "y"), np.asarray(cdf, dtype=np.float64)
+    grid = np.asarray(grid, dtype=np.float64)
+    if cdf.ndim != 2 or len(cdf) != len(y) or grid.shape not in (cdf.shape, cdf.shape[1:]):
+        raise DataError(
+            f"expected cdf ({len(y)}, g) and a grid (g,) or ({len(y)}, g), got {cdf.shape} and "
+            f"{grid.shape}"
+        )
+    grid = np.broadcast_to(grid, cdf.shape)
+    rows = zip(y, grid, cdf, strict=True)
+    at = np.array([np.interp(label, x, f, left=0.0, right=1.0) for label, x, f in rows])
+    # The label becomes a point of the grid, so that each cell lies on one side of it.
+    order = np.argsort(np.c_[grid, y], axis=1, kind="stable")
+    points = np.take_along_axis(np.c_[grid, y], order, axis=1)
+    f = np.take_along_axis(np.c_[cdf, at], order, axis=1)
+    # On a cell F is linear: the integral of its square is w (f0^2 + f0 f1 + f1^2) / 3.
+    above = points[:, :-1] >= y[:, None]
+    a, b = (np.where(above, 1 - ends, ends) for ends in (f[:, :-1], f[:, 1:]))
+    return (np.diff(points, axis=1) * (a * a + a * b + b * b) / 3).sum(1)
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ def make_proposal(
     if name == "uniform":
         low, high = space.standardised_ends()
         slack = 1e-4 * (high - low)  # rounding must not put a label at the end outside
-        return FixedUniform(low - slack, high + slack)
+        return FixedUniform(low - slack, high + slack, shared=False)
     components = name.removeprefix("mdn-")
     if not name.startswith("mdn-") or not components.isdigit() or int(components) < 1:
         raise ProposalError(

@@ -1,14 +1,12 @@
 """Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
 
-from selfnorm.networks.bins import Bins, quantile_edges
 from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings, masked_weights
 from selfnorm.networks.resnet import resnet18
-from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module
+from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module, linear
 
 __all__ = [
     "MLP",
-    "Bins",
     "ChainLinear",
     "ExponentialFamily",
     "FourierFeatures",
@@ -17,7 +15,7 @@ __all__ = [
     "StackedMLP",
     "activation_module",
     "draw_orderings",
+    "linear",
     "masked_weights",
-    "quantile_edges",
     "resnet18",
 ]

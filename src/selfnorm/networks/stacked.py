@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["StackedLinear", "StackedMLP", "activation_module"]
+__all__ = ["StackedLinear", "StackedMLP", "activation_module", "linear"]
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -72,10 +73,25 @@ class StackedLinear(nn.Module):
         return out.view(*first.shape[:-1], -1).movedim(0, -3)
 
 
+def linear(members: int | None, before: int, after: int, *, zero: bool = False) -> Any:
+    """A linear map for each member, or a plain one for ``members=None``; ``zero`` starts it at 0.
+
+    >>> linear(None, 3, 2), linear(4, 3, 2).weight.shape
+    (Linear(in_features=3, out_features=2, bias=True), torch.Size([4, 3, 2]))
+    """
+    if members is not None:
+        return StackedLinear(members, before, after, zero=zero)
+    layer = nn.Linear(before, after)
+    for parameter in layer.parameters() if zero else ():
+        nn.init.zeros_(parameter)
+    return layer
+
+
 class StackedMLP(nn.Module):
     """``members`` multilayer perceptrons; the activation follows every layer but the last.
 
     With ``out_features=None`` the network is a trunk: it ends with its last hidden activation.
+    ``members=None`` is one network, without a dimension of members.
 
     >>> net = StackedMLP(2, 3, (8, 8), 1)
     >>> net(torch.randn(10, 3)).shape
@@ -84,7 +100,7 @@ class StackedMLP(nn.Module):
 
     def __init__(
         self,
-        members: int,
+        members: int | None,
         in_features: int,
         hidden: Sequence[int],
         out_features: int | None = None,
@@ -97,12 +113,12 @@ class StackedMLP(nn.Module):
         layers: list[nn.Module] = []
         width = in_features
         for size in hidden:
-            layers += [StackedLinear(members, width, size), activation_module(activation)]
+            layers += [linear(members, width, size), activation_module(activation)]
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
             width = size
         if out_features is not None:
-            layers.append(StackedLinear(members, width, out_features, zero=zero))
+            layers.append(linear(members, width, out_features, zero=zero))
             width = out_features
         self.layers = nn.Sequential(*layers)
         self.out_features = width

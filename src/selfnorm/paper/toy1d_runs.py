@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from selfnorm.datasets import toy1d
 from selfnorm.distributions import LabelGaussian
 from selfnorm.paper.report import bounds_columns
 from selfnorm.paper.toy1d_figure import toy1d_grid
+from selfnorm.tables import RegressorNetwork
 
 __all__ = ["BEST", "Config", "Job", "best_regressor", "paper_model", "run_one"]
 
@@ -198,17 +199,19 @@ BEST: dict[str, dict[str, Any]] = {
         "n_members": 8,
         "hidden": 64,
         "n_components": 20,
-        "n_frequencies": 4,
-        "input_bins": 128,
-        "label_bins": 64,
-        "bin_jitter": 1.0,
         "weight_decay": 0.3,
         "dropout": 0.3,
-        "energy_hidden": 128,
-        "energy_dropout": 0.7,
-        "energy_learning_rate": 4e-3,
-        "energy_epochs": 80,
         "patience": 50,
+        "network": RegressorNetwork(
+            n_frequencies=4,
+            input_bins=128,
+            label_bins=64,
+            bin_jitter=1.0,
+            energy_hidden=128,
+            energy_dropout=0.7,
+            energy_learning_rate=4e-3,
+            energy_epochs=80,
+        ),
     },
 }
 
@@ -217,8 +220,11 @@ def _best_run(
     config: Config, data: toy1d.Toy1d, device: str, max_epochs: int | None
 ) -> tuple[dict[str, Any], Density]:
     parts = {k: (p.x.numpy(), p.y.numpy()[:, 0]) for k, p in _parts(data).items()}
-    shorter = {} if max_epochs is None else {"max_epochs": max_epochs, "energy_epochs": max_epochs}
-    model = best_regressor(config.dataset, config.seed, device=device, **shorter)
+    model = best_regressor(config.dataset, config.seed, device=device)
+    if max_epochs is not None:
+        network = model.network or RegressorNetwork()
+        shorter = replace(network, energy_epochs=max_epochs)
+        model.set_params(max_epochs=max_epochs, network=shorter)
     # The members hold out rows of their own: validation rows serve for training too.
     x = np.concatenate([parts["train"][0], parts["val"][0]])
     y = np.concatenate([parts["train"][1], parts["val"][1]])

@@ -3,12 +3,13 @@
 from selfnorm.tables.density import EnergyDensity
 from selfnorm.tables.files import check_output, read_table, write_table
 from selfnorm.tables.plots import plot_density_model, plot_regressor
-from selfnorm.tables.regressor import EnergyRegressor
+from selfnorm.tables.regressor import EnergyRegressor, RegressorNetwork
 from selfnorm.tables.table import Table, numeric, refuse_constant, repeated_name
 
 __all__ = [
     "EnergyDensity",
     "EnergyRegressor",
+    "RegressorNetwork",
     "Table",
     "check_output",
     "numeric",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import os
 import warnings
@@ -13,34 +15,106 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import Interval, StrOptions, validate_parameter_constraints
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import one_thread, seeded
-from selfnorm._inputs import refuse_huge, refuse_repeated_names, refuse_text, refuse_text_target
-from selfnorm.columns import label_step
+from selfnorm._inputs import (
+    moved,
+    refuse_huge,
+    refuse_repeated_names,
+    refuse_text,
+    refuse_text_target,
+)
+from selfnorm.columns import Scaling, label_step
 from selfnorm.conditional import (
+    ConditionalEBM,
     MemberRows,
+    PredictiveLaw,
     PredictiveModel,
     build_ensemble,
     member_rows,
+    quantile_edges,
     train_ensemble,
 )
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.networks import quantile_edges
-from selfnorm.tables import regressor_files
-from selfnorm.tables.predictive_methods import PredictiveMixin
+from selfnorm.evaluation import Bounds
 from selfnorm.training import History, TrainingOptions
 
-__all__ = ["EnergyRegressor"]
+__all__ = ["EnergyRegressor", "RegressorNetwork"]
 
 MINIMUM_ROWS = 5
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
+_RANGES = ("low", "high", "label_low", "label_high")
+_COUNT = Interval(Integral, 0, None, closed="left")
+_POSITIVE_COUNT = Interval(Integral, 1, None, closed="left")
+_NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
+_POSITIVE = Interval(Real, 0, None, closed="neither")
+_SHARE = Interval(Real, 0, 1, closed="left")
 
 
-class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
+@dataclasses.dataclass(frozen=True)
+class RegressorNetwork:
+    """What an :class:`EnergyRegressor` sees of inputs and labels, and how its energies train.
+
+    Parameters
+    ----------
+    energy_hidden, energy_dropout : int and float
+        Width of the energies, and dropout in their trunk.
+    energy_epochs : int, default None
+        Passes over the data for the energies; ``None`` chooses by the number of rows, 0 leaves the
+        ensemble of mixture density networks.
+    energy_learning_rate, n_samples : float and int
+        Learning rate of the energies, and labels drawn per row at each of their steps (``None``
+        chooses).
+    n_frequencies : int, default 3
+        Waves ``sin, cos(2^j z)`` of the standardised label that the energy sees: more of them for
+        laws with hard edges.
+    input_bins, label_bins : int, default 16 and 0
+        Piecewise linear features: how far each input, and the label, reaches into bins that hold
+        equally many training rows. They let the law jump along ``x``, or have edges at labels that
+        stay in place as ``x`` moves; some hundreds of rows per jump are needed to gain by it.
+    bin_jitter : float, default 0
+        Between 0 and 1: every member gets bins of its own, each inner edge moved at random by up to
+        half this share of a bin, so that the mixture of members shows less of the bins.
+    input_noise : float, default 0
+        Normal noise added to the standardised inputs at every step, in their deviations: smooths
+        the law along ``x`` as a kernel of that width does.
+    """
+
+    energy_hidden: int = 64
+    energy_dropout: float = 0.1
+    energy_epochs: int | None = None
+    energy_learning_rate: float = 1e-3
+    n_samples: int | None = None
+    n_frequencies: int = 3
+    input_bins: int = 16
+    label_bins: int = 0
+    bin_jitter: float = 0.0
+    input_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "energy_hidden": [_POSITIVE_COUNT],
+            "energy_dropout": [_SHARE],
+            "energy_epochs": [_COUNT, None],
+            "energy_learning_rate": [_POSITIVE],
+            "n_samples": [_POSITIVE_COUNT, None],
+            "n_frequencies": [Interval(Integral, 0, 12, closed="both")],
+            "input_bins": [_COUNT],
+            "label_bins": [_COUNT],
+            "bin_jitter": [Interval(Real, 0, 1, closed="both")],
+            "input_noise": [_NOT_NEGATIVE],
+        }
+        validate_parameter_constraints(allowed, dataclasses.asdict(self), type(self).__name__)
+
+
+_OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
+
+
+class EnergyRegressor(RegressorMixin, BaseEstimator):
     r"""The whole law of ``y`` given ``x``: multimodal, skewed, bounded, normalised for every ``x``.
 
     ``p(y|x) = mean_k q_k(y|x) exp(-E_k(x, y)) / Z_k(x)`` over ``n_members`` members: ``q_k`` a
@@ -54,30 +128,18 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         Networks in the ensemble; they train together, so five cost little more than two.
     n_components : int, default 5
         Gaussians in each mixture proposal.
-    hidden, energy_hidden : int
-        Width of the two-layer trunks, and of the energies.
-    n_frequencies : int, default 3
-        Waves ``sin, cos(2^j z)`` of the standardised label that the energy sees: more of them for
-        laws with hard edges.
-    input_bins, label_bins : int, default 16 and 0
-        Piecewise linear features: how far each input, and the label, reaches into bins that hold
-        equally many training rows. They let the law jump along ``x``, or have edges at labels that
-        stay in place as ``x`` moves; some hundreds of rows per jump are needed to gain by it.
-    bin_jitter : float, default 0
-        Between 0 and 1: every member gets bins of its own, each inner edge moved at random by up to
-        half this share of a bin, so that the mixture of members shows less of the bins.
-    max_epochs, energy_epochs : int, default None
-        Passes over the data for proposals and energies; ``None`` chooses by the number of rows.
-        ``energy_epochs=0`` leaves the ensemble of mixture density networks.
-    batch_size, n_samples : int, default None
-        Rows per step, and labels drawn per row in the second stage; ``None`` chooses.
-    learning_rate, energy_learning_rate, weight_decay : float
-        Of AdamW, for the proposals, for the energies, and for both.
-    dropout, energy_dropout : float
-        In the trunk of the proposals and in that of the energies.
-    input_noise : float, default 0
-        Normal noise added to the standardised inputs at every step, in their deviations: smooths
-        the law along ``x`` as a kernel of that width does.
+    hidden : int, default 128
+        Width of the two-layer trunks.
+    network : RegressorNetwork, default None
+        What is seldom tuned: the energies' width, epochs and learning rate, bins and waves.
+    max_epochs : int, default None
+        Passes over the data for the proposals; ``None`` chooses by the number of rows.
+    batch_size : int, default None
+        Rows per step; ``None`` chooses.
+    learning_rate, weight_decay : float
+        Of AdamW: of the proposals, and of both stages.
+    dropout : float, default 0.05
+        In the trunk of the proposals.
     validation_fraction : float, default 0.1
         Share of the rows each member holds out to stop early; every member holds out other rows.
     patience : int, default 15
@@ -114,59 +176,42 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(-1, 1, (200, 1))
     >>> y = X[:, 0] + 0.1 * rng.standard_normal(200)
-    >>> model = EnergyRegressor(n_members=2, max_epochs=5, energy_epochs=2, random_state=0)
+    >>> model = EnergyRegressor(n_members=2, max_epochs=5, random_state=0)
     >>> model.fit(X, y).predict_quantiles(X[:3], [0.05, 0.5, 0.95]).shape
     (3, 3)
     """
 
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
-        "n_members": [Interval(Integral, 1, None, closed="left")],
-        "n_components": [Interval(Integral, 1, None, closed="left")],
-        "hidden": [Interval(Integral, 1, None, closed="left")],
-        "energy_hidden": [Interval(Integral, 1, None, closed="left")],
-        "n_frequencies": [Interval(Integral, 0, 12, closed="both")],
-        "input_bins": [Interval(Integral, 0, None, closed="left")],
-        "label_bins": [Interval(Integral, 0, None, closed="left")],
-        "bin_jitter": [Interval(Real, 0, 1, closed="both")],
-        "max_epochs": [Interval(Integral, 1, None, closed="left"), None],
-        "energy_epochs": [Interval(Integral, 0, None, closed="left"), None],
-        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
-        "n_samples": [Interval(Integral, 1, None, closed="left"), None],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "energy_learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "weight_decay": [Interval(Real, 0, None, closed="left")],
-        "dropout": [Interval(Real, 0, 1, closed="left")],
-        "energy_dropout": [Interval(Real, 0, 1, closed="left")],
-        "input_noise": [Interval(Real, 0, None, closed="left")],
+        "n_members": [_POSITIVE_COUNT],
+        "n_components": [_POSITIVE_COUNT],
+        "hidden": [_POSITIVE_COUNT],
+        "network": [RegressorNetwork, None],
+        "max_epochs": [_POSITIVE_COUNT, None],
+        "batch_size": [_POSITIVE_COUNT, None],
+        "learning_rate": [_POSITIVE],
+        "weight_decay": [_NOT_NEGATIVE],
+        "dropout": [_SHARE],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
-        "patience": [Interval(Integral, 1, None, closed="left"), None],
+        "patience": [_POSITIVE_COUNT, None],
         "discrete": [StrOptions({"auto"}), None],
         "device": [str, None],
         "random_state": ["random_state"],
         "verbose": ["boolean"],
     }
 
+    @moved(**{name: f"network=RegressorNetwork({name}=...)" for name in _OF_NETWORK})
     def __init__(
         self,
         *,
         n_members: int = 5,
         n_components: int = 5,
         hidden: int = 128,
-        energy_hidden: int = 64,
-        n_frequencies: int = 3,
-        input_bins: int = 16,
-        label_bins: int = 0,
-        bin_jitter: float = 0.0,
+        network: RegressorNetwork | None = None,
         max_epochs: int | None = None,
-        energy_epochs: int | None = None,
         batch_size: int | None = None,
-        n_samples: int | None = None,
         learning_rate: float = 3e-3,
-        energy_learning_rate: float = 1e-3,
         weight_decay: float = 0.03,
         dropout: float = 0.05,
-        energy_dropout: float = 0.1,
-        input_noise: float = 0.0,
         validation_fraction: float = 0.1,
         patience: int | None = 15,
         discrete: str | None = "auto",
@@ -177,21 +222,12 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         self.n_members = n_members
         self.n_components = n_components
         self.hidden = hidden
-        self.energy_hidden = energy_hidden
-        self.n_frequencies = n_frequencies
-        self.input_bins = input_bins
-        self.label_bins = label_bins
-        self.bin_jitter = bin_jitter
+        self.network = network
         self.max_epochs = max_epochs
-        self.energy_epochs = energy_epochs
         self.batch_size = batch_size
-        self.n_samples = n_samples
         self.learning_rate = learning_rate
-        self.energy_learning_rate = energy_learning_rate
         self.weight_decay = weight_decay
         self.dropout = dropout
-        self.energy_dropout = energy_dropout
-        self.input_noise = input_noise
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.discrete = discrete
@@ -223,7 +259,6 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         return self
 
     def _fit_rows(self, X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None) -> None:
-        self._one_target = y.shape[1] == 1
         if len(X) < MINIMUM_ROWS:
             raise DataError(
                 f"n_samples={len(X)}: a predictive density needs at least {MINIMUM_ROWS} rows "
@@ -242,8 +277,7 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
             raise DataError(
                 "the target is constant: there is no density to learn; check the column"
             )
-        self._x_center, self._x_scale = _standardisation(X, weight)
-        self._y_center, self._y_scale = _standardisation(y, weight)
+        self._x_scaling, self._y_scaling = _standardisation(X, weight), _standardisation(y, weight)
         self.n_outputs_ = y.shape[1]
         steps = [label_step(column) if self.discrete else 0.0 for column in y.T]
         self.label_step_ = steps[0] if self.n_outputs_ == 1 else max(steps)
@@ -257,31 +291,32 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
                 stacklevel=4,
             )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._train(X, y, weight, np.asarray(steps) / self._y_scale, seed)
+        self._train(X, y, weight, np.asarray(steps) / self._y_scaling.scale, seed)
 
     def _train(
         self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, jitter: np.ndarray, seed: int
     ) -> None:
         n = len(X)
         device = torch.device(self.device or "cpu")
-        z = torch.from_numpy((X - self._x_center) / self._x_scale).float().to(device)
-        t = torch.from_numpy((y - self._y_center) / self._y_scale).float().to(device)
+        network = self.network or RegressorNetwork()
+        z = torch.from_numpy(self._x_scaling.forward(X)).float().to(device)
+        t = torch.from_numpy(self._y_scaling.forward(y)).float().to(device)
         w = None if weight is None else torch.from_numpy(weight).float().to(device)
         # A member holds out at least twenty rows if that leaves four fifths for training.
         fraction = max(self.validation_fraction, min(0.2, 20 / n))
         batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
         with seeded(seed, device), one_thread():
             train, held_out = (r.to(device) for r in member_rows(n, self.n_members, fraction))
-            rows = MemberRows(
-                z, t, w, train, held_out, torch.from_numpy(jitter).float(), self.input_noise
-            )
-            model = build_ensemble(
-                X.shape[1],
-                y.shape[1],
-                input_edges=self._edges(z, self.input_bins),
-                label_edges=self._edges(t, self.label_bins),
-                **self._architecture(),
-            ).to(device)
+            jitter_ = torch.from_numpy(jitter).float()
+            rows = MemberRows(z, t, w, train, held_out, jitter_, network.input_noise)
+            own_bins = self.n_members if network.bin_jitter > 0 else None
+            edges = [
+                quantile_edges(values, bins, members=own_bins, jitter=network.bin_jitter)
+                if bins
+                else None
+                for values, bins in ((z, network.input_bins), (t, network.label_bins))
+            ]
+            model = self._build(X.shape[1], y.shape[1], *edges).to(device)
             common: dict[str, Any] = {
                 "batch_size": min(batch, len(train)),
                 "weight_decay": self.weight_decay,
@@ -294,14 +329,15 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
             per_epoch = max(1, len(train) // common["batch_size"])
             epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
             first = TrainingOptions(max_epochs=epochs, lr=self.learning_rate, **common)
-            if self.energy_epochs is not None:
-                epochs = self.energy_epochs
-            else:
+            if network.energy_epochs is None:
                 epochs = int(np.clip(1200 / per_epoch, 15, 150))
+            else:
+                epochs = network.energy_epochs
             second = None
             if epochs > 0:
-                second = TrainingOptions(max_epochs=epochs, lr=self.energy_learning_rate, **common)
-            n_samples = self.n_samples or (8 if n > 5000 else 16)
+                lr = network.energy_learning_rate
+                second = TrainingOptions(max_epochs=epochs, lr=lr, **common)
+            n_samples = network.n_samples or (8 if n > 5000 else 16)
             self.history_: list[History] = train_ensemble(
                 model, rows, proposal_options=first, energy_options=second, n_samples=n_samples
             )
@@ -311,26 +347,159 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
         self._predictive = PredictiveModel(model.cpu(), *ranges)
         with one_thread():
             # Rows from all over the table, which may be sorted.
-            some = z[:: -(-n // _CHECKED_ROWS[not self._one_target])].double()
+            some = z[:: -(-n // _CHECKED_ROWS[self.n_outputs_ > 1])].double()
             error = self._predictive.log_norm_error(some)
         self.log_norm_error_ = float(error.abs().mean())
 
-    def _edges(self, values: Tensor, bins: int) -> Tensor | None:
-        """Edges of the bins of inputs or labels, for each member where they are jittered."""
-        if not bins:
-            return None
-        members = self.n_members if self.bin_jitter > 0 else None
-        return quantile_edges(values, bins, members=members, jitter=self.bin_jitter)
+    def _build(
+        self,
+        n_features: int,
+        n_outputs: int,
+        input_edges: Tensor | None,
+        label_edges: Tensor | None,
+    ) -> ConditionalEBM:
+        """The untrained ensemble."""
+        network = self.network or RegressorNetwork()
+        return build_ensemble(
+            n_features,
+            n_outputs,
+            members=self.n_members,
+            components=self.n_components,
+            width=self.hidden,
+            energy_width=network.energy_hidden,
+            dropout=(self.dropout, network.energy_dropout),
+            frequencies=[2.0**j for j in range(network.n_frequencies)],
+            input_edges=input_edges,
+            label_edges=label_edges,
+        )
 
-    def _architecture(self) -> dict[str, Any]:
-        return {
-            "members": self.n_members,
-            "components": self.n_components,
-            "width": self.hidden,
-            "energy_width": self.energy_hidden,
-            "dropout": (self.dropout, self.energy_dropout),
-            "frequencies": [2.0**j for j in range(self.n_frequencies)],
-        }
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Mean of ``p(y|x)``: ``(n,)``, or ``(n, d)`` for several targets."""
+        z = self._inputs(X)
+        means = self._y_scaling.inverse(self._predictive.mean(z).numpy())
+        return means[:, 0] if self._flat_target else means
+
+    def predict_mode(self, X: ArrayLike) -> np.ndarray:
+        """The label of highest density, ``(n,)``."""
+        return self._in_units(self._from_laws(X, lambda law, _: law.mode()))
+
+    def predict_quantiles(self, X: ArrayLike, q: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Quantiles ``(n, len(q))`` at levels between 0 and 1."""
+        levels = torch.from_numpy(np.atleast_1d(np.asarray(q, dtype=np.float64)))
+        if levels.ndim != 1 or not bool(((levels > 0) & (levels < 1)).all()):
+            raise DataError(
+                f"quantile levels must lie between 0 and 1, got {np.asarray(q).tolist()}"
+            )
+        return self._in_units(self._from_laws(X, lambda law, _: law.quantile(levels)))
+
+    def predict_interval(
+        self, X: ArrayLike, coverage: float = 0.9, kind: str = "central"
+    ) -> np.ndarray:
+        """``(n, 2)`` ends of an interval that holds ``coverage`` of the mass.
+
+        ``kind="central"`` leaves equal mass on both sides; ``"highest_density"`` is the shortest
+        interval. For laws with several modes see :meth:`highest_density_regions`.
+        """
+        if kind not in ("central", "highest_density"):
+            raise DataError(f'kind must be "central" or "highest_density", not {kind!r}')
+        name = "central_interval" if kind == "central" else "shortest_interval"
+        return self._in_units(self._from_laws(X, lambda law, _: getattr(law, name)(coverage)))
+
+    def highest_density_regions(self, X: ArrayLike, coverage: float = 0.9) -> list[np.ndarray]:
+        """For every input the intervals ``(k, 2)`` of highest density that hold ``coverage``."""
+        regions: list[np.ndarray] = []
+
+        def collect(law: PredictiveLaw, _: slice) -> Tensor:
+            regions.extend(self._in_units(r) for r in law.highest_density_regions(coverage))
+            return torch.zeros(len(law.pdf))
+
+        self._from_laws(X, collect)
+        return regions
+
+    def log_prob(self, X: ArrayLike, y: ArrayLike, method: str = "exact") -> np.ndarray:
+        """``log p(y|x)`` of pairs, ``(n,)``, in the units of ``y``.
+
+        ``method="exact"`` normalises by quadrature, ``"learned"`` by ``b(x)``, which is faster.
+        """
+        if method not in ("exact", "learned"):
+            raise DataError(f'method must be "exact" or "learned", not {method!r}')
+        z, t = self._pairs(X, y)
+        log_p = self._predictive.log_prob(z, t, learned=method == "learned")
+        return log_p.numpy() + self._y_scaling.log_jacobian
+
+    def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
+        """Log-probability of the step around ``y`` for discrete targets, ``(n,)``."""
+        self._need_one_target("log_mass")
+        if not self.label_step_ > 0:
+            raise DataError("the target is continuous: it has a density (log_prob), no mass")
+        values = np.asarray(y, dtype=np.float64).reshape(-1)
+        ends = values[:, None] + 0.5 * self.label_step_ * np.array([-1.0, 1.0])
+        below, above = self.cdf(X, ends).T
+        return np.log(np.maximum(above - below, 1e-300))
+
+    def pdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
+        """Density ``(n, g)`` on a grid ``(g,)`` or on one grid per row ``(n, g)``."""
+        self._need_one_target("pdf")
+        z = self._inputs(X)
+        t = self._targets(self._grid(grid, len(z)).T.reshape(-1)).view(-1, len(z), 1)
+        return self._predictive.log_prob(z, t).exp().numpy().T / self._y_scaling.scale[0]
+
+    def cdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
+        """Distribution function ``(n, g)`` on a grid ``(g,)`` or ``(n, g)``."""
+        n = len(self._inputs(X))
+        values = self._grid(grid, n)
+        t = torch.from_numpy(self._y_scaling.forward(values))
+        return self._from_laws(X, lambda law, rows: law.cdf_at(t[rows])).numpy()
+
+    def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
+        """Continuous ranked probability score of pairs, ``(n,)``, in the units of ``y``."""
+        t = self._pairs(X, y)[1][:, 0]
+        score = self._from_laws(X, lambda law, rows: law.crps(t[rows]))
+        return score.numpy() * self._y_scaling.scale[0]
+
+    def pit_and_crps(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """``F(y|x)`` and the CRPS of pairs, from one pass over the laws."""
+        t = self._pairs(X, y)[1]
+
+        def both(law: PredictiveLaw, rows: slice) -> Tensor:
+            return torch.stack([law.cdf_at(t[rows])[:, 0], law.crps(t[rows, 0])], dim=-1)
+
+        pit, score = self._from_laws(X, both).numpy().T
+        return pit, score * self._y_scaling.scale[0]
+
+    def without_energy(self) -> Any:
+        """A copy with all energies at zero: the ensemble of mixture density networks alone."""
+        check_is_fitted(self)
+        twin = copy.deepcopy(self)
+        twin._predictive.drop_energy()
+        return twin
+
+    def sample(self, X: ArrayLike, n: int = 1, random_state: Any = None) -> np.ndarray:
+        """``(n_rows, n)`` labels drawn from ``p(y|x)``; ``(n_rows, n, d)`` for several targets."""
+        if n < 1:
+            raise DataError(f"n must be at least 1, got {n}")
+        z = self._inputs(X)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        with seeded(seed):
+            drawn = self._predictive.sample(z, n).numpy()
+        drawn = self._y_scaling.inverse(drawn)
+        return drawn[..., 0] if self.n_outputs_ == 1 else drawn
+
+    def bounds(
+        self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: Any = None
+    ) -> Bounds:
+        """Lower and upper bound of the mean log-density with the learned ``b(x)``."""
+        z, t = self._pairs(X, y)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        with seeded(seed):
+            found = self._predictive.bounds(z, t, n_samples)
+        shift = self._y_scaling.log_jacobian
+        return dataclasses.replace(found, lower=found.lower + shift, upper=found.upper + shift)
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Mean log-density of the pairs (nats per row): higher is better."""
+        weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        return float(np.average(self.log_prob(X, y), weights=weights))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
@@ -345,23 +514,114 @@ class EnergyRegressor(PredictiveMixin, RegressorMixin, BaseEstimator):
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
         check_is_fitted(self)
-        return regressor_files.contents(self)
+        parameters = {k: saving.plain_number(v) for k, v in self.get_params().items()}
+        if not isinstance(self.random_state, int | None):
+            parameters["random_state"] = None
+        if self.network is not None:
+            own = dataclasses.asdict(self.network)
+            parameters["network"] = {k: saving.plain_number(v) for k, v in own.items()}
+        names = getattr(self, "feature_names_in_", None)
+        config = {
+            "parameters": parameters,
+            "columns": None if names is None else [str(name) for name in names],
+            "n_features": int(self.n_features_in_),
+            "n_outputs": int(self.n_outputs_),
+            "flat_target": bool(self._flat_target),
+            "label_step": float(self.label_step_),
+            "log_norm_error": float(self.log_norm_error_),
+            "training": [h.to_dict() for h in self.history_],
+        }
+        tensors = {f"model.{k}": v for k, v in self._predictive.model.state_dict().items()}
+        tensors |= {name: getattr(self._predictive, name) for name in _RANGES}
+        for name, scaling in (("x", self._x_scaling), ("y", self._y_scaling)):
+            tensors[f"{name}_center"] = torch.from_numpy(scaling.center)
+            tensors[f"{name}_scale"] = torch.from_numpy(scaling.scale)
+        return config, tensors
 
     @classmethod
     def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
         """The fitted estimator of a folder's config and weights."""
-        estimator = cls(**config["parameters"])
-        estimator._validate_params()
-        regressor_files.restore(estimator, config, tensors)
-        return estimator
+        parameters = dict(config["parameters"])
+        # The first folders held the network's settings beside the others.
+        network = {k: parameters.pop(k) for k in _OF_NETWORK if k in parameters}
+        network |= parameters.pop("network", None) or {}
+        self = cls(network=RegressorNetwork(**network) if network else None, **parameters)
+        self._validate_params()
+        self.n_features_in_, self.n_outputs_ = int(config["n_features"]), int(config["n_outputs"])
+        state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+        edges = (state.get(f"{part}.bins.edges") for part in ("features.0", "label_features"))
+        model = self._build(self.n_features_in_, self.n_outputs_, *edges).double()
+        model.load_state_dict(state, strict=True)
+        model.freeze_proposal()
+        self._predictive = PredictiveModel(model, *(tensors[k] for k in _RANGES))
+        self._x_scaling, self._y_scaling = (
+            Scaling(tensors[f"{k}_center"].numpy(), tensors[f"{k}_scale"].numpy()) for k in "xy"
+        )
+        if config["columns"] is not None:
+            self.feature_names_in_ = np.array(config["columns"], dtype=object)
+        self._flat_target = bool(config["flat_target"])
+        self.label_step_ = float(config["label_step"])
+        self.log_norm_error_ = float(config["log_norm_error"])
+        self.history_ = [History.from_dict(h) for h in config["training"]]
+        self.n_iter_ = sum(h.n_steps for h in self.history_)
+        return self
+
+    def _inputs(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self)
+        refuse_text(X)
+        rows: Any = validate_data(self, X, reset=False, dtype=np.float64)
+        return torch.from_numpy(self._x_scaling.forward(rows))
+
+    def _pairs(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
+        """Inputs and as many targets, standardised."""
+        z, t = self._inputs(X), self._targets(y)
+        if len(z) != len(t):
+            raise DataError(f"X has {len(z)} rows but y has {len(t)}")
+        return z, t
+
+    def _targets(self, y: ArrayLike) -> Tensor:
+        y = np.asarray(y, dtype=np.float64)
+        if y.ndim == 0:
+            raise DataError("y must hold one target per row of X: write [y] for a single row")
+        y = y.reshape(len(y), -1)
+        if y.shape[1] != self.n_outputs_:
+            raise DataError(
+                f"y has {y.shape[1]} columns, the model was fitted to {self.n_outputs_}"
+            )
+        if not np.isfinite(y).all():
+            raise DataError("y holds NaN or infinite values: drop those rows")
+        return torch.from_numpy(self._y_scaling.forward(y))
+
+    def _from_laws(self, X: ArrayLike, take: Any) -> Tensor:
+        z = self._inputs(X)
+        self._need_one_target("this")
+        return self._predictive.over_laws(z, take)
+
+    def _need_one_target(self, what: str) -> None:
+        check_is_fitted(self)
+        if self.n_outputs_ != 1:
+            raise DataError(
+                f"{what} is for one target; for {self.n_outputs_} use log_prob, sample or predict"
+            )
+
+    def _grid(self, grid: ArrayLike, n: int) -> np.ndarray:
+        values = np.asarray(grid, dtype=np.float64)
+        if values.ndim == 1:
+            values = np.broadcast_to(values, (n, len(values)))
+        if values.ndim != 2 or len(values) != n:
+            raise DataError(f"expected a grid (g,) or ({n}, g), got shape {values.shape}")
+        return values
+
+    def _in_units(self, values: Any) -> np.ndarray:
+        return self._y_scaling.inverse(np.asarray(values))
 
 
-def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> Scaling:
     """Mean and standard deviation of the columns; 1 in place of the deviation of constant ones."""
     center = np.average(a, axis=0, weights=weight)
     scale = np.sqrt(np.average((a - center) ** 2, axis=0, weights=weight))
     flat = scale <= 1e-12 * np.maximum(np.abs(a).max(axis=0), 1e-300)
-    return center, np.where(flat, 1.0, scale)
+    return Scaling(center, np.where(flat, 1.0, scale))
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:

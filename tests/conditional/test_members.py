@@ -1,12 +1,14 @@
-"""Piecewise linear features."""
+"""What the members of an ensemble see of inputs and labels, and the law they make together."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from selfnorm import EnergyRegressor
-from selfnorm.networks import Bins, bins, quantile_edges
+from selfnorm.conditional import PredictiveModel, build_ensemble, members, quantile_edges
+from selfnorm.conditional.members import Bins, LabelWaves
+from selfnorm.distributions import MixtureLabels
 
 
 def test_features_are_bounded_monotone_and_reach_one_after_the_bin() -> None:
@@ -27,7 +29,7 @@ def test_edges_hold_equal_numbers_and_the_range(monkeypatch) -> None:
     for column in range(2):
         counts = torch.histogram(values[:, column], edges[column]).hist
         assert (counts - 500).abs().max() <= 2
-    monkeypatch.setattr(bins, "_MAX_ROWS", 500)
+    monkeypatch.setattr(members, "_MAX_QUANTILE_ROWS", 500)
     thinned = quantile_edges(values, 8)
     assert torch.equal(thinned[:, [0, -1]], edges[:, [0, -1]])
     assert ((thinned - edges).abs() / edges).max() < 0.2
@@ -53,37 +55,32 @@ def test_jittered_edges_differ_between_members_and_keep_their_order() -> None:
     torch.testing.assert_close(features(x.expand(3, 4, 7, 2)), apart.expand(3, -1, -1, -1, -1))
 
 
-def test_members_with_bins_of_their_own_make_a_normalised_law(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(size=(300, 2))
-    y = X[:, 0] + 0.1 * rng.exponential(size=300)
-    options = {"n_members": 3, "hidden": 16, "max_epochs": 10, "energy_epochs": 5, "label_bins": 8}
-    model = EnergyRegressor(random_state=0, bin_jitter=1.0, **options).fit(X, y)
-    edges = model._predictive.model.label_features.bins.edges
-    assert edges.shape == (3, 1, 1, 9)
-    grid = np.linspace(-30, 30, 60_001)
-    mass = np.trapezoid(model.pdf(X[:3], grid), grid, axis=1)
-    np.testing.assert_allclose(mass, 1.0, atol=1e-3)
-    model.save(tmp_path / "model")
-    again = EnergyRegressor.load(tmp_path / "model")
-    np.testing.assert_array_equal(again.log_prob(X, y), model.log_prob(X, y))
-    two = EnergyRegressor(random_state=0, bin_jitter=0.5, **options).fit(X, np.c_[y, X[:, 1] + y])
-    assert two.sample(X[:4], 3, random_state=0).shape == (4, 3, 2)
+@pytest.mark.parametrize("n_frequencies", [3, 6])
+@torch.no_grad()
+def test_quadrature_follows_the_fastest_wave(n_frequencies: int) -> None:
+    torch.manual_seed(0)
+    waves = [2.0**j for j in range(n_frequencies)]
+    model = build_ensemble(1, 1, members=5, components=3, frequencies=waves)
+    model.energy.joint[-1].weight.normal_(0.0, 0.6)  # an energy that wiggles
+    ends = (torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([-2.0]), torch.tensor([2.5]))
+    predictive = PredictiveModel(model, *ends)
+    z = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+    ((_, h, q, _),) = predictive.parts(z, 1)
+    log_z = predictive.node_densities(h, q)[3]
+    predictive.nodes_per_panel = 24
+    torch.testing.assert_close(log_z, predictive.node_densities(h, q)[3], atol=1e-4, rtol=0)
 
 
-def test_jumps_along_the_input_are_learned_and_the_law_stays_normalised(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(size=(1200, 1))
-    y = np.sign(np.sin(10 * np.pi * X[:, 0])) + 0.2 * rng.uniform(size=1200)
-    options = {"n_members": 2, "hidden": 32, "max_epochs": 60, "energy_epochs": 1}
-    scores = []
-    for extra in ({"input_bins": 0}, {"input_bins": 40, "label_bins": 10}):
-        model = EnergyRegressor(random_state=0, **options, **extra).fit(X[:1000], y[:1000])
-        scores.append(model.score(X[1000:], y[1000:]))
-    assert scores[1] > scores[0] + 0.2
-    grid = np.linspace(-30, 30, 60_001)
-    mass = np.trapezoid(model.pdf(X[:3], grid), grid, axis=1)
-    np.testing.assert_allclose(mass, 1.0, atol=1e-3)
-    model.save(tmp_path / "model")
-    again = EnergyRegressor.load(tmp_path / "model")
-    np.testing.assert_array_equal(again.log_prob(X[:5], y[:5]), model.log_prob(X[:5], y[:5]))
+@torch.no_grad()
+def test_no_mass_escapes_along_a_wide_component() -> None:
+    # A component of weight 1e-9 and scale 300: an energy linear in y would move all the mass there,
+    # unseen by any sample of the proposal.
+    weights = torch.tensor([[1.0, 1e-9]])
+    q = MixtureLabels(
+        weights.log(), torch.tensor([[[0.0], [0.0]]]), torch.tensor([[[1.0], [300.0]]])
+    )
+    seen = LabelWaves()(torch.tensor([-1e6, -50.0, 50.0, 1e6]).view(4, 1, 1), q)
+    assert seen.abs().max() <= 3.0
+    # A slope of 1 in what the energy sees is worth at most 2 * 3 nats between the two ends.
+    tilt = seen[:, 0, 0].exp()
+    assert float(tilt.max() / tilt.min()) <= np.exp(6.0) + 1e-3
