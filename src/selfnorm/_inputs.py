@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, time, timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +18,7 @@ __all__ = [
     "as_tensors",
     "check_rows",
     "moved",
+    "refuse_constant",
     "refuse_huge",
     "refuse_repeated_names",
     "refuse_text",
@@ -203,3 +204,21 @@ def refuse_huge(values: np.ndarray, name: str) -> None:
     largest = float(np.abs(values).max(initial=0.0))
     if largest > _HUGE:
         raise DataError(f"{name} holds numbers as large as {largest:.0e}: give it in other units")
+
+
+def refuse_constant(x: np.ndarray, names: Sequence[Any], source: str = "X") -> None:
+    """An error that names the columns of ``x (n, d)`` which hold one value only.
+
+    >>> refuse_constant(np.array([[1.0, 2.0], [1.0, 3.0]]), ["a", "b"])
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: X: column 'a' is constant: a constant has no density; drop it
+    """
+    # a spread of rounding size is no spread: a column of 0.1 may vary in its last digit
+    flat = np.flatnonzero(np.ptp(x, axis=0) <= 1e-12 * np.abs(x).max(axis=0))
+    if len(flat):
+        shown = ", ".join(repr(names[j]) for j in flat[:5])
+        if len(flat) == 1:
+            what, cure = f"column {shown} is", "drop it"
+        else:
+            what, cure = f"columns {shown} are", "drop them"
+        raise DataError(f"{source}: {what} constant: a constant has no density; {cure}")

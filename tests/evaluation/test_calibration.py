@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from selfnorm.errors import DataError
 from selfnorm.evaluation import calibration
+from selfnorm.plotting import plot_reliability
 
 rng = np.random.default_rng(0)
 
 
-def test_crps_from_cdf_matches_the_closed_form_of_a_normal() -> None:
-    y = np.array([-1.7, 0.0, 0.4, 3.0])
-    grid = np.linspace(-12, 12, 6001)
-    cdf = np.broadcast_to(stats.norm.cdf(grid, 0.3, 1.4), (4, 6001))
+@pytest.mark.parametrize("per_row", [False, True])
+def test_crps_from_cdf_matches_the_closed_form_of_a_normal(per_row) -> None:
+    y = torch.tensor([-1.7, 0.0, 0.4, 3.0, -14.0, 13.0]).double()  # the last two beyond the grid
+    grid = torch.linspace(-12, 12, 6001).double()
+    law = torch.distributions.Normal(0.3, 1.4)
     z = (y - 0.3) / 1.4
-    closed = 1.4 * (z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - np.pi**-0.5)
-    np.testing.assert_allclose(calibration.crps_from_cdf(y, grid, cdf), closed, atol=1e-5)
+    unit = torch.distributions.Normal(0.0, 1.0)
+    closed = 1.4 * (z * (2 * unit.cdf(z) - 1) + 2 * unit.log_prob(z).exp() - np.pi**-0.5)
+    cdf = law.cdf(grid).expand(6, -1)
+    found = calibration.crps_from_cdf(y, grid.expand(6, -1) if per_row else grid, cdf)
+    torch.testing.assert_close(found, closed, atol=1e-5, rtol=0)
 
 
-def test_crps_from_samples_matches_scoringrules() -> None:
+def test_crps_from_cdf_is_that_of_samples_of_a_skewed_law() -> None:
     scoringrules = pytest.importorskip("scoringrules")
-    samples = rng.gamma(2.0, 1.0, (20, 60))
-    y = rng.gamma(2.0, 1.0, 20)
-    expected = scoringrules.crps_ensemble(y, samples, estimator="fair")
-    np.testing.assert_allclose(calibration.crps_from_samples(y, samples), expected, rtol=1e-6)
-
-
-def test_sample_and_cdf_forms_agree_for_a_skewed_law() -> None:
     y = np.array([0.2, 1.5, 6.0])
     samples = rng.gamma(2.0, 1.0, (3, 40_000))
     grid = np.linspace(0, 40, 8001)
-    cdf = np.broadcast_to(stats.gamma.cdf(grid, 2.0), (3, 8001))
-    exact = calibration.crps_from_cdf(y, grid, cdf)
-    np.testing.assert_allclose(calibration.crps_from_samples(y, samples), exact, atol=0.02)
+    cdf = np.broadcast_to(stats.gamma.cdf(grid, 2.0), (3, 8001)).copy()
+    exact = calibration.crps_from_cdf(*(torch.from_numpy(v) for v in (y, grid, cdf)))
+    expected = scoringrules.crps_ensemble(y, samples, estimator="qd")
+    np.testing.assert_allclose(exact, expected, atol=0.02)
 
 
 def test_uniform_pit_is_calibrated_and_a_shifted_one_is_not() -> None:
@@ -43,15 +43,8 @@ def test_uniform_pit_is_calibrated_and_a_shifted_one_is_not() -> None:
     assert calibration.central_coverage(pit, 0.9) == pytest.approx(0.9)
     assert calibration.pit_distance(pit) < 1e-3
     assert calibration.pit_distance(pit**2) == pytest.approx(0.25, abs=0.01)
-    nominal, observed = calibration.reliability(pit)
-    np.testing.assert_allclose(nominal, observed, atol=1e-3)
-
-
-def test_interval_coverage_and_sharpness() -> None:
-    y = rng.standard_normal(4000)
-    intervals = np.broadcast_to(stats.norm.ppf([0.05, 0.95]), (4000, 2))
-    assert calibration.interval_coverage(y, intervals) == pytest.approx(0.9, abs=0.02)
-    assert calibration.sharpness(intervals) == pytest.approx(2 * stats.norm.ppf(0.95))
+    curve = plot_reliability({"model": pit}).axes[0].lines[1]
+    np.testing.assert_allclose(*curve.get_data(), atol=1e-3)
 
 
 @pytest.mark.parametrize("bad", [[], [np.nan], [[0.1, 0.2]]])

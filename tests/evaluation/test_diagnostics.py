@@ -5,8 +5,13 @@ import torch
 from torch import distributions as td
 
 import selfnorm as sn
-from selfnorm.evaluation import data_side_check, tail_index, verdict
-from selfnorm.evaluation.diagnostics import confidence_interval, relative_error
+from selfnorm.evaluation import (
+    WeightStream,
+    adaptive_log_mean,
+    data_side_check,
+    tail_index,
+    verdict,
+)
 from tests.analytic.models import Potential
 
 
@@ -176,21 +181,39 @@ def test_plateau_with_a_bounded_shoulder_is_not_a_heavy_tail():
         assert tail_index(heavy) > 0.7
 
 
-def test_relative_error_is_the_spread_of_repetition():
+def test_the_error_of_log_mean_is_the_spread_of_repetition():
     torch.manual_seed(0)
-    log_w = 0.8 * torch.randn(2000, 300)
-    estimates = torch.logsumexp(log_w, 0)
-    assert float(relative_error(log_w).mean()) == pytest.approx(float(estimates.std()), rel=0.15)
-    assert torch.isinf(relative_error(torch.zeros(1)))
+    log_w = 0.8 * torch.randn(300, 2000)
+    streams = [WeightStream.of(row) for row in log_w]
+    spread = torch.tensor([s.log_mean for s in streams]).std()
+    claimed = torch.tensor([s.log_mean_se for s in streams]).mean()
+    assert float(claimed) == pytest.approx(float(spread), rel=0.15)
+    assert math.isinf(WeightStream.of(torch.full((3,), -math.inf)).log_mean_se)
 
 
-def test_confidence_interval():
-    low, high = confidence_interval(2.0, 0.5, level=0.99)
-    assert (low + high) / 2 == pytest.approx(2.0)
-    assert high - low == pytest.approx(2 * 2.5758 * 0.5, rel=1e-3)
-    with pytest.raises(ValueError, match="level"):
-        confidence_interval(0.0, 1.0, level=95)
+def test_several_estimates_draw_until_the_worst_is_good_enough():
+    torch.manual_seed(0)
+    spread = torch.tensor([0.0, 0.1, 1.0])
+
+    def draw(n):
+        return spread * torch.randn(n, 3) - spread.square() / 2  # mean weight one
+
+    log_z, error, n = adaptive_log_mean(draw, tolerance=0.01, chunk_size=1000)
+    assert log_z.shape == error.shape == (3,)
+    assert float((log_z / error.clamp_min(1e-12)).abs().max()) < 4
+    assert float(error.max()) < 0.01
+    assert n == pytest.approx(math.expm1(1.0) / 0.01**2, rel=0.25)
+    assert adaptive_log_mean(lambda n: torch.zeros(n), chunk_size=1000)[2] == 1000
+    assert adaptive_log_mean(torch.zeros, chunk_size=1000, min_samples=2500)[2] == 3000
+    assert adaptive_log_mean(draw, tolerance=0.0, chunk_size=1000, max_samples=4500)[2] == 4000
+    assert math.isnan(adaptive_log_mean(lambda n: torch.full((n,), math.nan), chunk_size=9)[0])
+
+
+def test_the_interval_widens_with_its_level():
     density, q = good_case(3)
     bounds = judged(density, q, 0)
-    low, high = bounds.interval(0.95)
-    assert low < bounds.lower <= bounds.upper < high
+    low, high = bounds.interval(0.99)
+    assert bounds.lower - low == pytest.approx(2.5758 * bounds.lower_se, rel=1e-3)
+    assert high - bounds.upper == pytest.approx(2.5758 * bounds.upper_se, rel=1e-3)
+    with pytest.raises(ValueError, match="level"):
+        bounds.interval(level=95)

@@ -102,12 +102,12 @@ def test_autoregressive_is_the_default_from_three_columns_on():
 
 
 def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
-    from selfnorm.tables import density_methods
+    from selfnorm.tables import density as room
 
     X = skewed(3000, d=3)
     density = EnergyDensity(random_state=0, max_steps=30).fit(X[:300])
     every_row = density.bounds(X, n_samples=256, random_state=0)
-    monkeypatch.setattr(density_methods, "MAX_FACTOR_SAMPLES", 256 * 3 * 1000)
+    monkeypatch.setattr(room, "MAX_FACTOR_SAMPLES", 256 * 3 * 1000)
     subset = density.bounds(X, n_samples=256, random_state=0)
     assert subset.n_samples == 256
     assert subset.lower == pytest.approx(every_row.lower, abs=2e-3)

@@ -1,12 +1,10 @@
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 
 from selfnorm.errors import DataError
 from selfnorm.tables import Table, check_output, numeric, read_table, write_table
 from selfnorm.tables.files import atomic_output
-from selfnorm.tables.table import from_frame
 
 VALUES = np.array([[1.5, -2.0, 3e-7], [4.0, 5.25, 1e12], [0.1, 0.2, -0.3]])
 NAMES = ["a", "b c", "d"]
@@ -34,27 +32,6 @@ def test_npy_has_no_names_and_is_taken_by_position(tmp_path):
     assert np.array_equal(numeric(back, ["p", "q", "r"]), VALUES)
     with pytest.raises(DataError, match="'s' is missing"):
         numeric(back, ["x0", "s"])
-
-
-@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, dict])
-def test_frames(make):
-    frame = make(
-        {"i": [1, 2, 3], "f": [0.5, 1.5, 2.5], "t": ["x", "y", "z"], "b": [True, False, True]}
-    )
-    read = from_frame(frame)
-    assert read.names == ["i", "f", "t", "b"]
-    assert np.array_equal(numeric(read, ["f", "b"]), [[0.5, 1.0], [1.5, 0.0], [2.5, 1.0]])
-    with pytest.raises(DataError, match="column 't' holds text"):
-        numeric(read)
-
-
-def test_frames_with_missing_values():
-    for frame in (
-        pd.DataFrame({"a": pd.array([1, None, 3], dtype="Int64"), "b": [1.0, 2.0, np.nan]}),
-        pl.DataFrame({"a": [1, None, 3], "b": [1.0, 2.0, None]}),
-    ):
-        with pytest.raises(DataError, match=r"missing value in row 2, column 'a' \(2 such"):
-            numeric(from_frame(frame))
 
 
 def test_columns_are_put_in_the_order_asked_for(tmp_path):

@@ -154,6 +154,12 @@ class AutoregressiveEBM(nn.Module):
         self._start_at_marginals()
         return self
 
+    def set_columns(self, columns: Columns) -> AutoregressiveEBM:
+        """Take scales, grids and atoms as ``columns`` has them, in place of :meth:`set_scaling`."""
+        self.columns.load_state_dict(columns.state_dict())
+        self._start_at_marginals()
+        return self
+
     @torch.no_grad()
     def _start_at_marginals(self) -> None:
         k = self.n_components - 1

@@ -20,16 +20,9 @@ import numpy as np
 import typer
 
 from selfnorm import saving
+from selfnorm._inputs import refuse_constant
 from selfnorm.errors import DataError, ModelFileError
-from selfnorm.tables import (
-    Table,
-    check_output,
-    numeric,
-    read_table,
-    refuse_constant,
-    repeated_name,
-    write_table,
-)
+from selfnorm.tables import Table, check_output, numeric, read_table, write_table
 
 __all__ = ["check_device", "check_folder", "register"]
 
@@ -333,8 +326,8 @@ def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list
     for name in (*chosen, *dropped):
         if name not in table.columns:
             raise DataError(f"there is no column {name!r}; the table has {table.names}")
-    if len(set(chosen)) != len(chosen):
-        raise DataError(f"--columns names {repeated_name(chosen)!r} twice; leave one out")
+        if chosen.count(name) > 1:
+            raise DataError(f"--columns names {name!r} twice; leave one out")
     return [name for name in chosen if name not in dropped]
 
 

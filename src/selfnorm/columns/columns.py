@@ -29,7 +29,7 @@ from torch.nn.functional import logsigmoid, softplus
 from selfnorm._inputs import as_rows
 from selfnorm.errors import DataError, SelfnormWarning
 
-__all__ = ["Columns", "detect_atoms", "detect_step", "log_cell_mass"]
+__all__ = ["Columns", "detect_atoms", "detect_step", "label_step", "log_cell_mass"]
 
 N_ATOMS = 4
 N_KNOTS = 17
@@ -79,6 +79,33 @@ def detect_atoms(values: np.ndarray) -> list[float]:
     often = counts > max(4.5, 0.002 * len(values))
     order = np.argsort(-counts[often], kind="stable")
     return [float(v) for v in distinct[often][order][:N_ATOMS]]
+
+
+def label_step(y: np.ndarray) -> float:
+    """Width over which the values of a target should be spread: 0 for a continuous one.
+
+    At most a hundred distinct values, each ten times on average, are steps of their smallest gap.
+    Values that differ by rounding alone (0.3 and 0.1 + 0.2) are one. A value that is a twentieth of
+    all (zeros, a cap) is spread by a hundredth of the deviation, that of the middle half of the
+    other values if it is smaller: long tails do not widen it.
+
+    >>> label_step(np.repeat([3.0, 4.0, 5.0], 100)), label_step(np.linspace(0, 1, 300))
+    (1.0, 0.0)
+    """
+    values, counts = np.unique(y, return_counts=True)
+    # far from zero the first bound may exceed the step, the second does not
+    rounding = min(1e-9 * np.abs(values).max(), 1e-6 * y.std())
+    distinct = np.r_[True, np.diff(values) > rounding]
+    values, counts = values[distinct], np.add.reduceat(counts, np.flatnonzero(distinct))
+    if len(values) < 2:
+        return 0.0
+    if len(values) <= min(100, len(y) / 10):
+        return float(np.diff(values).min())
+    if counts.max() >= max(10, 0.05 * len(y)):
+        others = y[np.abs(y - values[counts.argmax()]) > rounding]
+        low, high = np.percentile(others, [25, 75])
+        return float(0.01 * min(y.std(), (high - low) / 1.349 or y.std()))
+    return 0.0
 
 
 class Columns(nn.Module):
@@ -182,27 +209,50 @@ class Columns(nn.Module):
         if bool(outside.any()):
             bad = outside.any(0).nonzero().flatten().tolist()
             raise DataError(f"columns {bad} hold values outside the stated support; widen it")
-        self._warn(table)
+        # a spread of rounding size is none
+        rounding = (1e-12 if x.dtype == torch.float64 else 1e-7) * np.abs(table).max(0).clip(1e-30)
+        constant = np.ptp(table, 0) <= rounding
+        self._warn(table, constant)
         sd = table.std(0)
         for j in range(self.dim):
-            self._fit_discrete(j, table[:, j], float(sd[j]))
+            self._fit_discrete(j, table[:, j], float(sd[j]), bool(constant[j]))
         self.unit.copy_(torch.as_tensor(np.where(sd > 0, sd, 1.0)))
         noisy = self.dequantise(x.to(self.center))
-        # Interpolation does not shrink the step a little: quantiles of the spread-out values.
+        # Of the spread-out values: the quantiles of a grid would jump by a step.
         t, _ = self._unbound(noisy)
         levels = torch.linspace(0, 1, N_KNOTS, dtype=t.dtype, device=t.device)
         levels[0], levels[-1] = 0.005, 0.995
-        some = t[:: -(-len(t) // 200_000)]  # from all over the table, which may be sorted
-        ordered = torch.quantile(some, torch.cat([levels.new_tensor([0.05, 0.5, 0.95]), levels]), 0)
+        levels = torch.cat([levels.new_tensor([0.05, 0.5, 0.95]), levels])
+        every = -(-len(t) // 200_000)  # rows from all over the table, which may be sorted
+        ordered = torch.quantile(t[::every], levels, 0)
         spread = (ordered[2] - ordered[0]) / 3.29
-        spread = torch.where(spread > 1e-6 * t.std(0), spread, t.std(0))
+        # Where nine rows in ten share a value, their noise tells no scale.
+        ends = torch.quantile(x[::every].to(t), levels[[0, 2]], 0)
+        spread = torch.where(ends[1] - ends[0] > 1e-6 * self.unit, spread, t.std(0))
         self.scale.copy_(torch.where(spread > 0, spread, torch.ones_like(spread)))
         self.center.copy_(ordered[1])
         self.knots.copy_(((ordered[3:] - ordered[1]) / self.scale).T)
         self.fitted.fill_(True)
         return self
 
-    def _fit_discrete(self, j: int, values: np.ndarray, sd: float) -> None:
+    def standardised(self) -> Columns:
+        """The columns of the table that :meth:`forward` makes: center 0, scale 1, without limits.
+
+        Example:
+            >>> x = torch.arange(10.0).repeat(2)[:, None]
+            >>> columns = Columns(1).fit(x)
+            >>> torch.equal(columns.standardised().step, columns.step / columns.scale)
+            True
+        """
+        twin = Columns(self.dim, discrete=self.discrete, encoding=self.encoding).to(self.center)
+        for name in ("step", "atom_width", "unit"):
+            getattr(twin, name).copy_(getattr(self, name) / self.scale)
+        twin.atoms.copy_((self.atoms - self.center[:, None]) / self.scale[:, None])
+        twin.knots.copy_(self.knots)
+        twin.fitted.copy_(self.fitted)
+        return twin
+
+    def _fit_discrete(self, j: int, values: np.ndarray, sd: float, constant: bool) -> None:
         self.step[j], self.atom_width[j] = 0.0, 0.0
         self.atoms[j] = torch.nan
         if self.discrete is None:
@@ -210,7 +260,7 @@ class Columns(nn.Module):
         if not isinstance(self.discrete, str):
             self.step[j] = float(self.discrete[j])
             return
-        if sd <= 1e-7 * max(1e-30, float(np.abs(values).max())):
+        if constant:
             self.step[j] = 1.0
             return
         step = detect_step(values)
@@ -221,18 +271,17 @@ class Columns(nn.Module):
             self.atoms[j, a] = atom
             self.atom_width[j] = 0.01 * sd
 
-    def _warn(self, table: np.ndarray) -> None:
-        magnitude = np.abs(table).max(0).clip(1e-30)
-        constant = [int(j) for j in np.flatnonzero(np.ptp(table, 0) <= 1e-7 * magnitude)]
-        if constant:
+    def _warn(self, table: np.ndarray, constant: np.ndarray) -> None:
+        same = np.flatnonzero(constant).tolist()
+        if same:
             warnings.warn(
-                f"columns {constant} are constant: they carry no information and are given an "
+                f"columns {same} are constant: they carry no information and are given an "
                 "interval of width one; drop them for a density of the others",
                 SelfnormWarning,
                 stacklevel=4,
             )
         _, first = np.unique(table, axis=1, return_index=True)
-        twins = sorted(set(range(table.shape[1])) - set(first.tolist()) - set(constant))
+        twins = sorted(set(range(table.shape[1])) - set(first.tolist()) - set(same))
         if twins:
             warnings.warn(
                 f"columns {twins} repeat another column exactly: their density is bounded only by "
@@ -245,7 +294,8 @@ class Columns(nn.Module):
         """Add uniform noise of the width that each value stands for (global generator)."""
         hit = (x.unsqueeze(-1) - self.atoms).abs() <= 1e-6 * self.unit.unsqueeze(-1)
         width = self.step + hit.any(-1) * self.atom_width
-        noisy = x + width * (torch.rand_like(x) - 0.5)
+        # single precision is enough of a random number
+        noisy = x + width * (torch.rand_like(x, dtype=torch.float32) - 0.5)
         if not self.bounded:
             return noisy
         noisy = torch.where(noisy < self.low, 2 * self.low - noisy, noisy)  # reflected, so that no

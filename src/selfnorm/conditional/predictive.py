@@ -134,8 +134,7 @@ class PredictiveLaw:
 
     def crps(self, y: Tensor) -> Tensor:
         """``integral (F(t) - [t >= y])^2 dt`` at labels ``(n,)``, in the units of the grid."""
-        given = (t.cpu().numpy() for t in (y, self.edges, self.cdf))
-        return torch.from_numpy(crps_from_cdf(*given)).to(self.cdf)
+        return crps_from_cdf(y.to(self.cdf), self.edges, self.cdf)
 
 
 def _check_coverage(coverage: float) -> float:

@@ -1,8 +1,7 @@
 """Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""
 
 from selfnorm.distributions.defensive import Defensive, mix_log_probs, mix_samples
-from selfnorm.distributions.flow_training import FlowTask, proposal_loss
-from selfnorm.distributions.flows import Flow
+from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
 from selfnorm.distributions.mdn import (
     MDN,
     LabelGaussian,

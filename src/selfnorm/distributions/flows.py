@@ -1,4 +1,12 @@
-"""Normalising flows as proposals (and as peers), on top of zuko."""
+"""Normalising flows as proposals (and as peers), on top of zuko, and their training.
+
+Three losses for a proposal ``q`` of a model ``p``:
+
+* ``"data"``: ``-E_data[log q]``, maximum likelihood;
+* ``"kl"``: ``KL(p || q)`` by self-normalised importance sampling from ``q`` itself,
+  ``-sum_m w_m log q(x_m) / sum_m w_m`` with the weights held fixed;
+* ``"both"``: their average.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +18,14 @@ from torch import Tensor
 
 from selfnorm._inputs import as_rows
 from selfnorm.columns import Columns
-from selfnorm.distributions.flow_training import FlowTask
-from selfnorm.distributions.proposals import Proposal
+from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError, SelfnormError
+from selfnorm.training import Task
 
-__all__ = ["Flow"]
+__all__ = ["Flow", "FlowTask", "proposal_loss"]
 
 KINDS = ("nsf", "maf")
+LOSSES = ("data", "kl", "both")
 
 
 def _zuko() -> Any:
@@ -45,6 +54,7 @@ class Flow(Proposal):
         hidden: hidden layers of each conditioner.
         bins: spline bins (``"nsf"`` only).
         condition_dim: length of a condition vector.
+        residual: residual conditioners.
 
     Example:
         >>> flow = Flow(2, transforms=1, hidden=(8,))
@@ -71,14 +81,6 @@ class Flow(Proposal):
         zuko = _zuko()
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {KINDS}, not {kind!r}")
-        options: dict[str, Any] = {
-            "transforms": transforms,
-            "hidden_features": tuple(hidden),
-        }
-        if residual:  # zuko's one-column flows have no such option
-            options["residual"] = True
-        if kind == "nsf":
-            options["bins"] = bins
         self.dim, self.condition_dim, self.kind = dim, condition_dim, kind
         self.config: dict[str, Any] = {
             "dim": dim,
@@ -89,8 +91,11 @@ class Flow(Proposal):
             "condition_dim": condition_dim,
             "residual": residual,
         }
-        self.flow = {"nsf": zuko.flows.NSF, "maf": zuko.flows.MAF}[kind](
-            dim, condition_dim, **options
+        build, options = (zuko.flows.NSF, {"bins": bins}) if kind == "nsf" else (zuko.flows.MAF, {})
+        if residual:  # zuko's one-column flows have no such option
+            options["residual"] = True
+        self.flow = build(
+            dim, condition_dim, transforms=transforms, hidden_features=tuple(hidden), **options
         )
         self.register_buffer("loc", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
@@ -142,3 +147,84 @@ class Flow(Proposal):
     ) -> FlowTask:
         """Maximum likelihood (see :class:`FlowTask`), which needs no objective and no samples."""
         return FlowTask(self, columns=columns)
+
+
+def proposal_loss(
+    proposal: Proposal, model: UnnormalisedModel | None, x: Tensor, loss: str, n_samples: int
+) -> Tensor:
+    """One of the three losses above, to minimise; gradients reach the proposal alone."""
+    if loss not in LOSSES:
+        raise ValueError(f"loss must be one of {LOSSES}, not {loss!r}")
+    if loss == "data":
+        return -proposal.log_prob(x).mean()
+    if model is None:
+        raise ValueError(f"the loss {loss!r} needs the model that the proposal serves")
+    on_data = -proposal.log_prob(x).mean() if loss == "both" else None
+    y = proposal.sample((n_samples,)).detach()
+    log_q = proposal.log_prob(y)
+    with torch.no_grad():
+        weights = torch.softmax(model.log_unnormalized(y) - log_q, 0)
+    towards_model = -(weights * log_q).sum()
+    return towards_model if on_data is None else 0.5 * (on_data + towards_model)
+
+
+class FlowTask(Task):
+    """Training of a flow by one of the three losses, for :func:`selfnorm.fit`.
+
+    Args:
+        columns: spreads discrete values out afresh at every step, where given.
+        model: what the flow is a proposal of, for the losses ``"kl"`` and ``"both"``.
+    """
+
+    module: Flow
+    capturable = True
+
+    def __init__(
+        self,
+        flow: Flow,
+        *,
+        columns: Columns | None = None,
+        model: UnnormalisedModel | None = None,
+        loss: str = "data",
+        n_samples: int = 512,
+    ) -> None:
+        if loss not in LOSSES:
+            raise ValueError(f"loss must be one of {LOSSES}, not {loss!r}")
+        self.module = flow
+        self.columns, self.model = columns, model
+        self.kind, self.n_samples = loss, n_samples
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with the optimiser's weight decay, vectors without."""
+        parameters = list(self.module.parameters())
+        return [
+            {"params": [p for p in parameters if p.dim() > 1]},
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Standardise by the training data unless that was done."""
+        expected = 2 if self.module.condition_dim else 1
+        if len(data) != expected:
+            raise DataError(
+                f"the flow has condition_dim={self.module.condition_dim}: expected {expected} "
+                f"tensors (x{', condition' if expected == 2 else ''}), got {len(data)}"
+            )
+        if not bool(self.module.fitted):
+            self.module.set_scaling(data[0])
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The chosen loss; the negative mean log-likelihood by default."""
+        x = batch[0] if self.columns is None else self.columns.dequantise(batch[0])
+        if self.module.condition_dim:
+            loss = -self.module.log_prob(x, batch[1]).mean()
+        else:
+            loss = proposal_loss(self.module, self.model, x, self.kind, self.n_samples)
+        return loss, {"log_prob": -loss.detach()}
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Mean held-out log-likelihood of the rows as given."""
+        given = data[1:] if self.module.condition_dim else ()
+        chunks = zip(*(t.split(8192) for t in (data[0], *given)), strict=True)
+        parts = [self.module.log_prob(*chunk) for chunk in chunks]
+        return {"score": float(torch.cat(parts).double().mean())}

@@ -9,7 +9,8 @@ distribution (of torch, of zuko, your own object) is made one of them by :func:`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -351,11 +352,12 @@ def as_proposal(q: Any, dim: int | None = None) -> Proposal:
     if isinstance(q, Proposal):
         proposal: Proposal = q
     elif isinstance(q, Distribution):
-        proposal = _TorchProposal(q)
+        law = _over_rows(q)
+        proposal = _Foreign(law, partial(_log_prob_with_support, law))
     elif hasattr(q, "sample") and hasattr(q, "log_prob"):
-        proposal = _DuckProposal(q)
+        proposal = _Foreign(q, q.log_prob)
     elif isinstance(q, nn.Module):
-        proposal = _LazyProposal(q)
+        proposal = _Lazy(q)
     else:
         raise ProposalError(
             f"{type(q).__name__} cannot serve as a proposal: it needs sample(shape) and "
@@ -384,45 +386,35 @@ def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
 
 
 class _Foreign(Proposal):
-    """A law that ``nn.Module.to`` does not reach: its samples take the type asked for there."""
+    """Somebody's own law, whose first sample tells its width and type.
+
+    ``nn.Module.to`` does not reach it: its samples take the type asked for there.
+    """
 
     kind: Tensor
 
-    def _take_kind_of(self, drawn: Tensor) -> None:
-        self._own = drawn.dtype if drawn.is_floating_point() else torch.float32
+    def __init__(self, law: Any, log_density: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.law, self.log_density = law, log_density
+        with seeded(0):
+            first = torch.as_tensor(law.sample(torch.Size([1])))
+        self.dim = first.numel()
+        self._own = first.dtype if first.is_floating_point() else torch.float32
         self.register_buffer("kind", torch.zeros((), dtype=self._own), persistent=False)
 
-    def _in_own_kind(self, x: Tensor) -> Tensor:
-        """Rows as wide as the law's own numbers: a flow in float64 asks for such rows."""
-        return x.to(torch.promote_types(x.dtype, self._own))
-
-
-class _TorchProposal(_Foreign):
-    def __init__(self, distribution: Distribution) -> None:
-        super().__init__()
-        if not distribution.event_shape and not distribution.batch_shape:
-            distribution = distribution.expand(torch.Size([1]))
-        if len(distribution.batch_shape) == 1 and not distribution.event_shape:
-            distribution = Independent(distribution, 1)
-        if distribution.batch_shape or len(distribution.event_shape) != 1:
-            raise ProposalError(
-                "a proposal must be one distribution over rows: got batch shape "
-                f"{tuple(distribution.batch_shape)} and event shape "
-                f"{tuple(distribution.event_shape)}"
-            )
-        self.distribution = distribution
-        self.dim = distribution.event_shape[0]
-        with seeded(0):
-            self._take_kind_of(distribution.sample())
-
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        return self.distribution.sample(torch.Size(shape)).to(self.kind.dtype)
+        drawn = torch.as_tensor(self.law.sample(torch.Size(shape)))
+        return drawn.to(self.kind.dtype).reshape(*shape, self.dim)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return _log_prob_with_support(self.distribution, self._in_own_kind(x)).to(x.dtype)
+        # Rows as wide as the law's own numbers: a flow in float64 asks for such rows.
+        rows = x.to(torch.promote_types(x.dtype, self._own))
+        return torch.as_tensor(self.log_density(rows)).to(x.dtype).reshape(x.shape[:-1])
 
 
-class _LazyProposal(Proposal):
+class _Lazy(Proposal):
+    """A module whose call returns a distribution over rows."""
+
     def __init__(self, lazy: nn.Module) -> None:
         super().__init__()
         self.lazy = lazy
@@ -434,9 +426,9 @@ class _LazyProposal(Proposal):
             )
         self.dim = distribution.event_shape[0]
 
+    @torch.no_grad()
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        with torch.no_grad():
-            drawn: Tensor = self.lazy().sample(torch.Size(shape))
+        drawn: Tensor = self.lazy().sample(torch.Size(shape))
         return drawn
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -444,40 +436,31 @@ class _LazyProposal(Proposal):
         return result
 
 
-class _DuckProposal(_Foreign):
-    """Any object with sample and log_prob; its first sample tells width and type."""
-
-    def __init__(self, q: Any) -> None:
-        super().__init__()
-        self.q = q
-        first = torch.as_tensor(q.sample((1,)))
-        self.dim = int(first.reshape(1, -1).shape[-1])
-        self._take_kind_of(first)
-
-    def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        drawn = torch.as_tensor(self.q.sample(torch.Size(shape))).to(self.kind.dtype)
-        return drawn.reshape(*shape, self.dim)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        log_q = torch.as_tensor(self.q.log_prob(self._in_own_kind(x)))
-        return log_q.to(x.dtype).reshape(x.shape[:-1])
+def _over_rows(distribution: Distribution) -> Distribution:
+    """One distribution over rows: a scalar one has one column, a batch independent columns."""
+    if not distribution.event_shape and not distribution.batch_shape:
+        distribution = distribution.expand(torch.Size([1]))
+    if len(distribution.batch_shape) == 1 and not distribution.event_shape:
+        distribution = Independent(distribution, 1)
+    if distribution.batch_shape or len(distribution.event_shape) != 1:
+        raise ProposalError(
+            "a proposal must be one distribution over rows: got batch shape "
+            f"{tuple(distribution.batch_shape)} and event shape {tuple(distribution.event_shape)}"
+        )
+    return distribution
 
 
 def _log_prob_with_support(distribution: Distribution, x: Tensor) -> Tensor:
     """Log-density with ``-inf`` outside the support, where torch would raise or extrapolate."""
     try:
-        support = distribution.support
+        inside = distribution.support.check(x)  # type: ignore[union-attr]
     except NotImplementedError:  # not said, e.g. by zuko's flows: everywhere
-        support = None
-    if support is None:
         return distribution.log_prob(x)
-    inside = support.check(x)
     if inside.dim() == x.dim():
         inside = inside.all(-1)
     if bool(inside.all()):
         return distribution.log_prob(x)
-    filler = distribution.sample()
-    safe = torch.where(inside.unsqueeze(-1), x, filler)
+    safe = torch.where(inside.unsqueeze(-1), x, distribution.sample())
     return torch.where(inside, distribution.log_prob(safe), -math.inf)
 
 

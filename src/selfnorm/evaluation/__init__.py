@@ -1,16 +1,26 @@
 """Can a number be trusted: bounds, log-weights, the verdict, quadrature, calibration."""
 
-from selfnorm.evaluation.bounds import Bounds, draw_log_weights, estimate_log_norm, evaluate
-from selfnorm.evaluation.calibration import crps_from_cdf, plot_reliability
-from selfnorm.evaluation.diagnostics import PARETO_K_LIMIT, data_side_check, tail_index, verdict
+from selfnorm.evaluation.bounds import Bounds, evaluate
+from selfnorm.evaluation.calibration import crps_from_cdf
+from selfnorm.evaluation.diagnostics import (
+    PARETO_K_LIMIT,
+    WeightStream,
+    adaptive_log_mean,
+    data_side_check,
+    draw_log_weights,
+    estimate_log_norm,
+    stream_log_weights,
+    tail_index,
+    verdict,
+)
 from selfnorm.evaluation.memory import chunk_size_for
 from selfnorm.evaluation.quadrature import exact_log_norm
-from selfnorm.evaluation.weight_stream import WeightStream
 
 __all__ = [
     "PARETO_K_LIMIT",
     "Bounds",
     "WeightStream",
+    "adaptive_log_mean",
     "chunk_size_for",
     "crps_from_cdf",
     "data_side_check",
@@ -18,7 +28,7 @@ __all__ = [
     "estimate_log_norm",
     "evaluate",
     "exact_log_norm",
-    "plot_reliability",
+    "stream_log_weights",
     "tail_index",
     "verdict",
 ]

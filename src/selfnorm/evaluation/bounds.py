@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -15,13 +16,10 @@ from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import check_rows
 from selfnorm.distributions import Proposal, UnnormalisedModel, proposal_for
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.evaluation.diagnostics import Verdict, confidence_interval, verdict
+from selfnorm.evaluation.diagnostics import CHUNK_SIZE, WeightStream, stream_log_weights, verdict
 from selfnorm.evaluation.memory import chunk_size_for
-from selfnorm.evaluation.weight_stream import WeightStream
 
-__all__ = ["Bounds", "draw_log_weights", "estimate_log_norm", "evaluate"]
-
-_CHUNK = 16_384  # rows per forward pass where the caller does not say
+__all__ = ["Bounds", "evaluate", "far_mass", "summarise"]
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,13 @@ class Bounds:
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Confidence interval around both bounds: the lower's lower end, the upper's upper end.
 
-        Each end is a normal interval at ``level`` (see :func:`selfnorm.evaluation.diagnostics
-        .confidence_interval`); it covers test rows and proposal samples, and means something only
-        where :attr:`reliable` is true.
+        Each end is that of a normal interval at ``level``; it covers test rows and proposal
+        samples, and means something only where :attr:`reliable` is true.
         """
-        low, _ = confidence_interval(self.lower, self.lower_se, level)
-        _, high = confidence_interval(self.upper, self.upper_se, level)
-        return low, high
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"level must lie between 0 and 1, got {level}")
+        z = NormalDist().inv_cdf(0.5 + level / 2)
+        return self.lower - z * self.lower_se, self.upper + z * self.upper_se
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, the gap and the verdict as a plain dict."""
@@ -158,7 +156,7 @@ def evaluate(
         raise DataError(f"n_samples must be at least 2, got {n_samples}")
     x = check_rows(x, "x", minimum=1, dtype=getattr(model, "dtype", None)).to(model.device)
     q = proposal_for(model, proposal, x.shape[-1])
-    chunk = chunk_size or _CHUNK
+    chunk = chunk_size or CHUNK_SIZE
     if max_memory is not None and chunk_size is None:
         chunk = chunk_size_for(model, q, max_memory)
     with evaluating(model):
@@ -184,36 +182,32 @@ def summarise(
         log_w_data: ``(n,)`` log-weights at the data.
         log_norm: the learned ``b``.
     """
-    log_p, weights, log_w_data = log_p.double(), WeightStream.of(log_w), log_w_data.double()
-    n, m = len(log_p), weights.n
+    log_p, weights = log_p.double(), WeightStream.of(log_w)
+    n = len(log_p)
     log_z = math.nan if weights.broken else weights.log_mean
-    ess = weights.ess
-    # Relative variance of the mean weight: (1/ESS - 1) / M.
-    z_var = (1 / ess - 1) / m if ess > 0 else math.inf
+    mean_weight = log_p.new_tensor([log_z])
+    lower = float(F.snl(log_p, mean_weight, log_norm))
+    upper = float(F.importance_ml(log_p, mean_weight))
+    ratio = float(log_p.mean()) - log_norm + 1 - lower  # exp(-b) mean(w), as the lower bound has it
+    z_var = weights.log_mean_se**2
     p_var = float(log_p.var(correction=1)) / n if n > 1 else 0.0
-    ratio = math.exp(min(log_z - log_norm, 700.0))
-    upper = float(log_p.mean()) - log_z
-    lower = float(log_p.mean()) - log_norm - ratio + 1
-    judged = verdict(weights, log_w_data)
+    judged = verdict(weights, log_w_data.double())
+    reasons = judged.reasons
+    if not (math.isfinite(lower) and math.isfinite(upper)):
+        broken = "A bound is not finite: the model's energy or b is broken; retrain."
+        reasons = (broken, *reasons)
     return Bounds(
         lower=lower,
         upper=upper,
         lower_se=math.sqrt(p_var + ratio**2 * z_var),
         upper_se=math.sqrt(p_var + z_var),
         log_norm=log_z,
-        log_norm_se=math.sqrt(z_var),
-        ess=ess,
+        log_norm_se=weights.log_mean_se,
+        ess=weights.ess,
         pareto_k=judged.pareto_k,
-        n_samples=m,
-        reasons=_reasons(judged, lower, upper),
+        n_samples=weights.n,
+        reasons=reasons,
     )
-
-
-def _reasons(judged: Verdict, lower: float, upper: float) -> tuple[str, ...]:
-    if math.isfinite(lower) and math.isfinite(upper):
-        return judged.reasons
-    broken = "A bound is not finite: the model's energy or b is broken; retrain."
-    return (broken, *judged.reasons)
 
 
 @torch.no_grad()
@@ -256,58 +250,3 @@ def far_mass(
             "Gaussian base, or bound the energy, e.g. MLP(..., saturate=4)."
         )
     return None
-
-
-@torch.no_grad()
-def draw_log_weights(
-    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = _CHUNK
-) -> Tensor:
-    """Log-weights of ``n_samples`` fresh proposal samples, in chunks: ``(n_samples,)``."""
-    parts = []
-    for start in range(0, n_samples, chunk_size):
-        samples = proposal.sample((min(chunk_size, n_samples - start),))
-        parts.append(model.log_unnormalized(samples) - proposal.log_prob(samples))
-    return torch.cat(parts)
-
-
-@torch.no_grad()
-def stream_log_weights(
-    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = _CHUNK
-) -> WeightStream:
-    """Summary of ``n_samples`` fresh log-weights, of which one chunk at a time is held."""
-    stream = WeightStream(n_samples)
-    for start in range(0, n_samples, chunk_size):
-        stream.update(
-            draw_log_weights(model, proposal, min(chunk_size, n_samples - start), chunk_size)
-        )
-    return stream
-
-
-@torch.no_grad()
-def estimate_log_norm(
-    model: UnnormalisedModel,
-    proposal: Proposal,
-    *,
-    tolerance: float = 2e-3,
-    max_samples: int = 2**20,
-    chunk_size: int = _CHUNK,
-) -> tuple[float, float, int]:
-    """Draw samples until the standard error of ``log Z`` is below ``tolerance``.
-
-    Returns:
-        The estimate, its standard error and the number of samples used.
-    """
-    first: list[Tensor] = []
-    second: list[Tensor] = []
-    counts: list[int] = []
-    while True:
-        log_w = draw_log_weights(model, proposal, chunk_size, chunk_size).double()
-        first.append(F.log_mean_exp(log_w))
-        second.append(F.log_mean_exp(2 * log_w))
-        counts.append(chunk_size)
-        total = sum(counts)
-        log_z = F.combine_log_means(first, counts)
-        excess = float(torch.expm1(F.combine_log_means(second, counts) - 2 * log_z))
-        error = math.sqrt(max(excess, 0.0) / total)
-        if error < tolerance or total + chunk_size > max_samples:
-            return float(log_z), error, total

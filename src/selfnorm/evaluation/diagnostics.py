@@ -1,4 +1,4 @@
-r"""Can this log-likelihood be trusted? Checks that take log-weights, and say what to do.
+r"""Log-weights drawn and summed up, and the verdict: can this log-likelihood be trusted?
 
 ``log_w`` are the log-weights ``log p~(x_m) - log q(x_m)`` of proposal samples, ``log_w_data`` the
 same at held-out data. The estimate of ``log Z`` sees only what the proposal visits; three questions
@@ -14,23 +14,25 @@ decide whether that was enough:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from selfnorm._context import SeedLike, seeded
-from selfnorm.evaluation.weight_stream import WeightStream
-from selfnorm.functional import log_mean_exp, pareto_k
+from selfnorm import functional as F
+from selfnorm.distributions import Proposal, UnnormalisedModel
 
 __all__ = [
     "DataSideCheck",
     "Verdict",
-    "confidence_interval",
+    "WeightStream",
+    "adaptive_log_mean",
     "data_side_check",
-    "energy_distance_test",
-    "relative_error",
+    "draw_log_weights",
+    "estimate_log_norm",
+    "stream_log_weights",
     "tail_index",
     "verdict",
 ]
@@ -40,36 +42,186 @@ MINIMUM_EFFECTIVE_SAMPLES = 100.0
 # The proposal may miss one per cent of the data before the verdict changes: log Z is then off by
 # about 0.01 nats. A finite sample always misses something (for Pareto k = 0.5 about 1/sqrt(M)).
 TOLERATED_SHARE = 0.01
+CHUNK_SIZE = 16_384  # rows per forward pass where the caller does not say
+_ALWAYS_KEPT = 500  # the narrow reading of the tail index looks at so many
 
 
-def relative_error(log_w: Tensor) -> Tensor:
-    r"""Standard error of ``log mean(w)`` by the delta method: ``sd(w) / (mean(w) sqrt(M))``.
+def _log_weight_chunks(
+    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int
+) -> Iterator[Tensor]:
+    for start in range(0, n_samples, chunk_size):
+        samples = proposal.sample((min(chunk_size, n_samples - start),))
+        yield model.log_unnormalized(samples) - proposal.log_prob(samples)
 
-    It equals ``sqrt((1/ESS - 1) / (M - 1))`` and is meaningful for Pareto k below 0.5 only.
 
-    >>> import torch
-    >>> float(relative_error(torch.zeros(10)))
-    0.0
+@torch.no_grad()
+def draw_log_weights(
+    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
+) -> Tensor:
+    """Log-weights of ``n_samples`` fresh proposal samples, in chunks: ``(n_samples,)``."""
+    return torch.cat(list(_log_weight_chunks(model, proposal, n_samples, chunk_size)))
+
+
+@torch.no_grad()
+def stream_log_weights(
+    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
+) -> WeightStream:
+    """Summary of ``n_samples`` fresh log-weights, of which one chunk at a time is held."""
+    stream = WeightStream(n_samples)
+    for log_w in _log_weight_chunks(model, proposal, n_samples, chunk_size):
+        stream.update(log_w)
+    return stream
+
+
+@torch.no_grad()
+def adaptive_log_mean(
+    draw: Callable[[int], Tensor],
+    *,
+    tolerance: float = 2e-3,
+    min_samples: int = 0,
+    max_samples: int = 2**20,
+    chunk_size: int = CHUNK_SIZE,
+) -> tuple[Tensor, Tensor, int]:
+    """``log mean(w)``, with as many weights as its standard error asks for.
+
+    Args:
+        draw: gives ``(n, *batch)`` fresh log-weights for a number ``n``; one estimate for every
+            place of ``batch`` (one of each of several models).
+        tolerance: draw until every standard error is below it ...
+        min_samples, max_samples: ... but at least, and at most, so many.
+        chunk_size: number of weights drawn at a time.
+
+    Returns:
+        The estimates and their standard errors, both ``(*batch,)`` in double precision, and the
+        number of samples.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> log_z, error, n = adaptive_log_mean(lambda n: torch.randn(n, 2), tolerance=0.01)
+        >>> bool((log_z - 0.5).abs().max() < 0.03), n
+        (True, 32768)
     """
-    m = log_w.shape[0]
-    if m < 2:
-        return torch.full(log_w.shape[1:], math.inf, device=log_w.device)
-    log_w = log_w.detach().double()
-    weights = torch.exp(log_w - log_mean_exp(log_w, 0))
-    return weights.std(0) / math.sqrt(m)
+    n, log_sum, log_squares = 0, torch.tensor(-math.inf), torch.tensor(-math.inf)
+    while True:
+        log_w = draw(chunk_size).double()
+        n += chunk_size
+        log_sum = torch.logaddexp(log_sum.to(log_w), torch.logsumexp(log_w, 0))
+        log_squares = torch.logaddexp(log_squares.to(log_w), torch.logsumexp(2 * log_w, 0))
+        excess = torch.expm1(log_squares - 2 * log_sum + math.log(n))  # relative variance of w
+        error = (excess.clamp_min(0) / n).sqrt()
+        enough = n >= min_samples and not bool((error >= tolerance).any())
+        if enough or n + chunk_size > max_samples:
+            return log_sum - math.log(n), error, n
 
 
-def confidence_interval(value: float, se: float, level: float = 0.95) -> tuple[float, float]:
-    """Normal interval ``value -+ z se``.
+def estimate_log_norm(
+    model: UnnormalisedModel,
+    proposal: Proposal,
+    *,
+    tolerance: float = 2e-3,
+    max_samples: int = 2**20,
+    chunk_size: int = CHUNK_SIZE,
+) -> tuple[float, float, int]:
+    """Draw samples until the standard error of ``log Z`` is below ``tolerance``.
 
-    >>> low, high = confidence_interval(0.0, 1.0)
-    >>> round(high, 2), round(low, 2)
-    (1.96, -1.96)
+    Returns:
+        The estimate, its standard error and the number of samples used.
     """
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    z = float(stats.norm.ppf(0.5 + level / 2))
-    return value - z * se, value + z * se
+    log_z, error, n = adaptive_log_mean(
+        lambda n: draw_log_weights(model, proposal, n, chunk_size),
+        tolerance=tolerance,
+        max_samples=max_samples,
+        chunk_size=chunk_size,
+    )
+    return float(log_z), float(error), n
+
+
+class WeightStream:
+    """Running summary of ``n_total`` log-weights: what an estimate of ``log Z`` needs of them.
+
+    The mean needs one running sum, the effective sample size two, Pareto k only the ``3 sqrt(M)``
+    largest weights: memory does not grow with ``M`` beyond that. Weights that are NaN or infinite
+    count as zero, and set :attr:`broken`.
+
+    Example:
+        >>> stream = WeightStream(6)
+        >>> stream.update(torch.tensor([0.0, 1.0, 2.0]))
+        >>> stream.update(torch.tensor([-1.0, 0.5, -math.inf]))
+        >>> log_w = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, -math.inf])
+        >>> abs(stream.log_mean - float(F.log_mean_exp(log_w))) < 1e-6
+        True
+    """
+
+    def __init__(self, n_total: int) -> None:
+        self.n_total = n_total
+        tail = min(n_total // 5, math.ceil(3 * math.sqrt(n_total)))
+        self._n_kept = min(n_total, max(tail + 1, _ALWAYS_KEPT))
+        self.n = 0
+        self.top = torch.empty(0, dtype=torch.float64)
+        self._log_sum = torch.tensor(-math.inf, dtype=torch.float64)
+        self._log_sum_squares = self._log_sum
+        self._n_broken = torch.zeros((), dtype=torch.long)
+
+    @classmethod
+    def of(cls, log_w: Tensor | WeightStream) -> WeightStream:
+        """The summary of weights at hand; a summary passes through."""
+        if isinstance(log_w, WeightStream):
+            return log_w
+        stream = cls(log_w.numel())
+        stream.update(log_w)
+        return stream
+
+    def update(self, log_w: Tensor) -> None:
+        """Take in a chunk of log-weights."""
+        log_w = log_w.detach().flatten().double()
+        if self.n == 0:
+            device = log_w.device
+            self.top, self._n_broken = self.top.to(device), self._n_broken.to(device)
+            self._log_sum = self._log_sum_squares = self._log_sum.to(device)
+        self.n += log_w.numel()
+        broken = torch.isnan(log_w) | torch.isposinf(log_w)
+        self._n_broken = self._n_broken + broken.sum()
+        log_w = log_w.masked_fill(broken, -math.inf)
+        self._log_sum = torch.logaddexp(self._log_sum, torch.logsumexp(log_w, 0))
+        squares = torch.logsumexp(2 * log_w, 0)
+        self._log_sum_squares = torch.logaddexp(self._log_sum_squares, squares)
+        best = torch.topk(log_w, min(self._n_kept, log_w.numel())).values
+        self.top = torch.cat([self.top, best]).sort(descending=True).values[: self._n_kept]
+
+    @property
+    def broken(self) -> bool:
+        """Whether a weight was NaN or infinite."""
+        return bool(self._n_broken > 0)
+
+    @property
+    def largest(self) -> float:
+        """The largest finite log-weight, ``-inf`` if there is none."""
+        return float(self.top[0]) if self.n else -math.inf
+
+    @property
+    def log_mean(self) -> float:
+        """``log mean(w)``."""
+        return float(self._log_sum) - math.log(max(self.n, 1))
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size as a fraction of the samples."""
+        if math.isinf(self.largest):
+            return 0.0
+        log_ess = 2 * self._log_sum - self._log_sum_squares
+        return min(float(torch.exp(log_ess)) / self.n, 1.0)  # equal weights round to above 1
+
+    @property
+    def log_mean_se(self) -> float:
+        """Standard error of ``log mean(w)``: ``sqrt((1/ESS - 1) / M)``.
+
+        By the delta method: it is meaningful for Pareto k below 0.5 only.
+        """
+        return math.sqrt((1 / self.ess - 1) / self.n) if self.ess > 0 else math.inf
+
+    def pareto_k(self) -> float:
+        """Pareto k of all weights; see :func:`selfnorm.functional.pareto_k`."""
+        return float(F.pareto_k(self.top, n_total=self.n))
 
 
 @dataclass(frozen=True)
@@ -98,7 +250,6 @@ def data_side_check(
     or less. If more than a tolerated share of held-out data lies there, the proposal does not cover
     the data, and ``log Z`` misses whatever mass the model has in that region.
 
-    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> data_side_check(torch.randn(500), torch.randn(5000)).passed
     True
@@ -140,7 +291,6 @@ def tail_index(log_w: Tensor | WeightStream) -> float:
     across the two reads k = 5 for weights that never exceed 1.7. The 70 or so largest weights lie
     on the shoulder alone and show that it ends; a tail that is truly heavy looks the same there.
 
-    >>> import torch
     >>> u = (torch.arange(20_000) + 0.5) / 20_000
     >>> tail_index(-1.5 * u.log()) > 1.0
     True
@@ -148,7 +298,7 @@ def tail_index(log_w: Tensor | WeightStream) -> float:
     stream = WeightStream.of(log_w)
     k = stream.pareto_k()
     if k > PARETO_K_LIMIT and stream.n >= 2000:
-        narrow = float(pareto_k(stream.top[:500]))
+        narrow = float(F.pareto_k(stream.top[:500]))
         if narrow < 0.5:
             return narrow
     return k
@@ -160,7 +310,6 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
     ``log_w (M,)`` at proposal samples (or their summary), ``log_w_data (n,)`` at held-out data
     (recommended: without it a missed mode cannot be seen).
 
-    >>> import torch
     >>> _ = torch.manual_seed(0)
     >>> verdict(0.1 * torch.randn(5000), 0.1 * torch.randn(500)).reliable
     True
@@ -202,37 +351,3 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
                 "has grown a spike there; widen the proposal (Defensive) or fit it to these data."
             )
     return Verdict(not reasons, tuple(reasons), fraction, k, check)
-
-
-def energy_distance_test(
-    x: Tensor, y: Tensor, *, n_permutations: int = 199, seed: SeedLike = 0, block: int = 1000
-) -> tuple[float, float]:
-    r"""Two-sample energy distance and its permutation p-value.
-
-    ``2 E|X - Y| - E|X - X'| - E|Y - Y'| >= 0``, zero iff both laws agree (Szekely and Rizzo 2013).
-    Distances are built block by block: memory ``block * (n + m)``, time ``(n + m)^2``.
-
-    >>> import torch
-    >>> _ = torch.manual_seed(0)
-    >>> distance, p = energy_distance_test(torch.randn(200, 2), torch.randn(200, 2))
-    >>> p > 0.01
-    True
-    >>> energy_distance_test(torch.randn(200, 2), torch.randn(200, 2) + 1.0)[1] < 0.01
-    True
-    """
-    n, m = len(x), len(y)
-    pooled = torch.cat([x, y]).to(torch.float32)
-    pooled = (pooled - pooled.mean(0)) / pooled.std(0).clamp_min(1e-12)
-    with seeded(seed):
-        orders = [torch.arange(n + m), *(torch.randperm(n + m) for _ in range(n_permutations))]
-    # s'Ds with s = 1/n on one sample and -1/m on the other is minus the energy distance
-    signs = torch.full((n + m, len(orders)), -1.0 / m)
-    for column, order in enumerate(orders):
-        signs[order[:n], column] = 1.0 / n
-    total = torch.zeros(len(orders), dtype=torch.float64)
-    for begin in range(0, n + m, block):
-        rows = pooled[begin : begin + block]
-        distances = torch.cdist(rows, pooled, compute_mode="donot_use_mm_for_euclid_dist")
-        total -= ((distances @ signs).double() * signs[begin : begin + block].double()).sum(0)
-    p_value = float((total >= total[0] - 1e-12).double().mean())
-    return float(total[0]), p_value

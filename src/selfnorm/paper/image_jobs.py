@@ -120,8 +120,7 @@ def _draw(
 ) -> None:
     if model.space_.dim != 1:
         return
-    from selfnorm.evaluation import plot_reliability
-    from selfnorm.plotting import density_panels, plot_panels
+    from selfnorm.plotting import density_panels, plot_panels, plot_reliability
 
     panels = density_panels(model, *data.test)
     np.savez_compressed(out / "scores" / f"densities_{data.name}.npz", **panels)  # type: ignore[arg-type]

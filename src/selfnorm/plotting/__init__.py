@@ -4,6 +4,7 @@ from selfnorm.plotting.densities import (
     new_figure,
     plot_densities,
     plot_history,
+    plot_reliability,
     plot_snl_surface,
     save,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "plot_densities",
     "plot_history",
     "plot_panels",
+    "plot_reliability",
     "plot_samples",
     "plot_snl_surface",
     "save",

@@ -1,4 +1,7 @@
-"""Figures of densities, training and theory; needs matplotlib, ``pip install selfnorm[plot]``."""
+"""Figures of densities, training, calibration and theory.
+
+They need matplotlib: ``pip install selfnorm[plot]``.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from selfnorm import functional as F
 from selfnorm.errors import SelfnormError
 
 if TYPE_CHECKING:
@@ -21,6 +27,7 @@ __all__ = [
     "plot_densities",
     "plot_density",
     "plot_history",
+    "plot_reliability",
     "plot_snl_surface",
     "save",
 ]
@@ -149,6 +156,29 @@ def plot_history(history: Any, path: str | Path | None = None) -> Figure:
     return save(figure, path)
 
 
+def plot_reliability(pits: dict[str, ArrayLike], path: str | Path | None = None) -> Figure:
+    """Observed against nominal levels (left) and PIT histograms (right) of one or more models.
+
+    Args:
+        pits: by name, ``F(y|x)`` of held-out labels; a calibrated model lies on the diagonal.
+        path: where to save the figure.
+    """
+    figure, (left, right) = new_figure(1, 2, figsize=(7.0, 3.2))
+    left.plot([0, 1], [0, 1], color="black", linewidth=0.8)
+    nominal = np.linspace(0.05, 0.95, 19)
+    for name, values in pits.items():
+        pit = np.asarray(values, dtype=float)
+        observed = (pit <= nominal[:, None]).mean(axis=1)
+        left.plot(nominal, observed, marker=".", label=name)
+        right.hist(pit, bins=20, range=(0, 1), density=True, histtype="step", label=name)
+    left.set_xlabel("nominal level")
+    left.set_ylabel("share of labels below")
+    right.set_xlabel("PIT")
+    right.axhline(1.0, color="black", linewidth=0.8)
+    left.legend(fontsize=8)
+    return save(figure, path)
+
+
 def plot_snl_surface(path: str | Path | None = None, mean: float = 1.0) -> Figure:
     """The SNL of a Gaussian with unknown mean, its ridge ``b = log Z`` and its optimum.
 
@@ -158,7 +188,8 @@ def plot_snl_surface(path: str | Path | None = None, mean: float = 1.0) -> Figur
     theta = torch.linspace(mean - 2.5, mean + 2.5, 241)
     b = torch.linspace(-1.5, 4.0, 241)
     grid_theta, grid_b = torch.meshgrid(theta, b, indexing="xy")
-    surface = mean * grid_theta - grid_b - torch.exp(grid_theta**2 / 2 - grid_b) + 1
+    log_z = (grid_theta**2 / 2).unsqueeze(0)
+    surface = F.snl(mean * grid_theta, log_z, grid_b, reduction="none")
     figure, axes = new_figure(figsize=(5.2, 4.2))
     levels = [-8, -6, -4.5, -3.5, -2.5, -1.75, -1.2, -0.8, -0.5, -0.25, 0.0, 0.2, 0.35, 0.45]
     filled = axes.contourf(

@@ -62,7 +62,6 @@ def draw(
     ``proposal`` has ``sample(shape)`` and ``log_prob(x)``. An option that the method does not know
     is an error.
 
-    >>> import torch
     >>> q = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(2), 2.0), 1)
     >>> p = torch.distributions.Independent(torch.distributions.Normal(torch.ones(2), 1.0), 1)
     >>> draw(p, 100, proposal=q, method="imh", seed=0).samples.shape
@@ -160,7 +159,6 @@ def _rejection(
 
 def _gradient_chains(
     kernel: ModuleType,
-    name: str,
     target_acceptance: float,
     log_density: LogDensity,
     proposal: Any,
@@ -168,7 +166,7 @@ def _gradient_chains(
     n_chains: int | None,
     warmup: int,
     thin: int,
-    extra: dict[str, int],
+    **extra: int,
 ) -> Draws:
     """Chains started by SIR (so that the modes have about their weights), adapted, then run."""
     n_chains = min(n, 10_000) if n_chains is None else min(n_chains, n)
@@ -190,7 +188,7 @@ def _gradient_chains(
     history = torch.stack(kept)
     return Draws(
         history[thin - 1 :: thin].reshape(-1, history.shape[-1])[:n],
-        name,
+        kernel.__name__.rpartition(".")[2],
         time.perf_counter() - begin,
         ess=chain_ess(history),
         acceptance=float(torch.stack(rates).mean()),
@@ -207,9 +205,7 @@ def _mala(
     warmup: int = 200,
     thin: int = 50,
 ) -> Draws:
-    return _gradient_chains(
-        mala, "mala", 0.574, log_density, proposal, n, n_chains, warmup, thin, {}
-    )
+    return _gradient_chains(mala, 0.574, log_density, proposal, n, n_chains, warmup, thin)
 
 
 def _hmc(
@@ -221,9 +217,8 @@ def _hmc(
     thin: int = 20,
     n_leapfrog: int = 8,
 ) -> Draws:
-    extra = {"n_leapfrog": n_leapfrog}
     return _gradient_chains(
-        hmc, "hmc", 0.8, log_density, proposal, n, n_chains, warmup, thin, extra
+        hmc, 0.8, log_density, proposal, n, n_chains, warmup, thin, n_leapfrog=n_leapfrog
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selfnorm.sampling.target import LogDensity
+from selfnorm.sampling.target import LogDensity, accept_or_stay
 
 
 class State(NamedTuple):
@@ -44,8 +44,7 @@ def step(state: State, log_density: LogDensity, proposal: Any) -> tuple[State, I
     log_ratio = torch.where(
         torch.isneginf(state.log_weights), torch.zeros_like(log_ratio), log_ratio
     )
-    log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
-    accepted = torch.rand_like(log_ratio).log() < log_ratio
-    positions = torch.where(accepted.unsqueeze(-1), candidates, state.positions)
-    kept = torch.where(accepted, log_weights, state.log_weights)
-    return State(positions, kept), Info(log_ratio.clamp_max(0.0).exp(), accepted)
+    new_state, acceptance, accepted = accept_or_stay(
+        state, State(candidates, log_weights), log_ratio
+    )
+    return new_state, Info(acceptance, accepted)

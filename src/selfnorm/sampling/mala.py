@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selfnorm.sampling.gradient_chain import State, accept_or_stay, init
-from selfnorm.sampling.target import LogDensity, value_and_gradient
+from selfnorm.sampling.target import GradientState as State
+from selfnorm.sampling.target import LogDensity, accept_or_stay, value_and_gradient
+from selfnorm.sampling.target import init_with_gradient as init
 
 __all__ = ["Info", "State", "init", "step"]
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selfnorm.sampling.resampling import systematic
+from selfnorm.functional import ess, log_mean_exp
+from selfnorm.sampling.sir import systematic
 from selfnorm.sampling.target import LogDensity
 
 
@@ -59,7 +60,7 @@ def step(
     log_increment = increment * torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
     if increment == 0.0:
         log_increment = torch.zeros_like(log_ratio)
-    log_norm = state.log_norm + torch.logsumexp(log_increment, 0) - _log(len(log_ratio), log_ratio)
+    log_norm = state.log_norm + log_mean_exp(log_increment)
     temperature = state.temperature + increment
     index = systematic(log_increment, len(log_ratio))
     state = State(
@@ -73,7 +74,7 @@ def step(
     acceptance = torch.zeros(())
     for _ in range(n_moves):
         state, acceptance = _move(state, log_density, proposal, target_acceptance)
-    return state, Info(_ess(log_increment), acceptance, increment)
+    return state, Info(ess(log_increment), acceptance, increment)
 
 
 def _move(
@@ -144,20 +145,11 @@ def _tempered(log_target: Tensor, log_proposal: Tensor, temperature: float) -> T
 def _next_increment(log_ratio: Tensor, room: float, ess_target: float) -> float:
     """Largest increment whose weights keep the ESS at ``ess_target`` (bisection)."""
     usable = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
-    if room <= 0.0 or _ess(room * usable) >= ess_target:
+    if room <= 0.0 or ess(room * usable) >= ess_target:
         return max(room, 0.0)
     low, high = 0.0, room
     for _ in range(40):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _ess(middle * usable) >= ess_target else (low, middle)
+        low, high = (middle, high) if ess(middle * usable) >= ess_target else (low, middle)
     # a share of -inf weights keeps the ESS below the target however small the step is
     return max(low, 1e-4 * room)
-
-
-def _ess(log_weights: Tensor) -> Tensor:
-    weights = torch.softmax(log_weights, 0)
-    return 1.0 / (weights**2).sum() / len(weights)
-
-
-def _log(n: int, like: Tensor) -> Tensor:
-    return torch.log(torch.as_tensor(float(n), dtype=like.dtype, device=like.device))

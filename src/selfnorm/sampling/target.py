@@ -1,9 +1,12 @@
-"""What a sampler samples from: one function ``x (n, d) -> log density (n,)``, normalised or not."""
+"""What the samplers share: the density they sample, its gradient, the Metropolis decision.
+
+The density is one function ``x (n, d) -> log density (n,)``, normalised or not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +20,6 @@ def as_log_density(target: Any) -> LogDensity:
     ``log_unnormalized`` is preferred to ``log_prob`` (no sampler needs the normaliser); a ``nan``
     becomes ``-inf``, so that a point where the energy is undefined is never accepted.
 
-    >>> import torch
     >>> log_density = as_log_density(torch.distributions.Normal(0.0, 1.0))
     >>> log_density(torch.zeros(1)).shape
     torch.Size([1])
@@ -55,3 +57,32 @@ def value_and_gradient(log_density: LogDensity, positions: Tensor) -> tuple[Tens
         total = torch.where(torch.isfinite(value), value, torch.zeros_like(value)).sum()
         (gradient,) = torch.autograd.grad(total, x)
     return value.detach(), torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+class GradientState(NamedTuple):
+    """``positions (n, d)``, ``log_density (n,)`` and its ``gradient (n, d)`` there."""
+
+    positions: Tensor
+    log_density: Tensor
+    gradient: Tensor
+
+
+def init_with_gradient(log_density: LogDensity, positions: Tensor) -> GradientState:
+    """Chains at ``positions (n, d)``."""
+    positions = positions.detach().clone()
+    return GradientState(positions, *value_and_gradient(log_density, positions))
+
+
+def accept_or_stay(old: Any, new: Any, log_ratio: Tensor) -> tuple[Any, Tensor, Tensor]:
+    """Move each chain with probability ``min(1, exp(log_ratio))``; a NaN ratio stays.
+
+    ``old`` and ``new`` are states: named tuples of tensors with one row per chain. Returns the
+    chains, the acceptance probabilities and who moved.
+    """
+    log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
+    accepted = torch.rand_like(log_ratio).log() < log_ratio
+    kept = [
+        torch.where(accepted.view(-1, *[1] * (there.dim() - 1)), there, here)
+        for here, there in zip(old, new, strict=True)
+    ]
+    return type(old)(*kept), log_ratio.clamp_max(0.0).exp(), accepted

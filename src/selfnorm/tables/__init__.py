@@ -1,10 +1,9 @@
 """``EnergyDensity`` and ``EnergyRegressor``: tables, behind the scikit-learn contract."""
 
 from selfnorm.tables.density import EnergyDensity
-from selfnorm.tables.files import check_output, read_table, write_table
+from selfnorm.tables.files import Table, check_output, numeric, read_table, write_table
 from selfnorm.tables.plots import plot_density_model, plot_regressor
 from selfnorm.tables.regressor import EnergyRegressor, RegressorNetwork
-from selfnorm.tables.table import Table, numeric, refuse_constant, repeated_name
 
 __all__ = [
     "EnergyDensity",
@@ -16,7 +15,5 @@ __all__ = [
     "plot_density_model",
     "plot_regressor",
     "read_table",
-    "refuse_constant",
-    "repeated_name",
     "write_table",
 ]

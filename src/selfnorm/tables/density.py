@@ -1,7 +1,15 @@
-"""``EnergyDensity``: the density of a table behind the scikit-learn contract."""
+"""``EnergyDensity``: the density of a table behind the scikit-learn contract.
+
+Rows are mapped once, by :class:`~selfnorm.columns.Columns` in float64; models see the mapped rows.
+
+- *joint* (few columns): one energy over all columns on a heavy-tailed base, normalised by a sharp
+  proposal with a heavy-tailed part mixed in.
+- *autoregressive* (any number of columns): a chain of one-dimensional EBMs.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
@@ -18,18 +26,22 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu
-from selfnorm._inputs import refuse_huge, refuse_text
-from selfnorm.columns import Scaling, detect_step, log_cell_mass
+from selfnorm._context import float32_on_cpu, seeded
+from selfnorm._inputs import refuse_constant, refuse_huge, refuse_text
+from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
+from selfnorm.columns import Columns, log_cell_mass
+from selfnorm.density import EBM, Recipe, fit, fit_many, joint_density, joint_energy
+from selfnorm.distributions import Defensive, Proposal, StudentT
 from selfnorm.errors import DataError
-from selfnorm.evaluation import Bounds
-from selfnorm.tables.density_methods import METHODS, FitRequest, FittedDensity
-from selfnorm.tables.table import refuse_constant
+from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.networks import MLP
 from selfnorm.training import History
 
 __all__ = ["EnergyDensity"]
 
 MINIMUM_ROWS = 5
+MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
+MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
 class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
@@ -77,6 +89,10 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         Score below which a row is called an outlier.
     method_ : str
         The method that was used.
+    columns_ : Columns
+        The map to the units of the model, in float64.
+    model_, proposal_ : EBM or AutoregressiveEBM, and the proposal of the former
+        The density of mapped rows.
 
     Examples
     --------
@@ -89,7 +105,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
     """
 
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
-        "method": [StrOptions({"auto", *METHODS})],
+        "method": [StrOptions({"auto", "joint", "autoregressive"})],
         "max_steps": [Interval(Integral, 1, None, closed="left"), None],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
@@ -146,34 +162,26 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             )
         refuse_huge(X, "X")
         refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
-        self._scaling = Scaling.fit_to(X)
-        steps = [detect_step(column) if self.discrete else 0.0 for column in X.T]
-        self._grid = np.array(steps), X.min(axis=0), X.max(axis=0)
-        rows = self._scaling.forward(X)
+        self._seen = X.min(axis=0), X.max(axis=0)
         self.method_ = self.method
         if self.method == "auto":
             self.method_ = "joint" if X.shape[1] <= 2 else "autoregressive"
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        request = FitRequest(
-            max_steps=self.max_steps,
-            batch_size=self.batch_size,
-            lr=self.learning_rate,
-            weight_decay=self.weight_decay,
-            hidden=self.hidden,
-            validation_fraction=self.validation_fraction,
-            discrete=self.discrete,
-            device=self.device,
-            seed=seed,
-            progress=self.verbose,
-            n_init=int(self.n_init),
-        )
+        seed = _seed(self.random_state)
+        train = self._fit_joint if self.method_ == "joint" else self._fit_chain
         with float32_on_cpu():
-            fitted = METHODS[self.method_](torch.from_numpy(rows).float(), request)
-        self._set_fitted(fitted)
-        self.history_: History = fitted.history
-        self.n_iter_: int = fitted.history.n_steps
-        self.lower_bound_: float = self._lower_bound(fitted.history, rows)
-        self.offset_: float = float(np.percentile(self._log_density(X), 100.0 * self.contamination))
+            models, proposal, histories = train(torch.from_numpy(X), seed)
+        best = max(range(len(histories)), key=lambda k: _score(histories[k]))
+        self.history_: History = histories[best]
+        self.n_iter_: int = self.history_.n_steps
+        # float64 from here on: a row's score must not depend on the rows it is scored with
+        self.model_: EBM | AutoregressiveEBM = models[best].cpu().double().eval()
+        self.proposal_: Any = None if proposal is None else proposal.cpu().double().eval()
+        log_density = self._log_density(X)
+        kept = [r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step]
+        self.lower_bound_: float = float(log_density.mean())
+        if kept and math.isfinite(kept[-1]):
+            self.lower_bound_ = kept[-1] + self._log_jacobian
+        self.offset_: float = float(np.percentile(log_density, 100.0 * self.contamination))
         return self
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
@@ -194,8 +202,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         def density(x: Tensor) -> Tensor:
             return torch.from_numpy(self._log_density(x.numpy()))
 
-        steps = torch.from_numpy(self._grid[0])
-        return log_cell_mass(density, rows, steps, n_points=n_points).numpy()
+        return log_cell_mass(density, rows, self.columns_.step, n_points=n_points).numpy()
 
     def score(self, X: ArrayLike, y: Any = None) -> float:  # noqa: ARG002 sklearn's signature
         """Mean log-density of the rows of ``X`` (nats per row)."""
@@ -217,12 +224,15 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         check_is_fitted(self)
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        seed = _seed(random_state)
         with float32_on_cpu():
-            z = self._fitted.sample(int(n_samples), seed=seed)
-        rows = self._scaling.inverse(z.double().numpy())
+            if isinstance(self.model_, EBM):
+                z = self.model_.sample(int(n_samples), proposal=self.proposal_, generator=seed)
+            else:  # in float32: a few digits of a random number cost twice the time in float64
+                z = copy.deepcopy(self.model_).float().sample(int(n_samples), seed=seed)
+        rows = self.columns_.inverse(z.double()).numpy()
         # columns on a grid were spread over its steps to be fitted: back to the grid
-        step, first, last = self._grid
+        step, (first, last) = self.columns_.step.numpy(), self._seen
         on_grid = first + np.round((rows - first) / np.where(step > 0, step, 1.0)) * step
         return np.where(step > 0, np.clip(on_grid, first, last), rows)
 
@@ -233,13 +243,21 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         normalisers and is off by the ``learned_error`` (on average) that comes with the bounds.
         """
         check_is_fitted(self)
-        X = self._rows(X, reset=False)
-        z = torch.from_numpy(self._scaling.forward(X))
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        z = self.standardise(X)
         with float32_on_cpu():
-            bounds = self._fitted.bounds(z, n_samples, seed=seed)
-        shift = self._scaling.log_jacobian
+            if isinstance(self.model_, EBM):
+                options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
+                bounds = evaluate(self.model_, z, seed=_seed(random_state), **options)
+            else:
+                bounds = self._chain_bounds(self.model_, z, n_samples, _seed(random_state))
+        shift = self._log_jacobian
         return dataclasses.replace(bounds, lower=bounds.lower + shift, upper=bounds.upper + shift)
+
+    def standardise(self, X: ArrayLike) -> Tensor:
+        """The rows of ``X`` as ``model_`` sees them, ``(n, d)``."""
+        check_is_fitted(self)
+        z: Tensor = self.columns_(torch.from_numpy(self._rows(X, reset=False)))[0]
+        return z
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
@@ -265,11 +283,21 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             "method": self.method_,
             "offset": self.offset_,
             "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
-            "model": saving.describe(self._fitted.model),
-            "proposal": saving.describe(self._fitted.proposal),
+            "model": saving.describe(self.model_),
+            "proposal": saving.describe(self.proposal_),
             "training": self.history_.to_dict(),
         }
-        return config, self._tensors()
+        tensors = {
+            "scaling.center": self.columns_.center,
+            "scaling.scale": self.columns_.scale,
+            "grid.step": self.columns_.step,
+            "grid.first": torch.from_numpy(self._seen[0]),
+            "grid.last": torch.from_numpy(self._seen[1]),
+        }
+        for part, module in (("model", self.model_), ("proposal", self.proposal_)):
+            state = {} if module is None else module.state_dict()
+            tensors |= {f"{part}.{name}": tensor for name, tensor in state.items()}
+        return config, tensors
 
     @classmethod
     def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
@@ -281,56 +309,154 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             part, _, rest = name.partition(".")
             if part in state:
                 state[part][rest] = tensor
-        model, proposal = (saving.build(config[part], state[part]) for part in state)
-        history = History.from_dict(config["training"])
-        estimator._scaling = Scaling(
-            tensors["scaling.center"].numpy(), tensors["scaling.scale"].numpy()
-        )
-        step, first, last = (tensors[f"grid.{name}"].numpy() for name in ("step", "first", "last"))
-        estimator._grid = step, first, last
-        estimator._set_fitted(FittedDensity(model, proposal, history))
-        estimator.n_features_in_ = int(config["n_features"])
+        estimator.model_ = saving.build(config["model"], state["model"]).double()
+        estimator.proposal_ = saving.build(config["proposal"], state["proposal"])
+        n_features = int(config["n_features"])
+        columns = Columns(n_features, discrete=None).double()
+        columns.center.copy_(tensors["scaling.center"])
+        columns.scale.copy_(tensors["scaling.scale"])
+        columns.step.copy_(tensors["grid.step"])
+        estimator.columns_, estimator.n_features_in_ = columns, n_features
+        estimator._seen = tensors["grid.first"].numpy(), tensors["grid.last"].numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
         estimator.offset_ = float(config["offset"])
         lower = config["lower_bound"]
         estimator.lower_bound_ = math.nan if lower is None else float(lower)
-        estimator.history_, estimator.n_iter_ = history, history.n_steps
+        estimator.history_ = History.from_dict(config["training"])
+        estimator.n_iter_ = estimator.history_.n_steps
         return estimator
 
-    def _log_density(self, X: np.ndarray) -> np.ndarray:
-        z = torch.from_numpy(self._scaling.forward(X))
-        with float32_on_cpu():
-            return self._fitted.log_prob(z).numpy() + self._scaling.log_jacobian
+    def _fit_joint(self, x: Tensor, seed: int) -> tuple[list[EBM], Proposal, list[History]]:
+        """One energy over all columns; for one or two columns.
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {
-            "scaling.center": torch.from_numpy(self._scaling.center),
-            "scaling.scale": torch.from_numpy(self._scaling.scale),
-            "grid.step": torch.from_numpy(self._grid[0]),
-            "grid.first": torch.from_numpy(self._grid[1]),
-            "grid.last": torch.from_numpy(self._grid[2]),
+        The base is a Student-t fitted to the rows (polynomial tails, so ``Z`` exists for any
+        bounded energy), the proposal a Gaussian mixture with a Student-t part; the energy starts at
+        zero, that is, at the base. Tables of a thousand rows and more get the recipe of
+        :func:`selfnorm.density.recipes.joint_density`, smaller ones a smaller network and fewer
+        steps. Restarts differ in their energies alone.
+        """
+        n, d = x.shape
+        with seeded(seed):
+            columns = self.columns_ = Columns(d, discrete=self.discrete).double().fit(x)
+            train, held_out = _split(x, self.validation_fraction)
+            if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
+                # fresh noise for each copy, so that the noise itself cannot be learned
+                copies = max(1, min(8, 20_000 // len(train)))
+                train = columns.dequantise(train.repeat(copies, 1))
+                held_out = None if held_out is None else columns.dequantise(held_out)
+            train = columns(train)[0].float()
+            recipe = joint_density(train) if n >= 1000 else _small_joint(train)
+            models = [recipe.model]
+            if self.hidden is not None:
+                models = [EBM(_energy_of(n, d, self.hidden), base=recipe.model.base)]
+            models += [
+                EBM(_energy_of(n, d, self.hidden), base=recipe.model.base)
+                for _ in range(int(self.n_init) - 1)
+            ]
+        models = [model.to(self.device or "cpu") for model in models]
+        options = {**recipe.fit_options, **self._options(held_out, seed)}
+        options.setdefault("validate_every", max(25, options["max_steps"] // 20))
+        options["proposal"] = recipe.proposal
+        if self.n_init == 1:
+            return models, recipe.proposal, [fit(models[0], train, **options)]
+        return models, recipe.proposal, fit_many(models, train, **options)
+
+    def _fit_chain(
+        self, x: Tensor, seed: int
+    ) -> tuple[list[AutoregressiveEBM], None, list[History]]:
+        """A chain of one-dimensional EBMs, of the sizes that ``default_options`` recommends.
+
+        Small tables get a narrower network and fewer steps.
+        """
+        n, d = x.shape
+        device = self.device or "cpu"
+        defaults = default_options(n, d, device)
+        sizes, options = dict(defaults.model), dict(defaults.fit)
+        if n < 2000:
+            sizes |= {"orderings": 1 if n < 500 else 2, "hidden": 32 if n < 500 else 64}
+            sizes |= {"components": 4, "context": 8, "energy_hidden": 16}
+            options["max_steps"] = int(min(options["max_steps"], max(30, 8 * n**0.65)))
+            options["validate_every"] = max(20, options["max_steps"] // 20)
+            options |= {"ema": 0.98 if n < 500 else 0.99, "lr": 3e-3}
+        if self.hidden is not None:
+            sizes["hidden"] = self.hidden
+        with seeded(seed):
+            train, held_out = _split(x, self.validation_fraction)
+            models = [
+                AutoregressiveEBM(d, discrete=self.discrete, **sizes)
+                for _ in range(int(self.n_init))
+            ]
+            columns = self.columns_ = Columns(d, discrete=self.discrete).double().fit(train)
+        for model in models:
+            model.set_columns(columns.standardised())
+        options |= self._options(held_out, seed)
+        if held_out is None:
+            options["patience"] = None
+        task = dict(defaults.task)
+        # a step for b alone draws many samples: no more than an eighth of the run
+        task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
+        train = columns(train)[0].float()
+        histories = [fit(model.to(device), train, **task, **options) for model in models]
+        return models, None, histories
+
+    def _options(self, held_out: Tensor | None, seed: int) -> dict[str, Any]:
+        """Training options: those that the user stated, and what every run is given."""
+        stated = {
+            "max_steps": self.max_steps,
+            "batch_size": self.batch_size,
+            "lr": self.learning_rate,
+            "weight_decay": self.weight_decay,
         }
-        parts = {"model": self._fitted.model, "proposal": self._fitted.proposal}
-        for part, module in parts.items():
-            state = {} if module is None else module.state_dict()
-            tensors.update({f"{part}.{name}": tensor for name, tensor in state.items()})
-        return tensors
+        return {
+            **{name: value for name, value in stated.items() if value is not None},
+            "val_data": None if held_out is None else self.columns_(held_out)[0].float(),
+            "seed": seed,
+            "progress": self.verbose,
+        }
 
-    def _set_fitted(self, fitted: FittedDensity) -> None:
-        # float64 from here on: a row's score must not depend on the rows it is scored with
-        fitted.model = fitted.model.cpu().double().eval()
-        if fitted.proposal is not None:
-            fitted.proposal = fitted.proposal.cpu().double().eval()
-        self._fitted = fitted
+    @property
+    def _log_jacobian(self) -> float:
+        """``-sum(log scale)``: what is added to the log-density of mapped rows."""
+        return -float(self.columns_.scale.log().sum())
 
-    def _lower_bound(self, history: History, rows: np.ndarray) -> float:
-        kept = [r["lower"] for r in history.records if r["step"] == history.best_step]
-        if kept and math.isfinite(kept[-1]):
-            return kept[-1] + self._scaling.log_jacobian
-        log_density = self._fitted.log_prob(torch.from_numpy(rows))
-        return float(log_density.mean()) + self._scaling.log_jacobian
+    def _log_density(self, X: np.ndarray) -> np.ndarray:
+        return self._of_mapped(self.columns_(torch.from_numpy(X))[0]).numpy() + self._log_jacobian
+
+    @torch.no_grad()
+    def _of_mapped(self, z: Tensor) -> Tensor:
+        with float32_on_cpu():
+            return torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
+
+    def _chain_bounds(
+        self, model: AutoregressiveEBM, z: Tensor, n_samples: int, seed: int
+    ) -> Bounds:
+        """Bounds of a chain, whose samples are drawn for every factor of every row.
+
+        A large table would take minutes. The distance of both bounds from the log-density by the
+        learned ``b_i`` hardly differs between rows, so it is measured on as many rows as are
+        affordable, and that log-density itself on all of them.
+        """
+        places = model.dim * model.n_orderings
+        n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(z) * places)))
+        n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
+        if len(z) <= n_rows:
+            return evaluate(model, z, n_samples=n_samples, seed=seed)
+        with seeded(seed):
+            chosen = torch.randperm(len(z))[:n_rows]
+        part = model.bounds(z[chosen], n_samples=n_samples, seed=seed)
+        own = self._of_mapped(z)
+        shift = float(own.mean() - own[chosen].mean())
+        chosen_rows = part.learned_rms / math.sqrt(n_rows)
+        error = math.hypot(float(own.std()) / math.sqrt(len(z)), part.log_norm_se, chosen_rows)
+        return dataclasses.replace(
+            part,
+            lower=part.lower + shift,
+            upper=part.upper + shift,
+            lower_se=error,
+            upper_se=error,
+        )
 
     def _rows(self, X: ArrayLike, *, reset: bool) -> np.ndarray:
         refuse_text(X)
@@ -344,8 +470,54 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
                 f"X contains {int(bad.sum())} NaN or inf value(s), the first in row {row}, column "
                 f"{self._name_of(column)!r}; remove those rows or fill the cells in"
             )
-        return np.ascontiguousarray(X)
+        return np.require(X, requirements=["C", "W"])  # a tensor shares it
 
     def _name_of(self, column: int) -> str | int:
         names = getattr(self, "feature_names_in_", None)
         return column if names is None else str(names[column])
+
+
+def _seed(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _score(history: History) -> float:
+    """What restarts are chosen by: held-out rows where there are any, else the training's."""
+    if history.best_score is not None:
+        return history.best_score
+    return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+
+def _energy_of(n: int, d: int, hidden: int | None) -> MLP:
+    """The network for ``n`` rows of ``d`` columns, freshly initialised."""
+    if hidden is not None:
+        return MLP(d, hidden=(hidden,) * 3, saturate=8.0, zero_init=True)
+    if n >= 1000:
+        return joint_energy(d)
+    return MLP(d, hidden=(32 if n < 200 else 64,) * 2, saturate=8.0, zero_init=True)
+
+
+def _small_joint(x: Tensor) -> Recipe:
+    """The joint recipe for tables of less than a thousand rows."""
+    n, d = x.shape
+    energy = _energy_of(n, d, None)
+    proposal = Defensive.fit_to(x, n_components=max(1, min(20, n // 50)))
+    fit_options = {
+        "n_samples": 256 if n < 200 else 512,
+        "batch_size": min(256, max(16, n // 4)),
+        "max_epochs": 10**6,
+        "max_steps": int(min(900, max(50, 10 * n**0.65))),
+        "lr": 2e-3,
+        "weight_decay": 1e-2,
+        "ema": 0.99,
+    }
+    return Recipe(EBM(energy, base=StudentT.fit_to(x, df=5.0)), proposal, fit_options)
+
+
+def _split(z: Tensor, fraction: float) -> tuple[Tensor, Tensor | None]:
+    """Rows to train on and rows to choose the best state by; none are spared of a tiny table."""
+    held_out = int(fraction * len(z))
+    if held_out < 20:
+        return z, None
+    order = torch.randperm(len(z))
+    return z[order[held_out:]], z[order[:held_out]]

@@ -1,4 +1,9 @@
-"""Tables in files: CSV, Parquet, NPY, NPZ; clear errors, output written whole or not at all."""
+"""Tables in files: CSV, Parquet, NPY, NPZ; errors name the cell.
+
+A :class:`Table` keeps every column as it came (numbers or text), so that an identifier column can
+travel from the input to the scored output; :func:`numeric` makes the float matrix a model needs and
+refuses missing cells, text and infinities by row and column. Output is written whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,86 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from selfnorm.errors import DataError
-from selfnorm.tables.table import (
-    MISSING,
-    Table,
-    column_of,
-    from_frame,
-    is_identifier,
-    is_number,
-    numeric,
-    parse_cells,
-    repeated_name,
-)
 
-__all__ = ["atomic_output", "check_output", "read_table", "write_table"]
+__all__ = [
+    "Table",
+    "atomic_output",
+    "check_output",
+    "numeric",
+    "read_table",
+    "write_table",
+]
 
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of equal length; a column is float64 (missing = nan) or text.
+
+    ``lines`` holds the line of each row in the file, where there are lines, so that an error can
+    name the line an editor shows. ``named`` is false where the names were made up. ``cells`` holds
+    columns as they were read, where a float might say less (007, 2**60 + 1): for passing them on.
+    """
+
+    columns: dict[str, np.ndarray]
+    source: str = "table"
+    lines: np.ndarray | None = None
+    named: bool = True
+    cells: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()))) if self.columns else 0
+
+    @property
+    def names(self) -> list[str]:
+        """Column names in order."""
+        return list(self.columns)
+
+
+def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
+    """The ``(n, d)`` float64 matrix of the named columns (default: all), or a :class:`DataError`.
+
+    The error names the column that is absent or holds text, or the first row and column with a
+    missing or infinite cell. Columns come in the order asked for, whatever their order in the file.
+    A table without names (an array) is taken by position.
+    """
+    if columns is None:
+        columns = table.names
+    elif not table.named and len(table.columns) == len(columns):
+        renamed = dict(zip(columns, table.columns.values(), strict=True))
+        table = Table(renamed, table.source, table.lines)
+    absent = [name for name in columns if name not in table.columns]
+    if absent:
+        raise DataError(
+            f"{table.source}: column {absent[0]!r} is missing"
+            + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
+            + f"; the model needs {list(columns)}, the table has {table.names}"
+        )
+    for name in columns:
+        if table.columns[name].dtype.kind != "f":
+            _refuse_text(table, name)
+    matrix = np.column_stack([table.columns[name] for name in columns])
+    bad = ~np.isfinite(matrix)
+    if bad.any():
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        value = matrix[row, column]
+        what = "missing value" if math.isnan(value) else f"infinite value ({value})"
+        raise DataError(
+            f"{table.source}: {what} in {_place(table, row)}, column {columns[column]!r}"
+            f" ({int(bad.sum())} such cell(s)); remove the row or fill the cell in"
+        )
+    return matrix
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
@@ -70,18 +132,17 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 def write_table(table: Table, path: str | os.PathLike[str]) -> None:
     """Write a table whole or not at all; the format follows from the suffix."""
     path = check_output(path)
-    suffix = path.suffix.lower()
     writers: dict[str, Callable[[Table, Path], None]] = {
         ".csv": _write_csv,
         ".tsv": _write_csv,
         ".txt": _write_csv,
         ".parquet": _write_parquet,
         ".pq": _write_parquet,
-        ".npy": _write_npy,
-        ".npz": _write_npz,
+        ".npy": lambda table, to: np.save(to, numeric(table)),
+        ".npz": lambda table, to: np.savez(to, X=numeric(table), columns=np.array(table.names)),
     }
     with atomic_output(path) as temporary:
-        writers[suffix](table, temporary)
+        writers[path.suffix.lower()](table, temporary)
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
@@ -146,8 +207,7 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
     body_lines = lines[1:] if named else lines
     if not body:
         raise DataError(f"{path} has a header but no rows: it needs at least one row of numbers")
-    if len(set(names)) != len(names):
-        raise DataError(f"{path}: column {repeated_name(names)!r} appears twice; rename one")
+    _refuse_repeated(names, path)
     if "" in names:
         raise DataError(f"{path}: column {names.index('') + 1} has no name in the header")
     for row, line in zip(body, body_lines, strict=True):
@@ -159,17 +219,17 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
         name: np.array(column, dtype=object)
         for name, column in zip(names, zip(*body, strict=True), strict=True)
     }
-    columns = {name: parse_cells(column) for name, column in cells.items()}
+    columns = {name: _parsed(column) for name, column in cells.items()}
     return Table(columns, str(path), np.array(body_lines), named, cells)
 
 
 def _has_names(rows: list[list[str]]) -> bool:
     """Whether the first line holds names: words, or the 0, 1, 2, ... of a frame without names."""
     first = [cell.strip() for cell in rows[0]]
-    numbers = [is_number(cell) for cell in first]
+    numbers = [_is_number(cell) for cell in first]
     if not all(numbers):
         # numbers beside missing cells (NA, ?) are a row of data; a cell left empty has no name
-        words = [cell for cell in first if not is_number(cell)]
+        words = [cell for cell in first if not _is_number(cell)]
         return not any(numbers) or any(word == "" or word.lower() not in MISSING for word in words)
     if first != [str(i) for i in range(len(first))] or len(rows) == 1:
         return False
@@ -183,7 +243,7 @@ def _read_numpy(path: Path) -> Table:
         # pickled objects in a .npy could run code; they are never loaded
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            return from_frame(loaded, str(path))
+            return _from_array(loaded, str(path), None)
         with loaded:
             arrays = {key: loaded[key] for key in loaded.files}
     except (ValueError, OSError, EOFError, KeyError, NotImplementedError) as error:
@@ -194,14 +254,20 @@ def _read_numpy(path: Path) -> Table:
     if "X" not in arrays and len(tables) != 1:
         raise DataError(f"{path} holds the arrays {tables}: name the one that is the table X")
     key = "X" if "X" in arrays else tables[0]
-    table = from_frame(arrays[key], f"{path}[{key}]")
-    names = arrays.get("columns")
-    if names is not None and len(names) == len(table.columns):
-        renamed = dict(zip(table.columns, map(str, names), strict=True))
-        columns = {renamed[name]: column for name, column in table.columns.items()}
-        cells = {renamed[name]: column for name, column in table.cells.items()}
-        return Table(columns, table.source, cells=cells)
-    return table
+    return _from_array(arrays[key], f"{path}[{key}]", arrays.get("columns"))
+
+
+def _from_array(array: np.ndarray, source: str, names: np.ndarray | None) -> Table:
+    """The columns of an array ``(n, d)`` or ``(n,)``; made-up names where none fit."""
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2:
+        raise DataError(f"{source}: expected rows and columns, got an array of shape {array.shape}")
+    called, named = [f"x{i}" for i in range(array.shape[1])], False
+    if names is not None and len(names) == array.shape[1]:
+        called, named = [str(name) for name in names], True
+    raw = dict(zip(called, array.T, strict=True))
+    columns = {name: _column_of(column) for name, column in raw.items()}
+    return Table(columns, source, named=named, cells=raw if array.dtype.kind in "iu" else {})
 
 
 def _read_parquet(path: Path) -> Table:
@@ -212,11 +278,9 @@ def _read_parquet(path: Path) -> Table:
         frame = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
-    names = frame.column_names
-    if len(set(names)) != len(names):
-        raise DataError(f"{path}: column {repeated_name(names)!r} appears twice; rename one")
+    _refuse_repeated(frame.column_names, path)
     columns, cells = {}, {}
-    for name in names:
+    for name in frame.column_names:
         column = frame.column(name)
         kind = column.type
         if (
@@ -225,13 +289,13 @@ def _read_parquet(path: Path) -> Table:
             or pyarrow.types.is_boolean(kind)
         ):
             numbers = column.cast(pyarrow.float64(), safe=False)
-            columns[name] = column_of(numbers.to_numpy(zero_copy_only=False))
+            columns[name] = _column_of(numbers.to_numpy(zero_copy_only=False))
             if np.nanmax(np.abs(columns[name]), initial=0.0) >= 2**53:
                 cells[name] = np.array(column.to_pylist(), dtype=object)
         elif pyarrow.types.is_nested(kind):  # lists of one length would become several columns
             columns[name] = np.array([_text(cell) for cell in column.to_pylist()], dtype=object)
         else:
-            columns[name] = column_of(np.array(column.to_pylist(), dtype=object))
+            columns[name] = _column_of(np.array(column.to_pylist(), dtype=object))
     return Table(columns, str(path), cells=cells)
 
 
@@ -266,21 +330,13 @@ def _write_parquet(table: Table, path: Path) -> None:
     columns: dict[str, Any] = {}
     for name, column in table.columns.items():
         cells = table.cells.get(name, column).tolist()
-        if column.dtype.kind == "f" and not is_identifier(table.cells.get(name, column), column):
+        if column.dtype.kind == "f" and not _is_identifier(table.cells.get(name, column), column):
             columns[name] = column
         elif all(isinstance(cell, float | int | None) for cell in cells):
             columns[name] = pyarrow.array(cells)
         else:
             columns[name] = [_text(cell) for cell in cells]
     parquet.write_table(pyarrow.table(columns), path)
-
-
-def _write_npy(table: Table, path: Path) -> None:
-    np.save(path, numeric(table))
-
-
-def _write_npz(table: Table, path: Path) -> None:
-    np.savez(path, X=numeric(table), columns=np.array(table.names))
 
 
 def _cells(column: np.ndarray) -> list[str]:
@@ -303,3 +359,81 @@ def _delimiter(head: str) -> str:
     counts = {mark: bare.count(mark) for mark in (",", ";", "\t")}
     best = max(counts, key=lambda mark: counts[mark])
     return best if counts[best] else ","
+
+
+def _parsed(cells: np.ndarray) -> np.ndarray:
+    """Floats where every cell is a number or missing, else the text as it stands."""
+    try:
+        return cells.astype(np.float64)
+    except (ValueError, TypeError):
+        pass
+    missing = [_is_missing(cell) for cell in cells]
+    if not all(gone or _is_number(cell) for cell, gone in zip(cells, missing, strict=True)):
+        return cells
+    return np.where(missing, np.nan, cells).astype(np.float64)
+
+
+def _column_of(values: np.ndarray) -> np.ndarray:
+    """A float column from any numeric kind, a parsed one from text and objects."""
+    if values.dtype.kind in "fiub":
+        return values.astype(np.float64)
+    if values.dtype.kind not in "USO":
+        return np.array([str(cell) for cell in values], dtype=object)
+    cells = np.array(["" if cell is None else cell for cell in values.tolist()], dtype=object)
+    words = [isinstance(cell, str) and not _is_missing(cell) for cell in cells]
+    return cells if values.dtype.kind == "O" and all(words) else _parsed(cells)
+
+
+def _is_identifier(cells: np.ndarray, values: np.ndarray) -> bool:
+    """Whether cells that read as the floats ``values`` are names rather than amounts.
+
+    Whole numbers with leading zeros, or too long for a float to hold.
+
+    >>> cells = np.array(["007", "012"], dtype=object)
+    >>> _is_identifier(cells, _parsed(cells))
+    True
+    """
+    finite = values[np.isfinite(values)]
+    if not (finite == np.round(finite)).all():
+        return False
+    return any(_is_name(str(cell).strip().lstrip("-")) for cell in cells.tolist())
+
+
+def _is_name(text: str) -> bool:
+    return "_" in text or (text.isdigit() and (len(text) > 15 or (text[0] == "0" and text != "0")))
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_missing(cell: Any) -> bool:
+    return str(cell).strip().lower() in MISSING
+
+
+def _refuse_repeated(names: Sequence[str], path: Path) -> None:
+    for name in names:
+        if list(names).count(name) > 1:
+            raise DataError(f"{path}: column {name!r} appears twice; rename one")
+
+
+def _place(table: Table, row: int) -> str:
+    place = f"row {row + 1}"
+    return place if table.lines is None else f"{place} (line {int(table.lines[row])})"
+
+
+def _refuse_text(table: Table, name: str) -> None:
+    for row, cell in enumerate(table.columns[name]):
+        if not _is_missing(cell) and not _is_number(cell):
+            cure = "drop the column or turn it into numbers"
+            if "," in str(cell) and _is_number(str(cell).replace(".", "").replace(",", "")):
+                cure = "write numbers with a decimal point and without separators of thousands"
+            raise DataError(
+                f"{table.source}: column {name!r} holds text ({str(cell)[:40]!r} in "
+                f"{_place(table, row)}); {cure}"
+            )
+    raise DataError(f"{table.source}: column {name!r} holds no numbers; drop the column")

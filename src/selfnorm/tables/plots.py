@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ def plot_density_model(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = estimator.sample(MAX_POINTS, random_state=seed)
+    X = None if X is None else X[:: max(1, len(X) // MAX_POINTS)]
     paths = [folder / f"{name}.png" for name in ("marginals", "training", "diagnostics")]
     _marginals(drawn, X, names, paths[0])
     plot_history(estimator.history_, paths[1])
@@ -71,27 +72,26 @@ def _marginals(drawn: np.ndarray, X: np.ndarray | None, names: Sequence[str], pa
     d = min(drawn.shape[1], MAX_COLUMNS)
     figure, axes = new_figure(d, d, figsize=(2.1 * d + 1, 2.1 * d + 1))
     axes = np.array(axes).reshape(d, d)
-    shown = None if X is None else X[:: max(1, len(X) // MAX_POINTS)]
     for i in range(d):
         for j in range(d):
             ax = axes[i, j]
             if j > i:
                 ax.set_axis_off()
                 continue
-            everything = drawn if shown is None else np.concatenate([drawn, shown])
+            everything = drawn if X is None else np.concatenate([drawn, X])
             low, high = np.quantile(everything[:, [j, i]], [0.005, 0.995], axis=0)
             if i == j:
                 edges = np.linspace(low[0], high[0], 41) if high[0] > low[0] else 40
-                if shown is not None:
-                    ax.hist(shown[:, i], edges, density=True, color=DATA, alpha=0.4, label="data")
+                if X is not None:
+                    ax.hist(X[:, i], edges, density=True, color=DATA, alpha=0.4, label="data")
                 ax.hist(
                     drawn[:, i], edges, density=True, histtype="step", color=MODEL, label="model"
                 )
                 if i == 0:
                     ax.legend(fontsize=7)
             else:
-                if shown is not None:
-                    ax.plot(shown[:, j], shown[:, i], ".", ms=1.5, color=DATA, alpha=0.4)
+                if X is not None:
+                    ax.plot(X[:, j], X[:, i], ".", ms=1.5, color=DATA, alpha=0.4)
                 ax.plot(drawn[:, j], drawn[:, i], ".", ms=1.5, color=MODEL, alpha=0.4)
                 ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
             if i == d - 1:
@@ -107,22 +107,17 @@ def _diagnostics(
 ) -> None:
     """Log-densities of model samples and data, and the log-weights behind ``log Z``."""
     figure, axes = new_figure(1, 2, figsize=(9, 3.6))
-    axes[0].hist(
-        estimator.score_samples(drawn),
-        60,
-        density=True,
-        histtype="step",
-        color=MODEL,
-        label="model samples",
-    )
+    of_model = {"density": True, "histtype": "step", "color": MODEL}
+    axes[0].hist(estimator.score_samples(drawn), 60, label="model samples", **of_model)
     if X is not None:
-        at_data = estimator.score_samples(X[:: max(1, len(X) // MAX_POINTS)])
-        axes[0].hist(at_data, 60, density=True, color=DATA, alpha=0.4, label="data")
+        axes[0].hist(
+            estimator.score_samples(X), 60, density=True, color=DATA, alpha=0.4, label="data"
+        )
     axes[0].axvline(estimator.offset_, color="0.4", ls=":", label="outlier threshold")
     axes[0].set(xlabel="log-density", title="a good model gives both the same")
     axes[0].legend(fontsize=7)
     at_samples, at_rows = _log_weights(estimator, X)
-    axes[1].hist(at_samples, 60, density=True, histtype="step", color=MODEL, label="at proposal")
+    axes[1].hist(at_samples, 60, label="at proposal", **of_model)
     if at_rows is not None:
         axes[1].hist(at_rows, 60, density=True, color=DATA, alpha=0.4, label="at data")
     axes[1].set(xlabel="log-weight - log Z", title="data beyond the samples: do not trust log Z")
@@ -133,22 +128,17 @@ def _diagnostics(
 def _log_weights(
     estimator: EnergyDensity, X: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    fitted: Any = estimator._fitted
-    rows = None
-    if X is not None:
-        z = estimator._scaling.forward(X[:: max(1, len(X) // MAX_POINTS)])
-        rows = torch.from_numpy(z)
-    if isinstance(fitted.model, EBM):
-        log_norm = float(fitted.model.log_norm.detach())
-        at_samples = draw_log_weights(fitted.model, fitted.proposal, 5000) - log_norm
+    model, q = estimator.model_, estimator.proposal_
+    rows = None if X is None else estimator.standardise(X)
+    if isinstance(model, EBM):
+        at_samples = draw_log_weights(model, q, 5000) - float(model.log_norm.detach())
         if rows is None:
             return at_samples.numpy(), None
         with torch.no_grad():
-            at_rows = fitted.model.log_prob(rows) - fitted.proposal.log_prob(rows)
-        return at_samples.numpy(), at_rows.numpy()
+            return at_samples.numpy(), (model.log_prob(rows) - q.log_prob(rows)).numpy()
     # of the chain's one-dimensional factors, pooled
     if rows is None:
-        rows = fitted.sample(200)
-    pooled = row_bounds(fitted.model, rows[:200], n_samples=64)
+        rows = estimator.standardise(estimator.sample(200))
+    pooled = row_bounds(model, rows[:200], n_samples=64)
     at_data = None if X is None else pooled["log_weights_data"].numpy()
     return pooled["log_weights"].numpy(), at_data

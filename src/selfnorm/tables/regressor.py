@@ -28,7 +28,7 @@ from selfnorm._inputs import (
     refuse_text,
     refuse_text_target,
 )
-from selfnorm.columns import Scaling, label_step
+from selfnorm.columns import label_step
 from selfnorm.conditional import (
     ConditionalEBM,
     MemberRows,
@@ -555,7 +555,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         model.freeze_proposal()
         self._predictive = PredictiveModel(model, *(tensors[k] for k in _RANGES))
         self._x_scaling, self._y_scaling = (
-            Scaling(tensors[f"{k}_center"].numpy(), tensors[f"{k}_scale"].numpy()) for k in "xy"
+            _Scaling(tensors[f"{k}_center"].numpy(), tensors[f"{k}_scale"].numpy()) for k in "xy"
         )
         if config["columns"] is not None:
             self.feature_names_in_ = np.array(config["columns"], dtype=object)
@@ -616,12 +616,36 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         return self._y_scaling.inverse(np.asarray(values))
 
 
-def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> Scaling:
+@dataclasses.dataclass(frozen=True)
+class _Scaling:
+    r"""``z = (x - center) / scale`` column by column, in float64.
+
+    ``log p_x(x) = log p_z(z) - sum_j log scale_j``; the last term is :attr:`log_jacobian`.
+    """
+
+    center: np.ndarray
+    scale: np.ndarray
+
+    @property
+    def log_jacobian(self) -> float:
+        """``-sum(log scale)``: what is added to ``log p_z``."""
+        return -float(np.log(self.scale).sum())
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """Rows in standard units."""
+        return (x - self.center) / self.scale
+
+    def inverse(self, z: np.ndarray) -> np.ndarray:
+        """Rows in the units of the table."""
+        return z * self.scale + self.center
+
+
+def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> _Scaling:
     """Mean and standard deviation of the columns; 1 in place of the deviation of constant ones."""
     center = np.average(a, axis=0, weights=weight)
     scale = np.sqrt(np.average((a - center) ** 2, axis=0, weights=weight))
     flat = scale <= 1e-12 * np.maximum(np.abs(a).max(axis=0), 1e-300)
-    return Scaling(center, np.where(flat, 1.0, scale))
+    return _Scaling(center, np.where(flat, 1.0, scale))
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:
