@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm import EnergyDensity, saving
-from selfnorm.distributions import LabelGaussian, LabelUniform
+from selfnorm.distributions import DefensiveLabels, LabelGaussian, LabelUniform
 from selfnorm.errors import ModelFileError, SelfnormError
 from selfnorm.saving import CONFIG_FILE, WEIGHTS_FILE
 
@@ -248,13 +249,18 @@ MODELS = {
     ),
     "bare": lambda x: sn.EBM(energy(activation="tanh", dropout=0.1)),
     "double": lambda x: sn.EBM(energy(), base=sn.Gaussian.fit_to(x)).double(),
-    "mixed": lambda x: sn.EBM(energy().double(), sn.Gaussian.fit_to(x)).to(torch.float64),
-    "sequential": lambda x: sn.EBM(nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 1))),
+    "mixed": lambda x: sn.EBM(energy().bfloat16()),
+    "sequential": lambda x: sn.EBM(
+        nn.Sequential(nn.Linear(2, 4), nn.Softplus(3.0), nn.Linear(4, 1))
+    ),
     "ensemble": lambda x: sn.Ensemble([sn.EBM(energy(), sn.Gaussian.fit_to(x)) for _ in "ab"]),
     "chain": lambda x: sn.AutoregressiveEBM(2, hidden=8, components=3).set_scaling(x),
     "conditional": conditional,
     "conditional_scalar": lambda x: sn.ConditionalEBM(
         sn.LabelEnergy(1, hidden=(4,)), LabelGaussian.fit_to(x[:, 1:]), log_norm=0.7
+    ),
+    "conditional_defensive": lambda x: sn.ConditionalEBM(
+        sn.LabelEnergy(1, hidden=(4,)), DefensiveLabels(sn.MDN(1), LabelGaussian.fit_to(x[:, 1:]))
     ),
     "conditional_box": lambda x: sn.ConditionalEBM(
         sn.LabelEnergy(1, hidden=(4,)), LabelUniform.fit_to(x[:, 1:])
@@ -278,8 +284,8 @@ def test_every_model_comes_back(name, tmp_path):
         asked = (x.double(),)
     with torch.no_grad():
         assert torch.equal(twin.log_prob(*asked), model.log_prob(*asked))
-    asks = [p.requires_grad for p in model.parameters()]
-    assert [p.requires_grad for p in twin.parameters()] == asks
+    kinds = [[(p.dtype, p.requires_grad) for p in m.parameters()] for m in (model, twin)]
+    assert kinds[0] == kinds[1]
 
 
 class Bowl(nn.Module):
@@ -325,7 +331,13 @@ def test_a_module_of_ones_own_is_not_saved(tmp_path):
     class EBM(sn.EBM):
         pass
 
-    for model in (Bowl(), EBM(energy()), nn.Sequential(Bowl()), np.array(["a model"])):
+    for model in (
+        Bowl(),
+        EBM(energy()),
+        nn.Sequential(Bowl()),
+        nn.Sequential(OrderedDict(a=nn.Linear(2, 1))),
+        np.array(["a model"]),
+    ):
         with pytest.raises(ModelFileError, match="state_dict"):
             sn.save(model, tmp_path)
     assert saving.describe(None) is None

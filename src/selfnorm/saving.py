@@ -160,8 +160,10 @@ def describe(value: Any) -> Any:
     if any(config.keys().isdisjoint(key) for key in normed):
         return {"own": name}
     parts = {key: describe(item) for key, item in config.items()}
-    if name == "Sequential" and any("own" in part for part in parts["parts"]):
-        return {"own": name}  # as a whole: its parts have no names
+    if name == "Sequential":
+        numbered = all(key.split(".")[0].isdigit() for key in value.state_dict())
+        if not numbered or any("own" in part for part in parts["parts"]):
+            return {"own": name}  # as a whole: nobody could give its parts by name
     return {"class": name, **parts}
 
 
@@ -409,13 +411,13 @@ def _conditional(found: Any, frozen: bool, **parts: Any) -> Any:
     return model
 
 
-_PLAIN = ("Identity", "ReLU", "SiLU", "Tanh", "Sigmoid", "Softplus", "Flatten")
 # Every class that a folder may name.
 _CLASSES: dict[str, _Class] = {
-    **{name: _Class("torch.nn", _attributes()) for name in _PLAIN},
+    **{name: _Class("torch.nn", _attributes()) for name in ("Identity", "ReLU", "SiLU", "Tanh")},
     "Dropout": _Class("torch.nn", _attributes("p")),
     "GELU": _Class("torch.nn", _attributes("approximate")),
     "LeakyReLU": _Class("torch.nn", _attributes("negative_slope")),
+    "Softplus": _Class("torch.nn", _attributes("beta", "threshold")),
     "Linear": _Class(
         "torch.nn",
         lambda m: {
@@ -463,20 +465,22 @@ _CLASSES: dict[str, _Class] = {
         lambda m: {"dim": len(m.low)},
         lambda found, dim: found(torch.zeros(dim), torch.ones(dim)),
     ),
+    "DefensiveLabels": _Class("selfnorm.distributions", _attributes("proposal", "wide", "weight")),
     "EBM": _Class("selfnorm.density", _attributes("energy", "base")),
     "Ensemble": _Class("selfnorm.density", _attributes("members")),
     "LabelEnergy": _Class("selfnorm.conditional"),
     "ConditionalEBM": _Class("selfnorm.conditional", build=_conditional),
     "AutoregressiveEBM": _Class("selfnorm.chain"),
-    **{
-        name: _Class("selfnorm.vae")
-        for name in ("ConvDecoder", "ConvEncoder", "DenseDecoder", "DenseEncoder")
-    },
-    **{name: _Class("selfnorm.vae") for name in ("Bernoulli", "Categorical", "GaussianNoise")},
-    **{
-        name: _Class("selfnorm.vae")
-        for name in ("AutoregressivePrior", "MixturePrior", "StandardNormal")
-    },
+    "ConvDecoder": _Class("selfnorm.vae"),
+    "ConvEncoder": _Class("selfnorm.vae"),
+    "DenseDecoder": _Class("selfnorm.vae"),
+    "DenseEncoder": _Class("selfnorm.vae"),
+    "Bernoulli": _Class("selfnorm.vae"),
+    "Categorical": _Class("selfnorm.vae"),
+    "GaussianNoise": _Class("selfnorm.vae"),
+    "AutoregressivePrior": _Class("selfnorm.vae"),
+    "MixturePrior": _Class("selfnorm.vae"),
+    "StandardNormal": _Class("selfnorm.vae"),
     "EnergyPrior": _Class(
         "selfnorm.vae", lambda m: {**m.config, "base": m.base, "energy": m.energy}
     ),

@@ -4,8 +4,11 @@ import json
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+import selfnorm as sn
 from selfnorm.cli import app as cli
 from selfnorm.tables import numeric, read_table
 
@@ -42,17 +45,9 @@ def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     write_csv(folder / "train.csv", rows(400, 3), ["a", "b", "c"])
     write_csv(folder / "test.csv", rows(120, 3, seed=1), ["a", "b", "c"])
+    fit = ["fit", folder / "train.csv", "-o", folder / "model", "--max-steps", 60, "--no-progress"]
     with pytest.MonkeyPatch.context() as patch:
-        arguments = [
-            "fit",
-            folder / "train.csv",
-            "-o",
-            folder / "model",
-            "--max-steps",
-            60,
-            "--no-progress",
-        ]
-        patch.setattr(sys, "argv", ["selfnorm", *map(str, arguments)])
+        patch.setattr(sys, "argv", ["selfnorm", *map(str, fit)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
         assert not stop.value.code
@@ -60,35 +55,21 @@ def places(tmp_path_factory):
 
 
 def test_fit_reports_as_json(selfnorm, places, tmp_path):
-    code, out, _ = selfnorm(
-        "fit",
-        places / "train.csv",
-        "-o",
-        tmp_path / "m",
-        "--max-steps",
-        5,
-        "--columns",
-        "a,b",
-        "--no-progress",
-        "--json",
-    )
+    fit = ("fit", places / "train.csv", "-o", tmp_path / "m", "--max-steps", 5)
+    code, out, _ = selfnorm(*fit, "--columns", "a,b", "--no-progress", "--json")
     report = json.loads(out)
     assert code == 0
-    assert report["rows"] == 400
-    assert report["columns"] == ["a", "b"]
-    assert report["method"] == "joint"
-    assert report["steps"] == 5
+    wanted = {"rows": 400, "columns": ["a", "b"], "method": "joint", "steps": 5}
+    assert wanted.items() <= report.items()
 
 
 def test_evaluate(selfnorm, places):
-    code, out, _ = selfnorm("evaluate", places / "model", places / "test.csv", "--n-samples", 500)
+    evaluate = ("evaluate", places / "model", places / "test.csv", "--n-samples", 500)
+    code, out, _ = selfnorm(*evaluate)
     assert code == 0
     assert "log-likelihood in [" in out
     assert "95 % interval" in out
-    code, out, _ = selfnorm(
-        "evaluate", places / "model", places / "test.csv", "--n-samples", 500, "--json"
-    )
-    report = json.loads(out)
+    report = json.loads(selfnorm(*evaluate, "--json")[1])
     assert report["lower"] <= report["upper"] + 1e-9
     assert report["interval_95"][0] < report["lower"]
     assert isinstance(report["reliable"], bool)
@@ -105,15 +86,10 @@ def test_score_keeps_other_columns_and_finds_its_own_in_any_order(selfnorm, plac
     scored = read_table(tmp_path / "scored.csv")
     assert scored.names == ["id", "c", "a", "b", "log_density", "outlier"]
     assert scored.columns["id"][7] == "r7"
-    from selfnorm import EnergyDensity
-
-    expected = EnergyDensity.load(places / "model").score_samples(
-        __import__("pandas").DataFrame(X, columns=["a", "b", "c"])
-    )
+    density = sn.EnergyDensity.load(places / "model")
+    expected = density.score_samples(pd.DataFrame(X, columns=["a", "b", "c"]))
     assert np.allclose(scored.columns["log_density"], expected)
-    assert np.array_equal(
-        scored.columns["outlier"], expected < EnergyDensity.load(places / "model").offset_
-    )
+    assert np.array_equal(scored.columns["outlier"], expected < density.offset_)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
@@ -143,22 +119,11 @@ def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     y = X[:, 0] + 0.3 * np.random.default_rng(1).standard_normal(200)
     write_csv(tmp_path / "t.csv", np.column_stack([X, y]), ["u", "v", "price"])
     model = tmp_path / "m"
-    code, _, err = selfnorm(
-        "fit",
-        tmp_path / "t.csv",
-        "-o",
-        model,
-        "--target",
-        "price",
-        "--max-epochs",
-        3,
-        "--no-progress",
-    )
+    fit = ("fit", tmp_path / "t.csv", "-o", model, "--target", "price", "--max-epochs", 3)
+    code, _, err = selfnorm(*fit, "--no-progress")
     assert code == 0, err
-    code, out, _ = selfnorm(
-        "predict", model, tmp_path / "t.csv", "-o", tmp_path / "p.csv", "--quantiles", "0.1,0.9"
-    )
-    assert code == 0
+    predict = ("predict", model, tmp_path / "t.csv", "-o", tmp_path / "p.csv", "--quantiles")
+    assert selfnorm(*predict, "0.1,0.9")[0] == 0
     predicted = read_table(tmp_path / "p.csv")
     assert predicted.names == ["u", "v", "price", "price_mean", "price_q0.1", "price_q0.9"]
     assert (predicted.columns["price_q0.1"] < predicted.columns["price_q0.9"]).all()
@@ -176,31 +141,35 @@ def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     code, _, err = selfnorm("sample", model, "-o", tmp_path / "s.csv")
     assert code == 2
     assert "EnergyRegressor" in err
-    code, _, err = selfnorm(
-        "predict", model, tmp_path / "t.csv", "-o", tmp_path / "q.csv", "--quantiles", "low,high"
-    )
-    assert code == 2
-    code, _, _ = selfnorm("plot", model, tmp_path / "t.csv", "-o", tmp_path / "f")
-    assert code == 0
+    assert selfnorm(*predict, "low,high")[0] == 2
+    assert selfnorm("plot", model, tmp_path / "t.csv", "-o", tmp_path / "f")[0] == 0
     assert (tmp_path / "f" / "calibration.png").exists()
 
 
-FIT_FAILURES = {
-    "missing cell": ("a,b\n" + "1,2\n2,3\n" * 20 + "5,\n", "row 41 (line 42), column 'b'"),
-    "text column": ("a,b\n" + "1,x\n2,y\n" * 20, "column 'b' holds text"),
+TABLES = {
+    "missing cell": ("a,b,c\n" + "1,2,3\n2,3,5\n" * 20 + "5,,1\n", "row 41 (line 42), column 'b'"),
+    "text column": ("a,b,c\n" + "1,x,3\n2,y,4\n" * 20, "column 'b' holds text"),
     "empty file": ("", "is empty"),
-    "header only": ("a,b\n", "no rows"),
+    "header only": ("a,b,c\n", "no rows"),
+    "infinite cell": ("a,b,c\n" + "1,2,3\n2,3,5\n" * 20 + "inf,1,1\n", "column 'a'"),
+}
+ONLY_FIT = {
     "constant column": ("a,b\n" + "1,2\n3,2\n" * 20, "column 'b' is constant"),
     "too few rows": ("a,b\n1,2\n3,4\n", "at least 5 rows"),
-    "infinite cell": ("a,b\n" + "1,2\n2,3\n" * 20 + "inf,1\n", "column 'a'"),
 }
+ONLY_SCORE = {"column missing": ("a,c\n1,2\n", "column 'b' is missing")}
+FAILURES = [("fit", *table) for table in {**TABLES, **ONLY_FIT}.values()]
+FAILURES += [(c, *t) for c in ("score", "evaluate") for t in {**TABLES, **ONLY_SCORE}.values()]
 
 
-@pytest.mark.parametrize("name", sorted(FIT_FAILURES))
-def test_fit_failures_are_one_line_and_leave_nothing(selfnorm, tmp_path, name):
-    text, words = FIT_FAILURES[name]
+@pytest.mark.parametrize(("command", "text", "words"), FAILURES)
+def test_bad_tables_are_told_in_one_line_and_leave_nothing(
+    selfnorm, places, tmp_path, command, text, words
+):
     (tmp_path / "t.csv").write_text(text)
-    code, _, err = selfnorm("fit", tmp_path / "t.csv", "-o", tmp_path / "m", "--no-progress")
+    before = () if command == "fit" else (places / "model",)
+    after = {"fit": ("-o", tmp_path / "m", "--no-progress"), "score": ("-o", tmp_path / "s.csv")}
+    code, _, err = selfnorm(command, *before, tmp_path / "t.csv", *after.get(command, ()))
     assert code == 2
     assert words in err
     assert len(err.strip().splitlines()) == 1
@@ -208,43 +177,20 @@ def test_fit_failures_are_one_line_and_leave_nothing(selfnorm, tmp_path, name):
     assert {p.name for p in tmp_path.iterdir()} == {"t.csv"}
 
 
-SCORE_FAILURES = {
-    "column missing": ("a,c\n1,2\n", "column 'b' is missing"),
-    "missing cell": ("a,b,c\n1,2,3\n1,,3\n", "row 2 (line 3), column 'b'"),
-    "text column": ("a,b,c\n1,two,3\n", "column 'b' holds text"),
-    "empty file": ("", "is empty"),
-}
-
-
-@pytest.mark.parametrize("command", ["score", "evaluate"])
-@pytest.mark.parametrize("name", sorted(SCORE_FAILURES))
-def test_score_failures_are_one_line_and_leave_nothing(selfnorm, places, tmp_path, name, command):
-    text, words = SCORE_FAILURES[name]
-    (tmp_path / "new.csv").write_text(text)
-    output = ["-o", tmp_path / "scored.csv"] if command == "score" else []
-    code, _, err = selfnorm(command, places / "model", tmp_path / "new.csv", *output)
-    assert code == 2
-    assert words in err
-    assert len(err.strip().splitlines()) == 1
-    assert {p.name for p in tmp_path.iterdir()} == {"new.csv"}
-
-
 def test_other_refusals(selfnorm, places, tmp_path):
     train, model = places / "train.csv", places / "model"
+    fit = ("fit", train, "-o", tmp_path / "m")
     cases = [
         (("fit", train, "-o", model), "not empty"),
-        (("fit", train, "-o", tmp_path / "m", "--target", "z"), "no column 'z'"),
-        (("fit", train, "-o", tmp_path / "m", "--drop", "a,b,c"), "no column is left"),
-        (("fit", train, "-o", tmp_path / "m", "--columns", "a,q"), "no column 'q'"),
-        (("fit", train, "-o", tmp_path / "m", "--columns", "a,b,a"), "names 'a' twice"),
-        (("fit", train, "-o", tmp_path / "m", "--device", "abacus"), "device 'abacus'"),
-        (("fit", train, "-o", tmp_path / "m", "--method", "magic"), "method"),
-        (("fit", train, "-o", tmp_path / "m", "--target", "a", "--max-steps", 3), "--max-epochs"),
-        (("fit", train, "-o", tmp_path / "m", "--max-epochs", 3), "--max-steps"),
-        (
-            ("fit", train, "-o", tmp_path / "m", "--target", "a", "--contamination", 0.2),
-            "--contamination is for densities",
-        ),
+        ((*fit, "--target", "z"), "no column 'z'"),
+        ((*fit, "--drop", "a,b,c"), "no column is left"),
+        ((*fit, "--columns", "a,q"), "no column 'q'"),
+        ((*fit, "--columns", "a,b,a"), "names 'a' twice"),
+        ((*fit, "--device", "abacus"), "device 'abacus'"),
+        ((*fit, "--method", "magic"), "method"),
+        ((*fit, "--target", "a", "--max-steps", 3), "--max-epochs"),
+        ((*fit, "--max-epochs", 3), "--max-steps"),
+        ((*fit, "--target", "a", "--contamination", 0.2), "--contamination is for densities"),
         (("plot", model, train, "-o", train), "is a file"),
         (("fit", train, "-o", train / "m"), "cannot write"),
         (("fit", tmp_path / "none.csv", "-o", tmp_path / "m"), "no such file"),
@@ -257,6 +203,10 @@ def test_other_refusals(selfnorm, places, tmp_path):
         assert code == 2, arguments
         assert words in err, (arguments, err)
     assert list(tmp_path.iterdir()) == []
+    sn.save(sn.EBM(sn.MLP(3)), tmp_path / "ebm")
+    code, _, err = selfnorm("score", tmp_path / "ebm", train, "-o", tmp_path / "s.csv")
+    assert code == 2
+    assert "for models of tables" in err
 
 
 def test_scored_table_is_not_scored_twice(selfnorm, places, tmp_path):
@@ -269,10 +219,6 @@ def test_scored_table_is_not_scored_twice(selfnorm, places, tmp_path):
 
 def test_strict_exit_code(selfnorm, tmp_path):
     """--strict turns an unreliable verdict into exit code 3; the report is printed all the same."""
-    import torch
-
-    import selfnorm as sn
-
     X = rows(200, 2)
     write_csv(tmp_path / "t.csv", X, ["a", "b"])
     density = sn.EnergyDensity(max_steps=5, random_state=0).fit(X)

@@ -24,34 +24,34 @@ def test_the_step_of_a_grid_is_found_and_only_there(values, step):
     assert detect_step(values) == pytest.approx(step, rel=1e-3)
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e6, 1.2e6, 1.6e9])
-@pytest.mark.parametrize("step", [1.0, 0.25])
-def test_a_grid_far_from_zero_has_the_same_step(offset, step):
-    values = np.random.default_rng(0).choice([0, 1, 2, 3, 5, 7, 8, 11], 300) * step
-    assert detect_step(values + offset) == step
+def draws(values, n=300):
+    return np.random.default_rng(0).choice(values, n)
 
 
-@pytest.mark.parametrize("unit", [1.5e-12, 3e-13, 4e-300, 2.5e14])
-def test_the_step_of_a_grid_follows_the_unit(unit):
-    values = np.random.default_rng(0).integers(0, 20, 300)
-    assert detect_step(values * unit) == pytest.approx(unit, rel=1e-9)
+EXACT = draws(range(-5, 6)) * 0.1
+GRIDS = {
+    **{
+        f"{step} from {far}": (draws([0, 1, 2, 3, 5, 7, 8, 11]) * step + far, step)
+        for far in (0.0, 1e6, 1.2e6, 1.6e9)
+        for step in (1.0, 0.25)
+    },
+    **{
+        f"unit {unit}": (draws(range(20)) * unit, unit) for unit in (1.5e-12, 3e-13, 4e-300, 2.5e14)
+    },
+    # a step of 1 is next to nothing beside the deviation that one value far out makes
+    **{f"with {far}": (np.r_[draws(range(5)), far], 0.0) for far in (1e6, 999_999.0, -1e12)},
+    "values that differ by rounding": (
+        np.r_[EXACT, EXACT + 2.2e-16, EXACT.astype(np.float32).astype(float)],
+        0.1,
+    ),
+    "too fine to matter": (draws(range(100_000), 5000) * 1e-5, 0.0),
+}
 
 
-@pytest.mark.parametrize("far", [1e6, 999_999.0, -1e12])
-def test_one_value_far_out_makes_no_grid_of_its_distance(far):
-    values = np.r_[np.random.default_rng(0).integers(0, 5, 399), far]
-    assert detect_step(values) == 0.0  # a step of 1 is next to nothing beside the deviation
-
-
-def test_values_that_differ_by_rounding_are_one():
-    exact = np.random.default_rng(0).integers(-5, 6, 300) * 0.1
-    rounded = np.r_[exact, exact + 2.2e-16, (exact.astype(np.float32)).astype(float)]
-    assert detect_step(rounded) == pytest.approx(0.1, rel=1e-6)
-
-
-def test_steps_too_fine_to_matter_are_continuous():
-    values = np.random.default_rng(0).integers(0, 100_000, 5000) * 1e-5
-    assert detect_step(values) == 0.0
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids_far_out_in_other_units_and_of_rounded_values(name):
+    values, step = GRIDS[name]
+    assert np.isclose(detect_step(values), step, rtol=1e-6, atol=0)
 
 
 def test_atoms_are_values_many_rows_share():
@@ -104,6 +104,27 @@ def test_scales_resist_outliers():
     assert 0.8 < float(Columns(1).fit(x).scale) < 1.2
 
 
+def test_where_nine_rows_in_ten_share_a_value_the_deviation_is_the_scale():
+    torch.manual_seed(0)
+    x = torch.cat([torch.zeros(970, 1), 5 + torch.randn(30, 1)])
+    columns = Columns(1).fit(x)
+    assert float(columns.scale) == pytest.approx(float(x.std()), rel=0.01)
+
+
+def test_columns_of_mapped_rows_spread_them_as_the_others_do():
+    x = torch.stack([torch.arange(300.0) % 5 + 1e6, torch.randn(300)], 1).double()
+    x[:40, 1] = 0.25
+    columns = Columns(2).double().fit(x)
+    mapped = columns.standardised()
+    z = columns(x)[0]
+    noisy = []
+    for spread in (lambda: columns(columns.dequantise(x))[0], lambda: mapped.dequantise(z)):
+        torch.manual_seed(0)
+        noisy.append(spread())
+    assert torch.allclose(*noisy)
+    assert torch.equal(mapped(z)[0], z)
+
+
 def test_constant_and_repeated_columns_are_said():
     x = torch.randn(100, 3)
     x[:, 1] = 4.0
@@ -121,27 +142,27 @@ def test_constant_and_repeated_columns_are_said():
         (torch.full((5, 2), float("nan")), "NaN"),
         (torch.zeros(5, 3), "shape"),
         (torch.zeros(1, 2), "row"),
+        (torch.linspace(-1, 1, 50).repeat(2, 1).T, "outside the stated support"),
     ],
 )
 def test_unusable_tables_are_refused(x, message):
     with pytest.raises(DataError, match=message):
-        Columns(2).fit(x)
+        Columns(2, support=[(0.0, 1.0), None]).fit(x)
 
 
-def test_values_outside_the_stated_support_are_refused():
-    with pytest.raises(DataError, match="outside the stated support"):
-        Columns(1, support=[(0.0, 1.0)]).fit(torch.linspace(-1, 1, 50).unsqueeze(1))
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(DataError, match="entries"):
-        Columns(2, support=[(0.0, 1.0)])
-    with pytest.raises(DataError, match="low < high"):
-        Columns(1, support=[(1.0, 0.0)])
-    with pytest.raises(DataError, match="discrete"):
-        Columns(1, discrete="yes")
-    with pytest.raises(ValueError, match="encoding"):
-        Columns(1, encoding="raw")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"support": [(0.0, 1.0)]}, "entries"),
+        ({"support": [(1.0, 0.0), None]}, "low < high"),
+        ({"discrete": "yes"}, "discrete"),
+        ({"discrete": [1.0]}, "discrete has 1 steps for 2 columns"),
+        ({"encoding": "raw"}, "encoding"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Columns(2, **settings)
 
 
 def test_noise_at_a_limit_is_reflected_not_piled_up():
@@ -191,8 +212,6 @@ def test_tables_may_be_arrays_and_columns_without_limits_none():
         columns.center,
         Columns(2, support=[(0.0, 1.0), (None, None)]).fit(torch.from_numpy(table)).center,
     )
-    with pytest.raises(DataError, match="discrete has 1 steps for 2 columns"):
-        Columns(2, discrete=[1.0])
 
 
 def test_scales_of_a_sorted_table_are_those_of_all_its_rows():

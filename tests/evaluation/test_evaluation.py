@@ -1,6 +1,7 @@
 """evaluate, Bounds, exact quadrature, the look far out."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import selfnorm as sn
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.evaluation import draw_log_weights
+from selfnorm.evaluation.bounds import summarise
 from tests.analytic.models import ANALYTIC, Potential
 
 
@@ -21,8 +23,6 @@ def test_chunk_size_changes_nothing_but_rounding():
     # Same random stream, other chunks: draw once, evaluate in pieces.
     q = sn.as_proposal(case.proposal)
     log_w = draw_log_weights(case.ebm(), q, 20_000, 10**6)
-    from selfnorm.evaluation.bounds import summarise
-
     log_p = torch.cat([case.ebm().log_unnormalized(p) for p in x.split(77)])
     pieces = summarise(log_p, log_w, log_p - q.log_prob(x), 0.0)
     assert pieces.upper == pytest.approx(whole.upper, abs=1e-5)
@@ -70,8 +70,6 @@ def test_mass_beyond_the_samples_is_found():
 
 
 def test_bounds_to_dict_round_trips_through_json():
-    import json
-
     case = ANALYTIC[1]
     bounds = sn.evaluate(case.ebm(), case.sample(50), proposal=case.proposal, seed=0)
     loaded = json.loads(json.dumps(bounds.to_dict()))
@@ -96,25 +94,20 @@ def test_quadrature_in_one_dimension_and_on_a_box():
     assert sn.exact_log_norm(student.ebm(), 1)[0] == pytest.approx(student.log_norm, abs=1e-4)
 
 
-def test_quadrature_refuses_three_dimensions():
-    with pytest.raises(DataError, match="evaluate"):
-        sn.exact_log_norm(lambda x: x.sum(-1), 3)
-
-
 def test_errors_name_the_cure():
-    model = sn.EBM(sn.MLP(2))
+    model, q = sn.EBM(sn.MLP(2)), sn.Gaussian(torch.zeros(2), scale=1.0)
     with pytest.raises(ProposalError, match="base density"):
         sn.evaluate(model, torch.zeros(3, 2))
     with pytest.raises(ProposalError, match="3 columns"):
-        sn.evaluate(model, torch.zeros(3, 3), proposal=sn.Gaussian(torch.zeros(2), scale=1.0))
+        sn.evaluate(model, torch.zeros(3, 3), proposal=q)
     with pytest.raises(DataError, match="n_samples"):
-        sn.evaluate(
-            model, torch.zeros(3, 2), proposal=sn.Gaussian(torch.zeros(2), scale=1.0), n_samples=1
-        )
+        sn.evaluate(model, torch.zeros(3, 2), proposal=q, n_samples=1)
     with pytest.raises(TypeError, match="typo"):
-        sn.evaluate(
-            model, torch.zeros(3, 2), proposal=sn.Gaussian(torch.zeros(2), scale=1.0), typo=1
-        )
+        sn.evaluate(model, torch.zeros(3, 2), proposal=q, typo=1)
+    with pytest.raises(TypeError, match="got Gaussian; the log_prob of a proposal"):
+        sn.evaluate(q, torch.zeros(3, 2))
+    with pytest.raises(DataError, match="evaluate"):
+        sn.exact_log_norm(lambda x: x.sum(-1), 3)
 
 
 def test_a_model_with_its_own_bounds_gets_the_options_or_refuses_them():
@@ -159,9 +152,3 @@ def test_grids_take_the_type_of_the_model_and_any_numbers():
     for center, scale in (([0.5, -1], np.ones(2)), (torch.tensor([0.5, -1.0]), 1), (0, [1.0])):
         log_z, _ = sn.exact_log_norm(model, 2, center=center, scale=scale, n_points=257)
         assert log_z == pytest.approx(0.625, abs=1e-9)
-
-
-def test_a_proposal_is_not_taken_for_a_model():
-    x = torch.randn(50, 2)
-    with pytest.raises(TypeError, match="got Gaussian; the log_prob of a proposal"):
-        sn.evaluate(sn.Gaussian.fit_to(x), x)

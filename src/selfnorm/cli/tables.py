@@ -10,9 +10,7 @@ import json
 import math
 import os
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,12 +71,9 @@ def fit(
     if target is None and max_epochs is not None:
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
     if target is not None:
-        for flag, given in {
-            "max-steps": max_steps is not None,
-            "method": method != "auto",
-            "contamination": contamination is not None,
-        }.items():
-            if given:
+        given = {"max-steps": max_steps, "method": method, "contamination": contamination}
+        for flag, value in given.items():
+            if value not in (None, "auto"):
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
     table = read_table(data)
     chosen = _chosen_columns(table, columns, drop)
@@ -146,20 +141,16 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
-    estimator, folder = _load(model)
-    table = read_table(data)
-    X = numeric(table, _names(estimator, table))
-    with _quiet_names():
-        if folder.kind == "EnergyRegressor":
-            y = numeric(table, [_target(folder)])[:, 0]
-            bounds = estimator.bounds(X, y, n_samples=n_samples or 2000, random_state=seed)
-        else:
-            bounds = estimator.bounds(X, n_samples=n_samples or 20_000, random_state=seed)
+    found = _load(model)
+    X, y = found.matrices(read_table(data))
+    if y is None:
+        bounds = found.estimator.bounds(X, n_samples=n_samples or 20_000, random_state=seed)
+    else:
+        bounds = found.estimator.bounds(X, y, n_samples=n_samples or 2000, random_state=seed)
+    low, high = bounds.interval(0.95)
     if as_json:
-        low, high = bounds.interval(0.95)
         typer.echo(_json({"rows": len(X), "interval_95": [low, high], **bounds.to_dict()}))
     else:
-        low, high = bounds.interval(0.95)
         typer.echo(f"{len(X)} rows: {bounds}")
         typer.echo(f"95 % interval around both bounds: [{low:.4f}, {high:.4f}] nats per row")
     if strict and not bounds.reliable:
@@ -174,17 +165,14 @@ def score(
 ) -> None:
     """Add log_density and outlier columns to a table."""
     check_output(output)
-    estimator, folder = _load(model)
-    table = read_table(data)
-    X = numeric(table, _names(estimator, table))
+    found, table = _load(model), read_table(data)
+    X, y = found.matrices(table)
     added: dict[str, np.ndarray] = {}
-    with _quiet_names():
-        if folder.kind == "EnergyRegressor":
-            y = numeric(table, [_target(folder)])[:, 0]
-            added["log_density"] = estimator.log_prob(X, y)
-        else:
-            added["log_density"] = estimator.score_samples(X)
-            added["outlier"] = (added["log_density"] < estimator.offset_).astype(np.float64)
+    if y is None:
+        added["log_density"] = found.estimator.score_samples(X)
+        added["outlier"] = (added["log_density"] < found.estimator.offset_).astype(np.float64)
+    else:
+        added["log_density"] = found.estimator.log_prob(X, y)
     _write_with(table, added, output)
     report: dict[str, Any] = {
         "rows": len(X),
@@ -205,12 +193,11 @@ def sample(
 ) -> None:
     """Write synthetic rows drawn from a density."""
     check_output(output)
-    estimator, folder = _load(model)
-    if folder.kind != "EnergyDensity":
-        raise ModelFileError(f"{model} holds a {folder.kind}; 'sample' is for densities")
-    rows = estimator.sample(n, random_state=seed)
-    names = _names(estimator, None)
-    write_table(Table({name: rows[:, i] for i, name in enumerate(names)}), output)
+    found = _load(model)
+    if found.kind != "EnergyDensity":
+        raise ModelFileError(f"{model} holds a {found.kind}; 'sample' is for densities")
+    rows = found.estimator.sample(n, random_state=seed)
+    write_table(Table(dict(zip(found.names, rows.T, strict=True))), output)
     _tell({"rows": n, "output": str(output)}, as_json)
 
 
@@ -231,19 +218,16 @@ def predict(
     """Add the predicted mean and quantiles of the target to a table."""
     output = output or Path(f"{data.stem}.predicted.csv")
     check_output(output)
-    estimator, folder = _load(model)
-    if folder.kind != "EnergyRegressor":
-        raise ModelFileError(f"{model} holds a {folder.kind}; fit one with --target to predict")
+    found = _load(model)
+    if found.kind != "EnergyRegressor":
+        raise ModelFileError(f"{model} holds a {found.kind}; fit one with --target to predict")
     # What follows the first level of --quantiles after a space comes as further arguments.
     numbers = _levels([*(quantiles or []), *(levels or [])])
     table = read_table(data)
-    X = numeric(table, _names(estimator, table))
-    target = _target(folder)
-    with _quiet_names():
-        added = {f"{target}_mean": estimator.predict(X)}
-        values = estimator.predict_quantiles(X, numbers)
-    for i, level in enumerate(numbers):
-        added[f"{target}_q{level:g}"] = values[:, i]
+    X = found.features(table)
+    added = {f"{found.target}_mean": found.estimator.predict(X)}
+    for level, values in zip(numbers, found.estimator.predict_quantiles(X, numbers).T, strict=True):
+        added[f"{found.target}_q{level:g}"] = values
     _write_with(table, added, output)
     _tell({"rows": len(X), "output": str(output), "columns": list(added)}, as_json)
 
@@ -280,44 +264,48 @@ def plot(
         plot_snl_surface(output / "snl_surface.png")
         _tell({"output": [str(output / "snl_surface.png")]}, as_json)
         return
-    estimator, folder = _load(model)
-    X = y = None
-    if data is not None:
-        table = read_table(data)
-        X = numeric(table, _names(estimator, table))
-        if folder.kind == "EnergyRegressor":
-            y = numeric(table, [_target(folder)])[:, 0]
-    with _quiet_names():
-        if folder.kind == "EnergyRegressor":
-            written = plot_regressor(estimator, output, X, y)
-        else:
-            written = plot_density_model(estimator, output, X, _names(estimator, None), seed)
+    found = _load(model)
+    X, y = (None, None) if data is None else found.matrices(read_table(data))
+    if found.kind == "EnergyRegressor":
+        written = plot_regressor(found.estimator, output, X, y)
+    else:
+        written = plot_density_model(found.estimator, output, X, found.names, seed)
     _tell({"output": [str(path) for path in written]}, as_json)
 
 
-@contextmanager
-def _quiet_names() -> Iterator[None]:
-    """Columns are put in the model's order here, so scikit-learn's missing-names note is moot."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="X does not have valid feature names")
-        yield
+@dataclass
+class _Model:
+    """A fitted table model, and the names of its columns."""
+
+    estimator: Any
+    kind: str
+    names: list[str]
+    named: bool
+    target: str
+
+    def features(self, table: Table) -> np.ndarray:
+        """The model's columns of a table; by position where the model knows no names."""
+        fits = not self.named and len(table.columns) == len(self.names)
+        return numeric(table, table.names if fits else self.names)
+
+    def matrices(self, table: Table) -> tuple[np.ndarray, np.ndarray | None]:
+        """Features, and the target of a regressor."""
+        X = self.features(table)
+        if self.kind != "EnergyRegressor":
+            return X, None
+        return X, numeric(table, [self.target])[:, 0]
 
 
-def _load(path: Path) -> tuple[Any, saving.Folder]:
-    return saving.load(path), saving.read_folder(path)
-
-
-def _names(estimator: Any, table: Table | None) -> list[str]:
-    names = getattr(estimator, "feature_names_in_", None)
-    if names is not None:
-        return [str(name) for name in names]
-    if table is not None and len(table.columns) == estimator.n_features_in_:
-        return table.names
-    return [f"x{i}" for i in range(estimator.n_features_in_)]
-
-
-def _target(folder: saving.Folder) -> str:
-    return str(folder.notes.get("target", "y"))
+def _load(path: Path) -> _Model:
+    folder, estimator = saving.read_folder(path), saving.load(path)
+    if folder.kind not in ("EnergyDensity", "EnergyRegressor"):
+        raise ModelFileError(f"{path} holds a {folder.kind}: this command is for models of tables")
+    known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    if known:  # columns are put in the model's order here: scikit-learn need not ask for names
+        del estimator.feature_names_in_
+    names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
+    target = str(folder.notes.get("target", "y"))
+    return _Model(estimator, folder.kind, names, bool(known), target)
 
 
 def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:
@@ -350,6 +338,8 @@ def check_device(device: str) -> None:
     """Refuse a device that is not there."""
     import torch
 
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise DataError("no CUDA device is available here: leave out --device cuda")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -4,6 +4,7 @@ from selfnorm.distributions.defensive import Defensive, mix_log_probs, mix_sampl
 from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
 from selfnorm.distributions.mdn import (
     MDN,
+    DefensiveLabels,
     LabelGaussian,
     LabelUniform,
     MixtureLabels,
@@ -32,6 +33,7 @@ __all__ = [
     "LOG_SQRT_2PI",
     "MDN",
     "Defensive",
+    "DefensiveLabels",
     "Flow",
     "FlowTask",
     "Gaussian",

@@ -310,7 +310,10 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
     ) -> ImageRegressor:
         """Read a model folder; a backbone of your own must be given again, weights apart."""
         own = {} if backbone is None else {"backbone": backbone}
-        return saving.load(path, kind="ImageRegressor", **own)._moved(device)
+        found: ImageRegressor = saving.load(path, kind="ImageRegressor", **own)
+        found.device = device
+        found.model_.to(device)
+        return found
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
@@ -356,11 +359,6 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         found.model_.load_state_dict(tensors)
         found.model_.eval()
         return found
-
-    def _moved(self, device: str) -> ImageRegressor:
-        self.device = device
-        self._fitted().to(device)
-        return self
 
 
 def _check_anchors(anchors: Any) -> None:

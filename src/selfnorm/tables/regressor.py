@@ -471,7 +471,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         """A copy with all energies at zero: the ensemble of mixture density networks alone."""
         check_is_fitted(self)
         twin = copy.deepcopy(self)
-        twin._predictive.drop_energy()
+        twin._predictive.drop_energy()  # noqa: SLF001 its own
         return twin
 
     def sample(self, X: ArrayLike, n: int = 1, random_state: Any = None) -> np.ndarray:

@@ -171,7 +171,7 @@ class AutoregressivePrior(LatentPrior):
         level = torch.linspace(0, 1, knots.shape[1], dtype=torch.float64).clamp(0.005, 0.995)
         knots.copy_(torch.special.ndtri(level).to(knots))
         self.chain.columns.fitted.fill_(True)
-        self.chain._start_at_marginals()
+        self.chain.set_columns(self.chain.columns)
 
     def start(self, z: Tensor) -> None:
         """Begin every factor at its marginal, read off samples ``z (n, d)``."""
