@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from selfnorm.density.many_task import ManyTask, MemberData
 
 import selfnorm as sn
 from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask
-from selfnorm.density.many_task import ManyTask, MemberData
 from selfnorm.paper.report import Table
 from selfnorm.training import Stepper, Task, TrainingOptions
 

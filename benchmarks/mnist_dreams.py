@@ -47,10 +47,21 @@ def teach(
 ) -> sn.History:
     """Go on with the encoder alone, on the model's own rows; the best state by the ELBO."""
     return sn.fit(
-        vae, parts[0], val_data=parts[1], train="encoder", batch_size=256, max_epochs=10**6,
-        max_steps=steps, validate_every=max(1, steps // 20), lr=1e-3, ema=0.999, weight_decay=0.01,
-        n_samples=1024 if energy else 1, monitor="off", seed=seed, progress=False,
-    )  # fmt: skip
+        vae,
+        parts[0],
+        val_data=parts[1],
+        batch_size=256,
+        max_epochs=10**6,
+        max_steps=steps,
+        lr=1e-3,
+        n_samples=1024 if energy else 1,
+        seed=seed,
+        progress=False,
+        task_options={"train": "encoder", "monitor": "off"},
+        options=sn.TrainingOptions(
+            validate_every=max(1, steps // 20), ema=0.999, weight_decay=0.01
+        ),
+    )
 
 
 def run_row(row: Row, seed: int, parts: tuple[Tensor, ...], given: argparse.Namespace) -> dict:

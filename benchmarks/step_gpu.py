@@ -24,12 +24,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from selfnorm.density.many_task import ManyTask, MemberData
 
 import selfnorm as sn
 from cuda_graphs import captured
 from selfnorm.density import objectives
 from selfnorm.density.fit import DensityTask
-from selfnorm.density.many_task import ManyTask, MemberData
 from selfnorm.paper.report import Table
 from selfnorm.training import Stepper, TrainingOptions
 

@@ -129,9 +129,13 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     plain_steps = min(plain_steps, given.steps)
     plain = EnergyVAE(encoder, decoder, LATENT).to(given.device)
     sn.fit(
-        plain, train, max_steps=plain_steps, lr=plain_lr,
-        validate_every=max(1, plain_steps // 2), **common,
-    )  # fmt: skip
+        plain,
+        train,
+        max_steps=plain_steps,
+        lr=plain_lr,
+        **common,
+        options=sn.TrainingOptions(validate_every=max(1, plain_steps // 2)),
+    )
     before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
     prior_options, fit_options = SETTINGS[given.data][given.setting]
     prior = make_prior(**prior_options)
@@ -140,10 +144,23 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     checkpoint = Path(given.out) / f"{name_of(given)}.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
+        fitted = {**common, **fit_options}
+        task_options = {"posterior_samples": fitted.pop("posterior_samples")}
+        options = sn.TrainingOptions(
+            schedule="constant",
+            weight_decay=fitted.pop("weight_decay", 0.0),
+            validate_every=every,
+            checkpoint=checkpoint,
+            checkpoint_every=every,
+        )
         history = sn.fit(
-            vae, train, max_steps=given.steps, schedule="constant", validate_every=every,
-            checkpoint=str(checkpoint), checkpoint_every=every, **{**common, **fit_options},
-        )  # fmt: skip
+            vae,
+            train,
+            max_steps=given.steps,
+            task_options=task_options,
+            options=options,
+            **fitted,
+        )
     if history.stopped == "interrupted":
         raise KeyboardInterrupt
     report = evaluate_vae(

@@ -10,6 +10,7 @@ import torch
 import selfnorm as sn
 from selfnorm._inputs import as_rows, refuse_repeated_names, refuse_text
 from selfnorm.errors import DataError
+from tests.fitting import fit_many
 
 ROWS = np.random.default_rng(0).gamma(2.0, size=(120, 2)).astype(np.float32)
 QUICK = {"max_steps": 3, "max_epochs": 100, "n_samples": 64, "seed": 0, "progress": False}
@@ -63,7 +64,7 @@ def test_an_energy_without_parameters_takes_rows_as_they_are():
 
 
 def test_fit_many_takes_one_array_or_frame_for_all():
-    histories = sn.fit_many([model(), model()], pd.DataFrame(ROWS), **QUICK)
+    histories = fit_many([model(), model()], pd.DataFrame(ROWS), **QUICK)
     assert [h.n_steps for h in histories] == [3, 3]
 
 

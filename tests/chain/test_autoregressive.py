@@ -198,7 +198,15 @@ def test_same_seed_same_bits():
     for _ in range(2):
         torch.manual_seed(0)
         model = AutoregressiveEBM(2, **TINY, drop=0.2)
-        sn.fit(model, x, max_steps=6, n_samples=4, polish_steps=3, seed=3, progress=False)
+        sn.fit(
+            model,
+            x,
+            max_steps=6,
+            n_samples=4,
+            seed=3,
+            progress=False,
+            task_options={"polish_steps": 3},
+        )
         runs.append(model.eval().log_prob(x))
     assert torch.equal(*runs)
 
@@ -348,7 +356,9 @@ def test_larger_tables_get_more_rows_seen_on_a_cpu_and_tiny_ones_few():
 def test_a_double_precision_model_trains_samples_and_bounds_in_double(recwarn):
     x = crooked(200).double()
     model = AutoregressiveEBM(2, orderings=2, support=[(0.0, None), (None, None)], **TINY).double()
-    history = sn.fit(model, x, max_steps=16, batch_size=50, polish_steps=2, progress=False)
+    history = sn.fit(
+        model, x, max_steps=16, batch_size=50, progress=False, task_options={"polish_steps": 2}
+    )
     drawn = model.sample(30, seed=0)
     assert drawn.dtype == model.log_prob(drawn).dtype == torch.float64
     assert torch.isfinite(model.log_prob(drawn)).all()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import fields
 
 import torch
 import torch.distributed as dist
@@ -65,7 +66,10 @@ def main():
                     p.add_(0.1)
         count_down(run.get("die_at"))
         press_ctrl_c(run.get("interrupted_rank"), fabric.global_rank)
-        history = sn.fit_distributed(model, x, fabric=fabric, progress=False, **run["options"])
+        direct, names = run["options"], {each.name for each in fields(sn.TrainingOptions)}
+        how = {name: direct.pop(name) for name in [*direct] if name in names}
+        options = sn.TrainingOptions(progress=False, **how)
+        history = sn.fit_distributed(model, x, fabric=fabric, options=options, **direct)
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
         name = f"{run['name']}.{fabric.global_rank}.pt"
         torch.save(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import selfnorm as sn
 from selfnorm.errors import DataError
 from selfnorm.training.checkpoint import load_checkpoint
+from tests.fitting import fit, fit_distributed
 
 lightning_fabric = pytest.importorskip("lightning_fabric")
 from tests.density.distributed_worker import setting  # noqa: E402
@@ -103,7 +103,7 @@ def two_ranks(tmp_path_factory):
 
 def single(**changes):
     x, model = setting()
-    history = sn.fit(model, x, progress=False, **{**OPTIONS, **changes})
+    history = fit(model, x, progress=False, **{**OPTIONS, **changes})
     return torch.cat([p.detach().flatten() for p in model.parameters()]), history
 
 
@@ -151,14 +151,14 @@ def test_a_run_of_two_ranks_is_resumed_on_one(two_ranks):
     x, model = setting()
     changes = {"max_steps": None, "max_epochs": 6}
     fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
-    history = sn.fit_distributed(
+    history = fit_distributed(
         model,
         x,
         fabric=fabric,
         samples="same",
         progress=False,
-        checkpoint=two_ranks / "run.ckpt",
         **{**OPTIONS, **changes},
+        checkpoint=two_ranks / "run.ckpt",
     )
     assert history.n_steps == 48
     resumed = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -169,7 +169,7 @@ def test_a_run_of_two_ranks_is_resumed_on_one(two_ranks):
 def test_accumulation_in_one_process_is_the_plain_run():
     fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
     x, model = setting()
-    sn.fit_distributed(
+    fit_distributed(
         model, x, fabric=fabric, n_accumulate=4, samples="same", progress=False, **OPTIONS
     )
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -182,10 +182,10 @@ def test_what_would_not_be_exact_is_refused():
     x, model = setting()
     for name in ("importance_ml", "ranking_nce"):
         with pytest.raises(ValueError, match="log Z_hat inside"):
-            sn.fit_distributed(model, x, fabric=fabric, objective=name, n_accumulate=2)
+            fit_distributed(model, x, fabric=fabric, objective=name, n_accumulate=2)
     with pytest.raises(DataError, match="multiples of 1 ranks x 3"):
-        sn.fit_distributed(model, x, fabric=fabric, n_accumulate=3)
+        fit_distributed(model, x, fabric=fabric, n_accumulate=3)
     with pytest.raises(ValueError, match="samples must be"):
-        sn.fit_distributed(model, x, fabric=fabric, samples="typo")
+        fit_distributed(model, x, fabric=fabric, samples="typo")
     with pytest.raises(TypeError, match="cannot train"):
-        sn.fit_distributed(torch.nn.Linear(2, 1), x, fabric=fabric)
+        fit_distributed(torch.nn.Linear(2, 1), x, fabric=fabric)

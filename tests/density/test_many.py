@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.many import _moved
-from selfnorm.density.many_task import ManyTask
-from selfnorm.density.stacked_proposals import stack_proposals
+from selfnorm.density._members import Member, Members
+from selfnorm.density.fit import get
+from selfnorm.density.many import ManyTask, _moved
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
+from tests.fitting import fit, fit_many
 
 
 def skewed(n=600, seed=0, shift=0.0):
@@ -62,18 +63,25 @@ def test_same_batches_and_samples_give_the_parameters_of_single_runs(energy, obj
     q = sn.Defensive(sn.Gaussian.fit_to(x), sn.StudentT.fit_to(x, df=3.0))
     rates, decays = [1e-3, 3e-3, 1e-2], [0.0, 1e-2, 1e-1]
     options = {**QUICK, "proposal": q, "objective": objective, "max_steps": 20, "ema": 0.9}
-    histories = sn.fit_many(
+    histories = fit_many(
         together,
         x,
         lr=rates,
         weight_decay=decays,
         same_batches=True,
         same_samples=True,
-        clip_norm=0.5,
         **options,
+        clip_norm=0.5,
     )
     for k in range(3):
-        single = sn.fit(alone[k], x, lr=rates[k], weight_decay=decays[k], clip_norm=0.5, **options)
+        single = fit(
+            alone[k],
+            x,
+            lr=rates[k],
+            **options,
+            weight_decay=decays[k],
+            clip_norm=0.5,
+        )
         # Adam divides by the size of a gradient: where that is tiny, rounding shows.
         torch.testing.assert_close(flat(together[k]), flat(alone[k]), atol=1e-4, rtol=1e-4)
         learned = single.final["log_norm_learned"]
@@ -98,9 +106,9 @@ def test_held_out_scores_best_states_and_patience_are_those_of_single_runs(optim
         "max_epochs": 30,
         "weight_decay": 1e-2,
     }
-    found = sn.fit_many(together, x, lr=rates, same_batches=True, same_samples=True, **options)
+    found = fit_many(together, x, lr=rates, same_batches=True, same_samples=True, **options)
     for k in range(3):
-        single = sn.fit(alone[k], x, lr=rates[k], **options)
+        single = fit(alone[k], x, lr=rates[k], **options)
         assert found[k].stopped == single.stopped
         assert found[k].best_step == single.best_step
         assert found[k].n_steps == single.n_steps
@@ -121,16 +129,16 @@ def test_own_data_proposals_bases_and_objectives_each_reach_their_own_target():
     models = [sn.EBM(sn.MLP(2, (24, 24), saturate=10.0), base=base) for base in bases]
     names = ["snl", "nce", "snl", "nce"]
     val = [skewed(300 + 50 * k, seed=20 + k, shift=s) for k, s in enumerate(shifts)]
-    histories = sn.fit_many(
+    histories = fit_many(
         models,
         data,
         proposal=proposals,
         objective=names,
         val_data=val,
         lr=5e-3,
-        max_steps=150,
         max_epochs=50,
         **QUICK,
+        max_steps=150,
     )
     for model, q, x, history in zip(models, proposals, val, histories, strict=True):
         bounds = sn.evaluate(model, x, proposal=q, n_samples=40_000, seed=1)
@@ -166,8 +174,13 @@ def test_a_non_finite_member_does_not_touch_the_others():
     for energies in (poisoned, clean):
         models = [sn.EBM(e, base=q) for e in energies]
         options = {**QUICK, "max_steps": 60, "max_epochs": 50, "validate_every": 5}
-        histories = sn.fit_many(
-            models, x, same_samples=True, same_batches=True, schedule="constant", **options
+        histories = fit_many(
+            models,
+            x,
+            same_samples=True,
+            same_batches=True,
+            **options,
+            schedule="constant",
         )
         results.append((models, histories))
     (broken, bad), (fine, good) = results
@@ -186,11 +199,11 @@ def test_members_see_different_batches_and_samples_by_default():
     x = skewed()
     models = members(2)
     models[1].load_state_dict(models[0].state_dict())
-    sn.fit_many(models, x, max_steps=10, **QUICK)
+    fit_many(models, x, **QUICK, max_steps=10)
     assert not torch.allclose(flat(models[0]), flat(models[1]), atol=1e-5)
     again = members(2)
     again[1].load_state_dict(again[0].state_dict())
-    sn.fit_many(again, x, max_steps=10, **QUICK)
+    fit_many(again, x, **QUICK, max_steps=10)
     assert torch.equal(flat(models[0], b=True), flat(again[0], b=True))
 
 
@@ -198,7 +211,7 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path):
     x, val = skewed(), skewed(200, seed=5)
     whole, halves = members(2), members(2)
     options = {**QUICK, "val_data": val, "max_epochs": 6, "ema": 0.9, "lr": [1e-3, 1e-2]}
-    full = sn.fit_many(whole, x, **options)
+    full = fit_many(whole, x, **options)
     path = tmp_path / "many.ckpt"
 
     class KilledError(Exception):
@@ -217,16 +230,16 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ManyTask, "loss", dies)
         with pytest.raises(KilledError):
-            sn.fit_many(halves, x, checkpoint=path, **options)
+            fit_many(halves, x, **options, checkpoint=path)
     resumed_models = members(2)
-    resumed = sn.fit_many(resumed_models, x, checkpoint=path, **options)
+    resumed = fit_many(resumed_models, x, **options, checkpoint=path)
     for k in range(2):
         assert torch.equal(flat(whole[k], b=True), flat(resumed_models[k], b=True))
         assert [r["val_score"] for r in full[k].records] == [
             r["val_score"] for r in resumed[k].records
         ]
     with pytest.raises(CheckpointError, match="other data"):
-        sn.fit_many(members(2), x + 1, checkpoint=path, **options)
+        fit_many(members(2), x + 1, **options, checkpoint=path)
 
 
 def proposals_of_every_kind():
@@ -242,12 +255,13 @@ def proposals_of_every_kind():
 
 @pytest.mark.parametrize("pair", list(proposals_of_every_kind()), ids=lambda p: type(p[0]).__name__)
 def test_stacked_proposals_are_the_proposals(pair):
-    stack = stack_proposals(pair)
+    stack = Members([Member(sn.EBM(sn.MLP(2, (4,))), q, get("snl")) for q in pair])
     x = torch.cat([skewed(50, seed=4), torch.tensor([[90.0, -90.0]])]).expand(2, -1, -1)
+    log_prob = stack.ask(lambda member, rows: member.proposal.log_prob(rows), x)
     for k, q in enumerate(pair):
-        torch.testing.assert_close(stack.log_prob(x)[k], q.log_prob(x[k]), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(log_prob[k], q.log_prob(x[k]), atol=1e-4, rtol=1e-5)
     torch.manual_seed(0)
-    drawn = stack.sample(4000)
+    drawn = stack.ask(lambda member: member.proposal.sample((4000,)))
     for k, q in enumerate(pair):
         # E_q[-log q] from the stack's samples against the proposal's own.
         own, stacked = q.log_prob(q.sample((4000,))), q.log_prob(drawn[k])
@@ -266,7 +280,15 @@ def test_rows_come_in_the_type_of_the_models(given):
     other = torch.float64 if given is torch.float32 else torch.float32
     models = [model.to(other) for model in models]
     for tables in (rows, [rows, rows[:30]]):
-        sn.fit_many(models, tables, val_data=rows, n_samples=8, max_steps=2, seed=0, progress=False)
+        fit_many(
+            models,
+            tables,
+            val_data=rows,
+            n_samples=8,
+            seed=0,
+            progress=False,
+            max_steps=2,
+        )
     assert {p.dtype for model in models for p in model.energy.parameters()} == {other}
 
 
@@ -274,28 +296,28 @@ def test_what_cannot_train_together_is_refused():
     x = skewed(100)
     pair = members(2)
     with pytest.raises(EnergyError, match="members 0 and 1"):
-        sn.fit_many([pair[0], sn.EBM(sn.MLP(2, (8,)), base=pair[0].base)], x, **QUICK)
+        fit_many([pair[0], sn.EBM(sn.MLP(2, (8,)), base=pair[0].base)], x, **QUICK)
     with pytest.raises(EnergyError, match="is no nn"):
-        sn.fit_many([sn.EBM(lambda v: v.sum(-1), base=pair[0].base)], x, **QUICK)
+        fit_many([sn.EBM(lambda v: v.sum(-1), base=pair[0].base)], x, **QUICK)
     with pytest.raises(ValueError, match="appears twice"):
-        sn.fit_many([pair[0], pair[0]], x, **QUICK)
+        fit_many([pair[0], pair[0]], x, **QUICK)
     with pytest.raises(TypeError, match="one or more"):
-        sn.fit_many([], x)
+        fit_many([], x)
     with pytest.raises(DataError, match="3 tables for 2 models"):
-        sn.fit_many(pair, [x, x, x], **QUICK)
+        fit_many(pair, [x, x, x], **QUICK)
     with pytest.raises(DataError, match="val_data"):
-        sn.fit_many(pair, x, patience=2, **QUICK)
+        fit_many(pair, x, **QUICK, patience=2)
     with pytest.raises(ProposalError, match="needs a proposal"):
-        sn.fit_many(members(2, base=False), x, **QUICK)
+        fit_many(members(2, base=False), x, **QUICK)
     with pytest.raises(ProposalError, match="1 proposals for 2"):
-        sn.fit_many(pair, x, proposal=[pair[0].base], **QUICK)
+        fit_many(pair, x, proposal=[pair[0].base], **QUICK)
     with pytest.raises(ValueError, match="3 numbers for 2"):
-        sn.fit_many(pair, x, lr=[1e-3] * 3, **QUICK)
+        fit_many(pair, x, lr=[1e-3] * 3, **QUICK)
     with pytest.raises(ValueError, match="functions of weights"):
-        sn.fit_many(pair, x, objective="dsm", **QUICK)
+        fit_many(pair, x, objective="dsm", **QUICK)
     far, box = [x, x + 1000], sn.Uniform.fit_to(x)
     with pytest.raises(ProposalError, match="member 1: "):
-        sn.fit_many(pair, far, proposal=box, **QUICK)
+        fit_many(pair, far, proposal=box, **QUICK)
 
 
 def test_layers_that_change_buffers_while_training_are_refused():
@@ -307,8 +329,8 @@ def test_layers_that_change_buffers_while_training_are_refused():
     for layer in (nn.BatchNorm1d(8), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))):
         pair = members(2, energy=lambda layer=layer: network(copy.deepcopy(layer)))
         with pytest.raises(EnergyError, match=r"buffer '1\..* train each by fit"):
-            sn.fit_many(pair, skewed(100), **QUICK)
-    sn.fit_many(members(2, energy=lambda: network(nn.LayerNorm(8))), skewed(100), **QUICK)
+            fit_many(pair, skewed(100), **QUICK)
+    fit_many(members(2, energy=lambda: network(nn.LayerNorm(8))), skewed(100), **QUICK)
 
 
 def test_a_table_of_all_members_is_moved_once():
@@ -341,9 +363,9 @@ def test_scalars_and_weights_in_two_places_train_as_alone():
     together = [sn.EBM(Scaled(), base=base) for _ in range(2)]
     alone = copy.deepcopy(together)
     options = {**QUICK, "max_epochs": 2}
-    sn.fit_many(together, x, same_batches=True, same_samples=True, **options)
+    fit_many(together, x, same_batches=True, same_samples=True, **options)
     for one, other in zip(together, alone, strict=True):
-        sn.fit(other, x, **options)
+        fit(other, x, **options)
         assert one.energy.second.weight is one.energy.first.weight
         assert torch.allclose(flat(one), flat(other), atol=1e-4)
 
@@ -355,7 +377,7 @@ def test_double_members_with_and_without_base_and_clipped_steps():
     models[0].log_norm.data = models[0].log_norm.data.float()  # as after model.energy.double()
     models[1].log_norm.data = models[1].log_norm.data.float()
     options = {**QUICK, "max_epochs": 2, "clip_norm": 1e-3}
-    histories = sn.fit_many(models, x, proposal=q, **options)
+    histories = fit_many(models, x, proposal=q, **options)
     assert [h.skipped_steps for h in histories] == [0, 0]
 
 
@@ -364,10 +386,8 @@ def test_one_network_in_two_models_and_odd_options_are_refused():
     q = sn.Gaussian.fit_to(x)
     network = sn.MLP(2, (8,))
     with pytest.raises(ValueError, match="members 0 and 1 share a trained parameter"):
-        sn.fit_many([sn.EBM(network, base=q), sn.EBM(network, base=q)], x, progress=False)
+        fit_many([sn.EBM(network, base=q), sn.EBM(network, base=q)], x, progress=False)
     model = sn.EBM(network, base=q)
-    with pytest.raises(TypeError, match="does not take bf16"):
-        sn.fit_many([model], x, bf16=True)
     with pytest.raises(ValueError, match="n_samples"):
-        sn.fit_many([model], x, n_samples=0)
-    assert sn.fit_many([model], x, lr=np.float32(1e-3), max_steps=1, progress=False)[0].n_steps == 1
+        fit_many([model], x, n_samples=0)
+    assert fit_many([model], x, lr=np.float32(1e-3), progress=False, max_steps=1)[0].n_steps == 1

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density import mcmc_objectives, objectives, score_matching
+from selfnorm.density import mcmc_objectives, score_matching
+from selfnorm.density.fit import available, get
 from selfnorm.density.mcmc_objectives import ContrastiveDivergence
 from selfnorm.density.score_matching import DenoisingScoreMatching, SlicedScoreMatching, score
 
@@ -44,7 +45,7 @@ def test_every_baseline_improves_on_its_base_and_is_normalised(objective):
         lr=5e-3,
         seed=0,
         progress=False,
-        ema=0.98,
+        options=sn.TrainingOptions(ema=0.98),
     )
     end = sn.evaluate(model, test, proposal=q, seed=0)
     limit = true_mean_log_likelihood(test)
@@ -116,10 +117,10 @@ def test_parameters_keep_asking_for_gradients_after_the_chains_ran():
 
 
 def test_names_are_registered_and_bad_options_refused():
-    assert {"cd", "pcd", "dsm", "ssm"} <= set(objectives.available())
-    assert objectives.get("pcd").start == "buffer"
-    assert mcmc_objectives.ContrastiveDivergence is type(objectives.get("cd"))
-    assert score_matching.SlicedScoreMatching is type(objectives.get("ssm"))
+    assert {"cd", "pcd", "dsm", "ssm"} <= set(available())
+    assert get("pcd").start == "buffer"
+    assert mcmc_objectives.ContrastiveDivergence is type(get("cd"))
+    assert score_matching.SlicedScoreMatching is type(get("ssm"))
     for wrong in (
         lambda: ContrastiveDivergence("noise"),
         lambda: ContrastiveDivergence(n_steps=0),

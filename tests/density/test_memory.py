@@ -10,13 +10,14 @@ import torch
 import selfnorm as sn
 from selfnorm import functional as F
 from selfnorm._context import seeded
-from selfnorm.density import objectives
 from selfnorm.density.chunked import Chunked
+from selfnorm.density.fit import get
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import WeightStream, chunk_size_for, verdict
 from selfnorm.evaluation.bounds import summarise
 from selfnorm.evaluation.memory import bytes_per_row, free_memory
+from tests.fitting import fit
 
 
 class Dealt(Proposal):
@@ -58,10 +59,8 @@ def gradient(objective, model, q, x, n_samples):
 @pytest.mark.parametrize("size", [1000, 250, 96])
 def test_gradient_over_chunks_is_that_of_the_whole(name, size):
     x, model, law = setting()
-    whole = gradient(objectives.get(name), model, Dealt(law, 1000), x, 1000)
-    q = Dealt(law, 1000)
-    if name != "snl":  # a replay must meet the same rows: deal by the random state
-        q = _Replayable(q)
+    whole = gradient(get(name), model, Dealt(law, 1000), x, 1000)
+    q = _Replayable(Dealt(law, 1000))  # a replay must meet the same rows
     parts = gradient(Chunked(name, chunk_size=size), model, q, x, 1000)
     torch.testing.assert_close(parts[0], whole[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(parts[1], whole[1], atol=1e-5, rtol=1e-4)
@@ -91,7 +90,7 @@ class _Replayable(Proposal):
 @pytest.mark.parametrize("name", ["importance_ml", "ranking_nce"])
 def test_objectives_with_a_logarithm_outside_keep_their_gradient_too(name):
     x, model, law = setting()
-    whole = gradient(objectives.get(name), model, Dealt(law, 600), x, 600)
+    whole = gradient(get(name), model, Dealt(law, 600), x, 600)
     parts = gradient(Chunked(name, chunk_size=128), model, _Replayable(Dealt(law, 600)), x, 600)
     torch.testing.assert_close(parts[0], whole[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(parts[1], whole[1], atol=1e-5, rtol=1e-4)
@@ -115,8 +114,8 @@ def test_fit_with_a_memory_budget_is_the_plain_fit_in_chunks():
     _, same, _ = setting()
     same.load_state_dict(model.state_dict())
     options = {"proposal": law, "n_samples": 3000, "max_steps": 5, "seed": 0, "progress": False}
-    sn.fit(model, x, max_memory=2**18, **options)
-    sn.fit(same, x, objective=Chunked("snl", max_memory=2**18), **options)
+    fit(model, x, **options, max_memory=2**18)
+    fit(same, x, objective=Chunked("snl", max_memory=2**18), **options)
     for mine, theirs in zip(model.parameters(), same.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -124,7 +123,7 @@ def test_fit_with_a_memory_budget_is_the_plain_fit_in_chunks():
 def test_fit_in_chunks_learns_and_ends_normalised():
     x, model, law = setting()
     objective = Chunked("snl", max_memory=2**18)
-    sn.fit(
+    fit(
         model,
         x,
         proposal=law,
@@ -232,7 +231,15 @@ def test_a_budget_for_a_model_in_double_precision():
     budget = 2**18
     chunks = [chunk_size_for(m, m.base, budget) for m in (model, single)]
     assert chunks[0] < 0.7 * chunks[1]
-    sn.fit(model, x, max_memory=budget, n_samples=2000, max_steps=2, seed=0, progress=False)
+    fit(
+        model,
+        x,
+        n_samples=2000,
+        max_steps=2,
+        seed=0,
+        progress=False,
+        max_memory=budget,
+    )
     bounds = sn.evaluate(model, x, max_memory=budget, seed=0)
     assert bounds.log_norm == pytest.approx(float(model.log_norm.detach()), abs=0.02)
 
@@ -242,4 +249,4 @@ def test_batch_normalisation_is_not_computed_chunk_by_chunk():
     energy = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
     model = sn.EBM(energy, base=sn.Gaussian.fit_to(x))
     with pytest.raises(EnergyError, match="batch normalisation depends on all rows"):
-        sn.fit(model, x, max_memory=2**16, max_steps=2, progress=False)
+        fit(model, x, max_steps=2, progress=False, max_memory=2**16)

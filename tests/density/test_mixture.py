@@ -44,7 +44,7 @@ def test_bounds_and_jensen():
 
 def test_samples_come_from_all_members():
     mixture = sn.Ensemble(gaussian_members())
-    x = mixture.sample(4000, generator=0)
+    x = mixture.sample(4000, seed=0)
     assert x.shape == (4000, 1)
     assert float((x > 0.6).float().mean()) == pytest.approx(0.5, abs=0.05)
     assert float(x.mean()) == pytest.approx(0.625, abs=0.15)

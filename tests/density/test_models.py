@@ -56,7 +56,7 @@ def test_base_is_not_trained():
 
 def test_samples_match_the_moments_of_a_skewed_mixture():
     case = ANALYTIC[0]
-    drawn = case.ebm().sample(4000, proposal=case.proposal, generator=3)
+    drawn = case.ebm().sample(4000, proposal=case.proposal, seed=3)
     truth = case.sample(200_000)
     assert drawn.shape == (4000, 2)
     error = truth.std(0) / 4000**0.5
@@ -70,8 +70,8 @@ def test_sampling_without_base_asks_for_a_proposal():
 
 def test_same_generator_same_sample():
     case = ANALYTIC[0]
-    a = case.ebm().sample(10, proposal=case.proposal, generator=7)
-    b = case.ebm().sample(10, proposal=case.proposal, generator=7)
+    a = case.ebm().sample(10, proposal=case.proposal, seed=7)
+    b = case.ebm().sample(10, proposal=case.proposal, seed=7)
     assert torch.equal(a, b)
 
 
@@ -81,7 +81,7 @@ def test_without_a_base_walking_samplers_stay_where_the_proposal_reaches():
     model = sn.EBM(lambda x: 2 * x.sum(-1))
     mean = 0.5 - math.exp(-2.0) / (1 - math.exp(-2.0))
     for method in ("sir", "smc", "mala", "hmc"):
-        rows = model.sample(2000, proposal=box, method=method, generator=0)
+        rows = model.sample(2000, proposal=box, method=method, seed=0)
         assert bool(((rows >= 0) & (rows <= 1)).all()), method
         assert float(rows.mean()) == pytest.approx(mean, abs=0.03), method
 
@@ -92,12 +92,12 @@ def test_samples_are_drawn_in_evaluation_mode_also_within_inference_mode(method)
     model = sn.EBM(energy, base=sn.Gaussian(torch.zeros(2), scale=1.0))
     before = copy.deepcopy(model.state_dict())
     with torch.inference_mode():
-        rows = model.sample(20, method=method, generator=0)
+        rows = model.sample(20, method=method, seed=0)
     assert model.training
     assert energy[2].training
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     model.eval()
-    assert torch.equal(rows, model.sample(20, method=method, generator=0))
+    assert torch.equal(rows, model.sample(20, method=method, seed=0))
 
 
 def test_a_proposal_of_another_width_is_refused_by_name():

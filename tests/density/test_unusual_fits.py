@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.flow_proposals import adapt
 from selfnorm.errors import DataError
+from tests.fitting import fit, fit_many
 
 SETTINGS = {"max_steps": 10, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
 
@@ -32,9 +32,9 @@ def weights(model):
 @pytest.mark.parametrize("objective", ["snl", "nce", "pcd", "dsm", "ssm"])
 def test_gradients_are_on_in_training_whatever_the_caller_has_set(x, around, objective):
     plain, inside = small_model(x), small_model(x)
-    sn.fit(plain, x, objective=objective, **SETTINGS)
+    fit(plain, x, objective=objective, **SETTINGS)
     with around():
-        sn.fit(inside, x, objective=objective, **SETTINGS)
+        fit(inside, x, objective=objective, **SETTINGS)
     assert torch.equal(weights(plain), weights(inside))
 
 
@@ -42,38 +42,38 @@ def test_models_trained_together_under_no_grad(x):
     models = [small_model(x, seed) for seed in (0, 1)]
     before = weights(models[1])
     with torch.no_grad():
-        sn.fit_many(models, x, **SETTINGS)
+        fit_many(models, x, **SETTINGS)
     assert not torch.equal(before, weights(models[1]))
 
 
 @pytest.mark.parametrize("objective", ["snl", "pcd", "dsm"])
 def test_no_gradient_is_left_in_the_callers_table(x, objective):
     x.requires_grad_()
-    sn.fit(small_model(x.detach()), x, objective=objective, val_data=x, **SETTINGS)
+    fit(small_model(x.detach()), x, objective=objective, val_data=x, **SETTINGS)
     assert x.grad is None
 
 
 def test_weights_or_labels_beside_the_table_are_not_ignored(x):
     with pytest.raises(DataError, match="tuple of 2 parts"):
-        sn.fit(small_model(x), (x, torch.rand(len(x))), **SETTINGS)
+        fit(small_model(x), (x, torch.rand(len(x))), **SETTINGS)
     with pytest.raises(DataError, match="val_data is a tuple of 2"):
-        sn.fit(small_model(x), (x,), val_data=(x, x), **SETTINGS)
+        fit(small_model(x), (x,), val_data=(x, x), **SETTINGS)
 
 
 def test_a_network_hidden_in_a_function_is_told(x):
     network = nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Linear(8, 1))
     hidden = sn.EBM(lambda rows: network(rows).squeeze(-1), base=sn.Gaussian.fit_to(x))
     with pytest.warns(sn.SelfnormWarning, match="no parameter to train"):
-        sn.fit(hidden, x, **SETTINGS)
+        fit(hidden, x, **SETTINGS)
     with warnings.catch_warnings():
         warnings.simplefilter("error", sn.SelfnormWarning)
-        sn.fit(sn.EBM(network, base=sn.Gaussian.fit_to(x)), x, **SETTINGS)
+        fit(sn.EBM(network, base=sn.Gaussian.fit_to(x)), x, **SETTINGS)
 
 
 @pytest.mark.parametrize("objective", ["cd", "pcd", "dsm", "ssm"])
 def test_a_spread_is_not_taken_from_one_row(x, objective):
     with pytest.raises(DataError, match="raise batch_size"):
-        sn.fit(small_model(x), x, objective=objective, **{**SETTINGS, "batch_size": 1})
+        fit(small_model(x), x, objective=objective, **{**SETTINGS, "batch_size": 1})
 
 
 def test_a_run_that_loses_every_step_says_so(x):
@@ -87,14 +87,21 @@ def test_a_run_that_loses_every_step_says_so(x):
 
     model = sn.EBM(Broken(), base=sn.Gaussian.fit_to(x))
     with pytest.warns(sn.SelfnormWarning, match="no loss or gradient was finite"):
-        history = sn.fit(model, x, **SETTINGS)
+        history = fit(model, x, **SETTINGS)
     assert history.skipped_steps == history.n_steps
 
 
-def test_unknown_options_are_named_by_the_function_that_was_called():
+def test_options_that_moved_and_options_of_other_models_are_named():
     x = torch.randn(50, 2)
     model = sn.EBM(sn.MLP(2, hidden=(4,)), base=sn.Gaussian.fit_to(x))
-    with pytest.raises(TypeError, match=r"^fit_distributed\(\) does not take bf16$"):
-        sn.fit_distributed(model, x, bf16=True)
-    with pytest.raises(TypeError, match=r"^adapt\(\) does not take epochs$"):
-        adapt(sn.Flow(2, transforms=1, hidden=(4,)), model, x, epochs=3)
+    for train in (sn.fit, sn.fit_distributed, lambda m, *args, **o: sn.fit_many([m], *args, **o)):
+        with pytest.raises(TypeError, match=r"takes no ema any more.*TrainingOptions\(ema"):
+            train(model, x, ema=0.9)
+    for train in (sn.fit, sn.fit_distributed):
+        with pytest.raises(TypeError, match=r"task_options \['polish_steps'\]"):
+            train(model, x, task_options={"polish_steps": 1})
+    options = sn.TrainingOptions(max_memory=1e6)
+    chain = sn.AutoregressiveEBM(2)
+    for train, given in ((sn.fit, chain), (sn.fit_distributed, model), (sn.fit_many, [model])):
+        with pytest.raises(TypeError, match="max_memory is for"):
+            train(given, x, options=options)

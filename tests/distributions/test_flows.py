@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
+from selfnorm.density import adapt, fit_jointly, tilt
 from selfnorm.distributions import FlowTask, proposal_loss
 from selfnorm.errors import DataError, SelfnormError
 
@@ -95,7 +95,8 @@ def test_the_kl_loss_moves_the_flow_towards_the_model_not_the_data():
     fresh = target.sample((2000,))
     before = float(flow.log_prob(fresh).mean())
     options = {"batch_size": 64, "max_epochs": 1000, "max_steps": 150, "lr": 5e-3, "seed": 0}
-    adapt(flow, model, data, loss="kl", n_samples=256, progress=False, **options)
+    how = sn.TrainingOptions(progress=False, **options)
+    adapt(flow, model, data, loss="kl", n_samples=256, options=how)
     assert float(flow.log_prob(fresh).mean()) > before + 0.5
 
 
@@ -116,8 +117,8 @@ def test_model_and_flow_train_together():
     x = banana(1000)
     model = sn.EBM(sn.MLP(2, hidden=(16,), zero_init=True), base=sn.StudentT.fit_to(x))
     flow = sn.Flow(2, **SMALL)
-    options = {"batch_size": 256, "max_epochs": 100, "max_steps": 60, "lr": 2e-3, "seed": 0}
-    options |= {"val_data": banana(300, seed=1), "n_samples": 256, "progress": False}
+    how = sn.TrainingOptions(max_epochs=100, max_steps=60, lr=2e-3, seed=0, progress=False)
+    options = {"val_data": banana(300, seed=1), "n_samples": 256, "options": how}
     history = fit_jointly(model, flow, x, loss="both", **options)
     first, last = history.records[0], history.records[-1]
     assert last["flow"] > first["flow"]

@@ -260,7 +260,13 @@ def test_the_proposal_takes_the_type_of_the_model(family, model_type):
     sn.fit(model, x, proposal=q, max_steps=2, progress=False)
     assert math.isfinite(sn.evaluate(model, x, proposal=family.fit_to(x.to(other))).lower)
     assert model.sample(3, proposal=family.fit_to(x.to(other))).dtype == model_type
-    sn.fit_many([model], x, proposal=family.fit_to(x.to(other)), max_steps=2, progress=False)
+    sn.fit_many(
+        [model],
+        x,
+        proposal=family.fit_to(x.to(other)),
+        progress=False,
+        options=sn.TrainingOptions(max_steps=2),
+    )
     assert model.log_prob(x).dtype == model_type
 
 
@@ -340,9 +346,9 @@ def test_samples_and_densities_follow_the_type_of_the_model(make, dtype):
     assert bounds.log_norm == pytest.approx(0.25, abs=0.05)
     sn.fit(model, x, proposal=make(), max_steps=2, lr=1e-6, seed=0, progress=False)
     assert float(model.log_norm.detach()) == pytest.approx(0.25, abs=0.02)
-    assert model.sample(3, proposal=make(), generator=0).dtype == dtype
+    assert model.sample(3, proposal=make(), seed=0).dtype == dtype
     networks = [sn.EBM(sn.MLP(2, (8,)).to(dtype), base=make()) for _ in range(2)]
-    sn.fit_many(networks, x, max_steps=2, seed=0, progress=False)
+    sn.fit_many(networks, x, seed=0, progress=False, options=sn.TrainingOptions(max_steps=2))
     assert networks[0].log_prob(x).dtype == dtype
 
 
@@ -379,9 +385,9 @@ def test_a_defensive_mixture_takes_any_heavy_part_of_its_width():
 
 def test_seeds_may_be_numpy_integers_and_nothing_odd():
     model = tilted(torch.float32)
-    assert torch.equal(model.sample(4, generator=np.int64(7)), model.sample(4, generator=7))
+    assert torch.equal(model.sample(4, seed=np.int64(7)), model.sample(4, seed=7))
     with pytest.raises(TypeError, match="a seed is a whole number"):
-        model.sample(4, generator="seven")
+        model.sample(4, seed="seven")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -21,6 +21,7 @@ from selfnorm.vae import (
     StandardNormal,
     latent_energy,
 )
+from tests.fitting import fit, fit_distributed, fit_many
 
 CASES = {}
 QUICK = {"batch_size": 64, "n_samples": 64, "max_steps": 25, "lr": 5e-3, "seed": 3}
@@ -95,7 +96,7 @@ def answers(model):
 @case("snl", "nce", "ranking_nce", "importance_ml", "bregman_lsif", "cd", "pcd", "dsm", "ssm")
 def objective(name):
     model = ebm()
-    history = sn.fit(model, table(), objective=name, **QUICK)
+    history = fit(model, table(), objective=name, **QUICK)
     return {"values": answers(model), "loss": history.curve("loss")[1]}
 
 
@@ -120,22 +121,22 @@ OPTIONS = {
 
 @case(*OPTIONS)
 def energy(kind):
-    model, options, fit = ebm(ENERGIES.get(kind, mlp), kind != "boxed"), OPTIONS[kind](), sn.fit
+    model, options, train = ebm(ENERGIES.get(kind, mlp), kind != "boxed"), OPTIONS[kind](), fit
     if kind == "distributed":
         from lightning_fabric import Fabric
 
-        fit = partial(sn.fit_distributed, fabric=Fabric(accelerator="cpu", devices=1))
-    history = fit(model, table(), **QUICK | options)
+        train = partial(fit_distributed, fabric=Fabric(accelerator="cpu", devices=1))
+    history = train(model, table(), **QUICK | options)
     return {"values": answers(model), "best": [history.best_step, history.best_score or 0.0]}
 
 
 @case("bounds", "sir", "imh", "rejection", "mala", "hmc", "smc")
 def fitted(method):
     model, x = ebm(partial(mlp, saturate=2.0)), table()
-    sn.fit(model, x, **QUICK)
+    fit(model, x, **QUICK)
     if method != "bounds":
         options = {"log_bound": 3.0} if method == "rejection" else {}
-        return {"rows": model.sample(200, method=method, generator=0, **options)[:6]}
+        return {"rows": model.sample(200, method=method, seed=0, **options)[:6]}
     proposals = {"base": None, "defensive": sn.Defensive.fit_to(x)}
     options = {"n_samples": 2000, "seed": 0}
     found = {k: sn.evaluate(model, x, proposal=q, **options) for k, q in proposals.items()}
@@ -148,9 +149,9 @@ def many(kind):
     models = [ebm() for _ in range(3)]
     options = {"lr": [1e-3, 5e-3, 1e-2], "objective": ["snl", "nce", "snl"], "ema": 0.9}
     options |= {"same_batches": kind == "same", "same_samples": kind == "same"}
-    sn.fit_many(models, table(), val_data=table(50, 2, 2), **QUICK | options)
+    fit_many(models, table(), val_data=table(50, 2, 2), **QUICK | options)
     mixture, found = sn.Ensemble(models), {f"member{k}": answers(m) for k, m in enumerate(models)}
-    return {**found, "mixture": answers(mixture), "rows": mixture.sample(5, generator=0)}
+    return {**found, "mixture": answers(mixture), "rows": mixture.sample(5, seed=0)}
 
 
 class Stopping(nn.Sequential):
@@ -175,9 +176,9 @@ def resumed(kind):
         Stopping.left, options = left, QUICK | {"checkpoint": path, "checkpoint_every": 2}
         models = [ebm(partial(layers, Stopping)) for _ in range(2)]
         if kind == "many":
-            histories = sn.fit_many(models, table(), **options)
+            histories = fit_many(models, table(), **options)
         else:
-            histories = [sn.fit(models[0], table(), objective=kind, **options)]
+            histories = [fit(models[0], table(), objective=kind, **options)]
         return torch.cat([answers(m) for m in models]), histories[0]
 
     whole, _ = train()
@@ -196,7 +197,7 @@ def conditional(kind):
     parts = sn.LabelEnergy(2, hidden=(8, 8)), sn.MDN(2, components=3, hidden=(8,))
     b, base = 0.0 if kind == "scalar" else nn.Linear(2, 1), "proposal" if kind == "base" else None
     model = sn.ConditionalEBM(*parts, log_norm=b, base=base).double()
-    sn.fit(model, (x, y), **QUICK | {"n_samples": 8})
+    fit(model, (x, y), **QUICK | {"n_samples": 8})
     found = {"log_prob": model.eval().log_prob(x[:7], y[:7]), "log_norm": model.log_norm(x[:7])}
     bounds = sn.evaluate(model, (x[:20], y[:20]), n_samples=200, seed=0)
     return {**found, "bounds": numbers(bounds), "rows": model.sample(x[:3], 2, generator=0)}
@@ -206,7 +207,7 @@ def conditional(kind):
 def chain(kind):
     more = {"one": {"discrete": None}, "mixed": {"orderings": 2, "family": "gaussian", "drop": 0.1}}
     model, x = sn.AutoregressiveEBM(3, blocks=1, **TINY, **more[kind]), table(300, 3).float()
-    sn.fit(model, x, val_data=x[:50], polish_steps=5, **QUICK | {"n_samples": 4})
+    fit(model, x, val_data=x[:50], **QUICK | {"n_samples": 4}, task_options={"polish_steps": 5})
     found = {"learned": model.eval().log_prob(x[:7]), "rows": model.sample(4, seed=0)}
     found["quadrature"] = model.log_prob(x[:7], normalizer="quadrature", n_nodes=256)
     return {**found, "bounds": numbers(model.bounds(x[:30], n_samples=64, seed=0))}
@@ -215,7 +216,7 @@ def chain(kind):
 @case("nsf", "maf")
 def flow(kind):
     model, x = sn.Flow(2, kind=kind, transforms=2, hidden=(8,)), table().float()
-    sn.fit(model, x, **QUICK)
+    fit(model, x, **QUICK)
     return {"log_prob": model.eval().log_prob(x[:7]), "rows": model.sample((3,))}
 
 
@@ -266,7 +267,7 @@ def vae(prior, likelihood="bernoulli", added=False):
         options = {"latent": 2, "prior": PRIORS[prior](), "max_steps": 10, "seed": 0}
         return sn.add_energy_prior(*parts, x.float(), **options)[0]
     model = sn.EnergyVAE(*parts, PRIORS[prior](), likelihood).double()
-    sn.fit(model, x, **QUICK)
+    fit(model, x, **QUICK)
     return model
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import selfnorm as sn
+from selfnorm.density.fit import OPTIONS_MOVED
 from selfnorm.tables import RegressorNetwork
 from tests.golden import cases, record
 
@@ -25,6 +26,13 @@ MOVED_PARAMETERS = {
         ("MLP.is_as_built", "MLP.negative_energy_in_step"),
         "belonged to a gradient written by hand",
     ),
+    **{
+        f"{function}.{name}": "a field of TrainingOptions"
+        for function in ("fit", "fit_many", "fit_distributed")
+        for name in (*OPTIONS_MOVED, "weight_decay")
+    },
+    **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble")},
+    "add_energy_prior.fit_options": "options=TrainingOptions(...)",
     "fit.bf16": "saved less than it cost in digits",
     "functional.snl_of_mean_weight": "snl(log_p_data, log_z[None], log_norm)",
     "snl.max_exponent": "one cap for all: functional.MAX_EXPONENT",

@@ -255,9 +255,9 @@ def test_ebm_sample_by_every_method(method):
     model = sn.EBM(lambda x: -x[..., 0], base=base)
     q = sn.StudentT(3.0, torch.zeros(1), scale=1.5)
     options = {"log_bound": 2.5} if method == "rejection" else {}
-    drawn = model.sample(3000, proposal=q, method=method, generator=0, **options)
+    drawn = model.sample(3000, proposal=q, method=method, seed=0, **options)
     assert drawn.shape == (3000, 1)
     assert float(drawn.mean()) == pytest.approx(1.0, abs=0.12)
     assert float(drawn.std()) == pytest.approx(1.0, abs=0.1)
-    again = model.sample(3000, proposal=q, method=method, generator=0, **options)
+    again = model.sample(3000, proposal=q, method=method, seed=0, **options)
     assert torch.equal(drawn, again)

@@ -40,7 +40,8 @@ elif kind == "write":
     replace = os.replace
     checkpoint.os.replace = lambda *paths: (count_down(), replace(*paths))
 sn.fit(model, x[:600], val_data=x[600:], seed=3, max_epochs=60, batch_size=64, n_samples=512,
-       ema=0.99, lr=3e-3, progress=False, checkpoint=path or None, checkpoint_every=7)
+       lr=3e-3, progress=False,
+       options=sn.TrainingOptions(ema=0.99, checkpoint=path or None, checkpoint_every=7))
 torch.save(model.state_dict(), result)
 """
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import selfnorm as sn
-from selfnorm.density import objectives
-from selfnorm.density.fit import DensityTask
+from selfnorm.density.fit import DensityTask, get
 from selfnorm.errors import CheckpointError
 from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
+from tests.fitting import fit, fit_many
 
 SETTINGS = {"max_steps": 12, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
 
@@ -35,18 +35,24 @@ def weights(model):
     [
         ({"objective": "nce"}, "objective='snl'"),
         ({"n_samples": 64}, "n_samples=128"),
-        ({"lr_log_norm": 1.0}, "lr_log_norm='10 x lr'"),
+        ({"lr_log_norm": 1.0}, "lr_log_norm=None"),
         ({"proposal": sn.Gaussian(torch.zeros(2), scale=3.0)}, "another energy, base or proposal"),
     ],
 )
 def test_a_finished_run_does_not_answer_for_another_one(x, tmp_path, change, words):
     path = tmp_path / "run.ckpt"
-    sn.fit(model_on(sn.Gaussian.fit_to(x)), x, checkpoint=path, **SETTINGS)
+    fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path)
     other = {**SETTINGS, **change}
     with pytest.raises(CheckpointError, match=words):
-        sn.fit(model_on(sn.Gaussian.fit_to(x)), x, checkpoint=path, **other)
+        fit(model_on(sn.Gaussian.fit_to(x)), x, **other, checkpoint=path)
     # How the samples go through the network is no part of what the run is.
-    sn.fit(model_on(sn.Gaussian.fit_to(x)), x, checkpoint=path, max_memory=1e6, **SETTINGS)
+    fit(
+        model_on(sn.Gaussian.fit_to(x)),
+        x,
+        **SETTINGS,
+        checkpoint=path,
+        max_memory=1e6,
+    )
 
 
 def test_weights_are_not_read_into_another_network_of_their_shape(x, tmp_path):
@@ -54,24 +60,24 @@ def test_weights_are_not_read_into_another_network_of_their_shape(x, tmp_path):
         return Independent(Normal(x.mean(0), scale * x.std(0)), 1)
 
     path = tmp_path / "run.ckpt"
-    sn.fit(model_on(normal(1.0)), x, checkpoint=path, **SETTINGS)
+    fit(model_on(normal(1.0)), x, **SETTINGS, checkpoint=path)
     for other in (model_on(normal(1.0), "relu"), model_on(normal(1.5))):
         before = weights(other)[1:]
         with pytest.raises(CheckpointError, match="another energy, base or proposal"):
-            sn.fit(other, x, checkpoint=path, **SETTINGS)
+            fit(other, x, **SETTINGS, checkpoint=path)
         assert torch.equal(weights(other)[1:], before)  # all but b, which every start sets
 
 
 def test_checkpoints_without_these_entries_are_read(x, tmp_path):
     path = tmp_path / "run.ckpt"
     whole = model_on(sn.Gaussian.fit_to(x))
-    sn.fit(whole, x, checkpoint=path, **SETTINGS)
+    fit(whole, x, **SETTINGS, checkpoint=path)
     state = load_checkpoint(path)
     for name in ("format", "settings", "witness", "task"):
         del state[name]
     save_checkpoint(path, state)
     again = model_on(sn.Gaussian.fit_to(x))
-    sn.fit(again, x, checkpoint=path, **SETTINGS)
+    fit(again, x, **SETTINGS, checkpoint=path)
     assert torch.equal(weights(whole), weights(again))
 
 
@@ -79,8 +85,8 @@ def test_checkpoints_without_these_entries_are_read(x, tmp_path):
 def test_chains_and_their_step_are_resumed(x, tmp_path, name):
     path = tmp_path / "run.ckpt"
     whole = model_on(sn.Gaussian.fit_to(x))
-    sn.fit(whole, x, objective=name, **SETTINGS)
-    stopping, taken = objectives.get(name), []
+    fit(whole, x, objective=name, **SETTINGS)
+    stopping, taken = get(name), []
     inner = stopping.loss
 
     def loss(*args):
@@ -92,9 +98,23 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
     stopping.loss = loss
     half = model_on(sn.Gaussian.fit_to(x))
     with pytest.warns(sn.SelfnormWarning, match="interrupted"):
-        sn.fit(half, x, objective=stopping, checkpoint=path, checkpoint_every=1, **SETTINGS)
+        fit(
+            half,
+            x,
+            objective=stopping,
+            **SETTINGS,
+            checkpoint=path,
+            checkpoint_every=1,
+        )
     resumed = model_on(sn.Gaussian.fit_to(x))
-    sn.fit(resumed, x, objective=name, checkpoint=path, checkpoint_every=1, **SETTINGS)
+    fit(
+        resumed,
+        x,
+        objective=name,
+        **SETTINGS,
+        checkpoint=path,
+        checkpoint_every=1,
+    )
     assert torch.equal(weights(whole), weights(resumed))
 
 
@@ -102,7 +122,7 @@ def test_chains_of_another_table_are_not_gone_on_with(x):
     objective = sn.mcmc_objectives.ContrastiveDivergence("buffer", n_steps=2)
     for table in (x, x[:, :1]):
         model = sn.EBM(sn.MLP(table.shape[1], (8,)), base=sn.Gaussian.fit_to(table))
-        history = sn.fit(model, table, objective=objective, **SETTINGS)
+        history = fit(model, table, objective=objective, **SETTINGS)
         assert history.skipped_steps == 0
 
 
@@ -117,7 +137,7 @@ def test_models_trained_together_are_resumed_as_what_they_were(x, tmp_path, same
     def train(**options):
         models = [model_on(base), model_on(base)]
         settings = {**SETTINGS, "lr": [1e-3, 5e-3], "same_batches": same_batches, **options}
-        sn.fit_many(models, settings.pop("rows", x), checkpoint=path, **settings)
+        fit_many(models, settings.pop("rows", x), **settings, checkpoint=path)
         return torch.cat([weights(m) for m in models])
 
     whole = train()
@@ -146,16 +166,16 @@ def test_numbers_of_numpy_and_torch_go_into_a_checkpoint_and_come_back(x, tmp_pa
         "progress": False,
     }
     first, again = model_on(sn.Gaussian.fit_to(x)), model_on(sn.Gaussian.fit_to(x))
-    sn.fit(first, x, checkpoint=path, **odd)
+    fit(first, x, **odd, checkpoint=path)
     plain = {**SETTINGS, "max_steps": 6, "lr": 1e-3}
-    sn.fit(again, x, checkpoint=path, **plain)
+    fit(again, x, **plain, checkpoint=path)
     assert torch.equal(weights(first), weights(again))
 
 
 @pytest.mark.parametrize("name", ["n_samples", "batch_size", "max_steps", "max_epochs"])
 def test_counts_are_whole_numbers(x, name):
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
-        sn.fit(model_on(sn.Gaussian.fit_to(x)), x, **{**SETTINGS, name: 1e1})
+        fit(model_on(sn.Gaussian.fit_to(x)), x, **{**SETTINGS, name: 1e1})
 
 
 def test_writing_a_checkpoint_leaves_every_part_in_its_mode():

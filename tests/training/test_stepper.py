@@ -10,6 +10,7 @@ import selfnorm as sn
 from selfnorm.density.fit import DensityTask
 from selfnorm.training import Stepper, TrainingOptions
 from selfnorm.training.step import Counters
+from tests.fitting import fit
 
 
 def trained(**options):
@@ -20,7 +21,7 @@ def trained(**options):
     model = sn.EBM(sn.MLP(2, hidden=(16,)), base=q)
     proposal = sn.StudentT.fit_to(x)
     fixed = {"n_samples": 64, "batch_size": 50, "max_steps": 12, "lr": 1e-2}
-    sn.fit(model, x, proposal=proposal, seed=1, progress=False, **fixed, **options)
+    fit(model, x, proposal=proposal, seed=1, progress=False, **fixed, **options)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -91,19 +92,6 @@ def test_counts_and_sums_survive_a_restart():
     assert not bool(bad)
     assert (float(again.taken), float(again.streak), float(again.skipped)) == (3.0, 0.0, 3.0)
     assert again.sums.tolist() == [8.0, 2.0, -7.0]
-
-
-def test_the_base_density_at_the_data_is_computed_once(monkeypatch):
-    """It is constant over the run: only its gathering belongs into a step."""
-    calls = []
-    plain = sn.Gaussian.log_prob
-    monkeypatch.setattr(
-        sn.Gaussian, "log_prob", lambda self, x: (calls.append(len(x)), plain(self, x))[1]
-    )
-    x = torch.randn(200, 2)
-    model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
-    sn.fit(model, x, n_samples=64, batch_size=20, max_steps=7, seed=0, progress=False)
-    assert 20 not in calls
 
 
 def test_metrics_of_an_objective_do_not_hide_a_loss_that_is_not_finite():

@@ -12,6 +12,7 @@ import selfnorm as sn
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
 from selfnorm.training import History, TrainingOptions
 from selfnorm.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.fitting import fit
 
 
 def skewed(n=1500, seed=0):
@@ -27,7 +28,7 @@ def small_model(x, seed=0):
 
 def quick(model, x, **options):
     settings = {"max_epochs": 8, "batch_size": 128, "n_samples": 256, "lr": 5e-3, "seed": 1}
-    return sn.fit(model, x, progress=False, **{**settings, **options})
+    return fit(model, x, progress=False, **{**settings, **options})
 
 
 def state(model):
@@ -61,7 +62,7 @@ def test_gaussian_mean_by_sgd_reaches_the_closed_form_optimum():
     x = torch.randn(2000, 1) + 0.8
     base = sn.Gaussian(torch.zeros(1), scale=1.0)
     model = sn.EBM(sn.ExponentialFamily(lambda v: v, 1), base=base)
-    sn.fit(model, x, max_epochs=30, lr=0.02, n_samples=2048, seed=0, progress=False)
+    fit(model, x, max_epochs=30, lr=0.02, n_samples=2048, seed=0, progress=False)
     xbar = float(x.mean())
     assert float(model.energy.theta.detach()) == pytest.approx(xbar, abs=0.02)
     assert float(model.log_norm.detach()) == pytest.approx(xbar**2 / 2, abs=0.02)

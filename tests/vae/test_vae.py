@@ -332,8 +332,14 @@ BINARY = torch.arange(40).reshape(8, 5) % 3 % 2 * 1.0
         (lambda: sn.fit(_small(), BINARY.double(), progress=False), "float32"),
         (lambda: sn.fit(_small(), (BINARY, BINARY), progress=False), "one tensor"),
         (lambda: sn.fit(_small(), BINARY, objective="nce", progress=False), "trained by"),
-        (lambda: sn.fit(_small(), BINARY, train="decoder", progress=False), "'prior'"),
-        (lambda: sn.fit(_small(), BINARY, monitor="pray", progress=False), "monitor"),
+        (
+            lambda: sn.fit(_small(), BINARY, progress=False, task_options={"train": "decoder"}),
+            "'prior'",
+        ),
+        (
+            lambda: sn.fit(_small(), BINARY, progress=False, task_options={"monitor": "pray"}),
+            "monitor",
+        ),
         (lambda: sn.fit(_small(PRIORS["chain"]()), BINARY, objective="elbo"), "normalised"),
         (lambda: sn.fit(_small(), BINARY[:0], progress=False), "no rows"),
         (lambda: _small("normal"), "prior must be a module"),

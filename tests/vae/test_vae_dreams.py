@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-import selfnorm as sn
 from selfnorm.vae import AutoregressivePrior, EnergyPrior, EnergyVAE, MixturePrior
 from selfnorm.vae.dreams import dreamt, held
 from selfnorm.vae.likelihoods import GaussianNoise
 from selfnorm.vae.networks import DenseDecoder, DenseEncoder
+from tests.fitting import fit
 
 SIGMA = 0.6
 W = torch.tensor([[1.0, 0.3], [-0.5, 0.8], [0.2, -1.1]])
@@ -60,10 +60,18 @@ def test_an_encoder_finds_the_posterior_from_the_models_own_rows():
     open_gap = 0.5 * float(torch.log(precision.diagonal()).sum() - torch.logdet(precision))
     best = float(law.log_prob(x).mean()) - open_gap
     before = float(vae.elbo(x, 200, seed=0).mean())
-    sn.fit(
-        vae, x, train="encoder", max_steps=700, max_epochs=999, batch_size=100, lr=0.02,
-        weight_decay=0.0, seed=1, progress=False,
-    )  # fmt: skip
+    fit(
+        vae,
+        x,
+        max_steps=700,
+        max_epochs=999,
+        batch_size=100,
+        lr=0.02,
+        seed=1,
+        progress=False,
+        task_options={"train": "encoder"},
+        weight_decay=0.0,
+    )
     after = float(vae.elbo(x, 200, seed=0).mean())
     assert before < best - 1
     assert after == pytest.approx(best, abs=0.03)
@@ -81,7 +89,7 @@ def test_the_model_stays_as_it_is(kind):
     before = {n: p.detach().clone() for n, p in vae.named_parameters()}
     modes = []
     vae.decoder.register_forward_hook(lambda m, _i, _o: modes.append(m.training))
-    sn.fit(vae, X, val_data=X[:20], train="encoder", monitor="off", **OPTIONS)
+    fit(vae, X, val_data=X[:20], **OPTIONS, task_options={"train": "encoder", "monitor": "off"})
     after = dict(vae.named_parameters())
     for name in names:
         trained = name.startswith("encoder")
@@ -134,4 +142,4 @@ def test_parameters_are_free_again_after_an_error():
 def test_what_can_be_trained_is_named():
     vae = EnergyVAE(DenseEncoder(6, 2, (8,)), DenseDecoder(2, 6, (8,)), 2)
     with pytest.raises(ValueError, match="'all', 'prior', 'encoder'"):
-        sn.fit(vae, X, train="decoder", **OPTIONS)
+        fit(vae, X, **OPTIONS, task_options={"train": "decoder"})

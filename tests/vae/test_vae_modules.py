@@ -147,7 +147,13 @@ def test_modules_without_parameters():
 
     assert EnergyVAE(Corner(), Rows(), 2).elbo(IMAGES, seed=0).shape == (40,)
     vae, _ = add_energy_prior(
-        Corner(), Rows(), IMAGES, latent=2, prior=EnergyPrior(dim=2), max_steps=1, monitor="off"
+        Corner(),
+        Rows(),
+        IMAGES,
+        latent=2,
+        prior=EnergyPrior(dim=2),
+        max_steps=1,
+        task_options={"monitor": "off"},
     )
     assert vae.prior.energy.layers[0].weight.isfinite().all()
 

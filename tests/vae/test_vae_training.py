@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import selfnorm as sn
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.training import TrainingOptions
 from selfnorm.vae import (
@@ -19,6 +18,7 @@ from selfnorm.vae import (
 )
 from selfnorm.vae.networks import DenseDecoder, DenseEncoder
 from selfnorm.vae.posterior import AggregatePosterior, BaseAndAggregate, GaussianPosterior
+from tests.fitting import fit
 
 
 def chain(dim=2, tilt=1.5, **sizes):
@@ -185,11 +185,20 @@ def test_the_monitor_speaks_without_held_out_rows(sharp):
     encoder, decoder, x = sharp
     prior = EnergyPrior(Spikes(encoder(x)[:, :LATENT].detach(), 1.0), proposal="base")
     with pytest.warns(SelfnormWarning, match="spikes"):
-        history = sn.fit(
-            EnergyVAE(encoder, decoder, prior), x, train="prior", lr=1.0, schedule="constant",
-            max_steps=40, max_epochs=99, n_samples=200, batch_size=100, seed=0, progress=False,
+        history = fit(
+            EnergyVAE(encoder, decoder, prior),
+            x,
+            lr=1.0,
+            max_steps=40,
+            max_epochs=99,
+            n_samples=200,
+            batch_size=100,
+            seed=0,
+            progress=False,
+            task_options={"train": "prior"},
+            schedule="constant",
             clip_norm=None,
-        )  # fmt: skip
+        )
     assert history.final["spiked"] == 1.0
 
 
@@ -201,11 +210,23 @@ def test_the_monitor_stops_training_on_spikes(sharp):
     def train(monitor):
         prior = EnergyPrior(Spikes(places, 1.0), proposal="base", lr_scale=1.0)
         vae = EnergyVAE(encoder, decoder, prior)
-        return sn.fit(
-            vae, x, val_data=x, objective="snelbo", train="prior", monitor=monitor, lr=1.0,
-            schedule="constant", max_steps=40, max_epochs=99, validate_every=5, n_samples=200,
-            batch_size=100, seed=0, progress=False, clip_norm=None,
-        )  # fmt: skip
+        return fit(
+            vae,
+            x,
+            val_data=x,
+            objective="snelbo",
+            lr=1.0,
+            max_steps=40,
+            max_epochs=99,
+            n_samples=200,
+            batch_size=100,
+            seed=0,
+            progress=False,
+            task_options={"train": "prior", "monitor": monitor},
+            schedule="constant",
+            validate_every=5,
+            clip_norm=None,
+        )
 
     with pytest.warns(SelfnormWarning, match="spikes"):
         stopped = train("stop")
@@ -248,7 +269,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
 
     extra = {"kl_warmup": 16, "n_samples": 32, "ema": 0.9}
     whole = make()
-    sn.fit(whole, X, **OPTIONS, **extra)
+    fit(whole, X, **OPTIONS, **extra)
     calls = [0]
 
     def interrupt(x):
@@ -260,12 +281,25 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
     path = str(tmp_path / "run.pt")
     broken = make()
     with pytest.warns(SelfnormWarning, match="interrupted"):
-        history = sn.fit(
-            broken, X, **OPTIONS, **extra, augment=interrupt, checkpoint=path, checkpoint_every=5
+        history = fit(
+            broken,
+            X,
+            **OPTIONS,
+            **extra,
+            task_options={"augment": interrupt},
+            checkpoint=path,
+            checkpoint_every=5,
         )
     assert history.stopped == "interrupted"
     resumed = make()
-    history = sn.fit(resumed, X, **OPTIONS, **extra, checkpoint=path, checkpoint_every=5)
+    history = fit(
+        resumed,
+        X,
+        **OPTIONS,
+        **extra,
+        checkpoint=path,
+        checkpoint_every=5,
+    )
     assert history.n_steps == 24
     assert torch.equal(state(resumed), state(whole))
 
@@ -309,7 +343,7 @@ def test_post_hoc_training_moves_the_prior_alone():
     vae = small(chain(tilt=0.1))
     before = [p.detach().clone() for p in vae.encoder.parameters()]
     prior_before = torch.cat([p.detach().flatten() for p in vae.prior.parameters()])
-    sn.fit(vae, X.repeat(4, 1), train="prior", **OPTIONS)
+    fit(vae, X.repeat(4, 1), **OPTIONS, task_options={"train": "prior"})
     assert all(torch.equal(a, b) for a, b in zip(before, vae.encoder.parameters(), strict=True))
     moved = torch.cat([p.detach().flatten() for p in vae.prior.parameters()])
     assert not torch.equal(prior_before, moved)
@@ -325,7 +359,7 @@ def test_post_hoc_training_leaves_statistics_and_dropout_of_the_vae_alone():
     encoder.eval()
     before = encoder(X)
     vae = EnergyVAE(encoder, DenseDecoder(2, 6, (8,)), MixturePrior(2, 3))
-    sn.fit(vae, X, train="prior", **OPTIONS)
+    fit(vae, X, **OPTIONS, task_options={"train": "prior"})
     assert torch.equal(encoder.eval()(X), before)
     assert not any(modes)
 
@@ -353,7 +387,7 @@ def test_held_out_rows_with_nan_are_refused():
     bad = X.clone()
     bad[7, 2] = math.nan
     with pytest.raises(DataError, match="NaN"):
-        sn.fit(small(), X, val_data=bad, **OPTIONS)
+        fit(small(), X, val_data=bad, **OPTIONS)
 
 
 def test_the_betas_of_adam_reach_the_optimiser():

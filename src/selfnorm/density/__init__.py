@@ -1,21 +1,24 @@
 """``EBM``: model, objectives, ``fit``, many models at once, chunked and distributed, baselines."""
 
 from selfnorm.density.distributed import fit_distributed
-from selfnorm.density.fit import fit
+from selfnorm.density.fit import Objective, fit
+from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
 from selfnorm.density.many import fit_many
-from selfnorm.density.mixture import Ensemble
-from selfnorm.density.model import EBM, log_weights
+from selfnorm.density.model import EBM, Ensemble, log_weights
 from selfnorm.density.recipes import Recipe, joint_density, joint_energy
 
 __all__ = [
     "EBM",
     "Ensemble",
+    "Objective",
     "Recipe",
+    "adapt",
     "fit",
     "fit_distributed",
+    "fit_jointly",
     "fit_many",
-    "gradients_with_graph",
     "joint_density",
     "joint_energy",
     "log_weights",
+    "tilt",
 ]

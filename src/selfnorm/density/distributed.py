@@ -15,44 +15,50 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selfnorm._context import seeded
-from selfnorm.density import objectives
-from selfnorm.density.chunked import accumulate
-from selfnorm.density.fit import DensityTask, checked_tables
+from selfnorm._inputs import moved
+from selfnorm.density.fit import (
+    OPTIONS_MOVED,
+    DensityTask,
+    Objective,
+    checked_tables,
+    get,
+    make_task,
+)
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.training import History, Task, TrainingOptions, refuse_unknown, run
+from selfnorm.training import History, Task, TrainingOptions, run
 
 __all__ = ["DistributedTask", "fit_distributed"]
 
 _ASK_EVERY = 16  # steps on a GPU between looks at whether a rank was interrupted
 
 
+@moved(**OPTIONS_MOVED)
 def fit_distributed(
     model: nn.Module,
     x_train: Tensor | tuple[Tensor, ...],
     *,
     fabric: Any = None,
     proposal: Any = None,
-    objective: str | objectives.Objective = "snl",
+    objective: str | Objective = "snl",
     n_samples: int = 1024,
     n_accumulate: int = 1,
     samples: str = "per_rank",
-    batch_size: int = 256,
-    lr: float = 1e-3,
-    lr_log_norm: float | None = None,
     val_data: Tensor | tuple[Tensor, ...] | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
     seed: int | None = None,
-    progress: bool = True,
-    checkpoint: str | None = None,
+    progress: bool | None = None,
     task_options: dict[str, Any] | None = None,
-    **options: Any,
+    options: TrainingOptions | None = None,
 ) -> History:
     """:func:`selfnorm.fit` over the ranks of a Fabric; call it on every rank, with the same data.
 
@@ -65,17 +71,17 @@ def fit_distributed(
         x_train: all rows, on every rank.
         fabric: a launched ``lightning.fabric.Fabric``; a default one (all devices; under
             ``torchrun`` its ranks) if absent.
-        proposal, objective, val_data, lr, lr_log_norm: as in :func:`selfnorm.fit`.
+        proposal, objective, val_data, task_options: as in :func:`selfnorm.fit`.
         n_samples: proposal samples per step, all ranks together.
         n_accumulate: pieces of a rank's share that go through the network one after another.
         samples: ``"per_rank"``: every rank draws its own share from its own stream. ``"same"``:
             all ranks draw all samples from one stream and keep their share, so that the numbers
             are those of a single process with the same seed.
-        seed: drawn on rank 0 and sent to the others if absent.
-        checkpoint: file on a disk all ranks can read; rank 0 writes it. It does not depend on the
-            number of ranks: a run may be resumed on another, or by :func:`selfnorm.fit`.
-        task_options: passed to the model's own ``training_task``.
-        options: the remaining options of :func:`selfnorm.fit`.
+        batch_size, lr, seed, progress: where given they replace those of ``options``; the seed is
+            drawn on rank 0 and sent to the others if absent.
+        options: how to train. ``checkpoint`` is a file on a disk all ranks can read; rank 0 writes
+            it. It does not depend on the number of ranks: a run may be resumed on another, or by
+            :func:`selfnorm.fit`.
 
     Example:
         >>> import selfnorm as sn
@@ -96,43 +102,41 @@ def fit_distributed(
         raise ValueError(f"n_accumulate must be at least 1, got {n_accumulate}")
     if samples not in ("per_rank", "same"):
         raise ValueError(f"samples must be 'per_rank' or 'same', not {samples!r}")
-    refuse_unknown(options, "fit_distributed")
-    data = x_train if isinstance(x_train, tuple) else (x_train,)
-    held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
-    if min(batch_size, len(data[0])) % world or n_samples % world:
+    options = (options or TrainingOptions()).given(
+        batch_size=batch_size, lr=lr, seed=seed, progress=progress
+    )
+    if options.max_memory is not None:
+        raise TypeError("max_memory is for one device: here n_accumulate divides a step")
+    data, held_out = checked_tables(model, x_train, val_data)
+    rows = min(options.batch_size, len(data[0]))
+    if rows % world or n_samples % world:
         raise DataError(
-            f"batch_size ({min(batch_size, len(data[0]))}) and n_samples ({n_samples}) must be "
-            f"multiples of {fabric.world_size} ranks x {n_accumulate} accumulation steps"
+            f"batch_size ({rows}) and n_samples ({n_samples}) must be multiples of "
+            f"{fabric.world_size} ranks x {n_accumulate} accumulation steps"
         )
-    chosen = objectives.get(objective)
-    if world > 1 and not getattr(chosen, "linear", True):
+    chosen = get(objective) if isinstance(model, EBM) else objective
+    if world > 1 and isinstance(chosen, Objective) and not chosen.linear:
         raise ValueError(
             "this objective has log Z_hat inside: averaged over ranks or accumulation steps it is "
             f"the objective of {n_samples // world} samples, not of {n_samples}. Use 'snl' (exact) "
-            "or, on one device, selfnorm.density.chunked.Chunked"
+            "or, on one device, max_memory"
         )
     model.to(fabric.device)
-    task = _make_task(
-        model, proposal, chosen, n_samples, world, samples, lr, lr_log_norm, task_options or {}
-    )
-    if isinstance(task, DensityTask):
-        data, held_out = checked_tables(task.module, data, held_out)
-    if seed is None:
-        seed = int(torch.randint(2**31, ()))
-    seed = int(fabric.broadcast(seed))
-    whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
-    loop_options = TrainingOptions(
-        batch_size=batch_size,
-        lr=lr,
-        seed=seed,
-        progress=progress and fabric.is_global_zero,
-        checkpoint=None if checkpoint is None else str(checkpoint),
+    share = n_samples // world if isinstance(model, EBM) else n_samples
+    task = make_task(model, proposal, chosen, share, task_options, options, "fit_distributed")
+    if samples == "same" and isinstance(task, DensityTask):
+        task.proposal = _Share(task.proposal)
+    common = int(torch.randint(2**31, ())) if options.seed is None else options.seed
+    options = replace(
+        options,
+        seed=int(fabric.broadcast(common)),
+        progress=options.progress and fabric.is_global_zero,
         cuda_graph=False,
-        **options,
     )
+    whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
     fabric.barrier()  # all ranks see the same checkpoint, or none
     with whole.interrupts_together():
-        return run(whole, data, val_data=held_out, options=loop_options)
+        return run(whole, data, val_data=held_out, options=options)
 
 
 class _Loss(nn.Module):
@@ -257,10 +261,11 @@ class DistributedTask(Task):
 
     def _local_loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         pieces = [tuple(t[k :: self.n_accumulate] for t in batch) for k in range(self.n_accumulate)]
-        dealer = getattr(self.task, "proposal", None)
-        if isinstance(dealer, _Share):
-            dealer.deal(self.fabric.global_rank, self.fabric.world_size, self.n_accumulate)
-        return accumulate([lambda p=p: self.task.loss(p) for p in pieces], self._params)  # type: ignore[misc]
+        if isinstance(self.task, DensityTask) and isinstance(self.task.proposal, _Share):
+            self.task.proposal.deal(
+                self.fabric.global_rank, self.fabric.world_size, self.n_accumulate
+            )
+        return _accumulate([lambda p=p: self.task.loss(p) for p in pieces], self._params)  # type: ignore[misc]
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """The task's figures, as rank 0 sees them: all ranks decide alike."""
@@ -321,35 +326,48 @@ def _launched(fabric: Any) -> Any:
     return made
 
 
-def _make_task(
-    model: nn.Module,
-    proposal: Any,
-    objective: objectives.Objective,
-    n_samples: int,
-    world: int,
-    samples: str,
-    lr: float,
-    lr_log_norm: float | None,
-    task_options: dict[str, Any],
-) -> Task:
-    make: Any = getattr(model, "training_task", None)
-    if make is not None:
-        if proposal is not None:
-            task_options = {**task_options, "proposal": proposal}
-        own: Task = make(objective=objective, n_samples=n_samples, **task_options)
-        return own
-    if not isinstance(model, EBM):
-        raise TypeError(
-            f"fit_distributed() cannot train a {type(model).__name__}: wrap the energy as "
-            "selfnorm.EBM(energy), or give the model a training_task() method"
-        )
-    task = DensityTask(
-        model,
-        proposal,
-        objective=objective,
-        n_samples=n_samples // world,
-        log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
-    )
-    if samples == "same":
-        task.proposal = _Share(task.proposal)
-    return task
+class _Known(torch.autograd.Function):
+    """A value as a function of parameters, with the gradient found earlier."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, grads: Sequence[Tensor | None], *params: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.grads = grads
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        found = [None if g is None else upstream[0] * g for g in ctx.grads]
+        return (None, None, *found)
+
+
+def _accumulate(
+    parts: Sequence[Callable[[], tuple[Tensor, dict[str, Tensor]]]], params: Sequence[Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss and metrics of several parts, of which one at a time is in memory.
+
+    Example:
+        >>> p = torch.tensor(2.0, requires_grad=True)
+        >>> loss, _ = _accumulate([lambda k=k: (k * p, {}) for k in (1.0, 3.0)], [p])
+        >>> loss.backward()
+        >>> float(loss.detach()), float(p.grad)
+        (4.0, 2.0)
+    """
+    if len(parts) == 1:
+        return parts[0]()
+    total: list[Tensor | None] = [None] * len(params)
+    value: Tensor | None = None
+    means: dict[str, Tensor] = {}
+    share = 1 / len(parts)
+    for part in parts:
+        loss, metrics = part()
+        found = torch.autograd.grad(loss * share, list(params), allow_unused=True)
+        for k, grad in enumerate(found):
+            old = total[k]
+            if grad is not None:
+                total[k] = grad if old is None else old.add_(grad)
+        value = loss.detach() * share + (0 if value is None else value)
+        for name, metric in metrics.items():
+            means[name] = metric.detach() * share + means.get(name, torch.zeros_like(metric))
+    assert value is not None
+    whole: Tensor = _Known.apply(value, total, *params)
+    return whole, means

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,48 +14,70 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import check_rows, moved
-from selfnorm.density import objectives
-from selfnorm.density.chunked import Chunked
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.training import History, Task, TrainingOptions, run, whole_number
 
-__all__ = ["DensityTask", "checked_tables", "fit"]
+__all__ = [
+    "OPTIONS_MOVED",
+    "DensityTask",
+    "Objective",
+    "WeightObjective",
+    "Weights",
+    "available",
+    "checked_tables",
+    "fit",
+    "get",
+    "make_task",
+    "register",
+]
+
+Metrics = dict[str, Tensor]
+_IN_OPTIONS = "give it as options=selfnorm.TrainingOptions({}=...)"
+OPTIONS_MOVED = {
+    name: _IN_OPTIONS.format(name)
+    for name in (
+        "checkpoint",
+        "checkpoint_every",
+        "clip_norm",
+        "compile_step",
+        "cuda_graph",
+        "ema",
+        "lr_log_norm",
+        "max_memory",
+        "optimizer",
+        "resume",
+        "schedule",
+        "validate_every",
+        "warmup",
+    )
+}
 
 
-@moved(bf16="densities are trained in the precision of their parameters")
+@moved(
+    **OPTIONS_MOVED,
+    weight_decay=_IN_OPTIONS.format("weight_decay"),
+    bf16="densities are trained in the precision of their parameters",
+)
 def fit(
     model: nn.Module,
     x_train: Any,
     *,
     proposal: Any = None,
-    objective: str | objectives.Objective = "snl",
+    objective: str | Objective = "snl",
     n_samples: int = 1024,
-    batch_size: int = 256,
-    max_epochs: int = 25,
-    lr: float = 1e-3,
     val_data: Any = None,
-    seed: int | None = None,
-    progress: bool = True,
-    lr_log_norm: float | None = None,
+    batch_size: int | None = None,
+    max_epochs: int | None = None,
     max_steps: int | None = None,
-    optimizer: str = "adamw",
-    weight_decay: float = 0.0,
-    schedule: str = "one_cycle",
-    warmup: float = 0.1,
-    clip_norm: float | None = 10.0,
-    ema: float | None = None,
+    lr: float | None = None,
     patience: int | None = None,
-    validate_every: int | None = None,
-    checkpoint: str | None = None,
-    checkpoint_every: int | None = None,
-    resume: bool = True,
-    cuda_graph: bool = True,
-    compile_step: bool = False,
-    max_memory: float | None = None,
-    **task_options: Any,
+    seed: int | None = None,
+    progress: bool | None = None,
+    task_options: dict[str, Any] | None = None,
+    options: TrainingOptions | None = None,
 ) -> History:
     r"""Train ``model`` on ``x_train`` and leave it normalised.
 
@@ -62,33 +86,15 @@ def fit(
         x_train: ``(n, d)`` rows: a tensor, an array or a data frame of numbers (or a tuple of
             tensors, for conditional models).
         proposal: where the samples for ``Z`` come from; the model's base by default. Any
-            distribution; see :func:`~selfnorm.distributions.as_proposal`.
-        objective: ``"snl"`` or another name of :func:`selfnorm.density.objectives.available`, or
-        an object. n_samples: proposal samples per step.
-        batch_size, max_epochs, max_steps: size of the run, whichever ends first.
-        lr: peak learning rate of the energy; ``lr_log_norm`` that of ``b`` (10 times it by
-            default: ``b`` must follow ``log Z`` as the energy moves).
+            distribution; see :func:`~selfnorm.as_proposal`.
+        objective: ``"snl"`` or another name of :func:`available`, or an :class:`Objective`.
+        n_samples: proposal samples per step.
         val_data: held-out rows; the state with the best held-out score is kept.
-        seed: same seed, same bits on CPU; the caller's random state is left alone.
-        progress: show a progress bar with both bounds.
-        optimizer: ``"adamw"`` or ``"adam"``; ``weight_decay`` spares ``b``.
-        schedule: ``"one_cycle"`` (rise over the ``warmup`` share, then cosine), ``"cosine"``,
-            ``"constant"``, ``"exponential"`` (falls to ``1/e``).
-        clip_norm: gradient norm limit, ``None`` for none.
-        ema: decay of a moving average of the parameters, e.g. 0.999; it is what is validated
-            and kept.
-        patience: stop after so many validations without a better score.
-        validate_every: steps between validations (an epoch, or a hundredth of the run).
-        checkpoint: file to save progress to, every ``checkpoint_every`` steps; an existing one of
-            the same run is resumed (``resume=False`` starts afresh). On CPU a resumed run ends
-            with the same bits as one never stopped.
-        cuda_graph: capture the step on CUDA where possible.
-        compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
-            before the first step, then saves most where many small operations meet: models
-            trained together, small networks. Same numbers up to rounding.
-        max_memory: bytes (below 1: share of the free memory) that the samples of a step may take;
-            they then go through the network in chunks, with the gradient unchanged.
+        batch_size, max_epochs, max_steps, lr, patience, seed, progress: the options most asked
+            for; where given they replace those of ``options``.
         task_options: passed to the model's own ``training_task``.
+        options: how to train: a :class:`~selfnorm.TrainingOptions`, where all of them are
+            described.
 
     Returns:
         The :class:`~selfnorm.History`. The model is changed in place, ends in its best state and,
@@ -99,78 +105,83 @@ def fit(
         >>> x = torch.randn(500, 2) * torch.tensor([1.0, 3.0]) + 1
         >>> q = sn.Gaussian.fit_to(x)
         >>> model = sn.EBM(sn.MLP(2, hidden=(16,)), base=q)
-        >>> history = sn.fit(model, x, proposal=q, max_epochs=2, seed=0, progress=False)
+        >>> options = sn.TrainingOptions(ema=0.99, progress=False)
+        >>> history = sn.fit(model, x, proposal=q, max_epochs=2, seed=0, options=options)
         >>> history.stopped
         'max_epochs'
     """
-    n_samples = whole_number("n_samples", n_samples)
-    options = TrainingOptions(
+    options = (options or TrainingOptions()).given(
         batch_size=batch_size,
         max_epochs=max_epochs,
         max_steps=max_steps,
         lr=lr,
-        optimizer=optimizer,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        warmup=warmup,
-        clip_norm=clip_norm,
-        ema=ema,
         patience=patience,
-        validate_every=validate_every,
         seed=seed,
         progress=progress,
-        checkpoint=None if checkpoint is None else str(checkpoint),
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        cuda_graph=cuda_graph,
-        compile_step=compile_step,
     )
-    data = x_train if isinstance(x_train, tuple) else (x_train,)
-    held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
-    task: Task
-    make_task: Any = getattr(model, "training_task", None)
-    if make_task is not None:
-        if max_memory is not None:
-            raise TypeError(f"max_memory is for an EBM; {type(model).__name__} trains its own way")
-        if proposal is not None:
-            task_options["proposal"] = proposal
-        task = make_task(objective=objective, n_samples=n_samples, **task_options)
-    elif isinstance(model, EBM):
-        if task_options:
-            raise TypeError(f"fit() got unexpected options {sorted(task_options)}")
-        task = DensityTask(
-            model,
-            proposal,
-            objective=objective
-            if max_memory is None
-            else Chunked(objective, max_memory=max_memory),
-            n_samples=n_samples,
-            log_norm_lr_scale=10.0 if lr_log_norm is None else lr_log_norm / lr,
-        )
-        data, held_out = checked_tables(model, data, held_out)
-    else:
-        raise TypeError(
-            f"fit() cannot train a {type(model).__name__}: wrap the energy as "
-            "selfnorm.EBM(energy), or give the model a training_task() method"
-        )
+    task = make_task(model, proposal, objective, n_samples, task_options, options, "fit")
+    data, held_out = checked_tables(model, x_train, val_data)
     return run(task, data, val_data=held_out, options=options)
+
+
+def make_task(
+    model: nn.Module,
+    proposal: Any,
+    objective: str | Objective,
+    n_samples: int,
+    task_options: dict[str, Any] | None,
+    options: TrainingOptions,
+    caller: str,
+) -> Task:
+    """The model's own training task, or that of a density."""
+    n_samples = whole_number("n_samples", n_samples)
+    kind = type(model).__name__
+    own: Any = getattr(model, "training_task", None)
+    if own is not None:
+        for name in ("max_memory", "lr_log_norm"):
+            if getattr(options, name) is not None:
+                raise TypeError(f"{name} is for an EBM; {kind} trains its own way")
+        given = {} if proposal is None else {"proposal": proposal}
+        task: Task = own(objective=objective, n_samples=n_samples, **given, **(task_options or {}))
+        return task
+    if not isinstance(model, EBM):
+        raise TypeError(
+            f"{caller}() cannot train a {kind}: wrap the energy as selfnorm.EBM(energy), or give "
+            "the model a training_task() method"
+        )
+    if task_options:
+        raise TypeError(f"{caller}() got task_options {sorted(task_options)}; an EBM takes none")
+    if options.max_memory is not None:
+        from selfnorm.density.chunked import Chunked
+
+        objective = Chunked(objective, max_memory=options.max_memory)
+    return DensityTask(
+        model,
+        proposal,
+        objective=objective,
+        n_samples=n_samples,
+        log_norm_lr_scale=options.log_norm_lr_scale,
+    )
 
 
 Parts = tuple[Any, ...]
 
 
-def checked_tables(model: EBM, data: Parts, held_out: Parts | None) -> tuple[Parts, Parts | None]:
-    """Training and held-out rows of a density: one table each, checked, in the model's type."""
-    _refuse_more_parts(data, "x_train")
-    rows = check_rows(data[0], "x_train", dtype=model.dtype)
+def checked_tables(model: nn.Module, x_train: Any, val_data: Any) -> tuple[Parts, Parts | None]:
+    """Training and held-out data as tuples; those of a density as one checked table each."""
+    data = x_train if isinstance(x_train, tuple) else (x_train,)
+    held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
+    if not isinstance(model, EBM):
+        return data, held_out
+    rows = _one_table(data, "x_train", dtype=model.dtype)
     if held_out is None:
         return (rows,), None
-    _refuse_more_parts(held_out, "val_data")
-    held = check_rows(held_out[0], "val_data", width=rows.shape[1], minimum=1, dtype=model.dtype)
-    return (rows,), (held,)
+    return (rows,), (
+        _one_table(held_out, "val_data", width=rows.shape[1], minimum=1, dtype=model.dtype),
+    )
 
 
-def _refuse_more_parts(data: Parts, name: str) -> None:
+def _one_table(data: Parts, name: str, **checks: Any) -> Tensor:
     """A density has one table: weights or labels beside it would be ignored in silence."""
     if len(data) != 1:
         raise DataError(
@@ -178,6 +189,170 @@ def _refuse_more_parts(data: Parts, name: str) -> None:
             "alone (rows with weights can be drawn with torch.multinomial; labels need a "
             "ConditionalEBM)"
         )
+    return check_rows(data[0], name, **checks)
+
+
+class Objective:
+    """What an EBM is trained by; an objective of one's own derives from it.
+
+    Attributes:
+        learns_log_norm: whether ``b`` follows ``log Z`` in training; if not, validation is by the
+            upper bound.
+        linear: a mean of per-sample terms: means over ranks and accumulation steps are then exact.
+        capturable: a step asks nothing of the host, and may be captured as a CUDA graph.
+        label: what it is, in a word: a run is resumed only with the one it began with.
+    """
+
+    learns_log_norm: bool = False
+    linear: bool = True
+    capturable: bool = True
+    label: str = ""
+
+    def loss(
+        self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
+    ) -> tuple[Tensor, Metrics]:
+        """Loss to minimise on the mini-batch ``x`` of shape ``(n, d)``, and metrics."""
+        raise NotImplementedError(f"{type(self).__name__} defines no loss")
+
+    def state_dict(self) -> Any:
+        """What it remembers from step to step, e.g. chains; ``None`` if nothing."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on with what :meth:`state_dict` gave."""
+
+
+class Weights(NamedTuple):
+    """All that a weight-based objective sees of a mini-batch (names as in ``functional``)."""
+
+    log_p_data: Tensor
+    log_w_data: Tensor
+    log_w: Tensor
+    log_norm: Tensor
+
+
+class WeightObjective(Objective):
+    """An objective that is a function of log-weights alone: SNL, NCE, IS-ML, the Bregman family.
+
+    Data and proposal samples go through the network in **one** forward pass.
+
+    Args:
+        value: what to maximise, a function of :class:`Weights`.
+        label, learns_log_norm, linear: as in :class:`Objective`.
+    """
+
+    def __init__(
+        self,
+        value: Callable[[Weights], Tensor],
+        label: str,
+        *,
+        learns_log_norm: bool = True,
+        linear: bool = True,
+    ) -> None:
+        self.value, self.label = value, label
+        self.learns_log_norm, self.linear = learns_log_norm, linear
+
+    def loss(
+        self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
+    ) -> tuple[Tensor, Metrics]:
+        """Loss and metrics on one mini-batch."""
+        with torch.no_grad():
+            samples = proposal.sample((n_samples,))
+        return self.judge(self.weights(model, proposal, x, samples))
+
+    def judge(self, seen: Weights) -> tuple[Tensor, Metrics]:
+        """Minus the value, and both bounds."""
+        value = self.value(seen)
+        with torch.no_grad():
+            # l_SNL and l_IS from the numbers at hand; the ESS is left to validation, where more
+            # samples make it meaningful.
+            log_z = F.log_mean_exp(seen.log_w)
+            upper = seen.log_p_data.mean() - log_z
+            lower = upper - F.bound_gap(log_z - seen.log_norm)
+        return -value, {"lower": lower, "upper": upper}
+
+    def weights(self, model: EBM, proposal: Proposal, x: Tensor, samples: Tensor) -> Weights:
+        """Log-densities at the data and log-weights at the samples."""
+        points, sizes = torch.cat([x, samples]), [len(x), len(samples)]
+        if proposal is model.base:
+            # Base and proposal cancel in the weights: log w = -E, no density to compute there.
+            log_w_data, log_w = model.negative_energy(points).split(sizes)
+            with torch.no_grad():
+                log_q = proposal.log_prob(x)
+            log_p_data = log_w_data + log_q
+        else:
+            with torch.no_grad():
+                log_q = proposal.log_prob(points)
+            log_p = model.log_unnormalized(points)
+            log_p_data = log_p[: len(x)]
+            log_w_data, log_w = (log_p - log_q).split(sizes)
+        return Weights(log_p_data, log_w_data, log_w, model.log_norm)
+
+
+def _of_weights(
+    label: str, value: Callable[[Weights], Tensor], **properties: bool
+) -> Callable[[], Objective]:
+    return partial(WeightObjective, value, label, **properties)
+
+
+def _bregman(family: str) -> Callable[[], Objective]:
+    def value(w: Weights) -> Tensor:
+        return F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
+
+    return _of_weights(f"bregman_{family}", value)
+
+
+_OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "snl": _of_weights("snl", lambda w: F.snl(w.log_p_data, w.log_w, w.log_norm)),
+    "nce": _of_weights("nce", lambda w: F.nce(w.log_w_data, w.log_w, w.log_norm)),
+    "ranking_nce": _of_weights(
+        "ranking_nce",
+        lambda w: F.ranking_nce(w.log_w_data, w.log_w),
+        learns_log_norm=False,
+        linear=False,
+    ),
+    "importance_ml": _of_weights(
+        "importance_ml",
+        lambda w: F.importance_ml(w.log_p_data, w.log_w),
+        learns_log_norm=False,
+        linear=False,
+    ),
+    **{f"bregman_{name}": _bregman(name) for name in ("lsif", "reverse", "exponential")},
+}
+
+
+def register(name: str, factory: Callable[[], Objective]) -> None:
+    """Make an objective known by ``name``; a name can be taken once."""
+    if name in _OBJECTIVES:
+        raise ValueError(f"an objective named {name!r} exists already")
+    _OBJECTIVES[name] = factory
+
+
+def available() -> list[str]:
+    """Names that ``fit(objective=...)`` understands.
+
+    Example:
+        >>> "snl" in available()
+        True
+    """
+    return sorted(_OBJECTIVES)
+
+
+def get(objective: str | Objective) -> Objective:
+    """An objective by name; objects pass through.
+
+    Example:
+        >>> get("nce").label
+        'nce'
+    """
+    if isinstance(objective, Objective):
+        return objective
+    if objective not in _OBJECTIVES:
+        raise ValueError(
+            f"unknown objective {objective!r}; choose one of {available()}, or derive your own "
+            "from selfnorm.density.Objective"
+        )
+    return _OBJECTIVES[objective]()
 
 
 class DensityTask(Task):
@@ -190,15 +365,14 @@ class DensityTask(Task):
         model: EBM,
         proposal: Any,
         *,
-        objective: str | objectives.Objective = "snl",
+        objective: str | Objective = "snl",
         n_samples: int = 1024,
         log_norm_lr_scale: float = 10.0,
         n_val_samples: int = 16_384,
     ) -> None:
         self.module = model
-        self.objective = objectives.get(objective)
-        # Objectives with inner gradients or host-side buffers cannot be captured as a CUDA graph.
-        self.capturable = getattr(self.objective, "capturable", True)
+        self.objective = get(objective)
+        self.capturable = self.objective.capturable
         self.n_samples = n_samples
         self.log_norm_lr_scale = log_norm_lr_scale
         self.n_val_samples = n_val_samples
@@ -214,11 +388,8 @@ class DensityTask(Task):
 
     def settings(self) -> dict[str, Any]:
         """What a resumed run must share with the one it continues, beside the loop's options."""
-        return {
-            "objective": objectives.label(self.objective),
-            "n_samples": self.n_samples,
-            "lr_log_norm": f"{self.log_norm_lr_scale:.6g} x lr",
-        }
+        label = self.objective.label or type(self.objective).__name__
+        return {"objective": label, "n_samples": self.n_samples}
 
     def witness(self, data: tuple[Tensor, ...]) -> Tensor:
         """``log p~`` and ``log q`` of the first rows: other laws, other numbers."""
@@ -226,20 +397,17 @@ class DensityTask(Task):
         return torch.cat([self.module.log_unnormalized(x), self.proposal.log_prob(x)])
 
     def own_state(self) -> Any:
-        """What the objective remembers from step to step, e.g. chains; ``None`` if nothing."""
-        remembered: Any = getattr(self.objective, "state_dict", None)
-        return None if remembered is None else remembered()
+        """What the objective remembers from step to step."""
+        return self.objective.state_dict()
 
     def load_own_state(self, state: Any) -> None:
         """Go on with what :meth:`own_state` gave."""
-        take: Any = getattr(self.objective, "load_state_dict", None)
-        if take is not None:
-            take(state)
+        self.objective.load_state_dict(state)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The energy's parameters, and ``b`` with a learning rate of its own."""
         b = self.module.log_norm
-        rest = [p for p in self.module.parameters() if p is not b and p.requires_grad]
+        rest = [p for p in self.module.parameters() if p is not b]
         return [
             {"params": rest},
             {"params": [b], "lr_scale": self.log_norm_lr_scale, "weight_decay": 0.0},
@@ -285,25 +453,9 @@ class DensityTask(Task):
             )
         self.module.log_norm.copy_(F.log_mean_exp(log_w.double()))
 
-    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Metrics]:
         """The objective on one mini-batch with fresh proposal samples."""
-        x, *columns = batch
-        if columns and isinstance(self.objective, objectives.WeightObjective):
-            return self.objective.loss(self.module, self.proposal, x, self.n_samples, columns[0])
-        return self.objective.loss(self.module, self.proposal, x, self.n_samples)
-
-    def _takes_log_base(self) -> bool:
-        # A subclass with a loss of its own keeps to the protocol, which has no such argument.
-        return getattr(type(self.objective), "loss", None) is objectives.WeightObjective.loss
-
-    @torch.no_grad()
-    def data_columns(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What a step needs of each row and no training changes: ``log d(x_i)`` of a base that is
-        the proposal too. The loop hands it to :meth:`loss` beside the row."""
-        known = self.proposal is self.module.base and not self.proposal.trainable
-        if not known or not self._takes_log_base():
-            return ()
-        return (self.proposal.log_prob(data[0]),)
+        return self.objective.loss(self.module, self.proposal, batch[0], self.n_samples)
 
     @torch.no_grad()
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:

@@ -10,27 +10,34 @@ from torch import Tensor, nn
 
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Flow, FlowTask, proposal_loss
-from selfnorm.functional import ess, log_mean_exp, snl
-from selfnorm.training import History, Task, TrainingOptions, refuse_unknown, run
+from selfnorm.functional import ess, importance_ml, log_mean_exp, snl
+from selfnorm.training import History, Task, TrainingOptions, run
 
 __all__ = ["JointTask", "adapt", "fit_jointly", "tilt"]
 
 
-def adapt(flow: Flow, model: EBM, x: Tensor, *, loss: str = "both", **options: Any) -> History:
-    """Bring a flow closer to the model it serves (``options`` of the training loop).
+def adapt(
+    flow: Flow,
+    model: EBM,
+    x: Tensor,
+    *,
+    loss: str = "both",
+    n_samples: int = 512,
+    options: TrainingOptions | None = None,
+) -> History:
+    """Bring a flow closer to the model it serves.
 
     Example:
         >>> import selfnorm as sn
         >>> x = torch.randn(64, 2)
         >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
         >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
-        >>> adapt(flow, model, x, loss="kl", max_steps=2, progress=False).n_steps
+        >>> options = sn.TrainingOptions(max_steps=2, progress=False)
+        >>> adapt(flow, model, x, loss="kl", options=options).n_steps
         2
     """
-    n_samples = int(options.pop("n_samples", 512))
-    refuse_unknown(options, "adapt")
     task = FlowTask(flow, model=model, loss=loss, n_samples=n_samples)
-    return run(task, (x,), options=TrainingOptions(**options))
+    return run(task, (x,), options=options or TrainingOptions())
 
 
 def tilt(flow: Flow, energy: Callable[[Tensor], Tensor]) -> EBM:
@@ -63,7 +70,7 @@ class JointTask(Task):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Everything at one rate, ``b`` at ten times it and without weight decay."""
         b = self.model.log_norm
-        others = [p for p in self.module.parameters() if p is not b and p.requires_grad]
+        others = [p for p in self.module.parameters() if p is not b]
         return [{"params": others}, {"params": [b], "lr_scale": 10.0, "weight_decay": 0.0}]
 
     def start(self, data: tuple[Tensor, ...]) -> None:
@@ -96,7 +103,7 @@ class JointTask(Task):
         """Both bounds on held-out rows."""
         log_w, log_p = self._log_weights(), self.model.log_unnormalized(data[0])
         lower = float(snl(log_p, log_w, self.model.log_norm))
-        upper = float(log_p.mean() - log_mean_exp(log_w))
+        upper = float(importance_ml(log_p, log_w))
         return {"score": lower, "lower": lower, "upper": upper, "ess": float(ess(log_w))}
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
@@ -113,19 +120,19 @@ def fit_jointly(
     loss: str = "data",
     n_samples: int = 512,
     val_data: Tensor | None = None,
-    **options: Any,
+    options: TrainingOptions | None = None,
 ) -> History:
-    """Train an EBM and its flow proposal together (``options`` of the training loop).
+    """Train an EBM and its flow proposal together.
 
     Example:
         >>> import selfnorm as sn
         >>> x = torch.randn(64, 2)
         >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
         >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
-        >>> fit_jointly(model, flow, x, max_steps=2, progress=False).n_steps
+        >>> options = sn.TrainingOptions(max_steps=2, progress=False)
+        >>> fit_jointly(model, flow, x, options=options).n_steps
         2
     """
-    refuse_unknown(options, "fit_jointly")
     task = JointTask(model, flow, loss=loss, n_samples=n_samples)
     held_out = None if val_data is None else (val_data,)
-    return run(task, (x,), val_data=held_out, options=TrainingOptions(**options))
+    return run(task, (x,), val_data=held_out, options=options or TrainingOptions())

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfnorm.density.fit import Objective, register
 from selfnorm.density.model import EBM
-from selfnorm.density.objectives import column_spread, register
+from selfnorm.density.score_matching import column_spread
 from selfnorm.distributions import Proposal
 from selfnorm.sampling import as_log_density, mala
 
 __all__ = ["ContrastiveDivergence"]
 
 
-class ContrastiveDivergence:
+class ContrastiveDivergence(Objective):
     """Contrastive divergence with short-run or persistent chains.
 
     Args:
@@ -47,7 +48,6 @@ class ContrastiveDivergence:
         1
     """
 
-    learns_log_norm = False
     # acceptance rates are read on the host to steer the step: no CUDA graph
     capturable = False
 

@@ -1,19 +1,20 @@
-"""The energy-based model: energy, optional base density, learned log-normaliser."""
+"""The energy-based model: energy, optional base density, learned log-normaliser; mixtures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from selfnorm._context import SeedLike, evaluating
-from selfnorm._inputs import as_rows
+from selfnorm._context import SeedLike, evaluating, seeded
+from selfnorm._inputs import as_rows, moved
 from selfnorm.distributions import Proposal, as_proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError
 
-__all__ = ["EBM", "log_weights"]
+__all__ = ["EBM", "Ensemble", "log_weights"]
 
 
 class EBM(nn.Module):
@@ -94,13 +95,14 @@ class EBM(nn.Module):
         """Device of the parameters."""
         return self.log_norm.device
 
+    @moved(generator="give it as seed")
     def sample(
         self,
         n: int,
         *,
         proposal: Any = None,
         method: str = "sir",
-        generator: SeedLike = None,
+        seed: SeedLike = None,
         **options: Any,
     ) -> Tensor:
         """Draw ``(n, dim)`` rows from the model.
@@ -110,7 +112,7 @@ class EBM(nn.Module):
             proposal: where candidates come from; the base density by default.
             method: ``"sir"`` (resampling, default), ``"imh"``, ``"rejection"``, ``"mala"``,
                 ``"hmc"`` or ``"smc"``.
-            generator: seed or ``torch.Generator``.
+            seed: seed or ``torch.Generator``.
             options: passed to the sampler, see :func:`selfnorm.sampling.draw`.
         """
         from selfnorm.sampling import draw
@@ -125,7 +127,7 @@ class EBM(nn.Module):
         q = proposal_for(self, proposal, None if self.base is None else self.base.dim)
         target = self if self.base is not None else _within(self, q)
         with evaluating(self):
-            return draw(target, n, proposal=q, method=method, seed=generator, **options).samples
+            return draw(target, n, proposal=q, method=method, seed=seed, **options).samples
 
 
 def _within(model: EBM, proposal: Proposal) -> Callable[[Tensor], Tensor]:
@@ -146,3 +148,65 @@ def _within(model: EBM, proposal: Proposal) -> Callable[[Tensor], Tensor]:
 def log_weights(model: EBM, proposal: Proposal, x: Tensor) -> Tensor:
     r"""``log w = -E(x) + log d(x) - log q(x)`` at any rows (samples of ``q``, or data)."""
     return model.log_unnormalized(x) - proposal.log_prob(x)
+
+
+class _MixtureEnergy(nn.Module):
+    def __init__(self, members: Sequence[EBM]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        log_p = torch.stack([member(x) for member in self.members])
+        return math.log(len(self.members)) - torch.logsumexp(log_p, 0)
+
+
+class Ensemble(EBM):
+    r"""The mixture ``p(x) = (1/K) sum_k p_k(x)`` of fitted EBMs (Lebesgue measure).
+
+    A mixture of normalised densities is normalised, and its log-density is never below the mean of
+    the members' (Jensen): averaging restarts beats choosing one. It is an :class:`EBM` with
+    ``b = 0`` and ``Z`` the mean of the members' ``Z_k exp(-b_k)``, so :func:`selfnorm.evaluate`
+    bounds it like any other; without a base of its own it asks for a proposal there.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> parts = [sn.EBM(sn.MLP(1), base=sn.Gaussian(torch.tensor([m]), scale=1.0))
+        ...          for m in (-3.0, 3.0)]
+        >>> Ensemble(parts).log_prob(torch.zeros(4, 1)).shape
+        torch.Size([4])
+    """
+
+    def __init__(self, members: Sequence[EBM]) -> None:
+        members = list(members)
+        if not members:
+            raise DataError("an ensemble needs at least one member")
+        super().__init__(_MixtureEnergy(members))
+        self.log_norm.requires_grad_(False)
+        self.to(members[0].device)
+
+    @property
+    def members(self) -> list[EBM]:
+        """The models the mixture is made of."""
+        assert isinstance(self.energy, _MixtureEnergy)
+        return [m for m in self.energy.members if isinstance(m, EBM)]
+
+    @moved(generator="give it as seed")
+    def sample(
+        self,
+        n: int,
+        *,
+        proposal: Any = None,
+        method: str = "sir",
+        seed: SeedLike = None,
+        **options: Any,
+    ) -> Tensor:
+        """Draw ``(n, dim)`` rows: a random member for each row, then a row of that member."""
+        with seeded(seed, self.device):
+            which = torch.randint(len(self.members), (n,), device=self.device)
+            counts = torch.bincount(which, minlength=len(self.members)).tolist()
+            drawn = [
+                member.sample(count, proposal=proposal, method=method, **options)
+                for member, count in zip(self.members, counts, strict=True)
+                if count
+            ]
+            return torch.cat(drawn)[torch.randperm(n, device=self.device)]

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Defensive, GaussianMixture, Proposal, StudentT
 from selfnorm.networks import MLP, FourierFeatures
+from selfnorm.training import TrainingOptions
 
 __all__ = ["Recipe", "joint_density", "joint_energy"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model ready to be fitted: ``sn.fit(r.model, x, proposal=r.proposal, **r.fit_options)``."""
+    """A model ready to be fitted by ``sn.fit(r.model, x, proposal=r.proposal, ...)``, and how."""
 
     model: EBM
     proposal: Proposal
-    fit_options: dict[str, Any] = field(default_factory=dict)
+    options: TrainingOptions
+    n_samples: int = 1024
 
 
 def joint_energy(dim: int) -> MLP:
@@ -56,15 +57,13 @@ def joint_density(x: Tensor) -> Recipe:
     return Recipe(
         EBM(joint_energy(dim), base=base),
         proposal,
-        {
-            "n_samples": 1024,
-            "batch_size": 256,
-            "max_epochs": 10**6,
-            "max_steps": n_steps,
-            "lr": 2e-3,
-            "weight_decay": 1e-2,
-            "ema": 0.998,
-            "clip_norm": 5.0,
-            "validate_every": max(25, n_steps // 20),
-        },
+        TrainingOptions(
+            max_epochs=10**6,
+            max_steps=n_steps,
+            lr=2e-3,
+            weight_decay=1e-2,
+            ema=0.998,
+            clip_norm=5.0,
+            validate_every=max(25, n_steps // 20),
+        ),
     )

@@ -16,11 +16,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from selfnorm.density.fit import Objective, register
 from selfnorm.density.model import EBM
-from selfnorm.density.objectives import column_spread, register
 from selfnorm.distributions import Proposal
+from selfnorm.errors import DataError
 
-__all__ = ["DenoisingScoreMatching", "SlicedScoreMatching", "score"]
+__all__ = ["DenoisingScoreMatching", "SlicedScoreMatching", "column_spread", "score"]
+
+
+def column_spread(x: Tensor) -> Tensor:
+    """Standard deviation of each column of a mini-batch, ``(n, d) -> (d,)``, never zero.
+
+    Example:
+        >>> column_spread(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
+        tensor([1.4142e+00, 1.0000e-06])
+    """
+    if len(x) < 2:
+        raise DataError(
+            "this objective measures the columns' spread in every mini-batch, which takes two rows "
+            "or more: raise batch_size"
+        )
+    return x.std(0).clamp_min(1e-6)
 
 
 def score(model: EBM, x: Tensor) -> Tensor:
@@ -37,7 +53,7 @@ def score(model: EBM, x: Tensor) -> Tensor:
     return gradient
 
 
-class DenoisingScoreMatching:
+class DenoisingScoreMatching(Objective):
     """Denoising score matching with one noise level ``sigma``, relative to the column spreads.
 
     >>> import selfnorm as sn
@@ -47,7 +63,6 @@ class DenoisingScoreMatching:
     torch.Size([])
     """
 
-    learns_log_norm = False
     capturable = False
 
     def __init__(self, sigma: float = 0.1) -> None:
@@ -70,7 +85,7 @@ class DenoisingScoreMatching:
         return loss, {"score_error": loss.detach()}
 
 
-class SlicedScoreMatching:
+class SlicedScoreMatching(Objective):
     """Sliced score matching with the exact second moment (SSM-VR), ``n_slices`` directions per row.
 
     Activations need a second derivative: SiLU, GELU or tanh, not ReLU.
@@ -82,7 +97,6 @@ class SlicedScoreMatching:
     torch.Size([])
     """
 
-    learns_log_norm = False
     capturable = False
 
     def __init__(self, n_slices: int = 1) -> None:

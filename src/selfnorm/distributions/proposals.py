@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution, Gamma, Independent
+from torch.distributions import Distribution, Independent
 
 from selfnorm._context import seeded
 from selfnorm._inputs import as_rows
@@ -209,7 +209,8 @@ class StudentT(_LocationScale):
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
         noise, half_df = self._noise(shape), self.df / 2
-        mixing = Gamma(half_df, half_df, validate_args=False).sample((*shape, 1))
+        # What Gamma draws, by an operation that goes through vmap.
+        mixing = torch._standard_gamma(half_df.expand(*shape, 1)) / half_df
         # Clamped, because float32 gamma draws can underflow to zero.
         return self.loc + (noise / mixing.clamp_min(1e-30).sqrt()) @ self.scale_tril.T
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -260,10 +260,13 @@ def train_row(
         options.pop("kl_warmup", None)
     checkpoint = _checkpoint(folder, row, size)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    steps = options["max_steps"]
+    names = {each.name for each in fields(sn.TrainingOptions)}
+    how = {name: options.pop(name) for name in [*options] if name in names}
+    every = max(1, how["max_steps"] // 20)
     history = sn.fit(
-        vae, train, val_data=valid, seed=seed, progress=progress, checkpoint=str(checkpoint),
-        checkpoint_every=max(1, steps // 20), **options,
+        vae, train, n_samples=options.pop("n_samples", 1024), val_data=valid, seed=seed,
+        progress=progress, task_options=options,
+        options=sn.TrainingOptions(checkpoint=checkpoint, checkpoint_every=every, **how),
     )  # fmt: skip
     if history.stopped == "interrupted":
         raise KeyboardInterrupt

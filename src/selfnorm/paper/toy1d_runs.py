@@ -151,14 +151,11 @@ def _paper_run(
         batch_size=32,
         max_epochs=max_epochs or 25,
         lr=_PAPER_LR,
-        optimizer="adam",
-        schedule="one_cycle",
-        n_val_samples=64,
+        options=sn.TrainingOptions(optimizer="adam"),
         val_data=parts["val"],
         seed=config.seed,
         progress=False,
-        proposal_loss="both",
-        stratified=False,
+        task_options={"proposal_loss": "both", "stratified": False, "n_val_samples": 64},
     )
     if history.stopped == "interrupted":
         raise KeyboardInterrupt  # a run cut short is no row

@@ -60,7 +60,7 @@ class _Prepared:
     model: sn.EBM
     proposal: Proposal
     split: toy2d.Split2D
-    options: dict[str, Any]
+    options: sn.TrainingOptions
 
 
 def _prepare(config: Config) -> _Prepared:
@@ -69,25 +69,24 @@ def _prepare(config: Config) -> _Prepared:
     torch.manual_seed(config.seed)
     if config.recipe == "best":
         recipe = joint_density(split.train)
-        model, proposal, options = recipe.model, recipe.proposal, recipe.fit_options
+        model, proposal, options = recipe.model, recipe.proposal, recipe.options
     else:
         proposal = sn.Gaussian(torch.zeros(2), scale=1.0)
         energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
         model = sn.EBM(energy, base=proposal if config.base == "standard_normal" else None)
-        options = {
-            "n_samples": 1024,
-            "batch_size": 128,
-            "max_epochs": 25,
-            "lr": 1e-3,
-            "lr_log_norm": 1e-3,
-            "optimizer": "adam",
-            "schedule": "constant",
-        }
+        options = sn.TrainingOptions(
+            batch_size=128,
+            max_epochs=25,
+            lr=1e-3,
+            lr_log_norm=1e-3,
+            optimizer="adam",
+            schedule="constant",
+        )
     return _Prepared(model.to(config.device), proposal.to(config.device), split, options)
 
 
 def train_one(config: Config, **changes: Any) -> Fitted:
-    """Train one configuration by itself; ``changes`` replace options of :func:`selfnorm.fit`."""
+    """Train one configuration by itself; ``changes`` replace its options."""
     run = _prepare(config)
     history = sn.fit(
         run.model,
@@ -97,7 +96,7 @@ def train_one(config: Config, **changes: Any) -> Fitted:
         val_data=run.split.val,
         seed=config.seed,
         progress=config.progress,
-        **{**run.options, **changes},
+        options=run.options.given(**changes),
     )
     return Fitted(run.model, run.proposal, run.split, history)
 
@@ -111,7 +110,7 @@ def train_together(
         configs: rows of the table before they are run; one recipe and one device.
         seed: of the common stream of batches and samples.
         progress: show one progress bar for all.
-        changes: options of :func:`selfnorm.fit_many` to replace, e.g. ``max_steps``.
+        changes: training options to replace, e.g. ``max_steps``.
 
     Returns:
         The fitted models in the order of ``configs``, and the seconds that training all of them
@@ -136,7 +135,7 @@ def train_together(
         val_data=[run.split.val for run in runs],
         seed=seed,
         progress=progress,
-        **{**options, **changes},
+        options=options.given(**changes),
     )
     if torch.device(configs[0].device).type == "cuda":
         torch.cuda.synchronize()

@@ -196,10 +196,9 @@ def _joint(
         max_epochs=epochs,
         max_steps=max_steps,
         lr=1e-4,
-        lr_log_norm=1e-4,
-        optimizer="adam",
-        weight_decay=5e-4,
-        schedule="constant",
+        options=TrainingOptions(
+            lr_log_norm=1e-4, optimizer="adam", weight_decay=5e-4, schedule="constant"
+        ),
         val_data=data.val.to(device),
         seed=seed,
         progress=progress,

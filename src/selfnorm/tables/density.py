@@ -35,7 +35,7 @@ from selfnorm.distributions import Defensive, Proposal, StudentT
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.networks import MLP
-from selfnorm.training import History
+from selfnorm.training import History, TrainingOptions
 
 __all__ = ["EnergyDensity"]
 
@@ -227,7 +227,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         seed = _seed(random_state)
         with float32_on_cpu():
             if isinstance(self.model_, EBM):
-                z = self.model_.sample(int(n_samples), proposal=self.proposal_, generator=seed)
+                z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
             else:  # in float32: a few digits of a random number cost twice the time in float64
                 z = copy.deepcopy(self.model_).float().sample(int(n_samples), seed=seed)
         rows = self.columns_.inverse(z.double()).numpy()
@@ -356,12 +356,14 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
                 for _ in range(int(self.n_init) - 1)
             ]
         models = [model.to(self.device or "cpu") for model in models]
-        options = {**recipe.fit_options, **self._options(held_out, seed)}
-        options.setdefault("validate_every", max(25, options["max_steps"] // 20))
-        options["proposal"] = recipe.proposal
+        options = recipe.options.given(**self._stated(seed))
+        if options.validate_every is None and options.max_steps is not None:
+            options = options.given(validate_every=max(25, options.max_steps // 20))
+        common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
+        common |= {"val_data": self._mapped(held_out), "options": options}
         if self.n_init == 1:
-            return models, recipe.proposal, [fit(models[0], train, **options)]
-        return models, recipe.proposal, fit_many(models, train, **options)
+            return models, recipe.proposal, [fit(models[0], train, **common)]
+        return models, recipe.proposal, fit_many(models, train, **common)
 
     def _fit_chain(
         self, x: Tensor, seed: int
@@ -391,30 +393,32 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
             columns = self.columns_ = Columns(d, discrete=self.discrete).double().fit(train)
         for model in models:
             model.set_columns(columns.standardised())
-        options |= self._options(held_out, seed)
+        options |= self._stated(seed)
         if held_out is None:
             options["patience"] = None
         task = dict(defaults.task)
         # a step for b alone draws many samples: no more than an eighth of the run
         task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
         train = columns(train)[0].float()
-        histories = [fit(model.to(device), train, **task, **options) for model in models]
-        return models, None, histories
+        common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
+        common |= {"val_data": self._mapped(held_out), "options": TrainingOptions(**options)}
+        return models, None, [fit(model.to(device), train, **common) for model in models]
 
-    def _options(self, held_out: Tensor | None, seed: int) -> dict[str, Any]:
-        """Training options: those that the user stated, and what every run is given."""
+    def _mapped(self, held_out: Tensor | None) -> Tensor | None:
+        """Held-out rows as the model sees them."""
+        return None if held_out is None else self.columns_(held_out)[0].float()
+
+    def _stated(self, seed: int) -> dict[str, Any]:
+        """Training options that the user stated."""
         stated = {
             "max_steps": self.max_steps,
             "batch_size": self.batch_size,
             "lr": self.learning_rate,
             "weight_decay": self.weight_decay,
-        }
-        return {
-            **{name: value for name, value in stated.items() if value is not None},
-            "val_data": None if held_out is None else self.columns_(held_out)[0].float(),
             "seed": seed,
             "progress": self.verbose,
         }
+        return {name: value for name, value in stated.items() if value is not None}
 
     @property
     def _log_jacobian(self) -> float:
@@ -502,16 +506,16 @@ def _small_joint(x: Tensor) -> Recipe:
     n, d = x.shape
     energy = _energy_of(n, d, None)
     proposal = Defensive.fit_to(x, n_components=max(1, min(20, n // 50)))
-    fit_options = {
-        "n_samples": 256 if n < 200 else 512,
-        "batch_size": min(256, max(16, n // 4)),
-        "max_epochs": 10**6,
-        "max_steps": int(min(900, max(50, 10 * n**0.65))),
-        "lr": 2e-3,
-        "weight_decay": 1e-2,
-        "ema": 0.99,
-    }
-    return Recipe(EBM(energy, base=StudentT.fit_to(x, df=5.0)), proposal, fit_options)
+    options = TrainingOptions(
+        batch_size=min(256, max(16, n // 4)),
+        max_epochs=10**6,
+        max_steps=int(min(900, max(50, 10 * n**0.65))),
+        lr=2e-3,
+        weight_decay=1e-2,
+        ema=0.99,
+    )
+    model = EBM(energy, base=StudentT.fit_to(x, df=5.0))
+    return Recipe(model, proposal, options, n_samples=256 if n < 200 else 512)
 
 
 def _split(z: Tensor, fraction: float) -> tuple[Tensor, Tensor | None]:

@@ -148,6 +148,10 @@ class TrainingOptions:
         cuda_graph: capture the step on CUDA where possible.
         compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
             before the first step, then saves most where many small operations meet.
+        lr_log_norm: learning rate of an EBM's ``b``, 10 times ``lr`` by default: it must follow
+            ``log Z`` as the energy moves.
+        max_memory: bytes (below 1: share of the free memory) that an EBM's samples of a step may
+            take; they then go through the network in chunks, with the gradient unchanged.
 
     Example:
         >>> TrainingOptions(ema=0.999).given(lr=3e-3, patience=None).lr
@@ -173,6 +177,8 @@ class TrainingOptions:
     resume: bool = True
     cuda_graph: bool = True
     compile_step: bool = False
+    lr_log_norm: float | None = None
+    max_memory: float | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):  # plain numbers: a checkpoint holds nothing else
@@ -188,7 +194,7 @@ class TrainingOptions:
             value = getattr(self, name)
             if value is not None:
                 whole_number(name, value)
-        for name in ("lr", "clip_norm"):
+        for name in ("lr", "clip_norm", "lr_log_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -203,10 +209,15 @@ class TrainingOptions:
         """The same with those options that are not ``None`` in place of these."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
+    @property
+    def log_norm_lr_scale(self) -> float:
+        """Learning rate of an EBM's ``b`` in units of ``lr``."""
+        return 10.0 if self.lr_log_norm is None else self.lr_log_norm / self.lr
+
     def of_the_run(self) -> dict[str, Any]:
         """The options a resumed run must share with the one it continues."""
         where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume"}
-        where_and_how |= {"cuda_graph", "compile_step"}
+        where_and_how |= {"cuda_graph", "compile_step", "max_memory"}
         return {k: v for k, v in asdict(self).items() if k not in where_and_how}
 
 

@@ -26,7 +26,7 @@ from selfnorm.density import fit
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.functional import log_mean_exp
-from selfnorm.training import History
+from selfnorm.training import History, TrainingOptions
 from selfnorm.vae.likelihoods import Likelihood, as_likelihood
 from selfnorm.vae.posterior import GaussianPosterior
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
@@ -254,7 +254,8 @@ def add_energy_prior(
     lr: float = 2e-3,
     seed: int | None = None,
     progress: bool = False,
-    **fit_options: Any,
+    task_options: dict[str, Any] | None = None,
+    options: TrainingOptions | None = None,
 ) -> tuple[EnergyVAE, History]:
     """Give a trained VAE an energy prior: encoder and decoder stay, the prior is learned.
 
@@ -267,7 +268,8 @@ def add_energy_prior(
         latent: number of latent numbers, that of ``prior`` where one is given.
         prior: an :class:`~selfnorm.vae.priors.AutoregressivePrior` by default, whose normaliser is
             exact.
-        fit_options: passed to :func:`selfnorm.fit`.
+        max_steps, lr, seed, progress: where given they replace those of ``options``.
+        task_options, options: how to train, see :func:`selfnorm.fit`.
 
     Returns:
         The VAE with its new prior, and the history of its training.
@@ -280,14 +282,15 @@ def add_energy_prior(
         raise DataError(f"latent={latent}, but the prior has {vae.latent} latent numbers")
     known = [p for m in (encoder, decoder) for p in m.parameters()]
     vae.to(known[0].device if known else None)
-    options = {"batch_size": 256, "weight_decay": 1e-2, "ema": 0.99, **fit_options}
+    options = options or TrainingOptions(max_epochs=10**6, weight_decay=1e-2, ema=0.99)
     frozen = [p for m in (vae.encoder, vae.decoder) for p in m.parameters() if p.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
         history = fit(
-            vae, x, objective="snelbo", train="prior", max_steps=max_steps, max_epochs=10**6,
-            lr=lr, val_data=val_data, seed=seed, progress=progress, **options,
+            vae, x, objective="snelbo", max_steps=max_steps, lr=lr, val_data=val_data, seed=seed,
+            progress=progress, options=options,
+            task_options={"train": "prior", **(task_options or {})},
         )  # fmt: skip
     finally:
         for parameter in frozen:
