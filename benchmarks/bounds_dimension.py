@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+import tabular
 from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
-from selfnorm.datasets import tabular
 from selfnorm.paper.report import hardware, versions
 from selfnorm.training import TrainingOptions, run
 

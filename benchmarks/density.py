@@ -4,7 +4,7 @@
     python benchmarks/density_table.py --out results/density OUT/density.json
 
 Six real tables, the same rows and the same scaling for every method
-(``selfnorm.datasets.tabular``).
+(``tabular.py``).
 Methods trained by gradient run through the library's own loop, keep the best state on validation
 rows, draw fresh dequantisation noise at every step, and are averaged over steps; where a method has
 several configurations, the one with the best validation score is reported. Two-sample tests: AUROC

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+import tabular
 from selfnorm import EnergyDensity
-from selfnorm.datasets import tabular
 from selfnorm.distributions import Flow
 from selfnorm.paper.report import hardware, versions
 from selfnorm.training import TrainingOptions, run

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from selfnorm.datasets import tabular
+import tabular
 
 CONTINUOUS = ("power", "bsds300")  # sets whose loaders leave nothing to dequantise
 NODES = 8192  # of the quadrature that normalises the conditionals whose integrals are checked

@@ -22,24 +22,19 @@ from torch import Tensor
 
 import selfnorm as sn
 from selfnorm.datasets import mnist as digits_of
-from selfnorm.paper.mnist import MODELS, report_figures, train_row
-from selfnorm.paper.mnist_report import finished, markdown
-from selfnorm.paper.mnist_rows import Row, rows
+from selfnorm.paper.mnist import MODELS, Job, report_figures, rows, train_row, write_page
 from selfnorm.paper.report import Table
 from selfnorm.vae import EnergyVAE, evaluate_vae
 
 RECIPE = "dreams"
-SIZE = "ngf16-layers2"
 
 
-def trained(
-    row: Row, seed: int, parts: tuple[Tensor, Tensor], given: argparse.Namespace
-) -> EnergyVAE:
+def trained(job: Job, parts: tuple[Tensor, Tensor], given: argparse.Namespace) -> EnergyVAE:
     """The row's model by the recipe ``best``: from its folder, or trained here."""
-    folder = Path(given.trained or "") / f"{row.model}-{seed}-{SIZE}"
-    if row.on is None and given.trained and folder.exists():
+    folder = Path(given.trained or "") / job.model_folder().name
+    if job.row.on is None and given.trained and folder.exists():
         return EnergyVAE.load(folder).to(given.device)
-    return train_row(row, *parts, seed=seed, folder=Path(given.out), device=given.device)[0]
+    return train_row(job, *parts)[0]
 
 
 def teach(
@@ -64,11 +59,12 @@ def teach(
     )
 
 
-def run_row(row: Row, seed: int, parts: tuple[Tensor, ...], given: argparse.Namespace) -> dict:
+def run_row(job: Job, parts: tuple[Tensor, ...], given: argparse.Namespace) -> dict:
     """One row of the table."""
+    row, seed = job.row, job.seed
     train, valid, test = parts
     began = time.perf_counter()
-    vae = trained(row, seed, (train, valid), given)
+    vae = trained(job, (train, valid), given)
     common: dict[str, Any] = {
         "reference": train[:4000],
         "n_prior_samples": given.n_prior_samples,
@@ -84,18 +80,14 @@ def run_row(row: Row, seed: int, parts: tuple[Tensor, ...], given: argparse.Name
             "encoder_step_ms": round(1e3 * history.seconds / max(history.n_steps, 1), 3),
             "stopped": history.stopped,
         }
-        vae.save(Path(given.out) / "models" / f"{row.model}-{seed}-{SIZE}")
+        vae.save(job.model_folder())
     held_out = evaluate_vae(vae, valid, posterior_samples=10, **common)
     report = evaluate_vae(
         vae, test, posterior_samples=given.posterior_samples, many_samples=given.many_samples,
         many_rows=500, **common,
     )  # fmt: skip
     return {
-        "model": row.model,
-        "seed": seed,
-        "ngf": 16,
-        "energy_layers": 2,
-        "max_steps": row.fit["max_steps"],
+        **job.keys(),
         **report_figures(report),
         "valid_snelbo_before": before.snelbo,
         "valid_log_px_before": before.log_px,
@@ -135,7 +127,9 @@ def main() -> None:
                 continue
             if table.has(model=row.model, seed=seed):
                 continue
-            found = run_row(row.at_most(given.max_steps), seed, parts, given)
+            places = (table.directory, given.device, given.data_dir)
+            job = Job(row.at_most(given.max_steps), seed, 16, 2, *places, {}, False)
+            found = run_row(job, parts, given)
             table.add(found)
             print(
                 f"{row.model} seed {seed}: SNELBO {found['snelbo']:.3f}, valid "
@@ -143,7 +137,7 @@ def main() -> None:
                 f"{found['reliable']}, {found['seconds']:.0f} s",
                 flush=True,
             )
-    table.write_markdown(markdown(finished(table.rows), RECIPE, table.command, table.seconds))
+    write_page(table)
 
 
 if __name__ == "__main__":

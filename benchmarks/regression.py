@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import uci_regression
 from selfnorm import EnergyRegressor
 from selfnorm.columns import label_step
-from selfnorm.datasets import uci_regression
 from selfnorm.evaluation.calibration import central_coverage
 from selfnorm.paper.report import Table, markdown_table
 from selfnorm.tables import RegressorNetwork

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
+import tabular
 from density import flow_jobs
 from density_runs import FLOW_LOOP, make_flow
 from selfnorm.chain import AutoregressiveEBM, default_options
-from selfnorm.datasets import tabular
 from selfnorm.paper.report import Table
 from selfnorm.training import History, TrainingOptions, run
 

@@ -47,7 +47,7 @@ def test_datasets_says_what_is_there_and_where_it_looked(tmp_path):
     lines = {line.split()[0]: line for line in result.output.splitlines() if line.startswith("  ")}
     assert "found" in lines["miniboone"]
     assert "missing" in lines["gas"]
-    for table_needs in ("binarized_mnist", "utkface", "uci_regression", "power"):
+    for table_needs in ("binarized_mnist", "utkface", "power"):
         assert table_needs in lines
 
 

@@ -38,15 +38,13 @@ class LinearGaussian(nn.Module):
         return self.tilt * x[..., 0] + 0.3 * x[..., 0] + 0.5 * math.log(2 * math.pi)
 
 
-class Normaliser(nn.Module):
-    """``b(x)`` with the exact answer in reach: a line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(1, 1)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.line(h)
+def normalised(energy: LinearGaussian, shift: float | None = None) -> sn.ConditionalEBM:
+    """A model whose ``b(x)`` is a line, with the exact answer in reach: there, moved by a shift."""
+    line = nn.Linear(1, 1)
+    if shift is not None:
+        nn.init.constant_(line.weight, 1.0)
+        nn.init.constant_(line.bias, 0.5 * math.log(2 * math.pi) + shift)
+    return sn.ConditionalEBM(energy, mismatched(), log_norm=line)
 
 
 def mismatched() -> LabelGaussian:
@@ -62,7 +60,7 @@ def pairs(n: int = 400) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def test_importance_weights_recover_log_z_with_a_mismatched_proposal() -> None:
     energy = LinearGaussian()
-    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    model = normalised(energy)
     x = torch.linspace(-1, 1, 9)[:, None]
     torch.manual_seed(0)
     log_w, _ = model.log_weights(x, 200_000)
@@ -88,18 +86,13 @@ def test_base_density_enters_numerator_and_normaliser() -> None:
 
 @torch.no_grad()
 def test_bounds_bracket_the_exact_value_and_close_at_the_exact_b() -> None:
-    energy = LinearGaussian()
-    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
-    x, y = pairs(150)
-    model.log_norm_net.line.weight.fill_(1.0)
-    model.log_norm_net.line.bias.fill_(0.5 * math.log(2 * math.pi))
+    energy, (x, y) = LinearGaussian(), pairs(150)
     exact = float((-energy(x, y) - energy.log_norm(x)).mean())
-    tight = sn.evaluate(model, (x, y), n_samples=40_000, seed=0)
+    tight = sn.evaluate(normalised(energy, 0.0), (x, y), n_samples=40_000, seed=0)
     assert tight.gap < 2e-3
     assert tight.lower == pytest.approx(exact, abs=0.02)
     assert tight.reliable
-    model.log_norm_net.line.bias.add_(0.5)
-    loose = sn.evaluate(model, (x, y), n_samples=40_000, seed=0)
+    loose = sn.evaluate(normalised(energy, 0.5), (x, y), n_samples=40_000, seed=0)
     assert loose.lower < exact < loose.upper + 0.02
     t = math.exp(-0.5)
     assert loose.gap == pytest.approx(t - 1 - math.log(t), abs=1e-2)
@@ -115,18 +108,11 @@ def test_self_normalised_weights_without_b() -> None:
 
 
 def test_gradient_in_b_vanishes_only_at_log_z() -> None:
-    energy, (x, y) = LinearGaussian(), pairs(64)
-    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
-    task = ConditionalTask(model, n_samples=60_000)
-
     def gradient(shift: float) -> float:
-        with torch.no_grad():
-            model.log_norm_net.line.weight.fill_(1.0)
-            model.log_norm_net.line.bias.fill_(0.5 * math.log(2 * math.pi) + shift)
-        model.zero_grad()
+        model = normalised(LinearGaussian(), shift)
         torch.manual_seed(0)
-        task.loss((x, y))[0].backward()
-        return float(model.log_norm_net.line.bias.grad)
+        ConditionalTask(model, n_samples=60_000).loss(pairs(64))[0].backward()
+        return float(model.log_norm_net.bias.grad)
 
     # Loss is -SNL: d/db = 1 - Z exp(-b).
     assert gradient(0.0) == pytest.approx(0.0, abs=0.01)
@@ -136,12 +122,8 @@ def test_gradient_in_b_vanishes_only_at_log_z() -> None:
 
 def test_energy_gradient_is_that_of_maximum_likelihood_at_the_exact_b() -> None:
     energy, (x, y) = LinearGaussian(slope=1.0), pairs(64)
-    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
-    with torch.no_grad():
-        model.log_norm_net.line.weight.fill_(1.0)
-        model.log_norm_net.line.bias.fill_(0.5 * math.log(2 * math.pi))
     torch.manual_seed(0)
-    ConditionalTask(model, n_samples=60_000).loss((x, y))[0].backward()
+    ConditionalTask(normalised(energy, 0.0), n_samples=60_000).loss((x, y))[0].backward()
     # d log p / d slope = (y - a x) x / s^2; the tilt cancels against log Z.
     s2 = torch.exp(0.6 * x)
     expected = -float(((y - x) * x / s2).mean())
@@ -151,18 +133,9 @@ def test_energy_gradient_is_that_of_maximum_likelihood_at_the_exact_b() -> None:
 
 def test_training_b_alone_finds_log_z() -> None:
     energy, (x, y) = LinearGaussian(), pairs(512)
-    energy.requires_grad_(False)
-    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
-    sn.fit(
-        model,
-        (x, y),
-        n_samples=1024,
-        batch_size=64,
-        max_epochs=100,
-        lr=3e-2,
-        seed=0,
-        progress=False,
-    )
+    model = normalised(energy.requires_grad_(False))
+    options = {"n_samples": 1024, "batch_size": 64, "max_epochs": 100, "lr": 3e-2}
+    sn.fit(model, (x, y), seed=0, progress=False, **options)
     at = torch.linspace(-1, 1, 5)[:, None]
     torch.testing.assert_close(model.log_norm(at), energy.log_norm(at), atol=0.06, rtol=0)
 
@@ -170,20 +143,20 @@ def test_training_b_alone_finds_log_z() -> None:
 @pytest.mark.parametrize("objective", ["ranking_nce", "nce_plus", "importance_ml"])
 def test_objectives_blind_to_a_function_of_x_give_b_no_gradient(objective: str) -> None:
     (x, y), energy = pairs(64), LinearGaussian()
-    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    model = normalised(energy)
     task = ConditionalTask(model, objective=objective, n_samples=16)
     task.start((x, y))
     task.loss((x, y))[0].backward()
-    assert model.log_norm_net.line.weight.grad is None
+    assert model.log_norm_net.weight.grad is None
     # The tilt c x is such a function: no gradient either.
     assert float(energy.tilt.grad) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_binary_nce_learns_b() -> None:
     (x, y), energy = pairs(64), LinearGaussian()
-    model = sn.ConditionalEBM(energy, mismatched(), log_norm=Normaliser())
+    model = normalised(energy)
     ConditionalTask(model, objective="nce", n_samples=16).loss((x, y))[0].backward()
-    assert float(model.log_norm_net.line.weight.grad.abs()) > 0
+    assert float(model.log_norm_net.weight.grad.abs()) > 0
 
 
 def test_features_learn_from_the_energy_alone() -> None:
@@ -225,7 +198,7 @@ def test_a_weight_counts_as_repeated_pairs_when_validating() -> None:
     weight = torch.where(x[:, 0] > 0.3, 3.0, 1.0)
     times = weight.long()
     repeated = (x.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
-    model = sn.ConditionalEBM(LinearGaussian(slope=0.5), mismatched(), log_norm=Normaliser())
+    model = normalised(LinearGaussian(slope=0.5))
     task = ConditionalTask(model)  # its proposal ignores x: the same draws serve all pairs
     weighted = task.validate((x, y, weight))
     for key, value in task.validate(repeated).items():

@@ -19,7 +19,6 @@ from tests.paper.tiny_table import gone
 class Job:
     number: int
     folder: str
-    after: int | None = None
     mode: str = ""
 
 
@@ -34,7 +33,6 @@ def work(job):
     """Say when it began and ended; for the tests, fail or vanish."""
     with open(f"{job.folder}/{job.number}.txt", "a") as file:
         file.write(f"{os.getpid()}\n")
-    assert job.after is None or os.path.exists(f"{job.folder}/{job.after}.done")
     if job.mode == "fail":
         raise DataError("a broken row")
     if job.mode == "unreadable":
@@ -49,7 +47,6 @@ def work(job):
         os.kill(os.getppid(), signal.Signals[job.mode])
     if job.mode == "forever" or job.mode.startswith("SIG"):
         time.sleep(60)
-    open(f"{job.folder}/{job.number}.done", "w").close()
     return job.number**2
 
 
@@ -58,11 +55,9 @@ def begun(folder):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_every_job_is_done_once_and_after_what_it_builds_on(tmp_path, n):
-    jobs = [Job(0, str(tmp_path), mode="slow"), *(Job(k, str(tmp_path), 0) for k in (1, 2))]
-    jobs += [Job(k, str(tmp_path)) for k in (3, 4, 5)]
-    source = {None: None, 0: jobs[0]}
-    found = run_side_by_side(work, jobs, n, after=lambda job: source[job.after])
+def test_every_job_is_done_once(tmp_path, n):
+    jobs = [Job(0, str(tmp_path), mode="slow"), *(Job(k, str(tmp_path)) for k in range(1, 6))]
+    found = run_side_by_side(work, jobs, n)
     assert sorted((job.number, value) for job, value in found) == [(k, k * k) for k in range(6)]
     processes = begun(tmp_path)
     assert all(len(pids) == 1 for pids in processes.values())
@@ -108,7 +103,7 @@ def test_whoever_stops_early_ends_the_processes(tmp_path):
 
 def fill(table, modes, n):
     modes = enumerate(["", "", *modes])
-    jobs = [Job(k, str(table.directory), None, m) for k, m in modes if not table.has(k=k)]
+    jobs = [Job(k, str(table.directory), m) for k, m in modes if not table.has(k=k)]
     for job, value in run_side_by_side(work, jobs, n):
         table.add({"k": job.number, "value": value})
 

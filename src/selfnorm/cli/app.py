@@ -179,7 +179,7 @@ def datasets(
     ] = None,
 ) -> None:
     """List the data sets: built in, found on disk, missing, and where they were looked for."""
-    from selfnorm.datasets.directory import listing
+    from selfnorm.datasets import listing
 
     for line in listing(data_dir):
         typer.echo(line)

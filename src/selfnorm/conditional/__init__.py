@@ -3,7 +3,6 @@
 from selfnorm.conditional.members import (
     MemberRows,
     build_ensemble,
-    member_rows,
     quantile_edges,
     train_ensemble,
 )
@@ -20,7 +19,6 @@ __all__ = [
     "PredictiveModel",
     "build_ensemble",
     "check_pairs",
-    "member_rows",
     "quantile_edges",
     "train_ensemble",
 ]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
-from selfnorm.conditional.task import ConditionalTask, weighted_mean
+from selfnorm.conditional.task import ConditionalTask, decay_groups, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP
 from selfnorm.training import History, Task, TrainingOptions, run
@@ -28,7 +28,6 @@ __all__ = [
     "LabelWaves",
     "MemberRows",
     "build_ensemble",
-    "member_rows",
     "quantile_edges",
     "train_ensemble",
 ]
@@ -37,6 +36,8 @@ __all__ = [
 _VALIDATION_POINTS = (64, 32)
 _MANY_ROWS = 500
 _MAX_QUANTILE_ROWS = 100_000
+_COSINES = 4
+_MAX_HELD_OUT = 4000
 
 
 class Bins(nn.Module):
@@ -87,33 +88,24 @@ def quantile_edges(
     torch.Size([3, 1, 1, 3])
     """
     levels = torch.linspace(0.0, 1.0, bins + 1, dtype=values.dtype, device=values.device)
-    step = -(
-        -len(values) // _MAX_QUANTILE_ROWS
-    )  # every so many rows are enough: quantiles need a sort
-    columns = values[::step].T
-    if members is None:
-        edges = torch.stack([torch.quantile(column, levels) for column in columns])
-    else:
-        moves = torch.rand(members, len(columns), bins + 1, dtype=levels.dtype) - 0.5
-        own = (levels + jitter / bins * moves.to(levels.device)).clamp(0.0, 1.0)
-        by_column = zip(columns, own.unbind(1), strict=True)
-        edges = torch.stack([_quantiles(column, wanted) for column, wanted in by_column], dim=1)
-        edges = edges.unsqueeze(1)
+    levels = levels.expand(members or 1, values.shape[1], -1)
+    if members is not None:
+        moves = torch.rand(levels.shape, dtype=levels.dtype).to(levels.device) - 0.5
+        levels = (levels + jitter / bins * moves).clamp(0.0, 1.0)
+    step = -(-len(values) // _MAX_QUANTILE_ROWS)  # some rows are enough: quantiles need a sort
+    columns = zip(values[::step].T, levels.unbind(1), strict=True)
+    found = [torch.quantile(column, at.flatten()).view_as(at) for column, at in columns]
+    edges = torch.stack(found, dim=1).unsqueeze(1)
     edges[..., 0], edges[..., -1] = values.amin(0), values.amax(0)
-    return edges
-
-
-def _quantiles(column: Tensor, levels: Tensor) -> Tensor:
-    """Quantiles of one column at ``(members, bins + 1)`` levels."""
-    return torch.quantile(column, levels.flatten()).view_as(levels)
+    return edges[0, 0] if members is None else edges
 
 
 class LabelWaves(nn.Module):
     """Label features relative to the proposal: ``z``, cosines of its CDF, waves of ``z``.
 
-    ``z = 3 tanh((y - mean_q) / (3 sd_q))``; ``cos(pi j F_q(y))`` for ``j = 1..cosines``; ``sin``
-    and ``cos`` of ``f z`` for every frequency ``f``. With ``edges (d, bins + 1)`` also how far
-    ``y`` itself reaches into each bin, for edges of the law that stay in place as ``x`` moves.
+    ``z = 3 tanh((y - mean_q) / (3 sd_q))``; ``cos(pi j F_q(y))`` for ``j = 1..4``; ``sin`` and
+    ``cos`` of ``f z`` for every frequency ``f``. With ``edges (d, bins + 1)`` also how far ``y``
+    itself reaches into each bin, for edges of the law that stay in place as ``x`` moves.
 
     >>> q = MixtureLabels(torch.zeros(4, 1), torch.zeros(4, 1, 1), torch.ones(4, 1, 1))
     >>> LabelWaves()(torch.zeros(4, 1), q).shape
@@ -124,16 +116,13 @@ class LabelWaves(nn.Module):
     frequencies: Tensor
 
     def __init__(
-        self,
-        cosines: int = 4,
-        frequencies: Sequence[float] = (1.0, 2.0, 4.0),
-        edges: Tensor | None = None,
+        self, frequencies: Sequence[float] = (1.0, 2.0, 4.0), edges: Tensor | None = None
     ) -> None:
         super().__init__()
-        self.register_buffer("orders", math.pi * torch.arange(1, cosines + 1), persistent=False)
+        self.register_buffer("orders", math.pi * torch.arange(1, _COSINES + 1), persistent=False)
         self.register_buffer("frequencies", torch.tensor(list(frequencies)), persistent=False)
         self.bins = None if edges is None else Bins(edges)
-        self.per_label = 1 + cosines + 2 * len(frequencies)
+        self.per_label = 1 + _COSINES + 2 * len(frequencies)
         if self.bins is not None:
             self.per_label += self.bins.per_value
 
@@ -172,8 +161,6 @@ def build_ensemble(
     width: int = 128,
     energy_width: int = 64,
     dropout: tuple[float, float] = (0.05, 0.1),
-    min_scale: float = 1e-3,
-    cosines: int = 4,
     frequencies: Sequence[float] = (1.0, 2.0, 4.0),
     input_edges: Tensor | None = None,
     label_edges: Tensor | None = None,
@@ -187,17 +174,11 @@ def build_ensemble(
     >>> model.log_prob(torch.zeros(7, 3), torch.zeros(7, 1)).shape
     torch.Size([2, 7])
     """
-    waves = LabelWaves(cosines, frequencies, label_edges)
-    energy = LabelEnergy(
-        width,
-        waves.per_label * dim,
-        hidden=(energy_width, energy_width),
-        members=members,
-        zero=True,
-    )
+    waves = LabelWaves(frequencies, label_edges)
+    layers = (energy_width, energy_width)
     return ConditionalEBM(
-        energy,
-        MDN(width, dim, components, hidden=(), members=members, min_scale=min_scale),
+        LabelEnergy(width, waves.per_label * dim, hidden=layers, members=members, zero=True),
+        MDN(width, dim, components, hidden=(), members=members),
         features=_trunk(members, n_features, width, dropout[1], input_edges),
         proposal_features=_trunk(members, n_features, width, dropout[0], input_edges),
         log_norm=StackedLinear(members, width, 1, zero=True),
@@ -217,30 +198,48 @@ def _trunk(
 
 
 class MemberRows:
-    """Tables and, for each member, which of their rows it trains on and which it holds out.
+    """Tables, and for each member which of their rows it trains on and which it holds out.
+
+    No two members hold out the same rows unless the shares overlap, and each goes through its rows
+    in an order of its own: batches differ between members.
+
+    Args:
+        x, y, weight: ``(n, d_x)``, ``(n, d)`` and ``(n,)``.
+        members: their number.
+        fraction: share of the rows that a member holds out.
+        jitter: labels get uniform noise of this width ``(d,)`` afresh at every step (0: none).
+        input_noise: deviation of normal noise on the inputs at every training step (0: none).
 
     Attributes:
-        x, y, weight: ``(n, d_x)``, ``(n, d)`` and ``(n,)``.
         train, held_out: row numbers, ``(rows, members)``.
-        jitter: labels get uniform noise of this width afresh at every step (0: none).
-        input_noise: deviation of normal noise on the inputs at every training step (0: none).
+
+    >>> rows = MemberRows(torch.zeros(20, 3), torch.zeros(20, 1), members=5, fraction=0.2)
+    >>> rows.train.shape, sorted(rows.held_out.flatten().tolist()) == list(range(20))
+    (torch.Size([16, 5]), True)
     """
 
     def __init__(
         self,
         x: Tensor,
         y: Tensor,
-        weight: Tensor | None,
-        train: Tensor,
-        held_out: Tensor,
+        weight: Tensor | None = None,
+        *,
+        members: int,
+        fraction: float,
         jitter: Tensor | float = 0.0,
         input_noise: float = 0.0,
     ) -> None:
         self.x, self.y, self.weight = x, y, weight
-        self.train, self.held_out = train, held_out
         self.jitter = torch.as_tensor(jitter, dtype=y.dtype, device=y.device)
         self.noisy = bool((self.jitter > 0).any())
         self.input_noise = input_noise
+        n = len(x)
+        size = min(max(1, round(fraction * n)), _MAX_HELD_OUT)
+        order = torch.randperm(n)
+        turned = [torch.roll(order, -member * size) for member in range(members)]
+        train = [rows[size:][torch.randperm(n - size)] for rows in turned]
+        self.train = torch.stack(train, dim=1).to(x.device)
+        self.held_out = torch.stack([rows[:size] for rows in turned], dim=1).to(x.device)
 
     def take(self, rows: Tensor, *, training: bool = False) -> tuple[Tensor, ...]:
         """Inputs ``(members, B, d_x)``, labels and weights of row numbers ``(B, members)``."""
@@ -253,72 +252,44 @@ class MemberRows:
         return (x, y) if self.weight is None else (x, y, self.weight[rows])
 
 
-def member_rows(n: int, members: int, fraction: float) -> tuple[Tensor, Tensor]:
-    """Rows to train on and to hold out, ``(rows, members)`` each; no two members hold out the same
-    rows unless the fractions overlap.
-
-    >>> train, held_out = member_rows(20, 5, 0.2)
-    >>> train.shape, held_out.shape, sorted(held_out.flatten().tolist()) == list(range(20))
-    (torch.Size([16, 5]), torch.Size([4, 5]), True)
-    """
-    size = min(max(1, round(fraction * n)), 4000)
-    order = torch.randperm(n)
-    train, held_out = [], []
-    for member in range(members):
-        turned = torch.roll(order, -member * size)
-        held_out.append(turned[:size])
-        # Every member goes through its rows in another order: batches differ between members.
-        train.append(turned[size:][torch.randperm(n - size)])
-    return torch.stack(train, dim=1), torch.stack(held_out, dim=1)
-
-
 class _MemberTask(Task):
     """A loss averaged over members; each member keeps the best state of its own."""
 
     module: ConditionalEBM
     capturable = True
 
-    def __init__(self, model: ConditionalEBM, rows: MemberRows, parts: list[nn.Module]) -> None:
-        self.module, self.rows, self.parts = model, rows, parts
-        self.best_scores: Tensor | None = None
-        self.best: list[Tensor] = []
-
-    def trained(self) -> list[nn.Parameter]:
-        return [p for part in self.parts for p in part.parameters()]
+    def __init__(self, model: ConditionalEBM, rows: MemberRows, *parts: nn.Module | None) -> None:
+        self.module, self.rows = model, rows
+        self.named = [pair for part in parts if part for pair in part.named_parameters()]
+        self.trained = [parameter for _, parameter in self.named]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices with weight decay, biases without."""
-        named = [np for part in self.parts for np in part.named_parameters()]
-        return [
-            {"params": [p for n, p in named if not n.endswith("bias")]},
-            {"params": [p for n, p in named if n.endswith("bias")], "weight_decay": 0.0},
-        ]
+        return decay_groups(self.named)
 
     def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
         """The untrained state counts too: a member that never improves on it keeps it."""
         self.module.eval()
-        self.best = [p.detach().clone() for p in self.trained()]
+        self.best = [p.detach().clone() for p in self.trained]
         with torch.no_grad():
             self.best_scores = self.member_scores(*self.rows.take(self.rows.held_out))
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Keep every member that got better; the score is the mean of the bests so far."""
         scores = self.member_scores(*self.rows.take(data[0]))
-        known = self.best_scores if self.best_scores is not None else torch.full_like(scores, -1e30)
-        better = scores > known
-        for kept, parameter in zip(self.best, self.trained(), strict=True):
+        better = scores > self.best_scores
+        for kept, parameter in zip(self.best, self.trained, strict=True):
             shape = (-1,) + (1,) * (parameter.ndim - 1)
             kept.copy_(torch.where(better.view(shape), parameter.detach(), kept))
-        self.best_scores = torch.where(better, scores, known)
+        self.best_scores = torch.where(better, scores, self.best_scores)
         return {"score": float(self.best_scores.mean()), "lower": float(scores.mean())}
 
     @torch.no_grad()
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
         """Put every member's best state in place."""
-        for kept, parameter in zip(self.best, self.trained(), strict=True):
+        for kept, parameter in zip(self.best, self.trained, strict=True):
             parameter.copy_(kept)
-        scores = self.best_scores
-        return {} if scores is None else {f"member_{k}": float(s) for k, s in enumerate(scores)}
+        return {f"member_{k}": float(score) for k, score in enumerate(self.best_scores)}
 
     @abstractmethod
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -329,8 +300,7 @@ class _ProposalStage(_MemberTask):
     """Maximum likelihood for the mixture density networks."""
 
     def __init__(self, model: ConditionalEBM, rows: MemberRows) -> None:
-        assert model.proposal_features is not None
-        super().__init__(model, rows, [model.proposal_features, model.proposal])
+        super().__init__(model, rows, model.proposal_features, model.proposal)
 
     def _log_q(self, x: Tensor, y: Tensor) -> Tensor:
         return self.module.law(x, x).log_prob(y)
@@ -349,8 +319,7 @@ class _EnergyStage(_MemberTask):
     """SNL for energies and ``b``, the proposals frozen."""
 
     def __init__(self, model: ConditionalEBM, rows: MemberRows, n_samples: int) -> None:
-        assert model.log_norm_net is not None
-        super().__init__(model, rows, [model.features, model.energy, model.log_norm_net])
+        super().__init__(model, rows, model.features, model.energy, model.log_norm_net)
         self.inner = ConditionalTask(model, objective="snl", n_samples=n_samples)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -232,30 +232,54 @@ class ConditionalEBM(nn.Module):
 
         return ConditionalTask(self, **options)
 
-    @property
-    def _can_share(self) -> bool:
-        return bool(getattr(self.energy, "broadcasts", False))
+    def shares_labels(self, proposal: nn.Module | None = None) -> bool:
+        """Whether one set of labels serves all inputs: the proposal (the model's own by default)
+        is ``shared``, it ignores ``x``, and the energy ``broadcasts``.
+        """
+        ignores_x = getattr(proposal or self.proposal, "shared", False)
+        return bool(ignores_x and getattr(self.energy, "broadcasts", False))
+
+    @torch.no_grad()
+    def draw(
+        self,
+        h: Tensor,
+        q: Any,
+        n_samples: int,
+        *,
+        stratified: bool = False,
+        proposal: nn.Module | None = None,
+    ) -> Tensor:
+        """``(M, *batch, d)`` labels of the law ``q`` at features ``h``; stratified where it can.
+
+        A proposal that ignores ``x`` gives the same labels ``(M, 1, d)`` to every input: the
+        estimate for each is as good, and the energy is cheaper.
+        """
+        if self.shares_labels(proposal):
+            return (proposal or self.proposal)(h[..., :1, :]).sample((n_samples,))
+        if stratified and hasattr(q, "stratified_sample"):
+            return q.stratified_sample(n_samples)
+        return q.sample((n_samples,))
+
+    def base_over_proposal(self, h: Tensor, y: Tensor, q: Any, source: Any = None) -> Tensor:
+        """``log d - log q`` of labels drawn from ``source``, the proposal's law by default.
+
+        Cut from the proposal's graph; zero where base and proposal cancel.
+        """
+        if self.base_is_proposal and source is None:
+            return y.new_zeros(())
+        return self.log_base(h, y, q) - (q if source is None else source).log_prob(y).detach()
 
     @torch.no_grad()
     def log_weights(
         self, x: Tensor, n_samples: int, *, proposal: nn.Module | None = None
     ) -> tuple[Tensor, Any]:
-        """Log-weights ``(M, n)`` of samples for each input, and the law they were drawn from.
-
-        A proposal that ignores ``x`` (its ``shared`` is true) gives the same samples to every
-        input: the estimate for each is as good, and the energy is cheaper.
-        """
+        """Log-weights ``(M, n)`` of samples for each input, and the law they were drawn from."""
         h = self.features(x)
         q = self.law(x, h)
-        source = q if proposal is None else proposal(h)
-        if self._can_share and getattr(proposal or self.proposal, "shared", False):
-            y = (proposal or self.proposal)(h[..., :1, :]).sample((n_samples,))
-        else:
-            y = source.sample((n_samples,))
-        if self.base_is_proposal and source is q:
-            return self.minus_energy(h, y, q), source
-        log_w = self.minus_energy(h, y, q) + self.log_base(h, y, q) - source.log_prob(y)
-        return log_w, source
+        source = None if proposal is None else proposal(h)
+        y = self.draw(h, source or q, n_samples, proposal=proposal)
+        log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q, source)
+        return log_w, source or q
 
     @torch.no_grad()
     def bounds(
@@ -274,8 +298,8 @@ class ConditionalEBM(nn.Module):
         """
         x, y = as_tensors(data, "the data", self.device)
         check_pairs((x, y), "the data")
-        shared = self._can_share and getattr(proposal or self.proposal, "shared", False)
-        rows = max(1, (2 if shared else 1) * _rows_at_once(self.device) // n_samples)
+        twice = 2 if self.shares_labels(proposal) else 1
+        rows = max(1, twice * _rows_at_once(self.device) // n_samples)
         parts: list[Tensor] = []
         with seeded(seed, self.device):
             for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
@@ -300,14 +324,12 @@ class ConditionalEBM(nn.Module):
         parts = []
         for xs in x.split(max(1, _rows_at_once(x.device) // len(grid))):
             y = grid.to(xs).view(-1, 1, 1)
-            if not self._can_share:
+            if not getattr(self.energy, "broadcasts", False):
                 y = y.expand(-1, len(xs), 1)
             values = self.log_unnormalized(xs, y).double()
-            widths = torch.diff(grid.double())
-            log_w = torch.zeros(len(grid), dtype=torch.float64)
-            log_w[1:] += 0.5 * widths
-            log_w[:-1] += 0.5 * widths
-            parts.append(torch.logsumexp(values + log_w.log().to(values)[:, None], dim=0))
+            top = values.amax(0)
+            mass = torch.trapezoid((values - top).exp(), grid.to(values), dim=0)
+            parts.append(mass.log() + top)
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -319,7 +341,7 @@ class ConditionalEBM(nn.Module):
         q = self.law(x, h)
         with seeded(generator, self.device):
             y = q.sample((n_candidates,))
-            log_w = self.minus_energy(h, y, q) + self.log_base(h, y, q) - q.log_prob(y)
+            log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q)
             weights = torch.softmax(log_w, dim=0).movedim(0, -1)
             chosen = torch.multinomial(weights.reshape(-1, n_candidates), n, replacement=True)
         index = chosen.T.reshape(n, *log_w.shape[1:], 1).expand(n, *y.shape[1:])
@@ -349,8 +371,8 @@ def conditional_bounds(figures: Tensor, m: int) -> Bounds:
     """
     log_p, log_z, b, ess, k, beyond = figures
     n = len(log_p)
-    upper = log_p - log_z
-    lower = log_p - b - F.capped_exp(log_z - b) + 1
+    upper = F.importance_ml(log_p, log_z[None], reduction="none")
+    lower = F.snl(log_p, log_z[None], b, reduction="none")
     k = k[~torch.isnan(k)]
     tail = float(k.quantile(0.95)) if bool(torch.isfinite(k).all()) else float("inf")
     reasons = []

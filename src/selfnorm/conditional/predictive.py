@@ -26,7 +26,7 @@ from torch import Tensor
 
 from selfnorm import functional as F
 from selfnorm.conditional.model import ConditionalEBM, conditional_bounds, some_pareto_k
-from selfnorm.distributions import MixtureLabels
+from selfnorm.distributions import MixtureLabels, mix_log_probs
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds, crps_from_cdf
 
@@ -297,8 +297,7 @@ class PredictiveModel:
 
     def _mix(self, log_members: Tensor, y: Tensor, a: Tensor) -> Tensor:
         """Members ``(K, ...)`` and the wide law into one log-density."""
-        wide = self.wide.log_prob(y).sum(-1)
-        return torch.logaddexp(F.log_mean_exp(log_members) + torch.log1p(-a), wide + a.log())
+        return mix_log_probs(F.log_mean_exp(log_members), self.wide.log_prob(y).sum(-1), a)
 
     @torch.no_grad()
     def log_prob(self, z: Tensor, y: Tensor, *, learned: bool = False) -> Tensor:
@@ -397,7 +396,7 @@ class PredictiveModel:
             here = y[rows].expand(self.members, -1, -1)
             at_label = self.model.minus_energy(h, here, q)
             mass = F.log_mean_exp(F.log_mean_exp(log_w) - b)
-            log_mass = torch.logaddexp(mass + torch.log1p(-a), a.log())
+            log_mass = mix_log_probs(mass, torch.zeros_like(mass), a)
             figures = [
                 self._mix(at_label + q.log_prob(here) - b, y[rows], a),
                 log_mass,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
@@ -15,7 +15,7 @@ from selfnorm.conditional.model import ConditionalEBM, check_pairs, check_suppor
 from selfnorm.errors import DataError
 from selfnorm.training import Task
 
-__all__ = ["ConditionalTask", "draw", "weighted_mean"]
+__all__ = ["ConditionalTask", "decay_groups", "weighted_mean"]
 
 # Value to maximise from log p~ at the label, log w at the label, log w of the samples, and b.
 _VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
@@ -29,13 +29,6 @@ OBJECTIVES = tuple(_VALUES)
 PROPOSAL_LOSSES = ("likelihood", "kl", "both", "none")
 
 
-def draw(q: Any, n_samples: int, *, stratified: bool = True) -> Tensor:
-    """``(M, *batch, d)`` labels from a law; stratified where it can and ``stratified`` asks."""
-    if stratified and hasattr(q, "stratified_sample"):
-        return q.stratified_sample(n_samples)
-    return q.sample((n_samples,))
-
-
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """``sum_i w_i v_i / sum_i w_i`` over the last dimension; the plain mean without weights.
 
@@ -45,6 +38,14 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None:
         return values.mean(-1)
     return (values * weight).sum(-1) / weight.sum(-1).clamp_min(1e-12)
+
+
+def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+    """Optimiser groups: matrices with weight decay, biases and a scalar ``b`` without."""
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in named:
+        groups[name.endswith(("bias", "log_norm_scalar"))]["params"].append(parameter)
+    return groups
 
 
 class ConditionalTask(Task):
@@ -100,28 +101,19 @@ class ConditionalTask(Task):
         self.n_samples, self.n_val_samples = n_samples, n_val_samples
         self.proposal_loss = "none" if model.proposal_frozen else proposal_loss
         self.stratified = stratified
-        self.shared = bool(
-            getattr(model.proposal, "shared", False) and getattr(model.energy, "broadcasts", False)
-        )
         # Draws that serve a whole batch share their error: take more of them, they cost less.
-        self._thrift = 8 if self.shared else 1
+        self._thrift = 8 if model.shares_labels() else 1
         self.label_scale = torch.ones(())
         self.cast: torch.dtype | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All trainable parameters; biases and a scalar ``b`` are not decayed."""
-        named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
-        plain = [p for n, p in named if n.endswith("bias") or n == "log_norm_scalar"]
-        known = {id(p) for p in plain}
-        return [
-            {"params": [p for _, p in named if id(p) not in known]},
-            {"params": plain, "weight_decay": 0.0},
-        ]
+        return decay_groups((n, p) for n, p in self.module.named_parameters() if p.requires_grad)
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the pairs and the proposal's support; set a scalar ``b`` to the mean ``log Z``."""
         check_pairs(data, "the training data")
-        _check_weights(data)
+        self._check_weights(data)
         model = self.module
         kind = next((p.dtype for p in model.parameters()), data[1].dtype)
         if any(t.is_floating_point() and t.dtype != kind for t in data) or data[1].dtype != kind:
@@ -145,44 +137,40 @@ class ConditionalTask(Task):
         x = data[0].to(self.cast) if data[0].is_floating_point() else data[0]
         return x, *(t.to(self.cast) for t in data[1:])
 
-    def terms(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-        """``log p~(y|x)``, ``log w`` at the label and at ``M`` samples, ``b``, and the law."""
+    def _check_weights(self, data: tuple[Tensor, ...]) -> None:
+        """Refuse weights ``(n, 1)``, which would weight every pair by every other's weight."""
+        if len(data) < 3:
+            return
+        weight, n = data[2], len(data[0])
+        if not self.is_snl:
+            raise ValueError("sample weights are for the SNL objective only")
+        if weight.shape != (n,):
+            raise DataError(
+                f"weights must have shape ({n},), one per pair, got {tuple(weight.shape)}"
+            )
+        if not bool(torch.isfinite(weight).all() & (weight >= 0).all()):
+            raise DataError("weights must be finite and not negative")
+
+    def terms(
+        self, x: Tensor, y: Tensor, n_samples: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+        """``log p~(y|x)``, ``log w`` at the label and at ``M`` samples, ``b``; then the law,
+        its ``log q(y|x)`` and the samples.
+        """
         model = self.module
         h = model.features(x)
         q = model.law(x, h)
-        with torch.no_grad():
-            if self.shared:
-                # One law for all inputs: the same draws serve every one of them.
-                samples = model.proposal(h[..., :1, :]).sample((self.n_samples,))
-            else:
-                samples = draw(q, self.n_samples, stratified=self.stratified)
-                labels = torch.cat([y.expand(*samples.shape[1:]).unsqueeze(0), samples])
-        if self.shared:
-            return self._shared_terms(h, q, y, samples)
-        minus_energy = model.minus_energy(h, labels, q)
-        if model.base_is_proposal:
-            log_q_data = q.log_prob(y)
-            log_w = minus_energy
-            return (
-                minus_energy[0] + log_q_data.detach(),
-                log_w[0],
-                log_w[1:],
-                model.b(h),
-                (q, log_q_data, samples),
-            )
-        log_q = q.log_prob(labels)
-        log_p = minus_energy + model.log_base(h, labels, q)
-        log_w = log_p - log_q.detach()
-        return log_p[0], log_w[0], log_w[1:], model.b(h), (q, log_q[0], samples)
-
-    def _shared_terms(
-        self, h: Tensor, q: Any, y: Tensor, samples: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-        model = self.module
-        log_q, log_q_data = q.log_prob(samples), q.log_prob(y)
-        log_p = model.minus_energy(h, y, q) + model.log_base(h, y, q)
-        log_w = model.minus_energy(h, samples, q) + model.log_base(h, samples, q) - log_q
-        return log_p, log_p - log_q_data, log_w, model.b(h), (q, log_q_data, samples)
+        samples = model.draw(h, q, n_samples, stratified=self.stratified)
+        if model.shares_labels():
+            at_label, at_samples = (model.minus_energy(h, each, q) for each in (y, samples))
+        else:  # one pass for labels and samples
+            labels = torch.cat([y.expand(samples.shape[1:]).unsqueeze(0), samples])
+            at_both = model.minus_energy(h, labels, q)
+            at_label, at_samples = at_both[0], at_both[1:]
+        log_p = at_label + model.log_base(h, y, q)
+        log_w_data = at_label + model.base_over_proposal(h, y, q)
+        log_w = at_samples + model.base_over_proposal(h, samples, q)
+        return log_p, log_w_data, log_w, model.b(h), (q, q.log_prob(y), samples)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Minus the objective, plus the proposal's own loss."""
@@ -190,27 +178,21 @@ class ConditionalTask(Task):
         weight = weights[0] if weights else None
         if self.jitter:
             y = y + self.jitter * self.label_scale * torch.randn_like(y)
-        log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y)
-        proposal_term = self._proposal_term(q, log_q, log_w.detach(), samples, weight)
-        if weight is not None:
-            if not self.is_snl:
-                raise ValueError("sample weights are for the SNL objective only")
-            value = (F.snl(log_p, log_w, b, reduction="none") * weight).mean()
-        else:
+        log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y, self.n_samples)
+        if weight is None:
             value = self.value(log_p, log_w_data, log_w, b)
+        else:
+            value = (F.snl(log_p, log_w, b, reduction="none") * weight).mean()
         with torch.no_grad():
-            log_z = F.log_mean_exp(log_w)
-            upper = (log_p - log_z).mean()
-            lower = upper - F.bound_gap((log_z - b).clamp_max(50.0)).mean()
-        loss = -value if proposal_term is None else proposal_term - value
-        return loss, {"lower": lower, "upper": upper}
+            lower = value.detach() if self.is_snl else F.snl(log_p, log_w, b)
+            bounds = {"lower": lower, "upper": F.importance_ml(log_p, log_w)}
+        if self.proposal_loss == "none" or not log_q.requires_grad:
+            return -value, bounds
+        return self._proposal_term(q, log_q, log_w.detach(), samples, weight) - value, bounds
 
     def _proposal_term(
         self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor, weight: Tensor | None
-    ) -> Tensor | None:
-        if self.proposal_loss == "none" or not log_q.requires_grad:
-            return None
-
+    ) -> Tensor:
         def mean(values: Tensor) -> Tensor:
             return values.mean() if weight is None else (values * weight).mean()
 
@@ -230,20 +212,17 @@ class ConditionalTask(Task):
         With SNL and a learned ``b`` both bounds agree; the upper one does not punish ``b`` for
         lagging behind the energy. Weights of the pairs count as they do in training.
         """
-        totals, data = [], self._typed(data)
+        found, data = [], self._typed(data)
         with seeded(20_231_106, data[0].device):
             for x, y in zip(data[0].split(512), data[1].split(512), strict=True):
-                kept, self.n_samples = self.n_samples, self.n_val_samples * self._thrift
-                log_p, _, log_w, b, _ = self.terms(x, y)
-                self.n_samples = kept
-                log_z = F.log_mean_exp(log_w)
-                upper = log_p - log_z
-                lower = upper - F.bound_gap((log_z - b).clamp_max(50.0))
-                totals.append(torch.stack([lower, upper, F.ess(log_w)]))
-        figures = torch.cat(totals, dim=-1).double()
+                log_p, _, log_w, b, _ = self.terms(x, y, self.n_val_samples * self._thrift)
+                lower = F.snl(log_p, log_w, b, reduction="none")
+                upper = F.importance_ml(log_p, log_w, reduction="none")
+                found.append(torch.stack([lower, upper, F.ess(log_w)]))
+        figures = torch.cat(found, dim=-1).double()
         weight = data[2].expand(figures.shape[1:]).double() if len(data) > 2 else None
-        lower_, upper_, ess = weighted_mean(figures, weight).reshape(3, -1).mean(1).tolist()
-        return {"score": upper_, "lower": lower_, "upper": upper_, "ess": ess}
+        means = weighted_mean(figures, weight).reshape(3, -1).mean(1).tolist()
+        return {"score": means[1], **dict(zip(("lower", "upper", "ess"), means, strict=True))}
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Set a scalar ``b`` to its best value: ``log mean Z(x)`` over the training inputs."""
@@ -257,14 +236,3 @@ class ConditionalTask(Task):
             # SNL in a shared b: -b - e^{-b} mean Z(x) is largest at b = log mean Z(x).
             model.log_norm_scalar.copy_(F.log_mean_exp(torch.cat(log_z)))
         return {"log_norm": float(model.log_norm_scalar.detach())}
-
-
-def _check_weights(data: tuple[Tensor, ...]) -> None:
-    """Refuse weights ``(n, 1)``, which would multiply every pair by the weight of every other."""
-    if len(data) < 3:
-        return
-    weight, n = data[2], len(data[0])
-    if weight.shape != (n,):
-        raise DataError(f"weights must have shape ({n},), one per pair, got {tuple(weight.shape)}")
-    if not bool(torch.isfinite(weight).all() & (weight >= 0).all()):
-        raise DataError("weights must be finite and not negative")

@@ -13,16 +13,24 @@ from pathlib import Path
 
 from selfnorm.errors import MissingDataError
 
-__all__ = ["KNOWN_FILES", "DataFile", "data_directory", "find_file", "is_present", "listing"]
+__all__ = ["KNOWN_FILES", "DataFile", "data_directory", "find_file", "find_set", "listing"]
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data set on disk: the paths it may have below the data directory, and its source."""
+    """A data set on disk.
+
+    Attributes:
+        name: of the set.
+        paths: that it may have below the data directory.
+        source: where to get it.
+        parts: of a set in several files, what stands in the place of ``train`` in their names.
+    """
 
     name: str
     paths: tuple[str, ...]
     source: str
+    parts: tuple[str, ...] = ("train",)
 
 
 KNOWN_FILES: tuple[DataFile, ...] = (
@@ -31,24 +39,19 @@ KNOWN_FILES: tuple[DataFile, ...] = (
         ("power/data.npy", "power/household_power_consumption.txt"),
         "UCI, Individual household electric power consumption",
     ),
-    DataFile("gas", ("gas/ethylene_CO.pickle", "gas/ethylene_CO.txt"), "UCI, Gas sensor array"),
-    DataFile("hepmass", ("hepmass/1000_train.csv",), "UCI, HEPMASS"),
+    DataFile(
+        "gas",
+        ("gas/ethylene_CO.pickle", "gas/ethylene_CO.txt"),
+        "UCI, Gas sensor array under dynamic gas mixtures (ethylene_CO)",
+    ),
+    DataFile("hepmass", ("hepmass/1000_train.csv",), "UCI, HEPMASS", ("train", "test")),
     DataFile(
         "miniboone",
         ("miniboone/data.npy", "miniboone/MiniBooNE_PID.txt"),
         "MAF benchmark files (Papamakarios 2017), or UCI, MiniBooNE",
     ),
     DataFile("bsds300", ("bsds300/BSDS300.hdf5",), "MAF benchmark files (Papamakarios 2017)"),
-    DataFile("california", ("tabular/california.npz",), "scikit-learn, fetch_california_housing"),
-    DataFile("magic.gamma", ("tabular/magic.gamma.npz",), "UCI, MAGIC gamma telescope"),
-    DataFile("shuttle", ("tabular/shuttle.npz",), "ODDS, Shuttle"),
-    DataFile("mammography", ("tabular/mammography.npz",), "ODDS, Mammography"),
     DataFile("dataset2", ("toy1d/dataset2_train.csv",), "the authors' draw of the 1-D set 2"),
-    DataFile(
-        "uci_regression",
-        ("uci_regression",),
-        "UCI regression sets with the splits of Hernandez-Lobato and Adams (2015)",
-    ),
     DataFile(
         "utkface",
         ("utkface/UTKFace_64x64.h5", "utkface/utkface_64.zip", "utkface"),
@@ -60,18 +63,13 @@ KNOWN_FILES: tuple[DataFile, ...] = (
     DataFile("cell_count", ("cell_count/Cell200_64x64.h5",), "improved_CcGAN"),
     DataFile(
         "binarized_mnist",
-        (
-            "binarized_mnist/binarized_mnist_train.amat",
-            "binarized_mnist/binarized_mnist_train.amat.gz",
-            "binarized_mnist_train.amat",
-            "binarized_mnist_train.amat.gz",
+        tuple(
+            f"{folder}binarized_mnist_train.amat{end}"
+            for folder in ("binarized_mnist/", "")
+            for end in ("", ".gz")
         ),
         "Larochelle's statically binarised MNIST: ..._train, ..._valid and ..._test.amat",
-    ),
-    DataFile(
-        "mnist",
-        ("mnist/train-images-idx3-ubyte", "mnist/train-images-idx3-ubyte.gz"),
-        "LeCun's MNIST: train-images-idx3-ubyte and t10k-images-idx3-ubyte",
+        ("train", "valid", "test"),
     ),
     DataFile("biwi", ("biwi/BIWI_train.npz",), "FSA-Net: BIWI_train.npz and BIWI_test.npz"),
 )
@@ -88,16 +86,19 @@ def data_directory(given: str | Path | None = None) -> Path:
     return Path.home() / ".cache" / "selfnorm"
 
 
-def is_present(name: str, given: str | Path | None = None) -> bool:
-    """Whether a file of a known data set is there.
+def find_set(name: str, given: str | Path | None = None) -> list[Path]:
+    """The files of a known data set, or an error that says where to get the one that is missing.
 
     Example:
-        >>> is_present("power", "/nonexistent")
-        False
+        >>> find_set("power", "/nonexistent")
+        Traceback (most recent call last):
+        selfnorm.errors.MissingDataError: data file not found: looked for ...power/data.npy or ...
     """
-    directory = data_directory(given)
-    paths = [path for entry in KNOWN_FILES if entry.name == name for path in entry.paths]
-    return any((directory / path).exists() for path in paths)
+    known = next(entry for entry in KNOWN_FILES if entry.name == name)
+    return [
+        find_file([path.replace("train", part) for path in known.paths], given, known.source)
+        for part in known.parts
+    ]
 
 
 def find_file(

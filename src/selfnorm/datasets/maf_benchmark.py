@@ -15,18 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.datasets.directory import find_file
+from selfnorm.datasets.directory import find_set
 from selfnorm.errors import DataError, SelfnormError
 
 __all__ = ["NAMES", "Splits", "load"]
-
-SOURCES = {
-    "power": "UCI, Individual household electric power consumption",
-    "gas": "UCI, Gas sensor array under dynamic gas mixtures (ethylene_CO)",
-    "hepmass": "UCI, HEPMASS (1000_train.csv and 1000_test.csv)",
-    "miniboone": "UCI, MiniBooNE particle identification, or the benchmark's data.npy",
-    "bsds300": "the benchmark's BSDS300.hdf5 (doi 10.5281/zenodo.1161203)",
-}
 
 
 @dataclass(frozen=True)
@@ -57,8 +49,8 @@ def load(name: str, data_dir: str | Path | None = None) -> Splits:
     """
     if name not in _LOADERS:
         raise DataError(f"unknown set {name!r}; choose one of {NAMES}")
-    train, val, test = _LOADERS[name](data_dir)
-    parts = (np.ascontiguousarray(a, dtype=np.float32) for a in (train, val, test))
+    arrays = _LOADERS[name](*find_set(name, data_dir))
+    parts = (np.ascontiguousarray(part, dtype=np.float32) for part in arrays)
     return Splits(name, *(torch.from_numpy(a) for a in parts))
 
 
@@ -101,11 +93,9 @@ def read_power(path: Path) -> np.ndarray:
     return np.asarray(rows, dtype=np.float64)
 
 
-def _power(data_dir: str | Path | None) -> Arrays:
-    paths = ("power/data.npy", "power/household_power_consumption.txt")
-    data = read_power(find_file(paths, data_dir, SOURCES["power"]))
+def _power(path: Path) -> Arrays:
+    data = read_power(path)
     rng = np.random.RandomState(42)
-    data = data.copy()
     rng.shuffle(data)
     n = len(data)
     data = np.delete(data, [1, 3], axis=1)  # reactive power and intensity
@@ -131,9 +121,8 @@ def read_gas(path: Path) -> tuple[np.ndarray, list[str]]:
     return data, ["Time", "Meth", "Eth", *(f"s{i}" for i in range(data.shape[1] - 3))]
 
 
-def _gas(data_dir: str | Path | None) -> Arrays:
-    paths = ("gas/ethylene_CO.pickle", "gas/ethylene_CO.txt")
-    data, names = read_gas(find_file(paths, data_dir, SOURCES["gas"]))
+def _gas(path: Path) -> Arrays:
+    data, names = read_gas(path)
     data = data[:, [i for i, name in enumerate(names) if name not in ("Meth", "Eth", "Time")]]
     while True:  # drop the first column that correlates above 0.98 with another, then look again
         close = (np.corrcoef(data, rowvar=False) > 0.98).sum(1) > 1
@@ -144,25 +133,13 @@ def _gas(data_dir: str | Path | None) -> Arrays:
     return split_by_order(data)
 
 
-def read_csv(path: Path) -> np.ndarray:
-    """Comma-separated numbers below one header line."""
-    try:
-        import pandas as pd
-    except ImportError:
-        return np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
-    return pd.read_csv(path, header=None, skiprows=1).to_numpy(dtype=np.float64)
-
-
 def lowest_value_recurs(column: np.ndarray) -> bool:
     """Whether the smallest value of a column is there more than five times."""
     return int((column == column.min()).sum()) > 5
 
 
-def _hepmass(data_dir: str | Path | None) -> Arrays:
-    train, test = (
-        read_csv(find_file(f"hepmass/1000_{part}.csv", data_dir, SOURCES["hepmass"]))
-        for part in ("train", "test")
-    )
+def _hepmass(*paths: Path) -> Arrays:
+    train, test = (np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2) for path in paths)
     train, test = (a[a[:, 0] == 1][:, 1:] for a in (train, test))
     test = test[:, : train.shape[1]]  # the official test file has one column too many
     mean, sd = train.mean(0), train.std(0, ddof=1)
@@ -188,14 +165,11 @@ def read_miniboone(path: Path) -> np.ndarray:
     return data[:, [j for j in range(data.shape[1]) if not lowest_value_recurs(data[:, j])]]
 
 
-def _miniboone(data_dir: str | Path | None) -> Arrays:
-    paths = ("miniboone/data.npy", "miniboone/MiniBooNE_PID.txt")
-    data = read_miniboone(find_file(paths, data_dir, SOURCES["miniboone"]))
-    return scale_by_train_and_val(split_by_order(data))
+def _miniboone(path: Path) -> Arrays:
+    return scale_by_train_and_val(split_by_order(read_miniboone(path)))
 
 
-def _bsds300(data_dir: str | Path | None) -> Arrays:
-    path = find_file("bsds300/BSDS300.hdf5", data_dir, SOURCES["bsds300"])
+def _bsds300(path: Path) -> Arrays:
     try:
         import h5py
     except ImportError as error:
@@ -209,7 +183,7 @@ def _bsds300(data_dir: str | Path | None) -> Arrays:
         return file["train"][:], file["validation"][:], file["test"][:]
 
 
-_LOADERS: dict[str, Callable[[str | Path | None], Arrays]] = {
+_LOADERS: dict[str, Callable[..., Arrays]] = {
     "power": _power,
     "gas": _gas,
     "hepmass": _hepmass,

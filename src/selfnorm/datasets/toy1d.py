@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.errors import DataError, MissingDataError
+from selfnorm.datasets.directory import find_file
+from selfnorm.errors import DataError
 
 __all__ = ["DATASETS", "Split", "Toy1d", "conditional_log_prob", "limit", "load", "sample"]
 
@@ -190,7 +191,7 @@ def load(
         sizes = {"train": 1710, "val": 190, "test": 1900}
     parts: dict[str, Split] = {}
     if data_dir is not None:
-        parts = {part: _read(Path(data_dir), name, part) for part in _FILES[name]}
+        parts = {part: _read(data_dir, name, part) for part in _FILES[name]}
     for offset, (part, size) in enumerate(sizes.items()):
         if part not in parts:
             generator = torch.Generator().manual_seed(3 * seed + offset)
@@ -198,17 +199,9 @@ def load(
     return Toy1d(name, **parts)
 
 
-def _read(folder: Path, name: str, part: str) -> Split:
-    path = folder / f"{name}_{part}.csv"
-    if not path.exists() and (folder / "toy1d" / path.name).exists():
-        path = folder / "toy1d" / path.name
-    if not path.exists():
-        wanted = ", ".join(f"{n}_{p}.csv" for n, ps in _FILES.items() for p in ps)
-        raise MissingDataError(
-            f"{path} does not exist: a data directory for the 1-D regression sets holds {wanted} "
-            "with columns x,y (drawn by the authors of the sets). Leave data_dir out to draw the "
-            "sets from their generators instead."
-        )
+def _read(folder: str | Path, name: str, part: str) -> Split:
+    file = f"{name}_{part}.csv"
+    path = find_file((file, f"toy1d/{file}"), folder, "the authors of the sets; columns x,y")
     table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
     if table.shape[1] != 2 or not np.isfinite(table).all():
         raise DataError(f"{path} must hold two finite numbers, x and y, on each line")

@@ -40,17 +40,13 @@ _SQRT_2 = math.sqrt(2.0)
 class _FromUniforms(ABC):
     """A law of labels whose draws are a function of uniform numbers, one law per batch element."""
 
-    batch_shape: torch.Size
-    event_shape: torch.Size
+    def __init__(self, like: Tensor, batch_shape: Sequence[int], event_shape: torch.Size) -> None:
+        self.batch_shape, self.event_shape = torch.Size(batch_shape), event_shape
+        self.tensor_options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
 
     @abstractmethod
     def from_uniforms(self, u: Tensor) -> Tensor:
         """Map uniforms ``(*shape, *batch, d)`` to labels of that shape."""
-
-    @property
-    @abstractmethod
-    def _like(self) -> Tensor:
-        """A tensor of the labels' type and device."""
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Independent draws ``(*shape, *batch, d)``."""
@@ -72,11 +68,10 @@ class _FromUniforms(ABC):
         return self.from_uniforms(u.expand(n_samples, *self.batch_shape, 1))
 
     def _uniforms(self, *shape: int) -> Tensor:
-        size = (*shape, *self.batch_shape, *self.event_shape)
-        return torch.rand(size, device=self._like.device, dtype=self._like.dtype)
+        return torch.rand((*shape, *self.batch_shape, *self.event_shape), **self.tensor_options)
 
     def _slices(self, n_samples: int) -> Tensor:
-        index = torch.arange(n_samples, device=self._like.device, dtype=self._like.dtype)
+        index = torch.arange(n_samples, **self.tensor_options)
         return index.view(-1, *[1] * (len(self.batch_shape) + 1))
 
 
@@ -96,13 +91,8 @@ class MixtureLabels(_FromUniforms):
     """
 
     def __init__(self, log_weights: Tensor, means: Tensor, scales: Tensor) -> None:
+        super().__init__(means, log_weights.shape[:-1], means.shape[-1:])
         self.log_weights, self.means, self.scales = log_weights, means, scales
-        self.event_shape = means.shape[-1:]
-        self.batch_shape = log_weights.shape[:-1]
-
-    @property
-    def _like(self) -> Tensor:
-        return self.means
 
     def log_prob(self, y: Tensor) -> Tensor:
         """``log q(y|x)`` of labels ``(*samples, *batch, d)``; shape ``(*samples, *batch)``."""
@@ -261,12 +251,8 @@ class UniformLabels(_FromUniforms):
     """Uniform law on a box, ``log_prob`` of ``-inf`` outside; batch shape as given."""
 
     def __init__(self, low: Tensor, high: Tensor, batch_shape: Sequence[int]) -> None:
-        self.low, self.high, self.batch_shape = low, high, torch.Size(batch_shape)
-        self.event_shape = low.shape
-
-    @property
-    def _like(self) -> Tensor:
-        return self.low
+        super().__init__(low, batch_shape, low.shape)
+        self.low, self.high = low, high
 
     def from_uniforms(self, u: Tensor) -> Tensor:
         """Uniforms ``(*shape, *batch, d)`` moved onto the box."""

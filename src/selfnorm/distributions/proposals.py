@@ -210,7 +210,7 @@ class StudentT(_LocationScale):
         """Draw rows: ``(*shape, dim)``."""
         noise, half_df = self._noise(shape), self.df / 2
         # What Gamma draws, by an operation that goes through vmap.
-        mixing = torch._standard_gamma(half_df.expand(*shape, 1)) / half_df
+        mixing = torch._standard_gamma(half_df.expand(*shape, 1)) / half_df  # noqa: SLF001
         # Clamped, because float32 gamma draws can underflow to zero.
         return self.loc + (noise / mixing.clamp_min(1e-30).sqrt()) @ self.scale_tril.T
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from selfnorm.errors import MissingDataError, SelfnormError
-from selfnorm.paper.report import Table, hardware_name, markdown_table
+from selfnorm.paper.report import Table, hardware, markdown_table
 from selfnorm.paper.runner import end_when_asked, run_side_by_side
 
 __all__ = ["PIECES", "Piece", "chosen", "run"]
@@ -222,5 +222,7 @@ def _page(
     if unasked:
         named = " ".join(f"--only {name}" for name in unasked)
         note += f" The literal protocols of the longest tables take hours: run them by `{named}`."
+    machine = hardware(device)
+    where = machine.get("gpu") or f"{machine['cores']} CPU cores"
     head = markdown_table(["piece", "state", "rows", "seconds", ""], overview)
-    return "\n\n".join([f"# All tables ({hardware_name(device)})", note, head, *sections])
+    return "\n\n".join([f"# All tables ({where})", note, head, *sections])

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -35,15 +35,22 @@ __all__ = [
     "bounds_columns",
     "check_choices",
     "hardware",
-    "hardware_name",
     "markdown_table",
     "mean_sd",
     "paper_numbers",
+    "paper_value",
     "versions",
 ]
 
-
 _LARGE = 1e6  # no figure of a sound model
+
+
+class _Run(Protocol):
+    def keys(self) -> dict[str, Any]:
+        """What identifies the run in the result file."""
+
+
+Run = TypeVar("Run", bound=_Run)
 
 
 def check_choices(what: str, given: Iterable[str], known: Sequence[str]) -> None:
@@ -84,17 +91,6 @@ def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
     if torch.device(device).type == "cuda":
         info["gpu"] = torch.cuda.get_device_name(device)
     return info
-
-
-def hardware_name(device: torch.device | str = "cpu") -> str:
-    """The device in words.
-
-    Example:
-        >>> hardware_name().endswith("CPU cores")
-        True
-    """
-    found = hardware(device)
-    return str(found.get("gpu") or f"{found['cores']} CPU cores")
 
 
 @dataclass
@@ -162,6 +158,11 @@ class Table:
             if self.rows:  # a file of no rows would be no result
                 self.write()
 
+    def missing(self, asked: Sequence[Run]) -> list[Run]:
+        """Of all the runs that the table is to have, those that have no row yet."""
+        self.expect(len(asked))
+        return [run for run in asked if not self.has(**run.keys())]
+
     def add(self, row: dict[str, Any]) -> None:
         """Append one run and write the file."""
         self.rows.append(_plain(row))
@@ -188,6 +189,12 @@ class Table:
         part.write_text(json.dumps(content, indent=1) + "\n")
         os.replace(part, self.path)
 
+    def write_page(self, *sections: str) -> Path:
+        """Write ``TABLE.md``: these sections, then the command and the time it took."""
+        return self.write_markdown(
+            "\n\n".join([*sections, f"`{self.command}`, {self.seconds:.0f} s"])
+        )
+
     def write_markdown(self, text: str) -> Path:
         """Write ``TABLE.md`` beside the JSON."""
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -201,6 +208,18 @@ class Table:
         for row in self.rows:
             grouped.setdefault(tuple(row[k] for k in keys), []).append(row)
         return grouped
+
+
+def paper_value(value: Any) -> str:
+    """A number as the paper prints it, or a dash.
+
+    Example:
+        >>> paper_value({"mean": -1.9, "sd": 0.01}), paper_value("diverged"), paper_value(None)
+        ('-1.900 ± 0.010', 'diverged', '–')
+    """
+    if isinstance(value, dict):
+        return f"{value['mean']:.3f} ± {value['sd']:.3f}"
+    return str(value) if value else "–"
 
 
 def bounds_columns(bounds: Bounds) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from itertools import islice
 from multiprocessing import connection
 from types import FrameType
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ import torch
 
 from selfnorm.errors import SelfnormError
 
-__all__ = ["end_when_asked", "run_side_by_side"]
+__all__ = ["end_when_asked", "refuse_cut_short", "run_side_by_side"]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -33,11 +34,7 @@ _GRACE = 10.0  # seconds a process has to end when asked to: several leave one b
 
 
 def run_side_by_side(
-    work: Callable[[Job], Result],
-    jobs: Iterable[Job],
-    n_processes: int = 1,
-    *,
-    after: Callable[[Job], Job | None] = lambda _: None,
+    work: Callable[[Job], Result], jobs: Iterable[Job], n_processes: int = 1
 ) -> Generator[tuple[Job, Result], None, None]:
     """Yield ``(job, work(job))`` as they finish; in this very process for ``n_processes=1``.
 
@@ -49,7 +46,6 @@ def run_side_by_side(
         work: what to do with a job.
         jobs: in the order in which to begin them.
         n_processes: how many at once, each of one thread.
-        after: the job that must have ended before this one begins, one earlier in ``jobs``.
 
     Example:
         >>> list(run_side_by_side(abs, [-1, 2]))
@@ -59,7 +55,6 @@ def run_side_by_side(
         for job in jobs:
             yield job, work(job)
         return
-    coming, waiting = iter(jobs), list[Job]()
     running: dict[Future[bytes], Job] = {}
     failed: Exception | None = None
     others = multiprocessing.active_children()
@@ -68,12 +63,11 @@ def run_side_by_side(
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(n_processes, mp_context=spawn, initializer=_begin)
     try:
+        coming = iter(jobs)
         while True:
-            while failed is None and len(running) < n_processes:
-                found = _next_job(coming, waiting, list(running.values()), after)
-                if found is None:
-                    break
-                running[pool.submit(_attempt, pickle.dumps((work, found)))] = found
+            free = 0 if failed else n_processes - len(running)
+            for job in islice(coming, free):
+                running[pool.submit(_attempt, pickle.dumps((work, job)))] = job
             if not running:
                 break
             ended = wait(running, return_when=FIRST_COMPLETED).done
@@ -95,18 +89,10 @@ def run_side_by_side(
         raise failed
 
 
-def _next_job(
-    coming: Iterator[Job], waiting: list[Job], running: list[Job], after: Callable[[Job], Any]
-) -> Job | None:
-    """The first job that need not wait for one of these; others are put on the list."""
-    for place, job in enumerate(waiting):
-        if after(job) not in (*running, *waiting):
-            return waiting.pop(place)
-    for job in coming:
-        if after(job) not in (*running, *waiting):
-            return job
-        waiting.append(job)
-    return None
+def refuse_cut_short(stopped: str) -> None:
+    """A run that Ctrl-C has cut short is no row: the interrupt goes on to the table."""
+    if stopped == "interrupted":
+        raise KeyboardInterrupt
 
 
 def _stop(processes: list[Any]) -> None:

@@ -35,7 +35,6 @@ from selfnorm.conditional import (
     PredictiveLaw,
     PredictiveModel,
     build_ensemble,
-    member_rows,
     quantile_edges,
     train_ensemble,
 )
@@ -173,10 +172,12 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
     --------
     >>> import numpy as np
     >>> from selfnorm import EnergyRegressor
+    >>> from selfnorm.tables import RegressorNetwork
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(-1, 1, (200, 1))
     >>> y = X[:, 0] + 0.1 * rng.standard_normal(200)
-    >>> model = EnergyRegressor(n_members=2, max_epochs=5, random_state=0)
+    >>> short = RegressorNetwork(energy_epochs=2)
+    >>> model = EnergyRegressor(n_members=2, max_epochs=5, network=short, random_state=0)
     >>> model.fit(X, y).predict_quantiles(X[:3], [0.05, 0.5, 0.95]).shape
     (3, 3)
     """
@@ -277,7 +278,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
             raise DataError(
                 "the target is constant: there is no density to learn; check the column"
             )
-        self._x_scaling, self._y_scaling = _standardisation(X, weight), _standardisation(y, weight)
+        self._x_scaling, self._y_scaling = _Scaling.fit_to(X, weight), _Scaling.fit_to(y, weight)
         self.n_outputs_ = y.shape[1]
         steps = [label_step(column) if self.discrete else 0.0 for column in y.T]
         self.label_step_ = steps[0] if self.n_outputs_ == 1 else max(steps)
@@ -306,9 +307,15 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         fraction = max(self.validation_fraction, min(0.2, 20 / n))
         batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
         with seeded(seed, device), one_thread():
-            train, held_out = (r.to(device) for r in member_rows(n, self.n_members, fraction))
-            jitter_ = torch.from_numpy(jitter).float()
-            rows = MemberRows(z, t, w, train, held_out, jitter_, network.input_noise)
+            rows = MemberRows(
+                z,
+                t,
+                w,
+                members=self.n_members,
+                fraction=fraction,
+                jitter=torch.from_numpy(jitter),
+                input_noise=network.input_noise,
+            )
             own_bins = self.n_members if network.bin_jitter > 0 else None
             edges = [
                 quantile_edges(values, bins, members=own_bins, jitter=network.bin_jitter)
@@ -318,7 +325,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
             ]
             model = self._build(X.shape[1], y.shape[1], *edges).to(device)
             common: dict[str, Any] = {
-                "batch_size": min(batch, len(train)),
+                "batch_size": min(batch, len(rows.train)),
                 "weight_decay": self.weight_decay,
                 "schedule": "one_cycle",
                 "warmup": 0.05,
@@ -326,7 +333,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
                 "patience": self.patience,
                 "progress": self.verbose,
             }
-            per_epoch = max(1, len(train) // common["batch_size"])
+            per_epoch = max(1, len(rows.train) // common["batch_size"])
             epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
             first = TrainingOptions(max_epochs=epochs, lr=self.learning_rate, **common)
             if network.energy_epochs is None:
@@ -453,9 +460,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
 
     def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Continuous ranked probability score of pairs, ``(n,)``, in the units of ``y``."""
-        t = self._pairs(X, y)[1][:, 0]
-        score = self._from_laws(X, lambda law, rows: law.crps(t[rows]))
-        return score.numpy() * self._y_scaling.scale[0]
+        return self.pit_and_crps(X, y)[1]
 
     def pit_and_crps(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``F(y|x)`` and the CRPS of pairs, from one pass over the laws."""
@@ -626,6 +631,14 @@ class _Scaling:
     center: np.ndarray
     scale: np.ndarray
 
+    @classmethod
+    def fit_to(cls, x: np.ndarray, weight: np.ndarray | None) -> _Scaling:
+        """Mean and standard deviation; 1 in place of the deviation of constant columns."""
+        center = np.average(x, axis=0, weights=weight)
+        scale = np.sqrt(np.average((x - center) ** 2, axis=0, weights=weight))
+        flat = scale <= 1e-12 * np.maximum(np.abs(x).max(axis=0), 1e-300)
+        return cls(center, np.where(flat, 1.0, scale))
+
     @property
     def log_jacobian(self) -> float:
         """``-sum(log scale)``: what is added to ``log p_z``."""
@@ -638,14 +651,6 @@ class _Scaling:
     def inverse(self, z: np.ndarray) -> np.ndarray:
         """Rows in the units of the table."""
         return z * self.scale + self.center
-
-
-def _standardisation(a: np.ndarray, weight: np.ndarray | None) -> _Scaling:
-    """Mean and standard deviation of the columns; 1 in place of the deviation of constant ones."""
-    center = np.average(a, axis=0, weights=weight)
-    scale = np.sqrt(np.average((a - center) ** 2, axis=0, weights=weight))
-    flat = scale <= 1e-12 * np.maximum(np.abs(a).max(axis=0), 1e-300)
-    return _Scaling(center, np.where(flat, 1.0, scale))
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:

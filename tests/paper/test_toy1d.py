@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selfnorm.datasets.toy1d import Toy1d, sample
-from selfnorm.paper import images, toy1d, toy1d_runs, toy2d
+from selfnorm.paper import images, toy1d, toy2d
 
 
 def small_set(name: str, **_: object) -> Toy1d:
@@ -22,16 +22,9 @@ def test_the_paper_has_twelve_rows() -> None:
     assert ("snl", "mdn-2", "mlp", "none") in rows
 
 
-def test_paper_network_sizes() -> None:
-    model = toy1d_runs.paper_model("mdn-2", "mlp", "none", torch.randn(20, 1), network="text")
-    assert sum(p.numel() for p in model.energy.parameters()) == 12_419
-    assert sum(p.numel() for p in model.features.parameters()) == 130
-    assert sum(p.numel() for p in model.log_norm_net.parameters()) == 121
-
-
 def test_a_short_run_writes_rows_and_tables_and_resumes(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(toy1d_runs, "_N_SAMPLES", 100)
-    monkeypatch.setattr(toy1d_runs, "_GRID_POINTS", 129)
+    monkeypatch.setattr(toy1d, "_N_SAMPLES", 100)
+    monkeypatch.setattr(toy1d, "_GRID_POINTS", 129)
     monkeypatch.setattr(toy1d.toy1d, "load", small_set)
     options = {"seeds": 1, "out": tmp_path, "progress": False, "max_epochs": 1}
     toy1d.run(datasets=("dataset2",), objectives=("snl",), **options)
@@ -51,9 +44,9 @@ def test_a_short_run_writes_rows_and_tables_and_resumes(tmp_path, monkeypatch) -
 
 
 def test_best_recipe_reports_exact_value_and_gap(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(toy1d_runs, "_N_TEST_BEST", 200)
+    monkeypatch.setattr(toy1d, "_N_TEST_BEST", 200)
     small = {"n_members": 2, "hidden": 16, "n_components": 3}
-    monkeypatch.setitem(toy1d_runs.BEST, "dataset1", small)
+    monkeypatch.setitem(toy1d.BEST, "dataset1", small)
     table = toy1d.run(
         recipe="best", seeds=1, out=tmp_path, progress=False, datasets=("dataset1",), max_epochs=2
     )

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from selfnorm._context import seeded
 from selfnorm.columns import Columns
-from selfnorm.datasets import maf_benchmark
-from selfnorm.datasets.directory import find_file
+from selfnorm.datasets import find_file, maf_benchmark
 from selfnorm.errors import DataError
 
 __all__ = ["NAMES", "TableSplits", "load", "read_table", "split_table"]
