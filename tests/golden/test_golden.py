@@ -41,6 +41,21 @@ MOVED_PARAMETERS = {
         [f"EnergyRegressor.{field.name}" for field in fields(RegressorNetwork)],
         "seldom tuned: network=RegressorNetwork()",
     ),
+    **dict.fromkeys(
+        [f"ImageRegressor.{p}" for p in ("anchors", "base", "proposal_loss", "share_gradient")],
+        "energy=EnergyHead(...)",
+    ),
+    **dict.fromkeys(
+        [f"ImageRegressor.{p}" for p in ("cuda_graph", "ema", "optimizer", "patience", "schedule")],
+        "options=TrainingOptions(...)",
+    ),
+    **dict.fromkeys(
+        [f"ImageRegressor.{p}" for p in ("validate_every", "verbose", "weight_decay")],
+        "options=TrainingOptions(...)",
+    ),
+    "ImageRegressor.bf16": "always on CUDA",
+    "ImageRegressor.compile_heads": "the step is a CUDA graph",
+    "ImageRegressor.dequantise": "label_step=0",
 }
 VALUES, FOLDERS, API = (
     json.loads((record.HERE / f"{name}.json").read_text()) for name in ("values", "folders", "api")
