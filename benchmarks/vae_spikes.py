@@ -168,7 +168,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         vae, test, seed=0, posterior_samples=50, reference=train, n_prior_samples=n_prior_samples
     )
     checkpoint.unlink(missing_ok=True)
-    names = ("score", "ess", "room", "drift", "drift_se", "spiked")
+    names = ("score", "ess", "drift", "drift_se", "spiked")
     curve = [
         {"step": r["step"], **{f"val_{k}": r.get(f"val_{k}") for k in names}}
         for r in history.records

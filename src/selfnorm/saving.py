@@ -383,9 +383,11 @@ def _renewed(blueprint: dict[str, Any]) -> dict[str, Any]:
         new["features"] = {"class": "FourierFeatures", **new["features"]}
     if name == "AutoregressiveEBM":
         new.pop("frequencies", None)  # once an option, the same for all
+    if name == "AutoregressivePrior":
+        new.pop("score", None)
     if name == "EnergyPrior":
-        for option in ("moves", "step_size", "gradient_penalty"):  # of training, once
-            new.pop(option, None)
+        once = ("moves", "step_size", "gradient_penalty", "share", "log_norm_lr_scale")
+        new = {key: value for key, value in new.items() if key not in once}  # of training
         energy = new.get("energy", {"own": "a module"})
         new["energy"] = energy if "own" in energy else {"class": "MLP", "dim": new["dim"], **energy}
     if name == "EnergyVAE":

@@ -97,15 +97,10 @@ def trained(monkeypatch, lost):
     return sn.fit(model, x, proposal=q, val_data=x, progress=False, **options)
 
 
-@pytest.mark.parametrize(
-    ("lost", "n_lost"),
-    [(lambda _: True, 5), (lambda call: call % 2 == 0, 10)],  # until seen: 5 in a row, one look
-    ids=["every step", "every second step"],
-)
-def test_a_graph_that_loses_steps_is_given_up(monkeypatch, lost, n_lost):
+def test_a_graph_that_loses_steps_is_given_up(monkeypatch):
     with pytest.warns(SelfnormWarning, match="going on without the CUDA graph"):
-        history = trained(monkeypatch, lost)
-    assert history.skipped_steps == n_lost
+        history = trained(monkeypatch, lambda _: True)
+    assert history.skipped_steps == 5  # until they are seen, five in a row
     assert history.rollbacks == 0  # and the learning rate is what it was
     assert history.records[-1]["lr"] == trained(monkeypatch, None).records[-1]["lr"]
     assert history.best_step > 20

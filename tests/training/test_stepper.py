@@ -77,7 +77,7 @@ def test_lost_steps_are_none_of_the_optimisers_and_long_gradients_are_shortened(
         if not plain:
             means = stepper.read()
             assert list(means) == ["loss", "grad_norm", "lower", "upper"]
-            assert (stepper.skipped, stepper.bad_streak) == (3, 1)
+            assert stepper.counters.counts[1:].tolist() == [3, 1]
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 

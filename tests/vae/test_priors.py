@@ -43,36 +43,10 @@ def test_exact_values_are_those_of_the_autoregressive_model(orderings):
     assert torch.allclose(learned, prior.chain.log_prob(z, normalizer="learned"), atol=1e-4)
 
 
-def test_the_gradient_through_a_chain_is_that_of_its_bound():
-    """The mean gradient in z equals the derivative of the SNL bound by exact quadrature.
-
-    Without the score of the proposal it is off by 0.03 here, nine standard errors.
-    """
-    prior = chain(score=True).double()
-    prior.n_samples = 16
-    point = torch.tensor([-0.8, 0.2], dtype=torch.float64)
-    z = point.repeat(20_000, 1).requires_grad_(True)
-    torch.manual_seed(1)
-    value, _ = prior.objective(z, GaussianPosterior(z, z), 1)
-    (gradient,) = torch.autograd.grad(value.sum(), z)
-    error = gradient.std(0) / math.sqrt(len(z))
-    step = 1e-4
-
-    def bound(at):
-        return float(prior.log_prob_exact(at.unsqueeze(0), 4096)[2])
-
-    assert float(value.detach().mean()) == pytest.approx(bound(point), abs=0.02)
-    for i in range(2):
-        move = torch.zeros(2, dtype=torch.float64)
-        move[i] = step
-        slope = (bound(point + move) - bound(point - move)) / (2 * step)
-        assert float(gradient[:, i].mean()) == pytest.approx(slope, abs=4 * float(error[i]) + 0.002)
-
-
 def test_an_aggregate_posterior_integrates_to_one_and_matches_its_samples():
     torch.manual_seed(0)
     posterior = GaussianPosterior(torch.randn(6, 2), torch.randn(6, 2) * 0.3 - 0.5)
-    q = EnergyPrior(dim=2).beside_posteriors(posterior, 0.4)
+    q = EnergyPrior(dim=2).beside_posteriors(posterior)
     axis = torch.linspace(-8, 8, 401)
     density = q.log_prob(torch.cartesian_prod(axis, axis)).exp().reshape(401, 401)
     assert float(torch.trapezoid(torch.trapezoid(density, axis), axis)) == pytest.approx(
@@ -82,7 +56,7 @@ def test_an_aggregate_posterior_integrates_to_one_and_matches_its_samples():
     parts = torch.stack([posterior.log_prob(z[i].expand(6, 2)).logsumexp(0) for i in range(5)])
     assert torch.allclose(posterior.aggregate().log_prob(z), parts - math.log(6), atol=1e-5)
     y = q.sample((40_000,))
-    expected = 0.6 * posterior.mean.mean(0)
+    expected = 0.5 * posterior.mean.mean(0)
     assert torch.allclose(y.mean(0), expected, atol=0.05)
 
 

@@ -36,7 +36,6 @@ class Factors(NamedTuple):
     """All conditionals at a batch of rows: what the masked network says before seeing ``x_i``."""
 
     proposal: Mixture1d  # (R, N, dim)
-    seen: Mixture1d  # the same law, as what comes after it may send gradients through it
     context: Tensor  # (R, N, dim, C)
     mean: Tensor  # (R, N, dim), where the energy has its zero and its unit
     inverse_sd: Tensor
@@ -284,7 +283,7 @@ class AutoregressiveEBM(nn.Module):
             hardtanh((seen.loc - mean.unsqueeze(-1)) * inverse_sd.unsqueeze(-1), -10.0, 10.0) / 2,
             hardtanh(seen.log_scale + inverse_sd.log().unsqueeze(-1), -8.0, 8.0) / 4,
         ]
-        return Factors(proposal, seen, torch.cat([context, *shape], -1), mean, inverse_sd)
+        return Factors(proposal, torch.cat([context, *shape], -1), mean, inverse_sd)
 
     def at_rows(
         self, x: Tensor, condition: Tensor | None = None

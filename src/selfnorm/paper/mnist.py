@@ -132,7 +132,7 @@ def _paper() -> list[Row]:
         100_000, 1e-4, schedule="exponential", optimizer="adam", betas=(0.5, 0.999),
         posterior_samples=10, n_samples=256, patience=10, clip_norm=None,
     )  # fmt: skip
-    ebm = {"proposal": "base", "lr_scale": 0.2, "log_norm_lr_scale": 1.0}
+    ebm = {"proposal": "base", "lr_scale": 0.2}
     vae = Row("vae", fit=full)
     return [
         vae,

@@ -89,7 +89,7 @@ def check_same_run(
     A task's setting ``rows`` is the fingerprint of data that it holds itself.
     """
     mine = {**task.settings(), **options}
-    saved = {**state.get("settings", mine), **state["options"]}
+    saved = {**state["settings"], **state["options"]}
     other = sorted(k for k in mine if mine[k] != saved.get(k) and k != "rows")
     if other:
         named = ", ".join(f"{k}={saved.get(k)!r}" for k in other)
@@ -108,7 +108,7 @@ def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tens
 
     Networks that differ by an activation, a base or a proposal only have weights of one shape.
     """
-    saved, mine = state.get("witness"), _witness(task, data)
+    saved, mine = state["witness"], _witness(task, data)
     if saved is not None and mine is not None:
         alike = saved.shape == mine.shape
         # Loose enough for another device and its rounding of products (TF32).
@@ -118,7 +118,7 @@ def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tens
                 "this one gives other densities. Use the same ones, another checkpoint path, or "
                 "resume=False"
             )
-    if state.get("task") is not None:
+    if state["task"] is not None:
         task.load_own_state(state["task"])
 
 

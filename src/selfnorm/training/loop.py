@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
@@ -40,7 +41,6 @@ _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
 _CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
-_MAX_LOST = 0.2  # share of captured steps that may be lost before the graph is given up
 
 
 class Task:
@@ -277,11 +277,7 @@ def run(
         val_data = as_tensors(val_data, "val_data", device)
     # Training needs gradients, also where the caller has switched them off.
     with seeded(options.seed, device), torch.inference_mode(False), torch.enable_grad():
-        training = _Run(task, data, val_data, options, device)
-        try:
-            return training.execute()
-        finally:
-            training.release()
+        return _Run(task, data, val_data, options, device).execute()
 
 
 class _Run:
@@ -315,7 +311,6 @@ class _Run:
         self.stale = 0
         self.best: dict[str, Tensor] | None = None
         self.good: dict[str, Any] | None = None
-        self.seen = (0, 0)  # steps taken and lost, as of the last look
         self.began = time.perf_counter()
         self.seconds_before = 0.0
 
@@ -327,7 +322,8 @@ class _Run:
         self.stepper = Stepper(self.task, self.data, options)
         self.optimizer = self.stepper.optimizer
         self.first = self._training_state()
-        self.watched = [k for k, v in _floats(self.task.module).items() if _all_finite([v])]
+        numbers = self.task.module.state_dict().items()
+        self.watched = [k for k, v in numbers if v.is_floating_point() and v.isfinite().all()]
         path = Path(options.checkpoint) if options.checkpoint else None
         if path is not None and options.resume and path.exists():
             self._restore(load_checkpoint(path), path)
@@ -362,24 +358,17 @@ class _Run:
             )
         finally:
             bar.close()
+            self.stepper.release()
         history.stopped = history.stopped or "max_epochs"
-        self.stepper.skipped = int(self.stepper.counters.skipped)  # also those since the last look
         self._adopt_best()
         self.task.module.eval()
         history.final = self.task.finish(self.data)
         history.n_steps = self.step
-        history.skipped_steps = self.stepper.skipped
+        history.skipped_steps = int(self.stepper.counters.skipped)
         history.seconds = self.seconds_before + time.perf_counter() - self.began
         if path is not None and history.stopped != "interrupted":
             self._save(path)
         return history
-
-    def release(self) -> None:
-        """Let go of what a run holds on the device, whichever way it ended."""
-        # None if the task refused to start.
-        stepper: Stepper | None = getattr(self, "stepper", None)
-        if stepper is not None:
-            stepper.release()
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
@@ -405,16 +394,10 @@ class _Run:
         if reason is not None:  # e.g. models trained together: the task guards each of them
             self.history.stopped = reason
             return not reason
-        if means is None:
-            # On the CPU reading the counter is free; on CUDA this is one small copy.
-            self.stepper.bad_streak = int(self.stepper.counters.streak)
-        steps, lost = self.step - self.seen[0], self.stepper.skipped - self.seen[1]
-        lossy = means is not None and lost > max(_MAX_BAD_STREAK, _MAX_LOST * steps)
-        bad = self.stepper.bad_streak >= _MAX_BAD_STREAK or (lossy and self.stepper.captured)
+        # On the CPU reading the counter is free; on CUDA this is one small copy.
+        bad = int(self.stepper.counters.streak) >= _MAX_BAD_STREAK
         # Running averages of a layer take in a bad step even where the parameters do not.
         broken = (bad or means is not None) and not self._sound()
-        if means is not None:
-            self.seen = (self.step, self.stepper.skipped)
         if not bad and not broken:
             return True
         if self.stepper.give_up_graph():
@@ -441,12 +424,12 @@ class _Run:
         back_to = self.good or (self.first if broken else None)
         if back_to is not None:
             self._load_training_state(back_to)
-        self.stepper.reset_streak()
+        self.stepper.counters.streak.zero_()
 
     def _sound(self) -> bool:
         """Whether all numbers of the module that were finite at the start still are."""
-        now = _floats(self.task.module)
-        return _all_finite([now[name] for name in self.watched])
+        now = self.task.module.state_dict()
+        return all(bool(now[name].isfinite().all()) for name in self.watched)
 
     def _look(self, bar: Any) -> None:
         """Read metrics, validate, keep the best state, decide whether to go on."""
@@ -468,7 +451,7 @@ class _Run:
                 best = self.history.best_score
                 if math.isfinite(score) and (best is None or score > best):
                     self.history.best_score, self.history.best_step = score, self.step
-                    self.best = _copied(self.task.module.state_dict())
+                    self.best = deepcopy(self.task.module.state_dict())
                     self.stale = 0
                 else:
                     self.stale += 1
@@ -500,7 +483,7 @@ class _Run:
         broken = not self._sound()
         if broken or self.history.stopped == "diverged":
             self._go_back(broken)
-        lost = self.stepper.skipped
+        lost = int(self.stepper.counters.skipped)
         judged = self.val_data is not None
         if (judged or lost >= self.step > 0) and self.history.stopped != "interrupted":
             warnings.warn(
@@ -514,9 +497,9 @@ class _Run:
 
     def _training_state(self) -> dict[str, Any]:
         return {
-            "module": _copied(self.task.module.state_dict()),
-            "optimizer": _copied(self.optimizer.state_dict()),
-            "average": _copied(self.stepper.average),
+            "module": deepcopy(self.task.module.state_dict()),
+            "optimizer": deepcopy(self.optimizer.state_dict()),
+            "average": deepcopy(self.stepper.average),
         }
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
@@ -525,14 +508,14 @@ class _Run:
         if self.stepper.captured:
             _copy_into(self.optimizer.state_dict()["state"], state["optimizer"]["state"])
         else:
-            self.optimizer.load_state_dict(_copied(state["optimizer"]))
+            self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         with torch.no_grad():
             for mine, saved in zip(self.stepper.average, state["average"], strict=True):
                 mine.copy_(saved)
 
     def _state(self) -> dict[str, Any]:
         history = self.history.to_dict()
-        history["skipped_steps"] = self.stepper.skipped
+        history["skipped_steps"] = int(self.stepper.counters.skipped)
         counters = self.stepper.counters
         return {
             "training": self._training_state(),
@@ -572,40 +555,12 @@ class _Run:
         self.step, self.order = state["step"], state["order"].to(self.device)
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
         self.history = History.from_dict(state["history"])
-        self.stepper.skipped = self.history.skipped_steps
         counts, names, sums = state["counters"]
         self.stepper.counters.restore(counts, tuple(names), sums)
         self.seconds_before = state["seconds"]
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
-
-
-def _floats(module: nn.Module) -> dict[str, Tensor]:
-    """Floating-point parameters and buffers of a module by name."""
-    return {k: v for k, v in module.state_dict().items() if torch.is_floating_point(v)}
-
-
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Whether every number of every tensor is finite; waits for the device once.
-
-    >>> _all_finite([torch.ones(2), torch.tensor([0.0, torch.nan])])
-    False
-    """
-    if not tensors:
-        return True
-    return bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
-
-
-def _copied(value: Any) -> Any:
-    """Deep copy of nested containers of tensors."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return type(value)((k, _copied(v)) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(v) for v in value)
-    return value
 
 
 def _copy_into(target: Any, source: Any) -> None:

@@ -94,8 +94,7 @@ class Stepper:
     """Runs training steps of a task on device-resident data.
 
     Attributes:
-        skipped: steps left out so far because loss or gradient was not finite.
-        bad_streak: how many of them in a row, as of the last :meth:`read`.
+        counters: of the steps taken and lost.
         average: moving average of the parameters; empty without one.
     """
 
@@ -122,8 +121,6 @@ class Stepper:
         self._static_rows: Tensor | None = None
         self._n_eager = 0
         self.counters = Counters(self.device)
-        self.skipped = 0
-        self.bad_streak = 0
 
     def step(self, rows: Tensor, lr: float, n_done: int) -> None:
         """Take one step on the given rows of the data."""
@@ -149,20 +146,13 @@ class Stepper:
             self._step_once(rows)
 
     def read(self) -> dict[str, float]:
-        """Means of the metrics since the last read; also updates the counters."""
+        """Means of the metrics since the last read."""
         counters = self.counters
         taken = max(float(counters.taken), 1.0)
         sums = zip(counters.names, counters.sums.tolist(), strict=True)
         means = {name: total / taken for name, total in sums}
-        self.skipped = int(counters.skipped)
-        self.bad_streak = int(counters.streak)
         counters.clear()
         return means
-
-    def reset_streak(self) -> None:
-        """Forget the current run of bad steps (after a roll-back)."""
-        self.counters.streak.zero_()
-        self.bad_streak = 0
 
     @property
     def captured(self) -> bool:

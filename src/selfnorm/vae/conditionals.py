@@ -166,25 +166,21 @@ class Categorical(Likelihood):
             output = output.movedim(1, -1) if first else output
         return super().flat(output)
 
-    def _log_softmax(self, output: Tensor) -> Tensor:
-        return torch.log_softmax(output.unflatten(-1, (-1, self.n_classes)), -1)
+    def _law(self, output: Tensor) -> torch.distributions.Categorical:
+        logits = output.unflatten(-1, (-1, self.n_classes))
+        return torch.distributions.Categorical(logits=logits, validate_args=False)
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Sum of the log-probabilities of the values."""
-        log_p = self._log_softmax(output)
-        shape = torch.broadcast_shapes(log_p.shape[:-1], x.shape)
-        index = x.long().expand(shape).unsqueeze(-1)
-        return log_p.expand(*shape, -1).gather(-1, index).squeeze(-1).sum(-1)
+        return self._law(output).log_prob(x).sum(-1)
 
     def mean(self, output: Tensor) -> Tensor:
         """Probabilities ``(..., dim, n_classes)``."""
-        return self._log_softmax(output).exp()
+        return self._law(output).probs
 
     def sample(self, output: Tensor) -> Tensor:
         """Values as floating-point numbers."""
-        p = self.mean(output)
-        drawn = torch.multinomial(p.reshape(-1, self.n_classes), 1)
-        return drawn.reshape(p.shape[:-1]).to(output.dtype)
+        return self._law(output).sample().to(output.dtype)
 
     def check(self, x: Tensor) -> None:
         """Only whole numbers below ``n_classes``."""

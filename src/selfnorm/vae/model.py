@@ -25,10 +25,9 @@ from selfnorm._inputs import as_rows
 from selfnorm.density import fit
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
-from selfnorm.functional import log_mean_exp
 from selfnorm.training import History, TrainingOptions
 from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
-from selfnorm.vae.evaluation import evaluate_vae
+from selfnorm.vae.evaluation import evaluate_vae, row_figures
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
 from selfnorm.vae.task import VAETask, without_gradient
 
@@ -127,28 +126,22 @@ class EnergyVAE(nn.Module):
         self.rows(x)
         with torch.no_grad(), evaluating(self):
             try:
-                posterior = self.encode(x[:2])
+                mean = self.encode(x[:2]).mean
             except RuntimeError as error:
-                z = torch.zeros(2, self.latent, device=self.device, dtype=self.dtype)
-                expected = self.decode(z).shape[1] // self.likelihood.n_parameters
-                if expected == x[:1].numel():
-                    raise
                 raise DataError(
-                    f"the rows have {x[:1].numel()} values, expected {expected}: as many as the "
-                    "decoder describes"
+                    f"the encoder fails on rows of shape {tuple(x.shape[1:])}: {error}"
                 ) from error
-            if posterior.mean.shape != (len(x[:2]), self.latent):
+            if mean.shape != (len(x[:2]), self.latent):
                 raise DataError(
                     f"the prior has {self.latent} latent numbers, so the encoder must give a mean "
                     f"and a log-variance of shape (n, {self.latent}); its mean is "
-                    f"{tuple(posterior.mean.shape)}"
+                    f"{tuple(mean.shape)}"
                 )
-            output = self.decode(posterior.mean)
-            needed = x[:1].numel() * self.likelihood.n_parameters
-            if output.shape[1] != needed:
+            given, needed = self.decode(mean).shape[1], x[:1].numel() * self.likelihood.n_parameters
+            if given != needed:
                 raise DataError(
-                    f"the decoder gives {output.shape[1]} numbers a row; rows of {x[:1].numel()} "
-                    f"values need {needed} under this likelihood"
+                    f"the decoder gives {given} numbers a row; rows of {x[:1].numel()} values "
+                    f"need {needed} under this likelihood"
                 )
 
     def posteriors(self, x: Tensor) -> GaussianPosterior:
@@ -158,19 +151,15 @@ class EnergyVAE(nn.Module):
             torch.cat([p.mean for p in parts]), torch.cat([p.log_sd for p in parts])
         )
 
-    @torch.no_grad()
-    def aggregate_samples(self, x: Tensor, n: int) -> tuple[Tensor, GaussianPosterior]:
-        """``(n, d)`` samples of the aggregate posterior and the posteriors of up to 4,000 rows."""
-        every = self.posteriors(x[torch.randint(len(x), (n,), device=x.device)])
-        return every.sample(1)[0], every[:4000]
-
     # -- what it is for ------------------------------------------------------------------------
 
     @torch.no_grad()
     def elbo(self, x: Any, n_samples: int = 1, seed: SeedLike = None) -> Tensor:
         """``(n,)`` ELBO of each row by the prior's learned normaliser."""
+        x = self.rows(x)
         with evaluating(self), seeded(seed, self.device):
-            return self._log_ratios(self.rows(x), n_samples).mean(0)
+            fit, kl, _, _ = row_figures(self, x, n_samples)
+        return (fit - kl).to(x.dtype)
 
     @torch.no_grad()
     def log_prob(self, x: Any, n_samples: int = 100, seed: SeedLike = None) -> Tensor:
@@ -182,17 +171,7 @@ class EnergyVAE(nn.Module):
         """
         x = self.rows(x)
         with evaluating(self), seeded(seed, self.device):
-            size = max(1, 20_000 // max(n_samples, 1))
-            parts = [log_mean_exp(self._log_ratios(rows, n_samples)) for rows in x.split(size)]
-        return torch.cat(parts)
-
-    def _log_ratios(self, x: Tensor, n_samples: int) -> Tensor:
-        """``log p(x|z) p(z) / q(z|x)`` at posterior samples, ``(k, n)``."""
-        if n_samples < 1:
-            raise DataError(f"n_samples must be at least 1, got {n_samples}")
-        posterior = self.encode(x)
-        z = posterior.sample(n_samples)
-        return self.log_likelihood(x, z) + self.prior.log_prob(z) - posterior.log_prob(z)
+            return row_figures(self, x, n_samples)[2].to(x.dtype)
 
     @torch.no_grad()
     def sample(

@@ -28,7 +28,7 @@ from selfnorm.distributions import (
 )
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import draw_log_weights
-from selfnorm.functional import bound_gap, capped_exp, ess, log_mean_exp, snl
+from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
 from selfnorm.networks import MLP
 from selfnorm.sampling import draw
 from selfnorm.vae.conditionals import GaussianPosterior
@@ -43,6 +43,11 @@ __all__ = [
 ]
 
 _HONEST = "proposal='mixture', a bound and weight decay keep an energy honest"
+_MOVED = {
+    **dict.fromkeys(("moves", "step_size", "gradient_penalty"), _HONEST),
+    "share": "half of the samples of a mixture come from the base",
+    "log_norm_lr_scale": "b learns at the rate of the VAE",
+}
 
 
 def _figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
@@ -174,7 +179,6 @@ class EnergyPrior(LatentPrior):
         base: a normalised prior ``d``; standard normal by default.
         dim: latent numbers, needed where neither base nor energy is given.
         proposal: ``"mixture"`` of base and aggregate posterior, or ``"base"`` (the paper's).
-        share: of base samples in the mixture.
         bound: limit of ``|E|``, by a smooth squashing; ``None`` for none.
         lr_scale: learning rate of the energy relative to the VAE's (the paper's: 0.2).
         weight_decay: of the energy; ``None`` leaves it to the optimiser.
@@ -187,7 +191,7 @@ class EnergyPrior(LatentPrior):
 
     exact = False
 
-    @moved(**dict.fromkeys(("moves", "step_size", "gradient_penalty"), _HONEST))
+    @moved(**_MOVED)
     def __init__(
         self,
         energy: nn.Module | None = None,
@@ -195,36 +199,28 @@ class EnergyPrior(LatentPrior):
         *,
         dim: int | None = None,
         proposal: str = "mixture",
-        share: float = 0.5,
         bound: float | None = None,
         lr_scale: float = 1.0,
-        log_norm_lr_scale: float = 1.0,
         weight_decay: float | None = None,
     ) -> None:
         super().__init__()
         if proposal not in ("mixture", "base"):
             raise ValueError(f"proposal must be 'mixture' or 'base', not {proposal!r}")
-        if not 0 < share < 1:
-            raise ValueError(f"share must lie between 0 and 1, got {share}")
-        width = dim if dim is not None else getattr(energy, "dim", None)
-        if base is None and width is None:
-            raise ValueError("give dim, a base, or an energy with an attribute dim")
-        self.base = base if base is not None else StandardNormal(int(width or 0))
-        self.dim = self.base.dim
-        for what, given in (("dim", dim), ("the energy's dim", getattr(energy, "dim", None))):
-            if isinstance(given, int) and given != self.dim:
-                raise ValueError(
-                    f"{what} is {given}, but the base is over {self.dim} latent numbers; they must "
-                    "be the same"
-                )
+        stated = (dim, getattr(energy, "dim", None), getattr(base, "dim", None))
+        known = {each for each in stated if isinstance(each, int)}
+        if len(known) != 1:
+            raise ValueError(
+                "give dim, a base or an energy with an attribute dim, all of one number; got "
+                f"{' and '.join(map(str, sorted(known))) or 'none'}"
+            )
+        self.dim = known.pop()
+        self.base = StandardNormal(self.dim) if base is None else base
         self.energy = energy if energy is not None else latent_energy(self.dim)
         self.log_norm = nn.Parameter(torch.zeros(()))
-        self.proposal, self.share, self.bound = proposal, share, bound
-        self.lr_scale, self.log_norm_lr_scale = lr_scale, log_norm_lr_scale
-        self.weight_decay = weight_decay
+        self.proposal, self.bound = proposal, bound
+        self.lr_scale, self.weight_decay = lr_scale, weight_decay
         self.config = {
-            "dim": self.dim, "proposal": proposal, "share": share, "bound": bound,
-            "lr_scale": lr_scale, "log_norm_lr_scale": log_norm_lr_scale,
+            "dim": self.dim, "proposal": proposal, "bound": bound, "lr_scale": lr_scale,
             "weight_decay": weight_decay,
         }  # fmt: skip
 
@@ -254,19 +250,19 @@ class EnergyPrior(LatentPrior):
         """``log p(z)`` by the learned ``b``."""
         return self.log_unnormalized(x) - self.log_norm
 
-    def beside_posteriors(self, posterior: GaussianPosterior, share: float = 0.5) -> Proposal:
-        """``share`` of base samples, the others from the aggregate of some rows' posteriors.
+    def beside_posteriors(self, posterior: GaussianPosterior) -> Proposal:
+        """Half base samples, the others from the aggregate of some rows' posteriors.
 
         Base samples alone miss the places where posteriors sit; posteriors alone miss where the
         prior has mass and no data. Weights are bounded by those against either part.
         """
-        return Defensive(posterior.aggregate(), self.base, share, stratified=True)
+        return Defensive(posterior.aggregate(), self.base, 0.5, stratified=True)
 
     def proposal_for(self, posterior: GaussianPosterior) -> Proposal:
         """Where the samples for ``Z`` come from, given the posteriors of some rows."""
         if self.proposal == "base":
             return self.base
-        return self.beside_posteriors(posterior, self.share)
+        return self.beside_posteriors(posterior)
 
     def objective(
         self, z: Tensor, posterior: GaussianPosterior, n_samples: int
@@ -298,11 +294,10 @@ class EnergyPrior(LatentPrior):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The base with the VAE's learning rate, the energy and ``b`` with their own."""
         own = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
-        b = {"params": [self.log_norm], "lr_scale": self.log_norm_lr_scale, "weight_decay": 0.0}
         return [
             {"params": list(self.base.parameters())},
             {"params": list(self.energy.parameters()), "lr_scale": self.lr_scale, **own},
-            b,
+            {"params": [self.log_norm], "weight_decay": 0.0},
         ]
 
     @torch.no_grad()
@@ -334,13 +329,12 @@ class AutoregressivePrior(LatentPrior):
     A chain of one-dimensional energies (:class:`~selfnorm.AutoregressiveEBM`), each with its own
     learned ``b_i(z_<i)``. ``objective`` is the sum of the factors' SNL bounds. The samples of a
     factor come from a proposal that depends on ``z_<i``, so a score ``(w - 1) grad log q_i``
-    belongs to its gradient in ``z``; it is about one per cent of it and left out unless asked for.
+    belongs to its gradient in ``z``; it is about one per cent of it and left out.
 
     Args:
         dim: latent numbers.
         n_samples: stratified proposal samples per factor in training (32 at most).
         polish_steps: steps given to the ``b_i`` alone at the end.
-        score: include the score: unbiased in ``z``, a third slower.
         sizes: of the chain, see :class:`~selfnorm.AutoregressiveEBM`.
 
     Example:
@@ -352,13 +346,13 @@ class AutoregressivePrior(LatentPrior):
 
     exact = False  # of the learned b; `log_prob_exact` normalises by quadrature
 
+    @moved(score="the score of the proposals is left out")
     def __init__(
         self,
         dim: int,
         *,
         n_samples: int = 8,
         polish_steps: int = 200,
-        score: bool = False,
         **sizes: Any,
     ) -> None:
         super().__init__()
@@ -366,11 +360,9 @@ class AutoregressivePrior(LatentPrior):
             "hidden": 128, "blocks": 2, "components": 8, "context": 16, "energy_hidden": 32,
             "energy_blocks": 1, "family": "gaussian", **sizes,
         }  # fmt: skip
-        self.dim, self.n_samples = dim, min(n_samples, 32)
-        self.polish_steps, self.score = polish_steps, score
+        self.dim, self.n_samples, self.polish_steps = dim, min(n_samples, 32), polish_steps
         self.chain = _LatentChain(dim, discrete=None, **options)
-        own = {"n_samples": n_samples, "polish_steps": polish_steps, "score": score}
-        self.config = {"dim": dim, **own, **options}
+        self.config = {"dim": dim, "n_samples": n_samples, "polish_steps": polish_steps, **options}
         self._start_at_normal()
 
     @torch.no_grad()
@@ -409,12 +401,6 @@ class AutoregressivePrior(LatentPrior):
         f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, n])
         b = chain.energy.log_norm(at.context)
         bound = at.proposal.log_prob(here) + snl(f.squeeze(0), log_w, b, reduction="none")
-        if self.score:
-            # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
-            # place of w: almost no noise, as the weights are close to one.
-            weight = capped_exp((log_w - b).detach()) - 1
-            score = (weight * at.seen.log_prob(y)).mean(0)
-            bound = bound - (score - score.detach())
         chains = bound.sum(-1) + log_det
         value = log_mean_exp(chains) if chain.n_orderings > 1 else chains.squeeze(0)
         return value, _figures(log_w, b)

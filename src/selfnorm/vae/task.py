@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from selfnorm._context import seeded
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.evaluation import draw_log_weights
+from selfnorm.evaluation import stream_log_weights
 from selfnorm.training import Stepper, Task
 from selfnorm.vae.conditionals import GaussianPosterior
-from selfnorm.vae.evaluation import SpikeReport, check_spikes, confirmed
+from selfnorm.vae.evaluation import Drift, confirmed, drift_of
 from selfnorm.vae.priors import EnergyPrior
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ class VAETask(Task):
             makes itself (:meth:`EnergyVAE.dream`), which it cannot overfit. At the end the
             prior's normaliser is estimated again, as after any training.
         augment: function applied to the rows while training, e.g. fresh binarisation.
-        corrupt: function applied to the encoder's input alone (a regulariser).
         monitor: what to do when a joint energy grows spikes: ``"stop"``, ``"warn"`` or ``"off"``.
             It looks at every validation, and once at the end; without held-out rows only then.
         betas: of Adam, e.g. the paper's ``(0.5, 0.999)``.
@@ -110,7 +109,6 @@ class VAETask(Task):
         kl_warmup: int = 0,
         train: str = "all",
         augment: Callable[[Tensor], Tensor] | None = None,
-        corrupt: Callable[[Tensor], Tensor] | None = None,
         monitor: str = "warn",
         betas: tuple[float, float] | None = None,
     ) -> None:
@@ -128,22 +126,19 @@ class VAETask(Task):
         self.vae, self.module = vae, _Trained(vae, *_FROZEN[train])
         self.n_samples, self.posterior_samples = n_samples, posterior_samples
         self.kl_warmup, self.train, self.betas = kl_warmup, train, betas
-        self.augment, self.corrupt, self.monitor = augment, corrupt, monitor
+        self.augment, self.monitor = augment, monitor
         self._rows = torch.empty(0)
         self._checked = False
         self.spiked, self._checks = False, 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Encoder, decoder and likelihood (unless post hoc), then the prior's; or the encoder."""
-        vae, groups = self.vae, []
+        vae = self.vae
         own = {"all": (vae.encoder, vae.decoder, vae.likelihood), "encoder": (vae.encoder,)}
-        if self.train in own:
-            groups.append({"params": [p for part in own[self.train] for p in part.parameters()]})
-        for group in vae.prior.parameter_groups() if self.train != "encoder" else ():
-            if groups and group.get("lr_scale", 1.0) == 1.0 and "weight_decay" not in group:
-                groups[0]["params"] += group["params"]  # every group costs launches of its own
-            else:
-                groups.append(group)
+        trained = own.get(self.train, ())
+        groups = [{"params": [p for part in trained for p in part.parameters()]}]
+        if self.train != "encoder":
+            groups += vae.prior.parameter_groups()
         betas = {} if self.betas is None else {"betas": tuple(self.betas)}
         return [{**group, **betas} for group in groups]
 
@@ -166,8 +161,7 @@ class VAETask(Task):
         return self._loss(x)
 
     def _loss(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        seen = x if self.corrupt is None else self.corrupt(x)
-        fit, kl, metrics = self._terms(x, seen, self.posterior_samples, self.n_samples)
+        fit, kl, metrics = self._terms(x, self.posterior_samples, self.n_samples)
         metrics["kl"] = kl.detach()
         if self.train == "prior":
             return kl, metrics
@@ -178,12 +172,12 @@ class VAETask(Task):
         return loss, {"lower": (fit - kl).detach(), **metrics}
 
     def _terms(
-        self, x: Tensor, seen: Tensor, posterior_samples: int, n_samples: int
+        self, x: Tensor, posterior_samples: int, n_samples: int
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """``E_q[log p(x|z)]`` (0 where the prior alone is trained), the divergence, metrics."""
         vae, all_parts = self.vae, self.train != "prior"
         with torch.set_grad_enabled(all_parts and torch.is_grad_enabled()):
-            posterior = vae.encode(seen)
+            posterior = vae.encode(x)
             z = posterior.sample(posterior_samples)
         prior, metrics = vae.prior.objective(z.flatten(0, 1), posterior, n_samples)
         kl = -(prior.mean() + posterior.entropy().mean())
@@ -200,7 +194,7 @@ class VAETask(Task):
         totals: dict[str, float] = {"fit": 0.0, "kl": 0.0, "gap": 0.0, "ess": 0.0}
         with seeded(0, vae.device):
             for x in rows.split(2000):
-                terms = self._terms(x, x, _VALIDATION_SAMPLES, 8 * self.n_samples)
+                terms = self._terms(x, _VALIDATION_SAMPLES, 8 * self.n_samples)
                 figures = {"fit": terms[0], "kl": terms[1], **terms[2]}
                 for name, value in figures.items():
                     totals[name] += float(value) * len(x) / len(rows)
@@ -210,7 +204,7 @@ class VAETask(Task):
 
     @torch.no_grad()
     def _watch(self, x: Tensor) -> dict[str, float]:
-        """Of a joint energy, weights at posterior and at proposal samples; warn once.
+        """Of a joint energy, how much of ``log Z`` its proposal misses; warn once.
 
         A random half of the rows makes the proposal, as a batch does in training; the posteriors
         of the others confront it. Rows and samples are drawn afresh for every comparison.
@@ -223,24 +217,21 @@ class VAETask(Task):
             every = self.vae.posteriors(x)
             half = min(-(-len(x) // 2), _WATCHED)
 
-            def compare() -> SpikeReport:
+            def compare() -> Drift:
                 order = torch.randperm(len(x), device=x.device)
                 known, others = every[order[:half]], every[order[-half:]]
-                proposal = prior.proposal_for(known)
-                z = others.sample(1)[0]
-                at_posterior = prior.log_unnormalized(z) - proposal.log_prob(z)
-                at_proposal, at_wide = (
-                    draw_log_weights(prior, q, _CHUNKS * 8192, 8192)
-                    for q in (proposal, prior.beside_posteriors(others))
+                proposals = prior.proposal_for(known), prior.beside_posteriors(others)
+                return drift_of(
+                    *(stream_log_weights(prior, q, _CHUNKS * 8192, 8192) for q in proposals)
                 )
-                return check_spikes(at_posterior, at_proposal, at_wide)
 
-            report = compare() if self.spiked else confirmed(compare, self._checks)
+            report = compare() if self.spiked else confirmed(compare)
         if report.spiked and not self.spiked:
             warnings.warn(
-                f"the energy prior grows spikes: {report}. Its log Z and every bound from it are "
-                "too good. Use proposal='mixture', a bound on the energy, weight decay, a smaller "
-                "learning rate, or an AutoregressivePrior, whose log Z is exact",
+                f"the energy prior grows spikes: log Z is too low by {report.drift:.2f} nats or "
+                "more, and every bound from it too good. Use proposal='mixture', a bound on the "
+                "energy, weight decay, a smaller learning rate, or an AutoregressivePrior, whose "
+                "log Z is exact",
                 SelfnormWarning,
                 stacklevel=4,
             )
@@ -262,6 +253,9 @@ class VAETask(Task):
         seen.pop("score", None)
         return {**closed, **seen}
 
+    @torch.no_grad()
     def _aggregate(self, x: Tensor) -> tuple[Tensor, GaussianPosterior]:
-        on_cuda = self.vae.device.type == "cuda"
-        return self.vae.aggregate_samples(x, 20_000 if on_cuda else min(4000, max(500, len(x))))
+        """Samples of the aggregate posterior, and the posteriors of up to 4,000 rows."""
+        n = 20_000 if self.vae.device.type == "cuda" else min(4000, max(500, len(x)))
+        every = self.vae.posteriors(x[torch.randint(len(x), (n,), device=x.device)])
+        return every.sample(1)[0], every[:4000]
