@@ -33,6 +33,7 @@ MOVED_PARAMETERS = {
         for name in in_options()
     },
     **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble")},
+    "AutoregressiveEBM.forward": "log_prob",
     "EnergyVAE.aggregate_samples": "a step of training, of no use by itself",
     "add_energy_prior.fit_options": "options=TrainingOptions(...)",
     "fit.bf16": "saved less than it cost in digits",

@@ -115,15 +115,6 @@ def test_the_experiment_runs_on_either_data(data, tmp_path, monkeypatch):
     assert not (tmp_path / f"{name}.pt").exists()
 
 
-@pytest.mark.parametrize("data", ["digits", "mnist"])
-def test_honest_settings_use_what_keeps_an_energy_honest(data):
-    prior, _ = spikes_script().SETTINGS[data]["honest"]
-    assert prior["proposal"] == "mixture"
-    assert prior["bound"] <= 10
-    assert prior["lr_scale"] < 1
-    assert prior["weight_decay"] > 0
-
-
 def test_the_recorded_runs_say_what_the_docs_say():
     folder = SPIKES.parent.parent / "results" / "vae_spikes"
     spike, honest = (json.loads((folder / f"{n}.json").read_text()) for n in ("spike", "honest"))

@@ -88,7 +88,7 @@ def row_bounds(
     out: dict[str, list[Tensor]] = {}
     for rows in model.chunks(len(x), max(n_samples, n_nodes), chunk_size):
         given = None if condition is None else condition[rows]
-        at, log_q, f, log_det = model.at_rows(x[rows], given)
+        at, log_q, f, _, log_det = model.at_rows(x[rows], given)
         log_w = model.energy(at.proposal.sample(n_samples, stratified=False), at)
         log_z = log_mean_exp(log_w)
         unnormalised = (log_q + f).sum(-1) + log_det

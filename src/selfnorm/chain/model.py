@@ -286,16 +286,29 @@ class AutoregressiveEBM(nn.Module):
         return Factors(proposal, torch.cat([context, *shape], -1), mean, inverse_sd)
 
     def at_rows(
-        self, x: Tensor, condition: Tensor | None = None
-    ) -> tuple[Factors, Tensor, Tensor, Tensor]:
-        """The factors at rows ``x``, ``log q_i`` and ``-E_i`` of their values, ``log_det``.
+        self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0
+    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+        """The factors at rows ``x``, ``log q_i``, ``-E_i``, ``log_w`` and ``log_det``.
 
-        Shapes ``(R, n, dim)`` and, for the log-determinant of the columns' scales, ``(n,)``.
+        Shapes ``(R, n, dim)``; for the log-weights ``-E_i`` of stratified proposal samples
+        ``(n_samples, R, n, dim)``; for the log-determinant of the columns' scales ``(n,)``.
         """
         z, log_det = self.columns(x)
         here = z.expand(self.n_orderings, -1, -1)
         at = self.factors(here, condition)
-        return at, at.proposal.log_prob(here), self.energy(here.unsqueeze(0), at)[0], log_det
+        y = here.unsqueeze(0)
+        if n_samples:
+            with torch.no_grad():
+                y = torch.cat([y, at.proposal.sample(n_samples)])
+        f = self.energy(y, at)
+        return at, at.proposal.log_prob(here), f[0], f[1:], log_det
+
+    def at_batch(
+        self, batch: tuple[Tensor, ...], n_samples: int
+    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+        """:meth:`at_rows` of training rows ``(x,)`` or ``(x, condition)``, spread out afresh."""
+        x = self.columns.dequantise(batch[0].to(self.columns.center))
+        return self.at_rows(x, *batch[1:], n_samples=n_samples)
 
     def check(self, x: Any) -> Tensor:
         """``x`` as ``(n, dim)`` on the model's device and dtype, or a :class:`DataError`."""
@@ -340,7 +353,7 @@ class AutoregressiveEBM(nn.Module):
         condition, parts = self.given(condition, len(x)), []
         for rows in self.chunks(len(x), nodes, chunk_size):
             given = None if condition is None else condition[rows]
-            at, log_q, f, log_det = self.at_rows(x[rows], given)
+            at, log_q, f, _, log_det = self.at_rows(x[rows], given)
             if quadrature:
                 log_norm = self.quadrature(at, n_nodes)
             else:
@@ -386,19 +399,13 @@ class AutoregressiveEBM(nn.Module):
             optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
             rows = torch.randint(n, (min(n, 512),), device=data[0].device)
             with torch.no_grad():
-                batch = tuple(t[rows] for t in data)
-                z, _ = self.columns(self.columns.dequantise(batch[0].to(self.columns.center)))
-                at = self.factors(z, batch[1].to(z) if self.condition_dim else None)
-                log_z = log_mean_exp(self.energy(at.proposal.sample(16), at))
+                at, _, _, log_w, _ = self.at_batch(tuple(t[rows] for t in data), 16)
+                log_z = log_mean_exp(log_w)
             gap = bound_gap(log_z - self.energy.log_norm(at.context)).sum(-1).mean()
             optimizer.zero_grad()
             gap.backward()
             optimizer.step()
         return {"gap": float(gap.detach())} if steps else {}
-
-    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Same as :meth:`log_prob`."""
-        return self.log_prob(x, condition)
 
     def bounds(
         self,

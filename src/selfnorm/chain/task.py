@@ -133,38 +133,19 @@ class AutoregressiveTask(Task):
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the table; read the columns' scales unless they are set already."""
-        self._check(data)
-        if not bool(self.module.columns.fitted):
-            self.module.set_scaling(data[0])
-
-    def _check(self, data: tuple[Tensor, ...]) -> None:
+        x, *condition = data
         model = self.module
-        expected = 2 if model.condition_dim else 1
-        if len(data) != expected:
-            raise DataError(
-                f"expected {expected} tensors (x{', condition' if expected == 2 else ''}), "
-                f"got {len(data)}"
-            )
-        model.check(data[0])
+        model.check(x)
+        model.given(condition[0] if condition else None, len(x))
         if not all(bool(torch.isfinite(t).all()) for t in data):
             raise DataError("the data hold NaN or infinity: drop or impute those rows first")
-
-    def _terms(self, batch: tuple[Tensor, ...], n_samples: int) -> tuple[Tensor, ...]:
-        """``log_det (N,)``; ``log_q, f, b (R, N, dim)``; ``log_w (S, R, N, dim)``."""
-        model = self.module
-        z, log_det = model.columns(model.columns.dequantise(batch[0].to(model.columns.center)))
-        condition = batch[1].to(z) if model.condition_dim else None
-        at = model.factors(z, condition)
-        here = z.expand(model.n_orderings, -1, -1)
-        log_q = at.proposal.log_prob(here)
-        with torch.no_grad():
-            y = torch.cat([here.unsqueeze(0), at.proposal.sample(n_samples)])
-        f = model.energy(y, at)
-        return log_det, log_q, f[0], model.energy.log_norm(at.context), f[1:]
+        if not bool(model.columns.fitted):
+            model.set_scaling(x)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Negative of proposal log-likelihood plus SNL, per row, averaged over the orderings."""
-        log_det, log_q, f, b, log_w = self._terms(batch, self.n_samples)
+        at, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
+        b = self.module.energy.log_norm(at.context)
         tilt = snl(f, log_w, b, reduction="none")
         loss = -(log_q + tilt).sum(-1).mean()
         with torch.no_grad():
@@ -177,8 +158,8 @@ class AutoregressiveTask(Task):
         with seeded(0, data[0].device):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 part = tuple(t[rows] for t in data)
-                log_det, log_q, f, b, log_w = self._terms(part, self.validation_samples)
-                log_z = log_mean_exp(log_w)
+                at, log_q, f, log_w, log_det = self.module.at_batch(part, self.validation_samples)
+                log_z, b = log_mean_exp(log_w), self.module.energy.log_norm(at.context)
                 upper = (log_q + f - log_z).sum(-1) + log_det
                 lower = upper - bound_gap(log_z - b).sum(-1)
                 proposal = log_mean_exp(log_q.sum(-1) + log_det)

@@ -388,16 +388,16 @@ class _Run:
         self.stepper.step(rows, self.options.lr * factor * self.lr_scale, self.step)
         self.step += 1
 
-    def _guard(self, means: dict[str, float] | None = None) -> bool:
+    def _guard(self, *, looking: bool = False) -> bool:
         """Go back to the last good state after several bad steps in a row. True if all is well."""
-        reason = self.task.guard(self.stepper, looking=means is not None)
+        reason = self.task.guard(self.stepper, looking=looking)
         if reason is not None:  # e.g. models trained together: the task guards each of them
             self.history.stopped = reason
             return not reason
         # On the CPU reading the counter is free; on CUDA this is one small copy.
         bad = int(self.stepper.counters.streak) >= _MAX_BAD_STREAK
         # Running averages of a layer take in a bad step even where the parameters do not.
-        broken = (bad or means is not None) and not self._sound()
+        broken = (bad or looking) and not self._sound()
         if not bad and not broken:
             return True
         if self.stepper.give_up_graph():
@@ -434,7 +434,7 @@ class _Run:
     def _look(self, bar: Any) -> None:
         """Read metrics, validate, keep the best state, decide whether to go on."""
         means = self.stepper.read()
-        if not self._guard(means):
+        if not self._guard(looking=True):
             return
         self.good = self._training_state()
         record: dict[str, float] = {
@@ -504,11 +504,8 @@ class _Run:
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
         self.task.module.load_state_dict(state["module"])
-        # In place, because a captured graph holds the addresses of these very tensors.
-        if self.stepper.captured:
-            _copy_into(self.optimizer.state_dict()["state"], state["optimizer"]["state"])
-        else:
-            self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
+        self.stepper.release()  # a captured graph holds the addresses of what is replaced here
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         with torch.no_grad():
             for mine, saved in zip(self.stepper.average, state["average"], strict=True):
                 mine.copy_(saved)
@@ -561,23 +558,3 @@ class _Run:
         torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
-
-
-def _copy_into(target: Any, source: Any) -> None:
-    """Copy tensors of nested dicts into those of a twin, in place; what the source lacks is zero.
-
-    An optimiser that has not stepped yet has no state, which is the same as zeros.
-
-    >>> state = {"step": torch.ones(1), "other": torch.ones(1)}
-    >>> _copy_into(state, {"step": torch.full((1,), 3.0)})
-    >>> state
-    {'step': tensor([3.]), 'other': tensor([0.])}
-    """
-    for key, value in target.items():
-        if isinstance(value, Tensor):
-            if key in source:
-                value.copy_(source[key])
-            else:
-                value.zero_()
-        elif isinstance(value, dict):
-            _copy_into(value, source.get(key, {}))

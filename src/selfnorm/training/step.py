@@ -174,7 +174,7 @@ class Stepper:
         return True
 
     def release(self) -> None:
-        """Give the captured graph's memory back, once nothing runs on it any more.
+        """Give the captured graph's memory back; the next steps warm up for another one.
 
         Left to the garbage collector, a graph may go while another one is being captured, which
         CUDA does not survive.
@@ -183,6 +183,7 @@ class Stepper:
             torch.cuda.synchronize(self.device)
             self._graph.reset()
             self._graph = self._static_rows = None
+            self._n_eager = 0
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -53,7 +53,6 @@ class ConvDecoder(nn.Module):
     def __init__(self, latent: int = 16, ngf: int = 16, slope: float = 0.01) -> None:
         super().__init__()
         self.config: dict[str, Any] = {"latent": latent, "ngf": ngf, "slope": slope}
-        self.latent = latent
         # The first transposed convolution acts on a 1x1 image: it is a linear layer.
         self.first = nn.Linear(latent, 8 * ngf * 16)
         self.shape = (8 * ngf, 4, 4)

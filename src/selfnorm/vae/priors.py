@@ -224,11 +224,6 @@ class EnergyPrior(LatentPrior):
             "weight_decay": weight_decay,
         }  # fmt: skip
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return self.log_norm.device
-
     def negative_energy(self, z: Tensor) -> Tensor:
         """``-E(z)``, the log-weight against the base: ``(..., dim) -> (...)``."""
         energy = self.energy(z.reshape(-1, self.dim))
@@ -381,7 +376,7 @@ class AutoregressivePrior(LatentPrior):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """``log p(z)`` by the learned ``b_i``; ``(..., dim) -> (...)``, with gradient."""
-        at, log_q, f, log_det = self.chain.at_rows(x.reshape(-1, self.dim))
+        at, log_q, f, _, log_det = self.chain.at_rows(x.reshape(-1, self.dim))
         chains = (log_q + f - self.chain.energy.log_norm(at.context)).sum(-1) + log_det
         return log_mean_exp(chains).reshape(x.shape[:-1])
 
@@ -410,7 +405,7 @@ class AutoregressivePrior(LatentPrior):
         """``log p(z)`` by quadrature, by the learned ``b``, and its SNL bound; each ``(n,)``."""
         parts = []
         for rows in self.chain.chunks(len(z), n_nodes):
-            at, log_q, f, log_det = self.chain.at_rows(z[rows])
+            at, log_q, f, _, log_det = self.chain.at_rows(z[rows])
             b, log_z = self.chain.energy.log_norm(at.context), self.chain.quadrature(at, n_nodes)
             exact = (log_q + f - log_z).sum(-1) + log_det
             learned = (log_q + f - b).sum(-1) + log_det
