@@ -80,14 +80,11 @@ def test_every_sampler_matches_the_exact_sample(method):
         TARGET, 5000, proposal=wide_proposal(), method=method, seed=2, **OPTIONS[method]
     )
     assert draws.samples.shape == (5000, 2)
-    assert draws.method == method
     assert not draws.samples.requires_grad
     distance, p_value = energy_distance_test(draws.samples, exact)
     assert p_value > 0.01, (method, distance, p_value)
     if method in ("mala", "hmc"):
         assert 0.4 < draws.acceptance < 0.95
-        assert draws.ess_per_second > 0
-        assert draws.step_size > 0
         assert draws.ess > 2500
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors
 from selfnorm.errors import DataError, EnergyError, ProposalError
 from selfnorm.evaluation import Bounds
-from selfnorm.networks import activation_module, linear
+from selfnorm.networks import activation_module, linear, perceptron
 
 __all__ = ["ConditionalEBM", "LabelEnergy"]
 
@@ -66,17 +65,11 @@ class LabelEnergy(nn.Module):
             "activation": activation,
             "members": members,
         }
-        layers: list[nn.Module] = []
-        for size in label_hidden:
-            layers += [linear(members, dim, size), activation_module(activation)]
-            dim = size
-        self.label_net = nn.Sequential(*layers)
-        self.from_label = linear(members, dim, hidden[0])
+        self.label_net = perceptron(members, dim, label_hidden, activation=activation)
+        self.from_label = linear(members, (dim, *label_hidden)[-1], hidden[0])
         self.from_context = linear(members, context, hidden[0])
-        joint: list[nn.Module] = [activation_module(activation)]
-        for size, after in pairwise(hidden):
-            joint += [linear(members, size, after), activation_module(activation)]
-        self.joint = nn.Sequential(*joint, linear(members, hidden[-1], 1, zero=zero))
+        rest = perceptron(members, hidden[0], hidden[1:], 1, activation=activation, zero=zero)
+        self.joint = nn.Sequential(activation_module(activation), *rest)
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         """``E`` of shape ``(*samples, *batch)`` for ``h (*batch, context)``, ``y (..., dim)``."""

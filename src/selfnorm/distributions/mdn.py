@@ -23,7 +23,7 @@ from selfnorm.distributions.mixtures import (
     pick_component,
 )
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.networks import StackedMLP
+from selfnorm.networks import StackedMLP, perceptron
 
 __all__ = [
     "MDN",
@@ -179,8 +179,10 @@ class MDN(nn.Module):
             "min_scale": min_scale,
         }
         sizes = (components, components * dim, components * dim)
+        # Saved models know the layers by these names: stacked ones are those of a StackedMLP.
+        make: Any = perceptron if members is None else StackedMLP
         self.logits, self.means, self.log_scales = (
-            _network(context, hidden, size, activation, members) for size in sizes
+            make(members, context, hidden, size, activation=activation) for size in sizes
         )
         # Apart from the start: components that begin equal learn the same thing for long.
         self.register_buffer(
@@ -204,13 +206,6 @@ class MDN(nn.Module):
         means = self.means(h).view(shape) * unit + self.offsets
         scales = (self.log_scales(h).view(shape).clamp(-12.0, 8.0) + self.log_start).exp()
         return MixtureLabels(log_weights, means, scales + self.min_scale)
-
-
-def _network(
-    context: int, hidden: Sequence[int], out: int, activation: str, members: int | None
-) -> nn.Module:
-    network = StackedMLP(members, context, hidden, out, activation=activation)
-    return network.layers if members is None else network  # saved models know them by these names
 
 
 class LabelGaussian(nn.Module):

@@ -26,7 +26,7 @@ from selfnorm.evaluation import Bounds
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
 from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, build
 from selfnorm.images.task import Augmentation, ImageTask, LawTask
-from selfnorm.networks import resnet18
+from selfnorm.networks import ResNet18
 from selfnorm.training import History, TrainingOptions, run
 
 __all__ = ["IMAGE_OPTIONS", "OBJECTIVES", "ImageRegressor"]
@@ -198,7 +198,7 @@ class ImageRegressor(BaseEstimator):
         if isinstance(backbone, str):
             if backbone != "resnet18":
                 raise DataError(f"backbone must be 'resnet18' or a module, not {backbone!r}")
-            backbone = resnet18(self.channels_)
+            backbone = ResNet18(self.channels_)
         else:
             # The user's module stays as it was given: another fit, or another model, starts there.
             backbone = copy.deepcopy(backbone).cpu()

@@ -7,20 +7,13 @@ save typing. Lower energy means higher density.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MLP", "ExponentialFamily", "FourierFeatures"]
+from selfnorm.networks.stacked import perceptron
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-    "tanh": nn.Tanh,
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
-}
+__all__ = ["MLP", "ExponentialFamily", "FourierFeatures"]
 
 
 class FourierFeatures(nn.Module):
@@ -91,10 +84,6 @@ class MLP(nn.Module):
         saturate: float | None = None,
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"unknown activation {activation!r}; choose one of {sorted(_ACTIVATIONS)}"
-            )
         if not hidden:
             raise ValueError("hidden must name at least one layer width, e.g. (128, 128)")
         self.dim = dim
@@ -103,27 +92,20 @@ class MLP(nn.Module):
         self.dropout = dropout
         self.saturate = saturate
         self.features = features
-        widths = [features.n_out if features is not None else dim, *hidden]
-        layers: list[nn.Module] = []
-        for n_in, n_out in pairwise(widths):
-            layers += [nn.Linear(n_in, n_out), _ACTIVATIONS[activation]()]
-            if dropout > 0:
-                layers.append(nn.Dropout(dropout))
-        last = nn.Linear(widths[-1], 1, bias=False)
+        seen = features.n_out if features is not None else dim
+        self.layers = perceptron(None, seen, hidden, activation=activation, dropout=dropout)
+        last = nn.Linear(hidden[-1], 1, bias=False)
         if zero_init:
             nn.init.zeros_(last.weight)
-        layers.append(last)
-        self.layers = nn.Sequential(*layers)
-
-    def _inputs(self, x: Tensor) -> Tensor:
-        """What the first layer is given."""
-        if self.saturate is not None:
-            x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
-        return x if self.features is None else self.features(x)
+        self.layers.append(last)
 
     def forward(self, x: Tensor) -> Tensor:
         """Energy of each row."""
-        out: Tensor = self.layers(self._inputs(x)).squeeze(-1)
+        if self.saturate is not None:
+            x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
+        if self.features is not None:
+            x = self.features(x)
+        out: Tensor = self.layers(x).squeeze(-1)
         return out
 
 

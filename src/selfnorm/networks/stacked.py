@@ -8,19 +8,21 @@ Inputs have shape ``(*samples, members, n, features)`` or, shared by the members
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["StackedLinear", "StackedMLP", "activation_module", "linear"]
+__all__ = ["StackedLinear", "StackedMLP", "activation_module", "linear", "perceptron"]
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "silu": nn.SiLU,
     "gelu": nn.GELU,
     "tanh": nn.Tanh,
+    "leaky_relu": lambda: nn.LeakyReLU(0.2),
 }
 
 
@@ -87,11 +89,40 @@ def linear(members: int | None, before: int, after: int, *, zero: bool = False) 
     return layer
 
 
-class StackedMLP(nn.Module):
-    """``members`` multilayer perceptrons; the activation follows every layer but the last.
+def perceptron(
+    members: int | None,
+    in_features: int,
+    hidden: Sequence[int],
+    out_features: int | None = None,
+    *,
+    activation: str = "silu",
+    dropout: float = 0.0,
+    zero: bool = False,
+) -> nn.Sequential:
+    """Layers of a multilayer perceptron; the activation follows every layer but the last.
 
     With ``out_features=None`` the network is a trunk: it ends with its last hidden activation.
-    ``members=None`` is one network, without a dimension of members.
+    ``members=None`` is one network, without a dimension of members; ``zero`` starts it at 0.
+
+    >>> perceptron(None, 3, (8,), 1, activation="tanh")
+    Sequential(
+      (0): Linear(in_features=3, out_features=8, bias=True)
+      (1): Tanh()
+      (2): Linear(in_features=8, out_features=1, bias=True)
+    )
+    """
+    layers: list[nn.Module] = []
+    for before, after in pairwise((in_features, *hidden)):
+        layers += [linear(members, before, after), activation_module(activation)]
+        if dropout > 0:
+            layers.append(nn.Dropout(dropout))
+    if out_features is not None:
+        layers.append(linear(members, (in_features, *hidden)[-1], out_features, zero=zero))
+    return nn.Sequential(*layers)
+
+
+class StackedMLP(nn.Module):
+    """The :func:`perceptron` of every member.
 
     >>> net = StackedMLP(2, 3, (8, 8), 1)
     >>> net(torch.randn(10, 3)).shape
@@ -100,28 +131,18 @@ class StackedMLP(nn.Module):
 
     def __init__(
         self,
-        members: int | None,
+        members: int,
         in_features: int,
         hidden: Sequence[int],
         out_features: int | None = None,
         *,
         activation: str = "silu",
         dropout: float = 0.0,
-        zero: bool = False,
     ) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        width = in_features
-        for size in hidden:
-            layers += [linear(members, width, size), activation_module(activation)]
-            if dropout > 0:
-                layers.append(nn.Dropout(dropout))
-            width = size
-        if out_features is not None:
-            layers.append(linear(members, width, out_features, zero=zero))
-            width = out_features
-        self.layers = nn.Sequential(*layers)
-        self.out_features = width
+        self.layers = perceptron(
+            members, in_features, hidden, out_features, activation=activation, dropout=dropout
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply every member's network to its slice of ``x``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -31,19 +30,11 @@ class Draws:
     """
 
     samples: Tensor
-    method: str
-    seconds: float
     ess: float
     acceptance: float | None = None
     log_norm: float | None = None
     pareto_k: float | None = None
     r_hat: float | None = None
-    step_size: float | None = None
-
-    @property
-    def ess_per_second(self) -> float:
-        """Effectively independent samples per second of sampling (warm-up not counted)."""
-        return self.ess / max(self.seconds, 1e-9)
 
 
 @torch.no_grad()
@@ -91,22 +82,18 @@ def _device_of(proposal: Any) -> torch.device:
 
 
 def _sir(log_density: LogDensity, proposal: Any, n: int, n_candidates: int | None = None) -> Draws:
-    begin = time.perf_counter()
+    n_candidates = max(10 * n, 10_000) if n_candidates is None else n_candidates
     state = sir.State(proposal.sample((n,)), torch.zeros(n))
     state, info = sir.step(state, log_density, proposal, n_candidates=n_candidates)
-    m = max(10 * n, 10_000) if n_candidates is None else n_candidates
     return Draws(
         state.positions,
-        "sir",
-        time.perf_counter() - begin,
-        ess=min(float(info.ess) * m, float(n)),
+        ess=min(float(info.ess) * n_candidates, float(n)),
         log_norm=float(info.log_norm),
         pareto_k=float(info.pareto_k),
     )
 
 
 def _imh(log_density: LogDensity, proposal: Any, n: int, n_steps: int = 100) -> Draws:
-    begin = time.perf_counter()
     state = imh.init(log_density, proposal, n)
     rates = []
     for _ in range(n_steps):
@@ -114,9 +101,7 @@ def _imh(log_density: LogDensity, proposal: Any, n: int, n_steps: int = 100) -> 
         rates.append(info.acceptance.double().mean())
     rate = float(torch.stack(rates).mean()) if rates else 0.0
     moved = 1.0 - (1.0 - rate) ** n_steps if rates else 0.0
-    return Draws(
-        state.positions, "imh", time.perf_counter() - begin, ess=n * moved, acceptance=rate
-    )
+    return Draws(state.positions, ess=n * moved, acceptance=rate)
 
 
 def _rejection(
@@ -131,7 +116,6 @@ def _rejection(
             "rejection needs log_bound, an upper bound of log p~(x) - log q(x) over all x; "
             "where none is known use method='sir' or method='imh'"
         )
-    begin = time.perf_counter()
     state = rejection.init(log_density, proposal, n)
     rates: list[float] = []
     while not bool(state.done.all()):
@@ -148,13 +132,7 @@ def _rejection(
                 f"(acceptance {sum(rates) / len(rates):.2g}): the bound is loose or the proposal "
                 "poor; use method='sir' or 'smc'"
             )
-    return Draws(
-        state.positions,
-        "rejection",
-        time.perf_counter() - begin,
-        ess=float(n),
-        acceptance=sum(rates) / len(rates),
-    )
+    return Draws(state.positions, ess=float(n), acceptance=sum(rates) / len(rates))
 
 
 def _gradient_chains(
@@ -177,9 +155,8 @@ def _gradient_chains(
     for _ in range(warmup):
         step_size = math.exp(tuner.log_step)
         state, info = kernel.step(state, log_density, step_size=step_size, scale=scale, **extra)
-        tuner, _ = adaptation.step(tuner, float(info.acceptance.mean()), target=target_acceptance)
+        tuner = adaptation.step(tuner, float(info.acceptance.mean()), target=target_acceptance)
     step_size = math.exp(tuner.log_step_average)
-    begin = time.perf_counter()
     kept, rates = [], []
     for _ in range(math.ceil(n / n_chains) * thin):
         state, info = kernel.step(state, log_density, step_size=step_size, scale=scale, **extra)
@@ -188,12 +165,9 @@ def _gradient_chains(
     history = torch.stack(kept)
     return Draws(
         history[thin - 1 :: thin].reshape(-1, history.shape[-1])[:n],
-        kernel.__name__.rpartition(".")[2],
-        time.perf_counter() - begin,
         ess=chain_ess(history),
         acceptance=float(torch.stack(rates).mean()),
         r_hat=r_hat(history) if len(history) >= 100 and n_chains > 1 else None,
-        step_size=step_size,
     )
 
 
@@ -231,7 +205,6 @@ def _smc(
     n_moves: int = 12,
     max_temperatures: int = 1000,
 ) -> Draws:
-    begin = time.perf_counter()
     n_particles = max(n, 1000) if n_particles is None else max(n_particles, n, 4)
     state = smc.init(log_density, proposal, n_particles)
     rates: list[float] = []
@@ -246,8 +219,6 @@ def _smc(
     order = torch.randperm(n_particles, device=state.positions.device)[:n]
     return Draws(
         state.positions[order],
-        "smc",
-        time.perf_counter() - begin,
         ess=float(n),
         acceptance=sum(rates) / len(rates),
         log_norm=float(state.log_norm),
