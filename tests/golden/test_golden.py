@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import selfnorm as sn
-from selfnorm.density.fit import OPTIONS_MOVED
+from selfnorm.density.fit import in_options
 from selfnorm.tables import RegressorNetwork
 from tests.golden import cases, record
 
@@ -29,7 +29,7 @@ MOVED_PARAMETERS = {
     **{
         f"{function}.{name}": "a field of TrainingOptions"
         for function in ("fit", "fit_many", "fit_distributed")
-        for name in (*OPTIONS_MOVED, "weight_decay")
+        for name in in_options()
     },
     **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble")},
     "add_energy_prior.fit_options": "options=TrainingOptions(...)",

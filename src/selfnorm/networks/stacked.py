@@ -33,7 +33,7 @@ def activation_module(name: str) -> nn.Module:
     SiLU()
     """
     if name not in _ACTIVATIONS:
-        raise ValueError(f"no activation is called {name!r}; choose from {sorted(_ACTIVATIONS)}")
+        raise ValueError(f"unknown activation {name!r}; choose one of {sorted(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
 
 
