@@ -243,7 +243,7 @@ def test_fit_reaches_the_truth_on_a_skewed_law() -> None:
     assert float(exact.mean()) > limit - 0.15
     bounds = sn.evaluate(model, (x[:200], y[:200]), n_samples=2000, seed=0)
     assert bounds.gap < 0.05
-    drawn = model.sample(x[:500], 20, generator=0)
+    drawn = model.sample(x[:500], 20, seed=0)
     assert drawn.shape == (20, 500, 1)
     expected = (x[:500] + torch.exp(x[:500])).mean()
     assert float(drawn.mean()) == pytest.approx(float(expected), abs=0.15)

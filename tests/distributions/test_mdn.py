@@ -118,7 +118,7 @@ def test_bad_labels_and_weights_are_refused() -> None:
         LabelGaussian.fit_to(torch.tensor([[0.0], [float("nan")]]))
     with pytest.raises(DataError, match="constant"):
         LabelGaussian.fit_to(torch.ones(5, 1))
-    with pytest.raises(ProposalError, match="upper end"):
+    with pytest.raises(ProposalError, match="low < high"):
         LabelUniform(torch.ones(1), torch.zeros(1))
     with pytest.raises(ProposalError, match="weight"):
         DefensiveLabels(MDN(1), MDN(1), weight=1.0)

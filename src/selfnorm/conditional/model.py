@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +11,15 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import as_tensors
-from selfnorm.errors import DataError, EnergyError, ProposalError
+from selfnorm._inputs import as_tensors, moved
+from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import Bounds
 from selfnorm.networks import activation_module, linear, perceptron
 
 __all__ = ["ConditionalEBM", "LabelEnergy"]
 
 # Label samples that go through the energy at once: on the CPU what its caches hold.
-_MAX_ROWS = {"cpu": 20_000, "cuda": 200_000}
+_ROWS_AT_ONCE = defaultdict(lambda: 200_000, cpu=20_000)
 
 
 class LabelEnergy(nn.Module):
@@ -292,7 +293,7 @@ class ConditionalEBM(nn.Module):
         x, y = as_tensors(data, "the data", self.device)
         check_pairs((x, y), "the data")
         twice = 2 if self.shares_labels(proposal) else 1
-        rows = max(1, twice * _rows_at_once(self.device) // n_samples)
+        rows = max(1, twice * _ROWS_AT_ONCE[self.device.type] // n_samples)
         parts: list[Tensor] = []
         with seeded(seed, self.device):
             for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
@@ -315,7 +316,7 @@ class ConditionalEBM(nn.Module):
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
         """``log Z(x)`` for one-dimensional labels by the trapezoidal rule on ``grid (G,)``."""
         parts = []
-        for xs in x.split(max(1, _rows_at_once(x.device) // len(grid))):
+        for xs in x.split(max(1, _ROWS_AT_ONCE[x.device.type] // len(grid))):
             y = grid.to(xs).view(-1, 1, 1)
             if not getattr(self.energy, "broadcasts", False):
                 y = y.expand(-1, len(xs), 1)
@@ -325,24 +326,21 @@ class ConditionalEBM(nn.Module):
             parts.append(mass.log() + top)
         return torch.cat(parts)
 
+    @moved(generator="give it as seed")
     @torch.no_grad()
     def sample(
-        self, x: Tensor, n: int = 1, *, n_candidates: int = 512, generator: SeedLike = None
+        self, x: Tensor, n: int = 1, *, n_candidates: int = 512, seed: SeedLike = None
     ) -> Tensor:
         """``(n, n_x, d)`` labels for every input by sampling-importance-resampling."""
         h = self.features(x)
         q = self.law(x, h)
-        with seeded(generator, self.device):
+        with seeded(seed, self.device):
             y = q.sample((n_candidates,))
             log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q)
             weights = torch.softmax(log_w, dim=0).movedim(0, -1)
             chosen = torch.multinomial(weights.reshape(-1, n_candidates), n, replacement=True)
         index = chosen.T.reshape(n, *log_w.shape[1:], 1).expand(n, *y.shape[1:])
         return y.gather(0, index)
-
-
-def _rows_at_once(device: torch.device) -> int:
-    return _MAX_ROWS.get(device.type, _MAX_ROWS["cuda"])
 
 
 def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
@@ -418,13 +416,3 @@ def check_pairs(data: tuple[Tensor, ...], name: str) -> None:
     for part, kind in ((x, "inputs"), (y, "labels")):
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
             raise DataError(f"the {kind} of {name} hold NaN or infinite values: drop those rows")
-
-
-def check_support(law: Any, y: Tensor) -> None:
-    """Refuse a proposal without density at some label."""
-    missed = ~torch.isfinite(law.log_prob(y))
-    if bool(missed.any()):
-        raise ProposalError(
-            f"the proposal has zero density at {int(missed.sum())} labels: what it cannot reach it "
-            "cannot normalise; widen it, or mix in a wide law with DefensiveLabels"
-        )

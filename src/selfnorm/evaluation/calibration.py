@@ -5,7 +5,7 @@ Everything here takes plain numbers, so that any model can be judged by it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -94,10 +94,6 @@ class Calibration:
     pit_distance: float
     level: float
     n: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields as a plain dict."""
-        return asdict(self)
 
 
 def assess(model: Any, X: ArrayLike, y: ArrayLike, *, level: float = 0.9) -> Calibration:
