@@ -344,6 +344,7 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
                 f"{100 * check.share:.1f} % of the data have a larger weight than every proposal "
                 f"sample ({check.decisive} of {log_w_data.numel()} would each double the estimate "
                 "of Z): the proposal misses a region where the data are (a mode or a tail), or the "
-                "energy has grown a spike there; widen the proposal (Defensive) or fit it to these data."
+                "energy has grown a spike there; widen the proposal (Defensive) or fit it to these "
+                "data."
             )
     return Verdict(not reasons, tuple(reasons), fraction, k, check)

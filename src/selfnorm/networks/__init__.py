@@ -1,7 +1,7 @@
 """Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
 
 from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures
-from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings, masked_weights
+from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
 from selfnorm.networks.resnet import ResNet18
 from selfnorm.networks.stacked import (
     StackedLinear,
@@ -23,6 +23,5 @@ __all__ = [
     "activation_module",
     "draw_orderings",
     "linear",
-    "masked_weights",
     "perceptron",
 ]
