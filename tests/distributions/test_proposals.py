@@ -35,6 +35,9 @@ PROPOSALS = {
     "uniform": lambda: sn.Uniform(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.5])),
     "mixture": mixture,
     "defensive": lambda: sn.Defensive(mixture(), weight=0.3),
+    "stratified": lambda: sn.Defensive(
+        mixture(), sn.StudentT(4.0, torch.zeros(2), covariance=SKEW), weight=0.3, stratified=True
+    ),
     "torch": lambda: sn.as_proposal(D.Gamma(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))),
 }
 everyone = pytest.mark.parametrize("name", PROPOSALS)
