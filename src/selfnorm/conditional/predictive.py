@@ -27,8 +27,7 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.conditional.model import ConditionalEBM, conditional_bounds, some_pareto_k
 from selfnorm.distributions import MixtureLabels, ends_of_cells, interpolate, mix_log_probs
-from selfnorm.errors import DataError
-from selfnorm.evaluation import Bounds, crps_from_cdf
+from selfnorm.evaluation import Bounds, check_coverage, crps_from_cdf
 
 __all__ = ["PredictiveLaw", "PredictiveModel"]
 
@@ -105,12 +104,12 @@ class PredictiveLaw:
 
     def central_interval(self, coverage: float) -> Tensor:
         """``(n, 2)`` ends with equal mass on either side outside."""
-        tail = 0.5 * (1 - _check_coverage(coverage))
+        tail = 0.5 * (1 - check_coverage(coverage))
         return self.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64))
 
     def shortest_interval(self, coverage: float, n_starts: int = 257) -> Tensor:
         """``(n, 2)`` ends of the shortest single interval that holds ``coverage``."""
-        spare = 1 - _check_coverage(coverage)
+        spare = 1 - check_coverage(coverage)
         starts = torch.linspace(0.0, spare, n_starts, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
         low = self.quantile(starts)
         high = self.quantile((starts + coverage).clamp_max(1 - 1e-6))
@@ -119,7 +118,7 @@ class PredictiveLaw:
 
     def highest_density_regions(self, coverage: float) -> list[np.ndarray]:
         """For every input the intervals ``(k, 2)`` where the density is highest."""
-        _check_coverage(coverage)
+        check_coverage(coverage)
         regions = []
         mass = torch.diff(self.cdf, dim=-1)
         order = self.pdf.argsort(-1, descending=True)
@@ -135,12 +134,6 @@ class PredictiveLaw:
     def crps(self, y: Tensor) -> Tensor:
         """``integral (F(t) - [t >= y])^2 dt`` at labels ``(n,)``, in the units of the grid."""
         return crps_from_cdf(y.to(self.cdf), self.edges, self.cdf)
-
-
-def _check_coverage(coverage: float) -> float:
-    if not 0.0 < coverage < 1.0:
-        raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
-    return coverage
 
 
 def _monotone_cubic(at: Tensor, points: Tensor, values: Tensor, slopes: Tensor) -> Tensor:

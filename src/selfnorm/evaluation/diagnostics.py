@@ -270,13 +270,15 @@ def data_side_check(log_w_data: Tensor, log_w: Tensor | WeightStream) -> DataSid
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reliable`` and one sentence per reason: cause, then cure."""
+    """One sentence per reason against the estimate, cause, then cure; and its tail index."""
 
-    reliable: bool
     reasons: tuple[str, ...]
-    ess: float
     pareto_k: float
-    data_side: DataSideCheck | None
+
+    @property
+    def reliable(self) -> bool:
+        """Whether nothing speaks against the estimate."""
+        return not self.reasons
 
 
 def tail_index(log_w: Tensor | WeightStream) -> float:
@@ -323,20 +325,19 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
             "No proposal sample has a positive weight: model and proposal do not overlap; fit the "
             "proposal to the data."
         )
-        return Verdict(False, tuple(reasons), 0.0, math.inf, None)
-    fraction, k = stream.ess, tail_index(stream)
+        return Verdict(tuple(reasons), math.inf)
+    effective, k = stream.ess * m, tail_index(stream)
     if k > PARETO_K_LIMIT:
         reasons.append(
             f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the weights are so heavy-tailed that "
             "no number of samples helps; use a proposal with heavier tails "
             "(Defensive or StudentT fitted to the data)."
         )
-    if fraction * m < MINIMUM_EFFECTIVE_SAMPLES:
+    if effective < MINIMUM_EFFECTIVE_SAMPLES:
         reasons.append(
-            f"Only {fraction * m:.0f} effective of {m} proposal samples: a few of them carry the "
+            f"Only {effective:.0f} effective of {m} proposal samples: a few of them carry the "
             "estimate; raise n_samples or bring the proposal closer to the model."
         )
-    check = None
     if log_w_data is not None and log_w_data.numel():
         check = data_side_check(log_w_data.flatten(), stream)
         if not check.passed:
@@ -347,4 +348,4 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
                 "energy has grown a spike there; widen the proposal (Defensive) or fit it to these "
                 "data."
             )
-    return Verdict(not reasons, tuple(reasons), fraction, k, check)
+    return Verdict(tuple(reasons), k)
