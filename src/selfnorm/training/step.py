@@ -29,7 +29,8 @@ class Counters:
     """Counts of steps and sums of metrics, kept on the device.
 
     Attributes:
-        counts: steps taken since the last :meth:`clear`, steps lost in all, and lost in a row.
+        counts: of which ``taken``, steps since the last :meth:`clear`, ``skipped``, steps lost in
+            all, and ``streak``, lost in a row up to now, are views.
         names: the metrics, in the order of their sums; known from the first step on.
         sums: of the metrics over the steps taken since the last :meth:`clear`.
 
@@ -45,25 +46,11 @@ class Counters:
 
     def __init__(self, device: torch.device) -> None:
         self.counts = torch.zeros(3, device=device)
+        self.taken, self.skipped, self.streak = self.counts.unbind()
         self.names: tuple[str, ...] = ()
         self.sums = torch.zeros(0, device=device)
         self._if_taken = torch.tensor([1.0, 0.0, 0.0], device=device)
         self._if_lost = torch.tensor([0.0, 1.0, 1.0], device=device)
-
-    @property
-    def taken(self) -> Tensor:
-        """Steps taken since the last :meth:`clear`."""
-        return self.counts[0]
-
-    @property
-    def skipped(self) -> Tensor:
-        """Steps lost in all."""
-        return self.counts[1]
-
-    @property
-    def streak(self) -> Tensor:
-        """Steps lost in a row, up to now."""
-        return self.counts[2]
 
     def observe(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
         """Count a step; returns 1 if loss or gradient norm is not finite, else 0."""

@@ -224,6 +224,11 @@ class EnergyPrior(LatentPrior):
             "weight_decay": weight_decay,
         }  # fmt: skip
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.log_norm.device
+
     def negative_energy(self, z: Tensor) -> Tensor:
         """``-E(z)``, the log-weight against the base: ``(..., dim) -> (...)``."""
         energy = self.energy(z.reshape(-1, self.dim))
