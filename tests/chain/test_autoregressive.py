@@ -242,15 +242,6 @@ def test_support_limits_are_respected():
     assert abs(float(torch.trapezoid(inner * a * (1 - a), s)) - 1) < 0.05
 
 
-def test_config_and_state_rebuild_the_model():
-    model, x = rough(orderings=3), crooked(20)
-    other = AutoregressiveEBM(**model.config).eval()
-    with torch.no_grad():
-        other.energy.frequencies.mul_(3.0)  # the state carries all that the density depends on
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(model.log_prob(x), other.log_prob(x))
-
-
 @pytest.mark.parametrize(
     ("name", "column"),
     [

@@ -181,15 +181,6 @@ def test_a_likelihood_of_ones_own_comes_back_when_it_is_given(tmp_path):
     assert torch.equal(again.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
 
 
-@pytest.mark.parametrize("prior", [lambda: 2, lambda: EnergyPrior(dim=2)])
-def test_a_vae_in_double_precision_comes_back_as_one(prior, tmp_path):
-    vae = dense(prior()).double()
-    vae.save(tmp_path / "m")
-    again = EnergyVAE.load(tmp_path / "m")
-    assert again.dtype == torch.float64
-    assert torch.equal(again.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
-
-
 def test_a_module_that_does_not_fit_a_folder_is_told_by_its_weight(tmp_path):
     dense(2).save(tmp_path / "m")
     with pytest.raises(ModelFileError, match=r"size mismatch for encoder.layers.0.weight"):

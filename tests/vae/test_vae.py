@@ -248,13 +248,15 @@ PRIORS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", PRIORS)
-def test_saved_models_come_back_the_same(kind, tmp_path):
+def test_saved_models_come_back_the_same(kind, dtype, tmp_path):
     torch.manual_seed(0)
-    vae = EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), PRIORS[kind]())
+    vae = EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), PRIORS[kind]()).to(dtype)
     x = torch.randint(2, (7, 5)).float()
     vae.save(tmp_path / "model")
     again = EnergyVAE.load(tmp_path / "model")
+    assert again.dtype == dtype
     assert torch.equal(again.log_prob(x, 9, seed=1), vae.log_prob(x, 9, seed=1))
     assert torch.equal(again.sample(4, seed=2), vae.sample(4, seed=2))
     assert again.reconstruct(x).shape == x.shape
