@@ -170,3 +170,8 @@ def test_the_bound_stays_a_bound_and_the_draws_leave_the_level_alone():
 def test_what_is_no_number_of_anchors_is_refused(anchors):
     with pytest.raises(DataError, match="anchors must be an int of at least 0"):
         EnergyHead(anchors=anchors)
+
+
+def test_an_energy_that_is_bounded_needs_a_base():
+    with pytest.raises(DataError, match="no normaliser without a base"):
+        EnergyHead(base=None)
