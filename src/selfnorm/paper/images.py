@@ -51,6 +51,7 @@ Scores = dict[tuple[int, int], dict[str, np.ndarray]]  # of test images, by n_sa
 DATASETS = images.DATASETS
 RECIPES = ("paper", "literal", "best")
 N_SAMPLES = 64
+_RUN = ("dataset", "objective", "proposal", "n_samples", "seed")  # what a run is called by
 # SNL's two best proposals by validation images, the better one first: of all four on split 0, for
 # the cells once more on three splits.
 BEST_PROPOSALS: dict[str, tuple[str, ...]] = {
@@ -113,10 +114,9 @@ class Config:
 
     def keys(self) -> dict[str, Any]:
         """What identifies the run in the result file."""
-        names = ("dataset", "objective", "proposal", "n_samples", "seed")
         backbone = self.backbone
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in _RUN},
             "max_epochs": self.settings().get("max_epochs"),
             "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
         }
@@ -307,12 +307,11 @@ def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: in
         for _, row in finished:
             table.add(row)
             if progress:
-                named = {k: row[k] for k in _SHOWN if row.get(k) is not None}
-                print(", ".join(f"{k} {v}" for k, v in named.items()), flush=True)
+                shown = [k for k in (*_RUN, "exact", "mae", "seconds") if row.get(k) is not None]
+                print(", ".join(f"{k} {row[k]}" for k in shown), flush=True)
     _data.cache_clear()
 
 
-_SHOWN = ("dataset", "objective", "proposal", "n_samples", "seed", "exact", "mae", "seconds")
 _data = lru_cache(maxsize=3)(images.load)  # splits in use
 
 
@@ -338,8 +337,7 @@ def _work(job: tuple[Config, Path]) -> dict[str, Any]:
 
 def _scores_file(directory: Path, row: dict[str, Any]) -> Path:
     """Where a row has each test image's figures, for paired comparisons."""
-    names = ("dataset", "objective", "proposal", "n_samples", "seed")
-    return directory / "scores" / ("-".join(str(row[name]) for name in names) + ".npz")
+    return directory / "scores" / ("-".join(str(row[name]) for name in _RUN) + ".npz")
 
 
 def run(
@@ -540,8 +538,8 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
     if diverged:
         text += f"\n\n**Diverged**, and left out of the comparisons: {', '.join(diverged)}."
     found = comparisons(table)
-    best = [c for c in found if c.get("choice", "best") == "best"]
-    same = [c for c in found if c.get("choice") == "same"]
+    best = [c for c in found if c["choice"] == "best"]
+    same = [c for c in found if c["choice"] == "same"]
     if best:
         text += (
             "\n\n## SNL minus the others, paired over test images\n\n"
