@@ -26,8 +26,8 @@ def test_resnet_has_the_layers_of_torchvision():
     assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
     assert shapes["layer4.1.bn2.running_var"] == (512,)
     assert len(shapes) == 120  # torchvision's 122 entries without fc.weight and fc.bias
-    assert network.maxpool(network.conv1(torch.zeros(1, 3, 64, 64))).shape[-2:] == (16, 16)
     assert ResNet18(1).eval()(torch.zeros(1, 1, 32, 32)).shape == (1, 512)
+    assert network.maxpool(network.conv1(torch.zeros(1, 3, 64, 64))).shape[-2:] == (16, 16)
 
 
 def test_bytes_and_numbers_give_the_same_features():

@@ -22,7 +22,7 @@ from selfnorm._inputs import as_rows, check_rows, moved
 from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
-from selfnorm.evaluation import Bounds
+from selfnorm.evaluation import Bounds, check_coverage
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
 from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, build
 from selfnorm.images.task import Augmentation, ImageTask, LawTask
@@ -437,9 +437,7 @@ class ImageRegressor(BaseEstimator):
 
     def predict_interval(self, images: Any, coverage: float = 0.9) -> np.ndarray:
         """``(n, 2)`` ends of central intervals; ``(n, 2, d)`` for several labels."""
-        if not 0.0 < coverage < 1.0:
-            raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
-        tail = 0.5 * (1.0 - coverage)
+        tail = 0.5 * (1.0 - check_coverage(coverage))
         return self.predict_quantiles(images, (tail, 1.0 - tail))
 
     def density(self, image: Any, grid: Any = None) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,17 @@
 """Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
 
-from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures, activation_module
+from selfnorm.networks.perceptrons import (
+    MLP,
+    ExponentialFamily,
+    FourierFeatures,
+    StackedLinear,
+    StackedMLP,
+    activation_module,
+    linear,
+    perceptron,
+)
 from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
 from selfnorm.networks.resnet import ResNet18
-from selfnorm.networks.stacked import StackedLinear, StackedMLP, linear
 
 __all__ = [
     "MLP",
@@ -17,4 +25,5 @@ __all__ = [
     "activation_module",
     "draw_orderings",
     "linear",
+    "perceptron",
 ]

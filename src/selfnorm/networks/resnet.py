@@ -1,7 +1,7 @@
-"""ResNet-18 as a feature extractor: 512 features per image.
+"""ResNet-18 as a feature extractor.
 
-Names and shapes of the parameters are torchvision's, so that weights saved from its network load
-into this one (the classifier ``fc`` apart, which is left out).
+Names and shapes of the parameters are those of torchvision's, so weights saved from one load into
+the other (the classifier ``fc`` apart, which is left out).
 """
 
 from __future__ import annotations
