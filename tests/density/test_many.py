@@ -11,7 +11,7 @@ from torch import nn
 import selfnorm as sn
 from selfnorm.density._members import Member, Members
 from selfnorm.density.fit import get
-from selfnorm.density.many import ManyTask, _moved
+from selfnorm.density.many import ManyTask, _tables
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
 from tests.fitting import fit, fit_many
 
@@ -303,7 +303,7 @@ def test_what_cannot_train_together_is_refused():
         fit_many([pair[0], pair[0]], x, **QUICK)
     with pytest.raises(TypeError, match="one or more"):
         fit_many([], x)
-    with pytest.raises(DataError, match="3 tables for 2 models"):
+    with pytest.raises(DataError, match="3 tables in x_train for 2 models"):
         fit_many(pair, [x, x, x], **QUICK)
     with pytest.raises(DataError, match="val_data"):
         fit_many(pair, x, **QUICK, patience=2)
@@ -311,7 +311,7 @@ def test_what_cannot_train_together_is_refused():
         fit_many(members(2, base=False), x, **QUICK)
     with pytest.raises(ProposalError, match="1 proposals for 2"):
         fit_many(pair, x, proposal=[pair[0].base], **QUICK)
-    with pytest.raises(ValueError, match="3 numbers for 2"):
+    with pytest.raises(ValueError, match="3 numbers in lr for 2"):
         fit_many(pair, x, lr=[1e-3] * 3, **QUICK)
     with pytest.raises(ValueError, match="functions of weights"):
         fit_many(pair, x, objective="dsm", **QUICK)
@@ -335,8 +335,8 @@ def test_layers_that_change_buffers_while_training_are_refused():
 
 def test_a_table_of_all_members_is_moved_once():
     """Else each member would have a copy of it on the device."""
-    x, other = skewed(10), skewed(10)
-    first, second, third = _moved([x, x, other], torch.device("meta"))
+    x = skewed(10)
+    first, second, third = _tables([x, x, x + 1], 3, "x", torch.device("meta"), dtype=None)
     assert first is second
     assert third is not first
     assert third.device.type == "meta"

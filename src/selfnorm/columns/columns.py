@@ -180,6 +180,27 @@ class Columns(nn.Module):
         self.register_buffer("knots", torch.linspace(-2, 2, N_KNOTS).repeat(dim, 1))
         self.register_buffer("fitted", torch.tensor(False))
 
+    @classmethod
+    def of(cls, center: Tensor, scale: Tensor, step: Tensor | None = None) -> Columns:
+        """Columns without limits whose center, scale and steps are known.
+
+        Example:
+            >>> columns = Columns.of(torch.tensor([2.0]), torch.tensor([4.0]))
+            >>> columns(torch.tensor([[10.0]]))[0]
+            tensor([[2.]])
+        """
+        columns = cls(len(center), discrete=None).to(center)
+        columns.center.copy_(center)
+        columns.scale.copy_(scale)
+        if step is not None:
+            columns.step.copy_(step)
+        return columns
+
+    @property
+    def log_jacobian(self) -> float:
+        """``-sum(log scale)``: what is added to a log-density of mapped rows, without limits."""
+        return -float(self.scale.log().sum())
+
     @property
     def n_inputs(self) -> int:
         """Numbers per column that :meth:`encode` returns."""

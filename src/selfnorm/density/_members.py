@@ -24,7 +24,7 @@ from selfnorm.errors import EnergyError
 __all__ = ["Member", "Members", "check_training_keeps_buffers", "same_law"]
 
 _N_METRICS = 4
-_REASONS = ("", "patience", "diverged")
+_MAX_ROLLBACKS = 8  # as in the loop, but for each member
 _BATCHED = (Gaussian, StudentT, Uniform, GaussianMixture, Defensive)  # laws that vmap can follow
 _PLAIN = (bool, int, float, str, tuple, type(None))
 # Rows of all members together in one pass: enough to fill the device.
@@ -55,7 +55,7 @@ class Members(nn.Module):
     Attributes:
         table: ``(K, P + 1)``, the only parameter.
         updating: 1 where the last step counts for the member, else 0; ``taken`` counts them.
-        active: 0 once a member has stopped; ``reason`` says why, ``stop_step`` when.
+        active: 0 once a member has stopped; ``stop_step`` says when.
         streak, skipped, rollbacks: non-finite steps in a row and in all, and their consequences.
         good, best: rows of the table to roll back to (with the optimiser's moments and the moving
             average), and those of the best score.
@@ -83,13 +83,11 @@ class Members(nn.Module):
     best_score: Tensor
     best_step: Tensor
     stop_step: Tensor
-    reason: Tensor
     n_read: Tensor
     n_steps: Tensor
     totals: Tensor
     good: Tensor
     good_taken: Tensor
-    has_good: Tensor
     best: Tensor
 
     def __init__(self, members: Sequence[Member], lr_factors: Sequence[float] = ()) -> None:
@@ -117,9 +115,9 @@ class Members(nn.Module):
             whole = torch.full((*shape, n), value) if isinstance(value, float) else value
             self.register_buffer(name, whole.to(device))
 
-        for name in ("taken", "streak", "skipped", "rollbacks", "stale", "n_read", "reason"):
+        for name in ("taken", "streak", "skipped", "rollbacks", "stale", "n_read"):
             register(name, 0.0)
-        for name in ("best_step", "stop_step", "good_taken", "has_good"):
+        for name in ("best_step", "stop_step", "good_taken"):
             register(name, 0.0)
         register("updating", 1.0)
         register("active", 1.0)
@@ -202,6 +200,16 @@ class Members(nn.Module):
         return self.table[:, -1]
 
     @torch.no_grad()
+    def read_log_norms(self) -> None:
+        """Take over the ``b`` that the members' models have."""
+        self.log_norm.copy_(torch.stack([m.model.log_norm for m in self.members]))
+
+    @property
+    def diverged(self) -> Tensor:
+        """Which members were rolled back too often."""
+        return self.rollbacks > _MAX_ROLLBACKS
+
+    @torch.no_grad()
     def count(self, finite: Tensor, metrics: Tensor) -> None:
         """Book one step: which members take it, and their metrics ``(4, K)``."""
         taken = finite.float() * self.active
@@ -234,26 +242,23 @@ class Members(nn.Module):
         for used, good in zip(self._in_use(optimizer, average), self.good, strict=False):
             good.copy_(torch.where(which[:, None], used, good))
         self.good_taken.copy_(torch.where(which, self.taken, self.good_taken))
-        self.has_good.masked_fill_(which, 1.0)
 
     @torch.no_grad()
     def roll_back(
         self, which: Tensor, optimizer: torch.optim.Optimizer, average: list[Tensor]
     ) -> None:
         """Return the chosen members to their last good state, with half the learning rate."""
-        known = which & (self.has_good > 0)
         for used, good in zip(self._in_use(optimizer, average), self.good, strict=False):
-            used.copy_(torch.where(known[:, None], good, used))
-        self.taken.copy_(torch.where(known, self.good_taken, self.taken))
+            used.copy_(torch.where(which[:, None], good, used))
+        self.taken.copy_(torch.where(which, self.good_taken, self.taken))
         self.rollbacks.add_(which.float())
         self.lr_factor.mul_(1 - 0.5 * which.float())
         self.streak.masked_fill_(which, 0.0)
 
-    def stop(self, which: Tensor, reason: str) -> None:
+    def stop(self, which: Tensor) -> None:
         """Freeze the chosen members."""
         which = which & (self.active > 0)
         self.active.masked_fill_(which, 0.0)
-        self.reason.masked_fill_(which, float(_REASONS.index(reason)))
         self.stop_step.copy_(torch.where(which, self.n_steps, self.stop_step))
 
     @torch.no_grad()
@@ -265,13 +270,12 @@ class Members(nn.Module):
         self.best_step.copy_(torch.where(better, self.n_steps, self.best_step))
         self.stale.add_(1).mul_((~better).float())
         if patience is not None:
-            self.stop(self.stale >= patience, "patience")
+            self.stop(self.stale >= patience)
 
     @torch.no_grad()
     def adopt_best(self) -> None:
         """Put the best states in place; a member that diverged without one takes its last good."""
-        diverged = (self.reason == _REASONS.index("diverged")) & (self.has_good > 0)
-        self.table.copy_(torch.where(diverged[:, None], self.good[0], self.table))
+        self.table.copy_(torch.where(self.diverged[:, None], self.good[0], self.table))
         has_best = torch.isfinite(self.best_score)
         self.table.copy_(torch.where(has_best[:, None], self.best, self.table))
 
@@ -289,7 +293,10 @@ class Members(nn.Module):
         """Counters and reasons as plain lists."""
         names = ("best_score", "best_step", "stop_step", "skipped", "rollbacks")
         found: dict[str, list[Any]] = {name: self.get_buffer(name).tolist() for name in names}
-        found["reason"] = [_REASONS[int(r)] for r in self.reason.tolist()]
+        stopped = zip(self.active.tolist(), self.diverged.tolist(), strict=True)
+        found["reason"] = [
+            "" if active else "diverged" if diverged else "patience" for active, diverged in stopped
+        ]
         return found
 
 

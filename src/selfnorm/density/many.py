@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
-from selfnorm._context import random_state, seeded, set_random_state
+from selfnorm._context import seeded
 from selfnorm._inputs import check_rows, moved
 from selfnorm.density._members import Member, Members, check_training_keeps_buffers, same_law
 from selfnorm.density.fit import OPTIONS_MOVED, DensityTask, WeightObjective, get
@@ -38,7 +38,7 @@ from selfnorm.training import (
 __all__ = ["ManyTask", "MemberData", "fit_many"]
 
 PerMember = float | Sequence[float]
-_MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
+_MAX_BAD_STREAK = 5  # as in the loop, but for each member
 _METRICS = ("loss", "grad_norm", "lower", "upper")
 _N_VAL_SAMPLES = 16_384
 _PATIENCE = "give it as options=selfnorm.TrainingOptions({}=...)"
@@ -114,14 +114,13 @@ def fit_many(
         raise TypeError("max_memory is for fit: models trained together fit into memory together")
     members = len(models)
     device, dtype = models[0].device, models[0].dtype
-    rows = _moved(_tables(x_train, members, "x_train", dtype=dtype), device)
+    rows = _tables(x_train, members, "x_train", device, dtype=dtype)
     if isinstance(models[0].energy, nn.Module):
         check_training_keeps_buffers(models[0].energy, rows[0])
     held_out = None
     if val_data is not None:
-        width = rows[0].shape[1]
-        held_out = _tables(val_data, members, "val_data", width=width, minimum=1, dtype=dtype)
-        held_out = _moved(held_out, device)
+        checks = {"width": rows[0].shape[1], "minimum": 1, "dtype": dtype}
+        held_out = _tables(val_data, members, "val_data", device, **checks)
     elif options.patience is not None:
         raise DataError(
             "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
@@ -130,9 +129,7 @@ def fit_many(
     decays = _per_member(
         options.weight_decay if weight_decay is None else weight_decay, members, "weight_decay"
     )
-    names = [objective] * members if isinstance(objective, str) else list(objective)
-    if len(names) != members:
-        raise ValueError(f"got {len(names)} objectives for {members} models")
+    names = _one_each(objective, members, "objectives", ValueError)
     parts = zip(models, _proposals(proposal, models), names, strict=True)
     task = ManyTask(
         [Member(model, q, _of_weights(name)) for model, q, name in parts],
@@ -180,56 +177,38 @@ def _refuse_shared(models: Sequence[EBM]) -> None:
                 )
 
 
-def _tables(
-    x: Any,
-    members: int,
-    name: str,
-    *,
-    width: int | None = None,
-    minimum: int = 2,
-    dtype: torch.dtype | None,
-) -> list[Tensor]:
+def _one_each(value: Any, members: int, what: str, error: type[Exception]) -> list[Any]:
+    """One value for all members, or a list or tuple of one for each."""
+    values = list(value) if isinstance(value, list | tuple) else [value] * members
+    if len(values) != members:
+        raise error(f"got {len(values)} {what} for {members} models: pass one for all or for each")
+    return values
+
+
+def _tables(x: Any, members: int, name: str, device: torch.device, **checks: Any) -> list[Tensor]:
+    """Checked tables on the device; one that members share is checked and moved once."""
     if len(getattr(x, "shape", ())) in (1, 2):  # one tensor, array or data frame for all
-        return [check_rows(x, name, width=width, minimum=minimum, dtype=dtype)] * members
-    tables = list(x)
-    if len(tables) != members:
-        raise DataError(
-            f"{name} holds {len(tables)} tables for {members} models: pass one table for all, or "
-            "one for each"
-        )
-    width = width or np.shape(tables[0])[-1]
-    return [
-        check_rows(t, f"{name}[{k}]", width=width, minimum=minimum, dtype=dtype)
-        for k, t in enumerate(tables)
-    ]
+        return [check_rows(x, name, **checks).to(device)] * members
+    tables = _one_each(list(x), members, f"tables in {name}", DataError)
+    checks = {"width": np.shape(tables[0])[-1], **checks}
+    checked: dict[int, Tensor] = {}
+    for k, table in enumerate(tables):
+        if id(table) not in checked:
+            checked[id(table)] = check_rows(table, f"{name}[{k}]", **checks).to(device)
+    return [checked[id(table)] for table in tables]
 
 
 def _per_member(value: PerMember, members: int, name: str) -> list[float]:
-    values = [float(v) for v in np.ravel(value)]
-    if np.ndim(value) == 0:
-        values = values * members
-    if len(values) != members:
-        raise ValueError(f"{name} holds {len(values)} numbers for {members} models")
+    numbers = np.asarray(value, dtype=float)
+    values: list[float] = _one_each(numbers.tolist(), members, f"numbers in {name}", ValueError)
     if name != "weight_decay" and not all(v > 0 for v in values):
         raise ValueError(f"{name} must be positive, got {values}")
     return values
 
 
-def _moved(tables: list[Tensor], device: torch.device) -> list[Tensor]:
-    """The tables on the device; one that all members share is moved once."""
-    moved = {id(table): table.to(device) for table in tables}
-    return [moved[id(table)] for table in tables]
-
-
 def _proposals(proposal: Any, models: Sequence[EBM]) -> list[Any]:
-    if proposal is None:
-        given: list[Any] = [m.base for m in models]
-    elif isinstance(proposal, list | tuple):
-        given = list(proposal)
-        if len(given) != len(models):
-            raise ProposalError(f"got {len(given)} proposals for {len(models)} models")
-    else:
-        given = [proposal] * len(models)
+    given = [m.base for m in models] if proposal is None else proposal
+    given = _one_each(given, len(models), "proposals", ProposalError)
     if any(q is None for q in given):
         raise ProposalError(
             "fit_many needs a proposal: pass one (or one for each member), e.g. "
@@ -342,16 +321,18 @@ class ManyTask(Task):
     def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
         """The checks and the first ``b`` of every member, as in a run of its own."""
         device = self.module.table.device
-        before = random_state(device)
+        cuda = [device] if device.type == "cuda" else []
+        last = len(self.alone) - 1
         for k, single in enumerate(self.alone):
-            if self.same_samples:
-                set_random_state(before, device)
-            try:
-                single.start((self.data.tables[k],))
-            except SelfnormError as error:
-                raise type(error)(f"member {k}: {error}") from error
-        with torch.no_grad():
-            self.module.log_norm.copy_(torch.stack([m.model.log_norm for m in self.members]))
+            # with the same samples every member begins where the random stream stands now
+            with torch.random.fork_rng(cuda, enabled=self.same_samples and k < last):
+                try:
+                    single.start((self.data.tables[k],))
+                except SelfnormError as error:
+                    raise type(error)(f"member {k}: {error}") from error
+        self.module.read_log_norms()
+        self.module.good.zero_()  # the optimiser's moments begin at zero
+        self.module.good[[0, 3]] = self.module.table.detach()
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the members' losses: the gradient of each is untouched by the others."""
@@ -439,7 +420,7 @@ class ManyTask(Task):
         bad = (members.streak >= _MAX_BAD_STREAK) & (members.active > 0)
         if bool(bad.any()):
             members.roll_back(bad, stepper.optimizer, stepper.average)
-            members.stop(bad & (members.rollbacks > _MAX_ROLLBACKS), "diverged")
+            members.stop(members.diverged)
         if looking:
             members.remember(~bad, stepper.optimizer, stepper.average)
         if bool((members.active > 0).any()):
@@ -495,8 +476,7 @@ class ManyTask(Task):
         final: dict[str, float] = {}
         for k, single in enumerate(self.alone):
             final.update({f"{k}/{name}": value for name, value in single.finish(data).items()})
-        with torch.no_grad():
-            self.module.log_norm.copy_(torch.stack([m.model.log_norm for m in self.members]))
+        self.module.read_log_norms()
         return final
 
     def histories(self, joint: History) -> list[History]:
