@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from selfnorm.datasets import images
-from selfnorm.datasets.image_files import decode, read_npz
+from selfnorm.datasets.images import decode, read_arrays
 from selfnorm.errors import DataError, MissingDataError
-from selfnorm.images import Augmentation
 from tests.datasets import image_files as files
 
 
@@ -21,22 +20,24 @@ def all_labels(data):
     return np.sort(np.concatenate([y[:, 0] for _, y in parts(data)]))
 
 
-def test_steering_angle_h5(tmp_path):
-    labels = files.write_steering_angle(tmp_path)
-    data = images.load("steering_angle", data_dir=tmp_path)
-    assert [len(x) for x, _ in parts(data)] == [21, 3, 6]  # 70 / 10 / 20
-    assert data.train[0].shape[1:] == (3, 64, 64)
+@pytest.mark.parametrize(
+    ("name", "write", "sizes", "channels", "step"),
+    [
+        ("steering_angle", files.write_steering_angle, [21, 3, 6], 3, 0.0),  # 70 / 10 / 20
+        ("cell_count", files.write_cell_count, [20, 4, 20], 1, 1.0),
+    ],
+)
+def test_h5_files(tmp_path, name, write, sizes, channels, step):
+    labels = write(tmp_path)
+    data = images.load(name, data_dir=tmp_path)
+    assert [len(x) for x, _ in parts(data)] == sizes
+    assert data.train[0].shape[1:] == (channels, 64, 64)
     assert data.train[0].dtype == np.uint8
+    assert data.label_step == step
     np.testing.assert_allclose(all_labels(data), np.sort(labels))
-
-
-def test_cell_count_h5(tmp_path):
-    counts = files.write_cell_count(tmp_path)
-    data = images.load("cell_count", data_dir=tmp_path)
-    assert [len(x) for x, _ in parts(data)] == [20, 4, 20]
-    assert data.train[0].shape[1:] == (1, 64, 64)
-    assert data.label_step == 1.0
-    np.testing.assert_allclose(all_labels(data), np.sort(counts))
+    again, other = (images.load(name, data_dir=tmp_path, seed=seed).test[1] for seed in (0, 1))
+    assert np.array_equal(data.test[1], again)  # splits depend on the seed alone
+    assert not np.array_equal(data.test[1], other)
 
 
 def test_utkface_h5_keeps_ages_1_to_60(tmp_path):
@@ -80,6 +81,11 @@ def test_cells_count_dots_inside_the_crop(tmp_path):
     }
     assert {int(v) for v in data.test[1][:, 0]} <= per_tile
     assert 0 < data.train[1].mean() < 50
+    first, second = data.test_groups[0], data.test_groups[4]
+    assert data.test_groups.tolist() == [first] * 4 + [second] * 4  # four tiles of each picture
+    # The range does not look at test images.
+    seen = max(data.train[1].max(), data.val[1].max())
+    assert data.label_range == (0.0, np.ceil(1.25 * seen))
 
 
 @pytest.mark.parametrize("header", ["image,steering", ""])
@@ -97,26 +103,10 @@ def test_driving_blocks_stay_together(tmp_path):
     files.write_driving(tmp_path)
     data = images.load("driving", data_dir=tmp_path, seed=1)
     for x, _ in parts(data):
-        frames = np.sort(x[:, 0, 0, 0].astype(int))
+        frames = np.sort(x[:, 0, 0, 0].astype(int))  # frame k has brightness k
         assert len(frames) % 50 == 0
         assert all(len(set(block // 50)) == 1 for block in frames.reshape(-1, 50))
-
-
-def test_groups_of_test_images_that_belong_together(tmp_path):
-    files.write_driving(tmp_path)
-    files.write_cells(tmp_path)
-    driving = images.load("driving", data_dir=tmp_path, seed=1)
-    frames = driving.test[0][:, 0, 0, 0].astype(int)  # frame k has brightness k
-    assert np.array_equal(driving.test_groups, frames // 50)
-    cells = images.load("cells", data_dir=tmp_path)
-    assert cells.test_groups.tolist() == [0] * 4 + [1] * 4  # four tiles of each picture
-
-
-def test_the_range_of_counts_does_not_look_at_test_images(tmp_path):
-    files.write_cells(tmp_path)
-    data = images.load("cells", data_dir=tmp_path)
-    seen = max(data.train[1].max(), data.val[1].max())
-    assert data.label_range == (0.0, np.ceil(1.25 * seen))
+    assert np.array_equal(data.test_groups, data.test[0][:, 0, 0, 0].astype(int) // 50)
 
 
 def test_hidden_files_are_left_out_and_doubles_refused(tmp_path):
@@ -132,15 +122,6 @@ def test_hidden_files_are_left_out_and_doubles_refused(tmp_path):
         DataError, match=r"7_0_1\.jpg is there twice: a/7_0_1\.jpg and b/7_0_1\.jpg"
     ):
         images.load("utkface", data_dir=tmp_path / "twice")
-
-
-def test_splits_depend_on_the_seed_alone(tmp_path):
-    files.write_steering_angle(tmp_path)
-    first, again, other = (
-        images.load("steering_angle", data_dir=tmp_path, seed=s).test[1] for s in (0, 0, 1)
-    )
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
 
 
 def test_a_corrupt_image_is_named(tmp_path):
@@ -201,7 +182,7 @@ def test_damaged_containers_are_named(tmp_path):
         images.load("cells", data_dir=tmp_path)
     np.savez(tmp_path / "x.npz", image=np.zeros(3))
     with pytest.raises(DataError, match=r"x\.npz has no 'pose'; it holds \['image'\]"):
-        read_npz(tmp_path / "x.npz", "image", "pose")
+        read_arrays(tmp_path / "x.npz", "image", "pose")
 
 
 @pytest.mark.parametrize("name", images.DATASETS)
@@ -240,31 +221,6 @@ def test_biwi_labels_survive_three_epochs_of_augmentation(tmp_path, workers):
     assert set(signs[..., 0].flatten().round().tolist()) == {-1.0, 1.0}  # yaw was mirrored
     assert torch.equal(signs[..., 0].round(), signs[..., 2].round())  # roll with it
     assert bool((signs[..., 1] == 1).all())  # pitch never
-
-
-def test_augmentation_moves_the_pixels_it_says():
-    torch.manual_seed(0)
-    x = torch.arange(2 * 25, dtype=torch.uint8).view(2, 1, 5, 5).repeat(40, 1, 1, 1)
-    y = torch.zeros(80, 1)
-    flipped = Augmentation(flip=True)(x, y)[0]
-    mirrored = (flipped == x.flip(-1)).flatten(1).all(1)
-    same = (flipped == x).flatten(1).all(1)
-    assert bool((mirrored | same).all())
-    assert 15 < int(mirrored.sum()) < 65
-    turned = Augmentation(dihedral=True)(x, y)[0]
-    assert torch.equal(turned.flatten(1).sort(1).values, x.flatten(1).sort(1).values)
-    assert len({tuple(t.flatten().tolist()) for t in turned[::2]}) == 8
-    shifted = Augmentation(shift=1)(x, y)[0]
-    assert torch.equal(shifted[0, 0, 2, 2], x[0, 0][x[0, 0] == shifted[0, 0, 2, 2]][0])
-    assert len({int(v) for v in shifted[::2, 0, 2, 2]}) == 9
-    assert Augmentation()(x, y)[0] is x
-
-
-def test_augmentation_refuses_what_makes_no_sense():
-    with pytest.raises(DataError, match="only square images"):
-        Augmentation(dihedral=True)(torch.zeros(1, 1, 4, 5), torch.zeros(1, 1))
-    with pytest.raises(DataError, match="flip_signs"):
-        Augmentation(flip_signs=(-1.0,))
 
 
 def test_tiles_are_grouped_by_picture_whatever_their_size(tmp_path):

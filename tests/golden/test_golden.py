@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import selfnorm as sn
-from selfnorm.density.fit import OPTIONS_MOVED
+from selfnorm.density.fit import in_options
 from selfnorm.tables import RegressorNetwork
 from tests.golden import cases, record
 
@@ -29,7 +29,7 @@ MOVED_PARAMETERS = {
     **{
         f"{function}.{name}": "a field of TrainingOptions"
         for function in ("fit", "fit_many", "fit_distributed")
-        for name in (*OPTIONS_MOVED, "weight_decay")
+        for name in in_options()
     },
     **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble")},
     "add_energy_prior.fit_options": "options=TrainingOptions(...)",
@@ -41,6 +41,21 @@ MOVED_PARAMETERS = {
         [f"EnergyRegressor.{field.name}" for field in fields(RegressorNetwork)],
         "seldom tuned: network=RegressorNetwork()",
     ),
+    **dict.fromkeys(
+        [f"ImageRegressor.{p}" for p in ("anchors", "base", "proposal_loss", "share_gradient")],
+        "energy=EnergyHead(...)",
+    ),
+    **dict.fromkeys(
+        [f"ImageRegressor.{p}" for p in ("cuda_graph", "ema", "optimizer", "patience", "schedule")],
+        "options=TrainingOptions(...)",
+    ),
+    **dict.fromkeys(
+        [f"ImageRegressor.{p}" for p in ("validate_every", "verbose", "weight_decay")],
+        "options=TrainingOptions(...)",
+    ),
+    "ImageRegressor.bf16": "always on CUDA",
+    "ImageRegressor.compile_heads": "the step is a CUDA graph",
+    "ImageRegressor.dequantise": "label_step=0",
 }
 VALUES, FOLDERS, API = (
     json.loads((record.HERE / f"{name}.json").read_text()) for name in ("values", "folders", "api")

@@ -1,14 +1,15 @@
 """Small models of labels given images, for tests."""
 
+import dataclasses
 import functools
 
 import numpy as np
 import torch
 from torch import nn
 
-from selfnorm.images import ImageRegressor
+from selfnorm.images import IMAGE_OPTIONS, ImageRegressor
 from selfnorm.images.labels import LabelSpace
-from selfnorm.images.model import FixedGaussian, ImageEBM
+from selfnorm.images.model import GaussianHead, ImageEBM, ImageFeatures
 
 SPACE = LabelSpace((30.0,), (10.0,), (0.5,), (60.5,), 1.0)
 
@@ -16,9 +17,9 @@ SPACE = LabelSpace((30.0,), (10.0,), (0.5,), (60.5,), 1.0)
 class Small(nn.Module):
     """Mean brightness of the four corners of an image."""
 
-    def __init__(self):
+    def __init__(self, width=16):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 16), nn.ReLU())
+        self.net = nn.Sequential(nn.Linear(4, width), nn.ReLU())
         self.calls = 0
 
     def forward(self, x):
@@ -39,9 +40,15 @@ def bright_images(n, seed=0, dim=1):
 
 def small_model(objective="snl", proposal="mdn-4", **options):
     chosen = {"n_samples": 16, "batch_size": 64, "max_epochs": 30, "lr": 1e-2, "dropout": 0.0}
-    return ImageRegressor(
-        objective, proposal, backbone=Small(), random_state=0, ema=None, **{**chosen, **options}
-    )
+    chosen |= {"backbone": Small(), "options": dataclasses.replace(IMAGE_OPTIONS, ema=None)}
+    return ImageRegressor(objective, proposal, random_state=0, **{**chosen, **options})
+
+
+def prepared_task(model, n=48):
+    """The task of an untrained model, and a batch for it."""
+    x, y = (torch.from_numpy(values) for values in bright_images(n))
+    model.prepare(x, y[:, None])
+    return model.task(), (x, model.space_.standardise(y[:, None]).float())
 
 
 class Quadratic(nn.Module):
@@ -53,8 +60,19 @@ class Quadratic(nn.Module):
 
 def quadratic_model():
     """Base N(0, 1), energy (z - h)^2 / 2: p(z|h) = N(h / 2, 1 / 2)."""
-    proposal = FixedGaussian(torch.zeros(1), torch.ones(1))
+    proposal = GaussianHead(1)
     return ImageEBM(Quadratic(), proposal, log_norm=nn.Linear(1, 1), base="proposal")
+
+
+def with_inner_model(inner, space, n_pixels, objective="snl"):
+    """A regressor around a model that is known, on linear features of images."""
+    model = small_model(objective)
+    model.space_, model.flat_target_ = space, True
+    model.model_ = inner
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(n_pixels, 1))
+    inner.features = ImageFeatures(backbone).eval()
+    return model
 
 
 @functools.cache

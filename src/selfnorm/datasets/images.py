@@ -1,4 +1,4 @@
-"""Image regression sets in their official files, split as in the paper.
+"""Image regression sets in their official files, split as in the paper; faults name the file.
 
 =================  ======================================================  ================
 set                file                                                    label
@@ -15,22 +15,18 @@ set                file                                                    label
 from __future__ import annotations
 
 import csv
+import importlib
 import io
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from selfnorm.datasets.directory import find_file
-from selfnorm.datasets.image_files import (
-    ImageFolder,
-    check_images,
-    check_labels,
-    read_h5,
-    read_npz,
-)
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, MissingDataError
 from selfnorm.images import Augmentation
 
 __all__ = ["DATASETS", "FILES", "ImageData", "load", "locate"]
@@ -56,6 +52,7 @@ _CROP = 64
 _CROPS_PER_IMAGE = 64
 _BLOCK = 50  # consecutive frames that stay on one side of the split
 Pair = tuple[np.ndarray, np.ndarray]
+Place = tuple[int, int, int]  # picture, top, left
 
 
 @dataclass(frozen=True)
@@ -99,37 +96,27 @@ def load(name: str, *, seed: int = 0, data_dir: str | Path | None = None) -> Ima
 
 
 def _steering_angle(path: Path, rng: np.random.Generator) -> ImageData:
-    images, labels = read_h5(path, "images", "labels")
-    labels = check_labels(labels, -180.0, 180.0, str(path))
-    images = check_images(images, labels, str(path))
-    train, val, test = _random(images, labels, (0.7, 0.1, 0.2), rng)
+    parts = _random(_pairs(path, "images", "labels", 180.0, low=-180.0), (0.7, 0.1, 0.2), rng)
     # Mirrored roads are left out: the recording drives on one side.
-    return ImageData(
-        "steering_angle", train, val, test, 0.0, (-180.0, 180.0), Augmentation(shift=2)
-    )
+    return ImageData("steering_angle", *parts, 0.0, (-180.0, 180.0), Augmentation(shift=2))
 
 
 def _cell_count(path: Path, rng: np.random.Generator) -> ImageData:
-    images, labels = read_h5(path, "IMGs_grey", "CellCounts")
-    labels = check_labels(labels, 0.0, 200.0, str(path))
-    images = check_images(images, labels, str(path))
     # The paper's 10,000 / 2,000 / 10,000, in these shares of however many there are.
-    train, val, test = _random(images, labels, (10 / 22, 2 / 22, 10 / 22), rng)
-    return ImageData("cell_count", train, val, test, 1.0, (0.0, 200.0), Augmentation(dihedral=True))
+    shares = (10 / 22, 2 / 22, 10 / 22)
+    parts = _random(_pairs(path, "IMGs_grey", "CellCounts", 200.0), shares, rng)
+    return ImageData("cell_count", *parts, 1.0, (0.0, 200.0), Augmentation(dihedral=True))
 
 
 def _utkface(path: Path, rng: np.random.Generator) -> ImageData:
     if path.suffix == ".h5":
-        images, ages = read_h5(path, "images", "labels")
-        labels = check_labels(ages, 0.0, 120.0, str(path))
-        images = check_images(images, labels, str(path))
+        images, labels = _pairs(path, "images", "labels", 120.0)
         kept = (labels[:, 0] >= 1) & (labels[:, 0] <= 60)
         images, labels = images[kept], labels[kept]
     else:
         images, labels = _faces(path)
-    train, val, test = _random(images, labels, (0.6, 0.2, 0.2), rng)
-    how = Augmentation(flip=True, shift=3)
-    return ImageData("utkface", train, val, test, 1.0, (1.0, 60.0), how)
+    parts = _random((images, labels), (0.6, 0.2, 0.2), rng)
+    return ImageData("utkface", *parts, 1.0, (1.0, 60.0), Augmentation(flip=True, shift=3))
 
 
 def _faces(path: Path, low: int = 1, high: int = 60) -> Pair:
@@ -156,14 +143,12 @@ def _faces(path: Path, low: int = 1, high: int = 60) -> Pair:
 def _biwi(path: Path, rng: np.random.Generator) -> ImageData:
     parts = []
     for file in (path, path.with_name("BIWI_test.npz")):
-        images, poses = read_npz(file, "image", "pose")
-        poses = check_labels(poses, -180.0, 180.0, str(file))
+        images, poses = _pairs(file, "image", "pose", 180.0, low=-180.0)
         if poses.shape[1] != 3:
             raise DataError(f"{file}: expected yaw, pitch and roll, got poses {poses.shape}")
         # Stored by OpenCV: blue, green, red.
-        images = np.ascontiguousarray(check_images(images, poses, str(file))[:, ::-1])
-        parts.append((images, poses))
-    train, val, _ = _random(*parts[0], (0.8, 0.2, 0.0), rng)
+        parts.append((np.ascontiguousarray(images[:, ::-1]), poses))
+    train, val, _ = _random(parts[0], (0.8, 0.2, 0.0), rng)
     how = Augmentation(flip=True, flip_signs=(-1.0, 1.0, -1.0), shift=4)
     return ImageData("biwi", train, val, parts[1], 0.0, (-180.0, 180.0), how)
 
@@ -184,42 +169,39 @@ def _cells(path: Path, rng: np.random.Generator) -> ImageData:
     order = rng.permutation(len(cells))
     n_test, n_val = max(1, round(0.3 * len(order))), max(1, round(0.15 * len(order)))
     # Held-out images are cut into tiles that do not overlap: their errors are independent.
-    test = _tiles(images, dots, order[:n_test])
-    val = _tiles(images, dots, order[n_test : n_test + n_val])
-    train = _crops(images, dots, order[n_test + n_val :], rng)
+    tiles = _tiles(images, order[:n_test])
+    test = _cut(images, dots, tiles)
+    val = _cut(images, dots, _tiles(images, order[n_test : n_test + n_val]))
+    train = _cut(images, dots, _crops(images, order[n_test + n_val :], rng))
     # A quarter more than was ever seen, without a look at the test images.
     high = float(np.ceil(1.25 * max(part[1].max() for part in (train, val))))
     if test[1].max() > high:
         raise DataError(f"{path}: a test tile holds {test[1].max():g} dots, more than {high:g}")
+    groups = np.array([picture for picture, _, _ in tiles])
     how = Augmentation(dihedral=True)
-    tiles = [(images[i].shape[0] // _CROP) * (images[i].shape[1] // _CROP) for i in order[:n_test]]
-    groups = np.repeat(np.arange(n_test), tiles)
     return ImageData("cells", train, val, test, 1.0, (0.0, high), how, groups)
 
 
-def _crops(
-    images: list[np.ndarray], dots: list[np.ndarray], which: np.ndarray, rng: np.random.Generator
-) -> Pair:
-    places = []
+def _crops(images: list[np.ndarray], which: np.ndarray, rng: np.random.Generator) -> list[Place]:
+    places: list[Place] = []
     for i in which:
         height, width = images[i].shape
         tops = rng.integers(0, height - _CROP + 1, _CROPS_PER_IMAGE)
         lefts = rng.integers(0, width - _CROP + 1, _CROPS_PER_IMAGE)
         places += [(i, a, b) for a, b in zip(tops, lefts, strict=True)]
-    return _cut(images, dots, places)
+    return places
 
 
-def _tiles(images: list[np.ndarray], dots: list[np.ndarray], which: np.ndarray) -> Pair:
-    places = [
+def _tiles(images: list[np.ndarray], which: np.ndarray) -> list[Place]:
+    return [
         (i, a, b)
         for i in which
         for a in range(0, images[i].shape[0] - _CROP + 1, _CROP)
         for b in range(0, images[i].shape[1] - _CROP + 1, _CROP)
     ]
-    return _cut(images, dots, places)
 
 
-def _cut(images: list[np.ndarray], dots: list[np.ndarray], places: list[tuple]) -> Pair:  # type: ignore[type-arg]
+def _cut(images: list[np.ndarray], dots: list[np.ndarray], places: list[Place]) -> Pair:
     cut = [images[i][a : a + _CROP, b : b + _CROP] for i, a, b in places]
     counts = [dots[i][a : a + _CROP, b : b + _CROP].sum() for i, a, b in places]
     return np.stack(cut)[:, None], np.asarray(counts, dtype=np.float64)[:, None]
@@ -228,7 +210,7 @@ def _cut(images: list[np.ndarray], dots: list[np.ndarray], places: list[tuple]) 
 def _driving(path: Path, rng: np.random.Generator) -> ImageData:
     folder = ImageFolder(path)
     names, angles = _driving_log(folder)
-    labels = check_labels(np.asarray(angles), -1.0, 1.0, folder.shown("driving_log.csv"))
+    labels = _checked(np.asarray(angles), -1.0, 1.0, folder.shown("driving_log.csv"))
     images = _stack(folder, names)
     # Neighbouring frames are almost the same picture: whole stretches go to one side.
     block = np.arange(len(names)) // _BLOCK
@@ -256,13 +238,11 @@ def _driving_log(folder: ImageFolder) -> tuple[list[str], list[float]]:
         at, image, first_line = 3, 0, 1  # center, left, right, steering, throttle, brake, speed
     if not rows:
         raise DataError(f"{folder.shown('driving_log.csv')} holds no frames")
+    names, angles = [], []
     try:
-        line = first_line
-        names, angles = [], []
-        for row in rows:
+        for line, row in enumerate(rows, first_line):  # noqa: B007 named in the error
             angles.append(float(row[at]))
             names.append(row[image].strip().replace("\\", "/").split("/")[-1])
-            line += 1
     except (IndexError, ValueError):
         raise DataError(
             f"{folder.shown('driving_log.csv')}, line {line}: no image name and angle in "
@@ -285,17 +265,136 @@ def _stack(folder: ImageFolder, names: list[str]) -> np.ndarray:
 
 
 def _random(
-    images: np.ndarray,
-    labels: np.ndarray,
-    shares: tuple[float, float, float],
-    rng: np.random.Generator,
+    pair: Pair, shares: tuple[float, float, float], rng: np.random.Generator
 ) -> tuple[Pair, Pair, Pair]:
+    images, labels = pair
     order = rng.permutation(len(images))
     first = round(shares[0] * len(order))
     second = len(order) if shares[2] == 0.0 else first + round(shares[1] * len(order))
     parts = order[:first], order[first:second], order[second:]
     train, val, test = ((images[part], labels[part]) for part in parts)
     return train, val, test
+
+
+class ImageFolder:
+    """The files of a folder or a zip, by name (without the folders above them).
+
+    >>> import tempfile, pathlib
+    >>> place = pathlib.Path(tempfile.mkdtemp()); _ = (place / "1_0.jpg").write_bytes(b"x")
+    >>> ImageFolder(place).names(".jpg")
+    ['1_0.jpg']
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._zip: zipfile.ZipFile | None = None
+        if self.path.is_dir():
+            found = [(p.name, p) for p in sorted(self.path.rglob("*")) if p.is_file()]
+            self._where: dict[str, Any] = self._by_name(found)
+            return
+        if not self.path.exists():
+            raise MissingDataError(f"{self.path} does not exist")
+        try:
+            self._zip = zipfile.ZipFile(self.path)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise DataError(f"{self.path} is neither a folder nor a zip: {error}") from error
+        names = [n for n in self._zip.namelist() if not n.endswith("/")]
+        self._where = self._by_name([(Path(n).name, n) for n in names if "__MACOSX" not in n])
+
+    def _by_name(self, found: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Hidden files are left out; a name in two folders would hide one of the images."""
+        where: dict[str, Any] = {}
+        for name, place in found:
+            if name.startswith("."):
+                continue
+            if name in where:
+                raise DataError(f"{self.shown(name)} is there twice: {where[name]} and {place}")
+            where[name] = place
+        return where
+
+    def names(self, *suffixes: str) -> list[str]:
+        """File names with one of these endings, in order."""
+        return sorted(n for n in self._where if n.lower().endswith(suffixes))
+
+    def shown(self, name: str) -> str:
+        """How to call a file in a message."""
+        return f"{self.path}: {name}"
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file."""
+        if name not in self._where:
+            raise DataError(f"{self.shown(name)} is missing")
+        try:
+            if self._zip is not None:
+                return self._zip.read(self._where[name])
+            return Path(self._where[name]).read_bytes()
+        except (zipfile.BadZipFile, OSError, EOFError) as error:
+            raise DataError(f"{self.shown(name)} cannot be read: {error}") from error
+
+    def image(self, name: str) -> np.ndarray:
+        """The image of that name, ``(h, w, 3)`` bytes."""
+        return decode(self.read(name), self.shown(name))
+
+
+def decode(content: bytes, name: str) -> np.ndarray:
+    """A jpg or png as ``(h, w, 3)`` bytes."""
+    pillow = _optional("PIL.Image", "pillow")
+    try:
+        with pillow.open(io.BytesIO(content)) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{name} is not a readable image: {error}") from error
+
+
+def _optional(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DataError(f"reading images needs {package}: pip install 'selfnorm[data]'") from None
+
+
+def read_arrays(path: Path, *keys: str) -> list[np.ndarray]:
+    """Arrays of an h5 or npz file by their names; nothing in it is ever unpickled."""
+    h5py = _optional("h5py", "h5py") if path.suffix == ".h5" else None
+    try:
+        with h5py.File(path, "r") if h5py else np.load(path, allow_pickle=False) as file:
+            held = sorted(file)
+            if set(keys) <= set(held):
+                return [np.asarray(file[key]) for key in keys]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    missing = next(key for key in keys if key not in held)
+    raise DataError(f"{path} has no {missing!r}; it holds {held}")
+
+
+def _pairs(path: Path, image: str, label: str, high: float, *, low: float = 0.0) -> Pair:
+    """Images ``(n, c, h, w)`` bytes and as many labels ``(n, d)`` within ``[low, high]``."""
+    images, labels = read_arrays(path, image, label)
+    labels = _checked(labels, low, high, str(path))
+    if images.ndim != 4 or images.dtype != np.uint8 or len(images) != len(labels):
+        raise DataError(
+            f"{path}: expected bytes of shape (n, c, h, w) and n labels, got {images.dtype} "
+            f"{images.shape} and {len(labels)} labels"
+        )
+    if images.shape[1] not in (1, 3) and images.shape[-1] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    if images.shape[1] not in (1, 3):
+        raise DataError(f"{path}: images must have 1 or 3 channels, got shape {images.shape}")
+    return np.ascontiguousarray(images), labels
+
+
+def _checked(labels: np.ndarray, low: float, high: float, source: str) -> np.ndarray:
+    """Labels ``(n, d)`` within ``[low, high]``; ``source`` names where they come from."""
+    labels = np.asarray(labels, dtype=np.float64)
+    labels = labels[:, None] if labels.ndim == 1 else labels
+    bad = ~(np.isfinite(labels) & (labels >= low) & (labels <= high)).all(1)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise DataError(
+            f"{source}: the label of image {row} is {labels[row].tolist()}, outside "
+            f"[{low:g}, {high:g}]"
+        )
+    return labels
 
 
 _LOADERS: dict[str, Callable[[Path, np.random.Generator], ImageData]] = {

@@ -1,9 +1,16 @@
 """Labels of images with their whole law: ``ImageRegressor``."""
 
-from selfnorm.images.augmentation import Augmentation
-from selfnorm.images.grid_law import GridLaw
 from selfnorm.images.labels import dequantised
-from selfnorm.images.model import PROPOSALS
-from selfnorm.images.regressor import LAWS, ImageRegressor
+from selfnorm.images.model import LAWS, PROPOSALS, EnergyHead
+from selfnorm.images.regressor import IMAGE_OPTIONS, ImageRegressor
+from selfnorm.images.task import Augmentation
 
-__all__ = ["LAWS", "PROPOSALS", "Augmentation", "GridLaw", "ImageRegressor", "dequantised"]
+__all__ = [
+    "IMAGE_OPTIONS",
+    "LAWS",
+    "PROPOSALS",
+    "Augmentation",
+    "EnergyHead",
+    "ImageRegressor",
+    "dequantised",
+]

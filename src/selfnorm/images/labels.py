@@ -1,10 +1,9 @@
-"""Labels of images: their scale, range and step, noise that dequantises them, features of them."""
+"""Labels of images: scale, range, step, grid; noise that dequantises them; what energies see."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,9 @@ from selfnorm.errors import DataError
 
 __all__ = ["LabelSpace", "StepFeatures", "dequantised"]
 
-MAX_BINS = 256  # of the labels' range
+_MAX_BINS = 256  # of the labels' range
+_CELLS_PER_STEP = 16
+_CELLS_PER_RANGE = 1024  # where the labels are continuous, or have more steps than this
 NOISE_SEED = 7_341  # of the noise on held-out labels: the same for every model
 
 
@@ -38,32 +39,42 @@ class LabelSpace:
         cls,
         y: Tensor,
         *,
-        step: float = 0.0,
-        low: Sequence[float] | None = None,
-        high: Sequence[float] | None = None,
+        held_out: Tensor | None = None,
+        step: float | None = None,
+        label_range: tuple[float, float] | None = None,
     ) -> LabelSpace:
-        """Centre and scale of training labels ``(n, d)``; their range unless a wider one is given.
+        """Centre and scale of training labels ``(n, d)``; ends of all labels known or possible.
 
-        >>> LabelSpace.of(torch.tensor([[1.0], [3.0]]), step=1.0).low
+        Args:
+            y: training labels.
+            held_out: further labels, which count for the ends but not for the scale.
+            step: by default 1 where all labels are integers, else 0.
+            label_range: of labels that can occur; one outside is refused.
+
+        >>> LabelSpace.of(torch.tensor([[1.0], [3.0]])).low
         (0.5,)
         """
+        if len(y) < 2 or not bool((y.double().std(0) > 0).all()):
+            raise DataError("the labels are constant: there is nothing to learn")
+        known = y.double() if held_out is None else torch.cat([y, held_out]).double()
+        if step is None:
+            step = float((known == known.round()).all())
         if not 0 <= step < math.inf:
             raise DataError(f"the step of labels must be a number of at least 0, got {step}")
-        if y.ndim != 2 or len(y) < 2 or not bool(torch.isfinite(y).all()):
-            raise DataError(f"labels must be finite, of shape (n, d), n > 1; got {tuple(y.shape)}")
-        spread = y.double().std(0)
-        if not bool((spread > 0).all()):
-            raise DataError("the labels are constant: there is nothing to learn")
-        first, last = y.double().amin(0), y.double().amax(0)
-        if low is not None:
-            first = torch.minimum(first, torch.tensor(low, dtype=first.dtype))
-        if high is not None:
-            last = torch.maximum(last, torch.tensor(high, dtype=last.dtype))
+        low, high = known.amin(0), known.amax(0)
+        if label_range is not None:
+            _refuse_outside(y, label_range, "a training label")
+            _refuse_outside(known[len(y) :], label_range, "a held-out label")
+            # With a step the whole range has its bins; continuous labels keep near where they are,
+            # for a grid over all that could occur would be too coarse.
+            slack = torch.inf if step > 0 else 0.1 * (high - low)
+            low = torch.maximum(low - slack, torch.full_like(low, label_range[0]))
+            high = torch.minimum(high + slack, torch.full_like(high, label_range[1]))
         return cls(
             tuple(y.double().mean(0).tolist()),
-            tuple(spread.tolist()),
-            tuple((first - 0.5 * step).tolist()),
-            tuple((last + 0.5 * step).tolist()),
+            tuple(y.double().std(0).tolist()),
+            tuple((low - 0.5 * step).tolist()),
+            tuple((high + 0.5 * step).tolist()),
             float(step),
         )
 
@@ -108,17 +119,44 @@ class LabelSpace:
             raise DataError(f"quadrature needs one label, there are {self.dim}")
         return self.low[0], self.high[0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields as plain lists and numbers."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+    @property
+    def n_steps(self) -> int:
+        """Label steps in the range of a single label; 0 for continuous labels."""
+        low, high = self.grid_range()
+        return round((high - low) / self.step) if self.step > 0 else 0
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LabelSpace:
-        """Inverse of :meth:`to_dict`."""
-        fields: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
-        }
-        return cls(**fields)
+    def grid(self, *, margin: float = 0.5, refine: int = 1) -> tuple[Tensor, float]:
+        """Midpoints ``(G,)`` of cells over a single label's range, and the width of the cells.
+
+        The grid reaches ``margin`` ranges beyond the range on each side; ``refine`` divides cells.
+        Cells divide the label's step: a density that is constant on steps is integrated exactly,
+        one that varies on the scale of a step to many digits (midpoint rule).
+
+        >>> space = LabelSpace((0.0,), (1.0,), (0.5,), (60.5,), 1.0)
+        >>> grid, width = space.grid(margin=0.0)
+        >>> len(grid), width
+        (960, 0.0625)
+        """
+        low, high = self.grid_range()
+        # Prices in whole dollars: a law is not constant on each of a million steps, and refining
+        # the grid finds the cells that it needs.
+        whole = 0 < self.n_steps <= _CELLS_PER_RANGE
+        n = refine * (_CELLS_PER_STEP * self.n_steps if whole else _CELLS_PER_RANGE)
+        width = (high - low) / n
+        extra = round(margin * n)
+        index = torch.arange(-extra, n + extra, dtype=torch.float64)
+        return low + (index + 0.5) * width, width
+
+
+def _refuse_outside(y: Tensor, label_range: tuple[float, float], what: str) -> None:
+    low, high = label_range
+    outside = ((y < low) | (y > high)).any(1)
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0])
+        raise DataError(
+            f"{what} lies outside the given range [{low:g}, {high:g}]: row {row}, "
+            f"{y[row].tolist()}; drop it or widen label_range"
+        )
 
 
 def dequantised(y: Tensor, step: float, seed: int = NOISE_SEED) -> Tensor:
@@ -132,14 +170,6 @@ def dequantised(y: Tensor, step: float, seed: int = NOISE_SEED) -> Tensor:
         return y
     with seeded(seed):
         return y + step * (torch.rand(y.shape, dtype=y.dtype) - 0.5).to(y.device)
-
-
-def _n_bins(space: LabelSpace) -> int:
-    if space.dim > 1:
-        return 0
-    low, high = space.grid_range()
-    steps = round((high - low) / space.step) if space.step > 0 else 0
-    return steps if 0 < steps <= MAX_BINS else 32
 
 
 class StepFeatures(nn.Module):
@@ -161,11 +191,12 @@ class StepFeatures(nn.Module):
     bins: Tensor
     orders: Tensor
 
-    def __init__(self, space: LabelSpace, *, waves: int = 4, bins: int | None = None) -> None:
+    def __init__(self, space: LabelSpace, *, waves: int = 4) -> None:
         super().__init__()
         low, high = space.standardised_ends()
-        if bins is None:
-            bins = _n_bins(space)
+        bins = 0
+        if space.dim == 1:
+            bins = space.n_steps if 0 < space.n_steps <= _MAX_BINS else 32
         self.n_bins = bins
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("width", high - low, persistent=False)

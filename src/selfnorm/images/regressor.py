@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import numbers
+import math
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import seeded
+from selfnorm._inputs import as_rows, check_rows, moved
+from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
-from selfnorm.images.augmentation import Augmentation
-from selfnorm.images.labels import LabelSpace, dequantised
-from selfnorm.images.model import ImageEBM, ImageFeatures, LawModel, build
-from selfnorm.images.predictions import ImagePredictions, as_images, as_labels, same_length
-from selfnorm.images.task import ImageTask, LawTask, Presentation
+from selfnorm.evaluation import Bounds
+from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
+from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, build
+from selfnorm.images.task import Augmentation, ImageTask, LawTask
 from selfnorm.networks import resnet18
 from selfnorm.training import History, TrainingOptions, run
 
-__all__ = ["LAWS", "OBJECTIVES", "ImageRegressor"]
+__all__ = ["IMAGE_OPTIONS", "OBJECTIVES", "ImageRegressor"]
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
+IMAGE_OPTIONS = TrainingOptions(weight_decay=0.05, ema=0.998, progress=False)
 _MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word
-LAWS = ("mdn", "gaussian", "l2")  # baselines without an energy
+_IMAGES_AT_ONCE = 512
+_TEMPERATURES = (0.25, 4.0)  # between which one is looked for
+_REFINE_IMAGES = 128  # on which the grid is judged
+_MAX_REFINE = 64
+_GRID_TOLERANCE = 1e-3  # nats, the worst image
+_LABELS_AT_ONCE = 400_000  # of a grid, times images, that go through the energy at once
+_DRAWS = 4096  # labels per image where quadrature is out of reach
+_DRAWN_AT_ONCE = 48  # images
+_SAVED = ("objective", "proposal", "n_samples", "label_step", "dropout")
+_FITTED = ("channels", "image_size", "n_features", "flat_target", "temperature", "refine")
+_SAVED_HEAD = ("base", "anchors", "share_gradient", "proposal_loss")
+_IN_HEAD = "energy=EnergyHead({}=...), of selfnorm.images"
+_IN_OPTIONS = "options=TrainingOptions({}=...)"
 
 
-class ImageRegressor(ImagePredictions, BaseEstimator):
+class ImageRegressor(BaseEstimator):
     r"""The law ``p(y|image)`` of one or more labels, as an energy on ResNet features.
 
     ``log p(y|x) = -E(h, y) + log q(y|h) - b(h)`` with ``h = ResNet(x)``, computed once per image;
@@ -45,28 +61,22 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
             energy: ``"mdn"`` (maximum likelihood), ``"gaussian"``, ``"l2"`` (least squares).
         proposal: ``"mdn-4"``, ``"mdn-8"``, ``"gaussian"``, ``"uniform"``.
         n_samples: ``M``, label samples per image and step.
-        energy: ``"steps"`` (ours: indicators of label steps and waves) or ``"paper"``.
-        base: ``"proposal"`` or ``None`` (the paper's).
-        anchors: midpoints of the proposal's slices at which ``b`` sees the energy (one label only);
-            0: ``b`` is a network on the features alone, as in the paper. See
-            :class:`~selfnorm.images.model.ImageEBM`.
-        share_gradient: features also learn from the proposal's likelihood; ``False``: from the
-            objective alone, as in the paper.
-        proposal_loss: see :class:`~selfnorm.conditional.task.ConditionalTask`.
+        energy: ``"steps"`` (ours: indicators of label steps and waves), ``"paper"``, or an
+            :class:`~selfnorm.images.EnergyHead` with more to say: base, anchors of ``b``, what the
+            features and the proposal learn from.
         backbone: ``"resnet18"`` or a module ``(n, c, h, w) -> (n, features)``.
         label_step: distance of neighbouring labels; ``None``: 1 where all labels are integers, else
-            0. Such labels get uniform noise of that width (a density at integers is unbounded).
-        dequantise: ``False`` fits the labels as they are: the literal protocol.
+            0. Such labels get uniform noise of that width (a density at integers is unbounded);
+            with 0 labels are fitted as they are, the literal protocol.
         label_range: ``(low, high)`` of labels that can occur; their own range by default.
         augmentation: what may be done to an image (and its label).
         dropout: on the features.
-        batch_size, max_epochs, lr, weight_decay, ema, patience, schedule, optimizer: training.
-        bf16: bfloat16 for the ResNet and the wide layers on CUDA.
-        compile_heads: fuse the heads' step by ``torch.compile``: for long runs.
-        cuda_graph: capture the training step as a CUDA graph.
-        device: ``"cpu"``, ``"cuda"``.
+        batch_size, max_epochs, lr: training.
+        options: everything else of the training loop, by default
+            ``TrainingOptions(weight_decay=0.05, ema=0.998, progress=False)``; batch size, epochs,
+            learning rate and seed are those given here.
+        device: ``"cpu"``, ``"cuda"`` (where the backbone runs in bfloat16).
         random_state: seed.
-        verbose: progress bar.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -77,64 +87,52 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         (3,)
     """
 
+    temperature_: float = 1.0
+    refine_: int = 1
+    image_size_: tuple[int, int] | None = None  # height and width fitted on, where known
+
+    @moved(
+        **{k: _IN_HEAD.format(k) for k in ("base", "anchors", "share_gradient", "proposal_loss")},
+        **{k: _IN_OPTIONS.format(k) for k in ("weight_decay", "optimizer", "schedule", "ema")},
+        **{k: _IN_OPTIONS.format(k) for k in ("patience", "validate_every", "cuda_graph")},
+        verbose=_IN_OPTIONS.format("progress"),
+        dequantise="label_step=0 fits the labels as they are",
+        bf16="on CUDA the backbone runs in bfloat16; one that must not can leave torch.autocast",
+        compile_heads="the step is captured as a CUDA graph",
+    )
     def __init__(
         self,
         objective: str = "snl",
         proposal: str = "mdn-4",
         *,
         n_samples: int = 64,
-        energy: str = "steps",
-        base: str | None = "proposal",
-        anchors: int = 0,
-        share_gradient: bool = True,
-        proposal_loss: str = "likelihood",
+        energy: str | EnergyHead = "steps",
         backbone: str | nn.Module = "resnet18",
         label_step: float | None = None,
-        dequantise: bool = True,
         label_range: tuple[float, float] | None = None,
         augmentation: Augmentation | None = None,
         dropout: float = 0.2,
         batch_size: int = 128,
         max_epochs: int = 40,
         lr: float = 1e-3,
-        weight_decay: float = 0.05,
-        optimizer: str = "adamw",
-        schedule: str = "one_cycle",
-        ema: float | None = 0.998,
-        patience: int | None = None,
-        validate_every: int | None = None,
-        bf16: bool = True,
-        compile_heads: bool = False,
-        cuda_graph: bool = True,
+        options: TrainingOptions | None = None,
         device: str = "cpu",
         random_state: int | None = None,
-        verbose: bool = False,
     ) -> None:
         if objective not in (*OBJECTIVES, *LAWS):
             raise DataError(f"objective must be one of {(*OBJECTIVES, *LAWS)}, not {objective!r}")
-        if energy not in ("steps", "paper"):
-            raise DataError(f"energy must be 'steps' or 'paper', not {energy!r}")
-        if energy == "steps" and base is None and objective in OBJECTIVES:
-            raise DataError(
-                "the energy 'steps' is constant outside the labels' range and has no normaliser "
-                "without a base: use base='proposal', or energy='paper'"
-            )
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
-        _check_anchors(anchors)
         self.objective, self.proposal, self.n_samples = objective, proposal, n_samples
-        self.energy, self.base, self.anchors = energy, base, anchors
-        self.share_gradient = share_gradient
-        self.proposal_loss, self.backbone = proposal_loss, backbone
-        self.label_step, self.dequantise, self.label_range = label_step, dequantise, label_range
+        self.energy, self.backbone = energy, backbone
+        self.label_step, self.label_range = label_step, label_range
         self.augmentation, self.dropout = augmentation, dropout
         self.batch_size, self.max_epochs, self.lr = batch_size, max_epochs, lr
-        self.weight_decay, self.optimizer, self.schedule = weight_decay, optimizer, schedule
-        self.ema, self.patience, self.validate_every = ema, patience, validate_every
-        self.bf16, self.compile_heads, self.cuda_graph = bf16, compile_heads, cuda_graph
-        self.device, self.random_state = device, random_state
-        self.verbose = verbose
-        self.model_: Any = None
+        self.options, self.device, self.random_state = options, device, random_state
+        self._head()  # refused here where it is none
+
+    def _head(self) -> EnergyHead:
+        return self.energy if isinstance(self.energy, EnergyHead) else EnergyHead(self.energy)
 
     def fit(
         self,
@@ -149,11 +147,9 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         The state with the best held-out score is kept; ``val`` gives the held-out pairs, otherwise
         a random share of the images is set aside.
         """
-        x, labels = as_images(images), as_labels(y)
-        same_length(x, labels)
+        x, labels = _pairs(images, y)
         if val is not None:
-            x_val, y_val = as_images(val[0]), as_labels(val[1], labels.shape[1])
-            same_length(x_val, y_val)
+            x_val, y_val = _pairs(*val, labels.shape[1])
         else:
             with seeded(self.random_state):
                 order = torch.randperm(len(x))
@@ -176,54 +172,28 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
 
     def prepare(self, x: Tensor, y: Tensor, y_val: Tensor | None = None) -> None:
         """Fix the labels' scale and build the untrained model on the device."""
-        _check_anchors(self.anchors)
-        if self.anchors and y.shape[1] > 1:
+        anchors = self._head().anchors
+        if anchors and y.shape[1] > 1:
             warnings.warn(
-                f"anchors are for one label only, here are {y.shape[1]}: anchors={self.anchors} is "
-                "not used",
+                f"anchors are for one label only, here are {y.shape[1]}: anchors={anchors} is not "
+                "used",
                 SelfnormWarning,
                 stacklevel=3,
             )
-        for labels, what in ((y, "a training label"), (y_val, "a held-out label")):
-            if labels is not None:
-                self._refuse_out_of_range(labels, what)
-        self.space_ = self._label_space(y, y if y_val is None else torch.cat([y, y_val]))
+        self.space_ = LabelSpace.of(
+            y, held_out=y_val, step=self.label_step, label_range=self.label_range
+        )
         self.channels_, self.image_size_ = x.shape[1], (x.shape[2], x.shape[3])
         with seeded(self.random_state):
-            self.model_ = self._build(x[:1])
+            features = self._new_features()
+            with torch.no_grad():
+                self.n_features_ = features.eval()(x[:1].cpu()).shape[-1]
+            self.model_ = self._heads_on(features)
         if isinstance(self.model_.proposal, MDN):
             self.model_.proposal.place(self.space_.standardise(y).float())
         self.model_.to(self.device)
 
-    def _label_space(self, train: Tensor, every: Tensor) -> LabelSpace:
-        whole = bool((every == every.round()).all())
-        step = self.label_step if self.label_step is not None else float(whole)
-        step = step if self.dequantise else 0.0
-        low, high = every.amin(0), every.amax(0)
-        if self.label_range is not None:
-            # With a step the whole range has its bins; continuous labels keep near where they are,
-            # for a grid over all that could occur would be too coarse.
-            slack = torch.inf if step > 0 else 0.1 * (high - low)
-            low = torch.maximum(low - slack, torch.full_like(low, self.label_range[0]))
-            high = torch.minimum(high + slack, torch.full_like(high, self.label_range[1]))
-        # The ends come from all labels known, the scale from those trained on.
-        ends = LabelSpace.of(every, step=step, low=low.tolist(), high=high.tolist())
-        own = LabelSpace.of(train)
-        return dataclasses.replace(ends, center=own.center, scale=own.scale)
-
-    def _refuse_out_of_range(self, y: Tensor, what: str) -> None:
-        if self.label_range is None:
-            return
-        low, high = self.label_range
-        bad = ((y < low) | (y > high)).any(1)
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0])
-            raise DataError(
-                f"{what} lies outside the given range [{low:g}, {high:g}]: row {row}, "
-                f"{y[row].tolist()}; drop it or widen label_range"
-            )
-
-    def _build(self, example: Tensor) -> ImageEBM | LawModel:
+    def _new_features(self) -> ImageFeatures:
         backbone = self.backbone
         if isinstance(backbone, str):
             if backbone != "resnet18":
@@ -232,69 +202,49 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
         else:
             # The user's module stays as it was given: another fit, or another model, starts there.
             backbone = copy.deepcopy(backbone).cpu()
-        features = ImageFeatures(
-            backbone, channels=self.channels_, dropout=self.dropout, bf16=self.bf16
-        )
-        with torch.no_grad():
-            self.n_features_ = features.eval()(example.cpu()).shape[-1]
-        return self._heads_on(features)
+        return ImageFeatures(backbone, channels=self.channels_, dropout=self.dropout)
 
-    def _heads_on(self, features: ImageFeatures) -> ImageEBM | LawModel:
-        model = build(
+    def _heads_on(self, features: ImageFeatures) -> ImageEBM:
+        return build(
             features,
             self.n_features_,
             self.space_,
             objective=self.objective,
             proposal=self.proposal,
-            energy=self.energy,
-            base=self.base,
+            head=self._head(),
         )
-        if isinstance(model, ImageEBM):
-            model.share_gradient = self.share_gradient
-            model.anchors = int(self.anchors) if self.space_.dim == 1 else 0
-        return model
 
-    def task(self) -> Any:
+    def task(self) -> ImageTask:
         """What the training loop is given."""
-        model, show = self.model_, Presentation(self.space_, self.augmentation)
-        if isinstance(model, LawModel):
-            return LawTask(model, show, squares=self.objective == "l2")
-        assert model is not None
+        if self.objective in LAWS:
+            return LawTask(self.model_, self.space_, self.augmentation)
         return ImageTask(
-            model,
-            show,
+            self.model_,
+            self.space_,
+            self.augmentation,
             objective=self.objective,
             n_samples=self.n_samples,
-            proposal_loss=self.proposal_loss,
+            proposal_loss=self._head().proposal_loss,
             # The ranking form compares a label with draws that must be independent of each other.
             stratified=self.objective != "ranking_nce",
-            compile_heads=self.compile_heads,
         )
 
     def _train(self, data: tuple[Tensor, Tensor], val_data: tuple[Tensor, Tensor]) -> History:
-        options = TrainingOptions(
+        options = dataclasses.replace(
+            self.options or IMAGE_OPTIONS,
             batch_size=self.batch_size,
             max_epochs=self.max_epochs,
             lr=self.lr,
-            weight_decay=self.weight_decay,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            ema=self.ema,
-            patience=self.patience,
-            validate_every=self.validate_every,
             seed=self.random_state,
-            progress=self.verbose,
-            cuda_graph=self.cuda_graph,
         )
         history = run(self.task(), data, val_data=val_data, options=options)
-        assert self.model_ is not None
         self.model_.eval()
         lost = history.skipped_steps
         if lost > max(5, _MAX_LOST * history.n_steps):
             warnings.warn(
                 f"{lost} of {history.n_steps} training steps were left out because their loss or "
-                "gradient was not finite: the model is undertrained. Try a smaller lr, bf16=False, "
-                "or on a GPU cuda_graph=False",
+                "gradient was not finite: the model is undertrained. Try a smaller lr, or on a GPU "
+                "options=TrainingOptions(cuda_graph=False)",
                 SelfnormWarning,
                 stacklevel=3,
             )
@@ -317,20 +267,16 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
-        model = self._fitted()
-        own = isinstance(self.backbone, nn.Module)
+        check_is_fitted(self, "model_")
+        head = dataclasses.asdict(self._head())
+        own = {k: getattr(self, k) for k in _SAVED} | {"energy": head.pop("network"), **head}
         config = {
-            "options": {k: saving.plain_number(getattr(self, k)) for k in _SAVED_OPTIONS},
-            "backbone": "custom" if own else self.backbone,
-            "space": self.space_.to_dict(),
-            "channels": self.channels_,
-            "image_size": self.image_size_,
-            "n_features": self.n_features_,
-            "flat_target": self.flat_target_,
-            "temperature": self.temperature_,
-            "refine": self.refine_,
+            "options": {k: saving.plain_number(v) for k, v in own.items()},
+            "backbone": "custom" if isinstance(self.backbone, nn.Module) else self.backbone,
+            "space": dataclasses.asdict(self.space_),
+            **{k: getattr(self, f"{k}_") for k in _FITTED},
         }
-        return config, dict(model.state_dict())
+        return config, dict(self.model_.state_dict())
 
     @classmethod
     def from_folder(
@@ -345,38 +291,308 @@ class ImageRegressor(ImagePredictions, BaseEstimator):
             )
         if backbone is not None and not custom:
             raise ModelFileError("this model has a backbone in it: load it without backbone=")
-        found = cls(**config["options"], backbone=backbone or config["backbone"])
-        found.space_ = LabelSpace.from_dict(config["space"])
-        found.channels_, found.flat_target_ = config["channels"], config["flat_target"]
-        found.n_features_, found.refine_ = config["n_features"], config["refine"]
-        found.temperature_ = config["temperature"]
+        saved, space = config["options"], config["space"]
+        own = {name: saved[name] for name in _SAVED}
+        if not saved.get("dequantise", True):  # so earlier versions wrote a step of 0
+            own["label_step"] = 0.0
+        head = EnergyHead(saved["energy"], **{name: saved[name] for name in _SAVED_HEAD})
+        found = cls(**own, energy=head, backbone=backbone or config["backbone"])
+        ends = {name: tuple(values) for name, values in space.items() if name != "step"}
+        found.space_ = LabelSpace(**ends, step=space["step"])
+        for name in _FITTED:
+            setattr(found, f"{name}_", config.get(name))
         size = config.get("image_size")  # folders of earlier versions do not tell
-        found.image_size_ = None if size is None else (int(size[0]), int(size[1]))
-        network = resnet18(found.channels_) if backbone is None else copy.deepcopy(backbone)
-        found.model_ = found._heads_on(
-            ImageFeatures(network, channels=found.channels_, dropout=found.dropout, bf16=found.bf16)
-        )
+        found.image_size_ = (size[0], size[1]) if size else None
+        found.model_ = found._heads_on(found._new_features())
         found.model_.load_state_dict(tensors)
         found.model_.eval()
         return found
 
+    @torch.no_grad()
+    def features(self, images: Any) -> Tensor:
+        """ResNet features ``(n, d_h)`` on the model's device."""
+        check_is_fitted(self, "model_")
+        model = self.model_.eval()
+        device = next(model.parameters()).device
+        x = _as_images(images)
+        same_size = self.image_size_ in (None, tuple(x.shape[-2:]))
+        cause = None
+        try:
+            h = torch.cat([model.features(part.to(device)) for part in x.split(_IMAGES_AT_ONCE)])
+            if same_size or h.shape[-1] == self.n_features_:
+                return h
+        except RuntimeError as error:
+            if same_size or isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            cause = error
+        given, own = ("{} x {}".format(*size) for size in (x.shape[-2:], self.image_size_ or ()))
+        raise DataError(
+            f"the backbone cannot take images of {given} pixels: this model was fitted on {own}; "
+            "resize them"
+        ) from cause
 
-def _check_anchors(anchors: Any) -> None:
-    if not isinstance(anchors, numbers.Integral) or isinstance(anchors, bool) or anchors < 0:
-        raise DataError(f"anchors must be an int of at least 0, got {anchors!r}")
+    def _features_and_labels(self, images: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """Features and labels in their own units, on the model's device."""
+        check_is_fitted(self, "model_")
+        x, labels = _pairs(images, y, self.space_.dim)
+        h = self.features(x)
+        return h, labels.to(h.device)
+
+    def law(self, images: Any) -> PredictiveLaw:
+        """The predictive law of one label on the cells of a grid, normalised by quadrature."""
+        return self._law(self.features(images))
+
+    def _law(self, h: Tensor) -> PredictiveLaw:
+        grid, width = self.grid()
+        edges = torch.cat([grid - 0.5 * width, grid[-1:] + 0.5 * width])
+        return PredictiveLaw.from_cells(self._log_densities(h, grid) / self.temperature_, edges)
+
+    def _over_laws(self, h: Tensor, take: Callable[[PredictiveLaw, slice], Tensor]) -> Tensor:
+        """``take(law, rows)`` over chunks of images: the densities of all may not fit."""
+        starts = range(0, len(h), _IMAGES_AT_ONCE)
+        chunks = [slice(start, min(len(h), start + _IMAGES_AT_ONCE)) for start in starts]
+        return torch.cat([take(self._law(h[rows]), rows) for rows in chunks])
+
+    @torch.no_grad()
+    def _log_densities(self, h: Tensor, y: Tensor) -> Tensor:
+        """``log p~(y|x)``, ``(n, G)``, of labels ``y (G,)`` for every row of ``h``.
+
+        It refers to Lebesgue measure in the label's own units, which are those of ``y``.
+        """
+        z = self.space_.standardise(y.to(h.device)[:, None]).to(h.dtype)
+        # The labels are the same for all images: the label network sees each of them once.
+        parts = [
+            self.model_.log_unnormalized(rows, z.view(-1, 1, 1)).double().T
+            for rows in h.split(max(1, _LABELS_AT_ONCE // len(z)))
+        ]
+        return torch.cat(parts) - self.space_.log_scale
+
+    @torch.no_grad()
+    def _log_density(self, h: Tensor, labels: Tensor, *, learned: bool = False) -> Tensor:
+        """``log p~`` of one label ``(n, d)`` for each row of ``h``, or with the learned ``b``."""
+        model, z = self.model_, self.space_.standardise(labels).to(h)
+        log_p = model.log_prob(h, z) if learned else model.log_unnormalized(h, z)
+        return log_p.double() - self.space_.log_scale
+
+    def grid(self, refine: int | None = None) -> tuple[Tensor, float]:
+        """The quadrature grid in the label's units, and the width of its cells.
+
+        It reaches half a range beyond the labels' on each side, or not at all where the model lives
+        on the range (uniform base or proposal). ``refine`` divides the cells, by default as much as
+        the fitted laws need.
+        """
+        refine = self.refine_ if refine is None else refine
+        return self.space_.grid(margin=0.0 if self.lives_on_range else 0.5, refine=refine)
+
+    @property
+    def lives_on_range(self) -> bool:
+        """Whether labels outside the range have no density: uniform base or proposal."""
+        return self.proposal == "uniform" and self.objective not in LAWS
+
+    def _possible(self, y: Tensor) -> Tensor:
+        """Whether labels ``(n,)`` can have a density: all, or those on the range."""
+        if not self.lives_on_range:
+            return torch.ones_like(y, dtype=torch.bool)
+        low, high = self.space_.grid_range()
+        return (y >= low) & (y <= high)
+
+    def refine_grid(self, images: Any) -> float:
+        """Halve the grid's cells until ``log Z`` of these images stands still; the last change.
+
+        Laws of continuous labels may be as narrow as they like. Warns where the finest grid is
+        still too coarse.
+        """
+        h = self.features(images)[:_REFINE_IMAGES]
+        self.refine_ = 1
+        before = self._law(h).log_norm
+        change = math.inf
+        while self.refine_ < _MAX_REFINE:
+            self.refine_ *= 2
+            after = self._law(h).log_norm
+            change = float((after - before).abs().max())
+            if change < _GRID_TOLERANCE:
+                self.refine_ //= 2  # the coarser of the two was fine already
+                return change
+            before = after
+        warnings.warn(
+            f"the predictive laws are narrower than the finest quadrature grid resolves (log Z "
+            f"still moves by {change:.2g}): exact figures are off by as much. Give label_step if "
+            "the labels are rounded, or a narrower label_range",
+            SelfnormWarning,
+            stacklevel=3,
+        )
+        return change
+
+    def predict(self, images: Any) -> np.ndarray:
+        """Mean of ``p(y|image)``: ``(n,)``, or ``(n, d)`` for several labels."""
+        h = self.features(images)
+        if self.space_.dim == 1:
+            means = self._over_laws(h, lambda law, _: law.mean)[:, None]
+        else:
+            means = self._over_draws(h, lambda y: y.mean(1))
+        found = means.cpu().numpy()
+        return found[:, 0] if self.flat_target_ else found
+
+    def predict_quantiles(self, images: Any, q: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """``(n, len(q))`` quantiles of one label; ``(n, len(q), d)`` of each of several."""
+        levels = torch.tensor(list(q), dtype=torch.float64)
+        if not bool(((levels > 0) & (levels < 1)).all()):
+            raise DataError(f"quantile levels must lie between 0 and 1, got {list(q)}")
+        h = self.features(images)
+        if self.space_.dim == 1:
+            found = self._over_laws(h, lambda law, _: law.quantile(levels))
+        else:
+            at = levels.to(h.device)
+            found = self._over_draws(h, lambda y: y.quantile(at, dim=1).movedim(0, 1))
+        return found.cpu().numpy()
+
+    def predict_interval(self, images: Any, coverage: float = 0.9) -> np.ndarray:
+        """``(n, 2)`` ends of central intervals; ``(n, 2, d)`` for several labels."""
+        if not 0.0 < coverage < 1.0:
+            raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
+        tail = 0.5 * (1.0 - coverage)
+        return self.predict_quantiles(images, (tail, 1.0 - tail))
+
+    def density(self, image: Any, grid: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """The predictive density of one image ``(c, h, w)``: labels ``(G,)`` and density there."""
+        given = image if isinstance(image, Tensor) else np.asarray(image)
+        one = _as_images(given[None] if given.ndim == 3 else given)
+        if len(one) > 1:
+            raise DataError(f"density() is for one image, got {len(one)}: ask for one at a time")
+        h = self.features(one)
+        law = self._law(h)
+        if grid is None:
+            return law.middle[0].cpu().numpy(), law.pdf[0].cpu().numpy()
+        at = torch.as_tensor(np.asarray(grid, dtype=np.float64))
+        log_p = self._log_densities(h, at) / self.temperature_
+        density = (log_p - law.log_norm[:, None])[0].exp().cpu()
+        return at.numpy(), torch.where(self._possible(at), density, 0.0).numpy()
+
+    def log_prob(self, images: Any, y: Any, method: str = "exact") -> np.ndarray:
+        """``log p(y|image)`` of pairs, ``(n,)``.
+
+        ``method="exact"`` normalises by quadrature (one label), ``"learned"`` by ``b``, which knows
+        nothing of a temperature.
+        """
+        if method not in ("exact", "learned"):
+            raise DataError(f'method must be "exact" or "learned", not {method!r}')
+        h, labels = self._features_and_labels(images, y)
+        normalised = self.objective in LAWS and self.temperature_ == 1.0
+        if normalised or method == "learned":
+            return self._log_density(h, labels, learned=True).cpu().numpy()
+        if self.space_.dim > 1:
+            raise DataError(
+                f"quadrature is for one label, this model has {self.space_.dim}: use "
+                'method="learned" (not for ranking NCE, which learns no b), or bounds()'
+            )
+        log_norm = self._over_laws(h, lambda law, _: law.log_norm)
+        log_p = self._log_density(h, labels) / self.temperature_ - log_norm
+        return torch.where(self._possible(labels[:, 0]), log_p, -math.inf).cpu().numpy()
+
+    def pit(self, images: Any, y: Any) -> np.ndarray:
+        """``F(y|image)``, uniform for a calibrated model: ``(n,)``."""
+        h, labels = self._features_and_labels(images, y)
+        found = self._over_laws(h, lambda law, rows: law.cdf_at(labels[rows, 0]))
+        return found.cpu().numpy()
+
+    def calibrate(self, images: Any, y: Any) -> float:
+        """Fit a temperature ``T`` to held-out pairs and use ``p^(1/T)``, renormalised, from now on.
+
+        ``T`` maximises their mean log-density, which is concave in ``1/T``: its slope is that of
+        the labels' ``log p`` against its mean under the tempered law. Above 1 it widens laws that
+        are too sure. For one label. Returns ``T``, which is also ``temperature_``.
+        """
+        h, labels = self._features_and_labels(images, y)
+        log_p = self._log_densities(h, self.grid()[0])
+        at_labels = self._log_density(h, labels)
+        if not bool(torch.isfinite(at_labels).all()):
+            row = int((~torch.isfinite(at_labels)).nonzero()[0])
+            raise DataError(f"label {row}, {labels[row].tolist()}, has no density: drop that row")
+
+        def slope(inverse: float) -> float:
+            weights = torch.softmax(inverse * log_p, dim=1)
+            return float((at_labels - (weights * log_p).sum(1)).mean())
+
+        low, high = (math.log(1.0 / t) for t in reversed(_TEMPERATURES))
+        while high - low > 1e-3:
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)
+        self.temperature_ = math.exp(-0.5 * (low + high))
+        if self.temperature_ < 1.0:
+            self.refine_grid(images)  # narrower laws may need finer cells
+        return self.temperature_
+
+    def bounds(
+        self, images: Any, y: Any, *, n_samples: int = 20_000, seed: int | None = None
+    ) -> Bounds:
+        """``l_SNL`` and ``l_IS`` of the mean log-density, with samples of the model's proposal.
+
+        They are of the model as trained, at temperature 1.
+        """
+        if self.objective in LAWS:
+            raise DataError(
+                f"objective {self.objective!r} has a normalised law: log_prob is exact, there is "
+                "nothing to bound"
+            )
+        h, labels = self._features_and_labels(images, y)
+        z = self.space_.standardise(labels).to(h)
+        found = self.model_.bounds((h, z), n_samples=n_samples, seed=seed)
+        shift = self.space_.log_scale
+        return dataclasses.replace(found, lower=found.lower - shift, upper=found.upper - shift)
+
+    def score(self, images: Any, y: Any) -> float:
+        """Mean log-density of the labels (nats per image): higher is better."""
+        return float(np.mean(self.log_prob(images, y)))
+
+    def sample(self, images: Any, n: int = 1, *, seed: int | None = None) -> np.ndarray:
+        """``(n_images, n[, d])`` labels drawn from each law."""
+        h = self.features(images)
+        if self.space_.dim > 1:
+            return self._over_draws(h, lambda y: y, n, seed).cpu().numpy()
+        with seeded(seed, h.device):
+            u = torch.rand(len(h), n, dtype=torch.float64, device=h.device)
+        found = self._over_laws(h, lambda law, rows: law.quantile(u[rows])).cpu().numpy()
+        return found if self.flat_target_ else found[..., None]
+
+    def _over_draws(
+        self,
+        h: Tensor,
+        take: Callable[[Tensor], Tensor],
+        n: int = _DRAWS,
+        seed: int | None = NOISE_SEED,
+    ) -> Tensor:
+        """``take`` of ``n`` draws of several labels, ``(images, n, d)``, over chunks of images."""
+        parts = []
+        with seeded(seed, h.device):
+            for rows in h.split(_DRAWN_AT_ONCE):
+                drawn = self.model_.sample(rows, n, n_candidates=_DRAWS).movedim(0, 1)
+                parts.append(take(self.space_.restore(drawn.double())))
+        return torch.cat(parts)
 
 
-_SAVED_OPTIONS = (
-    "objective",
-    "proposal",
-    "n_samples",
-    "energy",
-    "base",
-    "anchors",
-    "share_gradient",
-    "proposal_loss",
-    "label_step",
-    "dequantise",
-    "dropout",
-    "bf16",
-)
+def _as_images(images: Any) -> Tensor:
+    """Images as a checked tensor ``(n, c, h, w)`` of bytes or numbers in [0, 1]."""
+    x = images if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise DataError(
+            f"expected images of shape (n, channels, height, width) with 1 or 3 channels, got "
+            f"{tuple(x.shape)}"
+        )
+    if x.numel() == 0:
+        raise DataError(f"there are no images: got shape {tuple(x.shape)}, at least one is needed")
+    if x.dtype == torch.uint8:
+        return x
+    x = x.float()
+    if not bool(torch.isfinite(x).all()) or float(x.min()) < 0.0 or float(x.max()) > 1.0:
+        raise DataError("images that are not bytes must hold numbers between 0 and 1")
+    return x
+
+
+def _pairs(images: Any, y: Any, dim: int | None = None) -> tuple[Tensor, Tensor]:
+    """Checked images and as many labels, double ``(n, d)``; ``dim``: the ``d`` that is needed."""
+    x, labels = _as_images(images), as_rows(y, "the labels", torch.float64)
+    labels = labels[:, None] if labels.ndim == 1 else labels
+    labels = check_rows(labels, "the labels", width=dim, minimum=1)
+    if len(x) != len(labels):
+        raise DataError(f"{len(x)} images but {len(labels)} labels")
+    return x, labels

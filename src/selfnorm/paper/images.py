@@ -16,21 +16,41 @@ those rows is loose by construction. ``nce`` is the binary form, which learns ``
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from selfnorm.datasets import images
-from selfnorm.images import PROPOSALS
-from selfnorm.paper.image_jobs import Method, run_all
-from selfnorm.paper.image_report import markdown
-from selfnorm.paper.image_runs import RECIPES, Config, present_sets
-from selfnorm.paper.report import Table, check_choices
+from selfnorm.errors import MissingDataError, SelfnormError
+from selfnorm.evaluation import calibration
+from selfnorm.images import IMAGE_OPTIONS, LAWS, PROPOSALS, EnergyHead, ImageRegressor, dequantised
+from selfnorm.paper.report import (
+    Table,
+    bounds_columns,
+    check_choices,
+    markdown_table,
+    mean_sd,
+    paper_numbers,
+    paper_value,
+)
+from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
+from selfnorm.plotting import density_panels, plot_panels, plot_reliability
 
-__all__ = ["BEST_PROPOSALS", "DATASETS", "methods_for", "run"]
+__all__ = ["BEST_PROPOSALS", "DATASETS", "RECIPES", "Config", "methods_for", "run", "run_all"]
 
+Method = tuple[str, str]  # objective and proposal
+Scores = dict[tuple[int, int], dict[str, np.ndarray]]  # of test images, by n_samples and seed
 DATASETS = images.DATASETS
+RECIPES = ("paper", "literal", "best")
 N_SAMPLES = 64
 # SNL's two best proposals by validation images, the better one first: of all four on split 0, for
 # the cells once more on three splits.
@@ -40,7 +60,109 @@ BEST_PROPOSALS: dict[str, tuple[str, ...]] = {
     "driving": ("uniform", "mdn-8"),
 }
 _ENERGIES = ("snl", "ranking_nce", "nce")
-_OBJECTIVES = (*_ENERGIES, "mdn", "gaussian", "l2")
+_OBJECTIVES = (*_ENERGIES, *LAWS)
+_NAMES = {
+    "snl": "SNL",
+    "nce": "binary NCE",
+    "ranking_nce": "ranking NCE",
+    "mdn": "MDN alone",
+    "gaussian": "Gaussian head",
+    "l2": "L2",
+}
+
+_PAPER: dict[str, Any] = {
+    "network": "paper",
+    "base": None,
+    "share_gradient": False,
+    "proposal_loss": "both",
+    "dropout": 0.0,
+    "batch_size": 32,
+    "max_epochs": 75,
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "optimizer": "adam",
+    "schedule": "constant",
+    "ema": None,
+}
+# The same for every method. The best state by validation comes about half-way, then all overfit:
+# ten looks without a better one end a run, but for the cells, whose scores go up and down.
+_BEST: dict[str, dict[str, Any]] = {
+    "utkface": {"max_epochs": 40, "dropout": 0.3, "validate_every": 50, "patience": 10},
+    "cells": {"max_epochs": 36, "dropout": 0.3, "validate_every": 50},
+    "driving": {"max_epochs": 70, "dropout": 0.3, "validate_every": 50, "patience": 10},
+}
+# The laws of the counts are sharp, and a learned b lagged behind them: one anchor for each count.
+# By validation anchors bring nothing for ages, and ranking NCE does not use b.
+_ANCHORS = {("cells", "uniform"): 51}
+_LEARN_B = ("snl", "nce")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run before it is run; ``options`` change settings of the recipe.
+
+    The densities of one row of a set are drawn.
+    """
+
+    dataset: str
+    objective: str
+    proposal: str
+    n_samples: int
+    seed: int
+    recipe: str
+    device: str = "cpu"
+    max_epochs: int | None = None
+    backbone: Any = "resnet18"
+    n_test_samples: int = 20_000
+    options: dict[str, Any] | None = None
+    data_dir: str | Path | None = None
+    drawn: bool = False
+
+    def keys(self) -> dict[str, Any]:
+        """What identifies the run in the result file."""
+        names = ("dataset", "objective", "proposal", "n_samples", "seed")
+        backbone = self.backbone
+        return {
+            **{name: getattr(self, name) for name in names},
+            "max_epochs": self.settings().get("max_epochs"),
+            "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of the recipe, with what this run changes: of model, energy head and loop."""
+        found = dict(_PAPER) if self.recipe != "best" else dict(_BEST.get(self.dataset, {}))
+        anchors = _ANCHORS.get((self.dataset, self.proposal))
+        if anchors and self.recipe == "best" and self.objective in _LEARN_B:
+            found["anchors"] = anchors
+        if self.max_epochs is not None:
+            found["max_epochs"] = self.max_epochs
+        return found | (self.options or {})
+
+    def regressor(self, data: images.ImageData) -> ImageRegressor:
+        """The untrained model of this run."""
+        settings = self.settings()
+
+        def take(kind: Any) -> dict[str, Any]:
+            own = {"batch_size", "max_epochs", "lr"}  # parameters of the regressor itself
+            names = {f.name for f in fields(kind)} & settings.keys() - own
+            return {name: settings.pop(name) for name in names}
+
+        # The augmentation is the published one for head poses, our own choice elsewhere.
+        augmented = self.recipe == "best" or self.dataset == "biwi"
+        return ImageRegressor(
+            self.objective,
+            "mdn-4" if self.proposal == "none" else self.proposal,
+            n_samples=self.n_samples,
+            energy=EnergyHead(**take(EnergyHead)),
+            options=replace(IMAGE_OPTIONS, **take(IMAGE_OPTIONS)),
+            label_step=0.0 if self.recipe == "literal" else data.label_step,
+            label_range=data.label_range,
+            augmentation=data.augmentation if augmented else None,
+            backbone=self.backbone,
+            device=self.device,
+            random_state=self.seed,
+            **settings,
+        )
 
 
 def methods_for(dataset: str, recipe: str, proposals: Sequence[str] | None = None) -> list[Method]:
@@ -61,6 +183,185 @@ def methods_for(dataset: str, recipe: str, proposals: Sequence[str] | None = Non
     return [*energies[:3], *alone, *energies[3:]]
 
 
+_LEVEL = 0.9
+_IMAGES_AT_ONCE = 512
+_CALIBRATED = ("exact", "exact_se", "mae", "coverage", "pit_distance", "crps")
+
+
+def fit_and_judge(
+    config: Config, data: images.ImageData
+) -> tuple[dict[str, Any], dict[str, np.ndarray], ImageRegressor]:
+    """Train one model; its row, each test image's figures, and the model as trained.
+
+    Figures that end in ``_calibrated`` are those of the model once a temperature is fitted to the
+    validation images: the same test images under ``p^(1/T)``, normalised again.
+    """
+    began = time.perf_counter()
+    model = config.regressor(data).fit(*data.train, val=data.val)
+    seconds = time.perf_counter() - began
+    history = model.history_
+    refuse_cut_short(history.stopped)
+    held_out, _ = judge(model, data.val, n_samples=None)
+    figures, arrays = judge(
+        model,
+        data.test,
+        n_samples=config.n_test_samples,
+        seed=config.seed,
+        groups=data.test_groups,
+    )
+    if model.space_.dim == 1:
+        labels = dequantised(torch.as_tensor(data.val[1]), model.space_.step)
+        figures["temperature"] = model.calibrate(data.val[0], labels)
+        found, tempered = judge(model, data.test, n_samples=None, groups=data.test_groups)
+        figures |= {f"{name}_calibrated": found[name] for name in _CALIBRATED}
+        arrays |= {f"{name}_calibrated": tempered[name] for name in ("log_prob", "pit")}
+        model.temperature_ = 1.0  # what is drawn later is the model as trained
+    row = {
+        **config.keys(),
+        **figures,
+        **{f"val_{k}": held_out[k] for k in ("exact", "mae", "coverage") if k in held_out},
+        "val_score": history.best_score,
+        "best_step": history.best_step,
+        "n_steps": history.n_steps,
+        "skipped_steps": history.skipped_steps,
+        "rollbacks": history.rollbacks,
+        "diverged": history.stopped == "diverged" or history.best_score is None,
+        "seconds": round(seconds, 2),
+    }
+    if config.options:
+        row["options"] = dict(config.options)
+    return row, arrays, model
+
+
+def judge(
+    model: ImageRegressor,
+    pair: images.Pair,
+    *,
+    n_samples: int | None = 20_000,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Figures of a model on held-out images, and each image's ``log_prob`` and ``pit``.
+
+    Labels get the noise that the model was trained with (the same draw for every model); errors of
+    the mean are taken against the labels as recorded. ``exact`` normalises by quadrature (one
+    label); ``lower`` and ``upper`` are ``l_SNL`` and ``l_IS`` with ``n_samples`` of the proposal
+    (``None``: left out). Images of one of the ``groups`` are not independent: ``exact_se`` is
+    over the groups.
+    """
+    pictures, recorded = pair
+    labels = dequantised(torch.as_tensor(recorded), model.space_.step)
+    figures: dict[str, Any] = {"n_test": len(recorded)}
+    arrays: dict[str, np.ndarray] = {}
+    if model.objective not in LAWS and n_samples is not None:
+        bounds = model.bounds(pictures, labels, n_samples=n_samples, seed=1000 + seed)
+        figures |= bounds_columns(bounds)
+    if model.space_.dim == 1 or model.objective in LAWS:
+        exact = arrays["log_prob"] = model.log_prob(pictures, labels)
+        figures["exact"] = float(exact.mean())
+        if groups is not None:
+            arrays["groups"] = np.asarray(groups)
+        figures["exact_se"] = standard_error(exact, groups)
+    error = np.abs(np.reshape(model.predict(pictures), recorded.shape) - recorded)
+    figures["mae"] = float(error.mean())
+    if model.space_.dim == 1:
+        pit, crps, width = [], [], []
+        for start in range(0, len(labels), _IMAGES_AT_ONCE):
+            law = model.law(pictures[start : start + _IMAGES_AT_ONCE])
+            here = labels[start : start + _IMAGES_AT_ONCE, 0].to(law.cdf)
+            pit.append(law.cdf_at(here))
+            crps.append(law.crps(here))
+            width.append(law.central_interval(_LEVEL).diff(dim=1))
+        arrays["pit"] = torch.cat(pit).cpu().numpy()
+        figures["coverage"] = calibration.central_coverage(arrays["pit"], _LEVEL)
+        figures["width"] = float(torch.cat(width).mean())
+        figures["pit_distance"] = calibration.pit_distance(arrays["pit"])
+        figures["crps"] = float(torch.cat(crps).mean())
+    return figures, arrays
+
+
+def standard_error(values: np.ndarray, groups: np.ndarray | None = None) -> float:
+    """Standard error of a mean over images, those of one group counting as one observation.
+
+    For groups ``g`` with sums of deviations ``s_g``: ``sqrt(G / (G - 1) sum s_g^2) / n``.
+
+    >>> round(standard_error(np.array([1.0, 1.0, 3.0, 3.0]), np.array([0, 0, 1, 1])), 4)
+    1.0
+    """
+    deviations = values - values.mean()
+    if groups is None:
+        groups = np.arange(len(values))
+    sums = np.bincount(np.unique(groups, return_inverse=True)[1], weights=deviations)
+    n_groups = len(sums)
+    if n_groups < 2:
+        return float("nan")
+    return float(np.sqrt(n_groups / (n_groups - 1) * np.sum(sums**2)) / len(values))
+
+
+def present_sets(
+    datasets: Sequence[str], data_dir: str | Path | None
+) -> tuple[list[str], dict[str, str]]:
+    """The sets whose files are there, and what is missing of the others and where to get it."""
+    missing = {name: message for name in datasets if (message := _missing(name, data_dir))}
+    present = [name for name in datasets if name not in missing]
+    if not present:
+        raise MissingDataError(" ".join(missing.values()))
+    for message in missing.values():
+        print(message, flush=True)
+    return present, missing
+
+
+def _missing(name: str, data_dir: str | Path | None) -> str:
+    try:
+        images.locate(name, data_dir)
+    except MissingDataError as error:
+        return f"{name}: {error}."
+    return ""
+
+
+def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: int) -> None:
+    """Run what the table lacks, ``jobs`` rows at once, and add rows as they finish."""
+    missing = [(config, table.directory) for config in table.missing(configs)]
+    # Closed at once when a row cannot be written: nobody is left training.
+    with closing(run_side_by_side(_work, missing, jobs)) as finished:
+        for _, row in finished:
+            table.add(row)
+            if progress:
+                named = {k: row[k] for k in _SHOWN if row.get(k) is not None}
+                print(", ".join(f"{k} {v}" for k, v in named.items()), flush=True)
+    _data.cache_clear()
+
+
+_SHOWN = ("dataset", "objective", "proposal", "n_samples", "seed", "exact", "mae", "seconds")
+_data = lru_cache(maxsize=3)(images.load)  # splits in use
+
+
+def _work(job: tuple[Config, Path]) -> dict[str, Any]:
+    """Train and judge; the files of a row are there before the row is."""
+    config, directory = job
+    data = _data(config.dataset, seed=config.seed, data_dir=config.data_dir)
+    row, arrays, model = fit_and_judge(config, data)
+    kept: dict[str, Any] = {name: values.astype(np.float32) for name, values in arrays.items()}
+    path = _scores_file(directory, row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **kept)
+    if config.drawn and model.space_.dim == 1:
+        panels: dict[str, Any] = density_panels(model, *data.test)
+        np.savez_compressed(path.with_name(f"densities_{data.name}.npz"), **panels)
+        try:
+            plot_panels(panels, directory / f"densities_{data.name}.png")
+            plot_reliability({"SNL": arrays["pit"]}, directory / f"reliability_{data.name}.png")
+        except SelfnormError as error:  # no matplotlib: the numbers are there, figures can wait
+            print(error)
+    return row
+
+
+def _scores_file(directory: Path, row: dict[str, Any]) -> Path:
+    """Where a row has each test image's figures, for paired comparisons."""
+    names = ("dataset", "objective", "proposal", "n_samples", "seed")
+    return directory / "scores" / ("-".join(str(row[name]) for name in names) + ".npz")
+
+
 def run(
     *,
     recipe: str = "best",
@@ -73,11 +374,11 @@ def run(
     methods: Sequence[Method] | None = None,
     objectives: Sequence[str] | None = None,
     proposals: Sequence[str] | None = None,
-    n_samples: int = N_SAMPLES,
-    figures: bool = True,
-    deadline: float | None = None,
     jobs: int = 1,
-    **fields: Any,
+    max_epochs: int | None = None,
+    backbone: Any = "resnet18",
+    n_test_samples: int = 20_000,
+    options: dict[str, Any] | None = None,
 ) -> Table:
     """Run the table; write ``images.json``, ``images.md`` and figures into ``out``.
 
@@ -91,13 +392,11 @@ def run(
         datasets: which sets; those without files are named with their source, and left out.
         methods: pairs of objective and proposal; by default those of :func:`methods_for`.
         objectives, proposals: only the methods with these.
-        n_samples: ``M``.
-        figures: draw images with their densities, and reliability diagrams.
-        deadline: begin no run later than so many seconds after the call.
         jobs: rows to run side by side, in processes of one thread: on a GPU one row alone leaves
             some of it idle.
-        fields: further ones of :class:`~selfnorm.paper.image_runs.Config`: ``max_epochs``,
-            ``backbone``, ``n_test_samples``, ``options`` of the model.
+        max_epochs, backbone: in place of the recipe's.
+        n_test_samples: of the proposal, for the bounds of each test image.
+        options: further settings in place of the recipe's; they are kept with the rows.
     """
     check_choices("recipe", [recipe], RECIPES)
     check_choices("objective", objectives or (), _OBJECTIVES)
@@ -113,17 +412,194 @@ def run(
         for name in present
     ]
     # Set by set within a method: whoever stops early has the most complete table.
-    rounds = [job for job in chain.from_iterable(zip_longest(*lists)) if job is not None]
+    rounds = [row for row in chain.from_iterable(zip_longest(*lists)) if row is not None]
+    first = [own[0] for own in lists if own]
     configs = [
-        Config(name, objective, proposal, n_samples, seed, recipe, device, **fields)
+        Config(
+            name, objective, proposal, N_SAMPLES, seed, recipe, device, max_epochs, backbone,
+            n_test_samples, options, data_dir, seed == 0 and (name, objective, proposal) in first,
+        )
         for seed in range(seeds)
         for name, objective, proposal in rounds
-    ]
-    table.expect(len(configs))
-    first = {name: own[0][1:] for name, own in zip(present, lists, strict=True) if own}
-    run_all(
-        table, configs, data_dir=data_dir, deadline=deadline, progress=progress,
-        drawn=first if figures else None, jobs=jobs,
-    )  # fmt: skip
-    table.write_markdown(markdown(table, missing))
+    ]  # fmt: skip
+    run_all(table, configs, progress=progress, jobs=jobs)
+    table.write_page(markdown(table, missing))
     return table
+
+
+_SAME = ("ranking_nce", "nce")  # objectives that can have SNL's very proposal
+
+
+def paired(
+    first: Sequence[np.ndarray],
+    second: Sequence[np.ndarray],
+    groups: Sequence[np.ndarray | None] | None = None,
+) -> dict[str, Any]:
+    """Compare two models image by image: the mean difference and how sure it is.
+
+    Each list holds one array of the test images' log-densities per seed; ``groups`` says which
+    images belong together, and the error over images is over these groups within runs. ``se`` is
+    the larger of the errors over images and over seeds (``None`` for a single one).
+
+    >>> paired([np.array([1.0, 2.0])], [np.array([0.0, 1.0])])["difference"]
+    1.0
+    """
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    means = np.array([d.mean() for d in differences])
+    together = groups or [None] * len(means)
+    within = [standard_error(d, g) ** 2 for d, g in zip(differences, together, strict=True)]
+    over_images = float(np.sqrt(np.sum(within)) / len(means))
+    over_seeds = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+    return {
+        "difference": float(means.mean()),
+        "se": max(over_images, over_seeds or 0.0),
+        "se_images": over_images,
+        "se_seeds": over_seeds,
+        "by_seed": means.tolist(),
+    }
+
+
+def best_by_validation(table: Table, dataset: str, objective: str) -> str | None:
+    """The proposal whose runs have the highest mean log-likelihood of the validation images.
+
+    Runs that diverged count as missing, and a proposal with fewer runs than another is left out.
+    """
+    scores: dict[str, list[float]] = {}
+    for row in table.rows:
+        if (row["dataset"], row["objective"]) == (dataset, objective) and not row.get("diverged"):
+            score = row.get("val_exact", row["val_score"])
+            scores.setdefault(row["proposal"], []).append(score)
+    most = max((len(v) for v in scores.values()), default=0)
+    full = {name: float(np.mean(v)) for name, v in scores.items() if len(v) == most}
+    return max(full, key=lambda name: full[name]) if full else None
+
+
+def comparisons(table: Table) -> list[dict[str, Any]]:
+    """SNL with its best proposal against the best of every other method, and proposal by proposal.
+
+    ``choice`` is ``"best"`` where each side has its best proposal by validation, ``"same"`` where
+    both have the same one. Differences are of test log-densities, paired over images and averaged
+    over seeds; those named ``calibrated`` are between the laws with their temperatures. From the
+    per-image scores in ``scores/``; the result is kept in ``comparisons.json``, which serves where
+    the scores are gone.
+    """
+    kept = table.directory / "comparisons.json"
+    if not (table.directory / "scores").exists():
+        return json.loads(kept.read_text()) if kept.exists() else []
+    found = []
+    for (dataset,), rows in table.groups("dataset").items():
+        scores: dict[Method, Scores] = {}
+        for row in rows:
+            path = _scores_file(table.directory, row)
+            if path.exists() and not row.get("diverged"):
+                with np.load(path) as content:
+                    of_method = scores.setdefault((row["objective"], row["proposal"]), {})
+                    of_method[row["n_samples"], row["seed"]] = dict(content)
+        best = {o: best_by_validation(table, dataset, o) for o in ("snl", *_SAME, *LAWS)}
+        pairs = [("best", best["snl"] or "", o, p or "") for o, p in best.items() if o != "snl"]
+        pairs += [("same", p, o, p) for s, p in sorted(scores) if s == "snl" for o in _SAME]
+        for choice, ours, objective, theirs in pairs:
+            both = scores.get(("snl", ours), {}), scores.get((objective, theirs), {})
+            plain = _difference(*both, "log_prob")
+            if plain is None:
+                continue
+            one = {"dataset": dataset, "choice": choice, "snl_proposal": ours}
+            one |= {"objective": objective, "proposal": theirs}
+            one |= {**plain, "seeds": len(plain["by_seed"])}
+            tempered = _difference(*both, "log_prob_calibrated")
+            if tempered is not None:
+                one["difference_calibrated"] = tempered["difference"]
+                one["se_calibrated"] = tempered["se"]
+            found.append(one)
+    kept.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _difference(ours: Scores, theirs: Scores, name: str) -> dict[str, Any] | None:
+    """``paired`` over the runs that both sides have, if there are any."""
+    runs = [k for k in sorted(ours.keys() & theirs.keys()) if name in ours[k] and name in theirs[k]]
+    if not runs:
+        return None
+    first, second = ([side[k][name].astype(np.float64) for k in runs] for side in (ours, theirs))
+    return paired(first, second, [theirs[k].get("groups") for k in runs])
+
+
+_NOTE = (
+    "Test log-likelihood in nats in the labels' units, mean ± sd over seeds. `exact` "
+    "normalises by quadrature (one label); `l_IS` and `l_SNL` use 20,000 samples of the "
+    "model's own proposal. Ranking NCE gives `b` no gradient: its `l_SNL` is loose by "
+    "construction. `with temperature`: after one temperature for all images is fitted to the "
+    "validation images, the law normalised again. The paper's rows are for its own files and a "
+    "pretrained ResNet; `cells` and `driving` are other data than its cell count and steering "
+    "angle. Ranking NCE trains on independent draws, as it must, the others on stratified "
+    "ones. SNL and binary NCE with the uniform proposal on `cells` have a `b` with anchors. "
+    "Settings were chosen on validation images of split 0, some of which are test images "
+    "of other splits."
+)
+_COLUMNS = {
+    "exact": "exact",
+    "upper": "l_IS",
+    "lower": "l_SNL",
+    "gap": "l_IS - l_SNL",
+    "mae": "MAE",
+    "coverage": "90 % covers",
+    "exact_calibrated": "exact with temperature",
+    "coverage_calibrated": "90 % covers with it",
+}
+
+
+def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
+    """The table with means and deviations over seeds, comparisons, and what was missing."""
+    printed = {(r["objective"], r["proposal"]): r for r in paper_numbers()["images"]}
+    body = []
+    sets = list(table.groups("dataset"))
+    grouped = table.groups("dataset", "objective", "proposal").items()
+    for (dataset, objective, proposal), rows in sorted(grouped, key=lambda g: sets.index(g[0][:1])):
+        # What the paper calls NCE is ranking NCE; the binary form has no row there.
+        name = {"ranking_nce": "nce", "nce": ""}.get(objective, objective)
+        paper = printed.get((name, proposal), {})
+        own = "utkfaces" if dataset == "utkface" else dataset
+        figures = [mean_sd(rows, key, 4 if key == "gap" else 3) for key in _COLUMNS]
+        theirs = [paper_value(paper.get(f"{own}_{bound}")) for bound in ("is", "snl")]
+        body.append([dataset, _NAMES[objective], proposal, *figures, *theirs])
+    header = ["data set", "objective", "proposal", *_COLUMNS.values(), "paper l_IS", "paper l_SNL"]
+    text = f"# Image regression, recipe `{table.recipe}`\n\n{_NOTE}\n\n"
+    text += markdown_table(header, body)
+    keys = ("dataset", "objective", "proposal", "seed")
+    diverged = [" ".join(str(r[k]) for k in keys) for r in table.rows if r.get("diverged")]
+    if diverged:
+        text += f"\n\n**Diverged**, and left out of the comparisons: {', '.join(diverged)}."
+    found = comparisons(table)
+    best = [c for c in found if c.get("choice", "best") == "best"]
+    same = [c for c in found if c.get("choice") == "same"]
+    if best:
+        text += (
+            "\n\n## SNL minus the others, paired over test images\n\n"
+            "Proposals are the best by validation among those run. Standard errors are over "
+            "stretches of 50 frames (`driving`), pictures (`cells`) or images, and over seeds "
+            "where that is larger.\n\n" + _differences(best)
+        )
+    if same:
+        text += "\n\n## SNL minus NCE with the same proposal\n\n" + _differences(same)
+    if missing:
+        text += "\n\n## Not run\n\n" + "\n".join(f"- {message}" for message in missing.values())
+    return text
+
+
+def _differences(found: list[dict[str, Any]]) -> str:
+    header = ["data set", "SNL's proposal", "against", "difference ± standard error"]
+    header += ["with temperatures", "seeds"]
+    body = [
+        [
+            c["dataset"],
+            c["snl_proposal"],
+            f"{_NAMES[c['objective']]} ({c['proposal']})",
+            f"{c['difference']:+.3f} ± {c['se']:.3f}",
+            f"{c['difference_calibrated']:+.3f} ± {c['se_calibrated']:.3f}"
+            if "difference_calibrated" in c
+            else "–",
+            str(c["seeds"]),
+        ]
+        for c in found
+    ]
+    return markdown_table(header, body)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from selfnorm.errors import SelfnormError
-from selfnorm.paper.image_jobs import run_all
-from selfnorm.paper.image_runs import RECIPES, Config, present_sets
-from selfnorm.paper.images import BEST_PROPOSALS, DATASETS
+from selfnorm.paper.images import BEST_PROPOSALS, DATASETS, RECIPES, Config, present_sets, run_all
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd
+from selfnorm.plotting import plot_ablation
 
 __all__ = ["OBJECTIVES", "SIZES", "run"]
 
@@ -33,10 +32,10 @@ def run(
     datasets: Sequence[str] = DATASETS,
     objectives: Sequence[str] = OBJECTIVES,
     sizes: Sequence[int] = SIZES,
-    proposal: str | None = None,
-    deadline: float | None = None,
     jobs: int = 1,
-    **fields: Any,
+    max_epochs: int | None = None,
+    backbone: Any = "resnet18",
+    n_test_samples: int = 2000,
 ) -> Table:
     """Run the ablation; write ``images_ablation.json``, ``.md`` and the figure into ``out``.
 
@@ -46,20 +45,19 @@ def run(
     check_choices("objective", objectives, OBJECTIVES)
     table = Table("images_ablation", recipe, Path(out), device=device)
     present, _ = present_sets(datasets, data_dir)
-    fields.setdefault("n_test_samples", 2000)
     configs = [
-        Config(name, objective, chosen, size, seed, recipe, device, **fields)
+        Config(
+            name, objective, BEST_PROPOSALS.get(name, ("mdn-4",))[0], size, seed, recipe, device,
+            max_epochs, backbone, n_test_samples, data_dir=data_dir,
+        )
         for seed in range(seeds)
         for size in sizes
         for objective in objectives
         for name in present
-        for chosen in [proposal or BEST_PROPOSALS.get(name, ("mdn-4",))[0]]
-    ]
-    run_all(table, configs, data_dir=data_dir, deadline=deadline, progress=progress, jobs=jobs)
-    table.write_markdown(_markdown(table))
+    ]  # fmt: skip
+    run_all(table, configs, progress=progress, jobs=jobs)
+    table.write_page(_markdown(table))
     try:
-        from selfnorm.plotting import plot_ablation
-
         plot_ablation(table.rows, table.directory / "images_ablation.png")
     except SelfnormError as error:
         print(error)
@@ -86,5 +84,5 @@ def _markdown(table: Table) -> str:
         f"# Ablation over M, recipe `{table.recipe}`\n\nTest log-likelihood in nats by quadrature, "
         f"mean ± sd over seeds. All objectives use the proposal that suits SNL best; ranking NCE "
         f"trains on independent draws, the others on stratified ones.\n\n"
-        f"{markdown_table(header, body)}\n\n`{table.command}`, {table.seconds:.0f} s\n"
+        f"{markdown_table(header, body)}"
     )

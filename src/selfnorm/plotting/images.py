@@ -12,7 +12,7 @@ from selfnorm.plotting.densities import new_figure, save
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["density_panels", "plot_ablation", "plot_densities", "plot_panels"]
+__all__ = ["density_panels", "plot_ablation", "plot_panels"]
 
 
 def density_panels(model: Any, images: Any, y: Any = None, *, n: int = 12) -> dict[str, np.ndarray]:
@@ -59,13 +59,6 @@ def plot_panels(panels: dict[str, np.ndarray], path: str | Path | None = None) -
         below.set_yticks([])
         below.tick_params(labelsize=6)
     return save(figure, path)
-
-
-def plot_densities(
-    model: Any, images: Any, y: Any = None, *, n: int = 12, path: str | Path | None = None
-) -> Figure:
-    """A grid of up to ``n`` images with the predictive densities of a fitted model."""
-    return plot_panels(density_panels(model, images, y, n=n), path)
 
 
 def plot_ablation(rows: list[dict[str, Any]], path: str | Path | None = None) -> Figure:

@@ -101,7 +101,7 @@ class Stepper:
 
     def __init__(self, task: Task, data: tuple[Tensor, ...], options: TrainingOptions) -> None:
         self.task, self.options = task, options
-        self.data = (*data, *task.data_columns(data))
+        self.data = data
         self.device = data[0].device
         self.optimizer = task.make_optimizer(options)
         groups = self.optimizer.param_groups

@@ -1,4 +1,4 @@
-"""The image tables on tiny files: rows, comparisons, what is missing, figures."""
+"""The image tables on tiny files: rows, comparisons, what is missing, figures, errors of means."""
 
 import dataclasses
 import json
@@ -13,11 +13,17 @@ from typer.testing import CliRunner
 from selfnorm.cli.app import app
 from selfnorm.datasets.images import load as load_images
 from selfnorm.errors import MissingDataError
-from selfnorm.images import ImageRegressor, dequantised
-from selfnorm.paper import image_jobs, images, images_ablation
-from selfnorm.paper.image_comparisons import best_by_validation, comparisons
-from selfnorm.paper.image_report import markdown
-from selfnorm.paper.image_runs import Config, fit_and_judge
+from selfnorm.images import EnergyHead, ImageRegressor, dequantised
+from selfnorm.paper import images, images_ablation
+from selfnorm.paper.images import (
+    Config,
+    best_by_validation,
+    comparisons,
+    fit_and_judge,
+    markdown,
+    paired,
+    standard_error,
+)
 from selfnorm.paper.report import Table
 from selfnorm.training import History
 from tests.datasets import image_files as files
@@ -39,28 +45,32 @@ def data_dir(tmp_path_factory):
     return root
 
 
-QUICK = {"max_epochs": 1, "n_test_samples": 50, "progress": False}
+QUICK = {"max_epochs": 1, "n_test_samples": 50, "progress": False, "backbone": Pooled()}
+METHODS = (
+    ("snl", "mdn-4"),
+    ("snl", "uniform"),
+    ("ranking_nce", "mdn-4"),
+    ("mdn", "mdn-4"),
+    ("l2", "none"),
+)
 
 
 @pytest.fixture(scope="module")
 def table(data_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    return images.run(
-        recipe="best",
-        seeds=2,
-        out=out,
-        data_dir=data_dir,
-        datasets=("utkface", "driving", "cell_count"),
-        methods=(
-            ("snl", "mdn-4"),
-            ("snl", "uniform"),
-            ("ranking_nce", "mdn-4"),
-            ("mdn", "mdn-4"),
-            ("l2", "none"),
-        ),
-        backbone=Pooled(),
-        **QUICK,
-    )
+    sets = ("utkface", "driving", "cell_count")
+    return images.run(seeds=2, out=out, data_dir=data_dir, datasets=sets, methods=METHODS, **QUICK)
+
+
+@pytest.fixture
+def run(data_dir, tmp_path):
+    """A table of one seed and, unless told otherwise, of faces."""
+
+    def call(**options):
+        chosen = {"seeds": 1, "out": tmp_path, "data_dir": data_dir, "datasets": ("utkface",)}
+        return images.run(**{**QUICK, **chosen, **options})
+
+    return call
 
 
 def test_rows_hold_what_the_result_file_promises(table):
@@ -95,18 +105,9 @@ def test_figures_are_drawn(table):
         assert (table.directory / f"reliability_{name}.png").stat().st_size > 5000
 
 
-def test_finished_rows_are_kept(table, data_dir, monkeypatch):
-    monkeypatch.setattr(image_jobs, "fit_and_judge", None)  # nothing may be trained
-    again = images.run(
-        recipe="best",
-        seeds=1,
-        out=table.directory,
-        data_dir=data_dir,
-        datasets=("utkface",),
-        methods=(("snl", "mdn-4"),),
-        backbone=Pooled(),
-        **QUICK,
-    )
+def test_finished_rows_are_kept(table, run, monkeypatch):
+    monkeypatch.setattr(images, "fit_and_judge", None)  # nothing may be trained
+    again = run(out=table.directory, methods=METHODS[:1])
     assert len(again.rows) == len(table.rows)
 
 
@@ -193,6 +194,21 @@ def test_anchors_are_for_counts_and_for_who_learns_b():
     assert anchors("snl", dataset="utkface") == anchors("snl", recipe="paper") == 0
 
 
+def test_settings_of_the_recipes_reach_the_model(data_dir):
+    data = load_images("utkface", data_dir=data_dir)
+    paper = Config("utkface", "snl", "mdn-4", 64, 0, "paper").regressor(data)
+    assert paper.energy == EnergyHead(
+        "paper", base=None, share_gradient=False, proposal_loss="both"
+    )
+    assert (paper.options.optimizer, paper.options.schedule) == ("adam", "constant")
+    assert (paper.batch_size, paper.max_epochs, paper.augmentation) == (32, 75, None)
+    options = {"anchors": 3, "weight_decay": 0.1}
+    best = Config("utkface", "snl", "mdn-4", 64, 0, "best", options=options).regressor(data)
+    assert best.energy == EnergyHead(anchors=3)
+    assert (best.options.patience, best.options.ema, best.options.weight_decay) == (10, 0.998, 0.1)
+    assert (best.dropout, best.label_step, best.augmentation) == (0.3, 1.0, data.augmentation)
+
+
 def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
     data = load_images("utkface", data_dir=data_dir)
     other = dataclasses.replace(data, test=(data.test[0], data.test[1][::-1].copy()))
@@ -207,39 +223,21 @@ def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
 
 
 @pytest.mark.parametrize("recipe", ["paper", "literal"])
-def test_the_other_recipes(data_dir, tmp_path, recipe):
-    table = images.run(
-        recipe=recipe,
-        seeds=1,
-        out=tmp_path,
-        data_dir=data_dir,
-        datasets=("utkface",),
-        methods=(("snl", "gaussian"), ("nce", "uniform"), ("gaussian", "none")),
-        backbone=Pooled(),
-        figures=False,
-        **QUICK,
-    )
+def test_the_other_recipes(run, tmp_path, recipe):
+    methods = (("snl", "gaussian"), ("nce", "uniform"), ("gaussian", "none"))
+    table = run(recipe=recipe, methods=methods)
     assert [r["objective"] for r in table.rows] == ["snl", "nce", "gaussian"]
     assert "-2.966 ± 0.057" in (tmp_path / "images.md").read_text()  # the paper's row
 
 
-def test_three_labels_have_bounds_but_no_quadrature(data_dir, tmp_path):
-    table = images.run(
-        seeds=1,
-        out=tmp_path,
-        data_dir=data_dir,
-        datasets=("biwi",),
-        methods=(("snl", "mdn-4"), ("mdn", "mdn-4")),
-        backbone=Pooled(),
-        **QUICK,
-    )
-    snl, mdn = table.rows
+def test_three_labels_have_bounds_but_no_quadrature(run):
+    snl, mdn = run(datasets=("biwi",), methods=(("snl", "mdn-4"), ("mdn", "mdn-4"))).rows
     assert "exact" not in snl
     assert "upper" in snl
     assert "exact" in mdn
 
 
-def test_an_interrupted_run_leaves_no_row(data_dir, tmp_path, monkeypatch):
+def test_an_interrupted_run_leaves_no_row(run, tmp_path, monkeypatch):
     def cut_short(*_):
         history = History()
         history.stopped = "interrupted"
@@ -247,30 +245,13 @@ def test_an_interrupted_run_leaves_no_row(data_dir, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ImageRegressor, "_train", cut_short)
     with pytest.raises(KeyboardInterrupt):
-        images.run(
-            seeds=1,
-            out=tmp_path,
-            data_dir=data_dir,
-            datasets=("utkface",),
-            methods=(("snl", "mdn-4"),),
-            backbone=Pooled(),
-            **QUICK,
-        )
+        run(methods=METHODS[:1])
     assert not (tmp_path / "images.json").exists()
 
 
-def test_other_settings_are_other_rows(data_dir, tmp_path):
+def test_other_settings_are_other_rows(run):
     for epochs in (1, 1, 2):
-        table = images.run(
-            seeds=1,
-            out=tmp_path,
-            data_dir=data_dir,
-            datasets=("utkface",),
-            methods=(("mdn", "mdn-4"),),
-            backbone=Pooled(),
-            figures=False,
-            **{**QUICK, "max_epochs": epochs},
-        )
+        table = run(methods=(("mdn", "mdn-4"),), max_epochs=epochs)
     assert [r["max_epochs"] for r in table.rows] == [1, 2]
     assert {r["backbone"] for r in table.rows} == {"Pooled"}
 
@@ -285,15 +266,9 @@ def test_the_judged_model_is_the_model_as_trained(data_dir):
 
 
 def test_ablation_of_three_labels(data_dir, tmp_path):
+    options = {**QUICK, "progress": True, "out": tmp_path, "data_dir": data_dir}
     table = images_ablation.run(
-        seeds=1,
-        out=tmp_path,
-        data_dir=data_dir,
-        datasets=("biwi",),
-        objectives=("snl",),
-        sizes=(2,),
-        backbone=Pooled(),
-        **{**QUICK, "progress": True},
+        seeds=1, datasets=("biwi",), objectives=("snl",), sizes=(2,), **options
     )
     assert "upper" in table.rows[0]
     assert (tmp_path / "images_ablation.png").exists()
@@ -307,66 +282,25 @@ def test_nothing_to_run_is_an_error(tmp_path):
         images.run(recipe="ours", out=tmp_path)
 
 
-def test_a_deadline_begins_no_run(data_dir, tmp_path):
-    table = images.run(
-        seeds=1, out=tmp_path, data_dir=data_dir, datasets=("utkface",), deadline=-1.0, **QUICK
-    )
-    assert table.rows == []
-
-
 def test_ablation_over_m(data_dir, tmp_path):
-    table = images_ablation.run(
-        seeds=2,
-        out=tmp_path,
-        data_dir=data_dir,
-        datasets=("utkface",),
-        objectives=("snl", "nce"),
-        sizes=(1, 4),
-        backbone=Pooled(),
-        **QUICK,
-    )
-    assert isinstance(table, Table)
-    assert {(r["objective"], r["n_samples"]) for r in table.rows} == {
-        ("snl", 1),
-        ("snl", 4),
-        ("nce", 1),
-        ("nce", 4),
-    }
+    options = {**QUICK, "out": tmp_path, "data_dir": data_dir, "datasets": ("utkface",)}
+    table = images_ablation.run(seeds=2, objectives=("snl", "nce"), sizes=(1, 4), **options)
+    found = {(r["objective"], r["n_samples"]) for r in table.rows}
+    assert found == {(objective, m) for objective in ("snl", "nce") for m in (1, 4)}
     assert (tmp_path / "images_ablation.png").stat().st_size > 5000
     assert "| utkface | snl | uniform | 4 |" in (tmp_path / "images_ablation.md").read_text()
 
 
 def test_the_command_says_what_is_missing(tmp_path):
-    result = CliRunner().invoke(
-        app,
-        [
-            "reproduce",
-            "images",
-            "--dataset",
-            "cells",
-            "--data-dir",
-            str(tmp_path),
-            "--out",
-            str(tmp_path),
-        ],
-    )
+    places = ["--data-dir", str(tmp_path), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["reproduce", "images", "--dataset", "cells", *places])
     assert isinstance(result.exception, MissingDataError)
     assert "vgg_cells.zip" in str(result.exception)
 
 
-def test_rows_side_by_side_are_the_rows_one_by_one(table, data_dir, tmp_path):
+def test_rows_side_by_side_are_the_rows_one_by_one(table, run, tmp_path):
     methods = (("snl", "mdn-4"), ("mdn", "mdn-4"), ("l2", "none"))
-    found = images.run(
-        recipe="best",
-        seeds=1,
-        out=tmp_path,
-        data_dir=data_dir,
-        datasets=("utkface", "driving"),
-        methods=methods,
-        backbone=Pooled(),
-        jobs=2,
-        **QUICK,
-    )
+    found = run(datasets=("utkface", "driving"), methods=methods, jobs=2)
     keys = ("dataset", "objective", "proposal", "seed")
     alone = {tuple(row[k] for k in keys): row for row in table.rows}
     assert len({tuple(row[k] for k in keys) for row in found.rows}) == len(found.rows) == 6
@@ -377,3 +311,30 @@ def test_rows_side_by_side_are_the_rows_one_by_one(table, data_dir, tmp_path):
         assert (tmp_path / "scores" / f"{name}.npz").exists()
     for name in ("utkface", "driving"):
         assert (tmp_path / f"densities_{name}.png").stat().st_size > 5000
+
+
+def test_paired_error_covers_images_and_seeds():
+    rng = np.random.default_rng(0)
+    base = [rng.normal(size=400) for _ in range(3)]
+    noisy = [b + 0.5 + rng.normal(0, 0.2, 400) for b in base]
+    found = paired(noisy, base)
+    assert found["difference"] == pytest.approx(0.5, abs=0.03)
+    assert found["se_images"] == pytest.approx(0.2 / np.sqrt(1200), rel=0.1)
+    assert found["se"] == max(found["se_images"], found["se_seeds"])
+    assert found["by_seed"] == pytest.approx(
+        [np.mean(a - b) for a, b in zip(noisy, base, strict=True)]
+    )
+    shifted = [a + s for a, s in zip(noisy, (-0.3, 0.0, 0.3), strict=True)]
+    assert paired(shifted, base)["se"] == pytest.approx(0.3 / np.sqrt(3), rel=0.1)
+    assert paired(noisy[:1], base[:1])["se_seeds"] is None
+
+
+def test_standard_errors_are_over_groups():
+    rng = np.random.default_rng(0)
+    shared = np.repeat(rng.normal(size=200), 10)
+    groups = np.repeat(np.arange(200), 10)
+    assert standard_error(shared, groups) == pytest.approx(1 / np.sqrt(200), rel=0.15)
+    assert standard_error(shared) == pytest.approx(1 / np.sqrt(2000), rel=0.15)
+    free = rng.normal(size=2000)
+    assert standard_error(free, groups) == pytest.approx(standard_error(free), rel=0.15)
+    assert paired([shared], [np.zeros(2000)], [groups])["se"] == standard_error(shared, groups)
