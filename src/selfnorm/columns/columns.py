@@ -326,13 +326,17 @@ class Columns(nn.Module):
         """``(n,)``: rows within the support."""
         return ((x >= self.low) & (x <= self.high)).all(-1)
 
+    def _limits(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which columns have a lower, an upper limit; and the limits, 0 where there is none."""
+        lower, upper = torch.isfinite(self.low), torch.isfinite(self.high)
+        return lower, upper, self.low.where(lower, 0.0), self.high.where(upper, 0.0)
+
     def _unbound(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``t(x)`` and ``log dt/dx``, elementwise."""
         if not self.bounded:
             return x, torch.zeros_like(x)
-        lower, upper = torch.isfinite(self.low), torch.isfinite(self.high)
-        zero = torch.zeros_like(self.low)
-        low, high = torch.where(lower, self.low, zero), torch.where(upper, self.high, zero)
+        lower, upper, low, high = self._limits()
+        zero = torch.zeros_like(low)
         width = torch.where(lower & upper, high - low, torch.ones_like(zero))
         r = ((x - low) / width).clamp(1e-12, 1 - 6e-8)
         both = torch.log(r) - torch.log1p(-r)
@@ -355,9 +359,7 @@ class Columns(nn.Module):
         t = z * self.scale + self.center
         if not self.bounded:
             return t
-        lower, upper = torch.isfinite(self.low), torch.isfinite(self.high)
-        zero = torch.zeros_like(self.low)
-        low, high = torch.where(lower, self.low, zero), torch.where(upper, self.high, zero)
+        lower, upper, low, high = self._limits()
         both = low + (high - low) * torch.exp(logsigmoid(t))
         one = torch.where(lower, low + self.unit * softplus(t), high - self.unit * softplus(-t))
         return torch.where(lower & upper, both, torch.where(lower | upper, one, t))

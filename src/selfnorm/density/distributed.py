@@ -167,7 +167,7 @@ class DistributedTask(Task):
         self._interrupted = False
         self._until_asked = 0
         # What ranks and pieces change nothing about is asked of the task itself.
-        for name in ("parameter_groups", "data_columns", "witness", "own_state", "load_own_state"):
+        for name in ("parameter_groups", "witness", "own_state", "load_own_state"):
             setattr(self, name, getattr(task, name))
         trained = [p for group in task.parameter_groups() for p in group["params"]]
         self._params = [p for p in trained if p.requires_grad]
@@ -288,14 +288,11 @@ def _launched(fabric: Any) -> Any:
     if fabric is not None:
         return fabric
     try:
-        from lightning.fabric import Fabric
-    except ImportError:
-        try:
-            from lightning_fabric import Fabric
-        except ImportError as error:
-            raise SelfnormError(
-                "distributed training needs Lightning Fabric: pip install 'selfnorm[distributed]'"
-            ) from error
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise SelfnormError(
+            "distributed training needs Lightning Fabric: pip install 'selfnorm[distributed]'"
+        ) from error
     made = Fabric()
     made.launch()
     return made
