@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
-from selfnorm._inputs import as_rows
+from selfnorm._inputs import as_rows, check_rows
 from selfnorm.errors import DataError, SelfnormWarning
 
 __all__ = ["Columns", "detect_atoms", "detect_step", "label_step", "log_cell_mass"]
@@ -215,16 +215,10 @@ class Columns(nn.Module):
         """Read scales, grids and atoms off a table ``(n, dim)``."""
         if not isinstance(x, Tensor):
             x = as_rows(x, dtype=torch.float64)
+        x = check_rows(x, "the table", width=self.dim, minimum=1)
+        if len(x) < 2:
+            raise DataError("one row cannot tell the scale of a column; give more rows")
         table = np.asarray(x.detach().cpu().double())
-        if table.ndim != 2 or table.shape[1] != self.dim:
-            raise DataError(f"expected a table of shape (n, {self.dim}), got {tuple(table.shape)}")
-        if len(table) < 2:
-            raise DataError(
-                f"{len(table)} row(s) cannot tell the scale of a column; give more rows"
-            )
-        if not np.isfinite(table).all():
-            rows = int((~np.isfinite(table)).any(1).sum())
-            raise DataError(f"{rows} rows hold NaN or infinity: drop or impute them first")
         near = x.to(self.low)  # in the type of the limits: 0.7 is more than 0.7 in float32
         outside = (near < self.low) | (near > self.high)
         if bool(outside.any()):
