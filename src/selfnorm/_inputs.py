@@ -105,6 +105,7 @@ def check_rows(
     *,
     width: int | None = None,
     minimum: int = 2,
+    constant_ok: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """A table of finite rows, or an error that says what is wrong and where."""
@@ -125,7 +126,7 @@ def check_rows(
             f"{name} holds {int((~finite).sum())} NaN or infinite value(s), the first in row "
             f"{row}, column {column}; drop or impute those rows"
         )
-    if minimum > 1:
+    if minimum > 1 and not constant_ok:
         flat = (x == x[0]).all(0)
         if bool(flat.any()):
             column = int(flat.nonzero()[0])
