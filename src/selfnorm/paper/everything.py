@@ -33,14 +33,12 @@ class Piece:
     Attributes:
         table: name of the table, and of its result files.
         recipe: which set-up.
-        seeds: how many repetitions its protocol asks.
         long: hours on one GPU: run only when named.
         module: where the table's ``run`` is, if not among the library's own tables.
     """
 
     table: str
     recipe: str
-    seeds: int
     long: bool = False
     module: str = ""
 
@@ -56,15 +54,15 @@ class Piece:
 
 # Quick ones first: whoever stops early has the most tables.
 PIECES = (
-    Piece("toy2d", "paper", 5),
-    Piece("toy2d", "best", 5),
-    Piece("uci", "paper", 3),
-    Piece("toy1d", "best", 5),
-    Piece("images", "best", 3),
-    Piece("mnist", "best", 2),
-    Piece("toy1d", "paper", 5),
-    Piece("images", "paper", 3, long=True),
-    Piece("mnist", "paper", 2, long=True),
+    Piece("toy2d", "paper"),
+    Piece("toy2d", "best"),
+    Piece("uci", "paper"),
+    Piece("toy1d", "best"),
+    Piece("images", "best"),
+    Piece("mnist", "best"),
+    Piece("toy1d", "paper"),
+    Piece("images", "paper", long=True),
+    Piece("mnist", "paper", long=True),
 )
 
 
@@ -142,9 +140,9 @@ def run(
     def todo() -> Iterator[tuple[Piece, dict[str, Any]]]:
         for piece in asked:
             tell(f"{piece.name}: {piece.so_far(directory).progress}")
-            own = {"recipe": piece.recipe, "seeds": seeds or piece.seeds}
-            own |= {"out": directory / piece.name, **common, **(options or {}).get(piece.table, {})}
-            yield piece, own
+            own = {"recipe": piece.recipe, "out": directory / piece.name, **common}
+            own |= {} if seeds is None else {"seeds": seeds}
+            yield piece, own | (options or {}).get(piece.table, {})
 
     def write() -> Path:
         # Pieces of earlier calls stay on the page.
