@@ -198,7 +198,7 @@ def test_a_post_hoc_row_is_put_on_the_vae_it_names_or_refused(data, tmp_path):
     options = {**SMALL, "out": tmp_path, "data_dir": data, "seeds": 1}
     table_of_mnist.run(**options, models=("vae",))
     longer = {**options, "max_steps": 3, "models": ("vae_ebm_post_hoc",)}
-    with pytest.raises(ValueError, match=r"put on a vae of 3 steps.*run that row first"):
+    with pytest.raises(ValueError, match=r"none at .*vae-0-.*-3: run that row first"):
         table_of_mnist.run(**longer)
     rows = table_of_mnist.run(**{**longer, "models": ("vae", "vae_ebm_post_hoc")}).rows
     assert [(r["model"], r["max_steps"]) for r in rows][1:] == [("vae", 3), ("vae_ebm_post_hoc", 3)]

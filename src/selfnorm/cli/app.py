@@ -107,7 +107,7 @@ def reproduce(
     ] = None,
     jobs: Annotated[
         int | None,
-        Option(min=1, help="Runs at once, in processes; 1. all: over all pieces, on a GPU 8."),
+        Option(min=1, help="Runs at once, in processes; 1. all: on a GPU 8."),
     ] = None,
     only: Annotated[
         Names,
@@ -115,9 +115,6 @@ def reproduce(
             help="all: only these pieces, e.g. toy2d/paper or toy2d (repeatable); images/paper and "
             "mnist/paper, which take hours, run only when named so."
         ),
-    ] = None,
-    side_by_side: Annotated[
-        int | None, Option(min=1, help="all: pieces at once, each with its part of --jobs; 1.")
     ] = None,
     together: Annotated[
         bool | None,

@@ -217,9 +217,14 @@ def run(
     missing = table.missing(asked)
     alone = [job for job in missing if job.row.on is None]
     put_on_others = [job for job in missing if job.row.on is not None]
-    for job in put_on_others:
-        if not any((one.row, one.seed) == (job.row.on, job.seed) for one in alone):
-            _check_source(job)
+    coming = {job.model_folder() for job in alone}
+    for job in put_on_others:  # each on the VAE it names, one of that very length
+        source = job.model_folder(job.row.on)
+        if source not in coming and not source.exists():
+            raise ValueError(
+                f"{job.row.model} is put on another model, and there is none at {source}: run that "
+                "row first (--model)"
+            )
     for stage in (alone, put_on_others):
         for job, _ in common.keep(table, run_side_by_side(_run_row, stage, common.jobs)):
             job.checkpoint.unlink(missing_ok=True)
@@ -238,16 +243,6 @@ def run(
 def _digits(data_dir: str | Path | None, device: str) -> tuple[Tensor, ...]:
     """Training, validation and test part, loaded once for all rows of a process."""
     return tuple(part.to(device) for part in mnist.load_binarized(data_dir))
-
-
-def _check_source(job: Job) -> None:
-    """A post-hoc row belongs to the VAE it names, one of that very length."""
-    source = job.row.on
-    if source is not None and not job.model_folder(source).exists():
-        raise ValueError(
-            f"{job.row.model} is put on a {source.model} of {source.steps} steps, and there is "
-            f"none at {job.model_folder(source)}: run that row first (--model {source.model})"
-        )
 
 
 def _run_row(job: Job) -> tuple[dict[str, Any], None]:
@@ -286,7 +281,6 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     vae = EnergyVAE(encoder, decoder, row.make_prior(job.energy_layers)).to(job.settings.device)
     options = dict(row.fit)
     if row.on is not None:
-        _check_source(job)
         trained = EnergyVAE.load(job.model_folder(row.on))
         vae.encoder.load_state_dict(trained.encoder.state_dict())
         vae.decoder.load_state_dict(trained.decoder.state_dict())

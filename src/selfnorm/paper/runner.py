@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection
@@ -28,7 +28,7 @@ import torch
 from selfnorm.errors import SelfnormError
 from selfnorm.paper.report import Run, Table, check_choices
 
-__all__ = ["Settings", "end_when_asked", "refuse_cut_short", "run_side_by_side"]
+__all__ = ["Settings", "refuse_cut_short", "run_side_by_side"]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -194,30 +194,3 @@ def _attempt(packed: bytes) -> bytes:
         if not isinstance(error, SelfnormError):  # another class may not be made anew there
             error = SelfnormError(f"{type(error).__name__}: {error}")
         return pickle.dumps((None, error))
-
-
-@contextmanager
-def end_when_asked() -> Iterator[None]:
-    """Within, SIGTERM raises ``SystemExit``, so that ``finally`` clauses run.
-
-    Unlike Ctrl-C it is no order to a training run to finish early.
-
-    Example:
-        >>> try:
-        ...     with end_when_asked():
-        ...         os.kill(os.getpid(), signal.SIGTERM)
-        ...         time.sleep(5)
-        ... except SystemExit as ended:
-        ...     print(ended.code)
-        143
-    """
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-    raise SystemExit(128 + number)
