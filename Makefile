@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo   install, fit the paper's four 2-D sets with SNL and NCE, write figures and a table to out/"
 	@echo "make test   install, then ruff, import-linter, mypy and pytest"
-	@echo "make bench  run the benchmarks of speed and memory and write docs/benchmarks.md"
+	@echo "make bench  run the benchmarks of speed and memory and write docs/tables/speed.md"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove the virtual environment and everything generated"
 

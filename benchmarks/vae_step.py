@@ -68,13 +68,13 @@ def make_stepper(prior: LatentPrior, x: torch.Tensor, device: str, compiled: boo
 
 def steps(stepper: Stepper, order: torch.Tensor, n: int, batch: int) -> float:
     """Milliseconds a step."""
-    if stepper.on_cuda:
+    if stepper.device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
     for i in range(n):
         start = (i * batch) % (len(order) - batch)
         stepper.step(order[start : start + batch], 1e-4, i)
-    if stepper.on_cuda:
+    if stepper.device.type == "cuda":
         torch.cuda.synchronize()
     return 1e3 * (time.perf_counter() - began) / n
 
@@ -103,7 +103,7 @@ def write(
             "model": name,
             "step_ms": statistics.median(values),
             "ratio_to_vae": statistics.median(values) / plain,
-            "captured": steppers[name]._graph is not None,
+            "captured": steppers[name].captured,
             "all_ms": values,
         }
         for name, values in times.items()

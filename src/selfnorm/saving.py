@@ -399,7 +399,11 @@ def _renewed(blueprint: dict[str, Any]) -> dict[str, Any]:
     new, name = dict(blueprint), blueprint.get("class")
     if name == "MLP" and new.get("features") is not None:
         new["features"] = {"class": "FourierFeatures", **new["features"]}
+    if name == "AutoregressiveEBM":
+        new.pop("frequencies", None)  # once an option, the same for all
     if name == "EnergyPrior":
+        for option in ("moves", "step_size", "gradient_penalty"):  # of training, once
+            new.pop(option, None)
         energy = new.get("energy", {"own": "a module"})
         new["energy"] = energy if "own" in energy else {"class": "MLP", "dim": new["dim"], **energy}
     if name == "EnergyVAE":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
+from selfnorm.density import adapt, fit_jointly, tilt
 from selfnorm.distributions import FlowTask, proposal_loss
 from selfnorm.errors import DataError, SelfnormError
 

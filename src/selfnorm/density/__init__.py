@@ -2,6 +2,7 @@
 
 from selfnorm.density.distributed import fit_distributed
 from selfnorm.density.fit import Objective, fit
+from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
 from selfnorm.density.many import fit_many
 from selfnorm.density.model import EBM, Ensemble, log_weights
 from selfnorm.density.recipes import Recipe, joint_density, joint_energy
@@ -11,10 +12,13 @@ __all__ = [
     "Ensemble",
     "Objective",
     "Recipe",
+    "adapt",
     "fit",
     "fit_distributed",
+    "fit_jointly",
     "fit_many",
     "joint_density",
     "joint_energy",
     "log_weights",
+    "tilt",
 ]

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from selfnorm._context import seeded
 from selfnorm._inputs import moved
 from selfnorm.density.fit import (
-    OPTIONS_MOVED,
     DensityTask,
     Objective,
     checked_tables,
     get,
+    in_options,
     make_task,
 )
 from selfnorm.density.model import EBM
@@ -41,7 +41,7 @@ __all__ = ["DistributedTask", "fit_distributed"]
 _ASK_EVERY = 16  # steps on a GPU between looks at whether a rank was interrupted
 
 
-@moved(**OPTIONS_MOVED)
+@moved(**in_options("batch_size", "lr", "seed", "progress"))
 def fit_distributed(
     model: nn.Module,
     x_train: Tensor | tuple[Tensor, ...],

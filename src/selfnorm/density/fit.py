@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.training import History, Task, TrainingOptions, run, whole_number
 
 __all__ = [
-    "OPTIONS_MOVED",
     "DensityTask",
     "Objective",
     "WeightObjective",
@@ -30,35 +30,27 @@ __all__ = [
     "checked_tables",
     "fit",
     "get",
+    "in_options",
     "make_task",
     "register",
 ]
 
 Metrics = dict[str, Tensor]
-_IN_OPTIONS = "give it as options=selfnorm.TrainingOptions({}=...)"
-OPTIONS_MOVED = {
-    name: _IN_OPTIONS.format(name)
-    for name in (
-        "checkpoint",
-        "checkpoint_every",
-        "clip_norm",
-        "compile_step",
-        "cuda_graph",
-        "ema",
-        "lr_log_norm",
-        "max_memory",
-        "optimizer",
-        "resume",
-        "schedule",
-        "validate_every",
-        "warmup",
-    )
-}
+
+
+def in_options(*direct: str) -> dict[str, str]:
+    """Training options that a function does not take itself, and where they are given.
+
+    Example:
+        >>> in_options("lr")["ema"]
+        'give it as options=selfnorm.TrainingOptions(ema=...)'
+    """
+    names = [each.name for each in fields(TrainingOptions) if each.name not in direct]
+    return {name: f"give it as options=selfnorm.TrainingOptions({name}=...)" for name in names}
 
 
 @moved(
-    **OPTIONS_MOVED,
-    weight_decay=_IN_OPTIONS.format("weight_decay"),
+    **in_options("batch_size", "max_epochs", "max_steps", "lr", "patience", "seed", "progress"),
     bf16="densities are trained in the precision of their parameters",
 )
 def fit(

@@ -21,7 +21,7 @@ from selfnorm import functional as F
 from selfnorm._context import random_state, seeded, set_random_state
 from selfnorm._inputs import check_rows, moved
 from selfnorm.density._members import Member, Members, check_training_keeps_buffers, same_law
-from selfnorm.density.fit import OPTIONS_MOVED, DensityTask, WeightObjective, get
+from selfnorm.density.fit import DensityTask, WeightObjective, get, in_options
 from selfnorm.density.model import EBM
 from selfnorm.distributions import proposal_for
 from selfnorm.errors import DataError, ProposalError, SelfnormError
@@ -41,14 +41,9 @@ PerMember = float | Sequence[float]
 _MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
 _METRICS = ("loss", "grad_norm", "lower", "upper")
 _N_VAL_SAMPLES = 16_384
-_PATIENCE = "give it as options=selfnorm.TrainingOptions({}=...)"
 
 
-@moved(
-    **OPTIONS_MOVED,
-    max_steps=_PATIENCE.format("max_steps"),
-    patience=_PATIENCE.format("patience"),
-)
+@moved(**in_options("batch_size", "max_epochs", "lr", "weight_decay", "seed", "progress"))
 def fit_many(
     models: Sequence[EBM],
     x_train: Tensor | Sequence[Tensor],

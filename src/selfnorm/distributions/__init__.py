@@ -11,12 +11,13 @@ from selfnorm.distributions.mdn import (
     UniformLabels,
 )
 from selfnorm.distributions.mixtures import (
+    Mixture1d,
     choose_component,
     gaussian_log_prob,
     mixture_log_prob,
     pick_component,
+    stratified_uniform,
 )
-from selfnorm.distributions.mixtures1d import EPS, LOG_SQRT_2PI, Mixture1d
 from selfnorm.distributions.proposals import (
     Gaussian,
     GaussianMixture,
@@ -29,8 +30,6 @@ from selfnorm.distributions.proposals import (
 )
 
 __all__ = [
-    "EPS",
-    "LOG_SQRT_2PI",
     "MDN",
     "Defensive",
     "DefensiveLabels",
@@ -56,4 +55,5 @@ __all__ = [
     "pick_component",
     "proposal_for",
     "proposal_loss",
+    "stratified_uniform",
 ]

@@ -1,7 +1,7 @@
 """Can a number be trusted: bounds, log-weights, the verdict, quadrature, calibration."""
 
 from selfnorm.evaluation.bounds import Bounds, evaluate
-from selfnorm.evaluation.calibration import crps_from_cdf
+from selfnorm.evaluation.calibration import assess, crps_from_cdf
 from selfnorm.evaluation.diagnostics import (
     PARETO_K_LIMIT,
     WeightStream,
@@ -21,6 +21,7 @@ __all__ = [
     "Bounds",
     "WeightStream",
     "adaptive_log_mean",
+    "assess",
     "chunk_size_for",
     "crps_from_cdf",
     "data_side_check",

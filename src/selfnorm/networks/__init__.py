@@ -1,9 +1,9 @@
 """Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
 
-from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures
-from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings, masked_weights
+from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures, activation_module
+from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
 from selfnorm.networks.resnet import resnet18
-from selfnorm.networks.stacked import StackedLinear, StackedMLP, activation_module, linear
+from selfnorm.networks.stacked import StackedLinear, StackedMLP, linear
 
 __all__ = [
     "MLP",
@@ -16,6 +16,5 @@ __all__ = [
     "activation_module",
     "draw_orderings",
     "linear",
-    "masked_weights",
     "resnet18",
 ]

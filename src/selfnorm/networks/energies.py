@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MLP", "ExponentialFamily", "FourierFeatures"]
+__all__ = ["MLP", "ExponentialFamily", "FourierFeatures", "activation_module"]
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -21,6 +21,17 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "leaky_relu": lambda: nn.LeakyReLU(0.2),
 }
+
+
+def activation_module(name: str) -> nn.Module:
+    """The activation called ``name`` as a module.
+
+    >>> activation_module("silu")
+    SiLU()
+    """
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"unknown activation {name!r}; choose one of {sorted(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]()
 
 
 class FourierFeatures(nn.Module):
@@ -91,10 +102,6 @@ class MLP(nn.Module):
         saturate: float | None = None,
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"unknown activation {activation!r}; choose one of {sorted(_ACTIVATIONS)}"
-            )
         if not hidden:
             raise ValueError("hidden must name at least one layer width, e.g. (128, 128)")
         self.dim = dim
@@ -106,7 +113,7 @@ class MLP(nn.Module):
         widths = [features.n_out if features is not None else dim, *hidden]
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise(widths):
-            layers += [nn.Linear(n_in, n_out), _ACTIVATIONS[activation]()]
+            layers += [nn.Linear(n_in, n_out), activation_module(activation)]
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
         last = nn.Linear(widths[-1], 1, bias=False)
@@ -115,15 +122,11 @@ class MLP(nn.Module):
         layers.append(last)
         self.layers = nn.Sequential(*layers)
 
-    def _inputs(self, x: Tensor) -> Tensor:
-        """What the first layer is given."""
-        if self.saturate is not None:
-            x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
-        return x if self.features is None else self.features(x)
-
     def forward(self, x: Tensor) -> Tensor:
         """Energy of each row."""
-        out: Tensor = self.layers(self._inputs(x)).squeeze(-1)
+        if self.saturate is not None:
+            x = x * torch.rsqrt(1 + x.square().sum(-1, keepdim=True) / self.saturate**2)
+        out: Tensor = self.layers(x if self.features is None else self.features(x)).squeeze(-1)
         return out
 
 

@@ -14,25 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfnorm.networks.energies import activation_module
+
 __all__ = ["StackedLinear", "StackedMLP", "activation_module", "linear"]
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-    "tanh": nn.Tanh,
-}
-
-
-def activation_module(name: str) -> nn.Module:
-    """The activation called ``name`` as a module.
-
-    >>> activation_module("silu")
-    SiLU()
-    """
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"no activation is called {name!r}; choose from {sorted(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]()
 
 
 class StackedLinear(nn.Module):

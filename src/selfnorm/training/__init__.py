@@ -6,7 +6,6 @@ from selfnorm.training.loop import (
     Task,
     TrainingOptions,
     lr_factor,
-    refuse_unknown,
     run,
     whole_number,
 )
@@ -19,7 +18,6 @@ __all__ = [
     "TrainingOptions",
     "fingerprint",
     "lr_factor",
-    "refuse_unknown",
     "run",
     "whole_number",
 ]

@@ -34,7 +34,7 @@ from selfnorm.training.checkpoint import (
 from selfnorm.training.history import History
 from selfnorm.training.step import Stepper
 
-__all__ = ["Task", "TrainingOptions", "lr_factor", "refuse_unknown", "run", "whole_number"]
+__all__ = ["Task", "TrainingOptions", "lr_factor", "run", "whole_number"]
 
 _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
@@ -62,10 +62,6 @@ class Task:
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the inputs and set initial values; called once, under the run's seed."""
-
-    def data_columns(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """Further tensors with one entry per row, computed once: they come to :meth:`loss` too."""
-        return ()
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Scalar loss and detached metrics, without waiting for the device."""
@@ -234,19 +230,6 @@ def whole_number(name: str, value: Any) -> int:
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
     return int(value)
-
-
-def refuse_unknown(options: dict[str, Any], caller: str) -> None:
-    """Name the options that are none of the training loop's, as those of the one who asked.
-
-    Example:
-        >>> refuse_unknown({"lr": 1e-3, "epochs": 3}, "fit_many")
-        Traceback (most recent call last):
-        TypeError: fit_many() does not take epochs
-    """
-    unknown = sorted(set(options) - {each.name for each in fields(TrainingOptions)})
-    if unknown:
-        raise TypeError(f"{caller}() does not take {', '.join(unknown)}")
 
 
 def lr_factor(schedule: str, step: int, total: int, warmup: float = 0.1) -> float:
