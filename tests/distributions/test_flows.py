@@ -135,7 +135,7 @@ def test_bad_settings_are_refused(monkeypatch):
         FlowTask(flow, loss="other")
     with pytest.raises(ValueError, match="needs the model"):
         proposal_loss(flow, None, torch.zeros(3, 2), "kl", 8)
-    with pytest.raises(DataError, match="shape"):
+    with pytest.raises(DataError, match="3 columns, expected 2"):
         flow.set_scaling(torch.zeros(4, 3))
     with pytest.raises(DataError, match="NaN"):
         flow.set_scaling(torch.full((4, 2), torch.nan))

@@ -130,7 +130,7 @@ def test_it_beats_a_gaussian_and_is_calibrated(fitted: EnergyRegressor) -> None:
     assert fitted.score(X, y) > gaussian.mean() + 0.3
     found = assess(fitted, X, y)
     assert 0.8 < found.coverage < 0.97
-    assert found.to_dict()["n"] == 300
+    assert found.n == 300
     pit, _ = fitted.pit_and_crps(X, y)
     assert found.coverage == central_coverage(pit, 0.9)
 

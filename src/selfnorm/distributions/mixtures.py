@@ -31,7 +31,9 @@ from torch.nn.functional import hardtanh, logsigmoid, softplus
 __all__ = [
     "Mixture1d",
     "choose_component",
+    "ends_of_cells",
     "gaussian_log_prob",
+    "interpolate",
     "mixture_log_prob",
     "pick_component",
     "stratified_uniform",
@@ -105,6 +107,27 @@ def pick_component(values: Tensor, component: Tensor, event_dims: int = 0) -> Te
     *batch, k = values.shape[: values.dim() - event_dims]
     first = k * torch.arange(math.prod(batch), device=values.device).view(batch)
     return values.flatten(0, len(batch))[first + component]  # one list of all laws' components
+
+
+def ends_of_cells(at: Tensor, points: Tensor, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Left and right ends of the cells of ascending ``points (*batch, g)`` that ``at (*batch, m)``
+    fall into, then every one of ``values (*batch, g)`` there: pairs of ``(*batch, m)``.
+    """
+    right = torch.searchsorted(points.contiguous(), at.contiguous()).clamp(1, points.shape[-1] - 1)
+    return [(each.gather(-1, right - 1), each.gather(-1, right)) for each in (points, *values)]
+
+
+def interpolate(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
+    """Piecewise linear interpolation, law by law, at ``(*batch, m)``; constant beyond the ends.
+
+    Example:
+        >>> grid, square = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 1.0, 4.0]])
+        >>> interpolate(torch.tensor([[0.5, 1.5, 3.0]]), grid, square)
+        tensor([[0.5000, 2.5000, 4.0000]])
+    """
+    (x0, x1), (v0, v1) = ends_of_cells(at, points, values)
+    share = (at - x0) / (x1 - x0).clamp_min(torch.finfo(at.dtype).tiny)
+    return v0 + share.clamp(0.0, 1.0) * (v1 - v0)
 
 
 def stratified_uniform(n: int, shape: torch.Size, like: Tensor) -> Tensor:
@@ -249,13 +272,8 @@ class Mixture1d:
         mass = self.cdf(anchors)
         s = torch.linspace(0, 1, 2 * n + 1, dtype=torch.float64, device=self.loc.device)
         u = (s * s * (3 - 2 * s)).to(self.loc.dtype)
-        u = u.expand(*self.loc.shape[:-1], -1).contiguous()
-        known, at = mass.movedim(0, -1).contiguous(), anchors.movedim(0, -1).contiguous()
-        right = torch.searchsorted(known, u).clamp(1, known.shape[-1] - 1)
-        left_mass, right_mass = known.gather(-1, right - 1), known.gather(-1, right)
-        left, right = at.gather(-1, right - 1), at.gather(-1, right)
-        share = (u - left_mass) / (right_mass - left_mass).clamp_min(1e-12)
-        cuts = (left + share.clamp(0, 1) * (right - left)).movedim(-1, 0)
+        u = u.expand(*self.loc.shape[:-1], -1)
+        cuts = interpolate(u, mass.movedim(0, -1), anchors.movedim(0, -1)).movedim(-1, 0)
         below = self.cdf(cuts[2:-1:2])
         edge = torch.zeros_like(below[:1])
         masses = torch.diff(torch.cat([edge, below, edge + 1]), dim=0).clamp_min(0)

@@ -86,21 +86,6 @@ class Bounds:
         )
 
 
-def _check_options(model: Any, options: dict[str, Any]) -> None:
-    """Refuse what the model's own ``bounds`` would not take, by name."""
-    taken = inspect.signature(model.bounds).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
-        return
-    refused = sorted(name for name in options if name not in taken)
-    if "proposal" in refused:
-        raise ProposalError(
-            f"{type(model).__name__} brings its own proposal and evaluates with that one: leave "
-            "proposal out"
-        )
-    if refused:
-        raise TypeError(f"{type(model).__name__}.bounds takes no option {', '.join(refused)}")
-
-
 @torch.no_grad()
 def evaluate(
     model: Any,
@@ -138,7 +123,13 @@ def evaluate(
     if hasattr(model, "bounds"):
         stated = {"proposal": proposal, "chunk_size": chunk_size, "max_memory": max_memory}
         options |= {name: value for name, value in stated.items() if value is not None}
-        _check_options(model, options)
+        taken = inspect.signature(model.bounds).parameters.values()
+        any_will_do = any(p.name == "proposal" or p.kind is p.VAR_KEYWORD for p in taken)
+        if proposal is not None and not any_will_do:
+            raise ProposalError(
+                f"{type(model).__name__} brings its own proposal and evaluates with that one: "
+                "leave proposal out"
+            )
         bounds: Bounds = model.bounds(x, n_samples=n_samples, seed=seed, **options)
         return bounds
     if options:

@@ -289,7 +289,7 @@ def _estimates(
         # times there is no tail, whatever law is fitted to the last digits of the largest.
         level = stream.largest - stream.log_mean < math.log(10)
         tail = min(judged.pareto_k, 0.0) if level and n_samples >= 10_000 else judged.pareto_k
-        found[name] = LogNorm(stream.log_mean, stream.log_mean_se, judged.ess, tail)
+        found[name] = LogNorm(stream.log_mean, stream.log_mean_se, stream.ess, tail)
     runs = [_tempered(prior, max(4096, n_samples // 50)) for _ in range(4)]
     found["smc"] = LogNorm(statistics.fmean(runs), statistics.stdev(runs) / 2)
     return found
