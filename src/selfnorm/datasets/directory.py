@@ -88,12 +88,7 @@ BUILT_IN = ("funnel", "pinwheel", "checkerboard", "four_circles", "dataset1", "d
 
 def data_directory(given: str | Path | None = None) -> Path:
     """The directory in force: the argument, ``$SELFNORM_DATA`` or the cache."""
-    if given is not None:
-        return Path(given)
-    from_environment = os.environ.get("SELFNORM_DATA")
-    if from_environment:
-        return Path(from_environment)
-    return Path.home() / ".cache" / "selfnorm"
+    return Path(given or os.environ.get("SELFNORM_DATA") or Path.home() / ".cache" / "selfnorm")
 
 
 def find_set(name: str, given: str | Path | None = None) -> list[Path]:
