@@ -124,7 +124,7 @@ def test_model_and_flow_train_together():
     assert last["flow"] > first["flow"]
     assert last["val_lower"] <= last["val_upper"] + 1e-4
     assert last["val_lower"] > -6
-    assert history.final["ess"] > 0.02
+    assert last["val_ess"] > 0.02
 
 
 def test_bad_settings_are_refused(monkeypatch):

@@ -47,19 +47,21 @@ def test_noise_flags_single_comparisons_and_no_run():
     assert not any(flagged)
 
 
-def test_a_spike_is_caught_at_every_check():
+@pytest.mark.parametrize("shift", [15.0, -15.0])
+def test_a_spike_is_caught_at_every_check_and_a_quiet_one_costs_one_comparison(shift):
     torch.manual_seed(0)
     calls = []
 
     def compare():
         calls.append(1)
-        return noisy_pair(15.0)
+        return noisy_pair(shift)
 
     report = confirmed(compare)
-    assert report.spiked
-    assert len(calls) == COMPARISONS
-    assert report.drift < 15  # the mildest of the comparisons is told
-    assert report.drift_se > 0.1
+    assert report.spiked == (shift > 0)
+    assert len(calls) == (COMPARISONS if shift > 0 else 1)
+    if shift > 0:
+        assert report.drift < 15  # the mildest of the comparisons is told
+        assert report.drift_se > 0.1
 
 
 @pytest.mark.parametrize(("n_quiet", "flagged"), [(2, True), (3, False)])
@@ -72,18 +74,6 @@ def test_two_comparisons_may_find_nothing(n_quiet, flagged):
         return drift_of(log_w, log_w + next(shifts))
 
     assert confirmed(compare).spiked is flagged
-
-
-def test_a_quiet_check_costs_one_comparison():
-    torch.manual_seed(0)
-    calls = []
-
-    def compare():
-        calls.append(1)
-        return drift_of(torch.randn(500), torch.randn(500))
-
-    assert not confirmed(compare).spiked
-    assert len(calls) == 1
 
 
 def spikes_script():

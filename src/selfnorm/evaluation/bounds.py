@@ -6,7 +6,7 @@ import inspect
 import math
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from selfnorm.evaluation.diagnostics import CHUNK_SIZE, WeightStream, stream_log
 from selfnorm.evaluation.memory import chunk_size_for
 
 __all__ = ["Bounds", "evaluate", "far_mass", "summarise"]
+
+AnyBounds = TypeVar("AnyBounds", bound="Bounds")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Bounds:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
         z = NormalDist().inv_cdf(0.5 + level / 2)
         return self.lower - z * self.lower_se, self.upper + z * self.upper_se
+
+    def shifted(self: AnyBounds, by: float) -> AnyBounds:
+        """Both bounds moved, e.g. by the log-Jacobian of a change of units."""
+        return replace(self, lower=self.lower + by, upper=self.upper + by)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, the gap and the verdict as a plain dict."""
