@@ -32,12 +32,13 @@ from selfnorm.errors import SelfnormWarning
 from selfnorm.vae import (
     ConvDecoder,
     ConvEncoder,
+    DenseDecoder,
+    DenseEncoder,
     EnergyPrior,
     EnergyVAE,
     evaluate_vae,
     latent_energy,
 )
-from selfnorm.vae.networks import DenseDecoder, DenseEncoder
 
 LATENT = 16
 N_LOOKS = 50

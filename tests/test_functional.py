@@ -84,6 +84,12 @@ def test_snl_per_condition_uses_each_conditions_own_samples():
     torch.testing.assert_close(terms, by_hand)
 
 
+def test_ranking_nce_is_the_mean_log_share_of_the_data():
+    log_w_data, log_w = torch.randn(5), torch.randn(7, 5)
+    shares = log_w_data.exp() / (log_w_data.exp() + log_w.exp().sum(0))
+    assert torch.allclose(F.ranking_nce(log_w_data, log_w), shares.log().mean())
+
+
 def test_ranking_nce_ignores_functions_of_the_condition_and_gives_b_no_gradient():
     log_w_data, log_w = torch.randn(6), torch.randn(4, 6)
     shift = torch.randn(6) * 5

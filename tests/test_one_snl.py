@@ -64,12 +64,7 @@ FAMILIES = {
 }
 
 
-OWN_BODY = pytest.mark.xfail(reason="the VAE's priors still write the formula out", strict=False)
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[OWN_BODY] * ("VAE" in name)) for name in FAMILIES]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_training_step_executes_the_formula(family):
     calls, code = [], functional.snl.__code__
 

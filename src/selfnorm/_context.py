@@ -21,9 +21,7 @@ __all__ = [
     "evaluating",
     "float32_on_cpu",
     "one_thread",
-    "random_state",
     "seeded",
-    "set_random_state",
 ]
 
 SeedLike = int | torch.Generator | None
@@ -66,20 +64,6 @@ def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> I
         for index in cuda_devices:
             torch.cuda.default_generators[index].manual_seed(seed)
         yield
-
-
-def random_state(device: torch.device) -> torch.Tensor:
-    """State of the stream that draws on ``device``, to return to with :func:`set_random_state`."""
-    on_cuda = device.type == "cuda"
-    return torch.cuda.get_rng_state(device) if on_cuda else torch.get_rng_state()
-
-
-def set_random_state(state: torch.Tensor, device: torch.device) -> None:
-    """Return the stream of ``device`` to an earlier state."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 @contextmanager

@@ -136,8 +136,6 @@ def check_rows(
     return x
 
 
-_WORDS = ("str", "string", "categorical", "enum")
-_TIMES = ("date", "time", "duration")
 _NO_NUMBERS = (str, date, time, timedelta)
 _HUGE = 1e150  # squares of larger numbers are beyond double precision
 
@@ -161,24 +159,23 @@ def refuse_text(X: Any) -> None:
     it would be read as counts of nanoseconds.
     """
     refuse_repeated_names(X)
-    dtypes = getattr(X, "dtypes", None)
-    if dtypes is None or not hasattr(X, "columns"):
+    if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
         if getattr(getattr(X, "dtype", None), "kind", None) in ("M", "m"):
             raise DataError("X holds dates or durations: turn them into numbers first")
         return
-    wrong = []
-    for name, dtype in zip(X.columns, list(dtypes), strict=True):
-        kind = str(dtype).lower().split("(")[0]
-        words = kind in _WORDS
-        if kind in ("object", "category"):
-            words = any(isinstance(value, _NO_NUMBERS) for value in X[name])
-        if words or kind.startswith(_TIMES):
-            wrong.append(repr(str(name)))
+    wrong = [repr(str(name)) for name in X.columns if _holds_text(X[name])]
     if wrong:
         raise DataError(
             f"column(s) {', '.join(wrong[:5])} hold text, categories or dates: encode them as "
             "numbers first, e.g. with sklearn.preprocessing.OneHotEncoder, or drop them"
         )
+
+
+def _holds_text(column: Any) -> bool:
+    """Whether there are words or dates in an array, a list or a column of any type."""
+    values = np.asarray(column)
+    cells = values.ravel() if values.dtype.kind == "O" else ()
+    return values.dtype.kind in "USTMm" or any(isinstance(cell, _NO_NUMBERS) for cell in cells)
 
 
 def refuse_text_target(y: Any) -> None:
@@ -188,9 +185,7 @@ def refuse_text_target(y: Any) -> None:
     Traceback (most recent call last):
     selfnorm.errors.DataError: y holds text or dates: turn it into numbers first
     """
-    values = np.asarray(y)
-    cells = values.ravel() if values.dtype.kind == "O" else ()
-    if values.dtype.kind in "USMm" or any(isinstance(cell, _NO_NUMBERS) for cell in cells):
+    if _holds_text(y):
         raise DataError("y holds text or dates: turn it into numbers first")
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from selfnorm.errors import ModelFileError
 
 __all__ = [
     "Folder",
+    "Saved",
     "annotate",
     "build",
     "describe",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"  # of the library, written into every folder
+T = TypeVar("T")
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -53,11 +55,10 @@ MAX_CONFIG_BYTES = 64 * 2**20
 
 # What a constructor may raise on a config or on tensors that do not fit together.
 _BUILD_ERRORS = (
+    ArithmeticError,
     AttributeError,
-    IndexError,
-    KeyError,
+    LookupError,
     MemoryError,
-    OverflowError,
     RuntimeError,
     TypeError,
     ValueError,
@@ -118,12 +119,7 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
     folder = read_folder(path)
     if kind is not None and folder.kind != kind:
         raise ModelFileError(f"{path} holds a {folder.kind}, not a {kind}; load it with that class")
-    if folder.kind not in _CLASSES:
-        raise ModelFileError(
-            f"{path} asks for the unknown class {folder.kind[:80]!r}; this installation knows "
-            f"{sorted(_CLASSES)}"
-        )
-    found = _CLASSES[folder.kind].find(folder.kind)
+    found = _class(folder.kind).find(folder.kind)
     try:
         if hasattr(found, "from_folder"):
             return found.from_folder(folder.config, folder.tensors, **own)
@@ -135,6 +131,20 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
         raise ModelFileError(
             f"{path}: {parts} do not fit together ({detail}); refit the model"
         ) from error
+
+
+class Saved:
+    """A class whose objects say themselves what a folder holds: ``to_folder``, ``from_folder``."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
+        save(self, path)
+
+    @classmethod
+    def load(cls: type[T], path: str | os.PathLike[str]) -> T:
+        """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
+        loaded: T = load(path, kind=cls.__name__)
+        return loaded
 
 
 def describe(value: Any) -> Any:
@@ -346,6 +356,15 @@ class _Class:
         return getattr(import_module(self.room), name)
 
 
+def _class(name: Any) -> _Class:
+    if not isinstance(name, str) or name not in _CLASSES:
+        raise ModelFileError(
+            f"the config asks for the unknown class {str(name)[:80]!r}; known are "
+            f"{sorted(_CLASSES)}"
+        )
+    return _CLASSES[name]
+
+
 def _is_known(model: Any) -> bool:
     name = type(model).__name__
     return name in _CLASSES and _CLASSES[name].find(name) is type(model)
@@ -367,13 +386,9 @@ def _built(value: Any, part: str, own: dict[str, Any], taken: set[str]) -> Any:
         )
     options = _renewed(value)
     name = options.pop("class")
-    if not isinstance(name, str) or name not in _CLASSES:
-        raise ModelFileError(
-            f"the config asks for the unknown class {str(name)[:80]!r}; known are "
-            f"{sorted(_CLASSES)}"
-        )
+    known = _class(name)
     parts = {key: _built(item, key, own, taken) for key, item in options.items()}
-    return _CLASSES[name].build(_CLASSES[name].find(name), **parts)
+    return known.build(known.find(name), **parts)
 
 
 def _renewed(blueprint: dict[str, Any]) -> dict[str, Any]:
@@ -381,7 +396,11 @@ def _renewed(blueprint: dict[str, Any]) -> dict[str, Any]:
     new, name = dict(blueprint), blueprint.get("class")
     if name == "MLP" and new.get("features") is not None:
         new["features"] = {"class": "FourierFeatures", **new["features"]}
+    if name == "AutoregressiveEBM":
+        new.pop("frequencies", None)  # once an option, the same for all
     if name == "EnergyPrior":
+        for option in ("moves", "step_size", "gradient_penalty"):  # of training, once
+            new.pop(option, None)
         energy = new.get("energy", {"own": "a module"})
         new["energy"] = energy if "own" in energy else {"class": "MLP", "dim": new["dim"], **energy}
     if name == "EnergyVAE":

@@ -39,7 +39,7 @@ def test_a_result_file_says_where_it_comes_from(tmp_path, monkeypatch):
 
 
 def test_a_missing_library_is_named():
-    with pytest.raises(SystemExit, match="no_such_peer.*bench"):
+    with pytest.raises(SystemExit, match=r"no_such_peer.*bench"):
         measuring.peer("no_such_peer")
 
 

@@ -3,12 +3,13 @@
 import math
 import warnings
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import selfnorm as sn
 from selfnorm.chain import AutoregressiveEBM, default_options, row_bounds
-from selfnorm.chain.bounds import conditional_integrals
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.functional import mixture_lower
 from selfnorm.training import TrainingOptions, run
@@ -63,8 +64,11 @@ def test_the_density_of_a_rough_model_integrates_to_one_in_the_units_of_x(orderi
 
 def test_every_conditional_integrates_to_one(trained):
     model, _ = trained
-    integrals = conditional_integrals(model, crooked(100, seed=5))
-    assert integrals.shape == (2, 100, 2)
+    at = model.factors(model.columns(crooked(20, seed=5))[0])
+    y = torch.sinh(torch.linspace(-11, 11, 4001)).view(-1, 1, 1, 1).expand(-1, 2, 20, 2)
+    with torch.no_grad():
+        log_p = at.proposal.log_prob(y) + model.energy(y, at) - model.quadrature(at)
+    integrals = torch.trapezoid(log_p.double().exp(), y.double(), dim=0)
     assert float((integrals - 1).abs().max()) < 1e-3
 
 
@@ -182,16 +186,6 @@ def test_the_proposal_gets_no_gradient_from_snl():
     assert all(g is None for g in grads)
 
 
-def test_fit_trains_it_and_rejects_other_objectives():
-    model = AutoregressiveEBM(2, **TINY)
-    x = crooked(300)
-    history = sn.fit(model, x, max_steps=5, max_epochs=100, val_data=x[:50], seed=0, progress=False)
-    assert history.n_steps == 5
-    assert torch.isfinite(model.log_prob(x)).all()
-    with pytest.raises(ValueError, match="'snl'"):
-        sn.fit(model, x, objective="nce", max_steps=1, progress=False)
-
-
 def test_same_seed_same_bits():
     x = crooked(300)
     runs = []
@@ -229,10 +223,6 @@ def test_a_conditional_chain_follows_its_condition():
     right, wrong = model.log_prob(x, c).mean(), model.log_prob(x, -c).mean()
     assert float(right - wrong) > 1
     assert model.bounds(x[:200], c[:200], n_samples=100, seed=0).gap < 0.1
-    with pytest.raises(DataError, match="condition of shape"):
-        model.log_prob(x[:5], c[:4])
-    with pytest.raises(DataError, match="takes no condition"):
-        rough().log_prob(crooked(3), torch.zeros(3, 1))
 
 
 def test_support_limits_are_respected():
@@ -255,19 +245,12 @@ def test_support_limits_are_respected():
 
 
 def test_config_and_state_rebuild_the_model():
-    model = rough(orderings=3)
-    other = AutoregressiveEBM(**model.config)
+    model, x = rough(orderings=3), crooked(20)
+    other = AutoregressiveEBM(**model.config).eval()
+    with torch.no_grad():
+        other.energy.frequencies.mul_(3.0)  # the state carries all that the density depends on
     other.load_state_dict(model.state_dict())
-    x = crooked(20)
-    assert torch.equal(model.log_prob(x), other.eval().log_prob(x))
-
-
-def test_double_precision_works_throughout():
-    model = rough(orderings=2).double()
-    x = crooked(20).double()
-    assert model.log_prob(x).dtype == torch.float64
-    assert model.log_prob(x, normalizer="quadrature").dtype == torch.float64
-    assert model.sample(4, seed=0).dtype == torch.float64
+    assert torch.equal(model.log_prob(x), other.log_prob(x))
 
 
 @pytest.mark.parametrize(
@@ -317,23 +300,26 @@ def test_the_masses_of_grid_values_add_up_to_one_where_midpoints_do_not():
     assert torch.allclose(model.log_mass(values).exp().sum(), mass.sum(), atol=0.02)
 
 
-def test_bad_calls_are_refused():
-    model = rough()
-    with pytest.raises(DataError, match=r"\(n, 2\)"):
-        model.log_prob(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="normalizer"):
-        model.log_prob(torch.zeros(3, 2), normalizer="magic")
-    with pytest.raises(DataError, match="at least 1"):
-        AutoregressiveEBM(0)
-    with pytest.raises(ValueError, match="permutation"):
-        AutoregressiveEBM(2, orderings=[[1, 1]])
-    with pytest.raises(ValueError, match="family"):
-        AutoregressiveEBM(2, family="cauchy")
-    with pytest.raises(DataError, match="NaN"):
-        sn.fit(model, torch.full((20, 2), torch.nan), max_steps=1, progress=False)
-    with pytest.raises(DataError, match="at least 2"):
-        model.bounds(crooked(5), n_samples=1)
-    assert model.log_prob(torch.zeros(0, 2)).shape == (0,)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m.log_prob(torch.zeros(3, 4)), DataError, r"\(n, 2\)"),
+        (lambda m: m.log_prob(torch.zeros(3, 2), normalizer="magic"), ValueError, "normalizer"),
+        (lambda _: AutoregressiveEBM(0), DataError, "at least 1"),
+        (lambda _: AutoregressiveEBM(2, orderings=0), DataError, "orderings must be at least 1"),
+        (lambda _: AutoregressiveEBM(2, orderings=[[1, 1]]), ValueError, "permutation"),
+        (lambda _: AutoregressiveEBM(2, family="cauchy"), ValueError, "family"),
+        (lambda _: AutoregressiveEBM(2, frequencies=4), TypeError, "no frequencies any more"),
+        (lambda m: sn.fit(m, crooked(20) * torch.nan, progress=False), DataError, "NaN"),
+        (lambda m: sn.fit(m, crooked(20), objective="nce"), ValueError, "'snl'"),
+        (lambda m: m.bounds(crooked(5), n_samples=1), DataError, "at least 2"),
+        (lambda m: m.bounds(crooked(0)), DataError, "at least one"),
+        (lambda m: m.log_prob(crooked(3), torch.zeros(3, 1)), DataError, "takes no condition"),
+    ],
+)
+def test_bad_calls_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(rough())
 
 
 @pytest.mark.parametrize("n", [20, 500, 20_000, 10**6])
@@ -360,19 +346,11 @@ def test_a_double_precision_model_trains_samples_and_bounds_in_double(recwarn):
         model, x, max_steps=16, batch_size=50, progress=False, task_options={"polish_steps": 2}
     )
     drawn = model.sample(30, seed=0)
-    assert drawn.dtype == model.log_prob(drawn).dtype == torch.float64
-    assert torch.isfinite(model.log_prob(drawn)).all()
+    for log_p in (model.log_prob(drawn), model.log_prob(drawn, normalizer="quadrature")):
+        assert drawn.dtype == log_p.dtype == torch.float64
+        assert torch.isfinite(log_p).all()
     assert math.isfinite(history.final["gap"])
     assert not [w for w in recwarn if "requires_grad" in str(w.message)]
-
-
-def test_a_state_dict_carries_all_that_the_density_depends_on():
-    model, x = rough(), crooked(50, seed=1)
-    other = AutoregressiveEBM(2, **TINY).eval()
-    with torch.no_grad():
-        other.energy.frequencies.mul_(3.0)
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other.log_prob(x), model.log_prob(x))
 
 
 def test_proposals_start_inside_the_interval_of_a_repeated_value():
@@ -389,3 +367,51 @@ def test_proposals_start_inside_the_interval_of_a_repeated_value():
     narrow = -torch.log(model.columns.atom_width).expand_as(x)
     exact = math.log(0.5) + torch.where(x == 0.7, narrow, spread)
     assert float(model.log_prob(rows).mean()) > float(exact.mean()) - 0.3
+
+
+# -- rows and conditions in every form ------------------------------------------------------------
+
+ROWS = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).exp()
+GIVEN = torch.linspace(-1, 1, 12)[:, None]
+
+
+def chain(**options):
+    torch.manual_seed(0)
+    return AutoregressiveEBM(2, **TINY | {"discrete": "auto"}, **options).set_scaling(ROWS).eval()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [np.asarray, torch.Tensor.tolist, torch.Tensor.double, lambda x: pd.DataFrame(x.numpy())],
+)
+def test_rows_and_conditions_in_every_form_give_the_same_numbers(form):
+    model, conditional = chain(orderings=np.int64(2)), chain(condition_dim=1)
+    for ask in (model.log_prob, model.log_mass):
+        assert torch.equal(ask(form(ROWS)), ask(ROWS))
+    assert torch.equal(conditional.log_prob(form(ROWS), form(GIVEN)), conditional(ROWS, GIVEN))
+    drawn = conditional.sample(12, form(GIVEN), seed=0)
+    assert torch.equal(drawn, conditional.sample(12, GIVEN, seed=0))
+    expected = model.bounds(ROWS, n_samples=20, seed=0).lower
+    assert sn.evaluate(model, form(ROWS), n_samples=20, seed=0).lower == expected
+
+
+def test_a_pair_is_evaluated_as_it_is_fitted():
+    model = chain(condition_dim=1)
+    found = sn.evaluate(model, (ROWS, GIVEN), n_samples=20, seed=0)
+    assert found.lower == model.bounds(ROWS, GIVEN, n_samples=20, seed=0).lower
+
+
+@pytest.mark.parametrize("count", [1, 6, 24])
+def test_conditions_of_another_number_are_refused_however_rows_are_cut(count):
+    model, given = chain(condition_dim=1), GIVEN.repeat(2, 1)[:count]
+    with pytest.raises(DataError, match=r"expected a condition of shape \(12, 1\)"):
+        model.log_prob(ROWS, given, chunk_size=6)
+    with pytest.raises(DataError, match=r"expected a condition of shape \(12, 1\)"):
+        model.bounds(ROWS, given, n_samples=20, chunk_size=6)
+
+
+def test_a_column_without_limits_may_be_none():
+    model = chain(support=[(0.0, 50.0), None])
+    assert model.config["support"] == [[0.0, 50.0], [None, None]]
+    assert torch.isfinite(model.log_prob([[1.0, -5.0]])).all()
+    assert torch.isinf(model.log_prob([[-1.0, 1.0]])).all()

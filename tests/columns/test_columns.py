@@ -140,7 +140,7 @@ def test_constant_and_repeated_columns_are_said():
     ("x", "message"),
     [
         (torch.full((5, 2), float("nan")), "NaN"),
-        (torch.zeros(5, 3), "shape"),
+        (torch.zeros(5, 3), "has 3 columns, expected 2"),
         (torch.zeros(1, 2), "row"),
         (torch.linspace(-1, 1, 50).repeat(2, 1).T, "outside the stated support"),
     ],

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density._members import Member, Members
 from selfnorm.density.fit import get
-from selfnorm.density.many import ManyTask, _moved
+from selfnorm.density.many import ManyTask, Member, Members, _tables
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
 from tests.fitting import fit, fit_many
 
@@ -35,6 +34,7 @@ def flat(model, b=False):
 
 
 QUICK = {"batch_size": 64, "n_samples": 128, "seed": 3, "progress": False}
+SAME = {"same_batches": True, "same_samples": True}
 
 
 def fourier():
@@ -63,25 +63,10 @@ def test_same_batches_and_samples_give_the_parameters_of_single_runs(energy, obj
     q = sn.Defensive(sn.Gaussian.fit_to(x), sn.StudentT.fit_to(x, df=3.0))
     rates, decays = [1e-3, 3e-3, 1e-2], [0.0, 1e-2, 1e-1]
     options = {**QUICK, "proposal": q, "objective": objective, "max_steps": 20, "ema": 0.9}
-    histories = fit_many(
-        together,
-        x,
-        lr=rates,
-        weight_decay=decays,
-        same_batches=True,
-        same_samples=True,
-        **options,
-        clip_norm=0.5,
-    )
+    options["clip_norm"] = 0.5
+    histories = fit_many(together, x, lr=rates, weight_decay=decays, **SAME, **options)
     for k in range(3):
-        single = fit(
-            alone[k],
-            x,
-            lr=rates[k],
-            **options,
-            weight_decay=decays[k],
-            clip_norm=0.5,
-        )
+        single = fit(alone[k], x, lr=rates[k], weight_decay=decays[k], **options)
         # Adam divides by the size of a gradient: where that is tiny, rounding shows.
         torch.testing.assert_close(flat(together[k]), flat(alone[k]), atol=1e-4, rtol=1e-4)
         learned = single.final["log_norm_learned"]
@@ -97,16 +82,9 @@ def test_held_out_scores_best_states_and_patience_are_those_of_single_runs(optim
     x, val = skewed(150), skewed(200, seed=7)
     together, alone = members(3), members(3)
     rates = [1e-3, 3e-2, 1e-1]
-    options = {
-        **QUICK,
-        "val_data": val,
-        "optimizer": optimizer,
-        "schedule": "constant",
-        "patience": 3,
-        "max_epochs": 30,
-        "weight_decay": 1e-2,
-    }
-    found = fit_many(together, x, lr=rates, same_batches=True, same_samples=True, **options)
+    options = {**QUICK, "val_data": val, "optimizer": optimizer, "schedule": "constant"}
+    options |= {"patience": 3, "max_epochs": 30, "weight_decay": 1e-2}
+    found = fit_many(together, x, lr=rates, **SAME, **options)
     for k in range(3):
         single = fit(alone[k], x, lr=rates[k], **options)
         assert found[k].stopped == single.stopped
@@ -129,17 +107,8 @@ def test_own_data_proposals_bases_and_objectives_each_reach_their_own_target():
     models = [sn.EBM(sn.MLP(2, (24, 24), saturate=10.0), base=base) for base in bases]
     names = ["snl", "nce", "snl", "nce"]
     val = [skewed(300 + 50 * k, seed=20 + k, shift=s) for k, s in enumerate(shifts)]
-    histories = fit_many(
-        models,
-        data,
-        proposal=proposals,
-        objective=names,
-        val_data=val,
-        lr=5e-3,
-        max_epochs=50,
-        **QUICK,
-        max_steps=150,
-    )
+    given = {"proposal": proposals, "objective": names, "val_data": val}
+    histories = fit_many(models, data, **given, **QUICK, lr=5e-3, max_epochs=50, max_steps=150)
     for model, q, x, history in zip(models, proposals, val, histories, strict=True):
         bounds = sn.evaluate(model, x, proposal=q, n_samples=40_000, seed=1)
         assert bounds.gap < 0.01  # b is the member's own log Z
@@ -174,14 +143,7 @@ def test_a_non_finite_member_does_not_touch_the_others():
     for energies in (poisoned, clean):
         models = [sn.EBM(e, base=q) for e in energies]
         options = {**QUICK, "max_steps": 60, "max_epochs": 50, "validate_every": 5}
-        histories = fit_many(
-            models,
-            x,
-            same_samples=True,
-            same_batches=True,
-            **options,
-            schedule="constant",
-        )
+        histories = fit_many(models, x, **SAME, **options, schedule="constant")
         results.append((models, histories))
     (broken, bad), (fine, good) = results
     for k in (0, 2):
@@ -280,44 +242,33 @@ def test_rows_come_in_the_type_of_the_models(given):
     other = torch.float64 if given is torch.float32 else torch.float32
     models = [model.to(other) for model in models]
     for tables in (rows, [rows, rows[:30]]):
-        fit_many(
-            models,
-            tables,
-            val_data=rows,
-            n_samples=8,
-            seed=0,
-            progress=False,
-            max_steps=2,
-        )
+        fit_many(models, tables, val_data=rows, **QUICK, max_steps=2)
     assert {p.dtype for model in models for p in model.energy.parameters()} == {other}
 
 
 def test_what_cannot_train_together_is_refused():
-    x = skewed(100)
-    pair = members(2)
-    with pytest.raises(EnergyError, match="members 0 and 1"):
-        fit_many([pair[0], sn.EBM(sn.MLP(2, (8,)), base=pair[0].base)], x, **QUICK)
-    with pytest.raises(EnergyError, match="is no nn"):
-        fit_many([sn.EBM(lambda v: v.sum(-1), base=pair[0].base)], x, **QUICK)
-    with pytest.raises(ValueError, match="appears twice"):
-        fit_many([pair[0], pair[0]], x, **QUICK)
-    with pytest.raises(TypeError, match="one or more"):
-        fit_many([], x)
-    with pytest.raises(DataError, match="3 tables for 2 models"):
-        fit_many(pair, [x, x, x], **QUICK)
-    with pytest.raises(DataError, match="val_data"):
-        fit_many(pair, x, **QUICK, patience=2)
-    with pytest.raises(ProposalError, match="needs a proposal"):
-        fit_many(members(2, base=False), x, **QUICK)
-    with pytest.raises(ProposalError, match="1 proposals for 2"):
-        fit_many(pair, x, proposal=[pair[0].base], **QUICK)
-    with pytest.raises(ValueError, match="3 numbers for 2"):
-        fit_many(pair, x, lr=[1e-3] * 3, **QUICK)
-    with pytest.raises(ValueError, match="functions of weights"):
-        fit_many(pair, x, objective="dsm", **QUICK)
-    far, box = [x, x + 1000], sn.Uniform.fit_to(x)
-    with pytest.raises(ProposalError, match="member 1: "):
-        fit_many(pair, far, proposal=box, **QUICK)
+    x, pair = skewed(100), members(2)
+    q = pair[0].base
+    other, no_module = sn.EBM(sn.MLP(2, (8,)), base=q), sn.EBM(lambda v: v.sum(-1), base=q)
+    shared, box = sn.EBM(pair[0].energy, base=q), sn.Uniform.fit_to(x)
+    for models, rows, options, error, words in (
+        ([pair[0], other], x, {}, EnergyError, "members 0 and 1"),
+        ([no_module], x, {}, EnergyError, "is no nn"),
+        ([pair[0], pair[0]], x, {}, ValueError, "members 0 and 1 share a trained parameter"),
+        ([pair[0], shared], x, {}, ValueError, "members 0 and 1 share a trained parameter"),
+        ([], x, {}, TypeError, "one or more"),
+        (pair, [x, x, x], {}, DataError, "3 tables in x_train for 2 models"),
+        (pair, [x, x + 1000], {"proposal": box}, ProposalError, "member 1: "),
+        (pair, x, {"patience": 2}, DataError, "val_data"),
+        (members(2, base=False), x, {}, ProposalError, "needs a proposal"),
+        (pair, x, {"proposal": [q]}, ProposalError, "1 proposals for 2"),
+        (pair, x, {"proposal": [q, box], **SAME}, ValueError, "one proposal common to all"),
+        (pair, x, {"lr": [1e-3] * 3}, ValueError, "3 numbers in lr for 2"),
+        (pair, x, {"objective": "dsm"}, ValueError, "functions of weights"),
+        (pair, x, {"n_samples": 0}, ValueError, "n_samples"),
+    ):
+        with pytest.raises(error, match=words):
+            fit_many(models, rows, **{**QUICK, **options})
 
 
 def test_layers_that_change_buffers_while_training_are_refused():
@@ -335,8 +286,8 @@ def test_layers_that_change_buffers_while_training_are_refused():
 
 def test_a_table_of_all_members_is_moved_once():
     """Else each member would have a copy of it on the device."""
-    x, other = skewed(10), skewed(10)
-    first, second, third = _moved([x, x, other], torch.device("meta"))
+    x = skewed(10)
+    first, second, third = _tables([x, x, x + 1], 3, "x", torch.device("meta"), dtype=None)
     assert first is second
     assert third is not first
     assert third.device.type == "meta"
@@ -363,7 +314,7 @@ def test_scalars_and_weights_in_two_places_train_as_alone():
     together = [sn.EBM(Scaled(), base=base) for _ in range(2)]
     alone = copy.deepcopy(together)
     options = {**QUICK, "max_epochs": 2}
-    fit_many(together, x, same_batches=True, same_samples=True, **options)
+    fit_many(together, x, **SAME, **options)
     for one, other in zip(together, alone, strict=True):
         fit(other, x, **options)
         assert one.energy.second.weight is one.energy.first.weight
@@ -381,13 +332,5 @@ def test_double_members_with_and_without_base_and_clipped_steps():
     assert [h.skipped_steps for h in histories] == [0, 0]
 
 
-def test_one_network_in_two_models_and_odd_options_are_refused():
-    x = skewed(100)
-    q = sn.Gaussian.fit_to(x)
-    network = sn.MLP(2, (8,))
-    with pytest.raises(ValueError, match="members 0 and 1 share a trained parameter"):
-        fit_many([sn.EBM(network, base=q), sn.EBM(network, base=q)], x, progress=False)
-    model = sn.EBM(network, base=q)
-    with pytest.raises(ValueError, match="n_samples"):
-        fit_many([model], x, n_samples=0)
-    assert fit_many([model], x, lr=np.float32(1e-3), progress=False, max_steps=1)[0].n_steps == 1
+def test_a_learning_rate_may_be_a_number_of_numpy():
+    assert fit_many(members(1), skewed(100), lr=np.float32(1e-3), **QUICK, max_steps=1)[0].n_steps

@@ -33,20 +33,9 @@ def test_every_baseline_improves_on_its_base_and_is_normalised(objective):
     model = sn.EBM(sn.MLP(2, hidden=(32, 32), zero_init=True), base=base)
     start = sn.evaluate(model, test, proposal=q, seed=0)
     steps = 250 if objective in ("cd", "pcd") else 800  # a score step costs a tenth
-    history = sn.fit(
-        model,
-        x,
-        proposal=q,
-        objective=objective,
-        n_samples=128,
-        batch_size=256,
-        max_steps=steps,
-        max_epochs=1000,
-        lr=5e-3,
-        seed=0,
-        progress=False,
-        options=sn.TrainingOptions(ema=0.98),
-    )
+    options = {"batch_size": 256, "max_steps": steps, "max_epochs": 1000, "lr": 5e-3, "seed": 0}
+    how = sn.TrainingOptions(ema=0.98, progress=False, **options)
+    history = sn.fit(model, x, proposal=q, objective=objective, n_samples=128, options=how)
     end = sn.evaluate(model, test, proposal=q, seed=0)
     limit = true_mean_log_likelihood(test)
     assert history.n_steps == steps

@@ -14,7 +14,7 @@ from selfnorm.density.chunked import Chunked
 from selfnorm.density.fit import get
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.evaluation import WeightStream, chunk_size_for, verdict
+from selfnorm.evaluation import WeightStream, chunk_size_for, data_side_check, verdict
 from selfnorm.evaluation.bounds import summarise
 from selfnorm.evaluation.memory import bytes_per_row, free_memory
 from tests.fitting import fit
@@ -55,8 +55,8 @@ def gradient(objective, model, q, x, n_samples):
     return loss.detach(), torch.cat([g.flatten() for g in grads]), metrics
 
 
-@pytest.mark.parametrize("name", ["snl", "nce", "bregman_lsif"])
-@pytest.mark.parametrize("size", [1000, 250, 96])
+@pytest.mark.parametrize("name", ["snl", "nce", "bregman_lsif", "importance_ml", "ranking_nce"])
+@pytest.mark.parametrize("size", [1000, 96])
 def test_gradient_over_chunks_is_that_of_the_whole(name, size):
     x, model, law = setting()
     whole = gradient(get(name), model, Dealt(law, 1000), x, 1000)
@@ -87,15 +87,6 @@ class _Replayable(Proposal):
         return self.dealt.log_prob(x)
 
 
-@pytest.mark.parametrize("name", ["importance_ml", "ranking_nce"])
-def test_objectives_with_a_logarithm_outside_keep_their_gradient_too(name):
-    x, model, law = setting()
-    whole = gradient(get(name), model, Dealt(law, 600), x, 600)
-    parts = gradient(Chunked(name, chunk_size=128), model, _Replayable(Dealt(law, 600)), x, 600)
-    torch.testing.assert_close(parts[0], whole[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(parts[1], whole[1], atol=1e-5, rtol=1e-4)
-
-
 def test_replay_repeats_samples_and_dropout():
     x, model, law = setting(dropout=0.3)
     model.train()
@@ -123,18 +114,8 @@ def test_fit_with_a_memory_budget_is_the_plain_fit_in_chunks():
 def test_fit_in_chunks_learns_and_ends_normalised():
     x, model, law = setting()
     objective = Chunked("snl", max_memory=2**18)
-    fit(
-        model,
-        x,
-        proposal=law,
-        objective=objective,
-        n_samples=5000,
-        max_steps=20,
-        batch_size=32,
-        lr=1e-2,
-        seed=0,
-        progress=False,
-    )
+    options = {"n_samples": 5000, "max_steps": 20, "batch_size": 32, "lr": 1e-2, "seed": 0}
+    fit(model, x, proposal=law, objective=objective, progress=False, **options)
     assert objective.chunk_size < 5000
     log_z, _ = sn.exact_log_norm(model, 2, scale=2.0, n_points=513)
     assert float(model.log_norm.detach()) == pytest.approx(log_z, abs=0.01)
@@ -172,7 +153,7 @@ def test_streamed_summary_is_that_of_all_weights(tail):
     assert stream.pareto_k() == pytest.approx(float(F.pareto_k(log_w)), abs=1e-6)
     judged, expected = verdict(stream, log_w_data), verdict(log_w, log_w_data)
     assert judged.reasons == expected.reasons
-    assert judged.data_side == expected.data_side
+    assert data_side_check(log_w_data, stream) == data_side_check(log_w_data, log_w)
     whole, streamed = (summarise(log_w_data, w, log_w_data, 3.0) for w in (log_w, stream))
     for key, value in whole.to_dict().items():
         if isinstance(value, float):
@@ -231,15 +212,7 @@ def test_a_budget_for_a_model_in_double_precision():
     budget = 2**18
     chunks = [chunk_size_for(m, m.base, budget) for m in (model, single)]
     assert chunks[0] < 0.7 * chunks[1]
-    fit(
-        model,
-        x,
-        n_samples=2000,
-        max_steps=2,
-        seed=0,
-        progress=False,
-        max_memory=budget,
-    )
+    fit(model, x, n_samples=2000, max_steps=2, seed=0, progress=False, max_memory=budget)
     bounds = sn.evaluate(model, x, max_memory=budget, seed=0)
     assert bounds.log_norm == pytest.approx(float(model.log_norm.detach()), abs=0.02)
 

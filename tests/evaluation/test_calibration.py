@@ -47,12 +47,9 @@ def test_uniform_pit_is_calibrated_and_a_shifted_one_is_not() -> None:
     np.testing.assert_allclose(*curve.get_data(), atol=1e-3)
 
 
-@pytest.mark.parametrize("bad", [[], [np.nan], [[0.1, 0.2]]])
-def test_bad_columns_are_refused(bad) -> None:
-    with pytest.raises(DataError):
-        calibration.central_coverage(bad)
-
-
-def test_bad_level_is_refused() -> None:
-    with pytest.raises(DataError, match="between 0 and 1"):
-        calibration.central_coverage([0.5], 90)
+@pytest.mark.parametrize(
+    ("pit", "level"), [([], 0.9), ([np.nan], 0.9), ([[0.1, 0.2]], 0.9), ([0.5], 90)]
+)
+def test_bad_columns_and_levels_are_refused(pit, level) -> None:
+    with pytest.raises(DataError, match=r"finite numbers|between 0 and 1"):
+        calibration.central_coverage(pit, level)

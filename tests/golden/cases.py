@@ -200,7 +200,7 @@ def conditional(kind):
     fit(model, (x, y), **QUICK | {"n_samples": 8})
     found = {"log_prob": model.eval().log_prob(x[:7], y[:7]), "log_norm": model.log_norm(x[:7])}
     bounds = sn.evaluate(model, (x[:20], y[:20]), n_samples=200, seed=0)
-    return {**found, "bounds": numbers(bounds), "rows": model.sample(x[:3], 2, generator=0)}
+    return {**found, "bounds": numbers(bounds), "rows": model.sample(x[:3], 2, seed=0)}
 
 
 @case("one", "mixed")

@@ -14,10 +14,13 @@ from tests.golden import cases, record
 
 RTOL = float(os.environ.get("SELFNORM_GOLDEN_RTOL", "1e-4"))  # 0: the same bits
 ATOL = 1e-6
+# Bounds of a regressor hold a mean of log Z - b near zero: rounding b in float32 moves it by 2e-6.
+ROUNDED = {"regressor": 1e-5}
 FOLDER_RTOL = 1e-5
 NEGATIVE_ENERGY = ("negative_energy", "log_unnormalized")
 # What is gone and why: "Class.method.parameter", "Class.method" or "module.function".
 MOVED_PARAMETERS = {
+    "AutoregressiveEBM.frequencies": "nobody set it: every energy sees a value through 8 waves",
     **dict.fromkeys(
         [f"{c}.{m}.in_step" for c in ("EBM", "Ensemble") for m in NEGATIVE_ENERGY],
         "a training step calls the energy as everybody does",
@@ -31,7 +34,7 @@ MOVED_PARAMETERS = {
         for function in ("fit", "fit_many", "fit_distributed")
         for name in in_options()
     },
-    **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble")},
+    **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble", "ConditionalEBM")},
     "add_energy_prior.fit_options": "options=TrainingOptions(...)",
     "fit.bf16": "saved less than it cost in digits",
     "functional.snl_of_mean_weight": "snl(log_p_data, log_z[None], log_norm)",
@@ -62,10 +65,10 @@ VALUES, FOLDERS, API = (
 )
 
 
-def compare(found, expected, rtol):
+def compare(found, expected, rtol, atol=ATOL):
     assert found.keys() == expected.keys()
+    atol = atol if rtol else 0.0
     for name, values in expected.items():
-        atol = ATOL if rtol else 0.0
         np.testing.assert_allclose(found[name], values, rtol=rtol, atol=atol, err_msg=name)
 
 
@@ -76,7 +79,7 @@ def test_every_case_is_recorded():
 
 @pytest.mark.parametrize("name", VALUES)
 def test_values_of_a_seeded_fit(name):
-    compare(cases.run(cases.CASES[name]), VALUES[name], RTOL)
+    compare(cases.run(cases.CASES[name]), VALUES[name], RTOL, ROUNDED.get(name, ATOL))
 
 
 @pytest.mark.parametrize("name", FOLDERS)

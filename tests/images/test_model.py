@@ -14,8 +14,7 @@ from selfnorm.images import EnergyHead
 from selfnorm.images.model import ImageEBM, ImageFeatures
 from selfnorm.images.regressor import OBJECTIVES
 from selfnorm.images.task import ImageTask
-from selfnorm.networks import resnet18
-from selfnorm.networks.resnet import ResNet18
+from selfnorm.networks import ResNet18
 from tests.images.image_models import (
     Quadratic,
     fitted_model,
@@ -33,13 +32,8 @@ def test_resnet_has_the_layers_of_torchvision():
     assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
     assert shapes["layer4.1.bn2.running_var"] == (512,)
     assert len(shapes) == 120  # torchvision's 122 entries without fc.weight and fc.bias
+    assert ResNet18(1).eval()(torch.zeros(1, 1, 32, 32)).shape == (1, 512)
     assert network.maxpool(network.conv1(torch.zeros(1, 3, 64, 64))).shape[-2:] == (16, 16)
-
-
-def test_resnet18_with_other_channels_and_refusals():
-    assert resnet18(1).eval()(torch.zeros(1, 1, 32, 32)).shape == (1, 512)
-    with pytest.raises(DataError, match="pretrained weights come with torchvision"):
-        resnet18(1, weights="IMAGENET1K_V1")
 
 
 def test_bytes_and_numbers_give_the_same_features():

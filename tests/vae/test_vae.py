@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.errors import DataError, ModelFileError
-from selfnorm.functional import ess
+from selfnorm.errors import ModelFileError
+from selfnorm.functional import ess, log_mean_exp
 from selfnorm.vae import (
     AutoregressivePrior,
-    ConvDecoder,
-    ConvEncoder,
+    DenseDecoder,
+    DenseEncoder,
     EnergyPrior,
     EnergyVAE,
     MixturePrior,
@@ -21,8 +21,8 @@ from selfnorm.vae import (
     evaluate_vae,
     latent_energy,
 )
-from selfnorm.vae.likelihoods import Bernoulli, Categorical, GaussianNoise, as_likelihood
-from selfnorm.vae.networks import DenseDecoder, DenseEncoder
+from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise, as_likelihood
+from tests.fitting import fit
 
 SIGMA = 0.6
 # Orthogonal columns make the exact posterior diagonal, so that a Gaussian encoder can be exact.
@@ -140,21 +140,12 @@ def test_a_mixture_prior_written_as_an_energy(rows):
     noise = GaussianNoise(SIGMA, learned=False)
     as_energy = EnergyVAE(LinearEncoder(torch.zeros(2)), LinearDecoder(), prior, noise)
     plain = EnergyVAE(LinearEncoder(torch.zeros(2)), LinearDecoder(), mixture, noise)
-    x = rows[:200]
-    scale = (2 * mixture.log_scales[0]).exp()
-    parts = [
-        torch.distributions.MultivariateNormal(
-            W @ m, W @ torch.diag(scale) @ W.T + SIGMA**2 * torch.eye(4)
-        ).log_prob(x)
-        for m in mixture.means
-    ]
-    truth = float((torch.stack(parts).logsumexp(0) - math.log(3)).mean().detach())
-    energy = evaluate_vae(as_energy, x, posterior_samples=300, n_prior_samples=100_000, seed=0)
-    direct = evaluate_vae(plain, x, posterior_samples=300, seed=0)
+    options = {"posterior_samples": 300, "n_prior_samples": 100_000, "seed": 0}
+    energy, direct = (evaluate_vae(vae, rows[:200], **options) for vae in (as_energy, plain))
     assert energy.log_norm["mixture"].value == pytest.approx(0.7, abs=0.02)
     assert energy.elbo == pytest.approx(direct.elbo, abs=0.02)
-    assert energy.log_px == pytest.approx(truth, abs=0.05)
-    assert energy.snelbo <= energy.elbo <= energy.log_px <= truth + 0.05
+    assert energy.log_px == pytest.approx(direct.log_px, abs=0.02)
+    assert energy.snelbo <= energy.elbo <= energy.log_px
     assert direct.snelbo == direct.elbo
 
 
@@ -164,7 +155,7 @@ def test_training_by_the_snelbo_finds_prior_and_normaliser(rows):
     noise = GaussianNoise(SIGMA, learned=False)
     vae = EnergyVAE(LinearEncoder(torch.zeros(2)), LinearDecoder(), prior, noise)
     before = evaluate_vae(vae, rows, posterior_samples=20, n_prior_samples=50_000, seed=0)
-    history = sn.fit(
+    history = fit(
         vae, rows, objective="snelbo", max_steps=250, max_epochs=10**4, batch_size=100, lr=1e-2,
         n_samples=256, seed=0, progress=False,
     )  # fmt: skip
@@ -176,42 +167,37 @@ def test_training_by_the_snelbo_finds_prior_and_normaliser(rows):
     assert history.final["log_norm"] == pytest.approx(after.log_norm["mixture"].value, abs=0.03)
 
 
-# Moves start at the base, so a mixture has none.
-@pytest.mark.parametrize(("proposal", "moves"), [("base", 0), ("base", 3), ("mixture", 0)])
-def test_the_normaliser_of_training_is_unbiased(proposal, moves):
-    torch.manual_seed(0)
-    prior = EnergyPrior(LinearEnergy(0.4), proposal=proposal, moves=moves)
+def log_weights(prior, n_samples):
     posterior = linear_vae()[0].encode(torch.randn(50, 4))
-    _, log_w = prior._log_weights(posterior, 60_000)
+    return prior.weigh(torch.zeros(1, 2), posterior, n_samples)[1]
+
+
+@pytest.mark.parametrize("proposal", ["base", "mixture"])
+def test_the_normaliser_of_training_is_unbiased(proposal):
+    torch.manual_seed(0)
+    prior = EnergyPrior(LinearEnergy(0.4), proposal=proposal)
+    log_w = log_weights(prior, 60_000)
     exact = float(TILT @ TILT) / 2 - 0.4
     assert float(log_w.detach().exp().mean().log()) == pytest.approx(exact, abs=0.02)
     (gradient,) = torch.autograd.grad(log_w.exp().mean().log(), prior.energy.a)
     assert torch.allclose(gradient, TILT, atol=0.05)  # d log Z / da = a
 
 
-def test_gradient_penalty_and_bound_act():
-    prior = EnergyPrior(LinearEnergy(), gradient_penalty=0.5, bound=0.3)
-    z = torch.randn(64, 2) * 3
-    assert float(prior.negative_energy(z).detach().abs().max()) <= 0.3001
-    free = EnergyPrior(LinearEnergy(), gradient_penalty=0.5)
-    assert float(free._slope(z).detach()) == pytest.approx(float(TILT @ TILT), rel=1e-5)
-    posterior = linear_vae()[0].encode(torch.randn(50, 4))
-    _, metrics = free.objective(z, posterior, 100)
-    assert float(metrics["penalty"].detach()) > 0.1
+def test_a_bound_limits_the_energy():
+    prior = EnergyPrior(LinearEnergy(), bound=0.3)
+    assert float(prior.negative_energy(torch.randn(64, 2) * 3).detach().abs().max()) <= 0.3001
 
 
-@pytest.mark.parametrize(("proposal", "moves"), [("base", 0), ("base", 2), ("mixture", 0)])
-def test_the_gradient_reaches_a_learned_base(proposal, moves):
+@pytest.mark.parametrize("proposal", ["base", "mixture"])
+def test_the_gradient_reaches_a_learned_base(proposal):
     """d log Z of a mixture base tilted by a linear energy, against its closed form."""
     torch.manual_seed(2)
     base = MixturePrior(2, 2)
-    prior = EnergyPrior(LinearEnergy(), base, proposal=proposal, moves=moves)
+    prior = EnergyPrior(LinearEnergy(), base, proposal=proposal)
     tilted = base.means @ TILT + 0.5 * (base.log_scales.exp() * TILT).square().sum(-1)
     exact = torch.logsumexp(torch.log_softmax(base.logits, 0) + tilted, 0)
     wanted = torch.autograd.grad(exact, [base.means, base.logits])
-    posterior = linear_vae()[0].encode(torch.randn(50, 4))
-    _, log_w = prior._log_weights(posterior, 200_000)
-    log_z = torch.logsumexp(log_w, 0) - math.log(200_000)
+    log_z = log_mean_exp(log_weights(prior, 200_000))
     assert float(log_z.detach()) == pytest.approx(float(exact.detach()), abs=0.02)
     for found, value in zip(
         torch.autograd.grad(log_z, [base.means, base.logits]), wanted, strict=True
@@ -224,17 +210,6 @@ def test_the_standard_error_is_that_of_the_estimator_used(rows):
         linear_vae()[0], rows[:50], posterior_samples=5, n_prior_samples=2000, seed=0
     )
     assert report.se**2 > report.log_norm["mixture"].se ** 2
-
-
-def test_spectral_normalisation_bounds_the_slope():
-    torch.manual_seed(0)
-    energy = latent_energy(3, (20, 20), spectral=True)
-    with torch.no_grad():
-        for _ in range(30):
-            energy(torch.randn(8, 3))
-    a, b = torch.randn(500, 3), torch.randn(500, 3)
-    slope = (energy(a) - energy(b)).abs() / (a - b).norm(dim=1)
-    assert float(slope.detach().max()) <= 1.01
 
 
 # -- likelihoods ---------------------------------------------------------------------------------
@@ -305,66 +280,11 @@ def test_evaluate_dispatches_to_the_model(rows):
     assert bounds.lower <= bounds.upper + 1e-9
 
 
-def test_paper_networks_have_the_printed_sizes():
-    encoder, decoder = ConvEncoder(), ConvDecoder()
-    assert encoder(torch.zeros(2, 784)).shape == (2, 32)
-    assert decoder(torch.zeros(2, 16)).shape == (2, 784)
-    assert sum(p.numel() for p in ConvDecoder(ngf=64).parameters()) > 9 * sum(
-        p.numel() for p in decoder.parameters()
-    )
-
-
-def _small(prior=3, likelihood="bernoulli"):
-    return EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), prior, likelihood)
-
-
-BINARY = torch.arange(40).reshape(8, 5) % 3 % 2 * 1.0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sn.fit(_small(), BINARY + 1, progress=False), "Bernoulli"),
-        (lambda: sn.fit(_small(), BINARY[:, :0], progress=False), "Bernoulli|shape|mat"),
-        (lambda: sn.fit(_small(4), BINARY, progress=False), "latent numbers"),
-        (lambda: sn.fit(_small(3, "categorical:4"), BINARY, progress=False), "decoder"),
-        (lambda: sn.fit(_small(), BINARY * math.nan, progress=False), "NaN"),
-        (lambda: sn.fit(_small(), BINARY.double(), progress=False), "float32"),
-        (lambda: sn.fit(_small(), (BINARY, BINARY), progress=False), "one tensor"),
-        (lambda: sn.fit(_small(), BINARY, objective="nce", progress=False), "trained by"),
-        (
-            lambda: sn.fit(_small(), BINARY, progress=False, task_options={"train": "decoder"}),
-            "'prior'",
-        ),
-        (
-            lambda: sn.fit(_small(), BINARY, progress=False, task_options={"monitor": "pray"}),
-            "monitor",
-        ),
-        (lambda: sn.fit(_small(PRIORS["chain"]()), BINARY, objective="elbo"), "normalised"),
-        (lambda: sn.fit(_small(), BINARY[:0], progress=False), "no rows"),
-        (lambda: _small("normal"), "prior must be a module"),
-        (lambda: EnergyPrior(), "dim"),
-        (lambda: EnergyPrior(dim=2, proposal="flow"), "proposal"),
-        (lambda: EnergyPrior(dim=2, moves=2), "moves"),
-        (lambda: as_likelihood("poisson"), "likelihood"),
-        (lambda: evaluate_vae(_small(), BINARY, posterior_samples=1), "posterior_samples"),
-    ],
-)
-def test_bad_input_is_refused_with_the_cause(call, message):
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        call()
-
-
-def test_data_errors_are_data_errors():
-    with pytest.raises(DataError):
-        sn.fit(_small(4), BINARY, progress=False)
-
-
 def test_add_energy_prior_leaves_encoder_and_decoder_alone():
     torch.manual_seed(0)
-    vae = _small()
+    vae = EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), 3)
     x = (torch.rand(300, 5) < torch.rand(300, 1)).float()
-    sn.fit(vae, x, max_steps=100, max_epochs=999, lr=5e-3, seed=0, progress=False)
+    fit(vae, x, max_steps=100, max_epochs=999, lr=5e-3, seed=0, progress=False)
     before = {k: v.clone() for k, v in vae.encoder.state_dict().items()}
     better, history = add_energy_prior(
         vae.encoder, vae.decoder, x, latent=3, max_steps=60, seed=0,
@@ -386,13 +306,14 @@ def test_one_pass_of_the_energy_serves_posteriors_and_proposals(proposal):
     asked = []
     prior.energy.register_forward_hook(lambda _m, inputs, _o: asked.append(len(inputs[0])))
     torch.manual_seed(1)
-    value, metrics = prior.objective(z, posterior, 64)
+    value, in_training = prior.objective(z, posterior, 64)
     assert asked == [20 + 64]
     torch.manual_seed(1)
-    _, log_w = prior._log_weights(posterior, 64)
-    wanted = prior.log_prob(z) - log_w.exp().mean() * torch.exp(-prior.log_norm) + 1
+    at_z, log_w = prior.weigh(z, posterior, 64)
+    wanted = prior.base.log_prob(z) + at_z - prior.log_norm + 1
+    wanted = wanted - log_w.exp().mean() * torch.exp(-prior.log_norm)
     assert torch.allclose(value, wanted, atol=1e-5)
-    assert float(metrics["ess"]) == pytest.approx(float(ess(log_w.detach())), rel=1e-4)
+    assert torch.allclose(at_z, prior.negative_energy(z))
     parameters = list(prior.parameters())
     pairs = zip(
         torch.autograd.grad(value.sum(), parameters, retain_graph=True),
@@ -400,3 +321,8 @@ def test_one_pass_of_the_energy_serves_posteriors_and_proposals(proposal):
         strict=True,
     )
     assert all(torch.allclose(mine, plain, atol=1e-4) for mine, plain in pairs)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        _, metrics = prior.objective(z, posterior, 64)
+    assert in_training == {}
+    assert float(metrics["ess"]) == pytest.approx(float(ess(log_w.detach())), rel=1e-4)

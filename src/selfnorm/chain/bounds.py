@@ -1,4 +1,4 @@
-r"""Bounds for chains of one-dimensional EBMs, and a check that every conditional is a density.
+r"""Bounds for chains of one-dimensional EBMs.
 
 The bounds enclose the log-density of the chain *normalised exactly*. The lower one,
 ``f - b - exp(-b) Z_hat + 1`` for every factor, holds in expectation for **any** ``b`` that is
@@ -10,21 +10,20 @@ it costs is reported beside the bounds (:class:`ChainBounds`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from selfnorm._context import SeedLike, seeded
-from selfnorm.errors import DataError
-from selfnorm.evaluation import Bounds, data_side_check, tail_index
-from selfnorm.functional import ess, log_mean_exp, mixture_lower
+from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, data_side_check, tail_index
+from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
 
 if TYPE_CHECKING:
     from selfnorm.chain.model import AutoregressiveEBM
 
-__all__ = ["ChainBounds", "bounds", "conditional_integrals", "row_bounds"]
+__all__ = ["ChainBounds", "row_bounds", "summarise"]
 
 MAX_SAMPLES = 2000
 N_NODES = 256  # of the b in the lower bound: their error widens the gap, nothing else
@@ -70,7 +69,6 @@ def row_bounds(
     *,
     n_samples: int = 1000,
     n_nodes: int = N_NODES,
-    stratified: bool = False,
     chunk_size: int | None = None,
 ) -> dict[str, Tensor]:
     """Estimates for each row from ``n_samples`` proposal samples per factor and as many nodes.
@@ -90,16 +88,14 @@ def row_bounds(
     out: dict[str, list[Tensor]] = {}
     for rows in model.chunks(len(x), max(n_samples, n_nodes), chunk_size):
         given = None if condition is None else condition[rows]
-        z, log_det = model.columns(x[rows])
-        at = model.factors(z, given)
-        here = z.expand(model.n_orderings, -1, -1)
-        f = model.energy(here.unsqueeze(0), at)[0]
-        log_w = model.energy(at.proposal.sample(n_samples, stratified=stratified), at)
+        at, log_q, f, log_det = model.at_rows(x[rows], given)
+        log_w = model.energy(at.proposal.sample(n_samples, stratified=False), at)
         log_z = log_mean_exp(log_w)
-        unnormalised = (f + at.proposal.log_prob(here)).sum(-1) + log_det
+        unnormalised = (log_q + f).sum(-1) + log_det
         upper = unnormalised - log_z.sum(-1)
-        learned, learned_lower = _lower(unnormalised, log_z, model.energy.log_norm(at.context))
-        exact, lower = _lower(unnormalised, log_z, model.quadrature(at, n_nodes))
+        b, nodes = model.energy.log_norm(at.context), model.quadrature(at, n_nodes)
+        learned, exact = (unnormalised - log_norm.sum(-1) for log_norm in (b, nodes))
+        learned_lower, lower = (upper - bound_gap(log_z - v).sum(-1) for v in (b, nodes))
         fraction = ess(log_w)
         share = torch.softmax(exact, 0)  # of each ordering in the mixture, at this row
         values = {
@@ -122,43 +118,13 @@ def row_bounds(
     return {name: torch.cat(parts) for name, parts in out.items()}
 
 
-def _lower(unnormalised: Tensor, log_z: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-density by ``b`` and its lower bound ``- sum_i (exp(log_z_i - b_i) - 1)``, ``(R, n)``."""
-    own = unnormalised - b.sum(-1)
-    return own, own - torch.expm1(log_z - b).sum(-1)
+def summarise(rows: dict[str, Tensor], n_samples: int) -> ChainBounds:
+    """Bounds of the mean log-likelihood from those of the rows, as :func:`row_bounds` gives them.
 
-
-def bounds(
-    model: AutoregressiveEBM,
-    x: Tensor,
-    condition: Tensor | None = None,
-    *,
-    n_samples: int = 1000,
-    n_nodes: int = N_NODES,
-    seed: SeedLike = None,
-    chunk_size: int | None = None,
-) -> ChainBounds:
-    """Bounds of the mean log-likelihood: every factor is bounded, the rows' bounds are averaged.
-
-    ``upper`` comes from importance estimates of ``log Z_i``, ``n_samples`` samples for each factor
-    of each row (at most 2,000); ``lower`` from the same samples with ``b_i`` by a quadrature over
-    ``n_nodes`` nodes, which are independent of them. The gap is then of the order of the variance
-    of ``log Z_i``, and the bounds are those of the exactly normalised density; what the learned
-    ``b_i`` are off is in the ``learned_*`` fields. ``log_norm`` is the mean of ``sum_i log Z_i``,
-    relative to the proposals. ``ess`` is the mean over factors; the verdict looks at the worst
-    column too, and at whether samples and nodes agree. With several orderings the rows' bounds are
-    those of the mixture.
+    ``log_norm`` is the mean of ``sum_i log Z_i``, relative to the proposals; ``ess`` the mean over
+    factors. The verdict looks at the worst column too, and at whether samples and nodes agree.
     """
-    if n_samples < 2:
-        raise DataError(f"n_samples must be at least 2, got {n_samples}")
-    if len(x) == 0:
-        raise DataError("no rows to bound: pass at least one")
-    n_samples = min(n_samples, MAX_SAMPLES)
-    with seeded(seed, model.columns.center.device):
-        rows = row_bounds(
-            model, x, condition, n_samples=n_samples, n_nodes=n_nodes, chunk_size=chunk_size
-        )
-    n = len(x)
+    n = len(rows["lower"])
     upper, lower = rows["upper"].double(), rows["lower"].double()
     sample_variance = float(rows["variance"].double().sum()) / n**2
 
@@ -182,7 +148,7 @@ def bounds(
         ess=float(columns.mean()),
         pareto_k=k,
         n_samples=n_samples,
-        reasons=_reasons(rows, columns, k, n_samples, apart, se),
+        reasons=tuple(_reasons(rows, columns, k, n_samples, apart, se)),
         learned_error=float(off.mean()),
         learned_rms=float(off.square().mean().sqrt()),
         learned_gap=float((rows["upper"] - rows["learned_lower"])[inside].double().mean()),
@@ -192,64 +158,28 @@ def bounds(
 
 def _reasons(
     rows: dict[str, Tensor], columns: Tensor, k: float, n_samples: int, apart: float, se: float
-) -> tuple[str, ...]:
-    reasons = []
+) -> Iterator[str]:
     if not bool(torch.isfinite(rows["lower"]).all()):
-        reasons.append("Some rows have density zero: they lie outside the support that was stated.")
+        yield "Some rows have density zero: they lie outside the support that was stated."
     if abs(apart) > max(DISAGREEMENT, 5 * se):
-        reasons.append(
+        yield (
             f"Samples and quadrature nodes disagree by {apart:.3f} nats (standard error {se:.3f}): "
             "an energy has spikes that one of them misses; raise n_nodes and n_samples."
         )
     worst = int(columns.argmin())
     if float(columns[worst]) * n_samples < 100:
-        reasons.append(
+        yield (
             f"Column {worst} has an effective sample size of {columns[worst]:.3f} x {n_samples}: "
             "raise n_samples; if that is not enough, train longer or with more mixture components."
         )
-    if k > 0.7:
-        reasons.append(
-            f"Pareto k = {k:.2f} is above 0.7: the energy has spikes that the proposal rarely "
-            "meets; train with more samples, or compare with normalizer='quadrature'."
+    if k > PARETO_K_LIMIT:
+        yield (
+            f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the energy has spikes that the "
+            "proposal rarely meets; train with more samples, or compare with "
+            "normalizer='quadrature'."
         )
     if not data_side_check(rows["log_weights_data"], rows["log_weights"]).passed:
-        reasons.append(
+        yield (
             "The weights at the data exceed those at the proposal samples: the energy has spikes "
             "at the data; compare with normalizer='quadrature'."
         )
-    return tuple(reasons)
-
-
-@torch.no_grad()
-def conditional_integrals(
-    model: AutoregressiveEBM,
-    x: Tensor,
-    condition: Tensor | None = None,
-    *,
-    n_nodes: int = 2048,
-    n_grid: int = 600,
-) -> Tensor:
-    """``int p(x_i | x_<i) dx_i`` for every factor at rows ``x``, ``(R, n, dim)``: ones.
-
-    The factors are normalised by the quadrature of :meth:`AutoregressiveEBM.log_prob` and
-    integrated by another rule: trapezoids on the union of ``n_grid`` points around every component,
-    fine at its centre and reaching out to 10,000 of its scales.
-    """
-    x = model.check(x)
-    condition, parts = model.given(condition, len(x)), []
-    for rows in model.chunks(len(x), n_grid * model.n_components):
-        given = None if condition is None else condition[rows]
-        at = model.factors(model.columns(x[rows])[0], given)
-        log_norm = model.quadrature(at, n_nodes)
-        reach = math.asinh(1e4)
-        around = torch.sinh(torch.linspace(-reach, reach, n_grid, device=x.device)).view(
-            -1, 1, 1, 1
-        )
-        k = model.n_components
-        grid = [
-            at.proposal.loc[..., i] + at.proposal.log_scale[..., i].exp() * around for i in range(k)
-        ]
-        y = torch.cat(grid).sort(0).values
-        log_p = at.proposal.log_prob(y) + model.energy(y, at) - log_norm
-        parts.append(torch.trapezoid(log_p.double().exp(), y.double(), dim=0))
-    return torch.cat(parts, 1)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, hardtanh, silu
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import as_rows
+from selfnorm._inputs import as_rows, moved
 from selfnorm.chain import bounds as evaluation
-from selfnorm.chain.factors import FactorEnergy, Factors
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.distributions import Mixture1d
 from selfnorm.errors import DataError
-from selfnorm.functional import log_mean_exp
+from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
 
-__all__ = ["AutoregressiveEBM"]
+__all__ = ["AutoregressiveEBM", "FactorEnergy", "Factors"]
 
 # Places (rows x columns x nodes x orderings) handled at once outside training.
 PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**21}
@@ -30,6 +29,72 @@ PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**21}
 # A mixture component may start this narrow, in units of its column's scale: the step of the finest
 # grid that counts as one, a tenth of the interval that a repeated value stands for.
 NARROWEST_START = 1e-3
+N_FREQUENCIES = 8  # of the waves by which an energy sees a value
+
+
+class Factors(NamedTuple):
+    """All conditionals at a batch of rows: what the masked network says before seeing ``x_i``."""
+
+    proposal: Mixture1d  # (R, N, dim)
+    seen: Mixture1d  # the same law, as what comes after it may send gradients through it
+    context: Tensor  # (R, N, dim, C)
+    mean: Tensor  # (R, N, dim), where the energy has its zero and its unit
+    inverse_sd: Tensor
+
+
+class FactorEnergy(nn.Module):
+    r"""``-E(y, c)`` of one factor, for all factors at once, and ``b(c)``.
+
+    The value ``y`` enters through bounded features (its place relative to the proposal, sines and
+    cosines of it), so that ``E`` is bounded and every factor has a finite ``Z`` whatever its
+    weights. The last layers start at zero: the model starts *at* its proposal, with ``b = 0``.
+    """
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, stack: int, context: int, hidden: int, blocks: int) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.logspace(-0.4, 1.5, N_FREQUENCIES))
+        quarter = torch.tensor([0.0, math.pi / 2]).repeat_interleave(N_FREQUENCIES)
+        self.register_buffer("phases", quarter, persistent=False)
+        n_features = 2 + 2 * N_FREQUENCIES
+        self.from_context = ChainLinear(stack, context, hidden)
+        self.from_value = ChainLinear(stack, n_features, hidden, bias=False)
+        self.layers = nn.ModuleList(ChainLinear(stack, hidden, hidden) for _ in range(2 * blocks))
+        self.last = ChainLinear(stack, hidden, 1, zero=True, bias=False)
+        # b is asked once per factor, the energy once per sample: its network may be wider.
+        self.norm_layers = nn.ModuleList(
+            [ChainLinear(stack, context, 2 * hidden), ChainLinear(stack, 2 * hidden, 2 * hidden)]
+        )
+        self.norm_last = ChainLinear(stack, 2 * hidden, 1, zero=True)
+
+    def features(self, y: Tensor, at: Factors) -> Tensor:
+        """Bounded features ``(*y.shape, F)`` of values relative to their proposals."""
+        u = (y - at.mean) * at.inverse_sd
+        near = 6 * torch.sin(torch.atan(u / 6))  # linear in the middle, saturates at 6
+        far = hardtanh(torch.asinh(u), -8.0, 8.0) / 2
+        # a cosine is a sine a quarter later: one operation for both
+        near, far = near.unsqueeze(-1), far.unsqueeze(-1)
+        waves = torch.sin(torch.addcmul(self.phases, near, self.frequencies.repeat(2)))
+        return torch.cat([near, far, waves], -1)
+
+    def forward(self, y: Tensor, at: Factors) -> Tensor:
+        """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
+        values = self.features(y, at).transpose(0, 1).flatten(2, 3)  # (R, S, N * dim, F)
+        h = self.from_value(values) + self.from_context(at.context.flatten(1, 2)).unsqueeze(1)
+        for i in range(0, len(self.layers), 2):
+            h = h + self.layers[i + 1](silu(self.layers[i](silu(h))))
+        f: Tensor = 20 * torch.tanh(self.last(silu(h)).squeeze(-1) / 20)
+        return f.unflatten(2, y.shape[2:]).transpose(0, 1)
+
+    def log_norm(self, context: Tensor) -> Tensor:
+        """``b``: ``(R, N, dim)`` from contexts ``(R, N, dim, C)``."""
+        h = context.flatten(1, 2)
+        for layer in self.norm_layers:
+            h = silu(layer(h))
+        out: Tensor = self.norm_last(h)
+        return out.squeeze(-1).unflatten(1, context.shape[1:3])
 
 
 class AutoregressiveEBM(nn.Module):
@@ -67,6 +132,7 @@ class AutoregressiveEBM(nn.Module):
         torch.Size([5, 3])
     """
 
+    @moved(frequencies="every energy sees a value through as many waves")
     def __init__(
         self,
         dim: int,
@@ -80,7 +146,6 @@ class AutoregressiveEBM(nn.Module):
         context: int = 32,
         energy_hidden: int = 64,
         energy_blocks: int = 2,
-        frequencies: int = 8,
         drop: float = 0.0,
         drop_context: bool = True,
         support: Sequence[tuple[float | None, float | None] | None] | None = None,
@@ -108,39 +173,24 @@ class AutoregressiveEBM(nn.Module):
         self.context_drop = drop if drop_context else 0.0
         stack = ranks.shape[0]
         self.config: dict[str, Any] = {
-            "dim": dim,
-            "condition_dim": condition_dim,
-            "orderings": ranks.tolist(),
-            "hidden": hidden,
-            "blocks": blocks,
-            "components": components,
-            "family": family,
-            "context": context,
-            "energy_hidden": energy_hidden,
-            "energy_blocks": energy_blocks,
-            "frequencies": frequencies,
-            "drop": drop,
-            "drop_context": drop_context,
+            "dim": dim, "condition_dim": condition_dim, "orderings": ranks.tolist(),
+            "hidden": hidden, "blocks": blocks, "components": components, "family": family,
+            "context": context, "energy_hidden": energy_hidden, "energy_blocks": energy_blocks,
+            "drop": drop, "drop_context": drop_context,
             "support": None if support is None else [list(s or (None, None)) for s in support],
             "discrete": discrete if isinstance(discrete, str | None) else list(discrete),
             "encoding": encoding,
-        }
+        }  # fmt: skip
         self.columns = Columns(dim, support=support, discrete=discrete, encoding=encoding)
-        self.trunk = ResMADE(
-            ranks,
-            per_column=self.columns.n_inputs,
-            hidden=hidden,
-            blocks=blocks,
-            condition_dim=condition_dim,
-            drop=drop,
-        )
+        widths = {"hidden": hidden, "blocks": blocks, "condition_dim": condition_dim}
+        self.trunk = ResMADE(ranks, per_column=self.columns.n_inputs, drop=drop, **widths)
         self.mixture_head = self.trunk.head(3 * self.n_components)
         self.context_head = self.trunk.head(context)
         with torch.no_grad():
             self.mixture_head.weight.mul_(0.2)
         described = context + 3 * self.n_components
-        self.energy = FactorEnergy(stack, described, energy_hidden, energy_blocks, frequencies)
-        self._start_at_marginals()
+        self.energy = FactorEnergy(stack, described, energy_hidden, energy_blocks)
+        self.start_at_marginals()
 
     @property
     def n_orderings(self) -> int:
@@ -151,17 +201,18 @@ class AutoregressiveEBM(nn.Module):
     def set_scaling(self, x: Tensor) -> AutoregressiveEBM:
         """Read the columns' scales off ``x`` ``(n, dim)``; start each proposal at its marginal."""
         self.columns.fit(x)
-        self._start_at_marginals()
+        self.start_at_marginals()
         return self
 
     def set_columns(self, columns: Columns) -> AutoregressiveEBM:
         """Take scales, grids and atoms as ``columns`` has them, in place of :meth:`set_scaling`."""
         self.columns.load_state_dict(columns.state_dict())
-        self._start_at_marginals()
+        self.start_at_marginals()
         return self
 
     @torch.no_grad()
-    def _start_at_marginals(self) -> None:
+    def start_at_marginals(self) -> None:
+        """Place the components of every proposal on the quantiles of its column."""
         k = self.n_components - 1
         knots = self.columns.knots  # (dim, Q) quantiles
         place = torch.linspace(0, knots.shape[1] - 1, 2 * k + 1, device=knots.device)
@@ -179,6 +230,14 @@ class AutoregressiveEBM(nn.Module):
     def training_task(self, **options: Any) -> AutoregressiveTask:
         """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""
         return AutoregressiveTask(self, **options)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with weight decay, biases without."""
+        named = list(self.named_parameters())
+        return [
+            {"params": [p for n, p in named if n.endswith("weight")]},
+            {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
+        ]
 
     # -- one pass -----------------------------------------------------------------------------
 
@@ -207,19 +266,37 @@ class AutoregressiveEBM(nn.Module):
         features = self.trunk(self.columns.encode(z).flatten(-2), given)
         raw = self.trunk.outputs(self.mixture_head, features)
         context = self.trunk.outputs(self.context_head, features)
-        return self._describe(raw, dropout(context, self.context_drop, self.training))
-
-    def _describe(self, raw: Tensor, context: Tensor) -> Factors:
-        """Append the proposal's own shape to the context: energy and ``b`` correct that shape."""
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
-        with torch.no_grad():
-            mean, sd = proposal.moments()
-            shape = [
-                proposal.log_pi.clamp_min(-10) / 4,
-                ((proposal.loc - mean.unsqueeze(-1)) / sd.unsqueeze(-1)).clamp(-10, 10) / 2,
-                (proposal.log_scale - sd.log().unsqueeze(-1)).clamp(-8, 8) / 4,
-            ]
-        return Factors(proposal, torch.cat([context, *shape], -1), mean, sd)
+        context = dropout(context, self.context_drop, self.training)
+        return self._described(proposal, self._seen_by_energies(proposal, features), context)
+
+    def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:
+        """The proposals without gradient: they are fitted by their own likelihood alone."""
+        del features
+        return proposal.detach()
+
+    def _described(self, proposal: Mixture1d, seen: Mixture1d, context: Tensor) -> Factors:
+        """Append the proposal's own shape to the context: energy and ``b`` correct that shape."""
+        mean, variance = seen.moments()
+        inverse_sd = variance.rsqrt()
+        shape = [
+            hardtanh(seen.log_pi, -10.0, 1.0) / 4,
+            hardtanh((seen.loc - mean.unsqueeze(-1)) * inverse_sd.unsqueeze(-1), -10.0, 10.0) / 2,
+            hardtanh(seen.log_scale + inverse_sd.log().unsqueeze(-1), -8.0, 8.0) / 4,
+        ]
+        return Factors(proposal, seen, torch.cat([context, *shape], -1), mean, inverse_sd)
+
+    def at_rows(
+        self, x: Tensor, condition: Tensor | None = None
+    ) -> tuple[Factors, Tensor, Tensor, Tensor]:
+        """The factors at rows ``x``, ``log q_i`` and ``-E_i`` of their values, ``log_det``.
+
+        Shapes ``(R, n, dim)`` and, for the log-determinant of the columns' scales, ``(n,)``.
+        """
+        z, log_det = self.columns(x)
+        here = z.expand(self.n_orderings, -1, -1)
+        at = self.factors(here, condition)
+        return at, at.proposal.log_prob(here), self.energy(here.unsqueeze(0), at)[0], log_det
 
     def check(self, x: Any) -> Tensor:
         """``x`` as ``(n, dim)`` on the model's device and dtype, or a :class:`DataError`."""
@@ -264,15 +341,12 @@ class AutoregressiveEBM(nn.Module):
         condition, parts = self.given(condition, len(x)), []
         for rows in self.chunks(len(x), nodes, chunk_size):
             given = None if condition is None else condition[rows]
-            z, log_det = self.columns(x[rows])
-            at = self.factors(z, given)
-            here = z.expand(self.n_orderings, -1, -1)
-            f = self.energy(here.unsqueeze(0), at)[0]
+            at, log_q, f, log_det = self.at_rows(x[rows], given)
             if quadrature:
                 log_norm = self.quadrature(at, n_nodes)
             else:
                 log_norm = self.energy.log_norm(at.context)
-            chains = (at.proposal.log_prob(here) + f - log_norm).sum(-1) + log_det
+            chains = (log_q + f - log_norm).sum(-1) + log_det
             parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
         return torch.cat(parts)
 
@@ -303,6 +377,26 @@ class AutoregressiveEBM(nn.Module):
         y, log_weight = at.proposal.nodes(n_nodes)
         return torch.logsumexp(log_weight + self.energy(y, at), 0)
 
+    def fit_log_norm(self, data: tuple[Tensor, ...], steps: int) -> dict[str, float]:
+        """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""
+        self.eval()
+        of_b = [*self.energy.norm_layers.parameters(), *self.energy.norm_last.parameters()]
+        optimizer = torch.optim.Adam(of_b, lr=2e-3)
+        n, gap = len(data[0]), torch.zeros(())
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
+            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
+            with torch.no_grad():
+                batch = tuple(t[rows] for t in data)
+                z, _ = self.columns(self.columns.dequantise(batch[0].to(self.columns.center)))
+                at = self.factors(z, batch[1].to(z) if self.condition_dim else None)
+                log_z = log_mean_exp(self.energy(at.proposal.sample(16), at))
+            gap = bound_gap(log_z - self.energy.log_norm(at.context)).sum(-1).mean()
+            optimizer.zero_grad()
+            gap.backward()
+            optimizer.step()
+        return {"gap": float(gap.detach())} if steps else {}
+
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         """Same as :meth:`log_prob`."""
         return self.log_prob(x, condition)
@@ -323,19 +417,23 @@ class AutoregressiveEBM(nn.Module):
         ``log_prob`` by the learned ``b_i`` is from it stands in ``learned_error``, ``learned_rms``
         and ``learned_gap``. ``n_samples`` proposal samples (2,000 at most: a factor is
         one-dimensional and its proposal close) and ``n_nodes`` nodes for every factor of every row.
-        See :func:`selfnorm.chain.bounds.bounds`. A pair ``(x, condition)``, as it is
-        given to ``fit``, may stand in place of ``x``.
+        ``upper`` comes from importance estimates of ``log Z_i``, ``lower`` from the same samples
+        with ``b_i`` by a quadrature over nodes, which are independent of them: the gap is of the
+        order of the variance of ``log Z_i``. With several orderings the rows' bounds are those of
+        the mixture. A pair ``(x, condition)``, as it is given to ``fit``, may stand in place of
+        ``x``.
         """
-        rows, given = x if isinstance(x, tuple) else (x, condition)
-        return evaluation.bounds(
-            self,
-            rows,
-            given,
-            n_samples=n_samples,
-            n_nodes=n_nodes,
-            seed=seed,
-            chunk_size=chunk_size,
-        )
+        x, condition = x if isinstance(x, tuple) else (x, condition)
+        if n_samples < 2:
+            raise DataError(f"n_samples must be at least 2, got {n_samples}")
+        if len(x) == 0:
+            raise DataError("no rows to bound: pass at least one")
+        n_samples = min(n_samples, evaluation.MAX_SAMPLES)
+        with seeded(seed, self.columns.center.device):
+            rows = evaluation.row_bounds(
+                self, x, condition, n_samples=n_samples, n_nodes=n_nodes, chunk_size=chunk_size
+            )
+        return evaluation.summarise(rows, n_samples)
 
     @torch.no_grad()
     def sample(
@@ -380,7 +478,8 @@ class AutoregressiveEBM(nn.Module):
                 self._column_output(head, features, chain, column)
                 for head in (self.mixture_head, self.context_head)
             )
-            at = self._describe(raw, context)
+            proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+            at = self._described(proposal, proposal, context)
             y = at.proposal.sample(n_candidates)
             log_w = self.energy(y, at)
             weights = torch.softmax(log_w, 0).flatten(1).T

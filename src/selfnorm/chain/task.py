@@ -102,8 +102,6 @@ class AutoregressiveTask(Task):
         objective: ``"snl"``, the only one.
         n_samples: stratified proposal samples per factor and row, 32 at most: a one-dimensional
             factor with a proposal close to it gains nothing from more.
-        weight_decay: decoupled weight decay of the matrices (not of biases); ``None`` leaves it to
-            the optimiser.
         polish_steps: steps given to ``b`` alone at the end, everything else fixed.
         validation_samples: samples per factor when validating.
     """
@@ -117,7 +115,6 @@ class AutoregressiveTask(Task):
         *,
         objective: Any = "snl",
         n_samples: int = 16,
-        weight_decay: float | None = None,
         polish_steps: int = 200,
         validation_samples: int = 32,
     ) -> None:
@@ -127,18 +124,12 @@ class AutoregressiveTask(Task):
             raise ValueError(f"n_samples must be at least 1, got {n_samples}")
         self.module = model
         self.n_samples = min(n_samples, MAX_SAMPLES)
-        self.weight_decay = weight_decay
         self.polish_steps = polish_steps
         self.validation_samples = validation_samples
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices with weight decay, biases without."""
-        matrices = [p for n, p in self.module.named_parameters() if n.endswith("weight")]
-        others = [p for n, p in self.module.named_parameters() if not n.endswith("weight")]
-        decayed: dict[str, Any] = {"params": matrices}
-        if self.weight_decay is not None:
-            decayed["weight_decay"] = self.weight_decay
-        return [decayed, {"params": others, "weight_decay": 0.0}]
+        return self.module.parameter_groups()
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check the table; read the columns' scales unless they are set already."""
@@ -154,8 +145,7 @@ class AutoregressiveTask(Task):
                 f"expected {expected} tensors (x{', condition' if expected == 2 else ''}), "
                 f"got {len(data)}"
             )
-        if data[0].dim() != 2 or data[0].shape[1] != model.dim:
-            raise DataError(f"expected x of shape (n, {model.dim}), got {tuple(data[0].shape)}")
+        model.check(data[0])
         if not all(bool(torch.isfinite(t).all()) for t in data):
             raise DataError("the data hold NaN or infinity: drop or impute those rows first")
 
@@ -178,13 +168,12 @@ class AutoregressiveTask(Task):
         tilt = snl(f, log_w, b, reduction="none")
         loss = -(log_q + tilt).sum(-1).mean()
         with torch.no_grad():
-            reached = (log_q + tilt).sum(-1).mean() + log_det.mean()
             gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
-        return loss, {"lower": reached, "gap": gap}
+        return loss, {"lower": log_det.mean() - loss.detach(), "gap": gap}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Bounds of the held-out log-likelihood, under noise that is the same every time."""
-        totals = torch.zeros(4, device=data[0].device, dtype=torch.float64)
+        totals = torch.zeros(5, device=data[0].device, dtype=torch.float64)
         with seeded(0, data[0].device):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 part = tuple(t[rows] for t in data)
@@ -194,40 +183,12 @@ class AutoregressiveTask(Task):
                 lower = upper - bound_gap(log_z - b).sum(-1)
                 proposal = log_mean_exp(log_q.sum(-1) + log_det)
                 own = (log_q + f - b).sum(-1) + log_det
-                figures = [
-                    mixture_lower(lower, own),
-                    log_mean_exp(upper),
-                    proposal,
-                    ess(log_w).mean((0, 2)),
-                ]
+                bounds = mixture_lower(lower, own), log_mean_exp(upper)
+                figures = (bounds[0], *bounds, ess(log_w).mean((0, 2)), proposal)
                 totals += torch.stack([t.double().sum() for t in figures])
-        lower_, upper_, proposal_, ess_ = (totals / len(data[0])).tolist()
-        return {
-            "score": lower_,
-            "lower": lower_,
-            "upper": upper_,
-            "ess": ess_,
-            "proposal": proposal_,
-        }
+        names = ("score", "lower", "upper", "ess", "proposal")
+        return dict(zip(names, (totals / len(data[0])).tolist(), strict=True))
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""
-        if self.polish_steps == 0:
-            return {}
-        model = self.module
-        model.eval()
-        optimizer = torch.optim.Adam(model.energy.norm_parameters(), lr=2e-3)
-        n, gap = len(data[0]), torch.zeros(())
-        for step in range(self.polish_steps):
-            optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / self.polish_steps)
-            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
-            with torch.no_grad():
-                batch = tuple(t[rows] for t in data)
-                z, _ = model.columns(model.columns.dequantise(batch[0].to(model.columns.center)))
-                at = model.factors(z, batch[1].to(z) if model.condition_dim else None)
-                log_z = log_mean_exp(model.energy(at.proposal.sample(16), at))
-            gap = bound_gap(log_z - model.energy.log_norm(at.context)).sum(-1).mean()
-            optimizer.zero_grad()
-            gap.backward()
-            optimizer.step()
-        return {"gap": float(gap.detach())}
+        return self.module.fit_log_norm(data, self.polish_steps)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
-from selfnorm._inputs import as_rows
+from selfnorm._inputs import as_rows, check_rows
 from selfnorm.errors import DataError, SelfnormWarning
 
 __all__ = ["Columns", "detect_atoms", "detect_step", "label_step", "log_cell_mass"]
@@ -180,6 +180,27 @@ class Columns(nn.Module):
         self.register_buffer("knots", torch.linspace(-2, 2, N_KNOTS).repeat(dim, 1))
         self.register_buffer("fitted", torch.tensor(False))
 
+    @classmethod
+    def of(cls, center: Tensor, scale: Tensor, step: Tensor | None = None) -> Columns:
+        """Columns without limits whose center, scale and steps are known.
+
+        Example:
+            >>> columns = Columns.of(torch.tensor([2.0]), torch.tensor([4.0]))
+            >>> columns(torch.tensor([[10.0]]))[0]
+            tensor([[2.]])
+        """
+        columns = cls(len(center), discrete=None).to(center)
+        columns.center.copy_(center)
+        columns.scale.copy_(scale)
+        if step is not None:
+            columns.step.copy_(step)
+        return columns
+
+    @property
+    def log_jacobian(self) -> float:
+        """``-sum(log scale)``: what is added to a log-density of mapped rows, without limits."""
+        return -float(self.scale.log().sum())
+
     @property
     def n_inputs(self) -> int:
         """Numbers per column that :meth:`encode` returns."""
@@ -194,16 +215,8 @@ class Columns(nn.Module):
         """Read scales, grids and atoms off a table ``(n, dim)``."""
         if not isinstance(x, Tensor):
             x = as_rows(x, dtype=torch.float64)
+        x = check_rows(x, "the table", width=self.dim, constant_ok=True)
         table = np.asarray(x.detach().cpu().double())
-        if table.ndim != 2 or table.shape[1] != self.dim:
-            raise DataError(f"expected a table of shape (n, {self.dim}), got {tuple(table.shape)}")
-        if len(table) < 2:
-            raise DataError(
-                f"{len(table)} row(s) cannot tell the scale of a column; give more rows"
-            )
-        if not np.isfinite(table).all():
-            rows = int((~np.isfinite(table)).any(1).sum())
-            raise DataError(f"{rows} rows hold NaN or infinity: drop or impute them first")
         near = x.to(self.low)  # in the type of the limits: 0.7 is more than 0.7 in float32
         outside = (near < self.low) | (near > self.high)
         if bool(outside.any()):
@@ -305,13 +318,17 @@ class Columns(nn.Module):
         """``(n,)``: rows within the support."""
         return ((x >= self.low) & (x <= self.high)).all(-1)
 
+    def _limits(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which columns have a lower, an upper limit; and the limits, 0 where there is none."""
+        lower, upper = torch.isfinite(self.low), torch.isfinite(self.high)
+        return lower, upper, self.low.where(lower, 0.0), self.high.where(upper, 0.0)
+
     def _unbound(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``t(x)`` and ``log dt/dx``, elementwise."""
         if not self.bounded:
             return x, torch.zeros_like(x)
-        lower, upper = torch.isfinite(self.low), torch.isfinite(self.high)
-        zero = torch.zeros_like(self.low)
-        low, high = torch.where(lower, self.low, zero), torch.where(upper, self.high, zero)
+        lower, upper, low, high = self._limits()
+        zero = torch.zeros_like(low)
         width = torch.where(lower & upper, high - low, torch.ones_like(zero))
         r = ((x - low) / width).clamp(1e-12, 1 - 6e-8)
         both = torch.log(r) - torch.log1p(-r)
@@ -334,9 +351,7 @@ class Columns(nn.Module):
         t = z * self.scale + self.center
         if not self.bounded:
             return t
-        lower, upper = torch.isfinite(self.low), torch.isfinite(self.high)
-        zero = torch.zeros_like(self.low)
-        low, high = torch.where(lower, self.low, zero), torch.where(upper, self.high, zero)
+        lower, upper, low, high = self._limits()
         both = low + (high - low) * torch.exp(logsigmoid(t))
         one = torch.where(lower, low + self.unit * softplus(t), high - self.unit * softplus(-t))
         return torch.where(lower & upper, both, torch.where(lower | upper, one, t))

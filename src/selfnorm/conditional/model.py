@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import as_tensors
-from selfnorm.errors import DataError, EnergyError, ProposalError
+from selfnorm._inputs import as_tensors, moved
+from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import Bounds
-from selfnorm.networks import activation_module, linear
+from selfnorm.networks import activation_module, linear, perceptron
 
 __all__ = ["ConditionalEBM", "LabelEnergy"]
 
 # Label samples that go through the energy at once: on the CPU what its caches hold.
-_MAX_ROWS = {"cpu": 20_000, "cuda": 200_000}
+_ROWS_AT_ONCE = defaultdict(lambda: 200_000, cpu=20_000)
 
 
 class LabelEnergy(nn.Module):
@@ -66,17 +66,11 @@ class LabelEnergy(nn.Module):
             "activation": activation,
             "members": members,
         }
-        layers: list[nn.Module] = []
-        for size in label_hidden:
-            layers += [linear(members, dim, size), activation_module(activation)]
-            dim = size
-        self.label_net = nn.Sequential(*layers)
-        self.from_label = linear(members, dim, hidden[0])
+        self.label_net = perceptron(members, dim, label_hidden, activation=activation)
+        self.from_label = linear(members, (dim, *label_hidden)[-1], hidden[0])
         self.from_context = linear(members, context, hidden[0])
-        joint: list[nn.Module] = [activation_module(activation)]
-        for size, after in pairwise(hidden):
-            joint += [linear(members, size, after), activation_module(activation)]
-        self.joint = nn.Sequential(*joint, linear(members, hidden[-1], 1, zero=zero))
+        rest = perceptron(members, hidden[0], hidden[1:], 1, activation=activation, zero=zero)
+        self.joint = nn.Sequential(activation_module(activation), *rest)
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         """``E`` of shape ``(*samples, *batch)`` for ``h (*batch, context)``, ``y (..., dim)``."""
@@ -299,7 +293,7 @@ class ConditionalEBM(nn.Module):
         x, y = as_tensors(data, "the data", self.device)
         check_pairs((x, y), "the data")
         twice = 2 if self.shares_labels(proposal) else 1
-        rows = max(1, twice * _rows_at_once(self.device) // n_samples)
+        rows = max(1, twice * _ROWS_AT_ONCE[self.device.type] // n_samples)
         parts: list[Tensor] = []
         with seeded(seed, self.device):
             for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
@@ -322,7 +316,7 @@ class ConditionalEBM(nn.Module):
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
         """``log Z(x)`` for one-dimensional labels by the trapezoidal rule on ``grid (G,)``."""
         parts = []
-        for xs in x.split(max(1, _rows_at_once(x.device) // len(grid))):
+        for xs in x.split(max(1, _ROWS_AT_ONCE[x.device.type] // len(grid))):
             y = grid.to(xs).view(-1, 1, 1)
             if not getattr(self.energy, "broadcasts", False):
                 y = y.expand(-1, len(xs), 1)
@@ -332,24 +326,21 @@ class ConditionalEBM(nn.Module):
             parts.append(mass.log() + top)
         return torch.cat(parts)
 
+    @moved(generator="give it as seed")
     @torch.no_grad()
     def sample(
-        self, x: Tensor, n: int = 1, *, n_candidates: int = 512, generator: SeedLike = None
+        self, x: Tensor, n: int = 1, *, n_candidates: int = 512, seed: SeedLike = None
     ) -> Tensor:
         """``(n, n_x, d)`` labels for every input by sampling-importance-resampling."""
         h = self.features(x)
         q = self.law(x, h)
-        with seeded(generator, self.device):
+        with seeded(seed, self.device):
             y = q.sample((n_candidates,))
             log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q)
             weights = torch.softmax(log_w, dim=0).movedim(0, -1)
             chosen = torch.multinomial(weights.reshape(-1, n_candidates), n, replacement=True)
         index = chosen.T.reshape(n, *log_w.shape[1:], 1).expand(n, *y.shape[1:])
         return y.gather(0, index)
-
-
-def _rows_at_once(device: torch.device) -> int:
-    return _MAX_ROWS.get(device.type, _MAX_ROWS["cuda"])
 
 
 def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
@@ -425,13 +416,3 @@ def check_pairs(data: tuple[Tensor, ...], name: str) -> None:
     for part, kind in ((x, "inputs"), (y, "labels")):
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
             raise DataError(f"the {kind} of {name} hold NaN or infinite values: drop those rows")
-
-
-def check_support(law: Any, y: Tensor) -> None:
-    """Refuse a proposal without density at some label."""
-    missed = ~torch.isfinite(law.log_prob(y))
-    if bool(missed.any()):
-        raise ProposalError(
-            f"the proposal has zero density at {int(missed.sum())} labels: what it cannot reach it "
-            "cannot normalise; widen it, or mix in a wide law with DefensiveLabels"
-        )

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from selfnorm import functional as F
 from selfnorm.conditional.model import ConditionalEBM, conditional_bounds, some_pareto_k
-from selfnorm.distributions import MixtureLabels, mix_log_probs
-from selfnorm.errors import DataError
-from selfnorm.evaluation import Bounds, crps_from_cdf
+from selfnorm.distributions import MixtureLabels, ends_of_cells, interpolate, mix_log_probs
+from selfnorm.evaluation import Bounds, check_coverage, crps_from_cdf
 
 __all__ = ["PredictiveLaw", "PredictiveModel"]
 
@@ -85,14 +84,14 @@ class PredictiveLaw:
         """``F(y|x)`` at ``(n,)`` labels or at ``(n, m)``, the same shape."""
         if y.ndim == 1:
             return self.cdf_at(y[:, None])[:, 0]
-        inner = _interpolate(y.to(self.edges), self.edges, self.cdf)
+        inner = interpolate(y.to(self.edges), self.edges, self.cdf)
         beyond = torch.where(y.to(self.edges) > self.edges[:, -1:], 1.0, inner)
         return torch.where(y.to(self.edges) < self.edges[:, :1], 0.0, beyond)
 
     def quantile(self, levels: Tensor) -> Tensor:
         """Inverse of :meth:`cdf_at` at ``(m,)`` or ``(n, m)`` levels: ``(n, m)``."""
         levels = levels.to(self.cdf).expand(len(self.cdf), -1)
-        return _interpolate(levels, self.cdf, self.edges)
+        return interpolate(levels, self.cdf, self.edges)
 
     def sample(self, n: int) -> Tensor:
         """``(rows, n)`` labels by the inverse distribution function."""
@@ -105,12 +104,12 @@ class PredictiveLaw:
 
     def central_interval(self, coverage: float) -> Tensor:
         """``(n, 2)`` ends with equal mass on either side outside."""
-        tail = 0.5 * (1 - _check_coverage(coverage))
+        tail = 0.5 * (1 - check_coverage(coverage))
         return self.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64))
 
     def shortest_interval(self, coverage: float, n_starts: int = 257) -> Tensor:
         """``(n, 2)`` ends of the shortest single interval that holds ``coverage``."""
-        spare = 1 - _check_coverage(coverage)
+        spare = 1 - check_coverage(coverage)
         starts = torch.linspace(0.0, spare, n_starts, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
         low = self.quantile(starts)
         high = self.quantile((starts + coverage).clamp_max(1 - 1e-6))
@@ -119,7 +118,7 @@ class PredictiveLaw:
 
     def highest_density_regions(self, coverage: float) -> list[np.ndarray]:
         """For every input the intervals ``(k, 2)`` where the density is highest."""
-        _check_coverage(coverage)
+        check_coverage(coverage)
         regions = []
         mass = torch.diff(self.cdf, dim=-1)
         order = self.pdf.argsort(-1, descending=True)
@@ -137,29 +136,9 @@ class PredictiveLaw:
         return crps_from_cdf(y.to(self.cdf), self.edges, self.cdf)
 
 
-def _check_coverage(coverage: float) -> float:
-    if not 0.0 < coverage < 1.0:
-        raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
-    return coverage
-
-
-def _cells(at: Tensor, points: Tensor, *values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ends of the cells of ``points (n, g)`` that ``at (n, m)`` fall into, and values there."""
-    right = torch.searchsorted(points.contiguous(), at.contiguous()).clamp(1, points.shape[-1] - 1)
-    for each in (points, *values):
-        yield each.gather(-1, right - 1), each.gather(-1, right)
-
-
-def _interpolate(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
-    """Piecewise linear interpolation row by row at ``(n, m)``; constant beyond the ends."""
-    (x0, x1), (v0, v1) = _cells(at, points, values)
-    share = ((at - x0) / (x1 - x0).clamp_min(1e-300)).clamp(0.0, 1.0)
-    return v0 + share * (v1 - v0)
-
-
 def _monotone_cubic(at: Tensor, points: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
     """Interpolation of a distribution function with its density as slopes."""
-    (x0, x1), (v0, v1), (s0, s1) = _cells(at, points, values, slopes)
+    (x0, x1), (v0, v1), (s0, s1) = ends_of_cells(at, points, values, slopes)
     width = (x1 - x0).clamp_min(1e-300)
     # Slopes of at most three secants keep the cubic monotone (Fritsch & Carlson 1980).
     steepest = 3 * (v1 - v0) / width
@@ -343,7 +322,7 @@ class PredictiveModel:
         for at, own_cdf, own_pdf in zip(points, member_cdf, member_pdf, strict=True):
             cdf += _monotone_cubic(edges, at, own_cdf, own_pdf)
             reached = (edges >= at[:, :1]) & (edges <= at[:, -1:])
-            pdf += _interpolate(edges, at, own_pdf) * reached
+            pdf += interpolate(edges, at, own_pdf) * reached
         # Student-t with three degrees of freedom, in closed form.
         s = edges / (WIDE_SCALE * 3**0.5)
         wide_cdf = 0.5 + (s / (1 + s * s) + torch.atan(s)) / torch.pi

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
-from selfnorm.conditional.model import ConditionalEBM, check_pairs, check_support
-from selfnorm.errors import DataError
+from selfnorm.conditional.model import ConditionalEBM, check_pairs
+from selfnorm.errors import DataError, ProposalError
 from selfnorm.training import Task
 
 __all__ = ["ConditionalTask", "decay_groups", "weighted_mean"]
@@ -104,7 +104,6 @@ class ConditionalTask(Task):
         # Draws that serve a whole batch share their error: take more of them, they cost less.
         self._thrift = 8 if model.shares_labels() else 1
         self.label_scale = torch.ones(())
-        self.cast: torch.dtype | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """All trainable parameters; biases and a scalar ``b`` are not decayed."""
@@ -115,27 +114,28 @@ class ConditionalTask(Task):
         check_pairs(data, "the training data")
         self._check_weights(data)
         model = self.module
-        kind = next((p.dtype for p in model.parameters()), data[1].dtype)
-        if any(t.is_floating_point() and t.dtype != kind for t in data) or data[1].dtype != kind:
-            self.cast = kind
         x, y, *_ = self._typed(data)
         self.label_scale = y.std(0)
         with torch.no_grad():
             model.eval()
             head = slice(0, min(len(x), 1024))
             h = model.features(x[head])
-            check_support(model.law(x[head], h), y[head])
+            missed = ~torch.isfinite(model.law(x[head], h).log_prob(y[head]))
+            if bool(missed.any()):
+                raise ProposalError(
+                    f"the proposal has zero density at {int(missed.sum())} labels: what it cannot "
+                    "reach it cannot normalise; widen it, or mix in a wide law with DefensiveLabels"
+                )
             if model.log_norm_scalar is not None:
                 log_w, _ = model.log_weights(x[head], 256 * self._thrift)
                 model.log_norm_scalar.copy_(F.log_mean_exp(log_w).mean())
 
     def _typed(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The data in the model's floating-point type where they came in another."""
-        if self.cast is None:
-            return data
+        """The data in the model's floating-point type."""
+        kind = next((p.dtype for p in self.module.parameters()), data[1].dtype)
         # whole numbers may be indices of an embedding: as inputs they stay what they are
-        x = data[0].to(self.cast) if data[0].is_floating_point() else data[0]
-        return x, *(t.to(self.cast) for t in data[1:])
+        x = data[0].to(kind) if data[0].is_floating_point() else data[0]
+        return x, *(t.to(kind) for t in data[1:])
 
     def _check_weights(self, data: tuple[Tensor, ...]) -> None:
         """Refuse weights ``(n, 1)``, which would weight every pair by every other's weight."""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,8 +125,6 @@ def fit_distributed(
     model.to(fabric.device)
     share = n_samples // world if isinstance(model, EBM) else n_samples
     task = make_task(model, proposal, chosen, share, task_options, options, "fit_distributed")
-    if samples == "same" and isinstance(task, DensityTask):
-        task.proposal = _Share(task.proposal)
     common = int(torch.randint(2**31, ())) if options.seed is None else options.seed
     options = replace(
         options,
@@ -167,13 +166,12 @@ class DistributedTask(Task):
         self.writes_checkpoints = fabric.is_global_zero
         self._interrupted = False
         self._until_asked = 0
+        # What ranks and pieces change nothing about is asked of the task itself.
+        for name in ("parameter_groups", "witness", "own_state", "load_own_state"):
+            setattr(self, name, getattr(task, name))
         trained = [p for group in task.parameter_groups() for p in group["params"]]
         self._params = [p for p in trained if p.requires_grad]
         self._loss = fabric.setup_module(_Loss(task.module, self._local_loss))
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Those of the task."""
-        return self.task.parameter_groups()
 
     def settings(self) -> dict[str, Any]:
         """Those of the task, with the samples of all ranks and pieces together."""
@@ -181,18 +179,6 @@ class DistributedTask(Task):
         if "n_samples" in found:
             found["n_samples"] *= self.fabric.world_size * self.n_accumulate
         return found
-
-    def witness(self, data: tuple[Tensor, ...]) -> Tensor | None:
-        """That of the task."""
-        return self.task.witness(data)
-
-    def own_state(self) -> Any:
-        """That of the task."""
-        return self.task.own_state()
-
-    def load_own_state(self, state: Any) -> None:
-        """That of the task."""
-        self.task.load_own_state(state)
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """The task's own start; rank 0's state is what all begin with."""
@@ -260,12 +246,17 @@ class DistributedTask(Task):
             raise KeyboardInterrupt
 
     def _local_loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        pieces = [tuple(t[k :: self.n_accumulate] for t in batch) for k in range(self.n_accumulate)]
-        if isinstance(self.task, DensityTask) and isinstance(self.task.proposal, _Share):
-            self.task.proposal.deal(
-                self.fabric.global_rank, self.fabric.world_size, self.n_accumulate
-            )
-        return _accumulate([lambda p=p: self.task.loss(p) for p in pieces], self._params)  # type: ignore[misc]
+        n, task, ranks = self.n_accumulate, self.task, self.fabric.world_size
+        pieces = [tuple(t[k::n] for t in batch) for k in range(n)]
+        if self.own_stream or not isinstance(task, DensityTask):
+            return _accumulate([partial(task.loss, piece) for piece in pieces], self._params)
+        model, q, each = task.module, task.proposal, task.n_samples
+        with torch.no_grad():
+            drawn = q.sample((each * ranks * n,))[self.fabric.global_rank :: ranks]
+        dealt = [_Drawn(q, drawn[k::n]) for k in range(n)]
+        pairs = zip(dealt, pieces, strict=True)
+        parts = [partial(task.objective.loss, model, own, x, each) for own, (x,) in pairs]
+        return _accumulate(parts, self._params)
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """The task's figures, as rank 0 sees them: all ranks decide alike."""
@@ -279,31 +270,15 @@ class DistributedTask(Task):
         return final
 
 
-class _Share(Proposal):
-    """Deals one common draw of all samples out to ranks and accumulation steps."""
+class _Drawn(Proposal):
+    """A proposal whose samples are drawn already."""
 
-    def __init__(self, proposal: Proposal) -> None:
+    def __init__(self, proposal: Proposal, samples: Tensor) -> None:
         super().__init__()
-        self.proposal = proposal
-        self.dim = proposal.dim
-        self._place: tuple[int, int, int] | None = None
-        self._hand: list[Tensor] = []
+        self.proposal, self.samples, self.dim = proposal, samples, proposal.dim
 
-    def deal(self, rank: int, world: int, pieces: int) -> None:
-        """Announce a step: the next samples asked for are this rank's pieces."""
-        self._place, self._hand = (rank, world, pieces), []
-
-    def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        if self._place is None:
-            return self.proposal.sample(shape)
-        rank, world, pieces = self._place
-        if not self._hand:
-            drawn = self.proposal.sample((shape[0] * world * pieces,))[rank::world]
-            self._hand = [drawn[k::pieces] for k in range(pieces)]
-        piece = self._hand.pop(0)
-        if not self._hand:
-            self._place = None
-        return piece
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:  # noqa: ARG002 as many as there are
+        return self.samples
 
     def log_prob(self, x: Tensor) -> Tensor:
         return self.proposal.log_prob(x)
@@ -313,14 +288,11 @@ def _launched(fabric: Any) -> Any:
     if fabric is not None:
         return fabric
     try:
-        from lightning.fabric import Fabric
-    except ImportError:
-        try:
-            from lightning_fabric import Fabric
-        except ImportError as error:
-            raise SelfnormError(
-                "distributed training needs Lightning Fabric: pip install 'selfnorm[distributed]'"
-            ) from error
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise SelfnormError(
+            "distributed training needs Lightning Fabric: pip install 'selfnorm[distributed]'"
+        ) from error
     made = Fabric()
     made.launch()
     return made
@@ -355,19 +327,16 @@ def _accumulate(
     if len(parts) == 1:
         return parts[0]()
     total: list[Tensor | None] = [None] * len(params)
-    value: Tensor | None = None
-    means: dict[str, Tensor] = {}
-    share = 1 / len(parts)
+    values: list[Tensor] = []
+    seen: list[dict[str, Tensor]] = []
     for part in parts:
         loss, metrics = part()
-        found = torch.autograd.grad(loss * share, list(params), allow_unused=True)
-        for k, grad in enumerate(found):
-            old = total[k]
-            if grad is not None:
-                total[k] = grad if old is None else old.add_(grad)
-        value = loss.detach() * share + (0 if value is None else value)
-        for name, metric in metrics.items():
-            means[name] = metric.detach() * share + means.get(name, torch.zeros_like(metric))
-    assert value is not None
-    whole: Tensor = _Known.apply(value, total, *params)
-    return whole, means
+        found = torch.autograd.grad(loss / len(parts), list(params), allow_unused=True)
+        total = [
+            new if old is None else old if new is None else old + new
+            for old, new in zip(total, found, strict=True)
+        ]
+        values.append(loss.detach())
+        seen.append({name: metric.detach() for name, metric in metrics.items()})
+    whole: Tensor = _Known.apply(torch.stack(values).mean(), total, *params)
+    return whole, {name: torch.stack([m[name] for m in seen]).mean() for name in seen[0]}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from selfnorm.density.fit import DensityTask
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Flow, FlowTask, proposal_loss
-from selfnorm.functional import ess, importance_ml, log_mean_exp, snl
 from selfnorm.training import History, Task, TrainingOptions, run
 
 __all__ = ["JointTask", "adapt", "fit_jointly", "tilt"]
@@ -28,7 +27,7 @@ def adapt(
     """Bring a flow closer to the model it serves.
 
     Example:
-        >>> import selfnorm as sn
+        >>> import torch, selfnorm as sn
         >>> x = torch.randn(64, 2)
         >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
         >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
@@ -47,7 +46,7 @@ def tilt(flow: Flow, energy: Callable[[Tensor], Tensor]) -> EBM:
     ``b = 0``. Train it by ``selfnorm.fit(model, x, proposal=flow)``.
 
     Example:
-        >>> import selfnorm as sn
+        >>> import torch, selfnorm as sn
         >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
         >>> model = tilt(flow, sn.MLP(2, hidden=(8,), zero_init=True))
         >>> x = torch.randn(5, 2)
@@ -66,50 +65,31 @@ class JointTask(Task):
         self.model, self.flow = model, flow
         self.module = nn.ModuleDict({"model": model, "flow": flow})
         self.kind, self.n_samples = loss, n_samples
+        self.of_model = DensityTask(model, flow, n_samples=n_samples)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Everything at one rate, ``b`` at ten times it and without weight decay."""
-        b = self.model.log_norm
-        others = [p for p in self.module.parameters() if p is not b]
-        return [{"params": others}, {"params": [b], "lr_scale": 10.0, "weight_decay": 0.0}]
+        """Those of the model, and the flow's parameters at the same rate."""
+        return [*self.of_model.parameter_groups(), {"params": list(self.flow.parameters())}]
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Standardise the flow, start ``b`` at its importance estimate."""
         if not bool(self.flow.fitted):
             self.flow.set_scaling(data[0])
-        self._close()
-
-    @torch.no_grad()
-    def _close(self) -> Tensor:
-        y = self.flow.sample((max(self.n_samples, 20_000),))
-        log_w = self.model.log_unnormalized(y) - self.flow.log_prob(y)
-        self.model.log_norm.copy_(log_mean_exp(log_w))
-        return log_w
-
-    def _log_weights(self) -> Tensor:
-        with torch.no_grad():
-            y = self.flow.sample((self.n_samples,))
-            log_q = self.flow.log_prob(y)
-        return self.model.log_unnormalized(y) - log_q
+        self.of_model.start(data)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """``-l_SNL`` of the model plus the proposal's loss."""
-        x = batch[0]
-        lower = snl(self.model.log_unnormalized(x), self._log_weights(), self.model.log_norm)
-        of_flow = proposal_loss(self.flow, self.model, x, self.kind, self.n_samples)
-        return of_flow - lower, {"lower": lower.detach(), "flow": -of_flow.detach()}
+        of_model, metrics = self.of_model.loss(batch)
+        of_flow = proposal_loss(self.flow, self.model, batch[0], self.kind, self.n_samples)
+        return of_model + of_flow, {**metrics, "flow": -of_flow.detach()}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Both bounds on held-out rows."""
-        log_w, log_p = self._log_weights(), self.model.log_unnormalized(data[0])
-        lower = float(snl(log_p, log_w, self.model.log_norm))
-        upper = float(importance_ml(log_p, log_w))
-        return {"score": lower, "lower": lower, "upper": upper, "ess": float(ess(log_w))}
+        return self.of_model.validate(data)
 
-    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """``b <- log Z_hat`` on fresh samples."""
-        log_w = self._close()
-        return {"log_norm": float(self.model.log_norm.detach()), "ess": float(ess(log_w))}
+        return self.of_model.finish(data)
 
 
 def fit_jointly(
@@ -125,7 +105,7 @@ def fit_jointly(
     """Train an EBM and its flow proposal together.
 
     Example:
-        >>> import selfnorm as sn
+        >>> import torch, selfnorm as sn
         >>> x = torch.randn(64, 2)
         >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
         >>> flow = sn.Flow(2, transforms=1, hidden=(8,))

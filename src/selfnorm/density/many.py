@@ -4,27 +4,41 @@ Seeds, restarts, ensembles and grids of learning rates cost little more than a s
 networks become batched matrix products, their optimisers one. Everything else stays each member's
 own: data and their order, proposal samples, learning rate, weight decay, gradient clipping, skipped
 steps, early stopping, best state and closing ``b``.
+
+Models of one shape stand side by side in one table of parameters, their functions go through
+``vmap``. Row ``k`` of the table is member ``k``: the trained weights of its energy, flattened, then
+its ``b``. So optimiser, clipping and moving average are a handful of operations, however many
+tensors a network has.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from selfnorm import functional as F
-from selfnorm._context import random_state, seeded, set_random_state
+from selfnorm._context import seeded
 from selfnorm._inputs import check_rows, moved
-from selfnorm.density._members import Member, Members, check_training_keeps_buffers, same_law
 from selfnorm.density.fit import DensityTask, WeightObjective, get, in_options
 from selfnorm.density.model import EBM
-from selfnorm.distributions import proposal_for
-from selfnorm.errors import DataError, ProposalError, SelfnormError
+from selfnorm.distributions import (
+    Defensive,
+    Gaussian,
+    GaussianMixture,
+    Proposal,
+    StudentT,
+    Uniform,
+    proposal_for,
+)
+from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
 from selfnorm.training import (
     History,
     Stepper,
@@ -35,12 +49,16 @@ from selfnorm.training import (
     whole_number,
 )
 
-__all__ = ["ManyTask", "MemberData", "fit_many"]
+__all__ = ["ManyTask", "Member", "MemberData", "Members", "fit_many"]
 
 PerMember = float | Sequence[float]
-_MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
 _METRICS = ("loss", "grad_norm", "lower", "upper")
 _N_VAL_SAMPLES = 16_384
+_MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
+_BATCHED = (Gaussian, StudentT, Uniform, GaussianMixture, Defensive)  # laws that vmap can follow
+_PLAIN = (bool, int, float, str, tuple, type(None))
+# Rows of all members together in one pass: enough to fill the device.
+_ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
 
 
 @moved(**in_options("batch_size", "max_epochs", "lr", "weight_decay", "seed", "progress"))
@@ -98,8 +116,6 @@ def fit_many(
     models = list(models)
     if not models or not all(isinstance(m, EBM) for m in models):
         raise TypeError("fit_many needs a sequence of one or more selfnorm.EBM")
-    if len({id(m) for m in models}) < len(models):
-        raise ValueError("the same model object appears twice; copy.deepcopy it for a second run")
     _refuse_shared(models)
     n_samples = whole_number("n_samples", n_samples)
     options = (options or TrainingOptions()).given(
@@ -109,14 +125,13 @@ def fit_many(
         raise TypeError("max_memory is for fit: models trained together fit into memory together")
     members = len(models)
     device, dtype = models[0].device, models[0].dtype
-    rows = _moved(_tables(x_train, members, "x_train", dtype=dtype), device)
+    rows = _tables(x_train, members, "x_train", device, dtype=dtype)
     if isinstance(models[0].energy, nn.Module):
         check_training_keeps_buffers(models[0].energy, rows[0])
     held_out = None
     if val_data is not None:
-        width = rows[0].shape[1]
-        held_out = _tables(val_data, members, "val_data", width=width, minimum=1, dtype=dtype)
-        held_out = _moved(held_out, device)
+        checks = {"width": rows[0].shape[1], "minimum": 1, "dtype": dtype}
+        held_out = _tables(val_data, members, "val_data", device, **checks)
     elif options.patience is not None:
         raise DataError(
             "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
@@ -125,9 +140,7 @@ def fit_many(
     decays = _per_member(
         options.weight_decay if weight_decay is None else weight_decay, members, "weight_decay"
     )
-    names = [objective] * members if isinstance(objective, str) else list(objective)
-    if len(names) != members:
-        raise ValueError(f"got {len(names)} objectives for {members} models")
+    names = _one_each(objective, members, "objectives", ValueError)
     parts = zip(models, _proposals(proposal, models), names, strict=True)
     task = ManyTask(
         [Member(model, q, _of_weights(name)) for model, q, name in parts],
@@ -175,56 +188,38 @@ def _refuse_shared(models: Sequence[EBM]) -> None:
                 )
 
 
-def _tables(
-    x: Any,
-    members: int,
-    name: str,
-    *,
-    width: int | None = None,
-    minimum: int = 2,
-    dtype: torch.dtype | None,
-) -> list[Tensor]:
+def _one_each(value: Any, members: int, what: str, error: type[Exception]) -> list[Any]:
+    """One value for all members, or a list or tuple of one for each."""
+    values = list(value) if isinstance(value, list | tuple) else [value] * members
+    if len(values) != members:
+        raise error(f"got {len(values)} {what} for {members} models: pass one for all or for each")
+    return values
+
+
+def _tables(x: Any, members: int, name: str, device: torch.device, **checks: Any) -> list[Tensor]:
+    """Checked tables on the device; one that members share is checked and moved once."""
     if len(getattr(x, "shape", ())) in (1, 2):  # one tensor, array or data frame for all
-        return [check_rows(x, name, width=width, minimum=minimum, dtype=dtype)] * members
-    tables = list(x)
-    if len(tables) != members:
-        raise DataError(
-            f"{name} holds {len(tables)} tables for {members} models: pass one table for all, or "
-            "one for each"
-        )
-    width = width or np.shape(tables[0])[-1]
-    return [
-        check_rows(t, f"{name}[{k}]", width=width, minimum=minimum, dtype=dtype)
-        for k, t in enumerate(tables)
-    ]
+        return [check_rows(x, name, **checks).to(device)] * members
+    tables = _one_each(list(x), members, f"tables in {name}", DataError)
+    checks = {"width": np.shape(tables[0])[-1], **checks}
+    checked: dict[int, Tensor] = {}
+    for k, table in enumerate(tables):
+        if id(table) not in checked:
+            checked[id(table)] = check_rows(table, f"{name}[{k}]", **checks).to(device)
+    return [checked[id(table)] for table in tables]
 
 
 def _per_member(value: PerMember, members: int, name: str) -> list[float]:
-    values = [float(v) for v in np.ravel(value)]
-    if np.ndim(value) == 0:
-        values = values * members
-    if len(values) != members:
-        raise ValueError(f"{name} holds {len(values)} numbers for {members} models")
+    numbers = np.asarray(value, dtype=float)
+    values: list[float] = _one_each(numbers.tolist(), members, f"numbers in {name}", ValueError)
     if name != "weight_decay" and not all(v > 0 for v in values):
         raise ValueError(f"{name} must be positive, got {values}")
     return values
 
 
-def _moved(tables: list[Tensor], device: torch.device) -> list[Tensor]:
-    """The tables on the device; one that all members share is moved once."""
-    moved = {id(table): table.to(device) for table in tables}
-    return [moved[id(table)] for table in tables]
-
-
 def _proposals(proposal: Any, models: Sequence[EBM]) -> list[Any]:
-    if proposal is None:
-        given: list[Any] = [m.base for m in models]
-    elif isinstance(proposal, list | tuple):
-        given = list(proposal)
-        if len(given) != len(models):
-            raise ProposalError(f"got {len(given)} proposals for {len(models)} models")
-    else:
-        given = [proposal] * len(models)
+    given = [m.base for m in models] if proposal is None else proposal
+    given = _one_each(given, len(models), "proposals", ProposalError)
     if any(q is None for q in given):
         raise ProposalError(
             "fit_many needs a proposal: pass one (or one for each member), e.g. "
@@ -298,7 +293,7 @@ class ManyTask(Task):
         self.members, self.data, self.val_data = members, data, val_data
         self.n_samples, self.same_samples = n_samples, same_samples
         self.rates, self.patience = rates, options.patience
-        if same_samples and not all(same_law(m.proposal, members[0].proposal) for m in members):
+        if same_samples and any(m.proposal is not members[0].proposal for m in members):
             raise ValueError("same_samples needs one proposal common to all members")
         self.module = Members(members, [rate / max(rates) for rate in rates])
         # What a run of its own would do before the first step and after the last.
@@ -337,16 +332,18 @@ class ManyTask(Task):
     def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
         """The checks and the first ``b`` of every member, as in a run of its own."""
         device = self.module.table.device
-        before = random_state(device)
+        cuda = [device] if device.type == "cuda" else []
+        last = len(self.alone) - 1
         for k, single in enumerate(self.alone):
-            if self.same_samples:
-                set_random_state(before, device)
-            try:
-                single.start((self.data.tables[k],))
-            except SelfnormError as error:
-                raise type(error)(f"member {k}: {error}") from error
-        with torch.no_grad():
-            self.module.log_norm.copy_(torch.stack([m.model.log_norm for m in self.members]))
+            # with the same samples every member begins where the random stream stands now
+            with torch.random.fork_rng(cuda, enabled=self.same_samples and k < last):
+                try:
+                    single.start((self.data.tables[k],))
+                except SelfnormError as error:
+                    raise type(error)(f"member {k}: {error}") from error
+        self.module.read_log_norms()
+        self.module.good.zero_()  # the optimiser's moments begin at zero
+        self.module.good[[0, 3]] = self.module.table.detach()
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the members' losses: the gradient of each is untouched by the others."""
@@ -434,7 +431,7 @@ class ManyTask(Task):
         bad = (members.streak >= _MAX_BAD_STREAK) & (members.active > 0)
         if bool(bad.any()):
             members.roll_back(bad, stepper.optimizer, stepper.average)
-            members.stop(bad & (members.rollbacks > _MAX_ROLLBACKS), "diverged")
+            members.stop(members.diverged)
         if looking:
             members.remember(~bad, stepper.optimizer, stepper.average)
         if bool((members.active > 0).any()):
@@ -490,8 +487,7 @@ class ManyTask(Task):
         final: dict[str, float] = {}
         for k, single in enumerate(self.alone):
             final.update({f"{k}/{name}": value for name, value in single.finish(data).items()})
-        with torch.no_grad():
-            self.module.log_norm.copy_(torch.stack([m.model.log_norm for m in self.members]))
+        self.module.read_log_norms()
         return final
 
     def histories(self, joint: History) -> list[History]:
@@ -536,3 +532,348 @@ def _member_record(record: dict[str, float], k: int, lr_share: float) -> dict[st
         elif key.startswith(held_out):
             own["val_" + key.removeprefix(held_out)] = value
     return {**own, "lr": record["lr"] * lr_share, "seconds": record["seconds"]}
+
+
+class Member(nn.Module):
+    """One model with its proposal and its objective; a call asks it a question."""
+
+    def __init__(self, model: EBM, proposal: Proposal, objective: WeightObjective) -> None:
+        super().__init__()
+        self.model, self.proposal, self.objective = model, proposal, objective
+
+    def forward(self, question: Callable[..., Any], *args: Tensor) -> Any:
+        """``question(self, *args)``, under whatever parameters are in place."""
+        return question(self, *args)
+
+
+class Members(nn.Module):
+    """``K`` models as one table of parameters, and what is known of each of them.
+
+    Members whose laws and objectives are built alike answer as one batch; energies must be.
+
+    Args:
+        members: the models; they are read here, and changed by :meth:`write_back` only.
+        lr_factors: learning rates as shares of the loop's.
+
+    Attributes:
+        table: ``(K, P + 1)``, the only parameter.
+        updating: 1 where the last step counts for the member, else 0; ``taken`` counts them.
+        active: 0 once a member has stopped; ``stop_step`` says when.
+        streak, skipped, rollbacks: non-finite steps in a row and in all, and their consequences.
+        good, best: rows of the table to roll back to (with the optimiser's moments and the moving
+            average), and those of the best score.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> from selfnorm.density.fit import get
+        >>> q = sn.Gaussian(torch.zeros(2), scale=1.0)
+        >>> models = [sn.EBM(sn.MLP(2, (8,)), base=q) for _ in range(3)]
+        >>> together = Members([Member(m, q, get("snl")) for m in models])
+        >>> x = torch.randn(3, 5, 2)
+        >>> log_p = together.ask(lambda member, rows: member.model.log_unnormalized(rows), x)
+        >>> torch.allclose(log_p[1], models[1].log_unnormalized(x[1]), atol=1e-5)
+        True
+    """
+
+    updating: Tensor
+    active: Tensor
+    taken: Tensor
+    lr_factor: Tensor
+    streak: Tensor
+    skipped: Tensor
+    rollbacks: Tensor
+    stale: Tensor
+    best_score: Tensor
+    best_step: Tensor
+    stop_step: Tensor
+    n_read: Tensor
+    n_steps: Tensor
+    totals: Tensor
+    good: Tensor
+    good_taken: Tensor
+    best: Tensor
+
+    def __init__(self, members: Sequence[Member], lr_factors: Sequence[float] = ()) -> None:
+        super().__init__()
+        _check_alike([m.model.energy for m in members])  # type: ignore[misc]
+        first = members[0].model
+        places: dict[Tensor, list[str]] = {}  # of a trained parameter, in one layer or several
+        for name, tensor in _slots(members[0]):
+            if tensor.requires_grad and name.startswith("model.energy."):
+                places.setdefault(tensor, []).append(name)
+        if not places:
+            raise EnergyError("nothing to train: no parameter of the energies asks for a gradient")
+        self.names = list(places.values())
+        self.shapes = [p.shape for p in places]
+        self.sizes = [p.numel() for p in places]
+        self.kind = next(iter(places)).dtype
+        # Out of the module tree: what belongs to the caller is neither moved nor saved here.
+        self.members = (*members,)
+        self.table = nn.Parameter(torch.stack([self._row(member) for member in members]))
+        self.groups = [self._group(part) for part in _alike(members)]
+        self.places = torch.argsort(torch.cat([numbers for numbers, _, _ in self.groups]))
+        device, n = first.device, len(members)
+
+        def register(name: str, value: float | Tensor, *shape: int) -> None:
+            whole = torch.full((*shape, n), value) if isinstance(value, float) else value
+            self.register_buffer(name, whole.to(device))
+
+        for name in ("taken", "streak", "skipped", "rollbacks", "stale", "n_read"):
+            register(name, 0.0)
+        for name in ("best_step", "stop_step", "good_taken"):
+            register(name, 0.0)
+        register("updating", 1.0)
+        register("active", 1.0)
+        register("lr_factor", torch.tensor(list(lr_factors) or [1.0] * n))
+        register("best_score", -float("inf"))
+        register("totals", 0.0, len(_METRICS))
+        register("n_steps", torch.zeros(()))
+        register("best", self.table.detach().clone())
+        register("good", torch.zeros(4, *self.table.shape, dtype=self.table.dtype))
+
+    def _row(self, member: Member) -> Tensor:
+        named, b = dict(_slots(member)), member.model.log_norm.detach()
+        parts = [named[names[0]].detach().flatten() for names in self.names]
+        return torch.cat([*(part.to(b) for part in parts), b.view(1)])
+
+    def _group(self, numbers: list[int]) -> tuple[Tensor, Member, dict[str, Tensor]]:
+        """Which members, one to stand for all of them, and their fixed tensors, stacked."""
+        members = [self.members[k].eval() for k in numbers]
+        slots = [dict(_slots(member)) for member in members]
+        known = {"model.log_norm", *(name for names in self.names for name in names)}
+        fixed = {k: torch.stack([s[k].detach() for s in slots]) for k in slots[0] if k not in known}
+        return torch.tensor(numbers, device=self.table.device), members[0], fixed
+
+    def train(self, mode: bool = True) -> Members:
+        """Dropout on or off."""
+        super().train(mode)
+        for _, member, _ in self.groups:
+            member.train(mode)
+        return self
+
+    def ask(self, question: Callable[..., Tensor], *args: Tensor) -> Tensor:
+        """The answers ``question(member, *args)`` of all members, ``(K, ...)``.
+
+        Args:
+            question: a function of a :class:`Member` and its arguments, giving a tensor.
+            args: ``(K, ...)``.
+        """
+        if len(self.groups) == 1:
+            _, member, fixed = self.groups[0]
+            return self._ask_group(question, member, fixed, (self.table, *args))
+        answers = []
+        for numbers, member, fixed in self.groups:
+            chosen = [t.index_select(0, numbers) for t in (self.table, *args)]
+            answers.append(self._ask_group(question, member, fixed, chosen))
+        return torch.cat(answers).index_select(0, self.places)
+
+    def _ask_group(
+        self,
+        question: Callable[..., Tensor],
+        member: Member,
+        fixed: dict[str, Tensor],
+        chosen: Sequence[Tensor],
+    ) -> Tensor:
+        def one(row: Tensor, fixed: dict[str, Tensor], *args: Tensor) -> Tensor:
+            *parts, b = row.split([*self.sizes, 1])
+            trained = {
+                name: part.view(shape).to(self.kind)
+                for names, shape, part in zip(self.names, self.shapes, parts, strict=True)
+                for name in names
+            }
+            tensors = {**fixed, **trained, "model.log_norm": b.view(())}
+            answer: Tensor = functional_call(member, tensors, (question, *args), tie_weights=False)
+            return answer
+
+        table, *args = chosen
+        if len(table) == 1:  # laws that vmap cannot follow are alone
+            own = {name: value[0] for name, value in fixed.items()}
+            return one(table[0], own, *(a[0] for a in args)).unsqueeze(0)
+        rows = max((a.shape[1] for a in args if a.dim() > 1), default=1)
+        at_once = max(1, _ROWS_AT_ONCE.get(table.device.type, 2**17) // rows)
+        batched = vmap(
+            one, randomness="different", chunk_size=at_once if at_once < len(table) else None
+        )
+        answers: Tensor = batched(table, fixed, *args)
+        return answers
+
+    @property
+    def log_norm(self) -> Tensor:
+        """``b`` of every member, ``(K,)``."""
+        return self.table[:, -1]
+
+    @torch.no_grad()
+    def read_log_norms(self) -> None:
+        """Take over the ``b`` that the members' models have."""
+        self.log_norm.copy_(torch.stack([m.model.log_norm for m in self.members]))
+
+    @property
+    def diverged(self) -> Tensor:
+        """Which members were rolled back too often."""
+        return self.rollbacks > _MAX_ROLLBACKS
+
+    @torch.no_grad()
+    def count(self, finite: Tensor, metrics: Tensor) -> None:
+        """Book one step: which members take it, and their metrics ``(4, K)``."""
+        taken = finite.float() * self.active
+        bad = (1 - finite.float()) * self.active
+        self.updating.copy_(taken)
+        self.taken.add_(taken)
+        self.streak.add_(1).mul_(bad)
+        self.skipped.add_(bad)
+        self.n_read.add_(taken)
+        self.n_steps.add_(1)
+        self.totals.add_(torch.where(taken > 0, metrics, 0.0))
+
+    def read(self) -> Tensor:
+        """Mean metrics ``(4, K)`` since the last read."""
+        means = self.totals / self.n_read.clamp_min(1)
+        self.totals.zero_()
+        self.n_read.zero_()
+        return means
+
+    def _in_use(self, optimizer: torch.optim.Optimizer, average: list[Tensor]) -> list[Tensor]:
+        """The tensors that :attr:`good` has copies of."""
+        state = optimizer.state[self.table]
+        return [self.table, state["exp_avg"], state["exp_avg_sq"], *average]
+
+    @torch.no_grad()
+    def remember(
+        self, which: Tensor, optimizer: torch.optim.Optimizer, average: list[Tensor]
+    ) -> None:
+        """Take the present state of the chosen members as good."""
+        for used, good in zip(self._in_use(optimizer, average), self.good, strict=False):
+            good.copy_(torch.where(which[:, None], used, good))
+        self.good_taken.copy_(torch.where(which, self.taken, self.good_taken))
+
+    @torch.no_grad()
+    def roll_back(
+        self, which: Tensor, optimizer: torch.optim.Optimizer, average: list[Tensor]
+    ) -> None:
+        """Return the chosen members to their last good state, with half the learning rate."""
+        for used, good in zip(self._in_use(optimizer, average), self.good, strict=False):
+            used.copy_(torch.where(which[:, None], good, used))
+        self.taken.copy_(torch.where(which, self.good_taken, self.taken))
+        self.rollbacks.add_(which.float())
+        self.lr_factor.mul_(1 - 0.5 * which.float())
+        self.streak.masked_fill_(which, 0.0)
+
+    def stop(self, which: Tensor) -> None:
+        """Freeze the chosen members."""
+        which = which & (self.active > 0)
+        self.active.masked_fill_(which, 0.0)
+        self.stop_step.copy_(torch.where(which, self.n_steps, self.stop_step))
+
+    @torch.no_grad()
+    def keep_best(self, score: Tensor, patience: int | None) -> None:
+        """Keep the state of members that got better; stop those that ran out of patience."""
+        better = torch.isfinite(score) & (score > self.best_score) & (self.active > 0)
+        self.best.copy_(torch.where(better[:, None], self.table, self.best))
+        self.best_score.copy_(torch.where(better, score, self.best_score))
+        self.best_step.copy_(torch.where(better, self.n_steps, self.best_step))
+        self.stale.add_(1).mul_((~better).float())
+        if patience is not None:
+            self.stop(self.stale >= patience)
+
+    @torch.no_grad()
+    def adopt_best(self) -> None:
+        """Put the best states in place; a member that diverged without one takes its last good."""
+        self.table.copy_(torch.where(self.diverged[:, None], self.good[0], self.table))
+        has_best = torch.isfinite(self.best_score)
+        self.table.copy_(torch.where(has_best[:, None], self.best, self.table))
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Copy every row into its own model."""
+        for row, member in zip(self.table, self.members, strict=True):
+            named = dict(_slots(member))
+            *parts, b = row.split([*self.sizes, 1])
+            for names, shape, part in zip(self.names, self.shapes, parts, strict=True):
+                named[names[0]].copy_(part.view(shape))
+            member.model.log_norm.copy_(b.squeeze())
+
+    def outcome(self) -> dict[str, list[Any]]:
+        """Counters and reasons as plain lists."""
+        names = ("best_score", "best_step", "stop_step", "skipped", "rollbacks")
+        found: dict[str, list[Any]] = {name: self.get_buffer(name).tolist() for name in names}
+        stopped = zip(self.active.tolist(), self.diverged.tolist(), strict=True)
+        found["reason"] = [
+            "" if active else "diverged" if diverged else "patience" for active, diverged in stopped
+        ]
+        return found
+
+
+def _alike(members: Sequence[Member]) -> list[list[int]]:
+    """Numbers of the members that can answer as one batch."""
+    groups: dict[Any, list[int]] = {}
+    for k, member in enumerate(members):
+        laws = [member.proposal, *([] if member.model.base is None else [member.model.base])]
+        known = all(isinstance(part, _BATCHED) for law in laws for part in law.modules())
+        built = [_build(law, ignore=False) for law in laws]
+        names = [name for name, _ in _slots(member)]  # they tell which parts are shared
+        key = (str(built), str(names), member.objective.label) if known else k
+        groups.setdefault(key, []).append(k)
+    return list(groups.values())
+
+
+def _build(module: nn.Module, *, ignore: bool) -> list[Any]:
+    """How a module is built, for comparison: kinds, plain attributes and shapes of its tensors.
+
+    Attributes of other kinds (functions, say) are ignored, or told apart by what they are.
+    """
+    own = vars(nn.Module()).keys()
+    found: list[Any] = []
+    for name, part in module.named_modules():
+        plain = {k: v for k, v in vars(part).items() if k not in own and k != "training"}
+        kept = {k: v if isinstance(v, _PLAIN) else id(v) for k, v in plain.items()}
+        if ignore:
+            kept = {k: v for k, v in plain.items() if isinstance(v, _PLAIN)}
+        found.append((name, type(part), sorted(kept.items())))
+    found.append([(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _slots(module)])
+    return found
+
+
+def _slots(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Tensors of a module by name, each place once.
+
+    One parameter in two layers is at two places; a layer that is reached in two ways is one.
+    """
+    return [
+        (f"{part}.{name}" if part else name, tensor)
+        for part, layer in module.named_modules()
+        for name, tensor in (
+            *layer.named_parameters(recurse=False),
+            *layer.named_buffers(recurse=False),
+        )
+    ]
+
+
+def _check_alike(energies: Sequence[nn.Module]) -> None:
+    for number, energy in enumerate(energies):
+        if not isinstance(energy, nn.Module):
+            raise EnergyError(f"the energy of member {number} is no nn.Module: wrap it in one")
+        if _build(energy, ignore=True) != _build(energies[0], ignore=True):
+            raise EnergyError(
+                f"members 0 and {number} have energies of different shape or kind; networks that "
+                "train together must be built alike (group them by architecture)"
+            )
+
+
+@torch.no_grad()
+def check_training_keeps_buffers(energy: nn.Module, x: Tensor) -> None:
+    """Refuse an energy that changes its own buffers in a forward pass of training.
+
+    Batch normalisation and spectral normalisation do: members trained together would end with the
+    buffers they began with, and their densities would be those of other networks.
+    """
+    trial = copy.deepcopy(energy).train()
+    before = {name: buffer.clone() for name, buffer in trial.named_buffers()}
+    with seeded(0, x.device):
+        trial(x[:8])
+    changed = [n for n, b in trial.named_buffers() if not torch.equal(before[n], b)]
+    if changed:
+        raise EnergyError(
+            f"training changes the buffer {changed[0]!r} of the energy (batch or spectral "
+            "normalisation?), which models trained together cannot follow: train each by fit, or "
+            "normalise by a layer without such buffers (nn.LayerNorm)"
+        )

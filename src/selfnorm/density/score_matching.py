@@ -40,7 +40,7 @@ def column_spread(x: Tensor) -> Tensor:
 
 
 def score(model: EBM, x: Tensor) -> Tensor:
-    """``grad_x log p~(x)``, ``(n, d)``, itself differentiable.
+    """``grad_x log p~(x)``, ``(n, d)``, itself differentiable (also in an ``x`` that asks for it).
 
     >>> import selfnorm as sn
     >>> model = sn.EBM(lambda x: 0.5 * x.square().sum(-1))
@@ -48,81 +48,81 @@ def score(model: EBM, x: Tensor) -> Tensor:
     [[-1.0, 2.0]]
     """
     with torch.enable_grad():
-        x = x.detach().requires_grad_(True)
+        x = x if x.requires_grad else x.detach().requires_grad_(True)
         (gradient,) = torch.autograd.grad(model.log_unnormalized(x).sum(), x, create_graph=True)
     return gradient
 
 
-class DenoisingScoreMatching(Objective):
+class ScoreMatching(Objective):
+    """An objective of the score alone: it needs no samples of the proposal."""
+
+    capturable = False
+
+    def error(self, model: EBM, x: Tensor) -> Tensor:
+        """What to minimise, up to a constant the squared distance of the scores."""
+        raise NotImplementedError(f"{type(self).__name__} defines no error")
+
+    def loss(
+        self,
+        model: EBM,
+        proposal: Proposal,  # noqa: ARG002
+        x: Tensor,
+        n_samples: int,  # noqa: ARG002
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The error on one mini-batch."""
+        error = self.error(model, x)
+        return error, {"score_error": error.detach()}
+
+
+class DenoisingScoreMatching(ScoreMatching):
     """Denoising score matching with one noise level ``sigma``, relative to the column spreads.
 
     >>> import selfnorm as sn
     >>> model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
-    >>> loss, _ = DenoisingScoreMatching().loss(model, model.base, torch.randn(50, 2), 10)
-    >>> loss.shape
+    >>> DenoisingScoreMatching().error(model, torch.randn(50, 2)).shape
     torch.Size([])
     """
-
-    capturable = False
 
     def __init__(self, sigma: float = 0.1) -> None:
         if not sigma > 0:
             raise ValueError(f"sigma must be positive, got {sigma}")
         self.sigma = sigma
 
-    def loss(
-        self,
-        model: EBM,
-        proposal: Proposal,  # noqa: ARG002 needs no proposal samples
-        x: Tensor,
-        n_samples: int,  # noqa: ARG002
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def error(self, model: EBM, x: Tensor) -> Tensor:
         """Mean squared error of the predicted noise, halved."""
         width = self.sigma * column_spread(x)
         noise = torch.randn_like(x)
         residual = width * score(model, x + width * noise) + noise
-        loss = 0.5 * residual.square().sum(-1).mean()
-        return loss, {"score_error": loss.detach()}
+        return 0.5 * residual.square().sum(-1).mean()
 
 
-class SlicedScoreMatching(Objective):
+class SlicedScoreMatching(ScoreMatching):
     """Sliced score matching with the exact second moment (SSM-VR), ``n_slices`` directions per row.
 
     Activations need a second derivative: SiLU, GELU or tanh, not ReLU.
 
     >>> import selfnorm as sn
     >>> model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
-    >>> loss, _ = SlicedScoreMatching().loss(model, model.base, torch.randn(50, 2), 10)
-    >>> loss.shape
+    >>> SlicedScoreMatching().error(model, torch.randn(50, 2)).shape
     torch.Size([])
     """
-
-    capturable = False
 
     def __init__(self, n_slices: int = 1) -> None:
         if n_slices < 1:
             raise ValueError(f"n_slices must be positive, got {n_slices}")
         self.n_slices = n_slices
 
-    def loss(
-        self,
-        model: EBM,
-        proposal: Proposal,  # noqa: ARG002 needs no proposal samples
-        x: Tensor,
-        n_samples: int,  # noqa: ARG002
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def error(self, model: EBM, x: Tensor) -> Tensor:
         """``mean [ v' s'(x) v + |s(x)|^2 / 2 ]`` in coordinates scaled by the column spreads."""
         spread = column_spread(x)
         x = x.repeat(self.n_slices, 1).detach().requires_grad_(True)
         with torch.enable_grad():
-            log_p = model.log_unnormalized(x).sum()
-            (gradient,) = torch.autograd.grad(log_p, x, create_graph=True)
+            gradient = score(model, x)
             direction = torch.randn_like(x) * spread
             along = (gradient * direction).sum()
             (second,) = torch.autograd.grad(along, x, create_graph=True)
         curvature = (second * direction).sum(-1)
-        loss = (curvature + 0.5 * (gradient * spread).square().sum(-1)).mean()
-        return loss, {"score_error": loss.detach()}
+        return (curvature + 0.5 * (gradient * spread).square().sum(-1)).mean()
 
 
 register("dsm", DenoisingScoreMatching)

@@ -11,12 +11,15 @@ from selfnorm.distributions.mdn import (
     UniformLabels,
 )
 from selfnorm.distributions.mixtures import (
+    Mixture1d,
     choose_component,
+    ends_of_cells,
     gaussian_log_prob,
+    interpolate,
     mixture_log_prob,
     pick_component,
+    stratified_uniform,
 )
-from selfnorm.distributions.mixtures1d import EPS, LOG_SQRT_2PI, Mixture1d
 from selfnorm.distributions.proposals import (
     Gaussian,
     GaussianMixture,
@@ -29,8 +32,6 @@ from selfnorm.distributions.proposals import (
 )
 
 __all__ = [
-    "EPS",
-    "LOG_SQRT_2PI",
     "MDN",
     "Defensive",
     "DefensiveLabels",
@@ -49,11 +50,14 @@ __all__ = [
     "UnnormalisedModel",
     "as_proposal",
     "choose_component",
+    "ends_of_cells",
     "gaussian_log_prob",
+    "interpolate",
     "mix_log_probs",
     "mix_samples",
     "mixture_log_prob",
     "pick_component",
     "proposal_for",
     "proposal_loss",
+    "stratified_uniform",
 ]

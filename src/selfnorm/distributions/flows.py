@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._inputs import as_rows
+from selfnorm._inputs import as_rows, check_rows
 from selfnorm.columns import Columns
 from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError, SelfnormError
@@ -104,10 +104,7 @@ class Flow(Proposal):
     @torch.no_grad()
     def set_scaling(self, x: Tensor) -> Flow:
         """Standardise by the means and standard deviations of ``x`` ``(n, dim)``."""
-        if x.dim() != 2 or x.shape[1] != self.dim:
-            raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(x.shape)}")
-        if not bool(torch.isfinite(x).all()):
-            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
+        x = check_rows(x, "x", width=self.dim, minimum=1)
         sd = x.std(0) if len(x) > 1 else torch.ones_like(x[0])
         self.loc.copy_(x.mean(0))
         self.scale.copy_(torch.where(sd > 0, sd, torch.ones_like(sd)))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selfnorm._inputs import check_rows
 from selfnorm.distributions.defensive import mix_log_probs, mix_samples
 from selfnorm.distributions.mixtures import (
     choose_component,
@@ -22,8 +23,9 @@ from selfnorm.distributions.mixtures import (
     mixture_log_prob,
     pick_component,
 )
+from selfnorm.distributions.proposals import Uniform
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.networks import StackedMLP
+from selfnorm.networks import StackedMLP, perceptron
 
 __all__ = [
     "MDN",
@@ -179,8 +181,10 @@ class MDN(nn.Module):
             "min_scale": min_scale,
         }
         sizes = (components, components * dim, components * dim)
+        # Saved models know the layers by these names: stacked ones are those of a StackedMLP.
+        make: Any = perceptron if members is None else StackedMLP
         self.logits, self.means, self.log_scales = (
-            _network(context, hidden, size, activation, members) for size in sizes
+            make(members, context, hidden, size, activation=activation) for size in sizes
         )
         # Apart from the start: components that begin equal learn the same thing for long.
         self.register_buffer(
@@ -190,7 +194,7 @@ class MDN(nn.Module):
 
     def place(self, y: Tensor) -> None:
         """Spread the components over the quantiles of labels ``(n, d)``, with matching scales."""
-        y = _finite_labels(y)
+        y = check_rows(y, "the labels", constant_ok=True)
         levels = (torch.arange(self.components, device=y.device) + 0.5) / self.components
         quantiles = torch.quantile(y.float(), levels.float(), dim=0)
         self.offsets.copy_(quantiles.to(self.offsets))
@@ -204,13 +208,6 @@ class MDN(nn.Module):
         means = self.means(h).view(shape) * unit + self.offsets
         scales = (self.log_scales(h).view(shape).clamp(-12.0, 8.0) + self.log_start).exp()
         return MixtureLabels(log_weights, means, scales + self.min_scale)
-
-
-def _network(
-    context: int, hidden: Sequence[int], out: int, activation: str, members: int | None
-) -> nn.Module:
-    network = StackedMLP(members, context, hidden, out, activation=activation)
-    return network.layers if members is None else network  # saved models know them by these names
 
 
 class LabelGaussian(nn.Module):
@@ -233,11 +230,8 @@ class LabelGaussian(nn.Module):
     @classmethod
     def fit_to(cls, y: Tensor) -> LabelGaussian:
         """Mean and full covariance of labels ``(n, d)``."""
-        y = _finite_labels(y)
-        covariance = torch.atleast_2d(torch.cov(y.T))
-        if not (torch.diagonal(covariance) > 0).all():
-            raise DataError("the labels are constant: a Gaussian cannot be fitted to them")
-        return cls(y.mean(0), torch.linalg.cholesky(covariance))
+        y = check_rows(y, "the labels")
+        return cls(y.mean(0), torch.linalg.cholesky(torch.atleast_2d(torch.cov(y.T))))
 
     def forward(self, h: Tensor) -> torch.distributions.MultivariateNormal:
         """The Gaussian, expanded to the batch of ``h``."""
@@ -265,36 +259,20 @@ class UniformLabels(_FromUniforms):
         return torch.where(inside, -(self.high - self.low).log().sum(), -math.inf)
 
 
-class LabelUniform(nn.Module):
+class LabelUniform(Uniform):
     """Uniform over a box of labels, the same for every input.
 
     ``shared``: training draws one set of labels for a whole batch, not one for every input.
+    A label outside has density zero and breaks the bounds: hence the margin of ``fit_to``.
 
     >>> q = LabelUniform.fit_to(torch.tensor([[0.0], [2.0]]), margin=0.5)
     >>> q(torch.zeros(1, 1)).log_prob(torch.tensor([[2.5], [3.5]]))
     tensor([-1.3863,    -inf])
     """
 
-    low: Tensor
-    high: Tensor
-
     def __init__(self, low: Tensor, high: Tensor, *, shared: bool = True) -> None:
-        super().__init__()
+        super().__init__(low, high)
         self.shared = shared
-        if not (high > low).all():
-            raise ProposalError("every upper end of a uniform proposal must exceed its lower end")
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
-
-    @classmethod
-    def fit_to(cls, y: Tensor, *, margin: float = 0.1) -> LabelUniform:
-        """Range of the training labels ``(n, d)``, widened on each side by ``margin`` ranges.
-
-        A label outside has density zero under the proposal and breaks the bounds: hence a margin.
-        """
-        y = _finite_labels(y)
-        low, high = y.amin(0), y.amax(0)
-        return cls(low - margin * (high - low), high + margin * (high - low))
 
     def forward(self, h: Tensor) -> UniformLabels:
         """The uniform law, expanded to the batch of ``h``."""
@@ -347,11 +325,3 @@ def _check_width(y: Tensor, dim: int) -> None:
             f"labels must have {dim} number(s) in their last dimension, got shape "
             f"{tuple(y.shape)}" + ("; use y[:, None]" if dim == 1 and y.ndim == 1 else "")
         )
-
-
-def _finite_labels(y: Tensor) -> Tensor:
-    if y.ndim != 2 or y.shape[0] < 2:
-        raise DataError(f"labels must have shape (n, d) with n >= 2, got {tuple(y.shape)}")
-    if not torch.isfinite(y).all():
-        raise DataError("the labels hold NaN or infinite values: drop or impute those rows")
-    return y

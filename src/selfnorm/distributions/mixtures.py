@@ -1,4 +1,4 @@
-"""What every mixture ``q(x) = sum_k pi_k f_k(x)`` shares: its density, and which component drew.
+"""Mixtures ``q(x) = sum_k pi_k f_k(x)``: what all of them share, and the one-dimensional ones.
 
 A law writes its own components; the sum over them, the choice of one and the look-up of its
 parameters are these functions. Components are the last dimension of weights and log-densities,
@@ -12,18 +12,36 @@ stand in front, ``(*shape, *batch)``:
 >>> z = (x.unsqueeze(-2) - means) / scales                                    # (5, 2, 3)
 >>> mixture_log_prob(log_weights, gaussian_log_prob(z, scales.log().sum(-1))).shape
 torch.Size([5])
+
+:class:`Mixture1d` is the proposal of every factor of a chain: ``K`` logistic (or Gaussian)
+components and one Student-t component with two degrees of freedom. Logistic and t2 have closed-form
+quantiles, so a uniform number becomes a sample without rejection and without inverting the mixture:
+stratified uniforms give stratified samples, a regular grid of them gives quadrature nodes.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardtanh, logsigmoid, softplus
 
-__all__ = ["choose_component", "gaussian_log_prob", "mixture_log_prob", "pick_component"]
+__all__ = [
+    "Mixture1d",
+    "choose_component",
+    "ends_of_cells",
+    "gaussian_log_prob",
+    "interpolate",
+    "mixture_log_prob",
+    "pick_component",
+    "stratified_uniform",
+]
 
 _LOG_2PI = math.log(2 * math.pi)
+_LOGISTIC_SD = math.pi / math.sqrt(3)
+_EPS = 2.0**-22
 
 
 def gaussian_log_prob(z: Tensor, log_det: Tensor | float) -> Tensor:
@@ -65,9 +83,13 @@ def choose_component(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([0, 1, 1]), tensor([0.5000, 0.0000, 1.0000]))
     """
     ends = weights.cumsum(-1)
+    # Levels are told from the end of a cell, and the last end is 1: where sums of float32 weights
+    # miss it by 1e-7, a narrow last component would lose the outermost part of its tail.
+    ends = ends / ends[..., -1:]
     component = (u.unsqueeze(-1) >= ends[..., :-1]).sum(-1)
-    start, width = pick_component(ends - weights, component), pick_component(weights, component)
-    return component, (u - start) / width.clamp_min(torch.finfo(u.dtype).tiny)
+    cells = torch.stack([ends, weights], -1)
+    end, width = pick_component(cells, component, event_dims=1).unbind(-1)
+    return component, 1 - (end - u) / width.clamp_min(torch.finfo(u.dtype).tiny)
 
 
 def pick_component(values: Tensor, component: Tensor, event_dims: int = 0) -> Tensor:
@@ -85,3 +107,174 @@ def pick_component(values: Tensor, component: Tensor, event_dims: int = 0) -> Te
     *batch, k = values.shape[: values.dim() - event_dims]
     first = k * torch.arange(math.prod(batch), device=values.device).view(batch)
     return values.flatten(0, len(batch))[first + component]  # one list of all laws' components
+
+
+def ends_of_cells(at: Tensor, points: Tensor, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Left and right ends of the cells of ascending ``points (*batch, g)`` that ``at (*batch, m)``
+    fall into, then every one of ``values (*batch, g)`` there: pairs of ``(*batch, m)``.
+    """
+    right = torch.searchsorted(points.contiguous(), at.contiguous()).clamp(1, points.shape[-1] - 1)
+    return [(each.gather(-1, right - 1), each.gather(-1, right)) for each in (points, *values)]
+
+
+def interpolate(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
+    """Piecewise linear interpolation, law by law, at ``(*batch, m)``; constant beyond the ends.
+
+    Example:
+        >>> grid, square = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 1.0, 4.0]])
+        >>> interpolate(torch.tensor([[0.5, 1.5, 3.0]]), grid, square)
+        tensor([[0.5000, 2.5000, 4.0000]])
+    """
+    (x0, x1), (v0, v1) = ends_of_cells(at, points, values)
+    share = (at - x0) / (x1 - x0).clamp_min(torch.finfo(at.dtype).tiny)
+    return v0 + share.clamp(0.0, 1.0) * (v1 - v0)
+
+
+def stratified_uniform(n: int, shape: torch.Size, like: Tensor) -> Tensor:
+    """``(n, *shape)`` uniforms, one in each of ``n`` equal cells for every place of ``shape``.
+
+    Each is uniform on (0, 1) marginally given its cell; their mean over the first dimension has a
+    far smaller variance than ``n`` independent draws, and stays unbiased.
+
+    Example:
+        >>> u = stratified_uniform(4, torch.Size([10]), torch.zeros(()))
+        >>> (u * 4).floor()[:, 0]
+        tensor([0., 1., 2., 3.])
+    """
+    u = torch.rand((n, *shape), dtype=like.dtype, device=like.device)
+    cells = torch.arange(n, dtype=like.dtype, device=like.device).view(-1, *[1] * len(shape))
+    return ((u + cells) / n).clamp(_EPS, 1 - _EPS)
+
+
+@dataclass(frozen=True)
+class Mixture1d:
+    r"""``q(y) = sum_k pi_k f_k((y - loc_k)/scale_k)/scale_k``, one law per place of a batch.
+
+    The last component is a Student-t with two degrees of freedom (tails ``|y|^-3``), the others are
+    logistic or Gaussian. Density with respect to Lebesgue measure.
+
+    Attributes:
+        log_pi, loc, log_scale: ``(*batch, K + 1)``.
+        family: ``"logistic"`` or ``"gaussian"``.
+
+    Example:
+        >>> raw = torch.zeros(3 * 5)                 # four components and the tail
+        >>> q = Mixture1d.from_raw(raw, 5)
+        >>> y = torch.linspace(-200, 200, 400_001)
+        >>> bool((torch.trapezoid(q.log_prob(y).exp(), y) - 1).abs() < 1e-3)
+        True
+    """
+
+    log_pi: Tensor
+    loc: Tensor
+    log_scale: Tensor
+    family: str = "logistic"
+
+    @classmethod
+    def from_raw(
+        cls, raw: Tensor, n: int, *, family: str = "logistic", log_scale_floor: float = -8.0
+    ) -> Mixture1d:
+        """From unconstrained numbers ``(*batch, 3 n)``: logits, locations, log-scales.
+
+        The floor keeps a component from collapsing onto a repeated value; the ceiling keeps the
+        moments finite where the network extrapolates.
+        """
+        logits, loc, raw_scale = raw.split(n, -1)
+        log_scale = softplus(raw_scale - log_scale_floor) + log_scale_floor
+        # hardtanh: a clamp whose gradient is one operation
+        log_scale = hardtanh(log_scale, log_scale_floor, 12.0)
+        return cls(torch.log_softmax(logits, -1), loc, log_scale, family)
+
+    def detach(self) -> Mixture1d:
+        """The same law, cut from the graph."""
+        return Mixture1d(
+            self.log_pi.detach(), self.loc.detach(), self.log_scale.detach(), self.family
+        )
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """``log q(y)``, ``y`` of shape ``(..., *batch)``."""
+        e = (y.unsqueeze(-1) - self.loc) * torch.exp(-self.log_scale)
+        body, tail = e.split([e.shape[-1] - 1, 1], -1)
+        if self.family == "gaussian":
+            log_body = -0.5 * body.square() - 0.5 * _LOG_2PI
+        else:
+            log_body = logsigmoid(body) + logsigmoid(-body)
+        log_parts = torch.cat([log_body, -1.5 * torch.log(2 + tail.square())], -1)
+        return mixture_log_prob(self.log_pi, log_parts - self.log_scale)
+
+    def _quantile(self, v: Tensor, tail: Tensor) -> Tensor:
+        t = 2 * v - 1
+        if self.family == "gaussian":
+            body = math.sqrt(2) * torch.erfinv(t)
+        else:
+            body = torch.log(v) - torch.log1p(-v)
+        heavy = t / torch.sqrt(2 * v * (1 - v))
+        return torch.where(tail, heavy, body)
+
+    def from_uniform(self, u: Tensor) -> Tensor:
+        """Map uniforms ``(..., *batch)`` to samples: the part of ``u`` chooses the component, its
+        remainder the quantile within it.
+
+        Exact for any ``u`` uniform on (0, 1), and keeps stratification between and within the
+        components.
+        """
+        component, level = choose_component(self.log_pi.exp(), u)
+        scales = torch.stack([self.loc, self.log_scale.exp()], -1)
+        loc, scale = pick_component(scales, component, event_dims=1).unbind(-1)
+        tail = component == self.loc.shape[-1] - 1
+        return loc + scale * self._quantile(level.clamp(_EPS, 1 - _EPS), tail)
+
+    def sample(self, n: int, *, stratified: bool = True) -> Tensor:
+        """``(n, *batch)`` samples from torch's global generator."""
+        shape = self.log_pi.shape[:-1]
+        if stratified:
+            u = stratified_uniform(n, shape, self.log_pi)
+        else:
+            u = torch.rand((n, *shape), dtype=self.log_pi.dtype, device=self.log_pi.device)
+            u = u.clamp(_EPS, 1 - _EPS)
+        return self.from_uniform(u)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the body (the tail has none), ``(*batch,)``."""
+        without_tail = self.log_pi.clone()
+        without_tail[..., -1] = -torch.inf
+        pi = torch.softmax(without_tail, -1)
+        mean = (pi * self.loc).sum(-1)
+        unit = 1.0 if self.family == "gaussian" else _LOGISTIC_SD
+        spread = (unit * self.log_scale.exp()).square()
+        second = pi * (spread + (self.loc - mean.unsqueeze(-1)).square())
+        return mean, second.sum(-1)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """``P(Y <= y)``, ``y`` of shape ``(..., *batch)``."""
+        e = (y.unsqueeze(-1) - self.loc) * torch.exp(-self.log_scale)
+        body, tail = e[..., :-1], e[..., -1:]
+        below = torch.special.ndtr(body) if self.family == "gaussian" else torch.sigmoid(body)
+        heavy = 0.5 + 0.5 * tail * torch.rsqrt(2 + tail.square())
+        return (self.log_pi.exp() * torch.cat([below, heavy], -1)).sum(-1)
+
+    def nodes(self, n: int) -> tuple[Tensor, Tensor]:
+        """Quadrature for ``E_q[w]``: nodes ``(n, *batch)`` and their log-weights, same shape.
+
+        The line is cut into ``n`` cells of about equal mass (smaller and smaller ones towards the
+        tails), each with one node inside and its exact mass ``F(right) - F(left)`` as weight: no
+        component, however narrow, is counted twice or missed. The cuts come from interpolating the
+        distribution function between quantiles of the components.
+        """
+        levels = torch.linspace(-14, 14, 15, dtype=self.loc.dtype, device=self.loc.device)
+        k = self.loc.shape[-1]
+        is_tail = torch.arange(k, device=self.loc.device) == k - 1
+        v = torch.sigmoid(levels).clamp(_EPS, 1 - _EPS).unsqueeze(-1).expand(-1, k)
+        e = self._quantile(v, is_tail.expand(15, k))
+        places = (1,) * (self.loc.dim() - 1)
+        anchors = self.loc + self.log_scale.exp() * e.view(15, *places, k)
+        anchors = anchors.movedim(-1, 0).flatten(0, 1).sort(0).values  # (15 (K+1), *batch)
+        mass = self.cdf(anchors)
+        s = torch.linspace(0, 1, 2 * n + 1, dtype=torch.float64, device=self.loc.device)
+        u = (s * s * (3 - 2 * s)).to(self.loc.dtype)
+        u = u.expand(*self.loc.shape[:-1], -1)
+        cuts = interpolate(u, mass.movedim(0, -1), anchors.movedim(0, -1)).movedim(-1, 0)
+        below = self.cdf(cuts[2:-1:2])
+        edge = torch.zeros_like(below[:1])
+        masses = torch.diff(torch.cat([edge, below, edge + 1]), dim=0).clamp_min(0)
+        return cuts[1::2], torch.log(masses)

@@ -1,7 +1,7 @@
 """Can a number be trusted: bounds, log-weights, the verdict, quadrature, calibration."""
 
 from selfnorm.evaluation.bounds import Bounds, evaluate
-from selfnorm.evaluation.calibration import assess, crps_from_cdf
+from selfnorm.evaluation.calibration import assess, check_coverage, crps_from_cdf
 from selfnorm.evaluation.diagnostics import (
     PARETO_K_LIMIT,
     WeightStream,
@@ -22,6 +22,7 @@ __all__ = [
     "WeightStream",
     "adaptive_log_mean",
     "assess",
+    "check_coverage",
     "chunk_size_for",
     "crps_from_cdf",
     "data_side_check",

@@ -5,7 +5,7 @@ Everything here takes plain numbers, so that any model can be judged by it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,21 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = ["Calibration", "assess", "central_coverage", "crps_from_cdf", "pit_distance"]
+__all__ = [
+    "Calibration",
+    "assess",
+    "central_coverage",
+    "check_coverage",
+    "crps_from_cdf",
+    "pit_distance",
+]
+
+
+def check_coverage(coverage: float) -> float:
+    """A share of the mass strictly between 0 and 1, or an error."""
+    if not 0.0 < coverage < 1.0:
+        raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
+    return coverage
 
 
 def central_coverage(pit: ArrayLike, coverage: float = 0.9) -> float:
@@ -24,9 +38,7 @@ def central_coverage(pit: ArrayLike, coverage: float = 0.9) -> float:
     >>> central_coverage([0.01, 0.2, 0.5, 0.97], 0.9)
     0.5
     """
-    if not 0.0 < coverage < 1.0:
-        raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
-    pit, tail = _column(pit, "pit"), 0.5 * (1 - coverage)
+    pit, tail = _column(pit, "pit"), 0.5 * (1 - check_coverage(coverage))
     return float(np.mean((pit >= tail) & (pit <= 1 - tail)))
 
 
@@ -94,10 +106,6 @@ class Calibration:
     pit_distance: float
     level: float
     n: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields as a plain dict."""
-        return asdict(self)
 
 
 def assess(model: Any, X: ArrayLike, y: ArrayLike, *, level: float = 0.9) -> Calibration:

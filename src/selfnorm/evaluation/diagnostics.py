@@ -230,20 +230,15 @@ class DataSideCheck:
 
     ``share``: fraction of the data whose weight exceeds every proposal weight. ``decisive``:
     number of data points, each of which would by itself more than double the estimate of Z had the
-    proposal drawn it. ``p_value``: chance of so many exceedances if the true share were the
-    tolerated one. ``passed`` is the outcome.
+    proposal drawn it. ``passed`` is the outcome.
     """
 
     share: float
     decisive: int
-    p_value: float
-    n_data: int
     passed: bool
 
 
-def data_side_check(
-    log_w_data: Tensor, log_w: Tensor | WeightStream, *, tolerated: float = TOLERATED_SHARE
-) -> DataSideCheck:
+def data_side_check(log_w_data: Tensor, log_w: Tensor | WeightStream) -> DataSideCheck:
     """Does the proposal reach the data?
 
     A region where ``w`` exceeds all of ``M`` proposal weights has a proposal mass of about ``1/M``
@@ -262,25 +257,28 @@ def data_side_check(
     # an infinite weight at a data point (q = 0 there) exceeds everything, a nan is no evidence
     usable = log_w_data[~torch.isnan(log_w_data)]
     if n == 0 or math.isinf(stream.largest):
-        return DataSideCheck(math.nan, 0, math.nan, n, passed=n == 0)
+        return DataSideCheck(math.nan, 0, passed=n == 0)
     # rounding alone must not count: constant weights differ in the last digits
     margin = 1e-4 * (1.0 + abs(stream.largest))
     above = int((usable > stream.largest + margin).sum())
     decisive = int((usable > stream.log_mean + math.log(m)).sum())
-    p_value = float(stats.binom.sf(above - 1, n, tolerated))
+    # The chance of so many exceedances if the true share were the tolerated one.
+    p_value = float(stats.binom.sf(above - 1, n, TOLERATED_SHARE))
     passed = not (p_value < 0.01 or decisive >= max(2, 0.002 * n))
-    return DataSideCheck(above / n, decisive, p_value, n, passed)
+    return DataSideCheck(above / n, decisive, passed)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reliable`` and one sentence per reason: cause, then cure."""
+    """One sentence per reason against the estimate, cause, then cure; and its tail index."""
 
-    reliable: bool
     reasons: tuple[str, ...]
-    ess: float
     pareto_k: float
-    data_side: DataSideCheck | None
+
+    @property
+    def reliable(self) -> bool:
+        """Whether nothing speaks against the estimate."""
+        return not self.reasons
 
 
 def tail_index(log_w: Tensor | WeightStream) -> float:
@@ -327,27 +325,27 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
             "No proposal sample has a positive weight: model and proposal do not overlap; fit the "
             "proposal to the data."
         )
-        return Verdict(False, tuple(reasons), 0.0, math.inf, None)
-    fraction, k = stream.ess, tail_index(stream)
+        return Verdict(tuple(reasons), math.inf)
+    effective, k = stream.ess * m, tail_index(stream)
     if k > PARETO_K_LIMIT:
         reasons.append(
             f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the weights are so heavy-tailed that "
             "no number of samples helps; use a proposal with heavier tails "
             "(Defensive or StudentT fitted to the data)."
         )
-    if fraction * m < MINIMUM_EFFECTIVE_SAMPLES:
+    if effective < MINIMUM_EFFECTIVE_SAMPLES:
         reasons.append(
-            f"Only {fraction * m:.0f} effective of {m} proposal samples: a few of them carry the "
+            f"Only {effective:.0f} effective of {m} proposal samples: a few of them carry the "
             "estimate; raise n_samples or bring the proposal closer to the model."
         )
-    check = None
     if log_w_data is not None and log_w_data.numel():
         check = data_side_check(log_w_data.flatten(), stream)
         if not check.passed:
             reasons.append(
                 f"{100 * check.share:.1f} % of the data have a larger weight than every proposal "
-                f"sample ({check.decisive} of {check.n_data} would each double the estimate of Z): "
-                "the proposal misses a region where the data are (a mode or a tail), or the energy "
-                "has grown a spike there; widen the proposal (Defensive) or fit it to these data."
+                f"sample ({check.decisive} of {log_w_data.numel()} would each double the estimate "
+                "of Z): the proposal misses a region where the data are (a mode or a tail), or the "
+                "energy has grown a spike there; widen the proposal (Defensive) or fit it to these "
+                "data."
             )
-    return Verdict(not reasons, tuple(reasons), fraction, k, check)
+    return Verdict(tuple(reasons), k)

@@ -22,11 +22,11 @@ from selfnorm._inputs import as_rows, check_rows, moved
 from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
-from selfnorm.evaluation import Bounds
+from selfnorm.evaluation import Bounds, check_coverage
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
 from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, build
 from selfnorm.images.task import Augmentation, ImageTask, LawTask
-from selfnorm.networks import resnet18
+from selfnorm.networks import ResNet18
 from selfnorm.training import History, TrainingOptions, run
 
 __all__ = ["IMAGE_OPTIONS", "OBJECTIVES", "ImageRegressor"]
@@ -198,7 +198,7 @@ class ImageRegressor(BaseEstimator):
         if isinstance(backbone, str):
             if backbone != "resnet18":
                 raise DataError(f"backbone must be 'resnet18' or a module, not {backbone!r}")
-            backbone = resnet18(self.channels_)
+            backbone = ResNet18(self.channels_)
         else:
             # The user's module stays as it was given: another fit, or another model, starts there.
             backbone = copy.deepcopy(backbone).cpu()
@@ -448,9 +448,7 @@ class ImageRegressor(BaseEstimator):
 
     def predict_interval(self, images: Any, coverage: float = 0.9) -> np.ndarray:
         """``(n, 2)`` ends of central intervals; ``(n, 2, d)`` for several labels."""
-        if not 0.0 < coverage < 1.0:
-            raise DataError(f"coverage must lie between 0 and 1, got {coverage}")
-        tail = 0.5 * (1.0 - coverage)
+        tail = 0.5 * (1.0 - check_coverage(coverage))
         return self.predict_quantiles(images, (tail, 1.0 - tail))
 
     def density(self, image: Any, grid: Any = None) -> tuple[np.ndarray, np.ndarray]:

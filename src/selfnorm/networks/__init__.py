@@ -1,9 +1,17 @@
 """Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
 
-from selfnorm.networks.energies import MLP, ExponentialFamily, FourierFeatures, activation_module
-from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings, masked_weights
-from selfnorm.networks.resnet import resnet18
-from selfnorm.networks.stacked import StackedLinear, StackedMLP, linear
+from selfnorm.networks.perceptrons import (
+    MLP,
+    ExponentialFamily,
+    FourierFeatures,
+    StackedLinear,
+    StackedMLP,
+    activation_module,
+    linear,
+    perceptron,
+)
+from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
+from selfnorm.networks.resnet import ResNet18
 
 __all__ = [
     "MLP",
@@ -11,11 +19,11 @@ __all__ = [
     "ExponentialFamily",
     "FourierFeatures",
     "ResMADE",
+    "ResNet18",
     "StackedLinear",
     "StackedMLP",
     "activation_module",
     "draw_orderings",
     "linear",
-    "masked_weights",
-    "resnet18",
+    "perceptron",
 ]

@@ -9,15 +9,12 @@ Columns keep their own places; an ordering only changes the masks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout, linear, silu
 
-__all__ = ["ChainLinear", "ResMADE", "draw_orderings", "masked_weights"]
+__all__ = ["ChainLinear", "ResMADE", "draw_orderings"]
 
 
 def draw_orderings(dim: int, count: int) -> Tensor:
@@ -76,55 +73,29 @@ class ChainLinear(nn.Module):
         """The weights that act: ``weight * mask``."""
         return self.weight if self.mask is None else self.weight * self.mask
 
-    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Apply map ``r`` to ``x[r]``; by weights masked already, where they are given."""
-        weight = self.effective_weight() if weight is None else weight
+    def forward(self, x: Tensor, *, fixed: bool = False) -> Tensor:
+        """Apply map ``r`` to ``x[r]``; ``fixed`` weights take no gradient, the input does."""
+        weight: Tensor = self.effective_weight()
+        bias: Tensor | None = self.bias
+        if fixed:
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
-            bias = None if self.bias is None else self.bias.squeeze(0)
-            return linear(x, weight.squeeze(0), bias)
-        if x.dim() == 4 and x.device.type == "cpu":  # long products are as good as many there
-            return self._product(x.flatten(1, 2), weight).unflatten(1, x.shape[1:3])
-        if x.dim() == 4:
-            chunks = x.shape[1]
-            weight = weight.repeat_interleave(chunks, 0)
-            return self._product(x.flatten(0, 1), weight, chunks).unflatten(0, (-1, chunks))
-        return self._product(x, weight)
-
-    def _product(self, x: Tensor, weight: Tensor, repeats: int = 1) -> Tensor:
-        """One batched product; the bias serves ``repeats`` neighbours of the batch each."""
-        if self.bias is None:
-            return torch.bmm(x, weight.transpose(1, 2))
-        bias = self.bias.repeat_interleave(repeats, 0) if repeats > 1 else self.bias
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+            return linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
+        if x.dim() == 3:
+            return _products(x, weight, bias)
+        if x.device.type == "cpu":  # long products are as good as many there
+            return _products(x.flatten(1, 2), weight, bias).unflatten(1, x.shape[1:3])
+        chunks = x.shape[1]
+        weight = weight.repeat_interleave(chunks, 0)
+        bias = None if bias is None else bias.repeat_interleave(chunks, 0)
+        return _products(x.flatten(0, 1), weight, bias).unflatten(0, (-1, chunks))
 
 
-class _Masked(torch.autograd.Function):
-    """Products of pairs of tensors, the second of each pair without gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, n: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*tensors[n:])
-        return tuple(torch._foreach_mul(tensors[:n], tensors[n:]))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        masks = ctx.saved_tensors
-        return None, *torch._foreach_mul(upstream, masks), *[None] * len(masks)
-
-
-def masked_weights(layers: Sequence[ChainLinear]) -> list[Tensor]:
-    """The weights that act in masked layers: on a GPU one launch for all of them.
-
-    Example:
-        >>> layer = ChainLinear(1, 2, 1, mask=torch.tensor([[[1.0, 0.0]]]))
-        >>> masked_weights([layer])[0][0, 0, 1]
-        tensor(0., grad_fn=<SelectBackward0>)
-    """
-    masks = [layer.mask for layer in layers if layer.mask is not None]
-    if len(masks) < len(layers) or torch.compiler.is_compiling():
-        return [layer.effective_weight() for layer in layers]
-    return list(_Masked.apply(len(layers), *(layer.weight for layer in layers), *masks))
+def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x[r] weight[r]^T + bias[r]`` for every ``r``."""
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 class ResMADE(nn.Module):
@@ -194,29 +165,21 @@ class ResMADE(nn.Module):
         mask = mask.repeat_interleave(n, 1)
         return ChainLinear(stack, self.hidden, self.dim * n, mask=mask, zero=zero)
 
-    def outputs(self, head: ChainLinear, features: Tensor, weight: Tensor | None = None) -> Tensor:
-        """``(R, N, dim, n)`` from features ``(R, N, hidden)``."""
-        flat: Tensor = head(features, weight)
+    def outputs(self, head: ChainLinear, features: Tensor, *, fixed: bool = False) -> Tensor:
+        """``(R, N, dim, n)`` from features ``(R, N, hidden)``; see :class:`ChainLinear`."""
+        flat: Tensor = head(features, fixed=fixed)
         return flat.unflatten(-1, (self.dim, -1))
 
-    def forward(
-        self,
-        inputs: Tensor,
-        condition: Tensor | None = None,
-        weights: Sequence[Tensor] | None = None,
-    ) -> Tensor:
-        """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``.
-
-        ``weights`` are those of ``first`` and ``layers``, masked already.
-        """
-        given = [None] * (1 + len(self.layers)) if weights is None else weights
-        h = self.first(inputs, given[0])
-        if condition is not None and len(self.conditioners):
+    def forward(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``."""
+        conditioned = condition is not None and len(self.conditioners) > 0
+        h = self.first(inputs)
+        if conditioned:
             h = h + self.conditioners[0](condition)
         for i in range(0, len(self.layers), 2):
-            inner = self.layers[i](silu(h), given[i + 1])
-            if condition is not None and len(self.conditioners):
+            inner = self.layers[i](silu(h))
+            if conditioned:
                 inner = inner + self.conditioners[i // 2 + 1](condition)
             inner = dropout(silu(inner), self.drop, self.training)
-            h = h + self.layers[i + 1](inner, given[i + 2])
+            h = h + self.layers[i + 1](inner)
         return silu(h)

@@ -5,10 +5,10 @@ from selfnorm.plotting.densities import (
     plot_densities,
     plot_history,
     plot_reliability,
+    plot_samples,
     plot_snl_surface,
     save,
 )
-from selfnorm.plotting.digits import plot_samples
 from selfnorm.plotting.images import density_panels, plot_ablation, plot_panels
 
 __all__ = [

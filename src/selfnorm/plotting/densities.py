@@ -19,13 +19,11 @@ from selfnorm import functional as F
 from selfnorm.errors import SelfnormError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
     "new_figure",
     "plot_densities",
-    "plot_density",
     "plot_history",
     "plot_reliability",
     "plot_snl_surface",
@@ -55,43 +53,12 @@ def save(figure: Figure, path: str | Path | None) -> Figure:
     return figure
 
 
-def plot_density(
-    axes: Axes,
-    log_density: Callable[[Tensor], Tensor],
-    *,
-    low: tuple[float, float] = (-2.5, -2.5),
-    high: tuple[float, float] = (2.5, 2.5),
-    n_points: int = 200,
-    title: str = "",
-) -> None:
-    """Heat map of a two-dimensional density ``exp(log_density)`` on a box."""
-    first = torch.linspace(low[0], high[0], n_points)
-    second = torch.linspace(low[1], high[1], n_points)
-    with torch.no_grad():
-        values = log_density(torch.cartesian_prod(first, second)).exp()
-    image = values.reshape(n_points, n_points).T.cpu().numpy()
-    # A few spikes must not turn the rest black.
-    top = float(torch.quantile(values, 0.998)) or 1.0
-    axes.imshow(
-        image,
-        origin="lower",
-        extent=(low[0], high[0], low[1], high[1]),
-        cmap="magma",
-        vmin=0,
-        vmax=top,
-        aspect="auto",
-    )
-    axes.set_title(title, fontsize=10)
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
 def plot_densities(
     rows: Sequence[tuple[str, Tensor, Sequence[tuple[str, Callable[[Tensor], Tensor]]]]],
     path: str | Path | None = None,
     half_width: float = 2.5,
 ) -> Figure:
-    """One row per data set: the data, then each model's density.
+    """One row per data set: the data, then a heat map of each model's density.
 
     Args:
         rows: ``(name, data (n, 2), [(title, log_density), ...])``.
@@ -101,21 +68,46 @@ def plot_densities(
     n_columns = 1 + max(len(models) for _, _, models in rows)
     figure, axes = new_figure(len(rows), n_columns, figsize=(2.6 * n_columns, 2.7 * len(rows)))
     grid = axes.reshape(len(rows), n_columns)
-    box = ((-half_width, -half_width), (half_width, half_width))
-    for line, (name, data, models) in zip(grid, rows, strict=True):
-        line[0].hist2d(
-            data[:, 0].numpy(),
-            data[:, 1].numpy(),
-            bins=100,
-            range=[[-half_width, half_width]] * 2,
-            cmap="magma",
-        )
-        line[0].set_title(f"{name}: data", fontsize=10)
-        line[0].set_xticks([])
-        line[0].set_yticks([])
-        for cell, (title, log_density) in zip(line[1:], models, strict=False):
-            plot_density(cell, log_density, low=box[0], high=box[1], title=title)
+    ends = (-half_width, half_width)
+    line = torch.linspace(*ends, 200)
+    for cells, (name, data, models) in zip(grid, rows, strict=True):
+        cells[0].hist2d(*data.T.numpy(), bins=100, range=[ends, ends], cmap="magma")
+        cells[0].set_title(f"{name}: data", fontsize=10)
+        for cell, (title, log_density) in zip(cells[1:], models, strict=False):
+            with torch.no_grad():
+                values = log_density(torch.cartesian_prod(line, line)).exp().cpu()
+            cell.imshow(
+                values.reshape(200, 200).T.numpy(),
+                origin="lower",
+                extent=(*ends, *ends),
+                cmap="magma",
+                vmin=0,
+                # A few spikes must not turn the rest black.
+                vmax=float(torch.quantile(values, 0.998)) or 1.0,
+                aspect="auto",
+            )
+            cell.set_title(title, fontsize=10)
+        for cell in cells:
+            cell.set_xticks([])
+            cell.set_yticks([])
     return save(figure, path)
+
+
+def plot_samples(images: Tensor, path: str | Path, *, columns: int = 8) -> Path:
+    """Write square images ``(n, side^2)`` with values in [0, 1] as one sheet."""
+    from matplotlib.image import imsave
+
+    side = round(images.shape[1] ** 0.5)
+    if side * side != images.shape[1]:
+        raise ValueError(f"rows of {images.shape[1]} values are no square images")
+    lines = -(-len(images) // columns)
+    sheet = images.new_zeros(lines * columns, side, side)
+    sheet[: len(images)] = images.reshape(-1, side, side)
+    sheet = sheet.reshape(lines, columns, side, side).transpose(1, 2).reshape(lines * side, -1)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    imsave(path, 1 - sheet.numpy(), cmap="gray", vmin=0, vmax=1)
+    return path
 
 
 def plot_history(history: Any, path: str | Path | None = None) -> Figure:
@@ -123,14 +115,9 @@ def plot_history(history: Any, path: str | Path | None = None) -> Figure:
     figure, axes = new_figure(1, 2, figsize=(9, 3.4))
     held_out = bool(history.curve("val_lower")[0])
     prefix = "val_" if held_out else ""
-    for key, label, colour in (
-        ("lower", "lower bound (SNL)", "tab:blue"),
-        ("upper", "upper bound (IS)", "tab:red"),
-    ):
-        steps, values = history.curve(prefix + key)
-        axes[0].plot(steps, values, label=label, color=colour)
-    lower = history.curve(prefix + "lower")
-    upper = history.curve(prefix + "upper")
+    lower, upper = (history.curve(f"{prefix}{bound}") for bound in ("lower", "upper"))
+    axes[0].plot(*lower, label="lower bound (SNL)", color="tab:blue")
+    axes[0].plot(*upper, label="upper bound (IS)", color="tab:red")
     if lower[0] and lower[0] == upper[0]:
         axes[0].fill_between(lower[0], lower[1], upper[1], alpha=0.2, color="gray")
         # Early steps are far below, and a run that explodes leaves infinities: show the middle.

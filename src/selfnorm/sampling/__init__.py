@@ -12,8 +12,7 @@
 """
 
 from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
-from selfnorm.sampling.autocorrelation import chain_ess, r_hat
-from selfnorm.sampling.driver import METHODS, Draws, draw
+from selfnorm.sampling.driver import METHODS, Draws, chain_ess, draw, r_hat
 from selfnorm.sampling.target import as_log_density
 
 __all__ = [

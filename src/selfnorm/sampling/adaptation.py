@@ -20,12 +20,6 @@ class State(NamedTuple):
     n_steps: int
 
 
-class Info(NamedTuple):
-    """``error`` = target minus the acceptance seen in this step."""
-
-    error: float
-
-
 def init(step_size: float) -> State:
     """Start from a guess of the step; a large one is shrunk quickly.
 
@@ -36,22 +30,13 @@ def init(step_size: float) -> State:
     return State(log_step, log_step, 0.0, math.log(10.0) + log_step, 0)
 
 
-def step(
-    state: State,
-    acceptance: float,
-    *,
-    target: float,
-    gamma: float = 0.05,
-    offset: float = 10.0,
-    decay: float = 0.75,
-) -> tuple[State, Info]:
+def step(state: State, acceptance: float, *, target: float) -> State:
     """Shrink the step after low acceptance, grow it after high acceptance."""
     count = state.n_steps + 1
-    error = target - acceptance
-    weight = 1.0 / (count + offset)
-    error_average = (1 - weight) * state.error_average + weight * error
-    log_step = state.center - math.sqrt(count) / gamma * error_average
+    weight = 1.0 / (count + 10.0)
+    error_average = (1 - weight) * state.error_average + weight * (target - acceptance)
+    log_step = state.center - math.sqrt(count) / 0.05 * error_average
     log_step = min(max(log_step, -30.0), 10.0)
-    keep = count**-decay
+    keep = count**-0.75
     average = keep * log_step + (1 - keep) * state.log_step_average
-    return State(log_step, average, error_average, state.center, count), Info(error)
+    return State(log_step, average, error_average, state.center, count)

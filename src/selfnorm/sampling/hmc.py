@@ -7,24 +7,15 @@ is reversible, so ``min(1, exp(H - H'))`` leaves ``p`` invariant. The step is ji
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from selfnorm.sampling.target import GradientState as State
 from selfnorm.sampling.target import LogDensity, accept_or_stay, value_and_gradient
+from selfnorm.sampling.target import MoveInfo as Info
 from selfnorm.sampling.target import init_with_gradient as init
 
 __all__ = ["Info", "State", "init", "step"]
-
-
-class Info(NamedTuple):
-    """Per chain: acceptance probability, acceptance, and whether the energy error diverged."""
-
-    acceptance: Tensor
-    accepted: Tensor
-    divergent: Tensor
 
 
 def step(
@@ -48,8 +39,4 @@ def step(
         value, gradient = value_and_gradient(log_density, positions)
         momentum = momentum + 0.5 * epsilon * scale * gradient
     log_ratio = value - state.log_density + kinetic - 0.5 * (momentum**2).sum(-1)
-    new_state, acceptance, accepted = accept_or_stay(
-        state, State(positions, value, gradient), log_ratio
-    )
-    diverged = ~(log_ratio >= -1000.0)  # NaN too
-    return new_state, Info(acceptance, accepted, diverged)
+    return accept_or_stay(state, State(positions, value, gradient), log_ratio)

@@ -7,23 +7,15 @@ unit noise make ``p`` itself (not a tempered ``p``) the invariant law.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from selfnorm.sampling.target import GradientState as State
 from selfnorm.sampling.target import LogDensity, accept_or_stay, value_and_gradient
+from selfnorm.sampling.target import MoveInfo as Info
 from selfnorm.sampling.target import init_with_gradient as init
 
 __all__ = ["Info", "State", "init", "step"]
-
-
-class Info(NamedTuple):
-    """Per chain: the acceptance probability and whether the move was accepted."""
-
-    acceptance: Tensor
-    accepted: Tensor
 
 
 def step(
@@ -45,7 +37,4 @@ def step(
 
     log_ratio = value - state.log_density
     log_ratio = log_ratio + log_move(state.positions, back) - log_move(candidates, mean)
-    new_state, acceptance, accepted = accept_or_stay(
-        state, State(candidates, value, gradient), log_ratio
-    )
-    return new_state, Info(acceptance, accepted)
+    return accept_or_stay(state, State(candidates, value, gradient), log_ratio)

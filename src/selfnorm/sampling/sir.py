@@ -15,13 +15,10 @@ from torch import Tensor
 from selfnorm.errors import ProposalError
 from selfnorm.functional import ess, log_mean_exp, pareto_k
 from selfnorm.sampling.target import LogDensity
+from selfnorm.sampling.target import WeightedState as State
+from selfnorm.sampling.target import init_weighted as init
 
-
-class State(NamedTuple):
-    """``positions (n, d)``, each with its ``log_weights (n,)``."""
-
-    positions: Tensor
-    log_weights: Tensor
+__all__ = ["Info", "State", "init", "step", "systematic"]
 
 
 class Info(NamedTuple):
@@ -30,13 +27,6 @@ class Info(NamedTuple):
     ess: Tensor
     pareto_k: Tensor
     log_norm: Tensor
-    unique: Tensor
-
-
-def init(log_density: LogDensity, proposal: Any, n: int) -> State:
-    """``n`` plain proposal samples with their weights (not yet samples of the target)."""
-    positions = proposal.sample((n,))
-    return State(positions, log_density(positions) - proposal.log_prob(positions))
 
 
 def step(
@@ -44,16 +34,14 @@ def step(
     log_density: LogDensity,
     proposal: Any,
     *,
-    n_candidates: int | None = None,
+    n_candidates: int,
     chunk_size: int = 65_536,
 ) -> tuple[State, Info]:
     """Draw fresh candidates and resample ``len(state.positions)`` of them.
 
-    ``n_candidates`` defaults to ten per sample (at least 10,000); they are scored in chunks, and
-    only a chunk's activations are alive at a time.
+    Candidates are scored in chunks, and only a chunk's activations are alive at a time.
     """
     n = len(state.positions)
-    n_candidates = max(10 * n, 10_000) if n_candidates is None else n_candidates
     positions, log_weights = [], []
     for begin in range(0, n_candidates, chunk_size):
         x = proposal.sample((min(chunk_size, n_candidates - begin),))
@@ -61,17 +49,20 @@ def step(
         log_weights.append(log_density(x) - proposal.log_prob(x))
     candidates, log_w = torch.cat(positions), torch.cat(log_weights)
     index = systematic(log_w, n)
-    unique = torch.as_tensor(index.unique().numel() / n)
     index = index[torch.randperm(n, device=index.device)]
-    info = Info(ess(log_w), pareto_k(log_w), log_mean_exp(log_w), unique)
+    info = Info(ess(log_w), pareto_k(log_w), log_mean_exp(log_w))
     return State(candidates[index], log_w[index]), info
 
 
-def normalised_weights(log_weights: Tensor) -> Tensor:
-    """``w_m / sum(w)`` in float64; an error where no weight is usable.
+def systematic(log_weights: Tensor, n: int) -> Tensor:
+    """Systematic resampling: ``n`` indices, index ``m`` drawn ``n w_m`` times up to rounding.
 
-    >>> normalised_weights(torch.tensor([0.0, 0.0])).tolist()
-    [0.5, 0.5]
+    Expected counts are those of multinomial resampling with less noise. Neighbours in the result
+    are equal, so a caller that needs exchangeable rows shuffles them. An error where no weight is
+    usable.
+
+    >>> systematic(torch.tensor([0.0, -torch.inf]), 3).tolist()
+    [0, 0, 0]
     """
     log_weights = torch.nan_to_num(
         log_weights.double(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
@@ -81,19 +72,7 @@ def normalised_weights(log_weights: Tensor) -> Tensor:
             "no proposal sample has a finite positive weight: the proposal does not overlap with "
             "the model. Fit the proposal to the data (Defensive.fit_to(x)) and check the energy"
         )
-    return torch.softmax(log_weights, dim=0)
-
-
-def systematic(log_weights: Tensor, n: int) -> Tensor:
-    """Systematic resampling: ``n`` indices, index ``m`` drawn ``n w_m`` times up to rounding.
-
-    Expected counts are those of multinomial resampling with less noise. Neighbours in the result
-    are equal, so a caller that needs exchangeable rows shuffles them.
-
-    >>> systematic(torch.tensor([0.0, -torch.inf]), 3).tolist()
-    [0, 0, 0]
-    """
-    cumulative = normalised_weights(log_weights).cumsum(0)
+    cumulative = torch.softmax(log_weights, dim=0).cumsum(0)
     offset = torch.rand((), dtype=torch.float64, device=log_weights.device)
     points = (torch.arange(n, dtype=torch.float64, device=log_weights.device) + offset) / n
     # the last cumulative sum can round below 1: without the clamp a point above it has no index

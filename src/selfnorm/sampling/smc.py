@@ -17,6 +17,8 @@ from selfnorm.functional import ess, log_mean_exp
 from selfnorm.sampling.sir import systematic
 from selfnorm.sampling.target import LogDensity
 
+_TARGET_ACCEPTANCE = 0.3  # of the local moves
+
 
 class State(NamedTuple):
     """Particles with both log-densities, the temperature and the running ``log Z``."""
@@ -30,11 +32,9 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Of one step: ESS (fraction) of the incremental weights, mean acceptance, rise of ``t``."""
+    """Of one step: the mean acceptance of its last move."""
 
-    ess: Tensor
     acceptance: Tensor
-    increment: float
 
 
 def init(log_density: LogDensity, proposal: Any, n: int) -> State:
@@ -52,7 +52,6 @@ def step(
     *,
     ess_target: float = 0.7,
     n_moves: int = 12,
-    target_acceptance: float = 0.3,
 ) -> tuple[State, Info]:
     """Raise the temperature, resample, move. At temperature 1 only the move remains."""
     log_ratio = (state.log_target - state.log_proposal).double()
@@ -63,23 +62,20 @@ def step(
     log_norm = state.log_norm + log_mean_exp(log_increment)
     temperature = state.temperature + increment
     index = systematic(log_increment, len(log_ratio))
-    state = State(
-        state.positions[index],
-        state.log_target[index],
-        state.log_proposal[index],
-        1.0 if temperature > 1.0 - 1e-9 else temperature,
-        log_norm,
-        state.move_scale,
+    state = state._replace(
+        positions=state.positions[index],
+        log_target=state.log_target[index],
+        log_proposal=state.log_proposal[index],
+        temperature=1.0 if temperature > 1.0 - 1e-9 else temperature,
+        log_norm=log_norm,
     )
     acceptance = torch.zeros(())
     for _ in range(n_moves):
-        state, acceptance = _move(state, log_density, proposal, target_acceptance)
-    return state, Info(ess(log_increment), acceptance, increment)
+        state, acceptance = _move(state, log_density, proposal)
+    return state, Info(acceptance)
 
 
-def _move(
-    state: State, log_density: LogDensity, proposal: Any, target_acceptance: float
-) -> tuple[State, Tensor]:
+def _move(state: State, log_density: LogDensity, proposal: Any) -> tuple[State, Tensor]:
     """Random-walk Metropolis: each half of the particles moves along differences of the other.
 
     Differences of particles follow the covariance of ``p_t`` and jump between its modes, without
@@ -91,18 +87,13 @@ def _move(
     halves = order[: n // 2], order[n // 2 :]
     rates = []
     for moving, other in (halves, halves[::-1]):
-        state, rate = _move_half(state, moving, other, log_density, proposal, target_acceptance)
+        state, rate = _move_half(state, moving, other, log_density, proposal)
         rates.append(rate)
     return state, torch.stack(rates).mean()
 
 
 def _move_half(
-    state: State,
-    moving: Tensor,
-    other: Tensor,
-    log_density: LogDensity,
-    proposal: Any,
-    target_acceptance: float,
+    state: State, moving: Tensor, other: Tensor, log_density: LogDensity, proposal: Any
 ) -> tuple[State, Tensor]:
     start = state.positions[moving]
     n, d = start.shape
@@ -112,23 +103,22 @@ def _move_half(
     # scale 1 now and then: a full difference carries a particle from one mode to another
     full = torch.rand((n, 1), device=pool.device) < 0.2
     local_scale = state.move_scale * d**-0.5
-    scale = torch.where(full, torch.ones_like(direction[:, :1]), local_scale)
+    length = torch.where(full, 1.0, local_scale)
     noise = 0.1 * local_scale * pool.std(0) * torch.randn_like(direction)
-    candidates = start + scale * direction + noise
+    candidates = start + length * direction + noise
     log_target, log_proposal = log_density(candidates), proposal.log_prob(candidates)
     tempered = _tempered(log_target, log_proposal, state.temperature)
     now = _tempered(state.log_target[moving], state.log_proposal[moving], state.temperature)
     log_accept = torch.nan_to_num(tempered - now, nan=-torch.inf, neginf=-torch.inf)
     accepted = torch.rand_like(log_accept).log() < log_accept
     taken, local = moving[accepted], accepted[~full.squeeze(-1)]
-    rate = float(local.double().mean()) if len(local) else target_acceptance
-    new_state = State(
-        state.positions.index_copy(0, taken, candidates[accepted]),
-        state.log_target.index_copy(0, taken, log_target[accepted]),
-        state.log_proposal.index_copy(0, taken, log_proposal[accepted]),
-        state.temperature,
-        state.log_norm,
-        min(max(state.move_scale * (1.0 + 0.5 * (rate - target_acceptance)), 1e-3), 3.0),
+    rate = float(local.double().mean()) if len(local) else _TARGET_ACCEPTANCE
+    scale = state.move_scale * (1.0 + 0.5 * (rate - _TARGET_ACCEPTANCE))
+    new_state = state._replace(
+        positions=state.positions.index_copy(0, taken, candidates[accepted]),
+        log_target=state.log_target.index_copy(0, taken, log_target[accepted]),
+        log_proposal=state.log_proposal.index_copy(0, taken, log_proposal[accepted]),
+        move_scale=min(max(scale, 1e-3), 3.0),
     )
     return new_state, accepted.double().mean()
 

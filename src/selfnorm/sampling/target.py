@@ -1,4 +1,4 @@
-"""What the samplers share: the density they sample, its gradient, the Metropolis decision.
+"""What the samplers share: the density they sample, states of chains, the Metropolis decision.
 
 The density is one function ``x (n, d) -> log density (n,)``, normalised or not.
 """
@@ -59,6 +59,19 @@ def value_and_gradient(log_density: LogDensity, positions: Tensor) -> tuple[Tens
     return value.detach(), torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
 
 
+class WeightedState(NamedTuple):
+    """``positions (n, d)``, each with its ``log_weights (n,)``."""
+
+    positions: Tensor
+    log_weights: Tensor
+
+
+def init_weighted(log_density: LogDensity, proposal: Any, n: int) -> WeightedState:
+    """``n`` plain proposal samples with their weights (not yet samples of the target)."""
+    positions = proposal.sample((n,))
+    return WeightedState(positions, log_density(positions) - proposal.log_prob(positions))
+
+
 class GradientState(NamedTuple):
     """``positions (n, d)``, ``log_density (n,)`` and its ``gradient (n, d)`` there."""
 
@@ -73,11 +86,17 @@ def init_with_gradient(log_density: LogDensity, positions: Tensor) -> GradientSt
     return GradientState(positions, *value_and_gradient(log_density, positions))
 
 
-def accept_or_stay(old: Any, new: Any, log_ratio: Tensor) -> tuple[Any, Tensor, Tensor]:
+class MoveInfo(NamedTuple):
+    """Per chain: the acceptance probability and whether the move was accepted."""
+
+    acceptance: Tensor
+    accepted: Tensor
+
+
+def accept_or_stay(old: Any, new: Any, log_ratio: Tensor) -> tuple[Any, MoveInfo]:
     """Move each chain with probability ``min(1, exp(log_ratio))``; a NaN ratio stays.
 
-    ``old`` and ``new`` are states: named tuples of tensors with one row per chain. Returns the
-    chains, the acceptance probabilities and who moved.
+    ``old`` and ``new`` are states: named tuples of tensors with one row per chain.
     """
     log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
     accepted = torch.rand_like(log_ratio).log() < log_ratio
@@ -85,4 +104,4 @@ def accept_or_stay(old: Any, new: Any, log_ratio: Tensor) -> tuple[Any, Tensor, 
         torch.where(accepted.view(-1, *[1] * (there.dim() - 1)), there, here)
         for here, there in zip(old, new, strict=True)
     ]
-    return type(old)(*kept), log_ratio.clamp_max(0.0).exp(), accepted
+    return type(old)(*kept), MoveInfo(log_ratio.clamp_max(0.0).exp(), accepted)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 from numbers import Integral, Real
 from typing import Any
 
@@ -44,7 +43,7 @@ MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
-class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
+class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     r"""Normalised log-density of the rows of a table, with bounds on every log-likelihood.
 
     ``score_samples`` is ``log p(x)`` with respect to Lebesgue measure in the units of ``X``:
@@ -180,7 +179,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         kept = [r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step]
         self.lower_bound_: float = float(log_density.mean())
         if kept and math.isfinite(kept[-1]):
-            self.lower_bound_ = kept[-1] + self._log_jacobian
+            self.lower_bound_ = kept[-1] + self.columns_.log_jacobian
         self.offset_: float = float(np.percentile(log_density, 100.0 * self.contamination))
         return self
 
@@ -250,24 +249,13 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
                 bounds = evaluate(self.model_, z, seed=_seed(random_state), **options)
             else:
                 bounds = self._chain_bounds(self.model_, z, n_samples, _seed(random_state))
-        shift = self._log_jacobian
-        return dataclasses.replace(bounds, lower=bounds.lower + shift, upper=bounds.upper + shift)
+        return bounds.shifted(self.columns_.log_jacobian)
 
     def standardise(self, X: ArrayLike) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them, ``(n, d)``."""
         check_is_fitted(self)
         z: Tensor = self.columns_(torch.from_numpy(self._rows(X, reset=False)))[0]
         return z
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
-        saving.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> EnergyDensity:
-        """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
-        loaded: EnergyDensity = saving.load(path, kind="EnergyDensity")
-        return loaded
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
@@ -311,12 +299,9 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
                 state[part][rest] = tensor
         estimator.model_ = saving.build(config["model"], state["model"]).double()
         estimator.proposal_ = saving.build(config["proposal"], state["proposal"])
-        n_features = int(config["n_features"])
-        columns = Columns(n_features, discrete=None).double()
-        columns.center.copy_(tensors["scaling.center"])
-        columns.scale.copy_(tensors["scaling.scale"])
-        columns.step.copy_(tensors["grid.step"])
-        estimator.columns_, estimator.n_features_in_ = columns, n_features
+        estimator.n_features_in_ = int(config["n_features"])
+        scale = (tensors[name] for name in ("scaling.center", "scaling.scale", "grid.step"))
+        estimator.columns_ = Columns.of(*scale)
         estimator._seen = tensors["grid.first"].numpy(), tensors["grid.last"].numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
@@ -420,13 +405,9 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         }
         return {name: value for name, value in stated.items() if value is not None}
 
-    @property
-    def _log_jacobian(self) -> float:
-        """``-sum(log scale)``: what is added to the log-density of mapped rows."""
-        return -float(self.columns_.scale.log().sum())
-
     def _log_density(self, X: np.ndarray) -> np.ndarray:
-        return self._of_mapped(self.columns_(torch.from_numpy(X))[0]).numpy() + self._log_jacobian
+        log_p = self._of_mapped(self.columns_(torch.from_numpy(X))[0])
+        return log_p.numpy() + self.columns_.log_jacobian
 
     @torch.no_grad()
     def _of_mapped(self, z: Tensor) -> Tensor:
@@ -454,13 +435,7 @@ class EnergyDensity(OutlierMixin, DensityMixin, BaseEstimator):
         shift = float(own.mean() - own[chosen].mean())
         chosen_rows = part.learned_rms / math.sqrt(n_rows)
         error = math.hypot(float(own.std()) / math.sqrt(len(z)), part.log_norm_se, chosen_rows)
-        return dataclasses.replace(
-            part,
-            lower=part.lower + shift,
-            upper=part.upper + shift,
-            lower_se=error,
-            upper_se=error,
-        )
+        return dataclasses.replace(part.shifted(shift), lower_se=error, upper_se=error)
 
     def _rows(self, X: ArrayLike, *, reset: bool) -> np.ndarray:
         refuse_text(X)

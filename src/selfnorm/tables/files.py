@@ -364,13 +364,9 @@ def _delimiter(head: str) -> str:
 def _parsed(cells: np.ndarray) -> np.ndarray:
     """Floats where every cell is a number or missing, else the text as it stands."""
     try:
-        return cells.astype(np.float64)
+        return np.where([_is_missing(cell) for cell in cells], np.nan, cells).astype(np.float64)
     except (ValueError, TypeError):
-        pass
-    missing = [_is_missing(cell) for cell in cells]
-    if not all(gone or _is_number(cell) for cell, gone in zip(cells, missing, strict=True)):
         return cells
-    return np.where(missing, np.nan, cells).astype(np.float64)
 
 
 def _column_of(values: np.ndarray) -> np.ndarray:

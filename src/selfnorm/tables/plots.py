@@ -12,7 +12,7 @@ import torch
 from selfnorm.chain import row_bounds
 from selfnorm.density import EBM
 from selfnorm.evaluation import draw_log_weights
-from selfnorm.plotting import new_figure, plot_history, save
+from selfnorm.plotting import new_figure, plot_history, plot_reliability, save
 
 if TYPE_CHECKING:
     from selfnorm.tables.density import EnergyDensity
@@ -55,16 +55,9 @@ def plot_regressor(
         paths.append(folder / f"training_{stage}.png")
         plot_history(history, paths[-1])
     if X is not None and y is not None:
-        levels = np.linspace(0.05, 0.95, 19)
-        quantiles = estimator.predict_quantiles(X[:MAX_POINTS], levels)
-        covered = (y[:MAX_POINTS, None] <= quantiles).mean(0)
-        figure, axes = new_figure(figsize=(4.5, 4.5))
-        axes.plot([0, 1], [0, 1], color="0.7", label="ideal")
-        axes.plot(levels, covered, "o-", color=MODEL, label="model")
-        axes.set(xlabel="quantile level", ylabel="share of targets below", title="calibration")
-        axes.legend()
+        pit, _ = estimator.pit_and_crps(X[:MAX_POINTS], y[:MAX_POINTS])
         paths.append(folder / "calibration.png")
-        save(figure, paths[-1])
+        plot_reliability({"model": pit}, paths[-1])
     return paths
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 import warnings
 from numbers import Integral, Real
 from typing import Any
@@ -28,7 +27,7 @@ from selfnorm._inputs import (
     refuse_text,
     refuse_text_target,
 )
-from selfnorm.columns import label_step
+from selfnorm.columns import Columns, label_step
 from selfnorm.conditional import (
     ConditionalEBM,
     MemberRows,
@@ -113,7 +112,7 @@ class RegressorNetwork:
 _OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
 
 
-class EnergyRegressor(RegressorMixin, BaseEstimator):
+class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
     r"""The whole law of ``y`` given ``x``: multimodal, skewed, bounded, normalised for every ``x``.
 
     ``p(y|x) = mean_k q_k(y|x) exp(-E_k(x, y)) / Z_k(x)`` over ``n_members`` members: ``q_k`` a
@@ -256,29 +255,28 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         refuse_huge(rows, "X")
         refuse_huge(labels, "y")
         self._flat_target = labels.ndim == 1
-        self._fit_rows(rows, labels.reshape(len(labels), -1), sample_weight)
-        return self
-
-    def _fit_rows(self, X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None) -> None:
-        if len(X) < MINIMUM_ROWS:
-            raise DataError(
-                f"n_samples={len(X)}: a predictive density needs at least {MINIMUM_ROWS} rows "
-                "(and some hundreds to be of use)"
-            )
+        labels = labels.reshape(len(labels), -1)
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(
-                sample_weight, X, dtype=np.float64, ensure_non_negative=True
+                sample_weight, rows, dtype=np.float64, ensure_non_negative=True
             )
-            X, y, weight = X[weight > 0], y[weight > 0], weight[weight > 0]
-            if len(X) < MINIMUM_ROWS:
-                raise DataError("fewer than five rows have a positive sample weight")
-            weight = weight / weight.mean()
+            rows, labels, weight = rows[weight > 0], labels[weight > 0], weight[weight > 0]
+        if len(rows) < MINIMUM_ROWS:
+            weighted = "" if weight is None else " of a positive sample weight"
+            raise DataError(
+                f"n_samples={len(rows)}: a predictive density needs at least {MINIMUM_ROWS} rows"
+                f"{weighted} (and some hundreds to be of use)"
+            )
+        self._fit_rows(rows, labels, None if weight is None else weight / weight.mean())
+        return self
+
+    def _fit_rows(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
         if (np.ptp(y, axis=0) <= 1e-12 * np.abs(y).max(axis=0)).any():
             raise DataError(
                 "the target is constant: there is no density to learn; check the column"
             )
-        self._x_scaling, self._y_scaling = _Scaling.fit_to(X, weight), _Scaling.fit_to(y, weight)
+        self._x_columns, self._y_columns = _standard_units(X, weight), _standard_units(y, weight)
         self.n_outputs_ = y.shape[1]
         steps = [label_step(column) if self.discrete else 0.0 for column in y.T]
         self.label_step_ = steps[0] if self.n_outputs_ == 1 else max(steps)
@@ -291,8 +289,8 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
                 SelfnormWarning,
                 stacklevel=4,
             )
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._train(X, y, weight, np.asarray(steps) / self._y_scaling.scale, seed)
+        seed = _seed(self.random_state)
+        self._train(X, y, weight, np.asarray(steps) / self._y_columns.scale.numpy(), seed)
 
     def _train(
         self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, jitter: np.ndarray, seed: int
@@ -300,8 +298,8 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         n = len(X)
         device = torch.device(self.device or "cpu")
         network = self.network or RegressorNetwork()
-        z = torch.from_numpy(self._x_scaling.forward(X)).float().to(device)
-        t = torch.from_numpy(self._y_scaling.forward(y)).float().to(device)
+        z = _mapped(X, self._x_columns).float().to(device)
+        t = _mapped(y, self._y_columns).float().to(device)
         w = None if weight is None else torch.from_numpy(weight).float().to(device)
         # A member holds out at least twenty rows if that leaves four fifths for training.
         fraction = max(self.validation_fraction, min(0.2, 20 / n))
@@ -383,7 +381,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Mean of ``p(y|x)``: ``(n,)``, or ``(n, d)`` for several targets."""
         z = self._inputs(X)
-        means = self._y_scaling.inverse(self._predictive.mean(z).numpy())
+        means = self._in_units(self._predictive.mean(z))
         return means[:, 0] if self._flat_target else means
 
     def predict_mode(self, X: ArrayLike) -> np.ndarray:
@@ -432,7 +430,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
             raise DataError(f'method must be "exact" or "learned", not {method!r}')
         z, t = self._pairs(X, y)
         log_p = self._predictive.log_prob(z, t, learned=method == "learned")
-        return log_p.numpy() + self._y_scaling.log_jacobian
+        return log_p.numpy() + self._y_columns.log_jacobian
 
     def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Log-probability of the step around ``y`` for discrete targets, ``(n,)``."""
@@ -449,13 +447,11 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         self._need_one_target("pdf")
         z = self._inputs(X)
         t = self._targets(self._grid(grid, len(z)).T.reshape(-1)).view(-1, len(z), 1)
-        return self._predictive.log_prob(z, t).exp().numpy().T / self._y_scaling.scale[0]
+        return self._predictive.log_prob(z, t).exp().numpy().T / float(self._y_columns.scale[0])
 
     def cdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
         """Distribution function ``(n, g)`` on a grid ``(g,)`` or ``(n, g)``."""
-        n = len(self._inputs(X))
-        values = self._grid(grid, n)
-        t = torch.from_numpy(self._y_scaling.forward(values))
+        t = _mapped(self._grid(grid, len(self._inputs(X))), self._y_columns)
         return self._from_laws(X, lambda law, rows: law.cdf_at(t[rows])).numpy()
 
     def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
@@ -470,7 +466,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
             return torch.stack([law.cdf_at(t[rows])[:, 0], law.crps(t[rows, 0])], dim=-1)
 
         pit, score = self._from_laws(X, both).numpy().T
-        return pit, score * self._y_scaling.scale[0]
+        return pit, score * float(self._y_columns.scale[0])
 
     def without_energy(self) -> Any:
         """A copy with all energies at zero: the ensemble of mixture density networks alone."""
@@ -484,10 +480,8 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         if n < 1:
             raise DataError(f"n must be at least 1, got {n}")
         z = self._inputs(X)
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
-        with seeded(seed):
-            drawn = self._predictive.sample(z, n).numpy()
-        drawn = self._y_scaling.inverse(drawn)
+        with seeded(_seed(random_state)):
+            drawn = self._in_units(self._predictive.sample(z, n))
         return drawn[..., 0] if self.n_outputs_ == 1 else drawn
 
     def bounds(
@@ -495,26 +489,14 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
     ) -> Bounds:
         """Lower and upper bound of the mean log-density with the learned ``b(x)``."""
         z, t = self._pairs(X, y)
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
-        with seeded(seed):
+        with seeded(_seed(random_state)):
             found = self._predictive.bounds(z, t, n_samples)
-        shift = self._y_scaling.log_jacobian
-        return dataclasses.replace(found, lower=found.lower + shift, upper=found.upper + shift)
+        return found.shifted(self._y_columns.log_jacobian)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Mean log-density of the pairs (nats per row): higher is better."""
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         return float(np.average(self.log_prob(X, y), weights=weights))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
-        saving.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> EnergyRegressor:
-        """Read back what :meth:`save` wrote; a damaged folder is a ``ModelFileError``."""
-        loaded: EnergyRegressor = saving.load(path, kind="EnergyRegressor")
-        return loaded
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
@@ -538,9 +520,8 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         }
         tensors = {f"model.{k}": v for k, v in self._predictive.model.state_dict().items()}
         tensors |= {name: getattr(self._predictive, name) for name in _RANGES}
-        for name, scaling in (("x", self._x_scaling), ("y", self._y_scaling)):
-            tensors[f"{name}_center"] = torch.from_numpy(scaling.center)
-            tensors[f"{name}_scale"] = torch.from_numpy(scaling.scale)
+        for name, columns in (("x", self._x_columns), ("y", self._y_columns)):
+            tensors |= {f"{name}_center": columns.center, f"{name}_scale": columns.scale}
         return config, tensors
 
     @classmethod
@@ -559,8 +540,8 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         model.load_state_dict(state, strict=True)
         model.freeze_proposal()
         self._predictive = PredictiveModel(model, *(tensors[k] for k in _RANGES))
-        self._x_scaling, self._y_scaling = (
-            _Scaling(tensors[f"{k}_center"].numpy(), tensors[f"{k}_scale"].numpy()) for k in "xy"
+        self._x_columns, self._y_columns = (
+            Columns.of(tensors[f"{k}_center"], tensors[f"{k}_scale"]) for k in "xy"
         )
         if config["columns"] is not None:
             self.feature_names_in_ = np.array(config["columns"], dtype=object)
@@ -575,7 +556,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self)
         refuse_text(X)
         rows: Any = validate_data(self, X, reset=False, dtype=np.float64)
-        return torch.from_numpy(self._x_scaling.forward(rows))
+        return _mapped(rows, self._x_columns)
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
         """Inputs and as many targets, standardised."""
@@ -595,7 +576,7 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
             )
         if not np.isfinite(y).all():
             raise DataError("y holds NaN or infinite values: drop those rows")
-        return torch.from_numpy(self._y_scaling.forward(y))
+        return _mapped(y, self._y_columns)
 
     def _from_laws(self, X: ArrayLike, take: Any) -> Tensor:
         z = self._inputs(X)
@@ -618,39 +599,24 @@ class EnergyRegressor(RegressorMixin, BaseEstimator):
         return values
 
     def _in_units(self, values: Any) -> np.ndarray:
-        return self._y_scaling.inverse(np.asarray(values))
+        return self._y_columns.inverse(torch.as_tensor(values)).numpy()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scaling:
-    r"""``z = (x - center) / scale`` column by column, in float64.
+def _standard_units(x: np.ndarray, weight: np.ndarray | None) -> Columns:
+    """The map to mean 0 and deviation 1; constant columns keep their unit."""
+    center = np.average(x, axis=0, weights=weight)
+    scale = np.sqrt(np.average((x - center) ** 2, axis=0, weights=weight))
+    flat = scale <= 1e-12 * np.maximum(np.abs(x).max(axis=0), 1e-300)
+    return Columns.of(torch.from_numpy(center), torch.from_numpy(np.where(flat, 1.0, scale)))
 
-    ``log p_x(x) = log p_z(z) - sum_j log scale_j``; the last term is :attr:`log_jacobian`.
-    """
 
-    center: np.ndarray
-    scale: np.ndarray
+def _mapped(values: np.ndarray, columns: Columns) -> Tensor:
+    z: Tensor = columns(torch.from_numpy(np.array(values)))[0]  # a copy: arrays may be read-only
+    return z
 
-    @classmethod
-    def fit_to(cls, x: np.ndarray, weight: np.ndarray | None) -> _Scaling:
-        """Mean and standard deviation; 1 in place of the deviation of constant columns."""
-        center = np.average(x, axis=0, weights=weight)
-        scale = np.sqrt(np.average((x - center) ** 2, axis=0, weights=weight))
-        flat = scale <= 1e-12 * np.maximum(np.abs(x).max(axis=0), 1e-300)
-        return cls(center, np.where(flat, 1.0, scale))
 
-    @property
-    def log_jacobian(self) -> float:
-        """``-sum(log scale)``: what is added to ``log p_z``."""
-        return -float(np.log(self.scale).sum())
-
-    def forward(self, x: np.ndarray) -> np.ndarray:
-        """Rows in standard units."""
-        return (x - self.center) / self.scale
-
-    def inverse(self, z: np.ndarray) -> np.ndarray:
-        """Rows in the units of the table."""
-        return z * self.scale + self.center
+def _seed(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:

@@ -107,7 +107,7 @@ class Stepper:
         groups = self.optimizer.param_groups
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.average = [] if options.ema is None else [p.detach().clone() for p in self.params]
-        self._keep = torch.zeros((), device=self.device)
+        self._gain = torch.ones((), device=self.device)  # share of the parameters in the average
         self._loss = task.loss
         if options.compile_step:
             # Eager random numbers: a compiled run is then the plain run up to rounding.
@@ -130,7 +130,7 @@ class Stepper:
         self._set_rates(lr)
         if self.options.ema is not None:
             # A young average forgets faster, so that it does not drag the initialisation along.
-            self._keep.fill_(min(self.options.ema, (1 + n_done) / (10 + n_done)))
+            self._gain.fill_(1 - min(self.options.ema, (1 + n_done) / (10 + n_done)))
         if self._graph is None and self.capture and self._n_eager >= _WARMUP_STEPS:
             self._try_capture(rows)
         if self._graph is not None and self._static_rows is not None:
@@ -226,9 +226,8 @@ class Stepper:
         self.optimizer.step()
         if self.average:
             with torch.no_grad():
-                torch._foreach_sub_(self.average, self.params)
-                torch._foreach_mul_(self.average, self._keep)
-                torch._foreach_add_(self.average, self.params)
+                for mean, p in zip(self.average, self.params, strict=True):
+                    mean.lerp_(p, self._gain.to(mean.dtype))
 
     def _set_rates(self, lr: float) -> None:
         groups = self.optimizer.param_groups

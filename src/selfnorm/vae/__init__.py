@@ -1,11 +1,17 @@
 """Variational auto-encoders with energy-based priors, trained by the SNELBO."""
 
-from selfnorm.vae.energy_prior import EnergyPrior, latent_energy
+from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise
 from selfnorm.vae.evaluation import VAEReport, evaluate_vae
-from selfnorm.vae.likelihoods import Bernoulli, Categorical, GaussianNoise
 from selfnorm.vae.model import EnergyVAE, add_energy_prior
 from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
-from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, MixturePrior, StandardNormal
+from selfnorm.vae.priors import (
+    AutoregressivePrior,
+    EnergyPrior,
+    LatentPrior,
+    MixturePrior,
+    StandardNormal,
+    latent_energy,
+)
 
 __all__ = [
     "AutoregressivePrior",

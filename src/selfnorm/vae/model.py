@@ -27,10 +27,10 @@ from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds
 from selfnorm.functional import log_mean_exp
 from selfnorm.training import History, TrainingOptions
-from selfnorm.vae.likelihoods import Likelihood, as_likelihood
-from selfnorm.vae.posterior import GaussianPosterior
+from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
+from selfnorm.vae.evaluation import evaluate_vae
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
-from selfnorm.vae.task import VAETask
+from selfnorm.vae.task import VAETask, without_gradient
 
 __all__ = ["EnergyVAE", "add_energy_prior"]
 
@@ -126,7 +126,17 @@ class EnergyVAE(nn.Module):
             )
         self.rows(x)
         with torch.no_grad(), evaluating(self):
-            posterior = self._encoded(x[:2])
+            try:
+                posterior = self.encode(x[:2])
+            except RuntimeError as error:
+                z = torch.zeros(2, self.latent, device=self.device, dtype=self.dtype)
+                expected = self.decode(z).shape[1] // self.likelihood.n_parameters
+                if expected == x[:1].numel():
+                    raise
+                raise DataError(
+                    f"the rows have {x[:1].numel()} values, expected {expected}: as many as the "
+                    "decoder describes"
+                ) from error
             if posterior.mean.shape != (len(x[:2]), self.latent):
                 raise DataError(
                     f"the prior has {self.latent} latent numbers, so the encoder must give a mean "
@@ -141,27 +151,18 @@ class EnergyVAE(nn.Module):
                     f"values need {needed} under this likelihood"
                 )
 
-    def _encoded(self, x: Tensor) -> GaussianPosterior:
-        """``q(z|x)``, or an error that says how many values a row must have."""
-        try:
-            return self.encode(x)
-        except RuntimeError as error:
-            z = torch.zeros(2, self.latent, device=self.device, dtype=self.dtype)
-            expected = self.decode(z).shape[1] // self.likelihood.n_parameters
-            if expected == x[:1].numel():
-                raise
-            raise DataError(
-                f"the rows have {x[:1].numel()} values, expected {expected}: as many as the "
-                "decoder describes"
-            ) from error
+    def posteriors(self, x: Tensor) -> GaussianPosterior:
+        """``q(z|x)`` of any number of rows, some at a time."""
+        parts = [self.encode(rows.to(self.device)) for rows in x.split(2000)]
+        return GaussianPosterior(
+            torch.cat([p.mean for p in parts]), torch.cat([p.log_sd for p in parts])
+        )
 
     @torch.no_grad()
     def aggregate_samples(self, x: Tensor, n: int) -> tuple[Tensor, GaussianPosterior]:
         """``(n, d)`` samples of the aggregate posterior and the posteriors of up to 4,000 rows."""
-        rows = torch.randint(len(x), (n,), device=x.device)
-        parts = [self.encode(x[r].to(self.device)) for r in rows.split(4000)]
-        z = torch.cat([p.sample(1)[0] for p in parts])
-        return z, parts[0].detach()
+        every = self.posteriors(x[torch.randint(len(x), (n,), device=x.device)])
+        return every.sample(1)[0], every[:4000]
 
     # -- what it is for ------------------------------------------------------------------------
 
@@ -206,6 +207,17 @@ class EnergyVAE(nn.Module):
             return self.likelihood.mean(output) if mean else self.likelihood.sample(output)
 
     @torch.no_grad()
+    def dream(self, x: Tensor) -> Tensor:
+        """One row ``x' ~ p(x'|z)``, ``z ~ q(z|x)``, for each of ``x``; same shape.
+
+        As many rows as an encoder could wish for: an encoder learns the posterior of the rows it
+        has seen, and on others its ELBO is lower than the model allows. The decoder's own rows are
+        like the data, never the same twice, and their posterior is what the encoder is to find.
+        """
+        rows = self.likelihood.sample(self.decode(self.encode(x).sample(1)[0]))
+        return rows.to(x.dtype).reshape(x.shape)
+
+    @torch.no_grad()
     def reconstruct(self, x: Any) -> Tensor:
         """Means of ``x`` given the posterior mean of ``z``."""
         with evaluating(self):
@@ -216,8 +228,6 @@ class EnergyVAE(nn.Module):
 
         See :func:`selfnorm.vae.evaluation.evaluate_vae` for all figures.
         """
-        from selfnorm.vae.evaluation import evaluate_vae
-
         return evaluate_vae(self, x, n_prior_samples=n_samples, seed=seed).to_bounds()
 
     # -- files ---------------------------------------------------------------------------------
@@ -283,16 +293,10 @@ def add_energy_prior(
     known = [p for m in (encoder, decoder) for p in m.parameters()]
     vae.to(known[0].device if known else None)
     options = options or TrainingOptions(max_epochs=10**6, weight_decay=1e-2, ema=0.99)
-    frozen = [p for m in (vae.encoder, vae.decoder) for p in m.parameters() if p.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
+    with without_gradient(vae.encoder, vae.decoder):
         history = fit(
             vae, x, objective="snelbo", max_steps=max_steps, lr=lr, val_data=val_data, seed=seed,
             progress=progress, options=options,
             task_options={"train": "prior", **(task_options or {})},
         )  # fmt: skip
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
     return vae, history

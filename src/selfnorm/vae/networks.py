@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,10 +28,9 @@ class ConvEncoder(nn.Module):
     def __init__(self, latent: int = 16, ngf: int = 16, slope: float = 0.3) -> None:
         super().__init__()
         self.config: dict[str, Any] = {"latent": latent, "ngf": ngf, "slope": slope}
-        widths = (1, 2 * ngf, 4 * ngf, 8 * ngf)
         layers: list[nn.Module] = []
-        for i in range(3):
-            layers += [nn.Conv2d(widths[i], widths[i + 1], 5, 2, 2), nn.LeakyReLU(slope)]
+        for n_in, n_out in pairwise((1, 2 * ngf, 4 * ngf, 8 * ngf)):
+            layers += [nn.Conv2d(n_in, n_out, 5, 2, 2), nn.LeakyReLU(slope)]
         self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * ngf * 16, 2 * latent))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,11 +75,10 @@ class ConvDecoder(nn.Module):
 class _Dense(nn.Module):
     def __init__(self, n_in: int, n_out: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        widths = (n_in, *hidden)
         layers: list[nn.Module] = []
-        for i in range(len(hidden)):
-            layers += [nn.Linear(widths[i], widths[i + 1]), nn.SiLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], n_out))
+        for width, n in pairwise((n_in, *hidden)):
+            layers += [nn.Linear(width, n), nn.SiLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear((n_in, *hidden)[-1], n_out))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers to flattened rows."""

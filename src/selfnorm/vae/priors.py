@@ -15,17 +15,45 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm.chain import Factors
-from selfnorm.distributions import Proposal
-from selfnorm.errors import DataError
-from selfnorm.functional import bound_gap, log_mean_exp
-from selfnorm.vae.chain import LatentChain
-from selfnorm.vae.fused import measures, stratified
-from selfnorm.vae.posterior import GaussianPosterior
+from selfnorm._inputs import moved
+from selfnorm.chain import AutoregressiveEBM
+from selfnorm.distributions import (
+    Defensive,
+    Mixture1d,
+    Proposal,
+    choose_component,
+    gaussian_log_prob,
+    mixture_log_prob,
+    pick_component,
+)
+from selfnorm.errors import DataError, EnergyError
+from selfnorm.evaluation import draw_log_weights
+from selfnorm.functional import bound_gap, capped_exp, ess, log_mean_exp, snl
+from selfnorm.networks import MLP
+from selfnorm.sampling import draw
+from selfnorm.vae.conditionals import GaussianPosterior
 
-__all__ = ["AutoregressivePrior", "LatentPrior", "MixturePrior", "StandardNormal"]
+__all__ = [
+    "AutoregressivePrior",
+    "EnergyPrior",
+    "LatentPrior",
+    "MixturePrior",
+    "StandardNormal",
+    "latent_energy",
+]
 
-_LOG_2PI = math.log(2 * math.pi)
+_HONEST = "proposal='mixture', a bound and weight decay keep an energy honest"
+
+
+def _figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
+    """Mean gap of the bounds and effective share of samples, from ``(M, *batch)`` log-weights.
+
+    Nothing where gradients are on: a training step is not for looking at, and they cost launches.
+    """
+    if torch.is_grad_enabled():
+        return {}
+    gap = bound_gap(log_mean_exp(log_w) - log_norm).sum(-1).mean()
+    return {"gap": gap, "ess": ess(log_w).mean()}
 
 
 class LatentPrior(Proposal):
@@ -78,7 +106,7 @@ class StandardNormal(LatentPrior):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density."""
-        return -0.5 * (x.square() + _LOG_2PI).sum(-1)
+        return gaussian_log_prob(x, 0.0)
 
 
 class MixturePrior(LatentPrior):
@@ -89,30 +117,215 @@ class MixturePrior(LatentPrior):
         torch.Size([5])
     """
 
-    def __init__(self, dim: int, n_components: int = 10, spread: float = 1.0) -> None:
+    def __init__(self, dim: int, n_components: int = 10) -> None:
         super().__init__()
         if n_components < 1:
             raise ValueError(f"n_components must be at least 1, got {n_components}")
         self.dim = dim
         self.config = {"dim": dim, "n_components": n_components}
         self.logits = nn.Parameter(torch.zeros(n_components))
-        self.means = nn.Parameter(spread * torch.randn(n_components, dim))
+        self.means = nn.Parameter(torch.randn(n_components, dim))
         self.log_scales = nn.Parameter(torch.zeros(n_components, dim))
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """``(*shape, dim)``."""
         with torch.no_grad():
-            ends = torch.softmax(self.logits, 0).cumsum(0)
-            u = torch.rand(*shape, device=ends.device, dtype=ends.dtype)
-            which = torch.searchsorted(ends, u).clamp_max(len(ends) - 1)
-            mean = self.means[which]
-            return mean + self.log_scales[which].exp() * torch.randn_like(mean)
+            u = torch.rand(*shape, device=self.logits.device, dtype=self.logits.dtype)
+            which, _ = choose_component(torch.softmax(self.logits, 0), u)
+            mean = pick_component(self.means, which, event_dims=1)
+            scale = pick_component(self.log_scales, which, event_dims=1).exp()
+            return mean + scale * torch.randn_like(mean)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density."""
         e = (x.unsqueeze(-2) - self.means) * torch.exp(-self.log_scales)
-        parts = (-0.5 * (e.square() + _LOG_2PI) - self.log_scales).sum(-1)
-        return torch.logsumexp(parts + torch.log_softmax(self.logits, 0), -1)
+        parts = gaussian_log_prob(e, self.log_scales.sum(-1))
+        return mixture_log_prob(torch.log_softmax(self.logits, 0), parts)
+
+
+def latent_energy(
+    dim: int,
+    hidden: Sequence[int] = (200, 200),
+    *,
+    activation: str = "leaky_relu",
+    zero_init: bool = True,
+) -> MLP:
+    """The paper's energy over latent vectors.
+
+    Two hidden layers of 200 as printed; the authors' code has three. It starts at zero: the prior
+    starts at its base density.
+
+    Example:
+        >>> latent_energy(16)(torch.zeros(3, 16))
+        tensor([0., 0., 0.], grad_fn=<SqueezeBackward1>)
+    """
+    return MLP(dim, hidden, activation=activation, zero_init=zero_init)
+
+
+class EnergyPrior(LatentPrior):
+    r"""``log p(z) = log d(z) - E(z) - b`` with a scalar ``b``, and the means to keep it honest.
+
+    The normaliser is estimated from samples, and an energy exploits whatever they do not see: in 16
+    dimensions it grows spikes where posteriors sit and base samples never fall. Against that stand
+    ``proposal="mixture"``, a ``bound``, weight decay and a small learning rate for the energy.
+
+    Args:
+        energy: ``(n, dim) -> (n,)`` or ``(n, 1)``; or ``None`` for :func:`latent_energy`.
+        base: a normalised prior ``d``; standard normal by default.
+        dim: latent numbers, needed where neither base nor energy is given.
+        proposal: ``"mixture"`` of base and aggregate posterior, or ``"base"`` (the paper's).
+        share: of base samples in the mixture.
+        bound: limit of ``|E|``, by a smooth squashing; ``None`` for none.
+        lr_scale: learning rate of the energy relative to the VAE's (the paper's: 0.2).
+        weight_decay: of the energy; ``None`` leaves it to the optimiser.
+
+    Example:
+        >>> prior = EnergyPrior(dim=4)
+        >>> prior.log_prob(torch.zeros(2, 4)).shape
+        torch.Size([2])
+    """
+
+    exact = False
+
+    @moved(**dict.fromkeys(("moves", "step_size", "gradient_penalty"), _HONEST))
+    def __init__(
+        self,
+        energy: nn.Module | None = None,
+        base: LatentPrior | None = None,
+        *,
+        dim: int | None = None,
+        proposal: str = "mixture",
+        share: float = 0.5,
+        bound: float | None = None,
+        lr_scale: float = 1.0,
+        log_norm_lr_scale: float = 1.0,
+        weight_decay: float | None = None,
+    ) -> None:
+        super().__init__()
+        if proposal not in ("mixture", "base"):
+            raise ValueError(f"proposal must be 'mixture' or 'base', not {proposal!r}")
+        if not 0 < share < 1:
+            raise ValueError(f"share must lie between 0 and 1, got {share}")
+        width = dim if dim is not None else getattr(energy, "dim", None)
+        if base is None and width is None:
+            raise ValueError("give dim, a base, or an energy with an attribute dim")
+        self.base = base if base is not None else StandardNormal(int(width or 0))
+        self.dim = self.base.dim
+        for what, given in (("dim", dim), ("the energy's dim", getattr(energy, "dim", None))):
+            if isinstance(given, int) and given != self.dim:
+                raise ValueError(
+                    f"{what} is {given}, but the base is over {self.dim} latent numbers; they must "
+                    "be the same"
+                )
+        self.energy = energy if energy is not None else latent_energy(self.dim)
+        self.log_norm = nn.Parameter(torch.zeros(()))
+        self.proposal, self.share, self.bound = proposal, share, bound
+        self.lr_scale, self.log_norm_lr_scale = lr_scale, log_norm_lr_scale
+        self.weight_decay = weight_decay
+        self.config = {
+            "dim": self.dim, "proposal": proposal, "share": share, "bound": bound,
+            "lr_scale": lr_scale, "log_norm_lr_scale": log_norm_lr_scale,
+            "weight_decay": weight_decay,
+        }  # fmt: skip
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return self.log_norm.device
+
+    def negative_energy(self, z: Tensor) -> Tensor:
+        """``-E(z)``, the log-weight against the base: ``(..., dim) -> (...)``."""
+        energy = self.energy(z.reshape(-1, self.dim))
+        if energy.numel() != z.numel() // self.dim:
+            raise EnergyError(
+                "the energy must give one number for each latent vector, (n,) or (n, 1); of "
+                f"{z.numel() // self.dim} vectors it makes {tuple(energy.shape)}"
+            )
+        energy = energy.reshape(z.shape[:-1])
+        if self.bound is not None:
+            energy = self.bound * torch.tanh(energy / self.bound)
+        return -energy
+
+    def log_unnormalized(self, x: Tensor) -> Tensor:
+        """``log d(z) - E(z)``."""
+        return self.base.log_prob(x) + self.negative_energy(x)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """``log p(z)`` by the learned ``b``."""
+        return self.log_unnormalized(x) - self.log_norm
+
+    def beside_posteriors(self, posterior: GaussianPosterior, share: float = 0.5) -> Proposal:
+        """``share`` of base samples, the others from the aggregate of some rows' posteriors.
+
+        Base samples alone miss the places where posteriors sit; posteriors alone miss where the
+        prior has mass and no data. Weights are bounded by those against either part.
+        """
+        return Defensive(posterior.aggregate(), self.base, share, stratified=True)
+
+    def proposal_for(self, posterior: GaussianPosterior) -> Proposal:
+        """Where the samples for ``Z`` come from, given the posteriors of some rows."""
+        if self.proposal == "base":
+            return self.base
+        return self.beside_posteriors(posterior, self.share)
+
+    def objective(
+        self, z: Tensor, posterior: GaussianPosterior, n_samples: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``log d(z) - E(z) - b - mean(w) e^{-b} + 1``; outside of training gap and ESS."""
+        at_z, log_w = self.weigh(z, posterior, n_samples)
+        value = snl(self.base.log_prob(z) + at_z, log_w, self.log_norm, reduction="none")
+        return value, _figures(log_w, self.log_norm)
+
+    def weigh(
+        self, z: Tensor, posterior: GaussianPosterior, n_samples: int
+    ) -> tuple[Tensor, Tensor]:
+        """``-E`` at ``z`` and log-weights of proposal samples, in one pass of the energy."""
+        with torch.no_grad():
+            q = self.proposal_for(posterior)
+            y = q.sample((n_samples,))
+            log_q = q.log_prob(y)
+        at_z, at_y = self.negative_energy(torch.cat([z, y])).split([len(z), n_samples])
+        return at_z, at_y + self.base.log_prob(y) - log_q
+
+    @torch.no_grad()
+    def finish(self, z: Tensor, posterior: GaussianPosterior) -> dict[str, float]:
+        """``b <- log Z_hat`` from the mixture of base and aggregate posterior."""
+        del z
+        log_z = log_mean_exp(draw_log_weights(self, self.beside_posteriors(posterior), 2**16, 4096))
+        self.log_norm.copy_(log_z)
+        return {"log_norm": float(log_z)}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The base with the VAE's learning rate, the energy and ``b`` with their own."""
+        own = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        b = {"params": [self.log_norm], "lr_scale": self.log_norm_lr_scale, "weight_decay": 0.0}
+        return [
+            {"params": list(self.base.parameters())},
+            {"params": list(self.energy.parameters()), "lr_scale": self.lr_scale, **own},
+            b,
+        ]
+
+    @torch.no_grad()
+    def sample(self, shape: Sequence[int] = (), method: str = "sir", **options: Any) -> Tensor:
+        """``(*shape, dim)`` by resampling base samples, or another method of ``sampling.draw``."""
+        n = math.prod(shape)
+        drawn = draw(self.log_unnormalized, n, proposal=self.base, method=method, **options)
+        return drawn.samples.reshape(*shape, self.dim)
+
+
+class _LatentChain(AutoregressiveEBM):
+    """The chain with every dependence on ``z`` differentiable: an encoder is trained through it.
+
+    On data the shape of a proposal is cut from the graph, because nothing upstream of it learns;
+    here a cut would bias the encoder's gradient. The shape is read off a second copy of the
+    proposal, whose head takes no gradient: the proposals themselves are fitted by maximum
+    likelihood alone, and stay where the mass is.
+    """
+
+    def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:
+        del proposal
+        raw = self.trunk.outputs(self.mixture_head, features, fixed=True)
+        return Mixture1d.from_raw(raw, self.n_components, family=self.family)
 
 
 class AutoregressivePrior(LatentPrior):
@@ -155,14 +368,9 @@ class AutoregressivePrior(LatentPrior):
         }  # fmt: skip
         self.dim, self.n_samples = dim, min(n_samples, 32)
         self.polish_steps, self.score = polish_steps, score
-        self.chain = LatentChain(dim, discrete=None, **options)
-        self.config = {
-            "dim": dim,
-            "n_samples": n_samples,
-            "polish_steps": polish_steps,
-            "score": score,
-            **options,
-        }
+        self.chain = _LatentChain(dim, discrete=None, **options)
+        own = {"n_samples": n_samples, "polish_steps": polish_steps, "score": score}
+        self.config = {"dim": dim, **own, **options}
         self._start_at_normal()
 
     @torch.no_grad()
@@ -171,7 +379,7 @@ class AutoregressivePrior(LatentPrior):
         level = torch.linspace(0, 1, knots.shape[1], dtype=torch.float64).clamp(0.005, 0.995)
         knots.copy_(torch.special.ndtri(level).to(knots))
         self.chain.columns.fitted.fill_(True)
-        self.chain.set_columns(self.chain.columns)
+        self.chain.start_at_marginals()
 
     def start(self, z: Tensor) -> None:
         """Begin every factor at its marginal, read off samples ``z (n, d)``."""
@@ -179,57 +387,44 @@ class AutoregressivePrior(LatentPrior):
             raise DataError(f"{len(z)} latent vectors cannot tell marginals; give at least 100")
         self.chain.set_scaling(z)
 
-    def _pass(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Factors]:
-        at_z, log_det = self.chain.columns(z)
-        at = self.chain.factors(at_z)
-        here = at_z.expand(self.chain.n_orderings, -1, -1)
-        return here, at.proposal.log_prob(here), log_det, at
-
     def log_prob(self, x: Tensor) -> Tensor:
         """``log p(z)`` by the learned ``b_i``; ``(..., dim) -> (...)``, with gradient."""
-        here, log_q, log_det, at = self._pass(x.reshape(-1, self.dim))
-        f = self.chain.energy(here.unsqueeze(0), at)[0]
+        at, log_q, f, log_det = self.chain.at_rows(x.reshape(-1, self.dim))
         chains = (log_q + f - self.chain.energy.log_norm(at.context)).sum(-1) + log_det
         return log_mean_exp(chains).reshape(x.shape[:-1])
 
     def objective(
         self, z: Tensor, posterior: GaussianPosterior, n_samples: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the factors' SNL bounds."""
+        """Sum of the factors' SNL bounds; outside of training their mean gap and ESS."""
         del posterior, n_samples
-        plain = self.score or self.chain.family != "gaussian" or torch.compiler.is_compiling()
-        chains, metrics = (self._plain if plain else self.chain.bound)(z, self.n_samples)
-        value = chains.squeeze(0) if self.chain.n_orderings == 1 else log_mean_exp(chains)
-        return value, metrics
-
-    def _plain(self, z: Tensor, n_samples: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """What ``chain.bound`` gives, by formulas that a compiler fuses; and with the score."""
-        chain = self.chain
+        chain, n = self.chain, self.n_samples
         at_z, log_det = chain.columns(z)
         here = at_z.expand(chain.n_orderings, -1, -1)
-        log_q, proposal, at = chain.shaped(here)
+        at = chain.factors(here)
         with torch.no_grad():
-            y = proposal.from_uniform(stratified(n_samples, here).movedim(-1, 0))
-        f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, len(y)])
+            u = torch.rand(*here.shape, n, dtype=z.dtype, device=z.device)
+            u = (u + torch.arange(n, dtype=z.dtype, device=z.device)) / n  # one in each cell
+            y = at.proposal.from_uniform(u.movedim(-1, 0))
+        f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, n])
         b = chain.energy.log_norm(at.context)
-        w = log_w.exp()
-        ratio = w.mean(0) * (-b).clamp_max(60.0).exp()
-        bound = f.squeeze(0) - b - ratio + 1
+        bound = at.proposal.log_prob(here) + snl(f.squeeze(0), log_w, b, reduction="none")
         if self.score:
             # d/dz of E_{y ~ q(.|z)}[w(y, z)] has a score part. E[score] = 0 lets w - 1 take the
             # place of w: almost no noise, as the weights are close to one.
-            weight = (log_w - b).detach().clamp_max(20.0).exp() - 1
-            score = (weight * at.proposal.log_prob(y)).mean(0)
+            weight = capped_exp((log_w - b).detach()) - 1
+            score = (weight * at.seen.log_prob(y)).mean(0)
             bound = bound - (score - score.detach())
-        return (log_q + bound).sum(-1) + log_det, measures(w, ratio)
+        chains = bound.sum(-1) + log_det
+        value = log_mean_exp(chains) if chain.n_orderings > 1 else chains.squeeze(0)
+        return value, _figures(log_w, b)
 
     @torch.no_grad()
     def log_prob_exact(self, z: Tensor, n_nodes: int = 256) -> tuple[Tensor, Tensor, Tensor]:
         """``log p(z)`` by quadrature, by the learned ``b``, and its SNL bound; each ``(n,)``."""
         parts = []
         for rows in self.chain.chunks(len(z), n_nodes):
-            here, log_q, log_det, at = self._pass(z[rows])
-            f = self.chain.energy(here.unsqueeze(0), at)[0]
+            at, log_q, f, log_det = self.chain.at_rows(z[rows])
             b, log_z = self.chain.energy.log_norm(at.context), self.chain.quadrature(at, n_nodes)
             exact = (log_q + f - log_z).sum(-1) + log_det
             learned = (log_q + f - b).sum(-1) + log_det
@@ -245,14 +440,10 @@ class AutoregressivePrior(LatentPrior):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices with weight decay, biases without."""
-        named = list(self.named_parameters())
-        return [
-            {"params": [p for n, p in named if n.endswith("weight")]},
-            {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
-        ]
+        return self.chain.parameter_groups()
 
     def finish(self, z: Tensor, posterior: GaussianPosterior) -> dict[str, float]:
         """Fit the ``b_i`` to the finished energies, everything else fixed."""
         del posterior
         with torch.enable_grad():
-            return self.chain.training_task(polish_steps=self.polish_steps).finish((z,))
+            return self.chain.fit_log_norm((z,), self.polish_steps)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfnorm.vae.monitor import check_spikes, comparisons_needed, confirmed
+from selfnorm.vae.evaluation import check_spikes, comparisons_needed, confirmed
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -1,5 +1,7 @@
 """Encoders and decoders as people bring them: other shapes, other modes, rows of other kinds."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,18 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError, EnergyError, ModelFileError
-from selfnorm.vae import EnergyPrior, EnergyVAE, StandardNormal, add_energy_prior, evaluate_vae
-from selfnorm.vae.likelihoods import Bernoulli, GaussianNoise
-from selfnorm.vae.networks import DenseDecoder, DenseEncoder
+from selfnorm.vae import (
+    AutoregressivePrior,
+    DenseDecoder,
+    DenseEncoder,
+    EnergyPrior,
+    EnergyVAE,
+    StandardNormal,
+    add_energy_prior,
+    evaluate_vae,
+)
+from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise, as_likelihood
+from tests.fitting import fit
 
 IMAGES = (torch.arange(24 * 40).reshape(40, 1, 4, 6) * 7 % 11 > 5).float()
 
@@ -83,26 +94,9 @@ def test_rows_of_other_kinds(kind):
     for call in (vae.log_prob, vae.elbo):
         assert torch.equal(call(rows, n_samples=2, seed=0), call(IMAGES, n_samples=2, seed=0))
     assert torch.equal(vae.reconstruct(rows), vae.reconstruct(IMAGES))
-
-
-@pytest.mark.parametrize("name", ["log_prob", "elbo", "reconstruct"])
-def test_rows_that_the_likelihood_gives_no_probability(name):
-    """Bytes 0 to 255 under a Bernoulli likelihood gave figures without a word."""
-    call = getattr(small(), name)
-    with pytest.raises(DataError, match=r"needs values in \[0, 1\]"):
-        call(255 * IMAGES)
-    with pytest.raises(DataError, match="NaN or infinity"):
-        call(IMAGES / 0)
-    with pytest.raises(DataError, match=r"shape \(n, ...\), got \(24,\)"):
-        call(IMAGES[0].flatten())
-
-
-def test_a_reference_that_the_likelihood_gives_no_probability():
-    vae = small(EnergyPrior(dim=2))
-    with pytest.raises(DataError, match="reference holds NaN"):
-        evaluate_vae(vae, IMAGES, reference=IMAGES / 0)
-    with pytest.raises(DataError, match=r"needs values in \[0, 1\]"):
-        evaluate_vae(vae, IMAGES, reference=255 * IMAGES)
+    options = {"posterior_samples": 3, "seed": 0}
+    found, expected = (evaluate_vae(vae, x, reference=x, **options) for x in (rows, IMAGES))
+    assert found.to_dict() == expected.to_dict()
 
 
 def test_a_whole_vae_in_double_precision():
@@ -110,27 +104,14 @@ def test_a_whole_vae_in_double_precision():
     found = evaluate_vae(vae, IMAGES, posterior_samples=3, seed=0)
     assert np.isfinite(found.elbo)
     assert vae.log_prob(IMAGES, n_samples=2, seed=0).dtype == torch.float64
-    sn.fit(vae, IMAGES.double(), max_steps=2, batch_size=20, seed=0, progress=False)
-    with pytest.raises(DataError, match=r"rows of torch.float64, got torch.float32: give x.to"):
-        sn.fit(vae, IMAGES, max_steps=1, progress=False)
+    fit(vae, IMAGES.double(), max_steps=2, batch_size=20, seed=0, progress=False)
 
 
-def test_an_encoder_may_give_a_list_and_must_give_a_pair():
+def test_an_encoder_may_give_a_list():
     vae = small()
     listed = EnergyVAE(Encoder(list), vae.decoder, 2)
     listed.load_state_dict(vae.state_dict())
     assert torch.equal(listed.log_prob(IMAGES, seed=0), vae.log_prob(IMAGES, seed=0))
-    with pytest.raises(DataError, match=r"a mean and a log-variance.*it gives 3 parts"):
-        EnergyVAE(Encoder(lambda pair: (*pair, pair[0])), vae.decoder, 2).elbo(IMAGES)
-
-
-def test_a_decoder_that_gives_more_than_one_tensor():
-    class Pair(Decoder):
-        def forward(self, z):
-            return super().forward(z), super().forward(z)
-
-    with pytest.raises(DataError, match=r"decoder must give one tensor.*not a tuple"):
-        EnergyVAE(Encoder(), Pair(1, 4, 6), 2).sample(2)
 
 
 def test_modules_without_parameters():
@@ -158,13 +139,6 @@ def test_modules_without_parameters():
     assert vae.prior.energy.layers[0].weight.isfinite().all()
 
 
-@pytest.mark.parametrize("prior", [0, -1, 2.0])
-def test_numbers_of_latent_numbers(prior):
-    with pytest.raises(DataError, match="the number of latent numbers, not"):
-        small(prior)
-    assert small(np.int64(2)).latent == 2
-
-
 def test_a_decoder_with_the_classes_first_is_read_as_cross_entropy_reads_it():
     vae = EnergyVAE(Encoder(), Decoder(3, 4, 6), 2, "categorical:3").eval()
     x, z = torch.arange(24 * 5).reshape(5, 4, 6) % 3, torch.randn(2, 5, 2)
@@ -179,9 +153,6 @@ def test_a_decoder_with_the_classes_first_is_read_as_cross_entropy_reads_it():
     )
     last = Decoder(4, 6, 3)
     assert torch.equal(vae.likelihood.flat(last.eval()(z[0])), last(z[0]).flatten(1))
-    for unclear in (Decoder(3, 8, 3), Decoder(9, 8)):
-        with pytest.raises(DataError, match="does not tell where the logits of the 3 classes are"):
-            vae.likelihood.flat(unclear(z[0]))
 
 
 class Softened(Bernoulli):
@@ -225,16 +196,98 @@ def test_a_module_that_does_not_fit_a_folder_is_told_by_its_weight(tmp_path):
         EnergyVAE.load(tmp_path / "m", encoder=DenseEncoder(24, 2, (9,)))
 
 
-def test_energies_that_do_not_belong_to_the_latent_space():
-    with pytest.raises(ValueError, match="dim is 4, but the base is over 3 latent numbers"):
-        EnergyPrior(dim=4, base=StandardNormal(3))
-    with pytest.raises(ValueError, match="the energy's dim is 3, but the base is over 2"):
-        EnergyPrior(sn.MLP(3), dim=2)
-    with pytest.raises(EnergyError, match=r"one number for each latent vector.*\(5, 3\)"):
-        EnergyPrior(nn.Linear(2, 3), dim=2).log_prob(torch.zeros(5, 2))
+# -- what is refused -----------------------------------------------------------------------------
+
+ROWS = torch.arange(40).reshape(8, 5) % 3 % 2 * 1.0
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_scales_that_are_none(scale):
-    with pytest.raises(ValueError, match="scale must be a positive number"):
-        GaussianNoise(scale)
+def five(prior=2, likelihood="bernoulli", decoder=None):
+    decoder = DenseDecoder(2, 5, (8,)) if decoder is None else decoder
+    return EnergyVAE(DenseEncoder(5, 2, (8,)), decoder, prior, likelihood)
+
+
+def fitted(vae, rows=ROWS, **options):
+    return fit(vae, rows, max_steps=1, progress=False, **options)
+
+
+def on(rows=ROWS, **options):
+    vae = five(EnergyPrior(dim=2))
+    return evaluate_vae(vae, rows, **{"n_prior_samples": 100, "posterior_samples": 2, **options})
+
+
+def chain():
+    return AutoregressivePrior(2, hidden=8, components=2, context=4, energy_hidden=4)
+
+
+IN_0_1 = r"needs values in \[0, 1\]"
+REFUSED = [
+    (lambda: fitted(five(), ROWS + 1), DataError, "Bernoulli"),
+    (lambda: fitted(five(), ROWS[:, :0]), DataError, "shape"),
+    (lambda: fitted(five(), ROWS * math.nan), DataError, "NaN"),
+    (lambda: fitted(five(), ROWS[:0]), DataError, "no rows"),
+    (lambda: fitted(five(), ROWS[:, :4]), DataError, "rows have 4 values, expected 5"),
+    (lambda: fitted(five(), (ROWS, ROWS)), DataError, "one tensor"),
+    (lambda: fitted(five(), ROWS.double()), DataError, "rows of torch.float32, got torch.float64"),
+    (lambda: fitted(five(), val_data=ROWS * math.nan), DataError, "NaN"),
+    (lambda: fitted(five(4)), DataError, "the prior has 4 latent numbers"),
+    (lambda: fitted(five(2, "categorical:4")), DataError, "decoder"),
+    (lambda: fitted(five(), objective="nce"), ValueError, "trained by"),
+    (lambda: fitted(five(), train="decoder"), ValueError, "'all', 'prior', 'encoder'"),
+    (lambda: fitted(five(), monitor="pray"), ValueError, "monitor"),
+    (lambda: fitted(five(chain()), objective="elbo"), ValueError, "normalised"),
+    (lambda: five().log_prob(255 * ROWS), DataError, IN_0_1),
+    (lambda: five().elbo(ROWS / 0), DataError, "NaN or infinity"),
+    (lambda: five().reconstruct(ROWS[0]), DataError, r"shape \(n, ...\), got \(5,\)"),
+    # an encoder that fails on rows of the right width says why itself
+    (lambda: five(decoder=DenseDecoder(2, 4)).check(ROWS[:, :4]), RuntimeError, "multiplied"),
+    (lambda: five(decoder=lambda z: (z, z)).sample(2), DataError, "one tensor.*not a tuple"),
+    (
+        lambda: EnergyVAE(Encoder(lambda pair: (*pair, *pair)), Decoder(), 2).elbo(IMAGES),
+        DataError,
+        r"a mean and a log-variance.*it gives 4 parts",
+    ),
+    (lambda: on(ROWS[:, :4]), DataError, "rows have 4 values, expected 5"),
+    (lambda: on(posterior_samples=1), DataError, "posterior_samples"),
+    (lambda: on(reference=ROWS / 0), DataError, "reference holds NaN"),
+    (lambda: on(reference=255 * ROWS), DataError, IN_0_1),
+    (lambda: on(reference=ROWS[:, :4]), DataError, "reference has shape .* rows of 5 values"),
+    (lambda: on(reference=ROWS[:0]), DataError, "reference has shape .* rows of 5 values"),
+    (lambda: evaluate_vae(nn.Linear(5, 2), ROWS), TypeError, "needs an EnergyVAE, got Linear"),
+    *[(lambda p=p: five(p), DataError, "number of latent numbers, not") for p in (0, -1, 2.0)],
+    (lambda: five("normal"), DataError, "prior must be a module"),
+    (
+        lambda: add_energy_prior(nn.Linear(5, 4), nn.Linear(2, 5), ROWS, latent=3, prior=chain()),
+        DataError,
+        "latent=3, but the prior has 2 latent numbers",
+    ),
+    (lambda: EnergyPrior(), ValueError, "dim"),
+    (lambda: EnergyPrior(dim=2, proposal="flow"), ValueError, "proposal"),
+    (lambda: EnergyPrior(dim=2, moves=2), TypeError, "takes no moves any more"),
+    (lambda: EnergyPrior(dim=4, base=StandardNormal(3)), ValueError, "dim is 4, .* over 3 latent"),
+    (lambda: EnergyPrior(sn.MLP(3), dim=2), ValueError, "energy's dim is 3, .* over 2"),
+    (
+        lambda: EnergyPrior(nn.Linear(2, 3), dim=2).log_prob(torch.zeros(5, 2)),
+        EnergyError,
+        r"one number for each latent vector.*\(5, 3\)",
+    ),
+    *[
+        (lambda s=s: GaussianNoise(s), ValueError, "scale must be a positive number")
+        for s in (0.0, -1.0, math.nan, math.inf)
+    ],
+    (lambda: as_likelihood("poisson"), ValueError, "likelihood"),
+    *[
+        (
+            lambda s=s: Categorical(3).flat(torch.zeros(2, *s)),
+            DataError,
+            "does not tell where the logits of the 3 classes are",
+        )
+        for s in ((3, 8, 3), (9, 8))
+    ],
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_what_does_not_fit_is_refused_with_the_cause(call, error, message):
+    torch.manual_seed(0)
+    with pytest.raises(error, match=message):
+        call()

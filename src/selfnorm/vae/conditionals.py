@@ -1,21 +1,38 @@
-"""What a decoder's output means: Bernoulli, Gaussian or categorical observations.
+"""The two conditional laws of a VAE: the decoder's ``p(x|z)`` and the encoder's ``q(z|x)``.
 
 A likelihood maps decoder outputs ``(..., n_parameters)`` and rows ``(..., dim)`` to
-``log p(x|z)``, summed over the row. Leading dimensions broadcast.
+``log p(x|z)``, summed over the row. Leading dimensions broadcast. The posteriors of a batch are
+Gaussian; their mixture is the aggregate posterior, where an encoder puts a data set.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from selfnorm.distributions import Proposal, gaussian_log_prob, mixture_log_prob
 from selfnorm.errors import DataError
 
-__all__ = ["Bernoulli", "Categorical", "GaussianNoise", "Likelihood", "as_likelihood"]
+__all__ = [
+    "AggregatePosterior",
+    "Bernoulli",
+    "Categorical",
+    "GaussianNoise",
+    "GaussianPosterior",
+    "Likelihood",
+    "as_likelihood",
+]
+
+_LOG_2PI = math.log(2 * math.pi)
+# Points times rows handled at once: on a CPU what fits its cache, on a GPU what fills it.
+_PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
+_LIMITS = (-7.0, 5.0)  # of log sd: a posterior outside is a number gone wrong, not a fact
 
 
 class Likelihood(nn.Module):
@@ -106,7 +123,7 @@ class GaussianNoise(Likelihood):
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Sum of normal log-densities."""
         e = (x - output) * torch.exp(-self.log_scale)
-        return (-0.5 * e.square() - self.log_scale - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return gaussian_log_prob(e, e.shape[-1] * self.log_scale)
 
     def mean(self, output: Tensor) -> Tensor:
         """The output itself."""
@@ -194,3 +211,89 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
         f"likelihood must be 'bernoulli', 'gaussian', 'categorical:K' or a Likelihood, not "
         f"{likelihood!r}"
     )
+
+
+@dataclass(frozen=True)
+class GaussianPosterior:
+    """``q(z|x) = N(mean, diag(exp(log_sd))^2)`` for each row: ``mean``, ``log_sd`` ``(n, d)``."""
+
+    mean: Tensor
+    log_sd: Tensor
+
+    @classmethod
+    def from_output(cls, output: Tensor | Sequence[Tensor]) -> GaussianPosterior:
+        """From an encoder's mean and log-variance: a pair, or one tensor ``(n, 2 d)``."""
+        pair = output.chunk(2, -1) if isinstance(output, Tensor) else output
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            found = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+            raise DataError(
+                "the encoder must give a mean and a log-variance: a pair of (n, d), or one tensor "
+                f"(n, 2 d); it gives {found}"
+            )
+        mean, log_variance = pair
+        return cls(mean, (0.5 * log_variance).clamp(*_LIMITS))
+
+    def __getitem__(self, rows: Any) -> GaussianPosterior:
+        """The posteriors of some rows."""
+        return GaussianPosterior(self.mean[rows], self.log_sd[rows])
+
+    def sample(self, n: int = 1) -> Tensor:
+        """``(n, batch, d)`` reparametrised samples: gradients reach mean and scale."""
+        noise = torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
+        return self.mean + self.log_sd.exp() * noise
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """``log q(z|x)``: ``(..., batch, d) -> (..., batch)``."""
+        e = (z - self.mean) * torch.exp(-self.log_sd)
+        return gaussian_log_prob(e, self.log_sd.sum(-1))
+
+    def entropy(self) -> Tensor:
+        """``(batch,)``, in closed form."""
+        return (self.log_sd + 0.5 * (1 + _LOG_2PI)).sum(-1)
+
+    def aggregate(self) -> AggregatePosterior:
+        """The equal mixture of the batch's posteriors, without gradient."""
+        return AggregatePosterior(self.mean.detach(), self.log_sd.detach())
+
+
+class AggregatePosterior(Proposal):
+    """``(1/n) sum_i q(z|x_i)``: where an encoder puts a data set.
+
+    ``log_prob`` costs ``n`` Gaussians a point, and works through the points in chunks.
+
+    Example:
+        >>> agg = AggregatePosterior(torch.zeros(4, 2), torch.zeros(4, 2))
+        >>> bool((agg.log_prob(torch.zeros(3, 2)) + 1.8379).abs().max() < 1e-3)
+        True
+    """
+
+    mean: Tensor
+    log_sd: Tensor
+
+    def __init__(self, mean: Tensor, log_sd: Tensor) -> None:
+        super().__init__()
+        self.dim = mean.shape[1]
+        self.register_buffer("mean", mean)
+        self.register_buffer("log_sd", log_sd)
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """``(*shape, d)``, each from the posterior of a random row."""
+        row = torch.randint(len(self.mean), tuple(shape), device=self.mean.device)
+        mean = self.mean[row]
+        return mean + self.log_sd[row].exp() * torch.randn_like(mean)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of the mixture."""
+        # |(z - m)/s|^2 = z^2/s^2 - 2 z m/s^2 + m^2/s^2: two matrix products instead of an
+        # (points, rows, d) tensor. Float64, because the terms cancel where a scale is small.
+        mean, log_sd = self.mean.double(), self.log_sd.double()
+        precision = torch.exp(-2 * log_sd)
+        scaled = mean * precision
+        constant = gaussian_log_prob(mean * torch.exp(-log_sd), log_sd.sum(-1))
+        constant -= math.log(len(mean))
+        size = max(1, _PAIRS_AT_ONCE.get(x.device.type, 2**19) // len(mean))
+        parts = [
+            mixture_log_prob(constant, (z @ scaled.T).addmm_(z.square(), precision.T, alpha=-0.5))
+            for z in x.reshape(-1, self.dim).double().split(size)
+        ]
+        return torch.cat(parts).reshape(x.shape[:-1]).to(x.dtype)

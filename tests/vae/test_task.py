@@ -1,4 +1,4 @@
-"""Training of VAEs: unbiased gradients, spikes, warm-up, checkpoints, interruption."""
+"""Training of VAEs: spikes, warm-up, checkpoints, interruption, an encoder from dreams."""
 
 import math
 
@@ -6,110 +6,28 @@ import pytest
 import torch
 from torch import nn
 
-from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.errors import SelfnormWarning
 from selfnorm.training import TrainingOptions
 from selfnorm.vae import (
     AutoregressivePrior,
+    DenseDecoder,
+    DenseEncoder,
     EnergyPrior,
     EnergyVAE,
+    GaussianNoise,
     MixturePrior,
-    StandardNormal,
     evaluate_vae,
 )
-from selfnorm.vae.networks import DenseDecoder, DenseEncoder
-from selfnorm.vae.posterior import AggregatePosterior, BaseAndAggregate, GaussianPosterior
+from selfnorm.vae.task import without_gradient
 from tests.fitting import fit
 
-
-def chain(dim=2, tilt=1.5, **sizes):
-    """A chain whose energies are far from zero and whose proposals depend on what came before."""
-    torch.manual_seed(0)
-    options = {"hidden": 16, "components": 3, "context": 4, "energy_hidden": 16, **sizes}
-    prior = AutoregressivePrior(dim, **options)
-    with torch.no_grad():
-        prior.chain.energy.last.weight.normal_(0, tilt)
-        prior.chain.mixture_head.weight.mul_(8)
-        prior.chain.energy.norm_last.weight.normal_(0, 0.3)
-    return prior
-
-
-def test_a_chain_is_normalised_exactly():
-    prior = chain(dim=1, tilt=0.2)
-    axis = torch.sinh(torch.linspace(-9, 9, 4001)) / 3
-    exact, learned, lower = prior.log_prob_exact(axis.unsqueeze(1))
-    mass = torch.trapezoid(exact.double().exp(), axis.double())
-    assert float(mass) == pytest.approx(1, abs=0.005)
-    assert bool((lower <= exact + 1e-4).all())
-    assert torch.allclose(learned, prior.log_prob(axis.unsqueeze(1)), atol=1e-4)
-    assert float((learned - exact).abs().max()) > 0.01  # b is wrong here, and seen to be
-
-
-@pytest.mark.parametrize("orderings", [1, 2])
-def test_exact_values_are_those_of_the_autoregressive_model(orderings):
-    prior = chain(dim=3, orderings=orderings)
-    z = torch.randn(20, 3)
-    exact, learned, _ = prior.log_prob_exact(z, 128)
-    by_model = prior.chain.log_prob(z, normalizer="quadrature", n_nodes=128)
-    assert torch.allclose(exact, by_model, atol=1e-4)
-    assert torch.allclose(learned, prior.chain.log_prob(z, normalizer="learned"), atol=1e-4)
-
-
-def test_the_gradient_through_a_chain_is_that_of_its_bound():
-    """The mean gradient in z equals the derivative of the SNL bound by exact quadrature.
-
-    Without the score of the proposal it is off by 0.03 here, nine standard errors.
-    """
-    prior = chain(score=True).double()
-    prior.n_samples = 16
-    point = torch.tensor([-0.8, 0.2], dtype=torch.float64)
-    z = point.repeat(20_000, 1).requires_grad_(True)
-    torch.manual_seed(1)
-    value, _ = prior.objective(z, GaussianPosterior(z, z), 1)
-    (gradient,) = torch.autograd.grad(value.sum(), z)
-    error = gradient.std(0) / math.sqrt(len(z))
-    step = 1e-4
-
-    def bound(at):
-        return float(prior.log_prob_exact(at.unsqueeze(0), 4096)[2])
-
-    assert float(value.detach().mean()) == pytest.approx(bound(point), abs=0.02)
-    for i in range(2):
-        move = torch.zeros(2, dtype=torch.float64)
-        move[i] = step
-        slope = (bound(point + move) - bound(point - move)) / (2 * step)
-        assert float(gradient[:, i].mean()) == pytest.approx(slope, abs=4 * float(error[i]) + 0.002)
-
-
-def test_an_aggregate_posterior_integrates_to_one_and_matches_its_samples():
-    torch.manual_seed(0)
-    posterior = GaussianPosterior(torch.randn(6, 2), torch.randn(6, 2) * 0.3 - 0.5)
-    q = BaseAndAggregate(StandardNormal(2), posterior.aggregate(), 0.4)
-    axis = torch.linspace(-8, 8, 401)
-    density = q.log_prob(torch.cartesian_prod(axis, axis)).exp().reshape(401, 401)
-    assert float(torch.trapezoid(torch.trapezoid(density, axis), axis)) == pytest.approx(
-        1, abs=1e-3
-    )
-    z = torch.randn(5, 2)
-    parts = torch.stack([posterior.log_prob(z[i].expand(6, 2)).logsumexp(0) for i in range(5)])
-    assert torch.allclose(q.aggregate.log_prob(z), parts - math.log(6), atol=1e-5)
-    y = q.sample((40_000,))
-    expected = 0.6 * posterior.mean.mean(0)
-    assert torch.allclose(y.mean(0), expected, atol=0.05)
-    assert posterior.aggregate(2.0).log_sd.mean() > posterior.log_sd.mean()
-    assert isinstance(q.aggregate, AggregatePosterior)
-
-
-def test_mixture_prior_integrates_to_one():
-    torch.manual_seed(0)
-    prior = MixturePrior(2, 4)
-    axis = torch.linspace(-9, 9, 301)
-    density = prior.log_prob(torch.cartesian_prod(axis, axis)).exp().reshape(301, 301).detach()
-    assert float(torch.trapezoid(torch.trapezoid(density, axis), axis)) == pytest.approx(
-        1, abs=1e-3
-    )
-    sampled = prior.sample((20_000,))
-    share = torch.softmax(prior.logits, 0)
-    assert torch.allclose(sampled.mean(0), (share @ prior.means).detach(), atol=0.06)
+PRIORS = {
+    "mixture": lambda: MixturePrior(2, 3),
+    "energy": lambda: EnergyPrior(dim=2, bound=5.0),
+    "chain": lambda: AutoregressivePrior(
+        2, hidden=16, components=3, context=4, energy_hidden=16, polish_steps=3
+    ),
+}
 
 
 # -- spikes --------------------------------------------------------------------------------------
@@ -186,19 +104,10 @@ def test_the_monitor_speaks_without_held_out_rows(sharp):
     prior = EnergyPrior(Spikes(encoder(x)[:, :LATENT].detach(), 1.0), proposal="base")
     with pytest.warns(SelfnormWarning, match="spikes"):
         history = fit(
-            EnergyVAE(encoder, decoder, prior),
-            x,
-            lr=1.0,
-            max_steps=40,
-            max_epochs=99,
-            n_samples=200,
-            batch_size=100,
-            seed=0,
-            progress=False,
-            task_options={"train": "prior"},
-            schedule="constant",
+            EnergyVAE(encoder, decoder, prior), x, train="prior", lr=1.0, schedule="constant",
+            max_steps=40, max_epochs=99, n_samples=200, batch_size=100, seed=0, progress=False,
             clip_norm=None,
-        )
+        )  # fmt: skip
     assert history.final["spiked"] == 1.0
 
 
@@ -211,22 +120,10 @@ def test_the_monitor_stops_training_on_spikes(sharp):
         prior = EnergyPrior(Spikes(places, 1.0), proposal="base", lr_scale=1.0)
         vae = EnergyVAE(encoder, decoder, prior)
         return fit(
-            vae,
-            x,
-            val_data=x,
-            objective="snelbo",
-            lr=1.0,
-            max_steps=40,
-            max_epochs=99,
-            n_samples=200,
-            batch_size=100,
-            seed=0,
-            progress=False,
-            task_options={"train": "prior", "monitor": monitor},
-            schedule="constant",
-            validate_every=5,
-            clip_norm=None,
-        )
+            vae, x, val_data=x, objective="snelbo", train="prior", monitor=monitor, lr=1.0,
+            schedule="constant", max_steps=40, max_epochs=99, validate_every=5, n_samples=200,
+            batch_size=100, seed=0, progress=False, clip_norm=None,
+        )  # fmt: skip
 
     with pytest.warns(SelfnormWarning, match="spikes"):
         stopped = train("stop")
@@ -255,17 +152,11 @@ def state(vae):
     return torch.cat([p.detach().flatten() for p in vae.parameters()])
 
 
-@pytest.mark.parametrize("prior", ["mixture", "energy", "chain"])
+@pytest.mark.parametrize("prior", PRIORS)
 def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
     def make():
         torch.manual_seed(1)
-        return small(
-            {
-                "mixture": lambda: MixturePrior(2, 3),
-                "energy": lambda: EnergyPrior(dim=2),
-                "chain": lambda: chain(tilt=0.1),
-            }[prior]()
-        )
+        return small(PRIORS[prior]())
 
     extra = {"kl_warmup": 16, "n_samples": 32, "ema": 0.9}
     whole = make()
@@ -282,24 +173,11 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
     broken = make()
     with pytest.warns(SelfnormWarning, match="interrupted"):
         history = fit(
-            broken,
-            X,
-            **OPTIONS,
-            **extra,
-            task_options={"augment": interrupt},
-            checkpoint=path,
-            checkpoint_every=5,
+            broken, X, **OPTIONS, **extra, augment=interrupt, checkpoint=path, checkpoint_every=5
         )
     assert history.stopped == "interrupted"
     resumed = make()
-    history = fit(
-        resumed,
-        X,
-        **OPTIONS,
-        **extra,
-        checkpoint=path,
-        checkpoint_every=5,
-    )
+    history = fit(resumed, X, **OPTIONS, **extra, checkpoint=path, checkpoint_every=5)
     assert history.n_steps == 24
     assert torch.equal(state(resumed), state(whole))
 
@@ -340,10 +218,10 @@ def test_more_posterior_samples_do_not_change_the_expected_loss():
 
 
 def test_post_hoc_training_moves_the_prior_alone():
-    vae = small(chain(tilt=0.1))
+    vae = small(PRIORS["chain"]())
     before = [p.detach().clone() for p in vae.encoder.parameters()]
     prior_before = torch.cat([p.detach().flatten() for p in vae.prior.parameters()])
-    fit(vae, X.repeat(4, 1), **OPTIONS, task_options={"train": "prior"})
+    fit(vae, X.repeat(4, 1), train="prior", **OPTIONS)
     assert all(torch.equal(a, b) for a, b in zip(before, vae.encoder.parameters(), strict=True))
     moved = torch.cat([p.detach().flatten() for p in vae.prior.parameters()])
     assert not torch.equal(prior_before, moved)
@@ -359,35 +237,9 @@ def test_post_hoc_training_leaves_statistics_and_dropout_of_the_vae_alone():
     encoder.eval()
     before = encoder(X)
     vae = EnergyVAE(encoder, DenseDecoder(2, 6, (8,)), MixturePrior(2, 3))
-    fit(vae, X, **OPTIONS, task_options={"train": "prior"})
+    fit(vae, X, train="prior", **OPTIONS)
     assert torch.equal(encoder.eval()(X), before)
     assert not any(modes)
-
-
-def test_a_penalty_is_no_part_of_the_bound():
-    plain, penalised = (EnergyPrior(dim=2, gradient_penalty=g) for g in (0.0, 5.0))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        plain.energy.layers[-1].weight.normal_()
-    penalised.load_state_dict(plain.state_dict())
-    values, losses = [], []
-    for prior in (plain, penalised):
-        task = small(prior).training_task(n_samples=64)
-        task.start((X,))
-        values.append(task.validate((X,))["lower"])
-        torch.manual_seed(1)
-        loss, metrics = task.loss((X,))
-        assert "penalty" not in metrics
-        losses.append(float(loss.detach()))
-    assert values[0] == pytest.approx(values[1], abs=1e-5)
-    assert losses[1] > losses[0] + 0.1
-
-
-def test_held_out_rows_with_nan_are_refused():
-    bad = X.clone()
-    bad[7, 2] = math.nan
-    with pytest.raises(DataError, match="NaN"):
-        fit(small(), X, val_data=bad, **OPTIONS)
 
 
 def test_the_betas_of_adam_reach_the_optimiser():
@@ -395,3 +247,114 @@ def test_the_betas_of_adam_reach_the_optimiser():
     optimizer = task.make_optimizer(TrainingOptions(optimizer="adam"))
     assert all(group["betas"] == (0.5, 0.999) for group in optimizer.param_groups)
     assert isinstance(optimizer, torch.optim.Adam)
+
+
+# -- encoders from the model's own rows ----------------------------------------------------------
+
+SIGMA = 0.6
+W = torch.tensor([[1.0, 0.3], [-0.5, 0.8], [0.2, -1.1]])
+
+
+class Linear(nn.Module):
+    """``x ~ N(W z, SIGMA^2)`` with the normal prior: the posterior is Gaussian, its mean linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(W.clone())
+
+    def forward(self, z):
+        return z @ self.weight.T
+
+
+class LinearEncoder(nn.Module):
+    """Means linear in ``x``, the variances learned: holds the exact posterior of ``Linear``
+    where the columns of ``W`` are orthogonal, and nearly so here."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Linear(3, 2)
+        self.log_variance = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        mean = self.gain(x)
+        return mean, self.log_variance.expand_as(mean)
+
+
+def test_an_encoder_finds_the_posterior_from_the_models_own_rows():
+    torch.manual_seed(0)
+    vae = EnergyVAE(LinearEncoder(), Linear(), 2, GaussianNoise(SIGMA, learned=False))
+    x = torch.randn(300, 2) @ W.T + SIGMA * torch.randn(300, 3)
+    law = torch.distributions.MultivariateNormal(torch.zeros(3), W @ W.T + SIGMA**2 * torch.eye(3))
+    # The best diagonal Gaussian has the precisions of the posterior; its KL is what stays open.
+    precision = torch.eye(2) + W.T @ W / SIGMA**2
+    open_gap = 0.5 * float(torch.log(precision.diagonal()).sum() - torch.logdet(precision))
+    best = float(law.log_prob(x).mean()) - open_gap
+    before = float(vae.elbo(x, 200, seed=0).mean())
+    fit(
+        vae, x, train="encoder", max_steps=700, max_epochs=999, batch_size=100, lr=0.02,
+        weight_decay=0.0, seed=1, progress=False,
+    )  # fmt: skip
+    after = float(vae.elbo(x, 200, seed=0).mean())
+    assert before < best - 1
+    assert after == pytest.approx(best, abs=0.03)
+    exact_gain = torch.linalg.solve(precision, W.T) / SIGMA**2
+    torch.testing.assert_close(vae.encoder.gain.weight, exact_gain, atol=0.05, rtol=0)
+    log_variance = -precision.diagonal().log()
+    torch.testing.assert_close(vae.encoder.log_variance, log_variance, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("kind", PRIORS)
+def test_the_model_stays_as_it_is(kind):
+    vae = small(PRIORS[kind]())
+    names = [n for n, _ in vae.named_parameters() if "norm" not in n]  # b is closed at the end
+    before = {n: p.detach().clone() for n, p in vae.named_parameters()}
+    modes = []
+    vae.decoder.register_forward_hook(lambda m, _i, _o: modes.append(m.training))
+    fit(vae, X, val_data=X[:20], train="encoder", monitor="off", **OPTIONS)
+    after = dict(vae.named_parameters())
+    for name in names:
+        trained = name.startswith("encoder")
+        assert torch.equal(before[name], after[name]) != trained, name
+        assert trained or after[name].grad is None, name
+    assert all(p.requires_grad for p in vae.parameters())
+    assert not any(modes)
+
+
+def test_rows_follow_the_decoder_at_posterior_samples():
+    torch.manual_seed(0)
+    vae = EnergyVAE(LinearEncoder(), Linear(), 2, GaussianNoise(SIGMA, learned=False))
+    with torch.no_grad():
+        vae.encoder.gain.weight.zero_()
+        vae.encoder.gain.bias.copy_(torch.tensor([0.7, -1.2]))
+        vae.encoder.log_variance.fill_(math.log(0.25))
+    rows = vae.dream(torch.zeros(40_000, 3))
+    mean = vae.encoder.gain.bias.detach() @ W.T
+    covariance = 0.25 * W @ W.T + SIGMA**2 * torch.eye(3)
+    torch.testing.assert_close(rows.mean(0), mean, atol=0.03, rtol=0)
+    torch.testing.assert_close(torch.cov(rows.T), covariance, atol=0.03, rtol=0)
+    assert not rows.requires_grad
+
+
+def test_rows_keep_the_shape_of_images():
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
+    vae = EnergyVAE(encoder, DenseDecoder(2, 6, (8,)), 2)
+    rows = vae.dream(X.reshape(60, 1, 2, 3))
+    assert rows.shape == (60, 1, 2, 3)
+    assert set(rows.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_parameters_are_free_again_after_an_error():
+    layer = nn.Linear(2, 2)
+    layer.bias.requires_grad_(False)
+    free = []
+
+    def fail():
+        free.append(layer.weight.requires_grad)
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"), without_gradient(layer):
+        fail()
+    assert free == [False]
+    assert layer.weight.requires_grad
+    assert not layer.bias.requires_grad
