@@ -154,7 +154,7 @@ def main() -> None:
                 if not table.has(**keys):
                     table.add({**keys, **run_one(model, parts, seed, arguments.steps)})
                     print(table.rows[-1], flush=True)
-    table.write_markdown(summary(table))
+    table.write_page(summary(table))
     print(summary(table))
 
 

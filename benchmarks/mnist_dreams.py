@@ -24,6 +24,7 @@ import selfnorm as sn
 from selfnorm.datasets import mnist as digits_of
 from selfnorm.paper.mnist import MODELS, Job, report_figures, rows, train_row, write_page
 from selfnorm.paper.report import Table
+from selfnorm.paper.runner import Settings
 from selfnorm.vae import EnergyVAE, evaluate_vae
 
 RECIPE = "dreams"
@@ -118,17 +119,15 @@ def main() -> None:
     given = parser.parse_args()
     table = Table("mnist", RECIPE, Path(given.out), device=given.device)
     digits = digits_of.load_binarized(given.data_dir)
-    parts = tuple(
-        t[: given.n_rows].to(given.device) for t in (digits.train, digits.valid, digits.test)
-    )
+    parts = tuple(part[: given.n_rows].to(given.device) for part in digits)
     for seed in given.seed or [0, 1]:
         for row in rows("best"):
             if row.model not in (given.model or MODELS):
                 continue
             if table.has(model=row.model, seed=seed):
                 continue
-            places = (table.directory, given.device, given.data_dir)
-            job = Job(row.at_most(given.max_steps), seed, 16, 2, *places, {}, False)
+            settings = Settings("best", given.out, given.device, False, given.data_dir)
+            job = Job(row.at_most(given.max_steps), seed, 16, 2, {}, settings)
             found = run_row(job, parts, given)
             table.add(found)
             print(

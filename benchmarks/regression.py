@@ -151,8 +151,8 @@ def run(data_dir: Path, out: Path, names: list[str], models: list[str], splits: 
                 print(
                     name, index, model, round(row["nll"], 4), round(row["seconds"], 1), flush=True
                 )
-                table.write_markdown(summary(table))
-    table.write_markdown(summary(table))
+                table.write_page(summary(table))
+    table.write_page(summary(table))
     return table
 
 
@@ -185,7 +185,7 @@ def summary(table: Table) -> str:
         if body:
             blocks.append(f"## {title}\n\n{markdown_table(header, body)}")
     note = "Test sets of the published splits; mean ± standard error (number of splits)."
-    return f"# UCI regression\n\n{note}\n\n" + "\n\n".join(blocks) + f"\n\n`{table.command}`\n"
+    return f"# UCI regression\n\n{note}\n\n" + "\n\n".join(blocks)
 
 
 def main() -> None:

@@ -96,11 +96,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor]:
 
 def load(data: str, data_dir: str | None, n_rows: int | None) -> list[Tensor]:
     """Training, validation and test part, at most ``n_rows`` of each."""
-    if data == "digits":
-        parts = digits()
-    else:
-        binary = mnist.load_binarized(data_dir)
-        parts = (binary.train, binary.valid, binary.test)
+    parts = digits() if data == "digits" else mnist.load_binarized(data_dir)
     return [part[:n_rows] for part in parts]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ __all__ = [
     "annotate",
     "build",
     "describe",
+    "json_safe",
     "load",
     "plain_number",
     "read_folder",
@@ -329,6 +331,22 @@ def plain_number(value: Any) -> Any:
         (3, 'text')
     """
     return value.item() if isinstance(value, np.generic) else value
+
+
+def json_safe(value: Any) -> Any:
+    """A copy for JSON: scalars of NumPy and torch as numbers, those that are not finite ``None``.
+
+    Example:
+        >>> json_safe({"a": [np.float32(0.5), float("nan")], "b": torch.tensor(2)})
+        {'a': [0.5, None], 'b': 2}
+    """
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    if isinstance(value, np.generic | Tensor):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _config_hash(document: dict[str, Any]) -> str:

@@ -24,51 +24,41 @@ def noise(rng, *shape):
     return rng.integers(0, 256, shape, dtype=np.uint8)
 
 
-def write_steering_angle(root, n=30):
-    rng = np.random.default_rng(0)
-    (root / "steering_angle").mkdir()
-    labels = rng.uniform(-60, 60, n)
-    with h5py.File(root / "steering_angle" / "SteeringAngle_64x64.h5", "w") as file:
-        file["images"] = noise(rng, n, 3, 64, 64)
-        file["labels"] = labels
+def write_h5(root, path, labels, channels=3, names=("images", "labels")):
+    """Noise with these labels, in arrays of these names."""
+    images = noise(np.random.default_rng(0), len(labels), channels, 64, 64)
+    (root / path).parent.mkdir()
+    with h5py.File(root / path, "w") as file:
+        for name, values in zip(names, (images, labels), strict=True):
+            file[name] = values
     return labels
 
 
+def write_steering_angle(root, n=30):
+    labels = np.random.default_rng(0).uniform(-60, 60, n)
+    return write_h5(root, "steering_angle/SteeringAngle_64x64.h5", labels)
+
+
 def write_cell_count(root, n=44, bad=False):
-    rng = np.random.default_rng(0)
-    (root / "cell_count").mkdir()
-    counts = rng.integers(1, 201, n)
+    counts = np.random.default_rng(0).integers(1, 201, n)
     if bad:
         counts[3] = -5
-    with h5py.File(root / "cell_count" / "Cell200_64x64.h5", "w") as file:
-        file["IMGs_grey"] = noise(rng, n, 1, 64, 64)
-        file["CellCounts"] = counts
-    return counts
+    path, names = "cell_count/Cell200_64x64.h5", ("IMGs_grey", "CellCounts")
+    return write_h5(root, path, counts, channels=1, names=names)
 
 
 def write_utkface_h5(root, n=40):
-    rng = np.random.default_rng(0)
-    (root / "utkface").mkdir()
-    ages = rng.integers(1, 100, n)
-    with h5py.File(root / "utkface" / "UTKFace_64x64.h5", "w") as file:
-        file["images"] = noise(rng, n, 3, 64, 64)
-        file["labels"] = ages
-    return ages
-
-
-def face_files(n=30, size=64):
-    """Names and contents; the brightness of a face is its age."""
-    rng = np.random.default_rng(0)
-    files = {}
-    for i in range(n):
-        age = int(rng.integers(1, 80))
-        picture = np.full((size, size, 3), 2 * age, dtype=np.uint8)
-        files[f"{age}_0_{i % 5}_2017010{i % 10}{i}.jpg.chip.jpg"] = jpg(picture)
-    return files
+    ages = np.random.default_rng(0).integers(1, 100, n)
+    return write_h5(root, "utkface/UTKFace_64x64.h5", ages)
 
 
 def write_faces(root, *, as_zip, extra=None):
-    files = face_files() | (extra or {})
+    """Thirty faces and what is ``extra``, by name; the brightness of a face is its age."""
+    ages = np.random.default_rng(0).integers(1, 80, 30)
+    files = {
+        f"{age}_0_{i % 5}_2017010{i % 10}{i}.jpg.chip.jpg": jpg(np.full((64, 64, 3), 2 * age, "u1"))
+        for i, age in enumerate(ages)
+    } | (extra or {})
     (root / "utkface").mkdir(exist_ok=True)
     if as_zip:
         with zipfile.ZipFile(root / "utkface" / "utkface_64.zip", "w") as archive:
@@ -81,15 +71,16 @@ def write_faces(root, *, as_zip, extra=None):
     return files
 
 
-def write_biwi(root, n=20):
+def write_biwi(root, n=20, channels_first=False):
     rng = np.random.default_rng(0)
     (root / "biwi").mkdir()
     poses = {}
     for part in ("train", "test"):
         image = noise(rng, n, 64, 64, 3)
         poses[part] = image, rng.uniform(-75, 75, (n, 3))
+        stored = image.transpose(0, 3, 1, 2) if channels_first else image
         path = root / "biwi" / f"BIWI_{part}.npz"
-        np.savez(path, image=image, pose=poses[part][1], img_size=64)
+        np.savez(path, image=stored, pose=poses[part][1], img_size=64)
     return poses
 
 

@@ -29,13 +29,13 @@ def write(path, content, packed):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("folder", ["binarized_mnist", "."])
 def test_binarised_digits(tmp_path, packed, folder):
-    truth = {}
+    truth = []
     for seed, (part, n) in enumerate(ROWS.items()):
-        truth[part], content = amat(n, seed)
+        rows, content = amat(n, seed)
+        truth.append(rows)
         write(tmp_path / folder / f"binarized_mnist_{part}.amat", content, packed)
-    digits = mnist.load_binarized(tmp_path)
-    for part in ROWS:
-        assert torch.equal(getattr(digits, part), truth[part])
+    for read, written in zip(mnist.load_binarized(tmp_path), truth, strict=True):
+        assert torch.equal(read, written)
 
 
 def test_missing_files_say_where_to_get_them(tmp_path):

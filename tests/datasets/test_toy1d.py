@@ -33,7 +33,7 @@ def test_draws_follow_the_density(name: str) -> None:
     split = toy1d.sample(name, 40_000, generator=torch.Generator().manual_seed(3))
     log_p = toy1d.conditional_log_prob(name, split.x, split.y)
     assert torch.isfinite(log_p).all()
-    assert float(log_p.mean()) == pytest.approx(toy1d.limit(name), abs=0.02)
+    assert float(log_p.mean()) == pytest.approx(toy1d.LIMITS[name], abs=0.02)
 
 
 def test_limit_of_dataset1_by_quadrature() -> None:
@@ -42,7 +42,7 @@ def test_limit_of_dataset1_by_quadrature() -> None:
     log_p = toy1d.conditional_log_prob("dataset1", x[:, None], y[None])
     inner = torch.where(log_p.isinf(), 0.0, log_p.exp() * log_p)
     assert float(torch.trapezoid(inner, y).mean()) == pytest.approx(
-        toy1d.limit("dataset1"), abs=5e-4
+        toy1d.LIMITS["dataset1"], abs=5e-4
     )
 
 
@@ -70,4 +70,4 @@ def test_same_seed_same_draw() -> None:
 
 def test_unknown_name() -> None:
     with pytest.raises(DataError, match="dataset1, dataset2"):
-        toy1d.limit("dataset3")
+        toy1d.load("dataset3")

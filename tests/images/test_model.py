@@ -15,13 +15,7 @@ from selfnorm.images.model import ImageEBM, ImageFeatures
 from selfnorm.images.regressor import OBJECTIVES
 from selfnorm.images.task import ImageTask
 from selfnorm.networks import ResNet18
-from tests.images.image_models import (
-    Quadratic,
-    fitted_model,
-    prepared_task,
-    quadratic_model,
-    small_model,
-)
+from tests.images.image_models import Quadratic, prepared_task, quadratic_model, small_model
 
 
 def test_resnet_has_the_layers_of_torchvision():
@@ -84,7 +78,7 @@ def test_who_learns_b_and_whose_draws_are_stratified(objective):
 
 
 def test_the_task_is_for_the_graph_and_owns_its_groups():
-    task = fitted_model().task()
+    task, _ = prepared_task(small_model())
     assert isinstance(task, ImageTask)
     assert task.capturable
     decayed, plain = task.parameter_groups()
@@ -137,9 +131,9 @@ def test_anchors_of_a_uniform_proposal_with_and_without_a_base():
 class Level(Quadratic):
     """The level of the energy, a function of the image, as a parameter."""
 
-    def __init__(self, level=0.0):
+    def __init__(self):
         super().__init__()
-        self.slope, self.level = nn.Parameter(torch.tensor(0.0)), level
+        self.slope, self.level = nn.Parameter(torch.tensor(0.0)), 0.0
 
     def forward(self, h, y):
         return super().forward(h, y) + self.slope * h[..., 0] + self.level
@@ -164,16 +158,10 @@ def test_the_bound_stays_a_bound_and_the_draws_leave_the_level_alone():
         assert gap[k] > -3 * float(found.std()) / 300**0.5
     assert abs(gap[16]) < 0.2 * gap[0]  # nearly tight before anything is learned
     assert noise[16] < 1e-5 < 1e-2 < noise[0]
-
-
-def test_the_level_of_the_energy_does_not_matter():
-    h, y = torch.randn(32, 1), torch.randn(32, 1)
-    model = anchored(quadratic_model(), 16)
     values = []
-    for level in (0.0, 7.0):
-        model.energy = Level(level)
+    for level in (0.0, 7.0):  # with anchors it is cancelled by b
+        model.energy.level = level
         torch.manual_seed(0)
-        task = ConditionalTask(model, n_samples=8, proposal_loss="none")
         values.append(task.loss((h, y))[0].detach())
     torch.testing.assert_close(*values, rtol=1e-5, atol=1e-5)
 
@@ -182,3 +170,8 @@ def test_the_level_of_the_energy_does_not_matter():
 def test_what_is_no_number_of_anchors_is_refused(anchors):
     with pytest.raises(DataError, match="anchors must be an int of at least 0"):
         EnergyHead(anchors=anchors)
+
+
+def test_an_energy_that_is_bounded_needs_a_base():
+    with pytest.raises(DataError, match="no normaliser without a base"):
+        EnergyHead(base=None)

@@ -84,12 +84,6 @@ def test_laws_without_energy(objective):
         np.testing.assert_allclose(found, residual, rtol=0.02)
 
 
-@pytest.mark.parametrize("proposal", ["uniform", "gaussian"])
-def test_a_law_alone_that_is_the_same_for_all_images(proposal):
-    with pytest.raises(ProposalError, match="objective 'mdn' fits a mixture to each image"):
-        small_model("mdn", proposal).fit(*bright_images(6))
-
-
 def test_literal_protocol_keeps_integers():
     x, y = bright_images(100)
     assert small_model(label_step=0, max_epochs=1).fit(x, y).space_.step == 0.0
@@ -192,19 +186,9 @@ def test_law_on_the_grid_of_a_known_model():
     torch.testing.assert_close(law.quantile(cdf[:, None])[:, 0], at, atol=1e-2, rtol=0)
     width = np.diff(model.predict_interval(x, 0.9))
     np.testing.assert_allclose(width, 2 * 1.64485 * 4 / math.sqrt(2), rtol=1e-3)
-
-
-def test_exact_is_the_closed_form_at_the_labels(fitted):
-    """A regressor with the known energy inside: the Jacobian of the labels' scale included."""
-    x, y = bright_images(50, seed=5)
-    model = with_inner_model(quadratic_model(), fitted.space_, 192)
-    h = model.features(x).double()
-    center, scale = model.space_.center[0], model.space_.scale[0]
-    truth = torch.distributions.Normal(center + scale * h[:, 0] / 2, scale / math.sqrt(2))
-    expected = truth.log_prob(torch.from_numpy(y)).detach().numpy()
-    np.testing.assert_allclose(model.log_prob(x, y), expected, atol=1e-3)
-    bounds = model.bounds(x, y, n_samples=20_000, seed=0)
-    assert abs(bounds.upper - expected.mean()) < 0.02
+    exact = truth.log_prob(at[:, None])[:, 0].detach().numpy()
+    np.testing.assert_allclose(model.log_prob(x, at), exact, atol=1e-3)
+    assert abs(model.bounds(x, at, n_samples=20_000, seed=0).upper - exact.mean()) < 0.05
 
 
 def test_a_new_model_is_its_proposal():
@@ -332,21 +316,22 @@ def test_several_labels_are_predicted_in_chunks_and_have_no_anchors(monkeypatch)
     np.testing.assert_allclose(model.predict(x), whole, atol=1.5)
 
 
-def test_refusals_of_parameters():
-    with pytest.raises(DataError, match="objective must be one of"):
-        ImageRegressor("flow")
-    with pytest.raises(DataError, match="energy must be"):
-        ImageRegressor(energy="big")
-    with pytest.raises(DataError, match="no normaliser without a base"):
-        EnergyHead(base=None)
-    with pytest.raises(DataError, match="n_samples must be at least 1"):
-        ImageRegressor(n_samples=0)
-    with pytest.raises(DataError, match="backbone must be 'resnet18' or a module"):
-        ImageRegressor(backbone="vit").fit(*bright_images(6))
-    with pytest.raises(TypeError, match=r"takes no ema any more: options=TrainingOptions\(ema"):
-        ImageRegressor(ema=0.9)
-    with pytest.raises(TypeError, match=r"takes no base any more: energy=EnergyHead\(base=...\)"):
-        ImageRegressor(base=None)
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"objective": "flow"}, DataError, "objective must be one of"),
+        ({"energy": "big"}, DataError, "energy must be"),
+        ({"n_samples": 0}, DataError, "n_samples must be at least 1"),
+        ({"backbone": "vit"}, DataError, "backbone must be 'resnet18' or a module"),
+        ({"objective": "mdn", "proposal": "uniform"}, ProposalError, "fits a mixture to each"),
+        ({"proposal": "flow"}, ProposalError, "no proposal is called 'flow'"),
+        ({"ema": 0.9}, TypeError, r"takes no ema any more: options=TrainingOptions\(ema"),
+        ({"base": None}, TypeError, r"takes no base any more: energy=EnergyHead\(base=...\)"),
+    ],
+)
+def test_refusals_of_parameters(options, error, told):
+    with pytest.raises(error, match=told):
+        small_model(**options).fit(*bright_images(6))
 
 
 @pytest.mark.parametrize(
@@ -357,11 +342,9 @@ def test_refusals_of_parameters():
         (lambda x, y: (x.astype(np.float32), y), "between 0 and 1"),
         (lambda x, y: (x, np.where(y > 20, np.nan, y)), "the labels holds .* NaN"),
         (lambda x, y: (x, y + 1j), "the labels must hold real numbers"),
-        (lambda x, y: (x, torch.tensor(y + 1j)), "the labels holds complex numbers"),
         (lambda x, y: (x[:1], y[:1]), "too few images: 0 to train on and 1 held out"),
         (lambda x, y: (x[:2], y[:2]), "too few images: 1 to train on and 1 held out"),
         (lambda x, _: (x[:0], []), "no images"),
-        (lambda x, _: (x[:0].astype(np.float32), []), "no images"),
     ],
 )
 def test_refusals_of_data(change, told):
@@ -371,11 +354,12 @@ def test_refusals_of_data(change, told):
 
 def test_labels_outside_the_range_given():
     x, y = bright_images(40)
-    with pytest.raises(DataError, match=r"a training label lies outside the given range \[0, 20\]"):
-        small_model(label_range=(0.0, 20.0)).fit(x, y)
+    model, told = small_model(label_range=(0.0, 20.0)), r"lies outside the given range \[0, 20\]"
+    with pytest.raises(DataError, match=f"training label .*{told}"):
+        model.fit(x, y)
     dark = y <= 20
-    with pytest.raises(DataError, match="a held-out label lies outside"):
-        small_model(label_range=(0.0, 20.0)).fit(x[dark], y[dark], val=(x, y))
+    with pytest.raises(DataError, match=f"held-out label .*{told}"):
+        model.fit(x[dark], y[dark], val=(x, y))
 
 
 def test_refusals_of_a_fitted_model(fitted):

@@ -1,23 +1,16 @@
 """All tables in one go: the same rows side by side, resumed after a kill, failures said."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 
+import selfnorm as sn
 from selfnorm.errors import SelfnormError
-from selfnorm.paper import everything, toy2d
+from selfnorm.paper import everything
 from selfnorm.paper.everything import PIECES, Piece, chosen
-from tests.paper.tiny_table import gone
 
-TINY = tuple(
-    Piece("tiny", recipe, seeds, module="tests.paper.tiny_table")
-    for recipe, seeds in (("a", 3), ("b", 2))
-)
+TINY = tuple(Piece("tiny", recipe, module="tests.paper.tiny_table") for recipe in "ab")
 
 
 def run(out, **changes):
@@ -34,35 +27,33 @@ def trained(out, recipe):
 
 def test_a_real_table_runs_once_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
     calls = []
-    train = toy2d.train_one
+    fit = sn.fit
 
-    def three_steps(config):
-        calls.append(config.seed)
-        return train(config, max_steps=3)
+    def three_steps(*given, **options):
+        calls.append(options["seed"])
+        return fit(*given, **{**options, "max_steps": 3})
 
-    monkeypatch.setattr(toy2d, "train_one", three_steps)
+    monkeypatch.setattr(sn, "fit", three_steps)
     monkeypatch.setenv("SELFNORM_DATA", str(tmp_path / "nothing"))
-    small = {"datasets": ("four_circles",), "bases": ("standard_normal",), "figures": False}
-    pieces = (Piece("toy2d", "paper", 1), Piece("uci", "paper", 1))
+    small = {"datasets": ("four_circles",), "bases": ("standard_normal",)}
+    pieces = (Piece("toy2d", "paper"), Piece("uci", "paper"))
     again = partial(run, tmp_path / "out", pieces=pieces, options={"toy2d": small}, progress=True)
-    page = again()
+    page = again(seeds=1)
     assert "| toy2d/paper | complete | 2 of 2 rows |" in page
     assert "| uci/paper | no data |" in page
     assert "four_circles" in page
     assert "-1.914" in page  # the paper's number, beside ours
     assert "power" in page  # the missing files are named
     assert "toy2d/paper: done, 2 of 2 rows" in capsys.readouterr().out
-    again()
+    again(seeds=1)
     assert calls == [0, 0]
     again(seeds=2)  # more seeds are not taken for finished
     assert calls == [0, 0, 1, 1]
 
 
-def test_side_by_side_is_one_after_the_other(tmp_path):
-    page = run(tmp_path / "two", side_by_side=2)
-    run(tmp_path / "one")
-    for recipe in ("a", "b"):
-        assert rows(tmp_path / "two", recipe) == rows(tmp_path / "one", recipe)
+def test_every_piece_is_on_the_page(tmp_path):
+    page = run(tmp_path)
+    assert [len(rows(tmp_path, recipe)) for recipe in "ab"] == [3, 2]
     assert "2 of 2 pieces complete" in page
     assert "| tiny/a | complete | 3 of 3 rows |" in page
     assert "Tiny, recipe b" in page
@@ -76,11 +67,10 @@ def test_pieces_of_an_earlier_call_stay_on_the_page(tmp_path):
     assert "| tiny/b | complete | 2 of 2 rows |" in page
 
 
-@pytest.mark.parametrize("side_by_side", [1, 2])
-def test_a_failing_piece_is_said_and_costs_the_others_nothing(tmp_path, capfd, side_by_side):
+def test_a_failing_piece_is_said_and_costs_the_others_nothing(tmp_path, capfd):
     broken = {"tiny": {"fail_at": ("a", 1)}}
     with pytest.raises(SelfnormError, match="tiny/a: a broken file"):
-        run(tmp_path, side_by_side=side_by_side, options=broken)
+        run(tmp_path, options=broken)
     page = (tmp_path / "all.md").read_text()
     assert "| tiny/a | partly done, failed | 1 of 3 rows |" in page
     assert "| tiny/b | complete | 2 of 2 rows |" in page
@@ -89,38 +79,14 @@ def test_a_failing_piece_is_said_and_costs_the_others_nothing(tmp_path, capfd, s
     assert trained(tmp_path, "a") == ["0", "1", "2"]
 
 
-CALL = """
-import sys
-from selfnorm.paper import everything
-from tests.paper.test_everything import TINY
-if __name__ == "__main__":
-    stop = {"tiny": {"stop": sys.argv[2]}}
-    everything.run(out=sys.argv[1], progress=False, pieces=TINY, side_by_side=2, options=stop)
-"""
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [("SIGINT", -signal.SIGINT), ("SIGTERM", 128 + signal.SIGTERM)],
-)
-def test_ended_in_the_middle_it_leaves_a_page_and_nobody_and_goes_on(
-    tmp_path, pytestconfig, number, code
-):
-    script, out = tmp_path / "call.py", tmp_path / "out"
-    script.write_text(CALL)
-    path = os.pathsep.join([str(pytestconfig.rootpath), os.environ.get("PYTHONPATH", "")])
-    ended = subprocess.run(
-        [sys.executable, script, out, number],
-        env={**os.environ, "PYTHONPATH": path}, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ended.returncode == code, ended.stderr
-    assert gone(int((out / "tiny/a/pid.txt").read_text()))
-    assert "| tiny/a | partly done | 2 of 3 rows |" in (out / "all.md").read_text()
-    assert trained(out, "a") == ["0", "1"]
-    assert "2 of 2 pieces complete" in run(out)
-    # Wherever the signal met the other piece: a row that was written is not made again.
-    assert trained(out, "a") == ["0", "1", "2"]
-    assert [row["seed"] for row in rows(out, "b")] == [0, 1]
+def test_interrupted_in_the_middle_it_leaves_a_page_and_goes_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, options={"tiny": {"stop_at": ("b", 1)}})
+    assert "| tiny/b | partly done | 1 of 2 rows |" in (tmp_path / "all.md").read_text()
+    assert "2 of 2 pieces complete" in run(tmp_path)
+    # A row that was written is not made again.
+    assert trained(tmp_path, "a") == ["0", "1", "2"]
+    assert trained(tmp_path, "b") == ["0", "1"]
 
 
 def test_pieces_are_chosen_by_name_and_what_takes_hours_in_full():

@@ -46,20 +46,16 @@ def data_dir(tmp_path_factory):
 
 
 QUICK = {"max_epochs": 1, "n_test_samples": 50, "progress": False, "backbone": Pooled()}
-METHODS = (
-    ("snl", "mdn-4"),
-    ("snl", "uniform"),
-    ("ranking_nce", "mdn-4"),
-    ("mdn", "mdn-4"),
-    ("l2", "none"),
-)
+METHODS = {"objectives": ("snl", "ranking_nce", "mdn", "l2"), "proposals": ("mdn-4", "uniform")}
+KEYS = ("dataset", "objective", "proposal", "seed")
+MDN = {"objectives": ("mdn",), "proposals": ("mdn-4",)}
 
 
 @pytest.fixture(scope="module")
 def table(data_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     sets = ("utkface", "driving", "cell_count")
-    return images.run(seeds=2, out=out, data_dir=data_dir, datasets=sets, methods=METHODS, **QUICK)
+    return images.run(seeds=2, out=out, data_dir=data_dir, datasets=sets, **METHODS, **QUICK)
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ def run(data_dir, tmp_path):
 
 
 def test_rows_hold_what_the_result_file_promises(table):
-    assert len(table.rows) == 2 * 2 * 5
+    assert len(table.rows) == 2 * 2 * 6
     content = json.loads(table.path.read_text())
     assert content["recipe"] == "best"
     for row in content["rows"]:
@@ -87,19 +83,16 @@ def test_rows_hold_what_the_result_file_promises(table):
             assert "lower" not in row
 
 
-def test_the_table_names_missing_files_with_their_source(table):
+def test_the_page_and_the_figures(table):
     text = (table.directory / "images.md").read_text()
-    assert "Cell200_64x64.h5" in text
-    assert "improved_CcGAN" in text
-    assert "ranking NCE" in text
-    assert "independent draws" in text
-    assert "stretches of 50 frames" in text
-    assert "paired over test images" in text
-    starts = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][1:11]
-    assert starts == ["| utkface"] * 5 + ["| driving"] * 5  # set by set, five methods each
-
-
-def test_figures_are_drawn(table):
+    for said in ("ranking NCE", "independent draws", "stretches of 50 frames"):
+        assert said in text
+    for missing in ("Cell200_64x64.h5", "improved_CcGAN"):
+        assert missing in text
+    for title in ("paired over test images", "SNL minus NCE with the same", "with temperature"):
+        assert title in text
+    starts = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")][1:13]
+    assert starts == ["| utkface"] * 6 + ["| driving"] * 6  # set by set, six methods each
     for name in ("utkface", "driving"):
         assert (table.directory / f"densities_{name}.png").stat().st_size > 5000
         assert (table.directory / f"reliability_{name}.png").stat().st_size > 5000
@@ -107,22 +100,33 @@ def test_figures_are_drawn(table):
 
 def test_finished_rows_are_kept(table, run, monkeypatch):
     monkeypatch.setattr(images, "fit_and_judge", None)  # nothing may be trained
-    again = run(out=table.directory, methods=METHODS[:1])
+    again = run(out=table.directory, **MDN)
     assert len(again.rows) == len(table.rows)
 
 
-def test_comparisons_pair_images_and_choose_by_validation(table):
-    found = {(c["dataset"], c["objective"]): c for c in comparisons(table) if c["choice"] == "best"}
-    one = found["utkface", "mdn"]
-    assert one["seeds"] == 2
-    assert one["snl_proposal"] == best_by_validation(table, "utkface", "snl")
-    snl = [
-        r["exact"]
-        for r in table.rows
-        if (r["dataset"], r["objective"], r["proposal"]) == ("utkface", "snl", one["snl_proposal"])
-    ]
-    mdn = [r["exact"] for r in table.rows if (r["dataset"], r["objective"]) == ("utkface", "mdn")]
-    assert one["difference"] == pytest.approx(np.mean(snl) - np.mean(mdn), abs=1e-5)
+def mean_of(table, figure, *method):
+    """Mean over seeds of a figure of the rows of ``dataset, objective, proposal``."""
+    return np.mean([row[figure] for row in table.groups(*KEYS[:3])[method]])
+
+
+def test_comparisons_pair_images_choose_by_validation_and_keep_proposals(table):
+    found = comparisons(table)
+    for one in found:
+        names = one["dataset"], one["objective"], one["proposal"]
+        for name, key in (("exact", "difference"), ("exact_calibrated", "difference_calibrated")):
+            ours = mean_of(table, name, one["dataset"], "snl", one["snl_proposal"])
+            assert one[key] == pytest.approx(ours - mean_of(table, name, *names), abs=1e-5)
+        assert len(one["by_seed"]) == one["seeds"] == 2
+        assert one["se"] == max(one["se_images"], one["se_seeds"])
+    same = [c for c in found if c["choice"] == "same"]
+    assert {(c["dataset"], c["objective"], c["proposal"]) for c in same} == {
+        (name, "ranking_nce", proposal)
+        for name in ("utkface", "driving")
+        for proposal in METHODS["proposals"]
+    }
+    for one in (c for c in found if c["choice"] == "best"):
+        assert one["snl_proposal"] == best_by_validation(table, one["dataset"], "snl")
+        assert one["proposal"] == best_by_validation(table, one["dataset"], one["objective"])
 
 
 def test_comparisons_outlive_the_scores(table, tmp_path):
@@ -132,32 +136,6 @@ def test_comparisons_outlive_the_scores(table, tmp_path):
     assert comparisons(Table("images", "best", tmp_path)) == found
     (tmp_path / "comparisons.json").unlink()
     assert comparisons(Table("images", "best", tmp_path)) == []
-
-
-def test_comparisons_with_the_same_proposal_and_with_temperatures(table):
-    same = [c for c in comparisons(table) if c["choice"] == "same"]
-    assert {(c["dataset"], c["objective"], c["proposal"]) for c in same} == {
-        ("utkface", "ranking_nce", "mdn-4"),
-        ("driving", "ranking_nce", "mdn-4"),
-    }
-    for one in same:
-        exact = {
-            objective: {
-                r["seed"]: r
-                for r in table.rows
-                if (r["dataset"], r["objective"], r["proposal"])
-                == (one["dataset"], objective, "mdn-4")
-            }
-            for objective in ("snl", "ranking_nce")
-        }
-        for name, key in (("exact", "difference"), ("exact_calibrated", "difference_calibrated")):
-            gaps = [exact["snl"][k][name] - exact["ranking_nce"][k][name] for k in (0, 1)]
-            assert one[key] == pytest.approx(np.mean(gaps), abs=1e-5)
-        assert len(one["by_seed"]) == one["seeds"] == 2
-        assert one["se"] == max(one["se_images"], one["se_seeds"])
-    text = (table.directory / "images.md").read_text()
-    assert "SNL minus NCE with the same proposal" in text
-    assert "exact with temperature" in text
 
 
 def test_diverged_rows_are_named_and_not_compared(table, tmp_path):
@@ -187,7 +165,8 @@ def test_every_objective_has_the_same_proposals(recipe, dataset):
 
 def test_anchors_are_for_counts_and_for_who_learns_b():
     def anchors(objective, proposal="uniform", dataset="cells", recipe="best"):
-        return Config(dataset, objective, proposal, 64, 0, recipe).settings().get("anchors", 0)
+        settings = Config(dataset, objective, proposal, 64, 0, recipe).settings()
+        return settings.get("energy", EnergyHead()).anchors
 
     assert anchors("snl") == anchors("nce") == 51
     assert anchors("ranking_nce") == anchors("snl", "gaussian") == 0
@@ -197,19 +176,16 @@ def test_anchors_are_for_counts_and_for_who_learns_b():
 def test_settings_of_the_recipes_reach_the_model(data_dir):
     data = load_images("utkface", data_dir=data_dir)
     paper = Config("utkface", "snl", "mdn-4", 64, 0, "paper").regressor(data)
-    assert paper.energy == EnergyHead(
-        "paper", base=None, share_gradient=False, proposal_loss="both"
-    )
+    head = EnergyHead("paper", base=None, share_gradient=False, proposal_loss="both")
+    assert paper.energy == head
     assert (paper.options.optimizer, paper.options.schedule) == ("adam", "constant")
     assert (paper.batch_size, paper.max_epochs, paper.augmentation) == (32, 75, None)
-    options = {"anchors": 3, "weight_decay": 0.1}
-    best = Config("utkface", "snl", "mdn-4", 64, 0, "best", options=options).regressor(data)
-    assert best.energy == EnergyHead(anchors=3)
-    assert (best.options.patience, best.options.ema, best.options.weight_decay) == (10, 0.998, 0.1)
-    assert (best.dropout, best.label_step, best.augmentation) == (0.3, 1.0, data.augmentation)
+    best = Config("utkface", "snl", "mdn-4", 64, 0, "best").regressor(data)
+    assert (best.options.patience, best.options.ema, best.dropout) == (10, 0.998, 0.3)
+    assert (best.label_step, best.augmentation) == (1.0, data.augmentation)
 
 
-def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
+def test_a_row_is_of_the_model_as_trained_and_its_temperature_of_validation_images(data_dir):
     data = load_images("utkface", data_dir=data_dir)
     other = dataclasses.replace(data, test=(data.test[0], data.test[1][::-1].copy()))
     config = Config("utkface", "mdn", "mdn-4", 8, 0, "best", "cpu", 3, Pooled())
@@ -217,6 +193,8 @@ def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
     assert row["temperature"] == again["temperature"]
     assert row["exact"] != again["exact"]
     assert row["exact_calibrated"] == pytest.approx(arrays["log_prob_calibrated"].mean())
+    assert len(arrays["pit"]) == row["n_test"]
+    assert model.temperature_ == 1.0
     labels = dequantised(torch.as_tensor(data.test[1]), model.space_.step)
     model.temperature_ = row["temperature"]
     assert model.log_prob(data.test[0], labels).mean() == pytest.approx(row["exact_calibrated"])
@@ -224,55 +202,31 @@ def test_the_temperature_comes_from_the_validation_images_alone(data_dir):
 
 @pytest.mark.parametrize("recipe", ["paper", "literal"])
 def test_the_other_recipes(run, tmp_path, recipe):
-    methods = (("snl", "gaussian"), ("nce", "uniform"), ("gaussian", "none"))
-    table = run(recipe=recipe, methods=methods)
-    assert [r["objective"] for r in table.rows] == ["snl", "nce", "gaussian"]
+    table = run(recipe=recipe, objectives=("snl", "gaussian"), proposals=("gaussian",))
+    assert [r["objective"] for r in table.rows] == ["snl", "gaussian"]
     assert "-2.966 ± 0.057" in (tmp_path / "images.md").read_text()  # the paper's row
 
 
 def test_three_labels_have_bounds_but_no_quadrature(run):
-    snl, mdn = run(datasets=("biwi",), methods=(("snl", "mdn-4"), ("mdn", "mdn-4"))).rows
+    snl, mdn = run(datasets=("biwi",), objectives=("snl", "mdn"), proposals=("mdn-4",)).rows
     assert "exact" not in snl
     assert "upper" in snl
     assert "exact" in mdn
 
 
 def test_an_interrupted_run_leaves_no_row(run, tmp_path, monkeypatch):
-    def cut_short(*_):
-        history = History()
-        history.stopped = "interrupted"
-        return history
-
-    monkeypatch.setattr(ImageRegressor, "_train", cut_short)
+    cut_short = History(stopped="interrupted")
+    monkeypatch.setattr(ImageRegressor, "_train", lambda *_: cut_short)
     with pytest.raises(KeyboardInterrupt):
-        run(methods=METHODS[:1])
+        run(**MDN)
     assert not (tmp_path / "images.json").exists()
 
 
 def test_other_settings_are_other_rows(run):
     for epochs in (1, 1, 2):
-        table = run(methods=(("mdn", "mdn-4"),), max_epochs=epochs)
+        table = run(**MDN, max_epochs=epochs)
     assert [r["max_epochs"] for r in table.rows] == [1, 2]
     assert {r["backbone"] for r in table.rows} == {"Pooled"}
-
-
-def test_the_judged_model_is_the_model_as_trained(data_dir):
-    config = Config("utkface", "snl", "mdn-4", 8, 0, "best", "cpu", 1, Pooled(), n_test_samples=50)
-    row, arrays, model = fit_and_judge(config, load_images("utkface", data_dir=data_dir))
-    assert model.temperature_ == 1.0
-    assert row["temperature"] > 0
-    assert "coverage_calibrated" in row
-    assert len(arrays["pit"]) == row["n_test"]
-
-
-def test_ablation_of_three_labels(data_dir, tmp_path):
-    options = {**QUICK, "progress": True, "out": tmp_path, "data_dir": data_dir}
-    table = images_ablation.run(
-        seeds=1, datasets=("biwi",), objectives=("snl",), sizes=(2,), **options
-    )
-    assert "upper" in table.rows[0]
-    assert (tmp_path / "images_ablation.png").exists()
-    assert "independent draws" in (tmp_path / "images_ablation.md").read_text()
 
 
 def test_nothing_to_run_is_an_error(tmp_path):
@@ -280,34 +234,36 @@ def test_nothing_to_run_is_an_error(tmp_path):
         images.run(seeds=1, out=tmp_path, data_dir=tmp_path, datasets=("biwi",), progress=False)
     with pytest.raises(ValueError, match="unknown recipe"):
         images.run(recipe="ours", out=tmp_path)
-
-
-def test_ablation_over_m(data_dir, tmp_path):
-    options = {**QUICK, "out": tmp_path, "data_dir": data_dir, "datasets": ("utkface",)}
-    table = images_ablation.run(seeds=2, objectives=("snl", "nce"), sizes=(1, 4), **options)
-    found = {(r["objective"], r["n_samples"]) for r in table.rows}
-    assert found == {(objective, m) for objective in ("snl", "nce") for m in (1, 4)}
-    assert (tmp_path / "images_ablation.png").stat().st_size > 5000
-    assert "| utkface | snl | uniform | 4 |" in (tmp_path / "images_ablation.md").read_text()
-
-
-def test_the_command_says_what_is_missing(tmp_path):
     places = ["--data-dir", str(tmp_path), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["reproduce", "images", "--dataset", "cells", *places])
     assert isinstance(result.exception, MissingDataError)
     assert "vgg_cells.zip" in str(result.exception)
 
 
+def test_ablation_over_m(data_dir, tmp_path):
+    options = {**QUICK, "progress": True, "out": tmp_path, "data_dir": data_dir, "sizes": (1, 4)}
+    table = images_ablation.run(
+        seeds=2, datasets=("utkface", "biwi"), objectives=("snl", "nce"), **options
+    )
+    found = {(r["dataset"], r["objective"], r["n_samples"]) for r in table.rows}
+    assert len(found) == 2 * 2 * 2
+    assert len(table.rows) == 2 * len(found)
+    assert all("upper" in row for row in table.rows)
+    assert (tmp_path / "images_ablation.png").stat().st_size > 5000
+    text = (tmp_path / "images_ablation.md").read_text()
+    assert "| utkface | snl | uniform | 4 |" in text
+    assert "independent draws" in text
+
+
 def test_rows_side_by_side_are_the_rows_one_by_one(table, run, tmp_path):
-    methods = (("snl", "mdn-4"), ("mdn", "mdn-4"), ("l2", "none"))
-    found = run(datasets=("utkface", "driving"), methods=methods, jobs=2)
-    keys = ("dataset", "objective", "proposal", "seed")
-    alone = {tuple(row[k] for k in keys): row for row in table.rows}
-    assert len({tuple(row[k] for k in keys) for row in found.rows}) == len(found.rows) == 6
+    asked = {"objectives": ("snl", "mdn", "l2"), "proposals": ("mdn-4",)}
+    found = run(datasets=("utkface", "driving"), jobs=2, **asked)
+    alone = {tuple(row[k] for k in KEYS): row for row in table.rows}
+    assert len({tuple(row[k] for k in KEYS) for row in found.rows}) == len(found.rows) == 6
     for row in found.rows:
-        same = alone[tuple(row[k] for k in keys)]
+        same = alone[tuple(row[k] for k in KEYS)]
         assert row["exact"] == pytest.approx(same["exact"], rel=1e-3)
-        name = "-".join(str(row[k]) for k in (*keys[:3], "n_samples", "seed"))
+        name = "-".join(str(row[k]) for k in (*KEYS[:3], "n_samples", "seed"))
         assert (tmp_path / "scores" / f"{name}.npz").exists()
     for name in ("utkface", "driving"):
         assert (tmp_path / f"densities_{name}.png").stat().st_size > 5000

@@ -7,8 +7,10 @@ import json
 import pytest
 import torch
 
+import selfnorm as sn
 from selfnorm.datasets.toy1d import Toy1d, sample
 from selfnorm.paper import images, toy1d, toy2d
+from selfnorm.tables import RegressorNetwork
 
 
 def small_set(name: str, **_: object) -> Toy1d:
@@ -26,7 +28,9 @@ def test_a_short_run_writes_rows_and_tables_and_resumes(tmp_path, monkeypatch) -
     monkeypatch.setattr(toy1d, "_N_SAMPLES", 100)
     monkeypatch.setattr(toy1d, "_GRID_POINTS", 129)
     monkeypatch.setattr(toy1d.toy1d, "load", small_set)
-    options = {"seeds": 1, "out": tmp_path, "progress": False, "max_epochs": 1}
+    fit = sn.fit
+    monkeypatch.setattr(sn, "fit", lambda *a, **k: fit(*a, **{**k, "max_epochs": 1}))
+    options = {"seeds": 1, "out": tmp_path, "progress": False}
     toy1d.run(datasets=("dataset2",), objectives=("snl",), **options)
     content = json.loads((tmp_path / "toy1d.json").read_text())
     assert content["table"] == "toy1d"
@@ -45,11 +49,10 @@ def test_a_short_run_writes_rows_and_tables_and_resumes(tmp_path, monkeypatch) -
 
 def test_best_recipe_reports_exact_value_and_gap(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(toy1d, "_N_TEST_BEST", 200)
-    small = {"n_members": 2, "hidden": 16, "n_components": 3}
+    small = {"n_members": 2, "hidden": 16, "n_components": 3, "max_epochs": 2}
+    small["network"] = RegressorNetwork(energy_epochs=2)
     monkeypatch.setitem(toy1d.BEST, "dataset1", small)
-    table = toy1d.run(
-        recipe="best", seeds=1, out=tmp_path, progress=False, datasets=("dataset1",), max_epochs=2
-    )
+    table = toy1d.run(recipe="best", seeds=1, out=tmp_path, progress=False, datasets=("dataset1",))
     row = table.rows[0]
     assert row["gap"] == pytest.approx(row["upper"] - row["lower"])
     assert row["n_test"] == 200

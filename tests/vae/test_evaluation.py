@@ -60,19 +60,21 @@ def test_noise_flags_single_comparisons_and_no_run():
 
 
 @pytest.mark.parametrize("n_checks", [1, 50, 5000])
-def test_a_spike_is_caught_at_every_check(n_checks):
+@pytest.mark.parametrize("shift", [15.0, -15.0])
+def test_a_spike_is_caught_at_every_check_and_a_quiet_one_costs_one_comparison(n_checks, shift):
     torch.manual_seed(0)
     calls = []
 
     def compare():
         calls.append(1)
-        return noisy_pair(15.0)
+        return noisy_pair(shift)
 
     report = confirmed(compare, n_checks)
-    assert report.spiked
-    assert len(calls) == comparisons_needed(n_checks)
-    assert report.drift < 15  # the mildest of the comparisons is told
-    assert report.drift_se > 0.1
+    assert report.spiked == (shift > 0)
+    assert len(calls) == (comparisons_needed(n_checks) if shift > 0 else 1)
+    if shift > 0:
+        assert report.drift < 15  # the mildest of the comparisons is told
+        assert report.drift_se > 0.1
 
 
 @pytest.mark.parametrize(("n_quiet", "flagged"), [(2, True), (3, False)])
@@ -85,18 +87,6 @@ def test_two_comparisons_may_find_nothing(n_quiet, flagged):
         return check_spikes(torch.full((20,), 60.0), log_w, log_w + next(shifts))
 
     assert confirmed(compare, 20).spiked is flagged
-
-
-def test_a_quiet_check_costs_one_comparison():
-    torch.manual_seed(0)
-    calls = []
-
-    def compare():
-        calls.append(1)
-        return check_spikes(torch.randn(50), torch.randn(500), torch.randn(500))
-
-    assert not confirmed(compare, 1000).spiked
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("data", ["digits", "mnist"])
@@ -118,15 +108,6 @@ def test_the_experiment_runs_on_either_data(data, tmp_path, monkeypatch):
     assert isinstance(result["final"]["reliable"], bool)
     assert math.isfinite(result["curve"][0]["val_drift_se"])
     assert not (tmp_path / f"{name}.pt").exists()
-
-
-@pytest.mark.parametrize("data", ["digits", "mnist"])
-def test_honest_settings_use_what_keeps_an_energy_honest(data):
-    prior, _ = vae_spikes.SETTINGS[data]["honest"]
-    assert prior["proposal"] == "mixture"
-    assert prior["bound"] <= 10
-    assert prior["lr_scale"] < 1
-    assert prior["weight_decay"] > 0
 
 
 def test_the_recorded_runs_say_what_the_docs_say():

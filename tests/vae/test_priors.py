@@ -69,34 +69,23 @@ def test_the_gradient_through_a_chain_is_that_of_its_bound():
         assert float(gradient[:, i].mean()) == pytest.approx(slope, abs=4 * float(error[i]) + 0.002)
 
 
-def test_an_aggregate_posterior_integrates_to_one_and_matches_its_samples():
+@pytest.mark.parametrize("kind", ["aggregate posterior", "mixture prior"])
+def test_what_has_samples_and_a_density_integrates_to_one_and_matches(kind):
     torch.manual_seed(0)
-    posterior = GaussianPosterior(torch.randn(6, 2), torch.randn(6, 2) * 0.3 - 0.5)
-    q = EnergyPrior(dim=2).beside_posteriors(posterior, 0.4)
-    axis = torch.linspace(-8, 8, 401)
-    density = q.log_prob(torch.cartesian_prod(axis, axis)).exp().reshape(401, 401)
-    assert float(torch.trapezoid(torch.trapezoid(density, axis), axis)) == pytest.approx(
-        1, abs=1e-3
-    )
-    z = torch.randn(5, 2)
-    parts = torch.stack([posterior.log_prob(z[i].expand(6, 2)).logsumexp(0) for i in range(5)])
-    assert torch.allclose(posterior.aggregate().log_prob(z), parts - math.log(6), atol=1e-5)
-    y = q.sample((40_000,))
-    expected = 0.6 * posterior.mean.mean(0)
-    assert torch.allclose(y.mean(0), expected, atol=0.05)
-
-
-def test_mixture_prior_integrates_to_one():
-    torch.manual_seed(0)
-    prior = MixturePrior(2, 4)
-    axis = torch.linspace(-9, 9, 301)
-    density = prior.log_prob(torch.cartesian_prod(axis, axis)).exp().reshape(301, 301).detach()
-    assert float(torch.trapezoid(torch.trapezoid(density, axis), axis)) == pytest.approx(
-        1, abs=1e-3
-    )
-    sampled = prior.sample((20_000,))
-    share = torch.softmax(prior.logits, 0)
-    assert torch.allclose(sampled.mean(0), (share @ prior.means).detach(), atol=0.06)
+    if kind == "mixture prior":
+        q = MixturePrior(2, 4)
+        mean = torch.softmax(q.logits, 0) @ q.means
+    else:
+        posterior = GaussianPosterior(torch.randn(6, 2), torch.randn(6, 2) * 0.3 - 0.5)
+        q, mean = EnergyPrior(dim=2).beside_posteriors(posterior, 0.4), 0.6 * posterior.mean.mean(0)
+        z = torch.randn(5, 2)
+        parts = torch.stack([posterior.log_prob(z[i].expand(6, 2)).logsumexp(0) for i in range(5)])
+        assert torch.allclose(posterior.aggregate().log_prob(z), parts - math.log(6), atol=1e-5)
+    axis = torch.linspace(-9, 9, 401)
+    density = q.log_prob(torch.cartesian_prod(axis, axis)).exp().reshape(401, 401).detach()
+    mass = torch.trapezoid(torch.trapezoid(density, axis), axis)
+    assert float(mass) == pytest.approx(1, abs=1e-3)
+    assert torch.allclose(q.sample((40_000,)).mean(0), mean.detach(), atol=0.05)
 
 
 @pytest.mark.parametrize("family", ["gaussian", "logistic"])

@@ -1,17 +1,44 @@
-"""The command line: ``selfnorm --help``."""
+"""The command line: ``selfnorm --help``.
+
+Input is read and checked before anything is trained or written; output appears whole or not at all.
+A refused request is one line on stderr and exit code 2 (see :func:`main`).
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
+import os
 import sys
+import time
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import torch
 import typer
+from typer import Argument, Option
 
 import selfnorm
-from selfnorm.cli import tables as cli_tables
-from selfnorm.errors import SelfnormError
+from selfnorm import saving
+from selfnorm._inputs import refuse_constant
+from selfnorm.datasets import listing
+from selfnorm.errors import DataError, ModelFileError, SelfnormError
+from selfnorm.plotting import plot_snl_surface
+from selfnorm.tables import (
+    EnergyDensity,
+    EnergyRegressor,
+    RegressorNetwork,
+    Table,
+    check_output,
+    numeric,
+    plot_density_model,
+    plot_regressor,
+    read_table,
+    write_table,
+)
 
 __all__ = ["app", "main"]
 
@@ -24,6 +51,17 @@ app = typer.Typer(
 )
 
 TABLES = ("toy2d", "toy1d", "uci", "images", "images_ablation", "mnist")
+NOT_RELIABLE = 3
+
+DataFile = Annotated[Path, Argument(help="Table: .csv, .tsv, .parquet, .npy or .npz.")]
+ModelFolder = Annotated[Path, Argument(help="Folder written by 'selfnorm fit'.")]
+TableOut = Annotated[Path, Option("--output", "-o", help="Table to write.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON, for scripts.")]
+Seed = Annotated[int | None, Option(help="Same seed, same numbers.")]
+Device = Annotated[str, Option(help="'cpu' or 'cuda'.")]
+Progress = Annotated[bool, Option(help="Show progress bars.")]
+DataDir = Annotated[Path | None, Option(help="Data directory; default $SELFNORM_DATA.")]
+Names = list[str] | None
 
 
 def _show_version(wanted: bool) -> None:
@@ -35,7 +73,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Version.")
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Version.")
     ] = False,
 ) -> None:
     del version
@@ -43,146 +81,393 @@ def _options(
 
 @app.command()
 def reproduce(
-    table: Annotated[
-        str, typer.Argument(help=f"Which table of the paper: {', '.join(TABLES)}; or all.")
-    ],
+    table: Annotated[str, Argument(help=f"Which table of the paper: {', '.join(TABLES)}; or all.")],
     recipe: Annotated[
         str | None,
-        typer.Option(help="'paper' (default) pins its set-up, 'best' is ours; all runs both."),
+        Option(help="'paper' (default) pins its set-up, 'best' is ours; all runs both."),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repetitions; default: what the table asks.")
+        int | None, Option(min=1, help="Repetitions; default: what the table asks.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the JSON, Markdown and figures go.")] = Path(
-        "out"
-    ),
-    device: Annotated[str, typer.Option(help="'cpu' or 'cuda'.")] = "cpu",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Data directory; default $SELFNORM_DATA.")
+    out: Annotated[Path, Option(help="Where the JSON, Markdown and figures go.")] = Path("out"),
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    datasets: Annotated[Names, Option("--dataset", help="Only these sets (repeatable).")] = None,
+    bases: Annotated[Names, Option("--base", help="toy2d: only these (repeatable).")] = None,
+    objectives: Annotated[
+        Names, Option("--objective", help="toy2d, toy1d, images: only these (repeatable).")
     ] = None,
-    dataset: Annotated[
-        list[str] | None, typer.Option(help="Only these data sets (may be repeated).")
+    proposals: Annotated[
+        Names, Option("--proposal", help="images: only these (repeatable).")
     ] = None,
-    base: Annotated[
-        list[str] | None, typer.Option(help="toy2d: only these bases (may be repeated).")
-    ] = None,
-    objective: Annotated[
-        list[str] | None, typer.Option(help="toy2d, toy1d, images: only these (repeatable).")
-    ] = None,
-    proposal: Annotated[
-        list[str] | None, typer.Option(help="images: only these proposals (repeatable).")
-    ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="mnist: only these rows (may be repeated).")
-    ] = None,
-    ngf: Annotated[
-        int | None, typer.Option(min=1, help="mnist: width of the networks; 16, or 64.")
-    ] = None,
+    models: Annotated[Names, Option("--model", help="mnist: only these (repeatable).")] = None,
+    ngf: Annotated[int | None, Option(min=1, help="mnist: width of networks; 16, or 64.")] = None,
     energy_layers: Annotated[
-        int | None, typer.Option(min=1, help="mnist: hidden layers of the energy; 2, or 3.")
-    ] = None,
-    scaling: Annotated[
-        str | None,
-        typer.Option(help="toy2d: 'train' (default), 'population' or 'per_split'."),
+        int | None, Option(min=1, help="mnist: hidden layers of the energy; 2, or 3.")
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Runs at once, in processes; 1. all: over all pieces, on a GPU 8."
-        ),
+        Option(min=1, help="Runs at once, in processes; 1. all: on a GPU 8."),
     ] = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option(
+        Names,
+        Option(
             help="all: only these pieces, e.g. toy2d/paper or toy2d (repeatable); images/paper and "
             "mnist/paper, which take hours, run only when named so."
         ),
     ] = None,
-    side_by_side: Annotated[
-        int | None,
-        typer.Option(min=1, help="all: pieces at once, each with its part of --jobs; 1."),
-    ] = None,
     together: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--together/--one-by-one",
             help="toy2d: train all runs as one batched model (default on a GPU).",
         ),
     ] = None,
-    progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
+    progress: Progress = True,
 ) -> None:
     """Reproduce a table of the paper; finished rows in --out are kept, so it can be resumed."""
-    if table not in (*TABLES, "all"):
+    asked = locals()
+    if asked.pop("table") not in (*TABLES, "all"):
         raise SelfnormError(f"unknown table {table!r}; choose one of {', '.join(TABLES)} or all")
-    cli_tables.check_device(device)
-    cli_tables.check_folder(out)
-    asked = {
-        "recipe": recipe,
-        "datasets": dataset,
-        "bases": base,
-        "objectives": objective,
-        "proposals": proposal,
-        "models": model,
-        "ngf": ngf,
-        "energy_layers": energy_layers,
-        "scaling": scaling,
-        "together": together,
-        "jobs": jobs,
-        "only": only,
-        "side_by_side": side_by_side,
-        "seeds": seeds,
-    }
-    options: dict[str, Any] = {
+    _check_device(device)
+    _check_folder(out)
+    run = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}").run
+    taken = {*inspect.signature(run).parameters, *_EVERY_TABLE}
+    options: dict[str, Any] = {}
+    for name, value in asked.items():
+        if value is None:
+            continue
+        if name not in taken:  # an error, not a wish unheard
+            flag = name.removesuffix("s").replace("_", "-")
+            raise SelfnormError(f"the table {table!r} takes no --{flag}; leave it out")
         # A name given twice is meant once: its rows would be run and counted twice.
-        name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
-        for name, value in asked.items()
-        if value is not None
-    }
-    _refuse_unknown(table, options)
-    options |= {"out": out, "device": device, "progress": progress, "data_dir": data_dir}
-    if table == "all":
-        from selfnorm.paper import everything
-
-        typer.echo(everything.run(**options).read_text())
-        return
-    module = import_module(f"selfnorm.paper.{table}")
-    module.run(**{"recipe": "paper", **options})
+        options[name] = tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+    if table != "all":
+        options.setdefault("recipe", "paper")
+    run(**options)
     written = out / f"{table}.md"
     if written.exists():
         typer.echo(written.read_text())
 
 
-# What each table takes beside --seeds, --out, --device, --data-dir and --progress.
-_OWN_OPTIONS = {
-    "toy2d": {"recipe", "datasets", "bases", "objectives", "scaling", "together", "jobs"},
-    "toy1d": {"recipe", "datasets", "objectives", "jobs"},
-    "uci": {"recipe", "datasets", "jobs"},
-    "images": {"recipe", "datasets", "objectives", "proposals", "jobs"},
-    "images_ablation": {"recipe", "datasets", "objectives", "jobs"},
-    "mnist": {"recipe", "models", "ngf", "energy_layers", "jobs"},
-    "all": {"jobs", "only", "side_by_side"},
-}
-
-
-def _refuse_unknown(table: str, given: dict[str, object]) -> None:
-    """An option that a table does not take is an error, not a wish unheard."""
-    for name in given:
-        if name != "seeds" and name not in _OWN_OPTIONS[table]:
-            flag = name.removesuffix("s").replace("_", "-")
-            raise SelfnormError(f"the table {table!r} takes no --{flag}; leave it out")
+_EVERY_TABLE = ("out", "device", "progress", "data_dir", "jobs")
 
 
 @app.command()
-def datasets(
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Data directory; default $SELFNORM_DATA.")
-    ] = None,
-) -> None:
+def datasets(data_dir: DataDir = None) -> None:
     """List the data sets: built in, found on disk, missing, and where they were looked for."""
-    from selfnorm.datasets import listing
-
     for line in listing(data_dir):
         typer.echo(line)
+
+
+@app.command()
+def fit(
+    data: DataFile,
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the model.")],
+    target: Annotated[
+        str | None, Option(help="Fit p(target | other columns) instead of a density.")
+    ] = None,
+    columns: Annotated[str | None, Option(help="Use only these columns (comma-separated).")] = None,
+    drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
+    method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto",
+    max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None,
+    max_epochs: Annotated[
+        int | None, Option(min=1, help="Passes over the data (with --target only).")
+    ] = None,
+    contamination: Annotated[
+        float | None, Option(help="Share of rows to call outliers (density only); 0.1.")
+    ] = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    force: Annotated[bool, Option(help="Replace a model that is there.")] = False,
+    progress: Progress = True,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the density of a table, or with --target the law of one column given the others."""
+    _check_folder(output)
+    if output.is_dir() and any(output.iterdir()) and not force:
+        raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
+    _check_device(device)
+    if target is None and max_epochs is not None:
+        raise DataError("--max-epochs is for --target; a density takes --max-steps")
+    if target is not None:
+        given = {"max-steps": max_steps, "method": method, "contamination": contamination}
+        for flag, value in given.items():
+            if value not in (None, "auto"):
+                raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
+    table = read_table(data)
+    chosen = _chosen_columns(table, columns, drop)
+    if target is not None and target not in table.columns:
+        raise DataError(f"{data}: there is no column {target!r}; the table has {table.names}")
+    features = [name for name in chosen if name != target]
+    if not features:
+        raise DataError(f"{data}: no column is left to fit; check --columns and --drop")
+    X = numeric(table, features)
+    refuse_constant(X, features, source=str(data))
+    begin = time.perf_counter()
+    common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
+    estimator: Any
+    if target is None:
+        share = 0.1 if contamination is None else contamination
+        estimator = EnergyDensity(method=method, max_steps=max_steps, contamination=share, **common)
+        estimator.fit(X)
+    else:
+        network = RegressorNetwork(energy_epochs=max_epochs)
+        estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
+        estimator.fit(X, numeric(table, [target])[:, 0])
+    report: dict[str, Any] = {
+        "model": str(output),
+        "kind": type(estimator).__name__,
+        "rows": len(X),
+        "columns": features,
+        "target": target,
+        "steps": int(estimator.n_iter_),
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
+    if target is None:
+        report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
+    estimator.feature_names_in_ = np.array(features, dtype=object)
+    estimator.save(output)
+    if target is not None:
+        saving.annotate(output, {"target": target})
+    lines = [
+        f"{report['kind']} fitted to {len(X)} rows x {len(features)} columns in "
+        f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
+    ]
+    if target is None:
+        # small tables spare no rows to hold out
+        rows = "training" if estimator.history_.best_score is None else "held-out"
+        lower = f"{estimator.lower_bound_:.4f} nats/row"
+        lines.append(f"log-likelihood of {rows} rows at least {lower}")
+    _tell(report, as_json, *lines)
+
+
+@app.command()
+def evaluate(
+    model: ModelFolder,
+    data: DataFile,
+    n_samples: Annotated[
+        int | None,
+        Option(min=100, help="Proposal samples; 20000, or 2000 a row with a target."),
+    ] = None,
+    strict: Annotated[
+        bool, Option(help=f"Exit with code {NOT_RELIABLE} if the bounds are not reliable.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
+    found = _load(model)
+    X, y = found.matrices(read_table(data))
+    rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
+    bounds = found.estimator.bounds(*rows, n_samples=n_samples or usual, random_state=seed)
+    low, high = bounds.interval(0.95)
+    _tell(
+        {"rows": len(X), "interval_95": [low, high], **bounds.to_dict()},
+        as_json,
+        f"{len(X)} rows: {bounds}",
+        f"95 % interval around both bounds: [{low:.4f}, {high:.4f}] nats per row",
+    )
+    if strict and not bounds.reliable:
+        raise typer.Exit(NOT_RELIABLE)
+
+
+@app.command()
+def score(
+    model: ModelFolder,
+    data: DataFile,
+    output: TableOut,
+    as_json: AsJson = False,
+) -> None:
+    """Add log_density and outlier columns to a table."""
+    check_output(output)
+    found, table = _load(model), read_table(data)
+    X, y = found.matrices(table)
+    added: dict[str, np.ndarray] = {}
+    if y is None:
+        added["log_density"] = found.estimator.score_samples(X)
+        added["outlier"] = (added["log_density"] < found.estimator.offset_).astype(np.float64)
+    else:
+        added["log_density"] = found.estimator.log_prob(X, y)
+    _write_with(table, added, output)
+    report: dict[str, Any] = {
+        "rows": len(X),
+        "output": str(output),
+        "mean_log_density": float(added["log_density"].mean()),
+    }
+    if "outlier" in added:
+        report["outliers"] = int(added["outlier"].sum())
+    _tell(report, as_json)
+
+
+@app.command()
+def sample(
+    model: ModelFolder,
+    output: TableOut,
+    n: Annotated[int, Option("-n", "--n", min=1, help="Number of rows.")] = 1000,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write synthetic rows drawn from a density."""
+    check_output(output)
+    found = _load(model)
+    if found.kind != "EnergyDensity":
+        raise ModelFileError(f"{model} holds a {found.kind}; 'sample' is for densities")
+    rows = found.estimator.sample(n, random_state=seed)
+    write_table(Table(dict(zip(found.names, rows.T, strict=True))), output)
+    _tell({"rows": n, "output": str(output)}, as_json)
+
+
+@app.command()
+def predict(
+    model: ModelFolder,
+    data: DataFile,
+    levels: Annotated[list[str] | None, Argument(hidden=True)] = None,
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", help="Table to write; default NAME.predicted.csv."),
+    ] = None,
+    quantiles: Annotated[
+        list[str] | None,
+        Option(help="Levels, e.g. 0.05 0.5 0.95 (the default) or 0.05,0.5,0.95."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add the predicted mean and quantiles of the target to a table."""
+    output = output or Path(f"{data.stem}.predicted.csv")
+    check_output(output)
+    found = _load(model)
+    if found.kind != "EnergyRegressor":
+        raise ModelFileError(f"{model} holds a {found.kind}; fit one with --target to predict")
+    # What follows the first level of --quantiles after a space comes as further arguments.
+    numbers = _levels([*(quantiles or []), *(levels or [])])
+    table = read_table(data)
+    X = found.features(table)
+    added = {f"{found.target}_mean": found.estimator.predict(X)}
+    for level, values in zip(numbers, found.estimator.predict_quantiles(X, numbers).T, strict=True):
+        added[f"{found.target}_q{level:g}"] = values
+    _write_with(table, added, output)
+    _tell({"rows": len(X), "output": str(output), "columns": list(added)}, as_json)
+
+
+def _levels(given: list[str]) -> list[float]:
+    pieces = [piece for text in given for piece in text.split(",") if piece] or ["0.05,0.5,0.95"]
+    try:
+        return [float(piece) for text in pieces for piece in text.split(",")]
+    except ValueError:
+        raise DataError(
+            f"--quantiles must be numbers such as 0.05 0.5 0.95, not {' '.join(given)!r}"
+        ) from None
+
+
+@app.command()
+def plot(
+    model: Annotated[
+        Path, Argument(help="Model folder; or 'surface', the SNL of a Gaussian mean.")
+    ],
+    data: Annotated[
+        Path | None, Argument(help="Table to compare the model with (optional).")
+    ] = None,
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the figures.")] = Path(
+        "plots"
+    ),
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Draw marginals (model against data), training curves and weight diagnostics."""
+    _check_folder(output)
+    if str(model) == "surface" and not model.exists():
+        plot_snl_surface(output / "snl_surface.png")
+        _tell({"output": [str(output / "snl_surface.png")]}, as_json)
+        return
+    found = _load(model)
+    X, y = (None, None) if data is None else found.matrices(read_table(data))
+    if found.kind == "EnergyRegressor":
+        written = plot_regressor(found.estimator, output, X, y)
+    else:
+        written = plot_density_model(found.estimator, output, X, found.names, seed)
+    _tell({"output": [str(path) for path in written]}, as_json)
+
+
+@dataclass
+class _Model:
+    """A fitted table model, and the names of its columns."""
+
+    estimator: Any
+    kind: str
+    names: list[str]
+    named: bool
+    target: str
+
+    def features(self, table: Table) -> np.ndarray:
+        """The model's columns of a table; by position where the model knows no names."""
+        fits = not self.named and len(table.columns) == len(self.names)
+        return numeric(table, table.names if fits else self.names)
+
+    def matrices(self, table: Table) -> tuple[np.ndarray, np.ndarray | None]:
+        """Features, and the target of a regressor."""
+        X = self.features(table)
+        if self.kind != "EnergyRegressor":
+            return X, None
+        return X, numeric(table, [self.target])[:, 0]
+
+
+def _load(path: Path) -> _Model:
+    folder, estimator = saving.read_folder(path), saving.load(path)
+    if folder.kind not in ("EnergyDensity", "EnergyRegressor"):
+        raise ModelFileError(f"{path} holds a {folder.kind}: this command is for models of tables")
+    known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    if known:  # columns are put in the model's order here: scikit-learn need not ask for names
+        del estimator.feature_names_in_
+    names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
+    target = str(folder.notes.get("target", "y"))
+    return _Model(estimator, folder.kind, names, bool(known), target)
+
+
+def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:
+    chosen = table.names if columns is None else [c.strip() for c in columns.split(",")]
+    dropped = set() if drop is None else {c.strip() for c in drop.split(",")}
+    for name in (*chosen, *dropped):
+        if name not in table.columns:
+            raise DataError(f"there is no column {name!r}; the table has {table.names}")
+        if chosen.count(name) > 1:
+            raise DataError(f"--columns names {name!r} twice; leave one out")
+    return [name for name in chosen if name not in dropped]
+
+
+def _check_folder(output: Path) -> None:
+    """Refuse a folder that cannot be written to: before the work, not after it."""
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file; name a folder")
+    there = next(place for place in (output, *output.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise DataError(f"cannot write to {there}; choose another folder")
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise DataError("no CUDA device is available here: leave out --device cuda")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise DataError(
+            f"device {device!r} cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _write_with(table: Table, added: dict[str, np.ndarray], output: Path) -> None:
+    for name in added:
+        if name in table.columns:
+            raise DataError(f"{table.source} has a column {name!r} already; rename it first")
+    write_table(Table({**table.columns, **added}, table.source, cells=table.cells), output)
+
+
+def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
+    """Print a report: as JSON, or these lines, or its entries on one."""
+    if as_json:
+        lines = (json.dumps(saving.json_safe(report), allow_nan=False),)
+    typer.echo("\n".join(lines) or ", ".join(f"{key} {value}" for key, value in report.items()))
 
 
 def main() -> None:
@@ -196,6 +481,3 @@ def main() -> None:
         where = "" if error.filename is None else f"{error.filename}: "
         typer.echo(f"selfnorm: {where}{error.strerror or error}", err=True)
         sys.exit(2)
-
-
-cli_tables.register(app)

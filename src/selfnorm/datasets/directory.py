@@ -33,6 +33,7 @@ class DataFile:
     parts: tuple[str, ...] = ("train",)
 
 
+_CCGAN = "github.com/UBCDingXin/improved_CcGAN (dataset folder)"
 KNOWN_FILES: tuple[DataFile, ...] = (
     DataFile(
         "power",
@@ -55,12 +56,16 @@ KNOWN_FILES: tuple[DataFile, ...] = (
     DataFile(
         "utkface",
         ("utkface/UTKFace_64x64.h5", "utkface/utkface_64.zip", "utkface"),
-        "UTKFace: h5 of improved_CcGAN, or the jpgs named by age",
+        f"{_CCGAN}; or the jpgs named by age, susanqq.github.io/UTKFace",
     ),
-    DataFile("cells", ("cells/vgg_cells.zip", "cells"), "VGG synthetic fluorescence cells"),
+    DataFile(
+        "cells",
+        ("cells/vgg_cells.zip", "cells"),
+        "www.robots.ox.ac.uk/~vgg/research/counting, synthetic fluorescence cells",
+    ),
     DataFile("driving", ("steering/sim_track_64.zip", "steering"), "Udacity simulator recording"),
-    DataFile("steering_angle", ("steering_angle/SteeringAngle_64x64.h5",), "improved_CcGAN"),
-    DataFile("cell_count", ("cell_count/Cell200_64x64.h5",), "improved_CcGAN"),
+    DataFile("steering_angle", ("steering_angle/SteeringAngle_64x64.h5",), _CCGAN),
+    DataFile("cell_count", ("cell_count/Cell200_64x64.h5",), _CCGAN),
     DataFile(
         "binarized_mnist",
         tuple(
@@ -71,19 +76,19 @@ KNOWN_FILES: tuple[DataFile, ...] = (
         "Larochelle's statically binarised MNIST: ..._train, ..._valid and ..._test.amat",
         ("train", "valid", "test"),
     ),
-    DataFile("biwi", ("biwi/BIWI_train.npz",), "FSA-Net: BIWI_train.npz and BIWI_test.npz"),
+    DataFile(
+        "biwi",
+        ("biwi/BIWI_train.npz",),
+        "github.com/shamangary/FSA-Net, preprocessed BIWI_train.npz and BIWI_test.npz",
+        ("train", "test"),
+    ),
 )
 BUILT_IN = ("funnel", "pinwheel", "checkerboard", "four_circles", "dataset1", "dataset2 (redrawn)")
 
 
 def data_directory(given: str | Path | None = None) -> Path:
     """The directory in force: the argument, ``$SELFNORM_DATA`` or the cache."""
-    if given is not None:
-        return Path(given)
-    from_environment = os.environ.get("SELFNORM_DATA")
-    if from_environment:
-        return Path(from_environment)
-    return Path.home() / ".cache" / "selfnorm"
+    return Path(given or os.environ.get("SELFNORM_DATA") or Path.home() / ".cache" / "selfnorm")
 
 
 def find_set(name: str, given: str | Path | None = None) -> list[Path]:

@@ -17,37 +17,22 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from selfnorm.datasets.directory import find_file
-from selfnorm.errors import DataError, MissingDataError
+from selfnorm.datasets.directory import find_set
+from selfnorm.errors import DataError
 from selfnorm.images import Augmentation
 
-__all__ = ["DATASETS", "FILES", "ImageData", "load", "locate"]
+__all__ = ["DATASETS", "ImageData", "load", "locate"]
 
-CCGAN = "github.com/UBCDingXin/improved_CcGAN (dataset folder)"
-_SOURCES = {
-    "steering_angle": CCGAN,
-    "cell_count": CCGAN,
-    "utkface": f"{CCGAN}; or susanqq.github.io/UTKFace, aligned and cropped faces",
-    "biwi": "github.com/shamangary/FSA-Net, preprocessed BIWI (protocol 2)",
-    "cells": "www.robots.ox.ac.uk/~vgg/research/counting, synthetic fluorescence cells",
-    "driving": "a recording of Udacity's self-driving-car simulator",
-}
-FILES: dict[str, tuple[str, ...]] = {
-    "steering_angle": ("steering_angle/SteeringAngle_64x64.h5",),
-    "cell_count": ("cell_count/Cell200_64x64.h5",),
-    "utkface": ("utkface/UTKFace_64x64.h5", "utkface/utkface_64.zip", "utkface/UTKFace", "utkface"),
-    "biwi": ("biwi/BIWI_train.npz",),
-    "cells": ("cells/vgg_cells.zip", "cells/cells", "cells"),
-    "driving": ("steering/sim_track_64.zip", "steering"),
-}
 _CROP = 64
 _CROPS_PER_IMAGE = 64
 _BLOCK = 50  # consecutive frames that stay on one side of the split
@@ -79,32 +64,28 @@ class ImageData:
     test_groups: np.ndarray | None = None
 
 
-def locate(name: str, data_dir: str | Path | None = None) -> Path:
+def locate(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """Where the files of a set are, or an error that says where to get them."""
     if name not in _LOADERS:
         raise DataError(f"no image set is called {name!r}; there are {', '.join(DATASETS)}")
-    path = find_file(FILES[name], data_dir, _SOURCES[name])
-    if name == "biwi":
-        find_file(FILES[name][0].replace("train", "test"), data_dir, _SOURCES[name])
-    return path
+    return find_set(name, data_dir)
 
 
 def load(name: str, *, seed: int = 0, data_dir: str | Path | None = None) -> ImageData:
     """Read a set and split it under ``seed``."""
-    path = locate(name, data_dir)
-    return _LOADERS[name](path, np.random.default_rng(seed))
+    paths = locate(name, data_dir)
+    return _LOADERS[name](*paths, np.random.default_rng(seed))
 
 
 def _steering_angle(path: Path, rng: np.random.Generator) -> ImageData:
-    parts = _random(_pairs(path, "images", "labels", 180.0, low=-180.0), (0.7, 0.1, 0.2), rng)
+    parts = _random(_pairs(path, "images", "labels", 180.0, low=-180.0), (0.7, 0.1), rng)
     # Mirrored roads are left out: the recording drives on one side.
     return ImageData("steering_angle", *parts, 0.0, (-180.0, 180.0), Augmentation(shift=2))
 
 
 def _cell_count(path: Path, rng: np.random.Generator) -> ImageData:
     # The paper's 10,000 / 2,000 / 10,000, in these shares of however many there are.
-    shares = (10 / 22, 2 / 22, 10 / 22)
-    parts = _random(_pairs(path, "IMGs_grey", "CellCounts", 200.0), shares, rng)
+    parts = _random(_pairs(path, "IMGs_grey", "CellCounts", 200.0), (10 / 22, 2 / 22), rng)
     return ImageData("cell_count", *parts, 1.0, (0.0, 200.0), Augmentation(dihedral=True))
 
 
@@ -115,40 +96,37 @@ def _utkface(path: Path, rng: np.random.Generator) -> ImageData:
         images, labels = images[kept], labels[kept]
     else:
         images, labels = _faces(path)
-    parts = _random((images, labels), (0.6, 0.2, 0.2), rng)
+    parts = _random((images, labels), (0.6, 0.2), rng)
     return ImageData("utkface", *parts, 1.0, (1.0, 60.0), Augmentation(flip=True, shift=3))
 
 
-def _faces(path: Path, low: int = 1, high: int = 60) -> Pair:
-    """Faces whose file name starts with an age within the range: ``AGE_...jpg``."""
+def _faces(path: Path) -> Pair:
+    """Faces whose file name starts with an age from 1 to 60: ``AGE_...jpg``."""
     folder = ImageFolder(path)
-    images, ages = [], []
+    ages: dict[str, int] = {}
     for name in folder.names(".jpg", ".jpeg", ".png"):
-        first = name.split("_")[0]
-        if "_" not in name or not first.isdigit():
+        start = re.match(r"(\d+)_", name)
+        if start is None or int(start[1]) > 120:
             raise DataError(
-                f"{folder.shown(name)}: the name does not start with an age (AGE_GENDER_...jpg)"
+                f"{folder.shown(name)}: the name does not start with an age of 0 to 120 "
+                "(AGE_GENDER_...jpg)"
             )
-        age = int(first)
-        if age > 120:
-            raise DataError(f"{folder.shown(name)}: age {age} is out of range (0 to 120)")
-        if low <= age <= high:
-            images.append(name)
-            ages.append(age)
-    if not images:
-        raise DataError(f"{path} holds no jpg of a face aged {low} to {high}")
-    return _stack(folder, images), np.asarray(ages, dtype=np.float64)[:, None]
+        if 1 <= int(start[1]) <= 60:
+            ages[name] = int(start[1])
+    if not ages:
+        raise DataError(f"{path} holds no jpg of a face aged 1 to 60")
+    return _stack(folder, list(ages)), np.array([*ages.values()], dtype=np.float64)[:, None]
 
 
-def _biwi(path: Path, rng: np.random.Generator) -> ImageData:
+def _biwi(for_training: Path, for_testing: Path, rng: np.random.Generator) -> ImageData:
     parts = []
-    for file in (path, path.with_name("BIWI_test.npz")):
-        images, poses = _pairs(file, "image", "pose", 180.0, low=-180.0)
+    for path in (for_training, for_testing):
+        images, poses = _pairs(path, "image", "pose", 180.0, low=-180.0)
         if poses.shape[1] != 3:
-            raise DataError(f"{file}: expected yaw, pitch and roll, got poses {poses.shape}")
+            raise DataError(f"{path}: expected yaw, pitch and roll, got poses {poses.shape}")
         # Stored by OpenCV: blue, green, red.
         parts.append((np.ascontiguousarray(images[:, ::-1]), poses))
-    train, val, _ = _random(parts[0], (0.8, 0.2, 0.0), rng)
+    train, val, _ = _random(parts[0], (0.8, 0.2), rng)
     how = Augmentation(flip=True, flip_signs=(-1.0, 1.0, -1.0), shift=4)
     return ImageData("biwi", train, val, parts[1], 0.0, (-180.0, 180.0), how)
 
@@ -166,13 +144,11 @@ def _cells(path: Path, rng: np.random.Generator) -> ImageData:
         dots.append(folder.image(name.replace("cell.png", "dots.png"))[..., 0] > 100)
         if images[-1].shape != dots[-1].shape or min(images[-1].shape) < _CROP:
             raise DataError(f"{folder.shown(name)}: image and dot map differ in size, or too small")
-    order = rng.permutation(len(cells))
-    n_test, n_val = max(1, round(0.3 * len(order))), max(1, round(0.15 * len(order)))
+    parts = _held_out(len(cells), 0.3, 0.15, rng)
     # Held-out images are cut into tiles that do not overlap: their errors are independent.
-    tiles = _tiles(images, order[:n_test])
-    test = _cut(images, dots, tiles)
-    val = _cut(images, dots, _tiles(images, order[n_test : n_test + n_val]))
-    train = _cut(images, dots, _crops(images, order[n_test + n_val :], rng))
+    tiles = _tiles(images, parts[2])
+    test, val = _cut(images, dots, tiles), _cut(images, dots, _tiles(images, parts[1]))
+    train = _cut(images, dots, _crops(images, parts[0], rng))
     # A quarter more than was ever seen, without a look at the test images.
     high = float(np.ceil(1.25 * max(part[1].max() for part in (train, val))))
     if test[1].max() > high:
@@ -214,14 +190,11 @@ def _driving(path: Path, rng: np.random.Generator) -> ImageData:
     images = _stack(folder, names)
     # Neighbouring frames are almost the same picture: whole stretches go to one side.
     block = np.arange(len(names)) // _BLOCK
-    order = rng.permutation(block[-1] + 1)
-    n_test, n_val = max(1, round(0.2 * len(order))), max(1, round(0.1 * len(order)))
-    parts = order[:n_test], order[n_test : n_test + n_val], order[n_test + n_val :]
-    test, val, train = ((images[k], labels[k]) for k in (np.isin(block, p) for p in parts))
+    chosen = [np.isin(block, part) for part in _held_out(block[-1] + 1, 0.2, 0.1, rng)]
+    train, val, test = ((images[rows], labels[rows]) for rows in chosen)
     # The arrow keys turn the wheel in steps of 0.05; released, it returns in between.
     how = Augmentation(flip=True, flip_signs=(-1.0,), shift=2)
-    groups = block[np.isin(block, parts[0])]
-    return ImageData("driving", train, val, test, 0.05, (-1.0, 1.0), how, groups)
+    return ImageData("driving", train, val, test, 0.05, (-1.0, 1.0), how, block[chosen[2]])
 
 
 def _driving_log(folder: ImageFolder) -> tuple[list[str], list[float]]:
@@ -265,15 +238,22 @@ def _stack(folder: ImageFolder, names: list[str]) -> np.ndarray:
 
 
 def _random(
-    pair: Pair, shares: tuple[float, float, float], rng: np.random.Generator
+    pair: Pair, shares: tuple[float, float], rng: np.random.Generator
 ) -> tuple[Pair, Pair, Pair]:
+    """Random parts: these shares to train and to validate, the rest to test."""
     images, labels = pair
     order = rng.permutation(len(images))
-    first = round(shares[0] * len(order))
-    second = len(order) if shares[2] == 0.0 else first + round(shares[1] * len(order))
-    parts = order[:first], order[first:second], order[second:]
+    first, second = (round(share * len(order)) for share in shares)
+    parts = order[:first], order[first : first + second], order[first + second :]
     train, val, test = ((images[part], labels[part]) for part in parts)
     return train, val, test
+
+
+def _held_out(n: int, test: float, val: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Which of ``n`` groups are to train, to validate and to test: one at least is held out."""
+    order = rng.permutation(n)
+    n_test, n_val = max(1, round(test * n)), max(1, round(val * n))
+    return [order[n_test + n_val :], order[n_test : n_test + n_val], order[:n_test]]
 
 
 class ImageFolder:
@@ -286,35 +266,28 @@ class ImageFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self._zip: zipfile.ZipFile | None = None
-        if self.path.is_dir():
-            found = [(p.name, p) for p in sorted(self.path.rglob("*")) if p.is_file()]
-            self._where: dict[str, Any] = self._by_name(found)
-            return
-        if not self.path.exists():
-            raise MissingDataError(f"{self.path} does not exist")
-        try:
-            self._zip = zipfile.ZipFile(self.path)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{self.path} is neither a folder nor a zip: {error}") from error
-        names = [n for n in self._zip.namelist() if not n.endswith("/")]
-        self._where = self._by_name([(Path(n).name, n) for n in names if "__MACOSX" not in n])
-
-    def _by_name(self, found: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Hidden files are left out; a name in two folders would hide one of the images."""
-        where: dict[str, Any] = {}
-        for name, place in found:
-            if name.startswith("."):
-                continue
-            if name in where:
-                raise DataError(f"{self.shown(name)} is there twice: {where[name]} and {place}")
-            where[name] = place
-        return where
+        self.path = path
+        readers: dict[str, Callable[[], bytes]]
+        if path.is_dir():
+            readers = {str(p): p.read_bytes for p in sorted(path.rglob("*")) if p.is_file()}
+        else:
+            try:
+                archive = zipfile.ZipFile(path)
+            except (zipfile.BadZipFile, OSError) as error:
+                raise DataError(f"{path} is neither a folder nor a zip: {error}") from error
+            files = [n for n in archive.namelist() if not n.endswith("/") and "__MACOSX" not in n]
+            readers = {n: partial(archive.read, n) for n in files}
+        self._readers: dict[str, Callable[[], bytes]] = {}
+        for place, reader in readers.items():
+            name = Path(place).name
+            if name in self._readers:  # one would hide the other
+                raise DataError(f"{self.shown(name)} is there twice, the second time as {place}")
+            if not name.startswith("."):
+                self._readers[name] = reader
 
     def names(self, *suffixes: str) -> list[str]:
         """File names with one of these endings, in order."""
-        return sorted(n for n in self._where if n.lower().endswith(suffixes))
+        return sorted(n for n in self._readers if n.lower().endswith(suffixes))
 
     def shown(self, name: str) -> str:
         """How to call a file in a message."""
@@ -322,28 +295,21 @@ class ImageFolder:
 
     def read(self, name: str) -> bytes:
         """The bytes of a file."""
-        if name not in self._where:
+        if name not in self._readers:
             raise DataError(f"{self.shown(name)} is missing")
         try:
-            if self._zip is not None:
-                return self._zip.read(self._where[name])
-            return Path(self._where[name]).read_bytes()
+            return self._readers[name]()
         except (zipfile.BadZipFile, OSError, EOFError) as error:
             raise DataError(f"{self.shown(name)} cannot be read: {error}") from error
 
     def image(self, name: str) -> np.ndarray:
-        """The image of that name, ``(h, w, 3)`` bytes."""
-        return decode(self.read(name), self.shown(name))
-
-
-def decode(content: bytes, name: str) -> np.ndarray:
-    """A jpg or png as ``(h, w, 3)`` bytes."""
-    pillow = _optional("PIL.Image", "pillow")
-    try:
-        with pillow.open(io.BytesIO(content)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{name} is not a readable image: {error}") from error
+        """The jpg or png of that name, ``(h, w, 3)`` bytes."""
+        pillow, content = _optional("PIL.Image", "pillow"), io.BytesIO(self.read(name))
+        try:
+            with pillow.open(content) as image:
+                return np.asarray(image.convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{self.shown(name)} is not a readable image: {error}") from error
 
 
 def _optional(module: str, package: str) -> Any:
@@ -397,7 +363,7 @@ def _checked(labels: np.ndarray, low: float, high: float, source: str) -> np.nda
     return labels
 
 
-_LOADERS: dict[str, Callable[[Path, np.random.Generator], ImageData]] = {
+_LOADERS: dict[str, Callable[..., ImageData]] = {  # of the set's files and the split's draws
     "utkface": _utkface,
     "cells": _cells,
     "driving": _driving,

@@ -25,7 +25,6 @@ __all__ = ["NAMES", "Splits", "load"]
 class Splits:
     """Train, validation and test rows ``(n, d)``, float32."""
 
-    name: str
     train: Tensor
     val: Tensor
     test: Tensor
@@ -51,7 +50,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Splits:
         raise DataError(f"unknown set {name!r}; choose one of {NAMES}")
     arrays = _LOADERS[name](*find_set(name, data_dir))
     parts = (np.ascontiguousarray(part, dtype=np.float32) for part in arrays)
-    return Splits(name, *(torch.from_numpy(a) for a in parts))
+    return Splits(*(torch.from_numpy(a) for a in parts))
 
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -106,8 +105,8 @@ def _power(path: Path) -> Arrays:
     return scale_by_train_and_val(split_by_order(data + np.hstack([active, voltage, meters, time])))
 
 
-def read_gas(path: Path) -> tuple[np.ndarray, list[str]]:
-    """All columns of the official text, or of the benchmark's pandas pickle, and their names."""
+def _gas(path: Path) -> Arrays:
+    """From the official text, or the benchmark's pandas pickle."""
     if path.suffix == ".pickle":
         try:
             import pandas as pd
@@ -115,15 +114,9 @@ def read_gas(path: Path) -> tuple[np.ndarray, list[str]]:
             raise SelfnormError(
                 f"{path.name} is a pandas pickle: install pandas, or use ethylene_CO.txt"
             ) from error
-        frame = pd.read_pickle(path)
-        return frame.to_numpy(dtype=np.float64), [str(c) for c in frame.columns]
-    data = np.loadtxt(path, skiprows=1)
-    return data, ["Time", "Meth", "Eth", *(f"s{i}" for i in range(data.shape[1] - 3))]
-
-
-def _gas(path: Path) -> Arrays:
-    data, names = read_gas(path)
-    data = data[:, [i for i, name in enumerate(names) if name not in ("Meth", "Eth", "Time")]]
+        data = pd.read_pickle(path).drop(columns=["Time", "Meth", "Eth"]).to_numpy(np.float64)
+    else:
+        data = np.loadtxt(path, skiprows=1)[:, 3:]  # without the time and two concentrations
     while True:  # drop the first column that correlates above 0.98 with another, then look again
         close = (np.corrcoef(data, rowvar=False) > 0.98).sum(1) > 1
         if not close.any():
@@ -133,9 +126,9 @@ def _gas(path: Path) -> Arrays:
     return split_by_order(data)
 
 
-def lowest_value_recurs(column: np.ndarray) -> bool:
-    """Whether the smallest value of a column is there more than five times."""
-    return int((column == column.min()).sum()) > 5
+def lowest_value_recurs(data: np.ndarray) -> np.ndarray:
+    """For every column, whether its smallest value is there more than five times."""
+    return (data == data.min(0)).sum(0) > 5
 
 
 def _hepmass(*paths: Path) -> Arrays:
@@ -144,29 +137,27 @@ def _hepmass(*paths: Path) -> Arrays:
     test = test[:, : train.shape[1]]  # the official test file has one column too many
     mean, sd = train.mean(0), train.std(0, ddof=1)
     train, test = (train - mean) / sd, (test - mean) / sd
-    keep = [j for j in range(train.shape[1]) if not lowest_value_recurs(train[:, j])]
+    keep = ~lowest_value_recurs(train)
     train, test = train[:, keep], test[:, keep]
     n_val = int(0.1 * len(train))
     return train[:-n_val], train[-n_val:], test
 
 
-def read_miniboone(path: Path) -> np.ndarray:
-    """The benchmark's array, or the same made from the official text.
+def _miniboone(path: Path) -> Arrays:
+    """From the benchmark's array, or the same made from the official text.
 
     From the text: the signal rows (the first number of the first line says how many), without the
     outliers whose first feature is below -100, without features whose lowest value recurs.
     """
     if path.suffix == ".npy":
-        return np.load(path)
-    with path.open() as lines:
-        n_signal = int(next(lines).split()[0])
-        data = np.loadtxt(lines, max_rows=n_signal, ndmin=2)
-    data = data[data[:, 0] >= -100]
-    return data[:, [j for j in range(data.shape[1]) if not lowest_value_recurs(data[:, j])]]
-
-
-def _miniboone(path: Path) -> Arrays:
-    return scale_by_train_and_val(split_by_order(read_miniboone(path)))
+        data = np.load(path)
+    else:
+        with path.open() as lines:
+            n_signal = int(next(lines).split()[0])
+            data = np.loadtxt(lines, max_rows=n_signal, ndmin=2)
+        data = data[data[:, 0] >= -100]
+        data = data[:, ~lowest_value_recurs(data)]
+    return scale_by_train_and_val(split_by_order(data))
 
 
 def _bsds300(path: Path) -> Arrays:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,7 @@ from torch import Tensor
 from selfnorm.datasets.directory import find_set
 from selfnorm.errors import DataError
 
-__all__ = ["Digits", "load_binarized", "read_amat"]
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Float rows ``(n, 784)`` in [0, 1]: training, validation and test part."""
-
-    train: Tensor
-    valid: Tensor
-    test: Tensor
+__all__ = ["load_binarized", "read_amat"]
 
 
 def read_amat(path: str | Path, width: int = 784) -> Tensor:
@@ -53,6 +43,6 @@ def read_amat(path: str | Path, width: int = 784) -> Tensor:
     return torch.from_numpy((digits - 48).reshape(-1, width).astype(np.float32))
 
 
-def load_binarized(data_dir: str | Path | None = None) -> Digits:
-    """The 50,000 / 10,000 / 10,000 statically binarised digits."""
-    return Digits(*(read_amat(path) for path in find_set("binarized_mnist", data_dir)))
+def load_binarized(data_dir: str | Path | None = None) -> list[Tensor]:
+    """The 50,000 training, 10,000 validation and 10,000 test digits, rows ``(n, 784)`` of 0, 1."""
+    return [read_amat(path) for path in find_set("binarized_mnist", data_dir)]

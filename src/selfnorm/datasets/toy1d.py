@@ -6,7 +6,7 @@
 ``dataset2`` (Brando et al.): 3,800 points on a regular grid of ``[0, 1]`` in four zones: a scaled
 ``Beta(1/2, 1)``, a normal around a cosine, a widening uniform and a mixture of three uniforms.
 
-Every density is with respect to Lebesgue measure on ``y``. ``limit`` is the mean of
+Every density is with respect to Lebesgue measure on ``y``. ``LIMITS`` are the means of
 ``log p(y|x)`` under the truth: no model does better on average.
 """
 
@@ -23,12 +23,12 @@ from torch import Tensor
 from selfnorm.datasets.directory import find_file
 from selfnorm.errors import DataError
 
-__all__ = ["DATASETS", "Split", "Toy1d", "conditional_log_prob", "limit", "load", "sample"]
+__all__ = ["DATASETS", "LIMITS", "Split", "Toy1d", "conditional_log_prob", "load", "sample"]
 
 DATASETS = ("dataset1", "dataset2")
 
-# Mean conditional log-density of the truth: dataset1 over x ~ U[-3, 3]; dataset2 over its grid.
-_LIMITS = {"dataset1": 0.3266, "dataset2": -1.2534}
+# ``E log p(y|x)`` under the truth, in nats: dataset1 over x ~ U[-3, 3]; dataset2 over its grid.
+LIMITS = {"dataset1": 0.3266, "dataset2": -1.2534}
 
 _LAST = 3799  # dataset2 puts its points at x = i / 3799
 _ZONE_STARTS = (0, 800, 1800, 2300, 3800)  # first index of each zone of dataset2, and the end
@@ -60,16 +60,6 @@ class Toy1d:
     def limit(self) -> float:
         """Mean of the true ``log p(y|x)`` on this very test part."""
         return float(conditional_log_prob(self.name, self.test.x, self.test.y).mean())
-
-
-def limit(name: str) -> float:
-    """Population value of ``E log p(y|x)`` under the truth, in nats.
-
-    >>> limit("dataset1")
-    0.3266
-    """
-    _check_name(name)
-    return _LIMITS[name]
 
 
 def sample(name: str, n: int, *, generator: torch.Generator | None = None) -> Split:

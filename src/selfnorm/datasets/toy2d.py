@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = ["DENSITIES", "NAMES", "SCALINGS", "Affine", "PlaneDensity", "Scaling", "Split2D", "load"]
+__all__ = ["DENSITIES", "NAMES", "PlaneDensity", "Split2D", "load"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -34,20 +33,11 @@ class PlaneDensity(ABC):
 
     Attributes:
         name: the name :func:`load` knows it by.
-        mean: population mean of the two coordinates.
-        sd: population standard deviation of the two coordinates.
         entropy: differential entropy in nats; ``-entropy`` is the limit for raw data.
     """
 
     name: ClassVar[str]
-    mean: ClassVar[tuple[float, float]] = (0.0, 0.0)
-    sd: ClassVar[tuple[float, float]]
     entropy: ClassVar[float]
-
-    @property
-    def limit(self) -> float:
-        """Expected log-density after scaling by the population constants: ``-H + sum(log sd)``."""
-        return -self.entropy + (math.log(self.sd[0]) + math.log(self.sd[1]))
 
     def sample(self, n: int, seed: int | np.random.Generator | None = None) -> Tensor:
         """Draw ``n`` points, a float64 tensor of shape ``(n, 2)``.
@@ -55,8 +45,6 @@ class PlaneDensity(ABC):
         >>> Funnel().sample(3, seed=0).shape
         torch.Size([3, 2])
         """
-        if n < 1:
-            raise DataError(f"cannot draw {n} points: n must be at least 1")
         points = self._draw(int(n), np.random.default_rng(seed))
         return torch.from_numpy(np.ascontiguousarray(points, dtype=np.float64))
 
@@ -90,7 +78,6 @@ class Funnel(PlaneDensity):
     """
 
     name = "funnel"
-    sd = (math.e, 1.0)
     entropy = 1.0 + _LOG_2PI  # two Gaussian entropies plus E[log sd(x | y)] = E[y] = 0
 
     def _draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -113,8 +100,6 @@ class Pinwheel(PlaneDensity):
     """
 
     name = "pinwheel"
-    # E|x|^2 = 100 (1 + 0.3^2 + 0.05^2), shared equally by the two axes (fivefold symmetry)
-    sd = (math.sqrt(54.625), math.sqrt(54.625))
     entropy = 4.849459  # quadrature over (r, t); a grid over the plane agrees to 1e-7
 
     _ARMS = 5
@@ -158,8 +143,8 @@ class Pinwheel(PlaneDensity):
         """All solutions ``u`` of ``u - 0.25 exp(rho cos u) = polar (mod 2 pi / 5)``.
 
         Returns the index of the point and the root, one entry per root. A fine table brackets
-        the sign changes; Newton steps kept inside the bracket finish them. Beyond ``rho`` of
-        about 3.5 (eight standard deviations) several roots can share a bracket and one is kept.
+        the sign changes, bisection finishes them. Beyond ``rho`` of about 3.5 (eight standard
+        deviations) several roots can share a bracket and one is kept.
         """
         period = 2.0 * math.pi / self._ARMS
         nodes = torch.linspace(-math.pi, math.pi, self._NODES + 1, dtype=torch.float64)
@@ -171,27 +156,17 @@ class Pinwheel(PlaneDensity):
         rho = rho[point]
         low, high = nodes[cell], nodes[cell + 1]
         rising = twist[point, cell + 1] > twist[point, cell]
-        u = 0.5 * (low + high)
-        for _ in range(60):
-            e = self._RATE * torch.exp(rho * u.cos())
-            residual = u - e - target
-            right = (residual < 0) == rising  # the root lies right of u
+        for _ in range(48):  # halves: the bracket shrinks to 2e-16
+            u = 0.5 * (low + high)
+            right = (u - self._RATE * torch.exp(rho * u.cos()) < target) == rising
             low, high = torch.where(right, u, low), torch.where(right, high, u)
-            step = u - residual / (1.0 + rho * u.sin() * e)
-            inside = (step >= low) & (step <= high)
-            new = torch.where(inside, step, 0.5 * (low + high))
-            converged = bool((new - u).abs().max() < 1e-13)
-            u = new
-            if converged:
-                break
-        return point, u
+        return point, 0.5 * (low + high)
 
 
 class Checkerboard(PlaneDensity):
     """Uniform on the eight dark squares (side 2) of ``[-4, 4]^2``: ``log p = -log 32``."""
 
     name = "checkerboard"
-    sd = (8.0 / math.sqrt(12.0), 8.0 / math.sqrt(12.0))
     entropy = math.log(32.0)
 
     # Scaling a point to float32 and back moves it by about 1e-7: the edge belongs to the square
@@ -225,7 +200,6 @@ class FourCircles(PlaneDensity):
     """
 
     name = "four_circles"
-    sd = (math.sqrt(3.01), math.sqrt(3.01))  # 2^2 / 2 + 0.1^2 + 1
     entropy = 2.870819  # quadrature; unchanged from a 400 x 400 to a 1200 x 1200 grid
 
     _RING = 2.0
@@ -256,36 +230,6 @@ DENSITIES: dict[str, PlaneDensity] = {
 }
 NAMES: tuple[str, ...] = tuple(DENSITIES)
 
-Scaling = Literal["train", "population", "per_split"]
-SCALINGS: tuple[str, ...] = ("train", "population", "per_split")
-
-
-@dataclass(frozen=True)
-class Affine:
-    """Standardisation of a split: ``x_scaled = (x - shift) / scale``, per coordinate."""
-
-    shift: tuple[float, float]
-    scale: tuple[float, float]
-
-    @classmethod
-    def of(cls, x: Tensor) -> Affine:
-        """Mean and (population-style) standard deviation of the rows of ``x``."""
-        mean, sd = x.mean(dim=0).tolist(), x.std(dim=0, correction=0).tolist()
-        return cls((mean[0], mean[1]), (sd[0], sd[1]))
-
-    @property
-    def log_scale(self) -> float:
-        """Log-determinant of the inverse map: what the log-density gains by scaling."""
-        return math.log(self.scale[0]) + math.log(self.scale[1])
-
-    def scaled(self, x: Tensor) -> Tensor:
-        """Raw points to scaled ones."""
-        return (x - x.new_tensor(self.shift)) / x.new_tensor(self.scale)
-
-    def raw(self, x: Tensor) -> Tensor:
-        """Scaled points back to raw ones."""
-        return x * x.new_tensor(self.scale) + x.new_tensor(self.shift)
-
 
 @dataclass(frozen=True, eq=False)
 class Split2D:
@@ -293,9 +237,8 @@ class Split2D:
 
     Attributes:
         name: name of the set.
-        train, val, test: scaled points, float32 tensors of shape ``(n, 2)``.
-        scaling: how they were scaled (see :func:`load`).
-        transforms: the map applied to each split, by split name.
+        train, val, test: standardised points ``(x - shift) / scale``, float32, shape ``(n, 2)``.
+        shift, scale: mean and standard deviation of the raw training points, shape ``(2,)``.
         density: the law of the raw points.
     """
 
@@ -303,74 +246,57 @@ class Split2D:
     train: Tensor
     val: Tensor
     test: Tensor
-    scaling: str
-    transforms: Mapping[str, Affine]
+    shift: Tensor
+    scale: Tensor
     density: PlaneDensity = field(repr=False)
 
     @property
     def limit(self) -> float:
-        """Largest expected log-likelihood in test-split units: ``-H + sum(log scale)``."""
-        return -self.density.entropy + self.transforms["test"].log_scale
+        """Largest expected log-likelihood of scaled points: ``-H + sum(log scale)``."""
+        return -self.density.entropy + float(self.scale.log().sum())
 
     def log_density(self, x_scaled: Tensor) -> Tensor:
         """Exact log-density of *scaled* points, Jacobian included: ``(..., 2) -> (...)``, float64.
 
-        ``log p_scaled(z) = log p(shift + scale z) + sum(log scale)``, in the units of the test
-        split.
+        ``log p_scaled(z) = log p(shift + scale z) + sum(log scale)``.
         """
-        transform = self.transforms["test"]
-        raw = transform.raw(torch.as_tensor(x_scaled).to(torch.float64))
-        return self.density.log_density(raw) + transform.log_scale
+        raw = self.shift + self.scale * torch.as_tensor(x_scaled).to(torch.float64)
+        return self.density.log_density(raw) + self.scale.log().sum()
 
     def draw(self, n: int, seed: int | np.random.Generator | None = None) -> Tensor:
-        """Fresh points from the same law in the units of the test split, float32 ``(n, 2)``.
+        """Fresh points from the same law in the same units, float32 ``(n, 2)``.
 
         A large draw removes the sampling noise of a 2,000-point test split from a comparison.
         """
-        return self.transforms["test"].scaled(self.density.sample(n, seed)).to(torch.float32)
+        return ((self.density.sample(n, seed) - self.shift) / self.scale).to(torch.float32)
 
 
 def load(
-    name: str,
-    seed: int | None = 0,
-    n_train: int = 7000,
-    n_val: int = 1000,
-    n_test: int = 2000,
-    scaling: Scaling = "train",
+    name: str, seed: int | None = 0, n_train: int = 7000, n_val: int = 1000, n_test: int = 2000
 ) -> Split2D:
-    """Draw and standardise one of the four sets.
+    """Draw one of the four sets and standardise all splits by the training statistics.
 
     Args:
         name: ``"funnel"``, ``"pinwheel"``, ``"checkerboard"`` or ``"four_circles"``.
         seed: seed of the draw. The splits use independent streams, so the training points do
             not depend on the sizes of the other splits.
         n_train, n_val, n_test: sizes of the splits, at least two points each.
-        scaling: ``"train"`` standardises all splits by the training statistics;
-            ``"population"`` by the exact mean and standard deviation of the law, so that the limit
-            is the same number in every run; ``"per_split"`` each split by its own statistics
-            (the literal set-up of the published table, which adds noise to every number).
 
-    >>> split = load("four_circles", seed=0, scaling="population")
+    >>> split = load("four_circles", seed=0)
     >>> split.train.shape, round(split.limit, 3)
     (torch.Size([7000, 2]), -1.769)
     """
     if name not in DENSITIES:
         raise DataError(f"unknown two-dimensional set {name!r}: choose one of {', '.join(NAMES)}")
-    if scaling not in SCALINGS:
-        raise DataError(f"unknown scaling {scaling!r}: choose one of {', '.join(SCALINGS)}")
-    sizes = {"train": n_train, "val": n_val, "test": n_test}
+    sizes = (n_train, n_val, n_test)
+    if min(sizes) < 2:
+        raise DataError(f"splits of {sizes} points: each needs at least 2")
     density = DENSITIES[name]
-    raw = {}
     streams = np.random.SeedSequence(seed).spawn(len(sizes))
-    for (part, size), stream in zip(sizes.items(), streams, strict=True):
-        if size < 2:
-            raise DataError(f"n_{part}={size}: a split needs at least 2 points to be scaled")
-        raw[part] = density.sample(size, np.random.default_rng(stream))
-    if scaling == "train":
-        transforms = dict.fromkeys(sizes, Affine.of(raw["train"]))
-    elif scaling == "population":
-        transforms = dict.fromkeys(sizes, Affine(density.mean, density.sd))
-    else:
-        transforms = {part: Affine.of(points) for part, points in raw.items()}
-    scaled = {key: transforms[key].scaled(points).to(torch.float32) for key, points in raw.items()}
-    return Split2D(name, **scaled, scaling=scaling, transforms=transforms, density=density)
+    raw = [
+        density.sample(size, np.random.default_rng(stream))
+        for size, stream in zip(sizes, streams, strict=True)
+    ]
+    shift, scale = raw[0].mean(dim=0), raw[0].std(dim=0, correction=0)
+    train, val, test = (((points - shift) / scale).to(torch.float32) for points in raw)
+    return Split2D(name, train, val, test, shift, scale, density)

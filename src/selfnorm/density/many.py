@@ -28,7 +28,7 @@ from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import check_rows, moved
 from selfnorm.density.fit import DensityTask, WeightObjective, get, in_options
-from selfnorm.density.model import EBM
+from selfnorm.density.model import EBM, log_weights
 from selfnorm.distributions import (
     Defensive,
     Gaussian,
@@ -39,6 +39,7 @@ from selfnorm.distributions import (
     proposal_for,
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
+from selfnorm.evaluation import adaptive_log_mean
 from selfnorm.training import (
     History,
     Stepper,
@@ -296,7 +297,7 @@ class ManyTask(Task):
         if same_samples and any(m.proposal is not members[0].proposal for m in members):
             raise ValueError("same_samples needs one proposal common to all members")
         self.module = Members(members, [rate / max(rates) for rate in rates])
-        # What a run of its own would do before the first step and after the last.
+        # What a run of its own would do before the first step.
         self.alone = [DensityTask(m.model, m.proposal, objective=m.objective) for m in members]
         of_b = [replace(options, lr=rate).log_norm_lr_scale for rate in rates]
         self._of_b = torch.tensor(of_b, device=device)
@@ -480,15 +481,25 @@ class ManyTask(Task):
             self._val_samples = samples, log_q
         return self._val_samples
 
-    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+    @torch.no_grad()
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
         """Best states in place, then ``b <- log Z_hat`` on fresh samples for every member."""
         self.module.adopt_best()
+        b = self.module.log_norm
+        learned = b.clone()
+
+        def draw(n: int) -> Tensor:
+            samples = self.module.ask(lambda m, _: m.proposal.sample((n,)), b)
+            return self.module.ask(lambda m, x: log_weights(m.model, m.proposal, x), samples).T
+
+        log_z, error, n_used = adaptive_log_mean(draw)
+        b.copy_(torch.where(torch.isfinite(log_z), log_z.to(b), b))
         self.module.write_back()
-        final: dict[str, float] = {}
-        for k, single in enumerate(self.alone):
-            final.update({f"{k}/{name}": value for name, value in single.finish(data).items()})
-        self.module.read_log_norms()
-        return final
+        figures = {"log_norm": log_z, "log_norm_se": error, "log_norm_learned": learned}
+        figures["log_norm_samples"] = torch.full_like(b, n_used)
+        return {
+            f"{k}/{name}": v for name, each in figures.items() for k, v in enumerate(each.tolist())
+        }
 
     def histories(self, joint: History) -> list[History]:
         """The record of each member out of that of all."""

@@ -15,6 +15,7 @@ from selfnorm.errors import DataError
 __all__ = ["LabelSpace", "StepFeatures", "dequantised"]
 
 _MAX_BINS = 256  # of the labels' range
+_WAVES = 4
 _CELLS_PER_STEP = 16
 _CELLS_PER_RANGE = 1024  # where the labels are continuous, or have more steps than this
 NOISE_SEED = 7_341  # of the noise on held-out labels: the same for every model
@@ -63,13 +64,19 @@ class LabelSpace:
             raise DataError(f"the step of labels must be a number of at least 0, got {step}")
         low, high = known.amin(0), known.amax(0)
         if label_range is not None:
-            _refuse_outside(y, label_range, "a training label")
-            _refuse_outside(known[len(y) :], label_range, "a held-out label")
+            outside = ((known < label_range[0]) | (known > label_range[1])).any(1)
+            if bool(outside.any()):
+                row = int(outside.nonzero()[0])
+                which, at = ("training", row) if row < len(y) else ("held-out", row - len(y))
+                raise DataError(
+                    f"{which} label {at}, {known[row].tolist()}, lies outside the given range "
+                    f"[{label_range[0]:g}, {label_range[1]:g}]: drop it or widen label_range"
+                )
             # With a step the whole range has its bins; continuous labels keep near where they are,
             # for a grid over all that could occur would be too coarse.
             slack = torch.inf if step > 0 else 0.1 * (high - low)
-            low = torch.maximum(low - slack, torch.full_like(low, label_range[0]))
-            high = torch.minimum(high + slack, torch.full_like(high, label_range[1]))
+            low = (low - slack).clamp_min(label_range[0])
+            high = (high + slack).clamp_max(label_range[1])
         return cls(
             tuple(y.double().mean(0).tolist()),
             tuple(y.double().std(0).tolist()),
@@ -148,17 +155,6 @@ class LabelSpace:
         return low + (index + 0.5) * width, width
 
 
-def _refuse_outside(y: Tensor, label_range: tuple[float, float], what: str) -> None:
-    low, high = label_range
-    outside = ((y < low) | (y > high)).any(1)
-    if bool(outside.any()):
-        row = int(outside.nonzero()[0])
-        raise DataError(
-            f"{what} lies outside the given range [{low:g}, {high:g}]: row {row}, "
-            f"{y[row].tolist()}; drop it or widen label_range"
-        )
-
-
 def dequantised(y: Tensor, step: float, seed: int = NOISE_SEED) -> Tensor:
     """Labels with uniform noise of width ``step``, the same for the same seed.
 
@@ -191,7 +187,7 @@ class StepFeatures(nn.Module):
     bins: Tensor
     orders: Tensor
 
-    def __init__(self, space: LabelSpace, *, waves: int = 4) -> None:
+    def __init__(self, space: LabelSpace) -> None:
         super().__init__()
         low, high = space.standardised_ends()
         bins = 0
@@ -200,9 +196,9 @@ class StepFeatures(nn.Module):
         self.n_bins = bins
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("width", high - low, persistent=False)
-        self.register_buffer("orders", math.pi * 2.0 ** torch.arange(waves), persistent=False)
+        self.register_buffer("orders", math.pi * 2.0 ** torch.arange(_WAVES), persistent=False)
         self.register_buffer("bins", torch.arange(-1.0, bins + 1), persistent=False)
-        per_label = 1 + 2 * waves + (bins + 2 if bins else 0)
+        per_label = 1 + 2 * _WAVES + (bins + 2 if bins else 0)
         self.n_features = space.dim * per_label
 
     def forward(self, y: Tensor, q: Any = None) -> Tensor:  # noqa: ARG002

@@ -214,9 +214,7 @@ class ImageEBM(ConditionalEBM):
         q = self.law(h, h)
         with torch.no_grad():
             y = q.midpoints(self.anchors)
-        log_w = self.minus_energy(h, y, q)
-        if not self.base_is_proposal:
-            log_w = log_w + self.log_base(h, y, q) - q.log_prob(y).detach()
+        log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q)
         return head + F.log_mean_exp(log_w)
 
 

@@ -188,7 +188,7 @@ class ImageRegressor(BaseEstimator):
             features = self._new_features()
             with torch.no_grad():
                 self.n_features_ = features.eval()(x[:1].cpu()).shape[-1]
-            self.model_ = self._heads_on(features)
+            self.model_ = self._model_on(features)
         if isinstance(self.model_.proposal, MDN):
             self.model_.proposal.place(self.space_.standardise(y).float())
         self.model_.to(self.device)
@@ -204,15 +204,9 @@ class ImageRegressor(BaseEstimator):
             backbone = copy.deepcopy(backbone).cpu()
         return ImageFeatures(backbone, channels=self.channels_, dropout=self.dropout)
 
-    def _heads_on(self, features: ImageFeatures) -> ImageEBM:
-        return build(
-            features,
-            self.n_features_,
-            self.space_,
-            objective=self.objective,
-            proposal=self.proposal,
-            head=self._head(),
-        )
+    def _model_on(self, features: ImageFeatures) -> ImageEBM:
+        head, names = self._head(), {"objective": self.objective, "proposal": self.proposal}
+        return build(features, self.n_features_, self.space_, head=head, **names)
 
     def task(self) -> ImageTask:
         """What the training loop is given."""
@@ -303,7 +297,7 @@ class ImageRegressor(BaseEstimator):
             setattr(found, f"{name}_", config.get(name))
         size = config.get("image_size")  # folders of earlier versions do not tell
         found.image_size_ = (size[0], size[1]) if size else None
-        found.model_ = found._heads_on(found._new_features())
+        found.model_ = found._model_on(found._new_features())
         found.model_.load_state_dict(tensors)
         found.model_.eval()
         return found
@@ -350,26 +344,21 @@ class ImageRegressor(BaseEstimator):
     def _over_laws(self, h: Tensor, take: Callable[[PredictiveLaw, slice], Tensor]) -> Tensor:
         """``take(law, rows)`` over chunks of images: the densities of all may not fit."""
         starts = range(0, len(h), _IMAGES_AT_ONCE)
-        chunks = [slice(start, min(len(h), start + _IMAGES_AT_ONCE)) for start in starts]
+        chunks = [slice(start, start + _IMAGES_AT_ONCE) for start in starts]
         return torch.cat([take(self._law(h[rows]), rows) for rows in chunks])
 
-    @torch.no_grad()
     def _log_densities(self, h: Tensor, y: Tensor) -> Tensor:
-        """``log p~(y|x)``, ``(n, G)``, of labels ``y (G,)`` for every row of ``h``.
-
-        It refers to Lebesgue measure in the label's own units, which are those of ``y``.
-        """
-        z = self.space_.standardise(y.to(h.device)[:, None]).to(h.dtype)
+        """``log p~(y|x)``, ``(n, G)``, of labels ``y (G,)`` for every row of ``h``."""
         # The labels are the same for all images: the label network sees each of them once.
-        parts = [
-            self.model_.log_unnormalized(rows, z.view(-1, 1, 1)).double().T
-            for rows in h.split(max(1, _LABELS_AT_ONCE // len(z)))
-        ]
-        return torch.cat(parts) - self.space_.log_scale
+        same, at_once = y.to(h.device).view(-1, 1, 1), max(1, _LABELS_AT_ONCE // len(y))
+        return torch.cat([self._log_density(rows, same).T for rows in h.split(at_once)])
 
     @torch.no_grad()
     def _log_density(self, h: Tensor, labels: Tensor, *, learned: bool = False) -> Tensor:
-        """``log p~`` of one label ``(n, d)`` for each row of ``h``, or with the learned ``b``."""
+        """``log p~`` of labels ``(..., n, d)`` for the rows of ``h``, or with the learned ``b``.
+
+        It refers to Lebesgue measure in the labels' own units.
+        """
         model, z = self.model_, self.space_.standardise(labels).to(h)
         log_p = model.log_prob(h, z) if learned else model.log_unnormalized(h, z)
         return log_p.double() - self.space_.log_scale

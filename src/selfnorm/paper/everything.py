@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +20,6 @@ import torch
 
 from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.paper.report import Table, hardware, markdown_table
-from selfnorm.paper.runner import end_when_asked, run_side_by_side
 
 __all__ = ["PIECES", "Piece", "chosen", "run"]
 
@@ -33,14 +31,12 @@ class Piece:
     Attributes:
         table: name of the table, and of its result files.
         recipe: which set-up.
-        seeds: how many repetitions its protocol asks.
         long: hours on one GPU: run only when named.
         module: where the table's ``run`` is, if not among the library's own tables.
     """
 
     table: str
     recipe: str
-    seeds: int
     long: bool = False
     module: str = ""
 
@@ -56,15 +52,15 @@ class Piece:
 
 # Quick ones first: whoever stops early has the most tables.
 PIECES = (
-    Piece("toy2d", "paper", 5),
-    Piece("toy2d", "best", 5),
-    Piece("uci", "paper", 3),
-    Piece("toy1d", "best", 5),
-    Piece("images", "best", 3),
-    Piece("mnist", "best", 2),
-    Piece("toy1d", "paper", 5),
-    Piece("images", "paper", 3, long=True),
-    Piece("mnist", "paper", 2, long=True),
+    Piece("toy2d", "paper"),
+    Piece("toy2d", "best"),
+    Piece("uci", "paper"),
+    Piece("toy1d", "best"),
+    Piece("images", "best"),
+    Piece("mnist", "best"),
+    Piece("toy1d", "paper"),
+    Piece("images", "paper", long=True),
+    Piece("mnist", "paper", long=True),
 )
 
 
@@ -99,7 +95,6 @@ def run(
     jobs: int | None = None,
     pieces: Sequence[Piece] = PIECES,
     only: Sequence[str] | None = None,
-    side_by_side: int = 1,
     options: Mapping[str, dict[str, Any]] | None = None,
 ) -> Path:
     """Run what is missing of every piece, and write ``all.md`` into ``out``.
@@ -110,14 +105,13 @@ def run(
         out: directory; the table ``T`` of recipe ``R`` goes to ``out/T/R``.
         device: torch device.
         seeds: repetitions, for every table; by default what each table's protocol asks.
-        progress: show which piece is on (one piece at a time: its own progress as well).
+        progress: show how far it is.
         data_dir: where data files are.
-        jobs: rows at once, over all pieces, each in a process; on a GPU 8 (or half as many as there
-            are processor cores), elsewhere as many as pieces.
+        jobs: rows at once, each in a process; on a GPU 8 (or half as many as there are processor
+            cores), elsewhere 1.
         pieces: which tables, in which order.
         only: names of some of them, ``"toy2d/paper"`` or ``"toy2d"``; by default all but those that
             take hours.
-        side_by_side: pieces at once, each in a process of its own with its part of ``jobs``.
         options: further options by table name, passed to its ``run``.
 
     Returns:
@@ -130,21 +124,15 @@ def run(
     if jobs is None:
         # A process on a GPU keeps a processor core busy; half the cores are left to others.
         on_gpu = torch.device(device).type == "cuda"
-        jobs = min(8, (os.cpu_count() or 1) // 2) if on_gpu else side_by_side
-    common = {"device": device, "progress": progress and side_by_side == 1, "data_dir": data_dir}
-    common["jobs"] = max(1, jobs // side_by_side)
+        jobs = max(1, min(8, (os.cpu_count() or 1) // 2)) if on_gpu else 1
+    common = {"device": device, "progress": progress, "data_dir": data_dir, "jobs": jobs}
+    if seeds is not None:
+        common["seeds"] = seeds
     outcomes: dict[str, _Outcome] = {}
 
-    def tell(line: str) -> None:
+    def tell(piece: Piece, state: str) -> None:
         if progress:
-            print(line, flush=True)
-
-    def todo() -> Iterator[tuple[Piece, dict[str, Any]]]:
-        for piece in asked:
-            tell(f"{piece.name}: {piece.so_far(directory).progress}")
-            own = {"recipe": piece.recipe, "seeds": seeds or piece.seeds}
-            own |= {"out": directory / piece.name, **common, **(options or {}).get(piece.table, {})}
-            yield piece, own
+            print(f"{piece.name}: {state}, {piece.so_far(directory).progress}", flush=True)
 
     def write() -> Path:
         # Pieces of earlier calls stay on the page.
@@ -157,14 +145,14 @@ def run(
 
     write()
     try:
-        with end_when_asked(), closing(run_side_by_side(_run_piece, todo(), side_by_side)) as ended:
-            for (piece, _), outcome in ended:
-                outcomes[piece.name] = outcome
-                write()
-                told = f"{outcome.state}, {piece.so_far(directory).progress}"
-                tell(f"{piece.name}: {told} {outcome.note}")
+        for piece in asked:
+            tell(piece, "begins")
+            own = {**common, **(options or {}).get(piece.table, {})}
+            outcomes[piece.name] = _run_piece(piece, out=directory / piece.name, **own)
+            write()
+            tell(piece, f"{outcomes[piece.name].state} {outcomes[piece.name].note}".strip())
     finally:
-        page = write()  # with the rows of the pieces that were under way
+        page = write()  # with the rows of the piece that was under way
     failed = [f"{name}: {one.note}" for name, one in outcomes.items() if one.state == "failed"]
     if failed:
         raise SelfnormError(f"{'; '.join(failed)} (the other pieces are in {page})")
@@ -179,12 +167,11 @@ class _Outcome:
     note: str = ""
 
 
-def _run_piece(job: tuple[Piece, dict[str, Any]]) -> _Outcome:
+def _run_piece(piece: Piece, **options: Any) -> _Outcome:
     """Run what is missing of a piece; what goes wrong is told in the outcome, not raised."""
-    piece, options = job
     module = import_module(piece.module or f"selfnorm.paper.{piece.table}")
     try:
-        table: Table = module.run(**options)
+        table: Table = module.run(recipe=piece.recipe, **options)
     except MissingDataError as error:
         return _Outcome("no data", str(error))
     except (SelfnormError, ValueError, RuntimeError, OSError) as error:

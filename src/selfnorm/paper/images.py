@@ -20,9 +20,8 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ Scores = dict[tuple[int, int], dict[str, np.ndarray]]  # of test images, by n_sa
 DATASETS = images.DATASETS
 RECIPES = ("paper", "literal", "best")
 N_SAMPLES = 64
+_RUN = ("dataset", "objective", "proposal", "n_samples", "seed")  # what a run is called by
 # SNL's two best proposals by validation images, the better one first: of all four on split 0, for
 # the cells once more on three splits.
 BEST_PROPOSALS: dict[str, tuple[str, ...]] = {
@@ -71,25 +71,23 @@ _NAMES = {
 }
 
 _PAPER: dict[str, Any] = {
-    "network": "paper",
-    "base": None,
-    "share_gradient": False,
-    "proposal_loss": "both",
+    "energy": EnergyHead("paper", base=None, share_gradient=False, proposal_loss="both"),
+    "options": replace(
+        IMAGE_OPTIONS, weight_decay=0.0, optimizer="adam", schedule="constant", ema=None
+    ),
     "dropout": 0.0,
     "batch_size": 32,
     "max_epochs": 75,
     "lr": 1e-3,
-    "weight_decay": 0.0,
-    "optimizer": "adam",
-    "schedule": "constant",
-    "ema": None,
 }
 # The same for every method. The best state by validation comes about half-way, then all overfit:
 # ten looks without a better one end a run, but for the cells, whose scores go up and down.
+_OFTEN = replace(IMAGE_OPTIONS, validate_every=50)
+_TEN_LOOKS = replace(_OFTEN, patience=10)
 _BEST: dict[str, dict[str, Any]] = {
-    "utkface": {"max_epochs": 40, "dropout": 0.3, "validate_every": 50, "patience": 10},
-    "cells": {"max_epochs": 36, "dropout": 0.3, "validate_every": 50},
-    "driving": {"max_epochs": 70, "dropout": 0.3, "validate_every": 50, "patience": 10},
+    "utkface": {"max_epochs": 40, "dropout": 0.3, "options": _TEN_LOOKS},
+    "cells": {"max_epochs": 36, "dropout": 0.3, "options": _OFTEN},
+    "driving": {"max_epochs": 70, "dropout": 0.3, "options": _TEN_LOOKS},
 }
 # The laws of the counts are sharp, and a learned b lagged behind them: one anchor for each count.
 # By validation anchors bring nothing for ages, and ranking NCE does not use b.
@@ -99,10 +97,7 @@ _LEARN_B = ("snl", "nce")
 
 @dataclass(frozen=True)
 class Config:
-    """One run before it is run; ``options`` change settings of the recipe.
-
-    The densities of one row of a set are drawn.
-    """
+    """One run before it is run; the densities of one row of a set are ``drawn``."""
 
     dataset: str
     objective: str
@@ -114,54 +109,41 @@ class Config:
     max_epochs: int | None = None
     backbone: Any = "resnet18"
     n_test_samples: int = 20_000
-    options: dict[str, Any] | None = None
     data_dir: str | Path | None = None
     drawn: bool = False
 
     def keys(self) -> dict[str, Any]:
         """What identifies the run in the result file."""
-        names = ("dataset", "objective", "proposal", "n_samples", "seed")
         backbone = self.backbone
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in _RUN},
             "max_epochs": self.settings().get("max_epochs"),
             "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
         }
 
     def settings(self) -> dict[str, Any]:
-        """Settings of the recipe, with what this run changes: of model, energy head and loop."""
+        """Parameters of the model in the recipe, with what this run changes."""
         found = dict(_PAPER) if self.recipe != "best" else dict(_BEST.get(self.dataset, {}))
         anchors = _ANCHORS.get((self.dataset, self.proposal))
         if anchors and self.recipe == "best" and self.objective in _LEARN_B:
-            found["anchors"] = anchors
-        if self.max_epochs is not None:
-            found["max_epochs"] = self.max_epochs
-        return found | (self.options or {})
+            found["energy"] = EnergyHead(anchors=anchors)
+        return found if self.max_epochs is None else {**found, "max_epochs": self.max_epochs}
 
     def regressor(self, data: images.ImageData) -> ImageRegressor:
         """The untrained model of this run."""
-        settings = self.settings()
-
-        def take(kind: Any) -> dict[str, Any]:
-            own = {"batch_size", "max_epochs", "lr"}  # parameters of the regressor itself
-            names = {f.name for f in fields(kind)} & settings.keys() - own
-            return {name: settings.pop(name) for name in names}
-
         # The augmentation is the published one for head poses, our own choice elsewhere.
         augmented = self.recipe == "best" or self.dataset == "biwi"
         return ImageRegressor(
             self.objective,
             "mdn-4" if self.proposal == "none" else self.proposal,
             n_samples=self.n_samples,
-            energy=EnergyHead(**take(EnergyHead)),
-            options=replace(IMAGE_OPTIONS, **take(IMAGE_OPTIONS)),
             label_step=0.0 if self.recipe == "literal" else data.label_step,
             label_range=data.label_range,
             augmentation=data.augmentation if augmented else None,
             backbone=self.backbone,
             device=self.device,
             random_state=self.seed,
-            **settings,
+            **self.settings(),
         )
 
 
@@ -216,21 +198,22 @@ def fit_and_judge(
         figures |= {f"{name}_calibrated": found[name] for name in _CALIBRATED}
         arrays |= {f"{name}_calibrated": tempered[name] for name in ("log_prob", "pit")}
         model.temperature_ = 1.0  # what is drawn later is the model as trained
-    row = {
-        **config.keys(),
-        **figures,
-        **{f"val_{k}": held_out[k] for k in ("exact", "mae", "coverage") if k in held_out},
-        "val_score": history.best_score,
-        "best_step": history.best_step,
-        "n_steps": history.n_steps,
-        "skipped_steps": history.skipped_steps,
-        "rollbacks": history.rollbacks,
-        "diverged": history.stopped == "diverged" or history.best_score is None,
-        "seconds": round(seconds, 2),
-    }
-    if config.options:
-        row["options"] = dict(config.options)
-    return row, arrays, model
+    return (
+        {
+            **config.keys(),
+            **figures,
+            **{f"val_{k}": held_out[k] for k in ("exact", "mae", "coverage") if k in held_out},
+            "val_score": history.best_score,
+            "best_step": history.best_step,
+            "n_steps": history.n_steps,
+            "skipped_steps": history.skipped_steps,
+            "rollbacks": history.rollbacks,
+            "diverged": history.stopped == "diverged" or history.best_score is None,
+            "seconds": round(seconds, 2),
+        },
+        arrays,
+        model,
+    )
 
 
 def judge(
@@ -302,21 +285,18 @@ def present_sets(
     datasets: Sequence[str], data_dir: str | Path | None
 ) -> tuple[list[str], dict[str, str]]:
     """The sets whose files are there, and what is missing of the others and where to get it."""
-    missing = {name: message for name in datasets if (message := _missing(name, data_dir))}
+    missing = {}
+    for name in datasets:
+        try:
+            images.locate(name, data_dir)
+        except MissingDataError as error:  # noqa: PERF203 six at most
+            missing[name] = f"{name}: {error}."
     present = [name for name in datasets if name not in missing]
     if not present:
         raise MissingDataError(" ".join(missing.values()))
     for message in missing.values():
         print(message, flush=True)
     return present, missing
-
-
-def _missing(name: str, data_dir: str | Path | None) -> str:
-    try:
-        images.locate(name, data_dir)
-    except MissingDataError as error:
-        return f"{name}: {error}."
-    return ""
 
 
 def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: int) -> None:
@@ -327,12 +307,11 @@ def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: in
         for _, row in finished:
             table.add(row)
             if progress:
-                named = {k: row[k] for k in _SHOWN if row.get(k) is not None}
-                print(", ".join(f"{k} {v}" for k, v in named.items()), flush=True)
+                shown = [k for k in (*_RUN, "exact", "mae", "seconds") if row.get(k) is not None]
+                print(", ".join(f"{k} {row[k]}" for k in shown), flush=True)
     _data.cache_clear()
 
 
-_SHOWN = ("dataset", "objective", "proposal", "n_samples", "seed", "exact", "mae", "seconds")
 _data = lru_cache(maxsize=3)(images.load)  # splits in use
 
 
@@ -358,8 +337,7 @@ def _work(job: tuple[Config, Path]) -> dict[str, Any]:
 
 def _scores_file(directory: Path, row: dict[str, Any]) -> Path:
     """Where a row has each test image's figures, for paired comparisons."""
-    names = ("dataset", "objective", "proposal", "n_samples", "seed")
-    return directory / "scores" / ("-".join(str(row[name]) for name in names) + ".npz")
+    return directory / "scores" / ("-".join(str(row[name]) for name in _RUN) + ".npz")
 
 
 def run(
@@ -371,14 +349,12 @@ def run(
     progress: bool = True,
     data_dir: str | Path | None = None,
     datasets: Sequence[str] = DATASETS,
-    methods: Sequence[Method] | None = None,
     objectives: Sequence[str] | None = None,
     proposals: Sequence[str] | None = None,
     jobs: int = 1,
     max_epochs: int | None = None,
     backbone: Any = "resnet18",
     n_test_samples: int = 20_000,
-    options: dict[str, Any] | None = None,
 ) -> Table:
     """Run the table; write ``images.json``, ``images.md`` and figures into ``out``.
 
@@ -390,44 +366,36 @@ def run(
         progress: print every run.
         data_dir: data directory.
         datasets: which sets; those without files are named with their source, and left out.
-        methods: pairs of objective and proposal; by default those of :func:`methods_for`.
-        objectives, proposals: only the methods with these.
+        objectives, proposals: only the methods of :func:`methods_for` with these.
         jobs: rows to run side by side, in processes of one thread: on a GPU one row alone leaves
             some of it idle.
         max_epochs, backbone: in place of the recipe's.
         n_test_samples: of the proposal, for the bounds of each test image.
-        options: further settings in place of the recipe's; they are kept with the rows.
     """
     check_choices("recipe", [recipe], RECIPES)
     check_choices("objective", objectives or (), _OBJECTIVES)
     check_choices("proposal", proposals or (), PROPOSALS)
     table = Table("images", recipe, Path(out), device=device)
     present, missing = present_sets(datasets, data_dir)
-    lists = [
-        [
-            (name, objective, proposal)
-            for objective, proposal in (methods or methods_for(name, recipe, proposals))
-            if objective in (objectives or [objective])
-        ]
+    wanted = objectives or _OBJECTIVES
+    methods = {
+        name: [m for m in methods_for(name, recipe, proposals) if m[0] in wanted]
         for name in present
-    ]
+    }
     # Set by set within a method: whoever stops early has the most complete table.
-    rounds = [row for row in chain.from_iterable(zip_longest(*lists)) if row is not None]
-    first = [own[0] for own in lists if own]
     configs = [
         Config(
-            name, objective, proposal, N_SAMPLES, seed, recipe, device, max_epochs, backbone,
-            n_test_samples, options, data_dir, seed == 0 and (name, objective, proposal) in first,
+            name, *methods[name][k], N_SAMPLES, seed, recipe, device, max_epochs, backbone,
+            n_test_samples, data_dir, drawn=seed == k == 0,
         )
         for seed in range(seeds)
-        for name, objective, proposal in rounds
+        for k in range(max(map(len, methods.values())))
+        for name in present
+        if k < len(methods[name])
     ]  # fmt: skip
     run_all(table, configs, progress=progress, jobs=jobs)
     table.write_page(markdown(table, missing))
     return table
-
-
-_SAME = ("ranking_nce", "nce")  # objectives that can have SNL's very proposal
 
 
 def paired(
@@ -495,9 +463,9 @@ def comparisons(table: Table) -> list[dict[str, Any]]:
                 with np.load(path) as content:
                     of_method = scores.setdefault((row["objective"], row["proposal"]), {})
                     of_method[row["n_samples"], row["seed"]] = dict(content)
-        best = {o: best_by_validation(table, dataset, o) for o in ("snl", *_SAME, *LAWS)}
+        best = {o: best_by_validation(table, dataset, o) for o in _OBJECTIVES}
         pairs = [("best", best["snl"] or "", o, p or "") for o, p in best.items() if o != "snl"]
-        pairs += [("same", p, o, p) for s, p in sorted(scores) if s == "snl" for o in _SAME]
+        pairs += [("same", p, o, p) for s, p in sorted(scores) if s == "snl" for o in _ENERGIES[1:]]
         for choice, ours, objective, theirs in pairs:
             both = scores.get(("snl", ours), {}), scores.get((objective, theirs), {})
             plain = _difference(*both, "log_prob")
@@ -570,8 +538,8 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
     if diverged:
         text += f"\n\n**Diverged**, and left out of the comparisons: {', '.join(diverged)}."
     found = comparisons(table)
-    best = [c for c in found if c.get("choice", "best") == "best"]
-    same = [c for c in found if c.get("choice") == "same"]
+    best = [c for c in found if c["choice"] == "best"]
+    same = [c for c in found if c["choice"] == "same"]
     if best:
         text += (
             "\n\n## SNL minus the others, paired over test images\n\n"

@@ -48,7 +48,7 @@ def run(
     configs = [
         Config(
             name, objective, BEST_PROPOSALS.get(name, ("mdn-4",))[0], size, seed, recipe, device,
-            max_epochs, backbone, n_test_samples, data_dir=data_dir,
+            max_epochs, backbone, n_test_samples, data_dir,
         )
         for seed in range(seeds)
         for size in sizes

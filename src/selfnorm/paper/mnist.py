@@ -6,9 +6,8 @@ latent numbers). Every row is evaluated on the test part with 100 posterior samp
 ``log Z`` by three estimators (exactly, where the prior allows it): a row counts only with its
 verdict.
 
-Recipe ``paper`` is the paper's set-up: ten posterior samples, the energy's smaller learning rate,
-base samples for ``Z``, 100,000 iterations. Recipe ``best`` is ours. Settings were chosen on the
-validation part.
+Recipe ``paper`` is the paper's set-up, recipe ``best`` ours (:func:`rows`). Settings were chosen on
+the validation part.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from torch import Tensor
 import selfnorm as sn
 from selfnorm.datasets import mnist
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
-from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.vae import (
     AutoregressivePrior,
     ConvDecoder,
@@ -43,11 +41,9 @@ from selfnorm.vae import (
     latent_energy,
 )
 
-__all__ = ["MODELS", "RECIPES", "Job", "Row", "report_figures", "rows", "run", "train_row"]
+__all__ = ["MODELS", "Job", "Row", "report_figures", "rows", "run", "train_row"]
 
-PAPER_ROWS = ("vae", "vae_mog", "vae_ebm_post_hoc", "vae_ebm")
-MODELS = (*PAPER_ROWS, "vae_ar_ebm_post_hoc", "vae_ar_ebm")
-RECIPES = ("paper", "best")
+MODELS = ("vae", "vae_mog", "vae_ebm_post_hoc", "vae_ebm", "vae_ar_ebm_post_hoc", "vae_ar_ebm")
 LATENT = 16
 _EVALUATION = {
     "posterior_samples": 100,
@@ -105,9 +101,38 @@ _CHAIN = {"hidden": 128, "components": 8, "context": 16, "energy_hidden": 32, "n
 
 
 def rows(recipe: str) -> list[Row]:
-    """The six rows of a recipe, those that others build on first."""
-    check_choices("recipe", [recipe], RECIPES)
-    return _paper() if recipe == "paper" else _best()
+    """The six rows of a recipe, those that others build on first.
+
+    ``"paper"``, with the authors' values where the text has none: 100,000 iterations of 256 rows,
+    Adam with beta 0.5, 1e-4 (the energy 2e-5) times 0.998 an epoch (0.36 over the run;
+    ``exponential`` falls to 0.37), ten posterior samples, ``Z`` from 256 base samples, early
+    stopping. The chain priors, which the paper does not have, share the schedule.
+
+    ``"best"``: one cycle to 1e-3, averaged weights, a short KL warm-up, weight decay.
+    """
+    if recipe == "paper":
+        full = _schedule(
+            100_000, 1e-4, schedule="exponential", optimizer="adam", betas=(0.5, 0.999),
+            posterior_samples=10, n_samples=256, patience=10, clip_norm=None,
+        )  # fmt: skip
+        post = full
+        joint = on_vae = {"proposal": "base", "lr_scale": 0.2, "log_norm_lr_scale": 1.0}
+    else:
+        full = _schedule(60_000, 1e-3, ema=0.999, weight_decay=0.05, kl_warmup=1000, n_samples=1024)
+        post = _schedule(5_000, 1e-3, ema=0.999, weight_decay=1e-2, n_samples=1024)
+        # With a bound of 10 the energy trained from scratch left its base and its verdict was bad;
+        # no weight exceeds 2 e^5 with this one.
+        joint = {"proposal": "mixture", "bound": 5.0, "weight_decay": 0.1, "lr_scale": 0.2}
+        on_vae = {"proposal": "mixture", "bound": 10.0, "weight_decay": 1e-2}
+    vae = Row("vae", fit=full)
+    return [
+        vae,
+        Row("vae_mog", fit=full),
+        Row("vae_ebm_post_hoc", on=vae, fit=post, prior=on_vae),
+        Row("vae_ebm", fit=full, prior=joint),
+        Row("vae_ar_ebm_post_hoc", on=vae, fit=post, prior=_CHAIN),
+        Row("vae_ar_ebm", fit=full, prior=_CHAIN),
+    ]
 
 
 def _schedule(steps: int, lr: float, **more: Any) -> dict[str, Any]:
@@ -121,48 +146,6 @@ def _schedule(steps: int, lr: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def _paper() -> list[Row]:
-    """The paper's set-up, with the authors' values where the text has none.
-
-    100,000 iterations of 256 rows, Adam with beta 0.5, 1e-4 (the energy 2e-5) times 0.998 an epoch
-    (0.36 over the run; ``exponential`` falls to 0.37), ten posterior samples, ``Z`` from 256 base
-    samples, early stopping. The chain priors, which the paper does not have, share the schedule.
-    """
-    full = _schedule(
-        100_000, 1e-4, schedule="exponential", optimizer="adam", betas=(0.5, 0.999),
-        posterior_samples=10, n_samples=256, patience=10, clip_norm=None,
-    )  # fmt: skip
-    ebm = {"proposal": "base", "lr_scale": 0.2, "log_norm_lr_scale": 1.0}
-    vae = Row("vae", fit=full)
-    return [
-        vae,
-        Row("vae_mog", fit=full),
-        Row("vae_ebm_post_hoc", on=vae, fit=full, prior=ebm),
-        Row("vae_ebm", fit=full, prior=ebm),
-        Row("vae_ar_ebm_post_hoc", on=vae, fit=full, prior=_CHAIN),
-        Row("vae_ar_ebm", fit=full, prior=_CHAIN),
-    ]
-
-
-def _best() -> list[Row]:
-    """Ours: one cycle to 1e-3, averaged weights, a short KL warm-up, weight decay."""
-    full = _schedule(60_000, 1e-3, ema=0.999, weight_decay=0.05, kl_warmup=1000, n_samples=1024)
-    post = _schedule(5_000, 1e-3, ema=0.999, weight_decay=1e-2, n_samples=1024)
-    # With a bound of 10 the energy trained from scratch left its base and its verdict was bad; no
-    # weight exceeds 2 e^5 with this one.
-    honest = {"proposal": "mixture", "bound": 5.0, "weight_decay": 0.1, "lr_scale": 0.2}
-    on_vae = {"proposal": "mixture", "bound": 10.0, "weight_decay": 1e-2}
-    vae = Row("vae", fit=full)
-    return [
-        vae,
-        Row("vae_ar_ebm_post_hoc", on=vae, fit=post, prior=_CHAIN),
-        Row("vae_ebm_post_hoc", on=vae, fit=post, prior=on_vae),
-        Row("vae_ar_ebm", fit=full, prior=_CHAIN),
-        Row("vae_mog", fit=full),
-        Row("vae_ebm", fit=full, prior=honest),
-    ]
-
-
 @dataclass(frozen=True)
 class Job:
     """One row and how it is to be run."""
@@ -171,11 +154,8 @@ class Job:
     seed: int
     ngf: int
     energy_layers: int
-    folder: Path
-    device: str
-    data_dir: str | Path | None
     evaluation: dict[str, int]
-    progress: bool
+    settings: Settings
 
     def keys(self) -> dict[str, Any]:
         """What identifies the row in the result file."""
@@ -191,54 +171,45 @@ class Job:
         """Where the model of this row, or of one with the same seed and sizes, is kept."""
         row = row or self.row
         sizes = f"{self.seed}-ngf{self.ngf}-layers{self.energy_layers}"
-        return self.folder / "models" / f"{row.model}-{sizes}-{row.steps}"
+        return Path(self.settings.out) / "models" / f"{row.model}-{sizes}-{row.steps}"
 
     @property
     def checkpoint(self) -> Path:
         """Where its training goes on from."""
-        return self.folder / "checkpoints" / f"{self.model_folder().name}.pt"
+        return Path(self.settings.out) / "checkpoints" / f"{self.model_folder().name}.pt"
 
 
 def run(
     *,
     recipe: str = "paper",
     seeds: int = 2,
-    out: str | Path = "out",
-    device: str = "cpu",
-    progress: bool = True,
-    data_dir: str | Path | None = None,
     models: Sequence[str] = MODELS,
     max_steps: int | None = None,
     ngf: int = 16,
     energy_layers: int = 2,
     evaluation: dict[str, int] | None = None,
-    figures: bool = True,
-    jobs: int = 1,
+    **settings: Any,
 ) -> Table:
     """Run the table and write ``mnist.json``, ``mnist.md`` and figures of samples into ``out``.
+
+    An interrupted row goes on from its checkpoint; post-hoc rows are run when the others are there.
 
     Args:
         recipe: ``"paper"`` or ``"best"``.
         seeds: repetitions.
-        out: directory of the results; finished rows found there are kept, and an interrupted row
-            goes on from its checkpoint, or is done again.
-        device: torch device.
-        progress: show progress bars.
-        data_dir: folder with ``binarized_mnist/``.
         models: which rows.
         max_steps: shorter training than the recipe's.
         ngf, energy_layers: 16 and 2 as printed; the authors' code has 64 and 3.
         evaluation: other numbers of samples than 100 for each row, 5,000 for some of them and a
             million of the prior; see :func:`selfnorm.vae.evaluate_vae`.
-        figures: draw samples of every row (needs matplotlib).
-        jobs: rows to run side by side, in processes of one thread; post-hoc rows when the others
-            are there.
+        settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
     """
+    common = Settings(recipe, **settings)
     check_choices("model", models, MODELS)
-    table = Table("mnist", recipe, Path(out), device=device)
-    common = (device, data_dir, {**_EVALUATION, **(evaluation or {})}, progress and jobs == 1)
+    table = common.table("mnist")
+    numbers = {**_EVALUATION, **(evaluation or {})}
     asked = [
-        Job(row.at_most(max_steps), seed, ngf, energy_layers, table.directory, *common)
+        Job(row.at_most(max_steps), seed, ngf, energy_layers, numbers, common)
         for seed in range(seeds)
         for row in rows(recipe)
         if row.model in models
@@ -246,21 +217,20 @@ def run(
     missing = table.missing(asked)
     alone = [job for job in missing if job.row.on is None]
     put_on_others = [job for job in missing if job.row.on is not None]
-    for job in put_on_others:
-        if not any((one.row, one.seed) == (job.row.on, job.seed) for one in alone):
-            _check_source(job)
-    try:
-        for job, found in chain.from_iterable(
-            run_side_by_side(_run_row, stage, jobs) for stage in (alone, put_on_others)
-        ):
-            table.add(found)
+    coming = {job.model_folder() for job in alone}
+    for job in put_on_others:  # each on the VAE it names, one of that very length
+        source = job.model_folder(job.row.on)
+        if source not in coming and not source.exists():
+            raise ValueError(
+                f"{job.row.model} is put on another model, and there is none at {source}: run that "
+                "row first (--model)"
+            )
+    for stage in (alone, put_on_others):
+        for job, _ in common.keep(table, run_side_by_side(_run_row, stage, common.jobs)):
             job.checkpoint.unlink(missing_ok=True)
-            if progress:
-                print(f"{job.row.model}, seed {job.seed}: {found['snelbo']:.2f} nats", flush=True)
-    finally:
-        _digits.cache_clear()
+    _digits.cache_clear()
     write_page(table)
-    for job in asked if figures else ():
+    for job in asked:
         if job.seed == 0 and job.model_folder().exists():  # whenever it was trained
             from selfnorm.plotting import plot_samples
 
@@ -272,30 +242,19 @@ def run(
 @lru_cache(maxsize=1)
 def _digits(data_dir: str | Path | None, device: str) -> tuple[Tensor, ...]:
     """Training, validation and test part, loaded once for all rows of a process."""
-    digits = mnist.load_binarized(data_dir)
-    return tuple(t.to(device) for t in (digits.train, digits.valid, digits.test))
+    return tuple(part.to(device) for part in mnist.load_binarized(data_dir))
 
 
-def _check_source(job: Job) -> None:
-    """A post-hoc row belongs to the VAE it names, one of that very length."""
-    source = job.row.on
-    if source is not None and not job.model_folder(source).exists():
-        raise ValueError(
-            f"{job.row.model} is put on a {source.model} of {source.steps} steps, and there is "
-            f"none at {job.model_folder(source)}: run that row first (--model {source.model})"
-        )
-
-
-def _run_row(job: Job) -> dict[str, Any]:
+def _run_row(job: Job) -> tuple[dict[str, Any], None]:
     """Train and evaluate one row."""
-    train, valid, test = _digits(job.data_dir, job.device)
+    train, valid, test = _digits(job.settings.data_dir, job.settings.device)
     began = time.perf_counter()
     vae, history = train_row(job, train, valid)
     common: dict[str, Any] = {"reference": train[:4000], "seed": 10_000 + job.seed}
     report = evaluate_vae(vae, test, **job.evaluation, **common)
     common["n_prior_samples"] = job.evaluation["n_prior_samples"]
     held_out = evaluate_vae(vae, valid, posterior_samples=10, **common)
-    return {
+    row = {
         **job.keys(),
         **({} if job.row.on is None else {"vae_steps": job.row.on.steps}),
         **report_figures(report),
@@ -307,6 +266,7 @@ def _run_row(job: Job) -> dict[str, Any]:
         "step_ms": round(1e3 * history.seconds / max(history.n_steps, 1), 3),
         "seconds": round(time.perf_counter() - began, 2),
     }
+    return row, None
 
 
 def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.History]:
@@ -318,10 +278,9 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     row = job.row
     torch.manual_seed(job.seed)
     encoder, decoder = ConvEncoder(ngf=job.ngf), ConvDecoder(ngf=job.ngf)
-    vae = EnergyVAE(encoder, decoder, row.make_prior(job.energy_layers)).to(job.device)
+    vae = EnergyVAE(encoder, decoder, row.make_prior(job.energy_layers)).to(job.settings.device)
     options = dict(row.fit)
     if row.on is not None:
-        _check_source(job)
         trained = EnergyVAE.load(job.model_folder(row.on))
         vae.encoder.load_state_dict(trained.encoder.state_dict())
         vae.decoder.load_state_dict(trained.decoder.state_dict())
@@ -333,7 +292,7 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     how |= {"checkpoint": job.checkpoint, "checkpoint_every": max(1, row.steps // 20)}
     history = sn.fit(
         vae, train, n_samples=options.pop("n_samples", 1024), val_data=valid, seed=job.seed,
-        progress=job.progress, task_options=options, options=sn.TrainingOptions(**how),
+        progress=job.settings.bars, task_options=options, options=sn.TrainingOptions(**how),
     )  # fmt: skip
     refuse_cut_short(history.stopped)
     vae.save(job.model_folder())

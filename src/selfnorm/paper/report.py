@@ -8,13 +8,12 @@ and a second call with the same settings only adds what is missing.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 
 from selfnorm.errors import SelfnormError
 from selfnorm.evaluation import Bounds
+from selfnorm.saving import json_safe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,6 +31,7 @@ else:
     import tomli as tomllib
 
 __all__ = [
+    "Run",
     "Table",
     "bounds_columns",
     "check_choices",
@@ -151,21 +152,17 @@ class Table:
         """Whether a row with these values is there already."""
         return any(all(row.get(k) == v for k, v in keys.items()) for row in self.rows)
 
-    def expect(self, n_rows: int) -> None:
-        """Say how many rows the table will have, so that others can see how far it is."""
-        if n_rows != self.asked:
-            self.asked = n_rows
-            if self.rows:  # a file of no rows would be no result
-                self.write()
-
     def missing(self, asked: Sequence[Run]) -> list[Run]:
         """Of all the runs that the table is to have, those that have no row yet."""
-        self.expect(len(asked))
+        if len(asked) != self.asked:
+            self.asked = len(asked)  # so that others can see how far it is
+            if self.rows:  # a file of no rows would be no result
+                self.write()
         return [run for run in asked if not self.has(**run.keys())]
 
     def add(self, row: dict[str, Any]) -> None:
         """Append one run and write the file."""
-        self.rows.append(_plain(row))
+        self.rows.append(json_safe(row))
         self.write()
 
     def write(self) -> None:
@@ -191,16 +188,11 @@ class Table:
 
     def write_page(self, *sections: str) -> Path:
         """Write ``TABLE.md``: these sections, then the command and the time it took."""
-        return self.write_markdown(
-            "\n\n".join([*sections, f"`{self.command}`, {self.seconds:.0f} s"])
-        )
-
-    def write_markdown(self, text: str) -> Path:
-        """Write ``TABLE.md`` beside the JSON."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"{self.name}.md"
-        path.write_text(text.rstrip() + "\n")
-        return path
+        page = self.path.with_suffix(".md")
+        told = f"`{self.command}`, {self.seconds:.0f} s"
+        page.write_text("\n\n".join([*sections, told]) + "\n")
+        return page
 
     def groups(self, *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
         """Rows by the values of ``keys``, in order of appearance."""
@@ -228,8 +220,10 @@ def bounds_columns(bounds: Bounds) -> dict[str, Any]:
     return {name: getattr(bounds, name) for name in names}
 
 
-def mean_sd(rows: Iterable[dict[str, Any]], key: str, digits: int = 3) -> str:
-    """``mean ± sd`` of one column, leaving out missing values (and saying so).
+def mean_sd(
+    rows: Sequence[dict[str, Any]], key: str, digits: int = 3, *, minus: str | None = None
+) -> str:
+    """``mean ± sd`` of a column (``minus`` another), leaving out missing values (and saying so).
 
     Of values beyond a million, a bound by a ``b`` that was never learned, the order alone.
 
@@ -239,8 +233,9 @@ def mean_sd(rows: Iterable[dict[str, Any]], key: str, digits: int = 3) -> str:
         >>> mean_sd([{"a": -1.0}, {"a": -4.2e13}], "a")
         '-2e+13'
     """
-    rows = list(rows)
-    values = [float(r[key]) for r in rows if r.get(key) is not None]
+    needed = [key] if minus is None else [key, minus]
+    whole = [r for r in rows if all(r.get(name) is not None for name in needed)]
+    values = [float(r[key]) - (float(r[minus]) if minus else 0.0) for r in whole]
     if not values:
         return "–"
     text = f"{statistics.fmean(values):.{digits}f}"
@@ -256,17 +251,3 @@ def markdown_table(header: list[str], body: Iterable[list[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
     return "\n".join(lines)
-
-
-def _plain(value: Any) -> Any:
-    """JSON-safe copy: tensors and numpy scalars become numbers, non-finite ones ``None``."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    item: Callable[[], Any] | None = getattr(value, "item", None)
-    if item is not None:
-        value = item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -1,4 +1,4 @@
-"""Rows of a table side by side, in processes that end with the one that started them.
+"""How the rows of a table are run: side by side, in processes that end with their parent.
 
 The processes train, the caller writes: a row is given out once and comes back once, so two of them
 never write one row, and a killed call leaves the rows that had come back.
@@ -15,22 +15,71 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 
 from selfnorm.errors import SelfnormError
+from selfnorm.paper.report import Run, Table, check_choices
 
-__all__ = ["end_when_asked", "refuse_cut_short", "run_side_by_side"]
+__all__ = ["Settings", "refuse_cut_short", "run_side_by_side"]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+Extra = TypeVar("Extra")
 
 _GRACE = 10.0  # seconds a process has to end when asked to: several leave one busy GPU
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every table is told beside its own options.
+
+    Attributes:
+        recipe: which set-up; ``"paper"`` pins the paper's, ``"best"`` is ours.
+        out: directory of the result files; finished rows found there are kept.
+        device: torch device.
+        progress: tell how far it is.
+        data_dir: where data files are, if not in ``$SELFNORM_DATA`` or the cache.
+        jobs: rows to run side by side, in processes of one thread.
+    """
+
+    recipe: str = "paper"
+    out: str | Path = "out"
+    device: str = "cpu"
+    progress: bool = True
+    data_dir: str | Path | None = None
+    jobs: int = 1
+
+    @property
+    def bars(self) -> bool:
+        """Whether every row shows a bar of its own: there is one at a time."""
+        return self.progress and self.jobs == 1
+
+    def table(self, name: str) -> Table:
+        """The table of this name, with the rows that are there already."""
+        check_choices("recipe", [self.recipe], ("paper", "best"))
+        return Table(name, self.recipe, Path(self.out), device=self.device)
+
+    def keep(
+        self,
+        table: Table,
+        finished: Generator[tuple[Run, tuple[dict[str, Any], Extra]], None, None],
+    ) -> Iterator[tuple[Run, Extra]]:
+        """Add rows to the table as they come; yields each run with what came beside its row."""
+        with closing(finished):  # when a row cannot be written, nobody is left training
+            for run, (row, extra) in finished:
+                table.add(row)
+                if self.progress:
+                    named = ", ".join(str(value) for value in run.keys().values())
+                    print(f"{named}: {row['lower']:.3f} to {row['upper']:.3f} nats", flush=True)
+                yield run, extra
 
 
 def run_side_by_side(
@@ -142,36 +191,6 @@ def _attempt(packed: bytes) -> bytes:
         return pickle.dumps((work(job), None))
     except Exception as error:
         traceback.print_exc()  # for the log: the message alone travels
-        try:
-            told = pickle.dumps((None, error))
-            pickle.loads(told)
-        except Exception:  # its class cannot be made anew on the other side
-            told = pickle.dumps((None, SelfnormError(f"{type(error).__name__}: {error}")))
-        return told
-
-
-@contextmanager
-def end_when_asked() -> Iterator[None]:
-    """Within, SIGTERM raises ``SystemExit``, so that ``finally`` clauses run.
-
-    Unlike Ctrl-C it is no order to a training run to finish early.
-
-    Example:
-        >>> try:
-        ...     with end_when_asked():
-        ...         os.kill(os.getpid(), signal.SIGTERM)
-        ...         time.sleep(5)
-        ... except SystemExit as ended:
-        ...     print(ended.code)
-        143
-    """
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-    raise SystemExit(128 + number)
+        if not isinstance(error, SelfnormError):  # another class may not be made anew there
+            error = SelfnormError(f"{type(error).__name__}: {error}")
+        return pickle.dumps((None, error))

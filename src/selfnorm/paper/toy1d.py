@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,13 @@ from selfnorm.paper.report import (
     paper_numbers,
     paper_value,
 )
-from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.plotting import new_figure, save
 from selfnorm.tables import RegressorNetwork
 
-__all__ = ["BEST", "DATASETS", "RECIPES", "Config", "paper_model", "paper_rows", "run", "run_one"]
+__all__ = ["BEST", "DATASETS", "Config", "paper_model", "paper_rows", "run", "run_one"]
 
 DATASETS = toy1d.DATASETS
-RECIPES = ("paper", "best")
 _N_SAMPLES = 20_000
 _N_TEST_BEST = 3000  # test points of dataset 1, which has no published test part
 _GRID_POINTS = 4097
@@ -69,15 +68,9 @@ def run(
     *,
     recipe: str = "paper",
     seeds: int = 5,
-    out: str | Path = "out",
-    device: str = "cpu",
-    progress: bool = True,
-    data_dir: str | Path | None = None,
     datasets: Sequence[str] = DATASETS,
     objectives: Sequence[str] | None = None,
-    max_epochs: int | None = None,
-    figures: bool = True,
-    jobs: int = 1,
+    **settings: Any,
 ) -> Table:
     """Run the table and write ``toy1d.json``, ``toy1d.md`` and the figures into ``out``.
 
@@ -85,44 +78,36 @@ def run(
         recipe: ``"paper"`` (twelve rows per set) or ``"best"`` (one).
         seeds: repetitions. With ``data_dir`` all use the authors' draw (dataset 1 has no published
             test part: one of 1,000 points is drawn per seed); without it data are drawn anew.
-        out: directory of the result files; finished rows found there are kept.
-        device: torch device.
-        progress: print every run.
-        data_dir: folder with the authors' csv files.
         datasets: which of the two sets.
         objectives: ``"snl"`` and ``"nce"`` (paper only).
-        max_epochs: shorter or longer training than the recipe's.
-        figures: draw the true and the learned conditional densities.
-        jobs: rows to run side by side, in processes of one thread.
+        settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
     """
-    check_choices("recipe", [recipe], RECIPES)
+    common = Settings(recipe, **settings)
     check_choices("objective", objectives or (), ("snl", "nce"))
-    table = Table("toy1d", recipe, Path(out), device=device)
+    table = common.table("toy1d")
     rows = paper_rows() if recipe == "paper" else [("snl", "mdn", "mlp", "proposal")]
     asked = [
-        Config(dataset, *row, seed, recipe, device, data_dir, max_epochs)
+        Config(dataset, *row, seed, common)
         for seed in range(seeds)
         for dataset in datasets
         for row in rows
         if row[0] in (objectives or ("snl", "nce"))
     ]
     laws = table.directory / "laws"
-    for config, (found, law) in run_side_by_side(run_one, table.missing(asked), jobs):
+    finished = run_side_by_side(run_one, table.missing(asked), common.jobs)
+    for config, law in common.keep(table, finished):
         if law is not None:  # kept, so that a call that is resumed draws it as well
             laws.mkdir(parents=True, exist_ok=True)
             name = f"{config.dataset} SNL, {config.proposal}, base {config.base}.npz"
             np.savez_compressed(laws / name, log_density=law)
-        table.add(found)
-        if progress:
-            print(", ".join(str(v) for v in config.keys().values()), round(found["exact"], 3))
     _write_page(table)
-    for dataset in datasets if figures else ():
+    for dataset in datasets:
         kept = {
             path.stem.removeprefix(f"{dataset} "): torch.from_numpy(np.load(path)["log_density"])
             for path in sorted(laws.glob(f"{dataset} *.npz"))
         }
         if kept:
-            data = toy1d.load(dataset, seed=0, data_dir=data_dir)
+            data = toy1d.load(dataset, seed=0, data_dir=common.data_dir)
             _draw(data, kept, table.directory / f"toy1d_{dataset}.png")
     return table
 
@@ -137,10 +122,7 @@ class Config:
     log_norm: str
     base: str
     seed: int
-    recipe: str = "paper"
-    device: str = "cpu"
-    data_dir: str | Path | None = None
-    max_epochs: int | None = None
+    settings: Settings
 
     def keys(self) -> dict[str, Any]:
         """What identifies the run in the result file."""
@@ -155,12 +137,13 @@ class Config:
 
 def run_one(config: Config) -> tuple[dict[str, Any], np.ndarray | None]:
     """Fit and judge one row; what to add to the table, and the learned law if a figure shows it."""
-    n_test = 1000 if config.recipe == "paper" else _N_TEST_BEST
-    data = toy1d.load(config.dataset, seed=config.seed, data_dir=config.data_dir, n_test=n_test)
+    paper, place = config.settings.recipe == "paper", config.settings.data_dir
+    n_test = 1000 if paper else _N_TEST_BEST
+    data = toy1d.load(config.dataset, seed=config.seed, data_dir=place, n_test=n_test)
     began = time.perf_counter()
-    figures, density = (_paper_run if config.recipe == "paper" else _best_run)(config, data)
+    figures, density = (_paper_run if paper else _best_run)(config, data)
     seconds = round(time.perf_counter() - began, 2)
-    own = {"limit": toy1d.limit(config.dataset), "limit_on_test": data.limit}
+    own = {"limit": toy1d.LIMITS[config.dataset], "limit_on_test": data.limit}
     row = {**config.keys(), **own, **figures, "seconds": seconds}
     return row, density(*_grid(data)).float().numpy() if config.drawn else None
 
@@ -188,7 +171,7 @@ def paper_model(proposal: str, log_norm: str, base: str, labels: Tensor) -> sn.C
 
 
 def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Density]:
-    device = config.device
+    device = config.settings.device
     train, val, test = ((p.x.float(), p.y.float()) for p in (data.train, data.val, data.test))
     y = train[1]
     torch.manual_seed(config.seed)
@@ -200,7 +183,7 @@ def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Densi
         # Labels of the fixed Gaussian serve all pairs of the batch.
         n_samples=512 if config.proposal == "gaussian" else 32,
         batch_size=32,
-        max_epochs=config.max_epochs or 25,
+        max_epochs=25,
         lr=_PAPER_LR,
         options=sn.TrainingOptions(optimizer="adam"),
         val_data=val,
@@ -258,13 +241,8 @@ BEST: dict[str, dict[str, Any]] = {
 
 
 def _best_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Density]:
-    options = {**BEST[config.dataset], "random_state": config.seed, "device": config.device}
-    if config.max_epochs is not None:
-        network = replace(
-            options.get("network", RegressorNetwork()), energy_epochs=config.max_epochs
-        )
-        options |= {"max_epochs": config.max_epochs, "network": network}
-    model = sn.EnergyRegressor(**options)
+    options = {**BEST[config.dataset], "device": config.settings.device}
+    model = sn.EnergyRegressor(**options, random_state=config.seed)
     # The members hold out rows of their own: validation rows serve for training too, but for those
     # of dataset 1, which are drawn afresh and no part of the authors' 2,000 points.
     parts = [data.train] if config.dataset == "dataset1" else [data.train, data.val]
@@ -294,9 +272,6 @@ def _write_page(table: Table) -> None:
     for (dataset, *row), rows in table.groups("dataset", *keys).items():
         printed = paper.get(tuple(row), {})
         both = [printed.get(f"{dataset}_{bound}") for bound in ("is", "snl")]
-        gaps = [
-            {"to_limit": r["limit_on_test"] - r["exact"]} for r in rows if r["exact"] is not None
-        ]
         body.append(
             [
                 dataset,
@@ -310,7 +285,7 @@ def _write_page(table: Table) -> None:
                 *map(paper_value, both),
                 f"{both[0]['mean'] - both[1]['mean']:.3f}" if printed else "–",
                 mean_sd(rows, "limit_on_test"),
-                mean_sd(gaps, "to_limit"),
+                mean_sd(rows, "limit_on_test", minus="exact"),
             ]
         )
     header = ["data set", "objective", "proposal", "b", "base", "seeds", "exact", "l_IS", "l_SNL"]

@@ -15,7 +15,7 @@ from its own seed either way; in a batch, mini-batches and samples come from a c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,11 @@ from selfnorm.paper.report import (
     paper_numbers,
     paper_value,
 )
-from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 
-__all__ = ["DATASETS", "RECIPES", "Config", "Fitted", "run", "train_one", "train_together"]
+__all__ = ["DATASETS", "Config", "Fitted", "run"]
 
-DATASETS = ("funnel", "pinwheel", "checkerboard", "four_circles")
-RECIPES = ("paper", "best")
+DATASETS = toy2d.NAMES
 # Without a base density the model lives where the standard Gaussian proposal can reach: it puts
 # 1e-15 of its mass outside this square, and an energy may do there what it likes.
 _BOX = (torch.tensor([-8.0, -8.0]), torch.tensor([8.0, 8.0]))
@@ -52,68 +51,54 @@ def run(
     *,
     recipe: str = "paper",
     seeds: int = 5,
-    out: str | Path = "out",
-    device: str = "cpu",
-    progress: bool = True,
     datasets: Sequence[str] = DATASETS,
     objectives: Sequence[str] | None = None,
     bases: Sequence[str] | None = None,
-    scaling: toy2d.Scaling = "train",
-    figures: bool = True,
-    jobs: int = 1,
     together: bool | None = None,
-    data_dir: str | Path | None = None,
+    **settings: Any,
 ) -> Table:
     """Run the table and write ``toy2d.json``, ``toy2d.md`` and the figures into ``out``.
 
     Args:
         recipe: ``"paper"`` or ``"best"``.
         seeds: number of repetitions; data, split and initialisation are drawn anew for each.
-        out: directory of the result files; finished rows found there are kept.
-        device: torch device.
-        progress: show a progress bar for each run.
         datasets: which of the four sets.
         objectives: ``"snl"`` and ``"nce"`` for the paper's recipe, ``"snl"`` for ours.
         bases: ``"none"`` and ``"standard_normal"`` (paper only).
-        scaling: ``"train"``, ``"population"`` or ``"per_split"`` (as the authors' code).
-        figures: draw the density panels and training curves.
-        jobs: number of runs side by side, each in a process of one thread.
         together: train all runs as one batched model (by default on a GPU, where that costs little
             more than one run); they then share one stream of random numbers.
-        data_dir: not used, the data are drawn; every table takes it.
+        settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
     """
-    del data_dir
-    check_choices("recipe", [recipe], RECIPES)
+    common = Settings(recipe, **settings)
     check_choices("base", bases or (), ("none", "standard_normal"))
-    table = Table("toy2d", recipe, Path(out), device=device)
+    table = common.table("toy2d")
     if recipe == "paper":
         objectives = objectives or ("snl", "nce")
         bases = bases or ("standard_normal", "none")
     else:
         objectives, bases = ("snl",), ("student_t",)
-    configs = [
-        Config(recipe, dataset, objective, base, seed, device, scaling, progress and jobs == 1)
-        for seed in range(seeds)
-        for dataset in datasets
-        for base in bases
-        for objective in objectives
-    ]
-    missing = table.missing(configs)
-    panels: dict[str, dict[str, Fitted]] = {}
+    missing = table.missing(
+        [
+            Config(dataset, objective, base, seed, common)
+            for seed in range(seeds)
+            for dataset in datasets
+            for base in bases
+            for objective in objectives
+        ]
+    )
     if together is None:
-        together = torch.device(device).type == "cuda"
-    judged = _together(missing, progress)
-    if not together:
-        judged = run_side_by_side(_train_and_judge, missing, jobs)
-    for config, (row, fitted) in judged:
-        table.add(row)
-        if progress:
-            named = ", ".join(str(value) for value in config.keys().values())
-            print(f"{named}: exact {row['exact']:.3f}, limit {row['limit']:.3f}", flush=True)
+        together = torch.device(common.device).type == "cuda"
+    finished = (
+        _train_together(missing)
+        if together and missing
+        else run_side_by_side(_train_one, missing, common.jobs)
+    )
+    panels: dict[str, dict[str, Fitted]] = {}
+    for config, fitted in common.keep(table, finished):
         if config.seed == 0 and config.base != "none":
             panels.setdefault(config.dataset, {})[config.objective] = fitted
     _write_page(table)
-    if figures and panels:
+    if panels:
         _draw(panels, table.directory)
     return table
 
@@ -122,14 +107,11 @@ def run(
 class Config:
     """One row of the table before it is run."""
 
-    recipe: str
     dataset: str
     objective: str
     base: str
     seed: int
-    device: str = "cpu"
-    scaling: toy2d.Scaling = "train"
-    progress: bool = True
+    settings: Settings
 
     def keys(self) -> dict[str, Any]:
         """What identifies the run in the result file."""
@@ -149,9 +131,9 @@ class Fitted:
 
 def _prepare(config: Config) -> tuple[Fitted, sn.TrainingOptions]:
     """A configuration before it is trained, and the options of its training."""
-    split = toy2d.load(config.dataset, seed=config.seed, scaling=config.scaling)
+    split = toy2d.load(config.dataset, seed=config.seed)
     torch.manual_seed(config.seed)
-    if config.recipe == "best":
+    if config.settings.recipe == "best":
         recipe = joint_density(split.train)
         model, proposal, options = recipe.model, recipe.proposal, recipe.options
     else:
@@ -166,94 +148,65 @@ def _prepare(config: Config) -> tuple[Fitted, sn.TrainingOptions]:
             optimizer="adam",
             schedule="constant",
         )
-    return Fitted(model.to(config.device), proposal.to(config.device), split), options
+    device = config.settings.device
+    return Fitted(model.to(device), proposal.to(device), split), options
 
 
-def train_one(config: Config, **changes: Any) -> Fitted:
-    """Train one configuration by itself; ``changes`` replace its options."""
-    run, options = _prepare(config)
-    run.history = sn.fit(
-        run.model,
-        run.split.train,
-        proposal=run.proposal,
+def _train_one(config: Config) -> tuple[dict[str, Any], Fitted]:
+    """Train and judge one configuration by itself."""
+    began = time.perf_counter()
+    fitted, options = _prepare(config)
+    fitted.history = sn.fit(
+        fitted.model,
+        fitted.split.train,
+        proposal=fitted.proposal,
         objective=config.objective,
-        val_data=run.split.val,
+        val_data=fitted.split.val,
         seed=config.seed,
-        progress=config.progress,
-        options=options.given(**changes),
+        progress=config.settings.bars,
+        options=options,
     )
-    refuse_cut_short(run.history.stopped)
-    return run
+    refuse_cut_short(fitted.history.stopped)
+    return _row(config, fitted, time.perf_counter() - began), fitted
 
 
-def train_together(
-    configs: Sequence[Config], *, seed: int = 0, progress: bool = True, **changes: Any
-) -> tuple[list[Fitted], float]:
-    """Train every configuration of one recipe as one batch.
+def _train_together(
+    configs: Sequence[Config],
+) -> Generator[tuple[Config, tuple[dict[str, Any], Fitted]], None, None]:
+    """All runs as one batched model; the time of each is its share.
 
-    Args:
-        configs: rows of the table before they are run; one recipe and one device.
-        seed: of the common stream of batches and samples.
-        progress: show one progress bar for all.
-        changes: training options to replace, e.g. ``max_steps``.
-
-    Returns:
-        The fitted models in the order of ``configs``, and the seconds that training all of them
-        took (drawing data and fitting proposals not counted).
+    Only training counts: data are drawn and proposals fitted before.
     """
     prepared = [_prepare(config) for config in configs]
-    runs, options = [run for run, _ in prepared], prepared[0][1]
-    if any(own != options for _, own in prepared):
-        raise ValueError("the recipe gives these runs different training options; group them first")
+    every, settings = [fitted for fitted, _ in prepared], configs[0].settings
     import torch._dynamo  # the first optimiser of a process loads it: seconds that nobody trains
 
     began = time.perf_counter()
     histories = sn.fit_many(
-        [run.model for run in runs],
-        [run.split.train for run in runs],
-        proposal=[run.proposal for run in runs],
+        [fitted.model for fitted in every],
+        [fitted.split.train for fitted in every],
+        proposal=[fitted.proposal for fitted in every],
         objective=[config.objective for config in configs],
-        val_data=[run.split.val for run in runs],
-        seed=seed,
-        progress=progress,
-        options=options.given(**changes),
+        val_data=[fitted.split.val for fitted in every],
+        seed=0,
+        progress=settings.progress,
+        options=prepared[0][1],  # one recipe, the same for all
     )
-    if torch.device(configs[0].device).type == "cuda":
+    if torch.device(settings.device).type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    for run, history in zip(runs, histories, strict=True):
+    batch = {"runs_together": len(configs), "seconds_together": round(seconds, 2)}
+    for config, fitted, history in zip(configs, every, histories, strict=True):
         refuse_cut_short(history.stopped)
-        run.history = history
-    return runs, seconds
-
-
-def _train_and_judge(config: Config) -> tuple[dict[str, Any], Fitted]:
-    began = time.perf_counter()
-    fitted = train_one(config)
-    return _row(config, fitted, time.perf_counter() - began), fitted
-
-
-def _together(
-    configs: Sequence[Config], progress: bool
-) -> Iterator[tuple[Config, tuple[dict[str, Any], Fitted]]]:
-    """All runs as one batched model; the time of each is its share."""
-    if not configs:
-        return
-    every, seconds = train_together(configs, progress=progress)
-    if progress:
-        print(f"{len(configs)} runs trained together in {seconds:.2f} s", flush=True)
-    for config, fitted in zip(configs, every, strict=True):
-        row = _row(config, fitted, seconds / len(configs))
-        batch = {"runs_together": len(configs), "seconds_together": round(seconds, 2)}
-        yield config, ({**row, **batch}, fitted)
+        fitted.history = history
+        yield config, ({**_row(config, fitted, seconds / len(configs)), **batch}, fitted)
 
 
 @torch.no_grad()
 def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
     model, split, history = fitted.model, fitted.split, fitted.history
-    test = (
-        split.test if config.recipe == "paper" else split.draw(_N_EXACT, seed=10_000 + config.seed)
-    )
+    recipe = config.settings.recipe
+    test = split.test if recipe == "paper" else split.draw(_N_EXACT, seed=10_000 + config.seed)
     test = test.to(model.device).float()
     bounds = sn.evaluate(
         model, test, proposal=fitted.proposal, n_samples=20_000, seed=1000 + config.seed
@@ -264,10 +217,9 @@ def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
     exact = float(log_p.double().mean()) - log_norm
     return {
         **config.keys(),
-        "proposal": "standard_normal" if config.recipe == "paper" else "defensive",
+        "proposal": "standard_normal" if recipe == "paper" else "defensive",
         "exact": exact,
         "limit": split.limit,
-        "population_limit": split.density.limit,
         "oracle": float(split.log_density(test.cpu()).double().mean()),
         "log_norm": float(model.log_norm),
         "log_norm_exact": log_norm,
@@ -292,11 +244,6 @@ def _write_page(table: Table) -> None:
         (dataset, base, objective), rows = key, groups[key]
         # Our own recipe has another base; it is set beside the paper's row with a base.
         theirs = paper.get((objective, base), paper[objective, "standard_normal"])
-        gaps = [
-            {"gap": r["limit"] - r["exact"], "bound": r["upper"] - r["lower"]}
-            for r in rows
-            if r["exact"] is not None and r["lower"] is not None
-        ]
         body.append(
             [
                 dataset,
@@ -305,10 +252,10 @@ def _write_page(table: Table) -> None:
                 mean_sd(rows, "exact"),
                 mean_sd(rows, "upper"),
                 mean_sd(rows, "lower"),
-                mean_sd(gaps, "bound", 4),
+                mean_sd(rows, "gap", 4),
                 paper_value(theirs.get(f"{dataset}_is")),
                 mean_sd(rows, "limit"),
-                mean_sd(gaps, "gap"),
+                mean_sd(rows, "limit", minus="exact"),
                 f"{sum(r['reliable'] for r in rows)}/{len(rows)}",
                 f"{sum(r['diverged'] for r in rows)}",
             ]

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,13 +29,12 @@ from selfnorm.paper.report import (
     mean_sd,
     paper_numbers,
 )
-from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.training import TrainingOptions
 from selfnorm.training import run as train
 
-__all__ = ["RECIPES", "run"]
+__all__ = ["run"]
 
-RECIPES = ("paper", "best")
 _MODELS = {"joint": "joint EBM, Gaussian proposal", "chain": "chain of EBMs"}
 
 
@@ -44,51 +42,38 @@ def run(
     *,
     recipe: str = "paper",
     seeds: int = 3,
-    out: str | Path = "out",
-    device: str = "cpu",
-    progress: bool = True,
-    data_dir: str | Path | None = None,
     datasets: Sequence[str] = maf_benchmark.NAMES,
     max_steps: int | None = None,
-    jobs: int = 1,
+    **settings: Any,
 ) -> Table:
     """Run the table and write ``uci.json`` and ``uci.md`` into ``out``.
 
     Args:
         recipe: ``"paper"`` runs both models, ``"best"`` the chain alone.
         seeds: repetitions.
-        out: directory of the result files; finished rows found there are kept.
-        device: torch device.
-        progress: show progress bars.
-        data_dir: where the files are (else ``$SELFNORM_DATA`` or the cache).
         datasets: which sets.
         max_steps: limit of the steps of either model (for trying it out).
-        jobs: rows to run side by side, in processes of one thread.
+        settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
     """
-    check_choices("recipe", [recipe], RECIPES)
-    table = Table("uci", recipe, Path(out), device=device)
+    common = Settings(recipe, **settings)
+    table = common.table("uci")
     check_choices("set", datasets, maf_benchmark.NAMES)
-    missing = {name: text for name in datasets if (text := _missing(name, data_dir))}
-    models = tuple(_MODELS) if recipe == "paper" else ("chain",)
+    missing: dict[str, str] = {}
+    for name in datasets:
+        try:
+            find_set(name, common.data_dir)
+        except MissingDataError as error:  # noqa: PERF203
+            missing[name] = str(error)
     asked = [
-        Job(name, model, seed, device, data_dir, max_steps, progress and jobs == 1)
+        Job(name, model, seed, max_steps, common)
         for name in datasets
         if name not in missing
         for seed in range(seeds)
-        for model in models
+        for model in (_MODELS if recipe == "paper" else ("chain",))
     ]
-    try:
-        for job, found in run_side_by_side(_run_row, table.missing(asked), jobs):
-            table.add(found)
-            if progress:
-                lower, upper = found["lower"], found["upper"]
-                named = ", ".join(str(value) for value in job.keys().values())
-                print(f"{named}: {lower:.3f} to {upper:.3f} nats", flush=True)
-    finally:
-        _loaded.cache_clear()
-    if progress:
-        for name, message in missing.items():
-            print(f"{name}: {message}", flush=True)
+    for _ in common.keep(table, run_side_by_side(_run_row, table.missing(asked), common.jobs)):
+        pass
+    _loaded.cache_clear()
     _write_page(table, missing)
     return table
 
@@ -100,36 +85,25 @@ class Job:
     dataset: str
     model: str
     seed: int
-    device: str
-    data_dir: str | Path | None
     max_steps: int | None
-    progress: bool
+    settings: Settings
 
     def keys(self) -> dict[str, Any]:
         """What identifies the row in the result file."""
         return {"dataset": self.dataset, "model": self.model, "seed": self.seed}
 
 
-def _missing(name: str, data_dir: str | Path | None) -> str:
-    """What is not there of a set, and where to get it."""
-    try:
-        find_set(name, data_dir)
-    except MissingDataError as error:
-        return str(error)
-    return ""
-
-
 _loaded = lru_cache(maxsize=1)(maf_benchmark.load)
 
 
-def _run_row(job: Job) -> dict[str, Any]:
+def _run_row(job: Job) -> tuple[dict[str, Any], None]:
     """Train and judge one model."""
-    data = _loaded(job.dataset, job.data_dir)
+    data = _loaded(job.dataset, job.settings.data_dir)
     began = time.perf_counter()
     torch.manual_seed(job.seed)
     bounds, stopped = (_joint if job.model == "joint" else _chain)(data, job)
     refuse_cut_short(stopped)
-    return {
+    row = {
         **job.keys(),
         **bounds_columns(bounds),
         "lower_se": bounds.lower_se,
@@ -141,15 +115,17 @@ def _run_row(job: Job) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "diverged": stopped == "diverged",
     }
+    return row, None
 
 
 def _joint(data: maf_benchmark.Splits, job: Job) -> tuple[Bounds, str]:
-    proposal = sn.Gaussian.fit_to(data.train, full=True).to(job.device)
+    device = job.settings.device
+    proposal = sn.Gaussian.fit_to(data.train, full=True).to(device)
     energy = sn.MLP(data.dim, hidden=(300, 200, 100, 100, 50), activation="relu")
-    model = sn.EBM(energy, base=proposal).to(job.device)
+    model = sn.EBM(energy, base=proposal).to(device)
     history = sn.fit(
         model,
-        data.train.to(job.device),
+        data.train.to(device),
         proposal=proposal,
         n_samples=1024,
         batch_size=512,
@@ -159,27 +135,28 @@ def _joint(data: maf_benchmark.Splits, job: Job) -> tuple[Bounds, str]:
         options=TrainingOptions(
             lr_log_norm=1e-4, optimizer="adam", weight_decay=5e-4, schedule="constant"
         ),
-        val_data=data.val.to(job.device),
+        val_data=data.val.to(device),
         seed=job.seed,
-        progress=job.progress,
+        progress=job.settings.bars,
     )
-    test = data.test.to(job.device)
+    test = data.test.to(device)
     bounds = sn.evaluate(model, test, proposal=proposal, n_samples=20_000, seed=job.seed)
     return bounds, history.stopped
 
 
 def _chain(data: maf_benchmark.Splits, job: Job) -> tuple[Bounds, str]:
-    defaults = default_options(len(data.train), data.dim, job.device)
+    device = job.settings.device
+    defaults = default_options(len(data.train), data.dim, device)
     # The benchmark states its own noise: the values are scored as they are.
-    model = AutoregressiveEBM(data.dim, discrete=None, **defaults.model).to(job.device)
+    model = AutoregressiveEBM(data.dim, discrete=None, **defaults.model).to(device)
     fit = defaults.fit
     if job.max_steps is not None:
         fit = {**fit, "max_steps": job.max_steps, "validate_every": max(1, job.max_steps // 5)}
     history = train(
         model.training_task(**defaults.task),
-        (data.train.to(job.device),),
-        val_data=(data.val.to(job.device),),
-        options=TrainingOptions(**fit, seed=job.seed, progress=job.progress),
+        (data.train.to(device),),
+        val_data=(data.val.to(device),),
+        options=TrainingOptions(**fit, seed=job.seed, progress=job.settings.bars),
     )
     bounds = model.eval().bounds(data.test, n_samples=500, seed=job.seed)
     return bounds, history.stopped

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 __all__ = ["density_panels", "plot_ablation", "plot_panels"]
 
 
-def density_panels(model: Any, images: Any, y: Any = None, *, n: int = 12) -> dict[str, np.ndarray]:
+def density_panels(model: Any, images: Any, y: Any, *, n: int = 12) -> dict[str, np.ndarray]:
     """What a grid of ``n`` images with their densities shows, as arrays.
 
-    With labels the images are spread evenly over them, so that all parts of the range are seen.
+    The images are spread evenly over the labels, so that all parts of the range are seen.
     """
-    labels = None if y is None else np.asarray(y, dtype=float).reshape(len(images), -1)[:, 0]
-    order = np.arange(len(images)) if labels is None else np.argsort(labels, kind="stable")
+    labels = np.asarray(y, dtype=float).reshape(len(images), -1)[:, 0]
+    order = np.argsort(labels, kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, min(n, len(order))).round().astype(int)]
     shown = np.asarray(images)[chosen]
     drawn = [model.density(image) for image in shown]
-    panels = {
+    return {
         "images": shown,
         "grid": drawn[0][0],
         "density": np.stack([density for _, density in drawn]),
         "interval": model.predict_interval(shown),
+        "label": labels[chosen],
     }
-    return panels if labels is None else {**panels, "label": labels[chosen]}
 
 
 def plot_panels(panels: dict[str, np.ndarray], path: str | Path | None = None) -> Figure:
@@ -54,8 +54,7 @@ def plot_panels(panels: dict[str, np.ndarray], path: str | Path | None = None) -
         below.plot(grid[seen], density[seen], linewidth=1)
         inside = (grid >= low) & (grid <= high)
         below.fill_between(grid[inside], density[inside], alpha=0.3)
-        if "label" in panels:
-            below.axvline(panels["label"][k], color="black", linewidth=1)
+        below.axvline(panels["label"][k], color="black", linewidth=1)
         below.set_yticks([])
         below.tick_params(labelsize=6)
     return save(figure, path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from selfnorm.saving import json_safe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +66,7 @@ class History:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-safe dict (non-finite numbers become ``None``)."""
-        cleaned: dict[str, Any] = _json_safe(asdict(self))
+        cleaned: dict[str, Any] = json_safe(asdict(self))
         return cleaned
 
     @classmethod
@@ -82,13 +83,3 @@ class History:
         from selfnorm.plotting import plot_history
 
         return plot_history(self, path)
-
-
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _json_safe(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_json_safe(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -1,7 +1,11 @@
-"""The commands of the command line, in process: arguments in, exit code and files out."""
+"""The command line, in process: arguments in, exit code and files out."""
 
+import errno
 import json
+import subprocess
 import sys
+from functools import wraps
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -244,3 +248,109 @@ def test_small_tables_hold_out_no_rows_and_pass_identifiers_on(selfnorm, tmp_pat
     assert code == 0
     lines = (tmp_path / "s.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["id", *(f"{i:05d}" for i in range(60))]
+
+
+def test_help_names_every_command_and_the_package_runs_as_a_module(selfnorm):
+    code, out, _ = selfnorm("--help")
+    assert code == 0
+    for command in ("reproduce", "datasets", "fit", "evaluate", "score", "sample", "plot"):
+        assert command in out
+    command = [sys.executable, "-m", "selfnorm", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert result.stdout.startswith("selfnorm ")
+
+
+def test_datasets_says_what_is_there_and_where_it_looked(selfnorm, tmp_path):
+    (tmp_path / "miniboone").mkdir()
+    (tmp_path / "miniboone" / "data.npy").write_bytes(b"x")
+    code, out, _ = selfnorm("datasets", "--data-dir", tmp_path)
+    assert code == 0
+    assert "checkerboard" in out
+    assert str(tmp_path) in out
+    lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
+    assert "found" in lines["miniboone"]
+    assert "missing" in lines["gas"]
+    for table_needs in ("binarized_mnist", "utkface", "power"):
+        assert table_needs in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("nonsense", "unknown table 'nonsense'"),
+        ("toy2d --recipe typo", "unknown recipe 'typo'"),
+        ("toy2d --only toy2d/paper", "takes no --only"),
+        ("toy2d --ngf 64", "takes no --ngf"),
+        ("toy2d --device abacus", "device 'abacus' cannot be used"),
+        ("mnist --dataset cells", "takes no --dataset"),
+        ("mnist --model gan", "unknown model"),
+        ("all --recipe best", "takes no --recipe"),
+        ("all --dataset cells", "takes no --dataset"),
+        ("all --only toy3d", "no piece 'toy3d'"),
+    ],
+)
+def test_refusals_of_tables_are_one_line_and_exit_two(selfnorm, arguments, words, tmp_path):
+    code, _, err = selfnorm("reproduce", *arguments.split(), "--out", tmp_path)
+    assert code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_missing_gpu_is_said(selfnorm, tmp_path):
+    code, _, err = selfnorm("reproduce", "mnist", "--device", "cuda", "--out", tmp_path)
+    assert code == 2
+    assert "no CUDA device" in err
+
+
+def test_plot_surface_needs_no_model(selfnorm, tmp_path):
+    assert selfnorm("plot", "surface", "-o", tmp_path)[0] == 0
+    assert (tmp_path / "snl_surface.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("arguments", ["reproduce toy2d --out", "plot surface -o"])
+def test_a_file_where_a_folder_should_be_is_refused_before_the_work(selfnorm, arguments, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        code, _, err = selfnorm(*arguments.split(), place)
+        assert code == 2
+        assert len(err.strip().splitlines()) == 1
+        assert "taken" in err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_an_error_of_the_system_is_one_line(monkeypatch, capsys):
+    def full_disk():
+        raise OSError(errno.ENOSPC, "No space left on device", "out/toy2d.json")
+
+    monkeypatch.setattr(cli, "app", full_disk)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "selfnorm: out/toy2d.json: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "flags", "expected"),
+    [
+        (  # Twice the same was run twice, and counted as two seeds in means and deviations.
+            "toy2d",
+            "--dataset funnel --dataset pinwheel --dataset funnel",
+            {"datasets": ("funnel", "pinwheel"), "recipe": "paper"},
+        ),
+        (
+            "mnist",
+            "--ngf 64 --energy-layers 3 --model vae --jobs 2",
+            {"ngf": 64, "energy_layers": 3, "models": ("vae",), "jobs": 2},
+        ),
+    ],
+)
+def test_options_reach_the_table(selfnorm, monkeypatch, tmp_path, table, flags, expected):
+    given = {}
+    module = import_module(f"selfnorm.paper.{table}")
+    run = wraps(module.run)(lambda **options: given.update(options))
+    monkeypatch.setattr(module, "run", run)
+    assert selfnorm("reproduce", table, *flags.split(), "--out", tmp_path)[0] == 0
+    assert expected.items() <= given.items()
+    assert set(given) == {*expected, "recipe", "out", "device", "progress"}
