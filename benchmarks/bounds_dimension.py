@@ -12,8 +12,6 @@ is the variance of the samples, which falls as one over their number.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,8 @@ from typing import Any
 import torch
 
 import tabular
+from measuring import write
 from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
-from selfnorm.paper.report import hardware, versions
 from selfnorm.training import TrainingOptions, run
 
 SAMPLES = (30, 100, 300, 1000)
@@ -80,16 +78,8 @@ def main() -> None:
         rows[-1] |= measure(model, test, n_samples, args.seed)
         figures = ("gap", "learned_gap", "learned_error", "learned_rms")
         print(n_samples, *(f"{name} {rows[-1][name]:.4f}" for name in figures), flush=True)
-    content = {
-        "table": "bounds_dimension",
-        "recipe": "a small chain, trained for minutes on a CPU",
-        "command": "python benchmarks/bounds_dimension.py " + " ".join(sys.argv[1:]),
-        "versions": versions(),
-        "hardware": hardware("cpu"),
-        "rows": rows,
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "bounds_dimension.json").write_text(json.dumps(content, indent=1) + "\n")
+    recipe = "a small chain, trained for minutes on a CPU"
+    write(args.out / "bounds_dimension.json", rows, recipe=recipe)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import json
 import multiprocessing
 import os
 import queue
-import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 
 import density_runs
+from measuring import provenance
 from selfnorm.errors import SelfnormError
 
 SETS = ("california", "magic.gamma", "mammography", "power", "shuttle", "bsds300")
@@ -143,11 +143,9 @@ class Outcome:
     """The rows and the log-densities of the test rows, on disk beside each other."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        from selfnorm.paper.report import hardware, versions
-
         self.args, self.began = args, time.perf_counter()
         # asked for once: a GPU that has failed since does not answer
-        self.made_by = {"versions": versions(), "hardware": hardware(args.device)}
+        self.made_by = provenance(args.device)
         self.path = Path(args.out) / args.name
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.rows: list[dict[str, Any]] = []
@@ -185,7 +183,6 @@ class Outcome:
         content = {
             "table": "density",
             "recipe": "default",
-            "command": "python benchmarks/density.py " + " ".join(sys.argv[1:]),
             **self.made_by,
             "concurrent_runs": self.args.workers,
             "seconds": round(time.perf_counter() - self.began, 1),

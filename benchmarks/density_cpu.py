@@ -10,9 +10,7 @@ a one-cycle schedule that ends with them, and its best state on validation rows.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,9 @@ from typing import Any
 import torch
 
 import tabular
+from measuring import write
 from selfnorm import EnergyDensity
 from selfnorm.distributions import Flow
-from selfnorm.paper.report import hardware, versions
 from selfnorm.training import TrainingOptions, run
 
 
@@ -73,7 +71,7 @@ def flow_in(seconds: float, table: Any, seed: int) -> tuple[torch.Tensor, dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--out", default="results/density")
+    parser.add_argument("--out", type=Path, default=Path("results/density"))
     parser.add_argument("--sets", nargs="+", default=["california", "magic.gamma"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -108,16 +106,7 @@ def main() -> None:
         }
         rows.append(row)
         print(row, flush=True)
-        out = Path(args.out)
-        out.mkdir(parents=True, exist_ok=True)
-        content = {
-            "table": "density_cpu",
-            "command": "python benchmarks/density_cpu.py " + " ".join(sys.argv[1:]),
-            "versions": versions(),
-            "hardware": hardware("cpu"),
-            "rows": rows,
-        }
-        (out / "density_cpu.json").write_text(json.dumps(content, indent=1) + "\n")
+        write(args.out / "density_cpu.json", rows)
 
 
 if __name__ == "__main__":

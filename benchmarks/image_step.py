@@ -2,7 +2,7 @@
 
 Run on a quiet GPU: ``python benchmarks/image_step.py --out results/speed``. Batch 32 of 64x64
 images, ``M`` of 64 and 1,024 label samples, bfloat16 and channels-last, everything captured as CUDA
-graphs and timed by device events; the variants take turns, and medians of rounds are compared.
+graphs; the variants take turns, and medians of rounds are compared.
 
 * ``resnet``: normalise, ResNet-18 forward and backward, nothing else; everything else is compared
   with this.
@@ -14,24 +14,21 @@ graphs and timed by device events; the variants take turns, and medians of round
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cuda_graphs import Captured, captured
+from measuring import Work, captured, in_turn, need, ratio, write
 from selfnorm.images import IMAGE_OPTIONS, EnergyHead, ImageRegressor
-from selfnorm.paper.report import hardware, versions
 from selfnorm.training import Stepper
 
 
 def build(
     proposal: str, n_samples: int, batch: int, device: str, anchors: int = 0
 ) -> tuple[Any, tuple[Any, Any]]:
-    """A model of our recipe in training mode, its task, and resident data."""
+    """The task of a model by our recipe in training mode, and resident data."""
     torch.manual_seed(0)
     images = torch.randint(0, 256, (4 * batch, 3, 64, 64), dtype=torch.uint8)
     y = torch.randint(1, 61, (4 * batch, 1)).double()
@@ -44,7 +41,7 @@ def build(
     return task, data
 
 
-def forward_backward(batch: int, device: str) -> Captured:
+def forward_backward(batch: int, device: str) -> Work:
     """The ResNet alone."""
     task, data = build("uniform", 1, batch, device)
     features = task.module.features
@@ -53,43 +50,24 @@ def forward_backward(batch: int, device: str) -> Captured:
         features.zero_grad(set_to_none=True)
         features(data[0][:batch]).square().mean().backward()
 
-    return captured(work, task, data)
+    return captured(work, device)
 
 
-def loss_and_gradient(task: Any, data: Any, batch: int) -> Captured:
+def loss_and_gradient(task: Any, data: Any, batch: int, device: str) -> Work:
     """The objective with all heads, and its gradient."""
 
     def work() -> None:
         task.module.zero_grad(set_to_none=True)
         task.loss((data[0][:batch], data[1][:batch]))[0].backward()
 
-    return captured(work, task, data)
+    return captured(work, device)
 
 
-def whole_step(task: Any, data: Any, batch: int, device: str) -> Callable[[], None]:
+def whole_step(task: Any, data: Any, batch: int, device: str) -> Work:
     """A step of the training loop, as the loop calls it."""
     stepper = Stepper(task, data, IMAGE_OPTIONS)
     rows = torch.arange(batch, device=device)
-    for k in range(6):
-        stepper.step(rows, 1e-4, k)
-    assert stepper.captured, "the step was not captured"
     return lambda: stepper.step(rows, 1e-4, 6)
-
-
-def timed(works: dict[str, Callable[[], None]], rounds: int, repeats: int) -> dict[str, float]:
-    """Median milliseconds of each, in turns."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            work()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(repeats):
-                work()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) / repeats)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> None:
@@ -100,38 +78,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--anchors", type=int, default=51)
-    arguments = parser.parse_args()
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args()
+    need(given.device)
     torch.backends.cudnn.benchmark = True
-    cases = [(name, size, 0) for name in ("uniform", "mdn-4") for size in arguments.samples]
-    cases += [("uniform", arguments.samples[0], arguments.anchors)]
-    batch, device = arguments.batch, "cuda"
-    works: dict[str, Callable[[], None]] = {"resnet": forward_backward(batch, device)}
+    cases = [(name, size, 0) for name in ("uniform", "mdn-4") for size in given.samples]
+    cases += [("uniform", given.samples[0], given.anchors)]
+    batch, device = given.batch, given.device
+    works = {"resnet": forward_backward(batch, device)}
     for proposal, size, anchors in cases:
         task, data = build(proposal, size, batch, device, anchors)
         case = f"{proposal} M={size}" + (f" anchors={anchors}" if anchors else "")
-        works[f"loss {case}"] = loss_and_gradient(task, data, batch)
+        works[f"loss {case}"] = loss_and_gradient(task, data, batch, device)
         works[f"step {case}"] = whole_step(task, data, batch, device)
-    found = timed(works, arguments.rounds, arguments.repeats)
+    times = in_turn(works, given.rounds, given.repeats, device)
     rows = []
-    for name, value in found.items():
-        ratio = value / found["resnet"]
-        rows.append({"what": name, "milliseconds": value, "ratio": ratio})
-        print(f"{name:38s} {value:7.3f} ms  {ratio:.3f} x", flush=True)
-    write(arguments, rows)
-
-
-def write(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """The result file."""
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    content = {
-        "table": "image_step",
-        "command": f"python benchmarks/image_step.py --batch {arguments.batch}",
-        "batch": arguments.batch,
-        "versions": versions(),
-        "hardware": hardware("cuda"),
-        "rows": rows,
-    }
-    (arguments.out / "image_step.json").write_text(json.dumps(content, indent=1) + "\n")
+    for name, values in times.items():
+        share, value = ratio(values, times["resnet"]), statistics.median(values)
+        rows.append({"what": name, "milliseconds": value, "ratio": share})
+        print(f"{name:38s} {value:7.3f} ms  {share:.3f} x", flush=True)
+    write(given.out / "image_step.json", rows, device, batch=batch)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import selfnorm as sn
+from measuring import write
 from selfnorm.density.chunked import Chunked
-from selfnorm.paper.report import Table
 
 DIM, BUDGET = 63, 64 * 2**20
 
@@ -58,7 +58,7 @@ def evaluate(n_samples: int) -> dict[str, Any]:
 
 def train(n_samples: int, chunked: bool) -> dict[str, Any]:
     model, q, x = setting()
-    options = {"proposal": q, "batch_size": 256, "progress": False, "seed": 0}
+    options: dict[str, Any] = {"proposal": q, "batch_size": 256, "progress": False, "seed": 0}
     sn.fit(model, x, n_samples=256, max_steps=2, **options)
     objective: Any = Chunked("snl", max_memory=BUDGET) if chunked else "snl"
     before, began = peak(), time.perf_counter()
@@ -83,15 +83,15 @@ def main() -> None:
         row = evaluate(int(count)) if kind == "evaluate" else train(int(count), kind == "chunked")
         print(json.dumps(row))
         return
-    (options.out / "memory.json").unlink(missing_ok=True)
-    table = Table("memory", "cpu", options.out)
+    rows = []
     cases = [f"evaluate:{n}" for n in (options.samples // 100, options.samples)]
     cases += [f"{kind}:{n}" for n in (16_384, 262_144) for kind in ("plain", "chunked")]
     for case in cases:
         command = [sys.executable, __file__, "--case", case]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         row = {**json.loads(done.stdout.splitlines()[-1]), "budget_bytes": BUDGET}
-        table.add(row)
+        rows.append(row)
+        write(options.out / "memory.json", rows)
         print(
             f"{case:22s} {row['peak_bytes'] / 2**20:8.1f} MiB, {row['seconds']:.1f} s", flush=True
         )

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 import uci_regression
+from measuring import peer
 from selfnorm import EnergyRegressor
 from selfnorm.columns import label_step
 from selfnorm.evaluation.calibration import central_coverage
@@ -90,9 +92,6 @@ def gaussian(parts: tuple[np.ndarray, ...], seed: int) -> dict[str, Any]:
 
 
 def ngboost(parts: tuple[np.ndarray, ...], seed: int, *, early: bool) -> dict[str, Any]:
-    from ngboost import NGBRegressor
-    from scipy import stats
-
     X, y, X_test, y_test = parts
     held: dict[str, Any] = {}
     X_fit, y_fit = X, y
@@ -102,7 +101,9 @@ def ngboost(parts: tuple[np.ndarray, ...], seed: int, *, early: bool) -> dict[st
         X_fit, y_fit = X[order[n_val:]], y[order[n_val:]]
         held = {"X_val": X[order[:n_val]], "Y_val": y[order[:n_val]], "early_stopping_rounds": 50}
     began, cpu = time.perf_counter(), time.process_time()
-    model = NGBRegressor(n_estimators=2000 if early else 500, random_state=seed, verbose=False)
+    model = peer("ngboost").NGBRegressor(
+        n_estimators=2000 if early else 500, random_state=seed, verbose=False
+    )
     model.fit(X_fit, y_fit, **held)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     law = model.pred_dist(X_test, max_iter=model.best_val_loss_itr if early else None)

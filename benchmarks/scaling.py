@@ -9,24 +9,23 @@ On CUDA times are taken around synchronised regions, memory is the peak over the
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from selfnorm.chain import AutoregressiveEBM
-from selfnorm.paper.report import hardware, versions
+from measuring import synchronise, write
+from selfnorm.chain import AutoregressiveEBM, default_options
 from selfnorm.training import Stepper, TrainingOptions
 
-SIZES = {"hidden": 512, "blocks": 2, "components": 10, "context": 64, "energy_hidden": 64}
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+SIZES: dict[str, Any] = {
+    "hidden": 512,
+    "blocks": 2,
+    "components": 10,
+    "context": 64,
+    "energy_hidden": 64,
+}
 
 
 def median_ms(call: Any, device: torch.device, repeats: int) -> float:
@@ -71,8 +70,6 @@ def measure(d: int, device: torch.device, repeats: int) -> dict[str, Any]:
 
 def many_rows(device: torch.device, n: int) -> dict[str, Any]:
     """``log_prob`` of ``n`` rows at d = 63 with the sizes recommended for such a table."""
-    from selfnorm.chain import default_options
-
     torch.manual_seed(0)
     sizes = default_options(60_000, 63, device).model
     x = torch.randn(n, 63, device=device)
@@ -84,7 +81,7 @@ def many_rows(device: torch.device, n: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", default="results/density")
+    parser.add_argument("--out", type=Path, default=Path("results/density"))
     parser.add_argument("--dims", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--rows", type=int, default=100_000)
@@ -96,23 +93,13 @@ def main() -> None:
         rows.append(measure(d, device, args.repeats))
         print(rows[-1], flush=True)
     by_d = {row["d"]: row for row in rows}
-    content: dict[str, Any] = {
-        "table": "scaling",
-        "command": "python benchmarks/scaling.py " + " ".join(sys.argv[1:]),
-        "versions": versions(),
-        "hardware": hardware(device),
-        "sizes": SIZES,
-        "rows": rows,
-        "log_prob_many_rows": many_rows(device, args.rows),
-    }
+    more: dict[str, Any] = {"sizes": SIZES, "log_prob_many_rows": many_rows(device, args.rows)}
     if 8 in by_d and 256 in by_d:
-        content["step_time_ratio_256_over_8"] = by_d[256]["step_ms"] / by_d[8]["step_ms"]
+        more["step_time_ratio_256_over_8"] = by_d[256]["step_ms"] / by_d[8]["step_ms"]
         if "peak_mib" in by_d[8]:
-            content["memory_ratio_256_over_8"] = by_d[256]["peak_mib"] / by_d[8]["peak_mib"]
-    print({k: v for k, v in content.items() if k not in ("rows", "versions")}, flush=True)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"scaling_{device.type}.json").write_text(json.dumps(content, indent=1) + "\n")
+            more["memory_ratio_256_over_8"] = by_d[256]["peak_mib"] / by_d[8]["peak_mib"]
+    print(more, flush=True)
+    write(args.out / f"scaling_{device.type}.json", rows, device, table="scaling", **more)
 
 
 if __name__ == "__main__":

@@ -18,35 +18,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import torch
-from selfnorm.density.many_task import ManyTask, MemberData
+from torch import Tensor
 
 import selfnorm as sn
-from cuda_graphs import captured
-from selfnorm.density import objectives
-from selfnorm.density.fit import DensityTask
-from selfnorm.paper.report import Table
-from selfnorm.training import Stepper, TrainingOptions
+from measuring import Work, captured, in_turn, need, ratio, write
+from paper_steps import HIDDEN, N_ROWS, many_step, many_task, models, single_step
 
-HIDDEN = (200, 100, 50, 50)
 BATCH, N_SAMPLES = 512, 4096
 
 
-def paper_models(members: int, device: str) -> list[sn.EBM]:
-    torch.manual_seed(0)
-    base = sn.Gaussian(torch.zeros(2), scale=1.0).to(device)
-    return [
-        sn.EBM(sn.MLP(2, hidden=HIDDEN, activation="relu"), base=base).to(device)
-        for _ in range(members)
-    ]
-
-
-def matmul_floor(members: int, device: str) -> Callable[[], None]:
+def matmul_floor(members: int, device: str) -> Work:
     sizes = [2, *HIDDEN, 1]
     rows = BATCH + N_SAMPLES
     inputs = [torch.randn(members, rows, n, device=device) for n in sizes]
@@ -60,121 +45,81 @@ def matmul_floor(members: int, device: str) -> Callable[[], None]:
             if layer:  # no gradient with respect to the points
                 torch.bmm(inputs[layer + 1], weights[layer].mT)
 
-    return captured(step)
+    return captured(step, device)
 
 
-def forward_backward(members: int, device: str) -> Callable[[], None]:
-    task = many_task(members, device)
+def forward_backward(members: int, device: str) -> Work:
+    together = many_task(members, N_SAMPLES, sn.TrainingOptions(), device).module
     points = torch.randn(members, BATCH + N_SAMPLES, 2, device=device)
 
     def step() -> None:
-        task.module.weights.grad = None
-        task.module.energies(task.module.weights, points).mean().backward()
+        together.table.grad = None
+        together.ask(lambda m, x: m.model.negative_energy(x), points).mean().backward()
 
-    return captured(step)
-
-
-def many_task(members: int, device: str) -> ManyTask:
-    models = paper_models(members, device)
-    ones = [1.0] * members
-    return ManyTask(
-        models,
-        [model.base for model in models if model.base is not None],
-        MemberData([torch.randn(7000, 2, device=device)] * members),
-        None,
-        objective_list=[objectives.get("snl")] * members,
-        n_samples=N_SAMPLES,
-        lr_factors=ones,
-        log_norm_factors=ones,
-        weight_decays=[0.0] * members,
-    )
+    return captured(step, device)
 
 
-def library_step(members: int, device: str, *, capture: bool, compiled: bool) -> Callable[[], None]:
-    task = many_task(members, device)
-    orders = torch.stack([torch.randperm(7000, device=device) for _ in range(members)], dim=1)
-    options = TrainingOptions(optimizer="adam", cuda_graph=capture, compile_step=compiled)
-    stepper = Stepper(task, (orders,), options)
-    rows = torch.arange(BATCH, device=device)
-    return lambda: stepper.step(rows, 1e-3, 0)
+def plain_loop(members: int, device: str) -> Work:
+    base = models(1, device)[0].base
+    assert base is not None
+    alone = models(members, device)
+    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in alone]
+    x = torch.randn(N_ROWS, 2, device=device)
 
-
-def single_step(device: str, *, compiled: bool) -> Callable[[], None]:
-    """One model by itself, as :func:`selfnorm.fit` trains it."""
-    model = paper_models(1, device)[0]
-    task = DensityTask(model, model.base, n_samples=N_SAMPLES)
-    data = torch.randn(7000, 2, device=device)
-    stepper = Stepper(task, (data,), TrainingOptions(optimizer="adam", compile_step=compiled))
-    order = torch.randperm(7000, device=device)
-    return lambda: stepper.step(order[:BATCH], 1e-3, 0)
-
-
-def plain_loop(members: int, device: str) -> Callable[[], None]:
-    models = paper_models(members, device)
-    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in models]
-    x = torch.randn(7000, 2, device=device)
+    def train(model: sn.EBM, optimizer: torch.optim.Optimizer) -> Tensor:
+        batch = x[torch.randint(len(x), (BATCH,), device=device)]
+        samples = base.sample((N_SAMPLES,))
+        log_w = model.log_unnormalized(samples) - base.log_prob(samples)
+        loss = -sn.functional.snl(model.log_unnormalized(batch), log_w, model.log_norm)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+        return loss
 
     def step() -> None:
-        for model, optimizer in zip(models, optimizers, strict=True):
-            batch = x[torch.randint(len(x), (BATCH,), device=device)]
-            samples = model.base.sample((N_SAMPLES,))
-            log_w = model.log_unnormalized(samples) - model.base.log_prob(samples)
-            loss = -sn.functional.snl(model.log_unnormalized(batch), log_w, model.log_norm)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-            optimizer.step()
-            loss.item()
+        for model, optimizer in zip(alone, optimizers, strict=True):
+            train(model, optimizer).item()
 
     return step
 
 
-def milliseconds(step: Callable[[], None], seconds: float = 0.25) -> float:
-    """Time of one step, over as many calls as fit."""
-    torch.cuda.synchronize()
-    began, calls = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        for _ in range(5):
-            step()
-        calls += 5
-        if calls % 50 == 0:
-            torch.cuda.synchronize()
-    torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began) / calls
+def variants(members: int, compiled: bool, device: str) -> dict[str, Work]:
+    size = (members, BATCH, N_SAMPLES)
+
+    def options(capture: bool = True, compile_step: bool = False) -> sn.TrainingOptions:
+        return sn.TrainingOptions(optimizer="adam", cuda_graph=capture, compile_step=compile_step)
+
+    steps = {
+        "matmul_floor": matmul_floor(members, device),
+        "forward_backward": forward_backward(members, device),
+        "captured": many_step(*size, options(), device),
+        "eager": many_step(*size, options(capture=False), device),
+        "plain_loop": plain_loop(members, device),
+    }
+    if members == 1:
+        for name in ("fit", "fit_compiled") if compiled else ("fit",):
+            how = options(compile_step=name == "fit_compiled")
+            steps[name] = single_step(models(1, device)[0], BATCH, N_SAMPLES, how)
+    elif compiled:
+        steps["captured_compiled"] = many_step(*size, options(compile_step=True), device)
+    return steps
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, nargs="+", default=[1, 20, 80])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--each", type=int, default=50, help="steps of a variant at a time")
     parser.add_argument("--compile", type=int, nargs="*", default=[1, 80], help="for these sizes")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
-    options = parser.parse_args()
-    device = "cuda"
-    (options.out / "step_gpu.json").unlink(missing_ok=True)
-    table = Table("step_gpu", "cuda", options.out, device=device)
-    for members in options.members:
-        steps = {
-            "matmul_floor": matmul_floor(members, device),
-            "forward_backward": forward_backward(members, device),
-            "captured": library_step(members, device, capture=True, compiled=False),
-            "eager": library_step(members, device, capture=False, compiled=False),
-            "plain_loop": plain_loop(members, device),
-        }
-        if members == 1:
-            for compiled in (False, True) if 1 in options.compile else (False,):
-                name = "fit_compiled" if compiled else "fit"
-                steps[name] = single_step(device, compiled=compiled)
-        elif members in options.compile:
-            steps["captured_compiled"] = library_step(members, device, capture=True, compiled=True)
-        for step in steps.values():
-            for _ in range(5):
-                step()
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(options.rounds):
-            for name, step in steps.items():
-                times[name].append(milliseconds(step))
-        floor, plain = times["matmul_floor"], times["plain_loop"]
+    given = parser.parse_args()
+    need(given.device)
+    rows = []
+    for members in given.members:
+        steps = variants(members, members in given.compile, given.device)
+        times = in_turn(steps, given.rounds, given.each, given.device)
         for name, values in times.items():
             row = {
                 "members": members,
@@ -182,20 +127,17 @@ def main() -> None:
                 "batch": BATCH,
                 "n_samples": N_SAMPLES,
                 "milliseconds": statistics.median(values),
-                "ratio_to_floor": statistics.median(
-                    v / f for v, f in zip(values, floor, strict=True)
-                ),
-                "times_faster_than_plain_loop": statistics.median(
-                    p / v for p, v in zip(plain, values, strict=True)
-                ),
+                "ratio_to_floor": ratio(values, times["matmul_floor"]),
+                "times_faster_than_plain_loop": ratio(times["plain_loop"], values),
             }
-            table.add(row)
+            rows.append(row)
             print(
                 f"{members:3d} models, {name:18s} {row['milliseconds']:8.3f} ms, "
                 f"{row['ratio_to_floor']:6.2f} x floor, "
                 f"{row['times_faster_than_plain_loop']:7.1f} x faster than the plain loop",
                 flush=True,
             )
+        write(given.out / "step_gpu.json", rows, given.device)
 
 
 if __name__ == "__main__":

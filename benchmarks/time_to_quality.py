@@ -26,8 +26,8 @@ import torch
 import tabular
 from density import flow_jobs
 from density_runs import FLOW_LOOP, make_flow
+from measuring import need, write
 from selfnorm.chain import AutoregressiveEBM, default_options
-from selfnorm.paper.report import Table
 from selfnorm.training import History, TrainingOptions, run
 
 SET = "power"
@@ -82,8 +82,7 @@ def row_of(method: str, seed: int, history: History, goal: float | None) -> dict
 def from_density(path: Path, out: Path, note: str = "") -> None:
     """Every chain of the density benchmark against the best flow of its set, by validation."""
     content = json.loads(path.read_text())
-    results = Table("time_to_quality", "cuda", out)
-    results.rows = []
+    rows = []
     runs = [r for r in content["rows"] if r.get("val_curve") and r.get("val") is not None]
     for name in sorted({r["dataset"] for r in runs}):
         here = [r for r in runs if r["dataset"] == name]
@@ -95,7 +94,7 @@ def from_density(path: Path, out: Path, note: str = "") -> None:
         flow_time = time_at(flow, flow["val"] - 0.005)
         for chain in sorted(chains, key=lambda r: r["seed"]):
             chain_time = time_at(chain, flow["val"])
-            results.rows.append(
+            rows.append(
                 {
                     "dataset": name,
                     "seed": chain["seed"],
@@ -107,15 +106,10 @@ def from_density(path: Path, out: Path, note: str = "") -> None:
                     "times_faster": flow_time / chain_time if flow_time and chain_time else None,
                 }
             )
-            print(results.rows[-1])
-    results.write()
+            print(rows[-1])
     # Measured where the density benchmark was, not where this summary is made.
-    mine = json.loads(results.path.read_text())
-    mine["hardware"], mine["versions"] = content["hardware"], content["versions"]
-    mine["command"] = f"time_to_quality.py --from-density {path}"
-    if note:
-        mine["note"] = note
-    results.path.write_text(json.dumps(mine, indent=1) + "\n")
+    origin = {key: content[key] for key in ("hardware", "versions")}
+    write(out / "time_to_quality.json", rows, **origin, **({"note": note} if note else {}))
 
 
 def time_at(row: dict[str, Any], goal: float) -> float | None:
@@ -145,15 +139,16 @@ def main() -> None:
         return
     if args.data is None:
         parser.error("--data is needed, the directory with the POWER file")
+    need(args.device)
     import torch._dynamo  # the first optimiser of a process loads it; the first flow must not pay
 
     torch.set_float32_matmul_precision("high")  # as the density benchmark, for both
     table = tabular.load(SET, args.data)
-    (args.out / "time_to_quality.json").unlink(missing_ok=True)
-    results = Table("time_to_quality", args.device, args.out, device=args.device)
+    rows: list[dict[str, Any]] = []
 
     def keep(row: dict[str, Any]) -> dict[str, Any]:
-        results.add(row)
+        rows.append(row)
+        write(args.out / "time_to_quality.json", rows, args.device)
         print({k: v for k, v in row.items() if k != "curve"}, flush=True)
         return row
 

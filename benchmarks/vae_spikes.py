@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -27,9 +26,9 @@ import torch
 from torch import Tensor
 
 import selfnorm as sn
+from measuring import provenance
 from selfnorm.datasets import mnist
 from selfnorm.errors import SelfnormWarning
-from selfnorm.paper.report import hardware, versions
 from selfnorm.vae import (
     ConvDecoder,
     ConvEncoder,
@@ -172,11 +171,9 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "setting": given.setting,
         "data": given.data,
-        "command": " ".join(["python", *sys.argv]),
         "prior": prior_options,
         "fit": fit_options,
-        "versions": versions(),
-        "hardware": hardware(given.device),
+        **provenance(given.device),
         "seconds": round(time.perf_counter() - began, 1),
         "vae": {"elbo": before.elbo},
         "n_steps": history.n_steps,

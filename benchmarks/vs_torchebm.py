@@ -18,17 +18,16 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchebm.core import BaseModel
-from torchebm.losses import ContrastiveDivergence
-from torchebm.samplers import LangevinDynamics
 
+import paper_steps
 import selfnorm as sn
+from measuring import peer, write
 from selfnorm.datasets import toy2d
 from selfnorm.density.fit import DensityTask
-from selfnorm.paper.report import Table
 from selfnorm.training import Stepper, TrainingOptions, lr_factor
 
 BATCH, N_SAMPLES, LANGEVIN_STEPS, LR = 256, 1024, 40, 1e-3
@@ -37,9 +36,8 @@ Step = Callable[[Tensor, float], None]
 
 
 def new_model(base: bool = True) -> sn.EBM:
-    torch.manual_seed(0)
-    energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
-    return sn.EBM(energy, base=sn.Gaussian(torch.zeros(2), scale=1.0) if base else None)
+    (model,) = paper_steps.models(1)
+    return model if base else sn.EBM(model.energy)
 
 
 def snl_steps(model: sn.EBM, data: Tensor) -> Step:
@@ -49,7 +47,7 @@ def snl_steps(model: sn.EBM, data: Tensor) -> Step:
     return lambda rows, factor: stepper.step(rows, 3 * LR * factor, 0)
 
 
-class AsTorchebm(BaseModel):
+class AsTorchebm(peer("torchebm.core").BaseModel):  # type: ignore[misc]
     """The very same model, as torchebm wants to see it."""
 
     def __init__(self, model: sn.EBM) -> None:
@@ -62,8 +60,8 @@ class AsTorchebm(BaseModel):
 
 def pcd_steps(model: sn.EBM, data: Tensor, step_size: float) -> Step:
     wrapped = AsTorchebm(model)
-    sampler = LangevinDynamics(wrapped, step_size=step_size)
-    loss_function = ContrastiveDivergence(
+    sampler = peer("torchebm.samplers").LangevinDynamics(wrapped, step_size=step_size)
+    loss_function = peer("torchebm.losses").ContrastiveDivergence(
         wrapped, sampler, k_steps=LANGEVIN_STEPS, persistent=True, buffer_size=10_000
     )
     optimizer = torch.optim.AdamW(model.energy.parameters(), lr=LR)
@@ -135,10 +133,9 @@ def report(
     counts: dict[str, int],
     limit: float,
 ) -> None:
-    (out / "vs_torchebm.json").unlink(missing_ok=True)
-    table = Table("vs_torchebm", "cpu", out)
+    rows: list[dict[str, Any]] = []
     for name, curve in curves.items():
-        table.rows.append(
+        rows.append(
             {
                 "method": name,
                 "steps": counts[name],
@@ -166,9 +163,9 @@ def report(
             "peer_reached_goal": first_time(curves[peer], GOAL) is not None,
             "times_sooner_at_goal_at_least": None if goal is None else theirs / max(goal, 1e-9),
         }
-        table.rows.append(row)
+        rows.append(row)
         print(row)
-    table.write()
+    write(out / "vs_torchebm.json", rows)
 
 
 if __name__ == "__main__":

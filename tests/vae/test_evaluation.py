@@ -1,8 +1,8 @@
 """The monitor of spikes: quiet where noise is all there is, and never late for a spike."""
 
-import importlib.util
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,11 @@ import torch
 
 from selfnorm.vae.evaluation import COMPARISONS, MISSES, confirmed, drift_of
 
-SPIKES = Path(__file__).parents[2] / "benchmarks" / "vae_spikes.py"
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import vae_spikes
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_the_monitor_is_quiet_where_weights_are_moderate():
@@ -76,25 +80,17 @@ def test_two_comparisons_may_find_nothing(n_quiet, flagged):
     assert confirmed(compare).spiked is flagged
 
 
-def spikes_script():
-    spec = importlib.util.spec_from_file_location("vae_spikes", SPIKES)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("data", ["digits", "mnist"])
 def test_the_experiment_runs_on_either_data(data, tmp_path, monkeypatch):
     torch.manual_seed(0)
     for part, n in (("train", 40), ("valid", 12), ("test", 10)):
         lines = [" ".join(str(int(v)) for v in row) for row in torch.rand(n, 784) < 0.2]
         (tmp_path / f"binarized_mnist_{part}.amat").write_text("\n".join(lines) + "\n")
-    script = spikes_script()
-    monkeypatch.setattr(script, "N_LOOKS", 2)
-    monkeypatch.setattr(script, "SIZES", {data: (20, 2, 1e-3, 2000)})
+    monkeypatch.setattr(vae_spikes, "N_LOOKS", 2)
+    monkeypatch.setattr(vae_spikes, "SIZES", {data: (20, 2, 1e-3, 2000)})
     options = f"--setting spike --data {data} --data-dir {tmp_path} --steps 2 --rows 30"
     monkeypatch.setattr("sys.argv", ["vae_spikes.py", *options.split(), "--out", str(tmp_path)])
-    script.main()
+    vae_spikes.main()
     name = "spike" if data == "digits" else "mnist_spike"
     result = json.loads((tmp_path / f"{name}.json").read_text())
     assert [r["step"] for r in result["curve"]] == [1, 2]
@@ -106,7 +102,7 @@ def test_the_experiment_runs_on_either_data(data, tmp_path, monkeypatch):
 
 
 def test_the_recorded_runs_say_what_the_docs_say():
-    folder = SPIKES.parent.parent / "results" / "vae_spikes"
+    folder = RESULTS / "vae_spikes"
     spike, honest = (json.loads((folder / f"{n}.json").read_text()) for n in ("spike", "honest"))
     assert spike["first_flag"] <= spike["best_step"]  # before the state that looks best
     assert not spike["final"]["reliable"]

@@ -17,6 +17,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch.func import functional_call, vmap
 from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import check_rows, moved
-from selfnorm.density.fit import DensityTask, WeightObjective, get, in_options
+from selfnorm.density.fit import DensityTask, WeightObjective, Weights, get, in_options
 from selfnorm.density.model import EBM, log_weights
 from selfnorm.distributions import (
     Defensive,
@@ -303,6 +304,14 @@ class ManyTask(Task):
         self._of_b = torch.tensor(of_b, device=device)
         self._decay = torch.tensor(list(weight_decays), device=device)[:, None]
         self._decoupled = options.optimizer == "adamw"
+        groups: dict[str, list[int]] = {}
+        for k, member in enumerate(members):
+            groups.setdefault(member.objective.label, []).append(k)
+        self._judges = [
+            (members[numbers[0]].objective, torch.tensor(numbers, device=device))
+            for numbers in groups.values()
+        ]
+        self._judged = torch.argsort(torch.cat([numbers for _, numbers in self._judges]))
         learns = [m.objective.learns_log_norm for m in members]
         self._learns = torch.tensor(learns, device=device)
         self._seen = torch.zeros(3, len(members), device=device)  # loss, lower, upper
@@ -349,18 +358,31 @@ class ManyTask(Task):
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the members' losses: the gradient of each is untouched by the others."""
 
-        def losses(member: Member, x: Tensor, *common: Tensor) -> Tensor:
+        def weights(member: Member, x: Tensor, *common: Tensor) -> Tensor:
             model, q = member.model, member.proposal
             with torch.no_grad():
                 samples = common[0] if common else q.sample((self.n_samples,))
-            loss, bounds = member.objective.judge(member.objective.weights(model, q, x, samples))
-            return torch.stack([loss, bounds["lower"], bounds["upper"]])
+            return torch.cat(member.objective.weights(model, q, x, samples)[:3])
 
         common: list[Tensor] = []
         if self.same_samples:
             drawn = self.members[0].proposal.sample((self.n_samples,))
             common = [drawn.expand(len(self.members), -1, -1)]
-        seen = self.module.ask(losses, self.data.take(batch[0].T), *common)
+        rows = self.data.take(batch[0].T)
+        found = self.module.ask(weights, rows, *common), self.module.log_norm
+        sizes = [rows.shape[1], rows.shape[1], self.n_samples]
+
+        def judge(objective: WeightObjective, row: Tensor, b: Tensor) -> Tensor:
+            log_p, log_w_data, log_w = row.split(sizes)
+            loss, bounds = objective.judge(Weights(log_p, log_w_data, log_w, b))
+            return torch.stack([loss, bounds["lower"], bounds["upper"]])
+
+        # One pass through all networks; then each objective sees the weights of its members.
+        judged = [
+            vmap(partial(judge, objective))(*(t.index_select(0, numbers) for t in found))
+            for objective, numbers in self._judges
+        ]
+        seen = torch.cat(judged).index_select(0, self._judged)
         finite = torch.isfinite(seen[:, 0])
         with torch.no_grad():
             self._seen.copy_(seen.T)
@@ -822,7 +844,7 @@ def _alike(members: Sequence[Member]) -> list[list[int]]:
         known = all(isinstance(part, _BATCHED) for law in laws for part in law.modules())
         built = [_build(law, ignore=False) for law in laws]
         names = [name for name, _ in _slots(member)]  # they tell which parts are shared
-        key = (str(built), str(names), member.objective.label) if known else k
+        key = (str(built), str(names)) if known else k
         groups.setdefault(key, []).append(k)
     return list(groups.values())
 

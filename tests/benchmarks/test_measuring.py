@@ -1,0 +1,55 @@
+"""What the benchmarks share: timing in turns, the result file, steps of one model and of many."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import selfnorm as sn
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import measuring
+import paper_steps
+
+
+def test_variants_take_turns_and_are_compared_round_by_round():
+    calls = []
+    times = measuring.in_turn(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, 3
+    )
+    assert "".join(calls[20:]) == "aaabbb" * 2
+    assert [len(values) for values in times.values()] == [2, 2]
+    assert measuring.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == 2.0
+
+
+def test_a_result_file_says_where_it_comes_from(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["there/many.py", "--data", "a b"])
+    measuring.write(tmp_path / "new" / "many.json", [{"a": float("nan"), "b": 1}], note="quiet")
+    found = json.loads((tmp_path / "new" / "many.json").read_text())
+    assert found["command"] == "python benchmarks/many.py --data 'a b'"
+    assert (found["table"], found["note"], found["rows"]) == (
+        "many",
+        "quiet",
+        [{"a": None, "b": 1}],
+    )
+    assert {"commit", "versions", "hardware"} <= set(found)
+    assert measuring.commit(tmp_path) == "unknown"
+
+
+def test_a_missing_library_is_named():
+    with pytest.raises(SystemExit, match=r"no_such_peer.*bench"):
+        measuring.peer("no_such_peer")
+
+
+def test_steps_of_one_model_and_of_many_can_be_timed():
+    options = sn.TrainingOptions()
+    (model,) = paper_steps.models(1)
+    steps = {
+        "one": paper_steps.single_step(model, 8, 8, options),
+        "many": paper_steps.many_step(2, 8, 8, options),
+    }
+    before = model.log_norm.item()
+    measuring.in_turn(steps, rounds=1, each=1)
+    assert model.log_norm.item() != before
