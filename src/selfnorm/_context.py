@@ -16,14 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = [
-    "SeedLike",
-    "evaluating",
-    "float32_on_cpu",
-    "one_thread",
-    "seeded",
-]
-
 SeedLike = int | torch.Generator | None
 
 

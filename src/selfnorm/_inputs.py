@@ -13,18 +13,6 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = [
-    "as_rows",
-    "as_tensors",
-    "check_rows",
-    "moved",
-    "refuse_constant",
-    "refuse_huge",
-    "refuse_repeated_names",
-    "refuse_text",
-    "refuse_text_target",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

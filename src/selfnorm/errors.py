@@ -6,17 +6,6 @@ library itself decided to refuse, and nothing else.
 
 from __future__ import annotations
 
-__all__ = [
-    "CheckpointError",
-    "DataError",
-    "EnergyError",
-    "MissingDataError",
-    "ModelFileError",
-    "ProposalError",
-    "SelfnormError",
-    "SelfnormWarning",
-]
-
 
 class SelfnormError(Exception):
     """Base class of all errors raised on purpose by selfnorm."""

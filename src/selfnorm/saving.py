@@ -34,20 +34,6 @@ from torch import Tensor, nn
 from selfnorm._context import float32_on_cpu, seeded
 from selfnorm.errors import ModelFileError
 
-__all__ = [
-    "Folder",
-    "Saved",
-    "annotate",
-    "build",
-    "describe",
-    "json_safe",
-    "load",
-    "plain_number",
-    "read_folder",
-    "save",
-    "save_folder",
-]
-
 __version__ = "0.1.0"  # of the library, written into every folder
 T = TypeVar("T")
 SCHEMA_VERSION = 1

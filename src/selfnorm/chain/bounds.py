@@ -23,8 +23,6 @@ from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
 if TYPE_CHECKING:
     from selfnorm.chain.model import AutoregressiveEBM
 
-__all__ = ["ChainBounds", "row_bounds", "summarise"]
-
 MAX_SAMPLES = 2000
 N_NODES = 256  # of the b in the lower bound: their error widens the gap, nothing else
 DISAGREEMENT = 0.01  # nats between samples and nodes that the verdict lets pass

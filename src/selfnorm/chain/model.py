@@ -21,8 +21,6 @@ from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
 
-__all__ = ["AutoregressiveEBM", "FactorEnergy", "Factors"]
-
 # Places (rows x columns x nodes x orderings) handled at once outside training.
 PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**21}
 

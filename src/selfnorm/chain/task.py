@@ -16,8 +16,6 @@ from selfnorm.training import Task
 if TYPE_CHECKING:
     from selfnorm.chain.model import AutoregressiveEBM
 
-__all__ = ["AutoregressiveTask", "Defaults", "default_options"]
-
 MAX_SAMPLES = 32
 
 

@@ -40,8 +40,6 @@ from selfnorm.tables import (
     write_table,
 )
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="selfnorm",
     help="Energy-based models that are normalised: fit, evaluate, score, sample, reproduce.",

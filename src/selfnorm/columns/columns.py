@@ -29,8 +29,6 @@ from torch.nn.functional import logsigmoid, softplus
 from selfnorm._inputs import as_rows, check_rows
 from selfnorm.errors import DataError, SelfnormWarning
 
-__all__ = ["Columns", "detect_atoms", "detect_step", "label_step", "log_cell_mass"]
-
 N_ATOMS = 4
 N_KNOTS = 17
 Support = Sequence[tuple[float | None, float | None] | None]

@@ -23,15 +23,6 @@ from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP
 from selfnorm.training import History, Task, TrainingOptions, run
 
-__all__ = [
-    "Bins",
-    "LabelWaves",
-    "MemberRows",
-    "build_ensemble",
-    "quantile_edges",
-    "train_ensemble",
-]
-
 # Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.
 _VALIDATION_POINTS = (64, 32)
 _MANY_ROWS = 500

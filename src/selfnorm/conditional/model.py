@@ -16,8 +16,6 @@ from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import Bounds
 from selfnorm.networks import activation_module, linear, perceptron
 
-__all__ = ["ConditionalEBM", "LabelEnergy"]
-
 # Label samples that go through the energy at once: on the CPU what its caches hold.
 _ROWS_AT_ONCE = defaultdict(lambda: 200_000, cpu=20_000)
 

@@ -29,8 +29,6 @@ from selfnorm.conditional.model import ConditionalEBM, conditional_bounds, some_
 from selfnorm.distributions import MixtureLabels, ends_of_cells, interpolate, mix_log_probs
 from selfnorm.evaluation import Bounds, check_coverage, crps_from_cdf
 
-__all__ = ["PredictiveLaw", "PredictiveModel"]
-
 FLOOR = 1e-3  # weight of the wide law where there are data
 WIDE_SCALE = 1.5  # its scale, in standard deviations of the training labels
 # Landmarks of a component in units of its scale.

@@ -15,8 +15,6 @@ from selfnorm.conditional.model import ConditionalEBM, check_pairs
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.training import Task
 
-__all__ = ["ConditionalTask", "decay_groups", "weighted_mean"]
-
 # Value to maximise from log p~ at the label, log w at the label, log w of the samples, and b.
 _VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "snl": lambda log_p, _, log_w, b: F.snl(log_p, log_w, b),

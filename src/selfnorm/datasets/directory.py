@@ -13,8 +13,6 @@ from pathlib import Path
 
 from selfnorm.errors import MissingDataError
 
-__all__ = ["KNOWN_FILES", "DataFile", "data_directory", "find_file", "find_set", "listing"]
-
 
 @dataclass(frozen=True)
 class DataFile:

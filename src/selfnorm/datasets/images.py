@@ -31,8 +31,6 @@ from selfnorm.datasets.directory import find_set
 from selfnorm.errors import DataError
 from selfnorm.images import Augmentation
 
-__all__ = ["DATASETS", "ImageData", "load", "locate"]
-
 _CROP = 64
 _CROPS_PER_IMAGE = 64
 _BLOCK = 50  # consecutive frames that stay on one side of the split

@@ -18,8 +18,6 @@ from torch import Tensor
 from selfnorm.datasets.directory import find_set
 from selfnorm.errors import DataError, SelfnormError
 
-__all__ = ["NAMES", "Splits", "load"]
-
 
 @dataclass(frozen=True)
 class Splits:

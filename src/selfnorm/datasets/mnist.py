@@ -12,8 +12,6 @@ from torch import Tensor
 from selfnorm.datasets.directory import find_set
 from selfnorm.errors import DataError
 
-__all__ = ["load_binarized", "read_amat"]
-
 
 def read_amat(path: str | Path, width: int = 784) -> Tensor:
     """Rows of zeros and ones from text: ``0 1 0 ...``, one image a line.

@@ -23,8 +23,6 @@ from torch import Tensor
 from selfnorm.datasets.directory import find_file
 from selfnorm.errors import DataError
 
-__all__ = ["DATASETS", "LIMITS", "Split", "Toy1d", "conditional_log_prob", "load", "sample"]
-
 DATASETS = ("dataset1", "dataset2")
 
 # ``E log p(y|x)`` under the truth, in nats: dataset1 over x ~ U[-3, 3]; dataset2 over its grid.

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = ["DENSITIES", "NAMES", "PlaneDensity", "Split2D", "load"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 
 

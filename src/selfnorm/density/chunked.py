@@ -17,8 +17,6 @@ from selfnorm.distributions import Proposal
 from selfnorm.errors import EnergyError
 from selfnorm.evaluation import chunk_size_for
 
-__all__ = ["Chunked"]
-
 
 class Chunked(WeightObjective):
     """An objective evaluated in chunks of samples, with the gradient of the whole.

@@ -37,8 +37,6 @@ from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.training import History, Task, TrainingOptions, run
 
-__all__ = ["DistributedTask", "fit_distributed"]
-
 _ASK_EVERY = 16  # steps on a GPU between looks at whether a rank was interrupted
 
 

@@ -21,20 +21,6 @@ from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarni
 from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.training import History, Task, TrainingOptions, run, whole_number
 
-__all__ = [
-    "DensityTask",
-    "Objective",
-    "WeightObjective",
-    "Weights",
-    "available",
-    "checked_tables",
-    "fit",
-    "get",
-    "in_options",
-    "make_task",
-    "register",
-]
-
 Metrics = dict[str, Tensor]
 
 

@@ -12,8 +12,6 @@ from selfnorm.density.model import EBM
 from selfnorm.distributions import Flow, FlowTask, proposal_loss
 from selfnorm.training import History, Task, TrainingOptions, run
 
-__all__ = ["JointTask", "adapt", "fit_jointly", "tilt"]
-
 
 def adapt(
     flow: Flow,

@@ -51,8 +51,6 @@ from selfnorm.training import (
     whole_number,
 )
 
-__all__ = ["ManyTask", "Member", "MemberData", "Members", "fit_many"]
-
 PerMember = float | Sequence[float]
 _METRICS = ("loss", "grad_norm", "lower", "upper")
 _N_VAL_SAMPLES = 16_384

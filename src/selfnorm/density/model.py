@@ -14,8 +14,6 @@ from selfnorm._inputs import as_rows, moved
 from selfnorm.distributions import Proposal, as_proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError
 
-__all__ = ["EBM", "Ensemble", "log_weights"]
-
 
 class EBM(nn.Module):
     r"""A normalised energy-based model ``log p(x) = -E(x) + log d(x) - b``.

@@ -11,8 +11,6 @@ from selfnorm.distributions import Defensive, GaussianMixture, Proposal, Student
 from selfnorm.networks import MLP, FourierFeatures
 from selfnorm.training import TrainingOptions
 
-__all__ = ["Recipe", "joint_density", "joint_energy"]
-
 
 @dataclass(frozen=True)
 class Recipe:

@@ -17,8 +17,6 @@ from selfnorm._context import seeded
 from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT, as_proposal
 from selfnorm.errors import ProposalError
 
-__all__ = ["Defensive", "mix_log_probs", "mix_samples"]
-
 
 def mix_log_probs(sharp: Tensor, broad: Tensor, weight: Tensor | float) -> Tensor:
     """``log((1 - weight) q + weight h)`` from ``log q`` and ``log h``; ``weight`` broadcasts.

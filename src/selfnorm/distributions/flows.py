@@ -22,8 +22,6 @@ from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.training import Task
 
-__all__ = ["Flow", "FlowTask", "proposal_loss"]
-
 KINDS = ("nsf", "maf")
 LOSSES = ("data", "kl", "both")
 

@@ -27,15 +27,6 @@ from selfnorm.distributions.proposals import Uniform
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.networks import StackedMLP, perceptron
 
-__all__ = [
-    "MDN",
-    "DefensiveLabels",
-    "LabelGaussian",
-    "LabelUniform",
-    "MixtureLabels",
-    "UniformLabels",
-]
-
 _SQRT_2 = math.sqrt(2.0)
 
 

@@ -28,17 +28,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardtanh, logsigmoid, softplus
 
-__all__ = [
-    "Mixture1d",
-    "choose_component",
-    "ends_of_cells",
-    "gaussian_log_prob",
-    "interpolate",
-    "mixture_log_prob",
-    "pick_component",
-    "stratified_uniform",
-]
-
 _LOG_2PI = math.log(2 * math.pi)
 _LOGISTIC_SD = math.pi / math.sqrt(3)
 _EPS = 2.0**-22

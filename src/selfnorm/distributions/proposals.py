@@ -22,17 +22,6 @@ from selfnorm._inputs import as_rows
 from selfnorm.distributions.mixtures import choose_component, mixture_log_prob, pick_component
 from selfnorm.errors import ProposalError
 
-__all__ = [
-    "Gaussian",
-    "GaussianMixture",
-    "Proposal",
-    "StudentT",
-    "Uniform",
-    "UnnormalisedModel",
-    "as_proposal",
-    "proposal_for",
-]
-
 _LOG_2PI = math.log(2 * math.pi)
 
 

@@ -19,8 +19,6 @@ from selfnorm.errors import DataError, ProposalError
 from selfnorm.evaluation.diagnostics import CHUNK_SIZE, WeightStream, stream_log_weights, verdict
 from selfnorm.evaluation.memory import chunk_size_for
 
-__all__ = ["Bounds", "evaluate", "far_mass", "summarise"]
-
 AnyBounds = TypeVar("AnyBounds", bound="Bounds")
 
 

@@ -15,15 +15,6 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-__all__ = [
-    "Calibration",
-    "assess",
-    "central_coverage",
-    "check_coverage",
-    "crps_from_cdf",
-    "pit_distance",
-]
-
 
 def check_coverage(coverage: float) -> float:
     """A share of the mass strictly between 0 and 1, or an error."""

@@ -24,19 +24,6 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.distributions import Proposal, UnnormalisedModel
 
-__all__ = [
-    "DataSideCheck",
-    "Verdict",
-    "WeightStream",
-    "adaptive_log_mean",
-    "data_side_check",
-    "draw_log_weights",
-    "estimate_log_norm",
-    "stream_log_weights",
-    "tail_index",
-    "verdict",
-]
-
 PARETO_K_LIMIT = 0.7
 MINIMUM_EFFECTIVE_SAMPLES = 100.0
 # The proposal may miss one per cent of the data before the verdict changes: log Z is then off by

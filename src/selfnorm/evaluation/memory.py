@@ -11,8 +11,6 @@ from torch import Tensor
 from selfnorm.distributions import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
 
-__all__ = ["bytes_per_row", "chunk_size_for", "free_memory"]
-
 _SMALLEST, _LARGEST = 64, 2**20
 
 

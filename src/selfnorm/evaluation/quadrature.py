@@ -13,8 +13,6 @@ from selfnorm._context import evaluating
 from selfnorm.distributions import UnnormalisedModel
 from selfnorm.errors import DataError
 
-__all__ = ["exact_log_norm"]
-
 
 @torch.no_grad()
 def exact_log_norm(

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from selfnorm._context import seeded
 from selfnorm.errors import DataError
 
-__all__ = ["LabelSpace", "StepFeatures", "dequantised"]
-
 _MAX_BINS = 256  # of the labels' range
 _WAVES = 4
 _CELLS_PER_STEP = 16

@@ -22,18 +22,6 @@ from selfnorm.distributions import MDN, LabelUniform, MixtureLabels
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.images.labels import LabelSpace, StepFeatures
 
-__all__ = [
-    "LAWS",
-    "PROPOSALS",
-    "EnergyHead",
-    "GaussianHead",
-    "ImageEBM",
-    "ImageFeatures",
-    "NoEnergy",
-    "build",
-    "make_proposal",
-]
-
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")

@@ -29,8 +29,6 @@ from selfnorm.images.task import Augmentation, ImageTask, LawTask
 from selfnorm.networks import ResNet18
 from selfnorm.training import History, TrainingOptions, run
 
-__all__ = ["IMAGE_OPTIONS", "OBJECTIVES", "ImageRegressor"]
-
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
 IMAGE_OPTIONS = TrainingOptions(weight_decay=0.05, ema=0.998, progress=False)
 _MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word

@@ -14,8 +14,6 @@ from selfnorm.errors import DataError
 from selfnorm.images.labels import LabelSpace
 from selfnorm.images.model import GaussianHead, ImageEBM
 
-__all__ = ["Augmentation", "ImageTask", "LawTask"]
-
 
 @dataclass(frozen=True)
 class Augmentation:

@@ -18,17 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "MLP",
-    "ExponentialFamily",
-    "FourierFeatures",
-    "StackedLinear",
-    "StackedMLP",
-    "activation_module",
-    "linear",
-    "perceptron",
-]
-
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "silu": nn.SiLU,

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, silu
 
-__all__ = ["ChainLinear", "ResMADE", "draw_orderings"]
-
 
 def draw_orderings(dim: int, count: int) -> Tensor:
     """Ranks ``(count, dim)``: ``ranks[r, j]`` is the place, from 1, of column ``j``.

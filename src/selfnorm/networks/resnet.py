@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["ResNet18"]
-
 
 class _Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""

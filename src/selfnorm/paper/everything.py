@@ -21,8 +21,6 @@ import torch
 from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.paper.report import Table, hardware, markdown_table
 
-__all__ = ["PIECES", "Piece", "chosen", "run"]
-
 
 @dataclass(frozen=True)
 class Piece:

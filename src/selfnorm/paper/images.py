@@ -44,8 +44,6 @@ from selfnorm.paper.report import (
 from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
 from selfnorm.plotting import density_panels, plot_panels, plot_reliability
 
-__all__ = ["BEST_PROPOSALS", "DATASETS", "RECIPES", "Config", "methods_for", "run", "run_all"]
-
 Method = tuple[str, str]  # objective and proposal
 Scores = dict[tuple[int, int], dict[str, np.ndarray]]  # of test images, by n_samples and seed
 DATASETS = images.DATASETS

@@ -15,8 +15,6 @@ from selfnorm.paper.images import BEST_PROPOSALS, DATASETS, RECIPES, Config, pre
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd
 from selfnorm.plotting import plot_ablation
 
-__all__ = ["OBJECTIVES", "SIZES", "run"]
-
 SIZES = (1, 4, 16, 64, 256, 1024)
 OBJECTIVES = ("snl", "ranking_nce", "nce")
 

@@ -41,8 +41,6 @@ from selfnorm.vae import (
     latent_energy,
 )
 
-__all__ = ["MODELS", "Job", "Row", "report_figures", "rows", "run", "train_row"]
-
 MODELS = ("vae", "vae_mog", "vae_ebm_post_hoc", "vae_ebm", "vae_ar_ebm_post_hoc", "vae_ar_ebm")
 LATENT = 16
 _EVALUATION = {

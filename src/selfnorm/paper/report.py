@@ -30,19 +30,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "Run",
-    "Table",
-    "bounds_columns",
-    "check_choices",
-    "hardware",
-    "markdown_table",
-    "mean_sd",
-    "paper_numbers",
-    "paper_value",
-    "versions",
-]
-
 _LARGE = 1e6  # no figure of a sound model
 
 

@@ -28,8 +28,6 @@ import torch
 from selfnorm.errors import SelfnormError
 from selfnorm.paper.report import Run, Table, check_choices
 
-__all__ = ["Settings", "refuse_cut_short", "run_side_by_side"]
-
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 Extra = TypeVar("Extra")

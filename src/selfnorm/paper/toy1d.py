@@ -46,8 +46,6 @@ from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.plotting import new_figure, save
 from selfnorm.tables import RegressorNetwork
 
-__all__ = ["BEST", "DATASETS", "Config", "paper_model", "paper_rows", "run", "run_one"]
-
 DATASETS = toy1d.DATASETS
 _N_SAMPLES = 20_000
 _N_TEST_BEST = 3000  # test points of dataset 1, which has no published test part

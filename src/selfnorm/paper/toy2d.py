@@ -38,8 +38,6 @@ from selfnorm.paper.report import (
 )
 from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 
-__all__ = ["DATASETS", "Config", "Fitted", "run"]
-
 DATASETS = toy2d.NAMES
 # Without a base density the model lives where the standard Gaussian proposal can reach: it puts
 # 1e-15 of its mass outside this square, and an energy may do there what it likes.

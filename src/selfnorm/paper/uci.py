@@ -33,8 +33,6 @@ from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.training import TrainingOptions
 from selfnorm.training import run as train
 
-__all__ = ["run"]
-
 _MODELS = {"joint": "joint EBM, Gaussian proposal", "chain": "chain of EBMs"}
 
 

@@ -21,15 +21,6 @@ from selfnorm.errors import SelfnormError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "new_figure",
-    "plot_densities",
-    "plot_history",
-    "plot_reliability",
-    "plot_snl_surface",
-    "save",
-]
-
 
 def new_figure(n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     """A figure that needs no screen, and its axes."""

@@ -12,8 +12,6 @@ from selfnorm.plotting.densities import new_figure, save
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["density_panels", "plot_ablation", "plot_panels"]
-
 
 def density_panels(model: Any, images: Any, y: Any, *, n: int = 12) -> dict[str, np.ndarray]:
     """What a grid of ``n`` images with their densities shows, as arrays.

@@ -36,8 +36,6 @@ from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.networks import MLP
 from selfnorm.training import History, TrainingOptions
 
-__all__ = ["EnergyDensity"]
-
 MINIMUM_ROWS = 5
 MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict

@@ -22,15 +22,6 @@ import numpy as np
 
 from selfnorm.errors import DataError
 
-__all__ = [
-    "Table",
-    "atomic_output",
-    "check_output",
-    "numeric",
-    "read_table",
-    "write_table",
-]
-
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from selfnorm.tables.density import EnergyDensity
     from selfnorm.tables.regressor import EnergyRegressor
 
-__all__ = ["plot_density_model", "plot_regressor"]
-
 MAX_COLUMNS = 6
 MAX_POINTS = 2000
 MODEL, DATA = "#c44e52", "#4c72b0"

@@ -41,8 +41,6 @@ from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.training import History, TrainingOptions
 
-__all__ = ["EnergyRegressor", "RegressorNetwork"]
-
 MINIMUM_ROWS = 5
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
 _RANGES = ("low", "high", "label_low", "label_high")

@@ -22,15 +22,6 @@ from selfnorm.errors import CheckpointError
 if TYPE_CHECKING:
     from selfnorm.training.loop import Task
 
-__all__ = [
-    "check_same_run",
-    "entries_of_task",
-    "fingerprint",
-    "load_checkpoint",
-    "restore_task",
-    "save_checkpoint",
-]
-
 _FORMAT = 2
 
 

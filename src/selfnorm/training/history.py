@@ -12,8 +12,6 @@ from selfnorm.saving import json_safe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["History"]
-
 
 @dataclass(repr=False)
 class History:

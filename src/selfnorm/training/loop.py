@@ -35,8 +35,6 @@ from selfnorm.training.checkpoint import (
 from selfnorm.training.history import History
 from selfnorm.training.step import Stepper
 
-__all__ = ["Task", "TrainingOptions", "lr_factor", "run", "whole_number"]
-
 _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up

@@ -20,8 +20,6 @@ from selfnorm.errors import SelfnormWarning
 if TYPE_CHECKING:
     from selfnorm.training.loop import Task, TrainingOptions
 
-__all__ = ["Counters", "Stepper"]
-
 _WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS allocate lazily
 
 

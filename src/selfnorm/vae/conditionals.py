@@ -19,16 +19,6 @@ from torch.nn.functional import softplus
 from selfnorm.distributions import Proposal, gaussian_log_prob, mixture_log_prob
 from selfnorm.errors import DataError
 
-__all__ = [
-    "AggregatePosterior",
-    "Bernoulli",
-    "Categorical",
-    "GaussianNoise",
-    "GaussianPosterior",
-    "Likelihood",
-    "as_likelihood",
-]
-
 _LOG_2PI = math.log(2 * math.pi)
 # Points times rows handled at once: on a CPU what fits its cache, on a GPU what fills it.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}

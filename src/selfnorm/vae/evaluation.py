@@ -33,10 +33,6 @@ from selfnorm.vae.priors import AutoregressivePrior, EnergyPrior
 if TYPE_CHECKING:
     from selfnorm.vae.model import EnergyVAE
 
-__all__ = [
-    "Drift", "LogNorm", "VAEReport", "confirmed", "drift_of", "evaluate_vae", "row_figures",
-]  # fmt: skip
-
 _PIXELS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 _REFERENCE_ROWS = 4000  # whose posteriors join the proposal for log Z
 _EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature

@@ -31,8 +31,6 @@ from selfnorm.vae.evaluation import evaluate_vae, row_figures
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
 from selfnorm.vae.task import VAETask, without_gradient
 
-__all__ = ["EnergyVAE", "add_energy_prior"]
-
 
 class EnergyVAE(nn.Module):
     """``p(x) = int p(z) p(x|z) dz`` with a Gaussian posterior ``q(z|x)``.

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["ConvDecoder", "ConvEncoder", "DenseDecoder", "DenseEncoder"]
-
 _SIDE = 28
 
 

@@ -33,15 +33,6 @@ from selfnorm.networks import MLP
 from selfnorm.sampling import draw
 from selfnorm.vae.conditionals import GaussianPosterior
 
-__all__ = [
-    "AutoregressivePrior",
-    "EnergyPrior",
-    "LatentPrior",
-    "MixturePrior",
-    "StandardNormal",
-    "latent_energy",
-]
-
 _HONEST = "proposal='mixture', a bound and weight decay keep an energy honest"
 _MOVED = {
     **dict.fromkeys(("moves", "step_size", "gradient_penalty"), _HONEST),

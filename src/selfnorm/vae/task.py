@@ -22,8 +22,6 @@ from selfnorm.vae.priors import EnergyPrior
 if TYPE_CHECKING:
     from selfnorm.vae.model import EnergyVAE
 
-__all__ = ["VAETask"]
-
 _OBJECTIVES = ("snl", "snelbo", "elbo")
 _FROZEN = {"all": (), "prior": ("encoder", "decoder"), "encoder": ("decoder", "prior")}
 _VALIDATION_SAMPLES = 4  # posterior samples of a held-out row
