@@ -4,7 +4,7 @@
     python benchmarks/versus.py --earlier ../earlier/src --device cpu --out results/speed
 
 Each run is a process of its own, on one thread where it runs on a CPU; medians over rounds and
-their ratio are written. Jobs use public names alone, so that both trees understand them.
+their ratio are written. Jobs use names that both trees know.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ model = sn.EnergyRegressor(random_state=0, device=device)
 clock(lambda: model.fit(x, y))
 """
 TABLE = """
-import json, sys, tempfile
-from selfnorm.cli import main
+import json, tempfile
+try: from selfnorm.paper import toy2d
+except ImportError: from selfnorm.experiments import toy2d  # modules without folders
 folder = tempfile.mkdtemp()
-sys.argv = ["selfnorm", "reproduce", "toy2d", "--recipe", "paper", "--device", device, "--out",
-            folder, "--no-progress"]
-try: main()
-except SystemExit as end: assert not end.code
+toy2d.run(recipe="paper", device=device, out=folder, progress=False)
 print("SECONDS", json.load(open(folder + "/toy2d.json"))["rows"][0]["seconds_together"])
 """
 VAE = """
