@@ -76,9 +76,11 @@ def main():
             {"parameters": parameters, "history": history.to_dict()},
             os.path.join(job["out"], name),
         )
-    if dist.is_initialized():  # a rank that leaves with its threads alive may be aborted
+    if dist.is_initialized():
         fabric.barrier()
         dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of the backend that are still alive may abort an ordinary exit
 
 
 if __name__ == "__main__":

@@ -282,7 +282,7 @@ def load(
 
     >>> split = load("four_circles", seed=0)
     >>> split.train.shape, round(split.limit, 3)
-    (torch.Size([7000, 2]), -1.769)
+    (torch.Size([7000, 2]), -1.766)
     """
     if name not in DENSITIES:
         raise DataError(f"unknown two-dimensional set {name!r}: choose one of {', '.join(NAMES)}")

@@ -10,7 +10,6 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
@@ -278,6 +277,15 @@ def run(
         return _Run(task, data, val_data, options, device).execute()
 
 
+def _copied(state: Any) -> Any:
+    """The same with tensors of its own."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {name: _copied(value) for name, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
+
+
 class _Run:
     """State of one run in progress."""
 
@@ -427,7 +435,8 @@ class _Run:
     def _sound(self) -> bool:
         """Whether all numbers of the module that were finite at the start still are."""
         now = self.task.module.state_dict()
-        return all(bool(now[name].isfinite().all()) for name in self.watched)
+        finite = [now[name].isfinite().all() for name in self.watched]
+        return not finite or bool(torch.stack(finite).all())  # one question to the device
 
     def _look(self, bar: Any) -> None:
         """Read metrics, validate, keep the best state, decide whether to go on."""
@@ -449,7 +458,7 @@ class _Run:
                 best = self.history.best_score
                 if math.isfinite(score) and (best is None or score > best):
                     self.history.best_score, self.history.best_step = score, self.step
-                    self.best = deepcopy(self.task.module.state_dict())
+                    self.best = _copied(self.task.module.state_dict())
                     self.stale = 0
                 else:
                     self.stale += 1
@@ -495,15 +504,15 @@ class _Run:
 
     def _training_state(self) -> dict[str, Any]:
         return {
-            "module": deepcopy(self.task.module.state_dict()),
-            "optimizer": deepcopy(self.optimizer.state_dict()),
-            "average": deepcopy(self.stepper.average),
+            "module": _copied(self.task.module.state_dict()),
+            "optimizer": _copied(self.optimizer.state_dict()),
+            "average": _copied(self.stepper.average),
         }
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
         self.task.module.load_state_dict(state["module"])
         self.stepper.release()  # a captured graph holds the addresses of what is replaced here
-        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
+        self.optimizer.load_state_dict(_copied(state["optimizer"]))
         with torch.no_grad():
             for mine, saved in zip(self.stepper.average, state["average"], strict=True):
                 mine.copy_(saved)
