@@ -1,4 +1,8 @@
-"""Nothing may change: values of seeded fits, public names and parameters, saved models."""
+"""Nothing may change: values of seeded fits, public names and parameters, saved models.
+
+Members of ``fit_many`` draw under ``vmap``: other random numbers from the same laws than they once
+drew, so ``many_*``, ``resumed_many`` and ``density_best`` were recorded anew for it.
+"""
 
 import json
 import os
@@ -15,7 +19,8 @@ from tests.golden import cases, record
 RTOL = float(os.environ.get("SELFNORM_GOLDEN_RTOL", "1e-4"))  # 0: the same bits
 ATOL = 1e-6
 # Bounds of a regressor hold a mean of log Z - b near zero: rounding b in float32 moves it by 2e-6.
-ROUNDED = {"regressor": 1e-5}
+# Pareto k of a chain rests on the largest of its float32 weights.
+ROUNDED = {"regressor": 1e-5, "chain_mixed": 1e-4}
 FOLDER_RTOL = 1e-5
 NEGATIVE_ENERGY = ("negative_energy", "log_unnormalized")
 # What is gone and why: "Class.method.parameter", "Class.method" or "module.function".

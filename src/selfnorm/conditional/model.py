@@ -13,7 +13,7 @@ from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, moved
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.evaluation import Bounds
+from selfnorm.evaluation import PARETO_K_LIMIT, Bounds
 from selfnorm.networks import activation_module, linear, perceptron
 
 # Label samples that go through the energy at once: on the CPU what its caches hold.
@@ -367,10 +367,10 @@ def conditional_bounds(figures: Tensor, m: int) -> Bounds:
     reasons = []
     if not bool(torch.isfinite(lower).all() & torch.isfinite(upper).all()):
         reasons.append("A bound is not finite: the model's energy or b is broken; retrain.")
-    if tail > 0.7:
+    if tail > PARETO_K_LIMIT:
         reasons.append(
-            f"The weights have a heavy tail (Pareto k {tail:.2f} > 0.7 at the 95 % point of the "
-            "inputs): mix a wider law into the proposal (DefensiveLabels)."
+            f"The weights have a heavy tail (Pareto k {tail:.2f} > {PARETO_K_LIMIT} at the 95 % "
+            "point of the inputs): mix a wider law into the proposal (DefensiveLabels)."
         )
     few = float((ess * m < 50).double().mean())
     if few > 0.05:

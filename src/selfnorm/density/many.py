@@ -293,7 +293,7 @@ class ManyTask(Task):
         self.members, self.data, self.val_data = members, data, val_data
         self.n_samples, self.same_samples = n_samples, same_samples
         self.rates, self.patience = rates, options.patience
-        if same_samples and any(m.proposal is not members[0].proposal for m in members):
+        if same_samples and not all(_same_law(m.proposal, members[0].proposal) for m in members):
             raise ValueError("same_samples needs one proposal common to all members")
         self.module = Members(members, [rate / max(rates) for rate in rates])
         # What a run of its own would do before the first step.
@@ -862,6 +862,16 @@ def _build(module: nn.Module, *, ignore: bool) -> list[Any]:
         found.append((name, type(part), sorted(kept.items())))
     found.append([(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _slots(module)])
     return found
+
+
+def _same_law(one: Proposal, other: Proposal) -> bool:
+    """Whether two proposals are built alike and hold the same numbers."""
+    if one is other:
+        return True
+    if _build(one, ignore=False) != _build(other, ignore=False):
+        return False
+    pairs = zip(_slots(one), _slots(other), strict=True)
+    return all(torch.equal(a, b) for (_, a), (_, b) in pairs)
 
 
 def _slots(module: nn.Module) -> list[tuple[str, Tensor]]:
