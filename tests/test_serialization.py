@@ -14,7 +14,7 @@ from torch import nn
 import selfnorm as sn
 from selfnorm import EnergyDensity, saving
 from selfnorm.distributions import DefensiveLabels, LabelGaussian, LabelUniform
-from selfnorm.errors import ModelFileError, SelfnormError
+from selfnorm.errors import ModelFileError, SelfnormError, SelfnormWarning
 from selfnorm.saving import CONFIG_FILE, WEIGHTS_FILE
 
 
@@ -307,6 +307,8 @@ def test_parts_of_ones_own_are_given_to_load(tmp_path):
     with pytest.raises(ModelFileError, match="pass base="):
         sn.load(tmp_path, energy=Bowl())
     own, base = Bowl(), torch.distributions.Normal(torch.zeros(2), 1.0)
+    with pytest.warns(SelfnormWarning, match="was a Bowl when the model was saved"):
+        sn.load(tmp_path, energy=type("Other", (type(own),), {})(), base=base)
     twin = sn.load(tmp_path, energy=own, base=base)
     x = torch.randn(5, 2)
     assert torch.equal(twin.log_prob(x), model.log_prob(x))

@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,7 +33,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from selfnorm._context import float32_on_cpu, seeded
-from selfnorm.errors import ModelFileError
+from selfnorm.errors import ModelFileError, SelfnormWarning
 
 __version__ = "0.1.0"  # of the library, written into every folder
 T = TypeVar("T")
@@ -378,6 +379,14 @@ def _built(value: Any, part: str, own: dict[str, Any], taken: set[str]) -> Any:
     """The object that :func:`describe` described, without its weights."""
     if part in own:
         taken.add(part)
+        given, saved = type(own[part]).__name__, isinstance(value, dict) and value.get("own")
+        if saved and saved[0] != "_" and saved not in (given, "a module"):
+            warnings.warn(
+                f"{part} was a {str(saved)[:80]} when the model was saved, and a {given} is given: "
+                "if it computes anything else, the saved b is not its normaliser",
+                SelfnormWarning,
+                stacklevel=2,
+            )
         return copy.deepcopy(own[part])
     if isinstance(value, list):
         return [_built(item, part, own, taken) for item in value]

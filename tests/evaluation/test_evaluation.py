@@ -152,3 +152,11 @@ def test_grids_take_the_type_of_the_model_and_any_numbers():
     for center, scale in (([0.5, -1], np.ones(2)), (torch.tensor([0.5, -1.0]), 1), (0, [1.0])):
         log_z, _ = sn.exact_log_norm(model, 2, center=center, scale=scale, n_points=257)
         assert log_z == pytest.approx(0.625, abs=1e-9)
+
+
+def test_estimators_of_tables_are_evaluated_too():
+    X = np.random.default_rng(0).normal(size=(120, 2))
+    density = sn.EnergyDensity(max_steps=5, random_state=0).fit(X)
+    assert sn.evaluate(density, X, seed=1) == density.bounds(X, n_samples=20_000, random_state=1)
+    regressor = sn.EnergyRegressor(n_members=1, max_epochs=1, random_state=0).fit(X, X[:, 0])
+    assert sn.evaluate(regressor, (X, X[:, 0]), n_samples=64, seed=0).n_samples == 64

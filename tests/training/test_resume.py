@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask, get
 from selfnorm.errors import CheckpointError
-from selfnorm.training.checkpoint import entries_of_task
+from selfnorm.training.checkpoint import entries_of_task, load_checkpoint
 from tests.fitting import fit, fit_many
 
 SETTINGS = {"max_steps": 12, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
@@ -173,3 +173,11 @@ def test_writing_a_checkpoint_leaves_every_part_in_its_mode():
     first, second = (entries_of_task(task, (x,))["witness"] for _ in range(2))
     assert torch.equal(first, second)  # without dropout
     assert [part.training for part in energy] == [False, True, True]
+
+
+@pytest.mark.parametrize("content", ["junk", "", "a longer text that is no checkpoint"])
+def test_files_that_are_no_checkpoints_are_refused(content, tmp_path):
+    path = tmp_path / "run"
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match="not a readable checkpoint"):
+        load_checkpoint(path)

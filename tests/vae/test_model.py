@@ -280,3 +280,12 @@ def test_what_does_not_fit_is_refused_with_the_cause(call, error, message):
     torch.manual_seed(0)
     with pytest.raises(error, match=message):
         call()
+
+
+def test_options_of_an_added_prior_are_kept():
+    x = (torch.rand(60, 6) > 0.5).float()
+    options = sn.TrainingOptions(max_steps=3, lr=1e-6, progress=False)
+    added = {"latent": 2, "options": options, "task_options": {"monitor": "off"}}
+    _, history = sn.add_energy_prior(nn.Linear(6, 4), nn.Linear(2, 6), x, **added)
+    assert history.n_steps == 3
+    assert history.records[-1]["lr"] <= 1e-6

@@ -88,6 +88,8 @@ def fit(
         >>> history.stopped
         'max_epochs'
     """
+    if not isinstance(options, TrainingOptions | None):
+        raise TypeError(f"options must be a selfnorm.TrainingOptions, got {options!r}")
     options = (options or TrainingOptions()).given(
         batch_size=batch_size,
         max_epochs=max_epochs,
@@ -120,7 +122,13 @@ def make_task(
             if getattr(options, name) is not None:
                 raise TypeError(f"{name} is for an EBM; {kind} trains its own way")
         given = {} if proposal is None else {"proposal": proposal}
-        task: Task = own(objective=objective, n_samples=n_samples, **given, **(task_options or {}))
+        given |= task_options or {}
+        try:
+            task: Task = own(objective=objective, n_samples=n_samples, **given)
+        except TypeError as error:
+            if "unexpected keyword" not in str(error):
+                raise
+            raise TypeError(f"a {kind} is trained without {sorted(given)}: {error}") from error
         return task
     if not isinstance(model, EBM):
         raise TypeError(

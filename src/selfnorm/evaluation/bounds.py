@@ -134,7 +134,10 @@ def evaluate(
                 f"{type(model).__name__} brings its own proposal and evaluates with that one: "
                 "leave proposal out"
             )
-        bounds: Bounds = model.bounds(x, n_samples=n_samples, seed=seed, **options)
+        # Estimators of tables name their seed as scikit-learn does, and regressors take (X, y).
+        named = "random_state" if any(p.name == "random_state" for p in taken) else "seed"
+        pair = x if isinstance(x, tuple) and any(p.name == "y" for p in taken) else (x,)
+        bounds: Bounds = model.bounds(*pair, n_samples=n_samples, **{named: seed}, **options)
         return bounds
     if options:
         raise TypeError(f"evaluate() got unexpected options {sorted(options)}")

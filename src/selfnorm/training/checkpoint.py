@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,13 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
         ) from error
 
 
+# What torch's reader raises on files that are none of its own.
+_UNREADABLE = (
+    *(RuntimeError, OSError, EOFError, pickle.UnpicklingError, struct.error),
+    *(ValueError, LookupError, TypeError, AttributeError),
+)
+
+
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint; anything wrong with the file is a :class:`CheckpointError`."""
     path = Path(path)
@@ -51,7 +59,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is a folder: a checkpoint is one file, name it")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(
             f"{path} is not a readable checkpoint ({type(error).__name__}): it is truncated or "
             "damaged. Delete it to start afresh"

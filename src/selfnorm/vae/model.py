@@ -237,10 +237,10 @@ def add_energy_prior(
     likelihood: str | Likelihood = "bernoulli",
     prior: LatentPrior | None = None,
     val_data: Tensor | None = None,
-    max_steps: int = 2000,
-    lr: float = 2e-3,
+    max_steps: int | None = None,
+    lr: float | None = None,
     seed: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     task_options: dict[str, Any] | None = None,
     options: TrainingOptions | None = None,
 ) -> tuple[EnergyVAE, History]:
@@ -256,7 +256,7 @@ def add_energy_prior(
         prior: an :class:`~selfnorm.vae.priors.AutoregressivePrior` by default, whose normaliser is
             exact.
         max_steps, lr, seed, progress: where given they replace those of ``options``.
-        task_options, options: how to train, see :func:`selfnorm.fit`.
+        task_options, options: how to train, see :func:`selfnorm.fit`; 2,000 steps by default.
 
     Returns:
         The VAE with its new prior, and the history of its training.
@@ -269,7 +269,9 @@ def add_energy_prior(
         raise DataError(f"latent={latent}, but the prior has {vae.latent} latent numbers")
     known = [p for m in (encoder, decoder) for p in m.parameters()]
     vae.to(known[0].device if known else None)
-    options = options or TrainingOptions(max_epochs=10**6, weight_decay=1e-2, ema=0.99)
+    options = options or TrainingOptions(
+        max_epochs=10**6, max_steps=2000, lr=2e-3, weight_decay=1e-2, ema=0.99, progress=False
+    )
     with without_gradient(vae.encoder, vae.decoder):
         history = fit(
             vae, x, objective="snelbo", max_steps=max_steps, lr=lr, val_data=val_data, seed=seed,
