@@ -304,8 +304,8 @@ def others() -> str:
         ],
         [
             "[speed](tables/speed.md)",
-            f"the {together['runs_together']} runs of the 2-D table, by code with kernels written by "
-            f"hand, trained in {together['seconds_together']:.1f} s on one H200",
+            f"the {together['runs_together']} runs of the 2-D table, by code with kernels "
+            f"written by hand, trained in {together['seconds_together']:.1f} s on one H200",
             "`make bench`",
         ],
     ]

@@ -164,12 +164,25 @@ class DistributedTask(Task):
         self.writes_checkpoints = fabric.is_global_zero
         self._interrupted = False
         self._until_asked = 0
-        # What ranks and pieces change nothing about is asked of the task itself.
-        for name in ("parameter_groups", "witness", "own_state", "load_own_state"):
-            setattr(self, name, getattr(task, name))
         trained = [p for group in task.parameter_groups() for p in group["params"]]
         self._params = [p for p in trained if p.requires_grad]
         self._loss = fabric.setup_module(_Loss(task.module, self._local_loss))
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Those of the task."""
+        return self.task.parameter_groups()
+
+    def witness(self, data: tuple[Tensor, ...]) -> Tensor | None:
+        """That of the task."""
+        return self.task.witness(data)
+
+    def own_state(self) -> Any:
+        """That of the task."""
+        return self.task.own_state()
+
+    def load_own_state(self, state: Any) -> None:
+        """Into the task."""
+        self.task.load_own_state(state)
 
     def settings(self) -> dict[str, Any]:
         """Those of the task, with the samples of all ranks and pieces together."""
