@@ -77,8 +77,12 @@ class Task:
         groups: list[dict[str, Any]] = []
         for group in self.parameter_groups():
             params = [p for p in group["params"] if p.requires_grad]
-            if params:
-                groups.append({"weight_decay": options.weight_decay, **group, "params": params})
+            how = {"weight_decay": options.weight_decay, **group, "params": []}
+            alike = [known for known in groups if {**known, "params": []} == how]
+            if alike:
+                alike[0]["params"] += params  # one update for both
+            elif params:
+                groups.append({**how, "params": params})
         if not groups:
             raise ValueError("nothing to train: no parameter of the model asks for a gradient")
         device = groups[0]["params"][0].device

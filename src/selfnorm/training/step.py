@@ -58,10 +58,12 @@ class Counters:
         if not self.names:
             self.restore(self.counts, tuple(seen), self.sums.new_zeros(len(seen)))
         values = torch.stack([seen[name].detach().to(self.sums) for name in self.names])
-        lost = (~torch.isfinite(values[:2]).all()).to(values)
-        self.counts.add_(torch.lerp(self._if_taken, self._if_lost, lost))
+        total = values[:2].sum()
+        bad = (total - total).ne(0)  # what is not finite has no difference to itself but NaN
+        lost = bad.to(values)
+        self.counts.add_(torch.where(bad, self._if_lost, self._if_taken))
         self.streak.mul_(lost)
-        self.sums.add_(torch.where(lost > 0, 0.0, values))
+        self.sums.add_(values.masked_fill(bad, 0.0))
         return lost
 
     def clear(self) -> None:
