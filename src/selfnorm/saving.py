@@ -220,7 +220,7 @@ def save_folder(
     path = Path(path)
     stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     weights = save_safetensors(stored)
-    document = {
+    document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "library_version": __version__,
         "kind": kind,
