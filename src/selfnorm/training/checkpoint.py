@@ -37,7 +37,8 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
     try:
         with open(part, "wb") as handle:
             handle.write(bytes(_HEAD))
-            torch.save(state, hashed := _Hashed(handle))
+            hashed: Any = _Hashed(handle)
+            torch.save(state, hashed)
             handle.seek(0)
             handle.write(_NAME + hashed.digest.hexdigest().encode() + b"\n")
             handle.flush()
@@ -111,7 +112,7 @@ _STATE: dict[str, Any] = {
 def check_structure(path: Path, state: dict[str, Any], n_rows: int) -> None:
     """Refuse a file that is whole, and yet holds no state of a run on so many rows."""
     wrong = [k for k, kind in _STATE.items() if k not in state or not isinstance(state[k], kind)]
-    order = state.get("order")
+    order: Any = state.get("order")
     if not wrong and order.numel() not in (0, n_rows):
         wrong = ["order"]
     if not wrong and order.numel() and not torch.equal(order.sort()[0], torch.arange(n_rows)):
