@@ -59,11 +59,6 @@ class Column:
         return self.kind in KINDS
 
     @property
-    def needed(self) -> bool:
-        """Whether a table must have the column to be coded."""
-        return self.kind not in ("identifier", "ignored")
-
-    @property
     def dtype(self) -> str:
         """The type of the column in its table."""
         return str(self.form["dtype"])
@@ -227,7 +222,7 @@ def _lookup(column: Column) -> Callable[[Any], tuple[int, float]]:
     levels = [(label, code, 0.0) for code, label in enumerate(column.levels)]
     shares = np.log(column.tail_shares).tolist()
     levels += [(v, len(column.levels), s) for v, s in zip(column.tail, shares, strict=True)]
-    keys: list[Callable[[Any], Any]] = [lambda v: (type(v), v), lambda v: v, _label_text]
+    keys: list[Callable[[Any], Any]] = [lambda v: (type(v), v), lambda v: v, label_text]
     tables = [{key(label): (code, s) for label, code, s in reversed(levels)} for key in keys]
 
     def code_of(label: Any) -> tuple[int, float]:
@@ -240,7 +235,8 @@ def _lookup(column: Column) -> Callable[[Any], tuple[int, float]]:
     return code_of
 
 
-def _label_text(label: Any) -> str:
+def label_text(label: Any) -> str:
+    """A label as text; whole floats as whole numbers, so that 1 and 1.0 are the same."""
     return f"{label:.0f}" if isinstance(label, float) and label.is_integer() else str(label)
 
 
@@ -317,7 +313,7 @@ def broken_promise(column: Column, cells: Cells, others: Mapping[int, Cells]) ->
     if column.kind == "constant" and column.levels:
         known = constant_cells(column, len(cells))
         same = cells.missing | (_comparable(cells) == _comparable(known))
-        told = f"{column.name!r} was always {column.levels[0]!r} and is kept as that"
+        told = f"{column.name!r} was always {label_text(column.levels[0])} and is kept as that"
     elif column.kind == "duplicate" and column.base is not None and column.base in others:
         same = _comparable(cells) == _comparable(others[column.base])
         told = f"{column.name!r} is kept as a copy, which it no longer is"
@@ -329,4 +325,4 @@ def broken_promise(column: Column, cells: Cells, others: Mapping[int, Cells]) ->
 def _comparable(cells: Cells) -> np.ndarray:
     if cells.kind != "label":
         return np.where(cells.missing, 0, cells.values)
-    return np.array([*map(_label_text, cells.labels), ""], dtype=object)[cells.values]
+    return np.array([*map(label_text, cells.labels), ""], dtype=object)[cells.values]

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns.coding import DAY, HOUR, Column, calendar, check_numbers, tie_unit
+from selfnorm.columns.coding import (
+    DAY,
+    HOUR,
+    Column,
+    calendar,
+    check_numbers,
+    label_text,
+    tie_unit,
+)
 from selfnorm.columns.frames import Cells
 from selfnorm.columns.numbers import MAX_CODES, Part, number_part, recorded_decimals, snap
 from selfnorm.columns.text import interpreted
@@ -81,9 +89,10 @@ class Detection:
         if len(labels) <= 1:
             return self._constant(column, cells, labels), []
         twin = self._contents.setdefault(_content(cells), len(self.columns))
-        if twin < len(self.columns):
+        if twin < len(self.columns) and asked is None:
             other = self.columns[twin].name
             self.notes.append(f"{column.name!r} repeats {other!r}: kept as a copy of it")
+            column = replace(column, resolution=self.columns[twin].resolution)
             return replace(column, kind="duplicate", base=twin, summary=f"same as {other}"), []
         why = None if asked is not None else _identifier(cells, labels, values, int(counts.sum()))
         if why is not None:
@@ -100,6 +109,8 @@ class Detection:
         )
         if asked == "cells" and part.step == 0:
             self.problems.append(f"column {column.name!r} is to have cells, but lies on no grid")
+        if support is not None and not part.rest:
+            self.notes.append(f"{column.name!r} takes {part.n_codes} values: limits do not matter")
         kind = "category" if not part.rest else ("cells" if part.step > 0 else "continuous")
         summary = _number_summary(part, column.decimals, cells.seen)
         levels = () if part.rest else part.values
@@ -113,8 +124,9 @@ class Detection:
         if cells.kind == "date":
             column = replace(column, resolution="second")
             labels = [np.int64(labels[0]).astype("datetime64[s]")]
-        self.notes.append(f"{column.name!r} is always {labels[0]!s}: kept as that")
-        return replace(column, summary=f"always {labels[0]}")
+        value = label_text(labels[0])
+        self.notes.append(f"{column.name!r} is always {value}: kept as that")
+        return replace(column, summary=f"always {value}")
 
     def _date(self, column: Column, cells: Cells, place: int) -> tuple[Column, list[Part]]:
         offset = cells.form.get("offset", 0)
@@ -242,7 +254,7 @@ def _category(
     )
     summary = f"{len(order)} levels" + (f", {len(tail)} in a shared tail" if tail else "")
     if len(order) <= 4:
-        summary += ": " + ", ".join(str(labels[i])[:20] for i in own)
+        summary += ": " + ", ".join(label_text(labels[i])[:20] for i in own)
     column = replace(
         column,
         kind="category",

@@ -253,8 +253,9 @@ def _of_array(column: np.ndarray, missing: np.ndarray, form: dict[str, Any]) -> 
         return Cells("number", seconds, missing, [], form | {"store": "duration"})
     if kind not in "UOT":
         raise DataError(f"values of type {column.dtype} cannot be modelled; turn them into numbers")
-    if kind == "O" and "pandas" in sys.modules:  # knows pd.NA, which cannot be compared
-        missing = missing | sys.modules["pandas"].isna(column)
+    pandas = sys.modules.get("pandas")
+    if kind == "O" and pandas is not None:  # knows pd.NA, which cannot be compared
+        missing = missing | pandas.isna(column)
     elif kind == "O":
         missing = missing | [value is None or value != value for value in column.tolist()]
     return _of_objects(column.tolist(), missing, form)
@@ -466,7 +467,9 @@ def _write_array(cells: Cells) -> np.ndarray:
     if dtype.kind == "U" and not gaps:
         text = array.astype(str)  # a longer text than any before must not be cut
         return text.astype(max(text.dtype, dtype))
-    return array if gaps and dtype.kind not in "fMm" else array.astype(dtype)
+    if gaps and dtype.kind in "iu":
+        return array.astype(np.float64)
+    return array if gaps and dtype.kind in "bU" else array.astype(dtype)
 
 
 def _pyarrow() -> Any:

@@ -64,7 +64,7 @@ def recorded_decimals(distinct: np.ndarray) -> int | None:
     for decimals in range(13):
         if 10.0**-decimals < 1000 * rounding:
             break
-        if all(np.abs(v - np.round(v, decimals)).max() <= 4 * rounding for v in (few, distinct)):
+        if all((np.abs(v - np.round(v, decimals)) <= 4 * rounding).all() for v in (few, distinct)):
             return decimals
     return None
 

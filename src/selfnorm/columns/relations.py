@@ -11,7 +11,7 @@ from selfnorm.columns.coding import Column
 from selfnorm.columns.frames import Cells
 
 MAX_ROWS = 20_000  # of which relations are read off
-MAX_COLUMNS = 200
+MAX_COLUMNS = 100
 
 
 def relations(columns: Sequence[Column], cells: Mapping[int, Cells]) -> list[str]:

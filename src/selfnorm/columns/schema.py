@@ -92,7 +92,8 @@ class Schema:
                 for those usual in files (empty, NA, ?, ...). Among numbers and dates written as
                 text these are gaps in any case.
         """
-        gaps = MISSING if missing is True else frozenset(t.lower() for t in missing or ())
+        texts = [missing] if isinstance(missing, str) else missing or ()
+        gaps = MISSING if texts is True else frozenset(t.strip().lower() for t in texts)
         kind, cells = read(frame)
         kinds, support = dict(kinds or {}), dict(support or {})
         _refuse(
@@ -142,9 +143,10 @@ class Schema:
             >>> schema.parts_of(["b"])
             [1]
         """
-        modelled = [column.name for column in self.modelled]
-        _refuse([f"no column {name!r} in {modelled}" for name in names if name not in modelled])
-        return [j for j, part in enumerate(self.parts) if modelled[part.column] in names]
+        modelled = {column.name: i for i, column in enumerate(self.modelled)}
+        _refuse([f"no column {n!r} in {list(modelled)}" for n in names if n not in modelled])
+        wanted = {modelled[name] for name in names}
+        return [j for j, part in enumerate(self.parts) if part.column in wanted]
 
     @property
     def fingerprint(self) -> str:
@@ -181,15 +183,14 @@ class Schema:
             frame: a table of any kind.
             partial: columns that the table does not have are gaps, rather than an error.
         """
-        cells = self._matched(frame, partial)
+        cells, surprises = self._matched(frame, partial)
         n = len(next(iter(cells.values())))
         x, extra = np.zeros((n, len(self.parts), 2)), np.zeros((n, len(self.parts)))
         x[..., 0] = -1
         problems: list[str] = []
-        surprises: list[str] = []
         given: dict[int, Cells] = {}
         for j, column in enumerate(self.columns):
-            if column.name not in cells or not column.needed:
+            if column.name not in cells or column.kind in ("identifier", "ignored"):
                 continue
             try:
                 given[j] = as_column(column, cells[column.name], self.missing)
@@ -198,7 +199,9 @@ class Schema:
                 continue
             if not column.modelled:
                 surprises += broken_promise(column, given[j], given)
-            elif column.base is None or column.base in given:
+            elif column.base is not None and column.base not in given:
+                surprises.append(f"{column.name!r} is left out: the date it is counted from is")
+            else:
                 base = None if column.base is None else given[column.base]
                 places = self.parts_of([column.name])
                 parts = [self.parts[i] for i in places]
@@ -210,27 +213,23 @@ class Schema:
             warnings.warn("; ".join(surprises), SelfnormWarning, stacklevel=2)
         return x, extra
 
-    def _matched(self, frame: Any, partial: bool) -> dict[Any, Cells]:
+    def _matched(self, frame: Any, partial: bool) -> tuple[dict[Any, Cells], list[str]]:
+        """The table's columns by the schema's names, and what to warn of."""
         kind, cells = read(frame)
         names = [column.name for column in self.columns]
-        needed = [column.name for column in self.columns if column.needed]
+        needed = [column.name for column in self.modelled]
         if "array" in (kind, self.frame) and not set(needed) <= set(cells):
             if len(cells) != len(names):
                 raise DataError(f"the table has {len(cells)} columns, expected {len(names)}")
-            return dict(zip(names, cells.values(), strict=True))
+            return dict(zip(names, cells.values(), strict=True)), []
         absent = [name for name in needed if name not in cells]
         if absent and (not partial or len(absent) == len(needed)):
             raise DataError(
                 f"the table has no column {', '.join(map(repr, absent))}; it has {list(cells)}"
             )
         unknown = [name for name in cells if name not in names]
-        if unknown:
-            warnings.warn(
-                f"columns that the schema does not know are left out: {unknown}",
-                SelfnormWarning,
-                stacklevel=3,
-            )
-        return {name: column for name, column in cells.items() if name in names}
+        known = {name: column for name, column in cells.items() if name in names}
+        return known, [f"columns that were never seen are left out: {unknown}"] if unknown else []
 
     def decode(self, x: Any, rng: np.random.Generator | int | None = 0) -> Any:
         """The table of coded rows ``(n, p, 2)``: the names, types and kind of the one detected.
