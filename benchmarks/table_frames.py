@@ -76,8 +76,11 @@ def read_raw(name: str, data_dir: Path) -> Frame:
     path = data_dir / SETS[name].file
     if name == "california":
         with np.load(path) as file:
-            values = np.column_stack([file["X"], file["y"]]).astype(np.float64)
-        return dict(zip(CALIFORNIA, values.T.copy(), strict=True))
+            columns = [*file["X"].T, file["y"]]
+        # the file holds float32: 34.12 is meant where it says 34.11999893
+        return {
+            c: v.astype(str).astype(np.float64) for c, v in zip(CALIFORNIA, columns, strict=True)
+        }
     import pandas as pd
 
     if name == "adult":
@@ -403,8 +406,10 @@ def provenance(commit: str | None = None, device: str = "cpu") -> Row:
         hardware["gpu"] = torch.cuda.get_device_name(device)
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     versions = {name: installed[name] for name in PACKAGES if name in installed}
+    folders = {"--work": "WORK", "--out": "OUT", "--data-dir": "DATA"}  # where is nobody's business
+    words = [folders.get(last, w) for last, w in zip(sys.argv, sys.argv[1:], strict=False)]
     return {
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
         "commit": commit,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {"python": platform.python_version(), **versions},

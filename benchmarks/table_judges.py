@@ -7,6 +7,7 @@ need NumPy and SciPy.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from table_frames import (
     as_float,
     at_most,
     categories,
+    complete,
     is_gap,
     n_rows,
     shuffled,
@@ -31,7 +33,12 @@ from table_frames import (
 
 
 def judge(name: str, train: Frame, test: Frame, samples: Frame, seed: int) -> Row:
-    """Every figure of one set of samples."""
+    """Every figure of one set of samples.
+
+    Complete rows are compared with complete rows: whether gaps are drawn as well is a choice, and
+    not every method has it.
+    """
+    train, test, samples = complete(train), complete(test), complete(samples)
     n = n_rows(train)
     resampled = take(train, np.random.default_rng([seed, 2]).integers(n, size=n))
     shape, trend = shape_and_trend(name, train, samples)
@@ -68,17 +75,13 @@ def two_sample_score(kind: str, real: Frame, samples: Frame, seed: int) -> float
     """``2 - 2 max(0.5, AUROC)``, mean of three folds: 1 cannot tell, 0 always tells.
 
     Text becomes one column a level, as in sdmetrics, but of the levels of both tables: one that
-    only the samples have is an error there. Gaps of numbers and dates, which sdmetrics fills with a
-    mean, get a column of their own beside it, that a wrong share of gaps be seen.
+    only the samples have is an error there.
     """
     import pandas as pd
 
     both = pd.concat([to_pandas(real), to_pandas(samples)], ignore_index=True)
     text = [c for c in both.columns if both[c].dtype == object]
-    gaps = {f"{c} gap": both[c].isna() for c in both.columns.difference(text)}
-    coded = pd.get_dummies(both, columns=text, dummy_na=True, dtype=float)
-    coded = coded.assign(**{c: g.astype(float) for c, g in gaps.items() if g.any()})
-    coded = coded.loc[:, coded.nunique(dropna=False) > 1]
+    coded = pd.get_dummies(both, columns=text, dtype=float)
     halves = coded.iloc[: n_rows(real)], coded.iloc[n_rows(real) :].reset_index(drop=True)
     state = np.random.get_state()  # noqa: NPY002 sdmetrics draws its folds from there
     np.random.seed(seed)  # noqa: NPY002
@@ -119,21 +122,13 @@ def shape_and_trend(name: str, train: Frame, samples: Frame) -> tuple[float, flo
     return float(found["Column Shapes"]), float(found["Column Pair Trends"])
 
 
-def distances(coding: Coding, train: Frame) -> Any:
-    """The map of rows to a space where L1 is the distance: min-max by ``train``, one-hot, gaps as a
-    column beside the mean.
-    """
+def distances(name: str, train: Frame) -> Callable[[Frame], np.ndarray]:
+    """The map of rows to a space where L1 is the distance: min-max by ``train``, one-hot."""
+    coding = Coding(train, categories(name, train))
     known = coding.matrix(train)
-    low, high = np.nanmin(known, axis=0), np.nanmax(known, axis=0)
+    low, high = known.min(axis=0), known.max(axis=0)
     width = np.where(high > low, high - low, 1.0)
-    centre = np.nanmean((known - low) / width, axis=0)
-
-    def placed(frame: Frame) -> np.ndarray:
-        scaled = (coding.matrix(frame) - low) / width
-        gaps = np.column_stack([is_gap(frame[c]) for c in coding.names]).astype(float)
-        return np.hstack([np.where(np.isnan(scaled), centre, scaled), gaps])
-
-    return placed
+    return lambda frame: (coding.matrix(frame) - low) / width
 
 
 def to_nearest(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -152,7 +147,7 @@ def closest_records(name: str, train: Frame, test: Frame, samples: Frame, seed: 
     a test row, as many of each (ties count half); ``nearest_ratio``: median distance of samples to
     the nearest training row over that of test rows.
     """
-    place = distances(Coding(train, categories(name, train)), train)
+    place = distances(name, train)
     trained, tested, drawn = place(train), place(test), place(samples)
     few = trained[shuffled(len(trained), seed)[: len(tested)]]
     difference = to_nearest(drawn, few) - to_nearest(drawn, tested)

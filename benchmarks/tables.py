@@ -12,7 +12,7 @@ the machine that trains need not have pandas, and the peers stand in environment
     python benchmarks/tables.py impute --method miceforest            # draws of removed cells
     python benchmarks/tables.py explain --method shap                 # which cell was replaced?
 
-- *Samples.* Nine tenths train, the test rows are judged with; as many samples as training rows.
+- *Samples.* Nine tenths train; as many samples as training rows; complete rows are compared.
 - *Gaps.* Cells are removed from the training rows at random; the log-likelihood of complete test
   rows after training on the gaps, or on a table imputed first. One schema, that of the whole table.
 - *Imputation.* Every method sees the same table with 30 % of its cells removed and draws them
