@@ -143,9 +143,9 @@ class AutoregressiveTask(Task):
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Negative of proposal log-likelihood plus SNL, per row, averaged over the orderings."""
         at, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
-        b = self.module.energy.log_norm(at.context)
+        b = self.module.log_norm(at)
         tilt = snl(f, log_w, b, reduction="none")
-        loss = -(log_q + tilt).sum(-1).mean()
+        loss = -(log_q.sum(-1) + tilt.sum(-1)).mean()
         with torch.no_grad():
             gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
         return loss, {"lower": log_det.mean() - loss.detach(), "gap": gap}
@@ -157,11 +157,12 @@ class AutoregressiveTask(Task):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 part = tuple(t[rows] for t in data)
                 at, log_q, f, log_w, log_det = self.module.at_batch(part, self.validation_samples)
-                log_z, b = log_mean_exp(log_w), self.module.energy.log_norm(at.context)
-                upper = (log_q + f - log_z).sum(-1) + log_det
+                log_z, b = log_mean_exp(log_w), self.module.log_norm(at)
+                log_q = log_q.sum(-1) + log_det
+                upper = log_q + (f - log_z).sum(-1)
                 lower = upper - bound_gap(log_z - b).sum(-1)
-                proposal = log_mean_exp(log_q.sum(-1) + log_det)
-                own = (log_q + f - b).sum(-1) + log_det
+                proposal = log_mean_exp(log_q)
+                own = log_q + (f - b).sum(-1)
                 bounds = mixture_lower(lower, own), log_mean_exp(upper)
                 figures = (bounds[0], *bounds, ess(log_w).mean((0, 2)), proposal)
                 totals += torch.stack([t.double().sum() for t in figures])
