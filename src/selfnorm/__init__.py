@@ -34,7 +34,7 @@ from selfnorm.networks import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.saving import __version__ as __version__
 from selfnorm.saving import load, save
 from selfnorm.tables import EnergyDensity, EnergyRegressor
-from selfnorm.training import History, TrainingOptions
+from selfnorm.training import Checkpoint, History, TrainingOptions
 from selfnorm.vae import EnergyVAE, add_energy_prior
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "MLP",
     "AutoregressiveEBM",
     "Bounds",
+    "Checkpoint",
     "ConditionalEBM",
     "Defensive",
     "EnergyDensity",

@@ -16,6 +16,16 @@ from selfnorm.errors import DataError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Options of training that are none of the loop any more.
+MOVED_OPTIONS = {
+    "checkpoint_every": "selfnorm.TrainingOptions(checkpoint=selfnorm.Checkpoint(path, every=...))",
+    "resume": "selfnorm.TrainingOptions(checkpoint=selfnorm.Checkpoint(path, resume=...))",
+    "lr_log_norm": "an EBM takes task_options={'log_norm_lr_scale': ...}, in units of lr",
+    "max_memory": "an EBM takes task_options={'max_memory': ...} of fit",
+    "cuda_graph": "an objective, or a task, with capturable = False is trained without one",
+    "compile_step": "it took longer to compile than it saved",
+}
+
 
 def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Parameters that are gone: whoever names one is told where it went.

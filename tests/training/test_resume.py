@@ -35,7 +35,7 @@ def weights(model):
     [
         ({"objective": "nce"}, "objective='snl'"),
         ({"n_samples": 64}, "n_samples=128"),
-        ({"lr_log_norm": 1.0}, "lr_log_norm=None"),
+        ({"log_norm_lr_scale": 1.0}, r"log_norm_lr_scale=10\.0"),
         ({"proposal": sn.Gaussian(torch.zeros(2), scale=3.0)}, "another energy, base or proposal"),
     ],
 )
@@ -90,8 +90,7 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
             x,
             objective=stopping,
             **SETTINGS,
-            checkpoint=path,
-            checkpoint_every=1,
+            checkpoint=sn.Checkpoint(path, every=1),
         )
     resumed = model_on(sn.Gaussian.fit_to(x))
     fit(
@@ -99,8 +98,7 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
         x,
         objective=name,
         **SETTINGS,
-        checkpoint=path,
-        checkpoint_every=1,
+        checkpoint=sn.Checkpoint(path, every=1),
     )
     assert torch.equal(weights(whole), weights(resumed))
 

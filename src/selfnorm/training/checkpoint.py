@@ -94,11 +94,12 @@ def check_same_run(
         named = ", ".join(f"{k}={saved.get(k)!r}" for k in other)
         raise CheckpointError(
             f"{path} belongs to a run with other options ({named}); use the same ones, another "
-            "checkpoint path, or resume=False"
+            "checkpoint path, or Checkpoint(path, resume=False)"
         )
     if state["data"] != data or mine.get("rows") != saved.get("rows"):
         raise CheckpointError(
-            f"{path} belongs to a run on other data; use another checkpoint path, or resume=False"
+            f"{path} belongs to a run on other data; use another checkpoint path, or "
+            "Checkpoint(path, resume=False)"
         )
 
 
@@ -115,7 +116,7 @@ def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tens
             raise CheckpointError(
                 f"{path} belongs to a run with another energy, base or proposal: with its weights "
                 "this one gives other densities. Use the same ones, another checkpoint path, or "
-                "resume=False"
+                "Checkpoint(path, resume=False)"
             )
     if state["task"] is not None:
         task.load_own_state(state["task"])

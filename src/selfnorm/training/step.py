@@ -58,10 +58,12 @@ class Counters:
         if not self.names:
             self.restore(self.counts, tuple(seen), self.sums.new_zeros(len(seen)))
         values = torch.stack([seen[name].detach().to(self.sums) for name in self.names])
-        lost = (~torch.isfinite(values[:2]).all()).to(values)
-        self.counts.add_(torch.lerp(self._if_taken, self._if_lost, lost))
+        total = values[:2].sum()
+        bad = (total - total).ne(0)  # what is not finite has no difference to itself but NaN
+        lost = bad.to(values)
+        self.counts.add_(torch.where(bad, self._if_lost, self._if_taken))
         self.streak.mul_(lost)
-        self.sums.add_(torch.where(lost > 0, 0.0, values))
+        self.sums.add_(values.masked_fill(bad, 0.0))
         return lost
 
     def clear(self) -> None:
@@ -92,16 +94,12 @@ class Stepper:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.average = [] if options.ema is None else [p.detach().clone() for p in self.params]
         self._gain = torch.ones((), device=self.device)  # share of the parameters in the average
-        self._loss = task.loss
-        if options.compile_step:
-            # Eager random numbers: a compiled run is then the plain run up to rounding.
-            self._loss = torch.compile(task.loss, dynamic=False, options={"fallback_random": True})
         on_cuda = self.device.type == "cuda"
         # On CUDA learning rates are tensors, which a captured graph reads anew in every step.
         scales = [float(group.get("lr_scale", 1.0)) for group in groups]
         self._lr_scales = torch.tensor(scales, device=self.device) if on_cuda else None
         self._rates = torch.zeros(len(scales), device=self.device)
-        self.capture = options.cuda_graph and on_cuda and task.capturable
+        self.capture = on_cuda and task.capturable
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static_rows: Tensor | None = None
         self._n_eager = 0
@@ -193,7 +191,7 @@ class Stepper:
         batch = tuple(t.index_select(0, rows) for t in self.data)
         for p in self.params:
             p.grad = None
-        loss, metrics = self._loss(batch)
+        loss, metrics = self.task.loss(batch)
         loss.backward()
         norm = self.task.condition_gradients(self.params, self.options.clip_norm)
         # The fused optimiser skips the update itself where found_inf is 1.
