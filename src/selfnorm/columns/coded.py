@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from selfnorm.errors import DataError
 
 GAP, UNSEEN = -1, -2
+ROWS_PER_STEP = 4  # equal values that make a step of the map
 ROWS_PER_KNOT = 64  # of the map to normal scores, which costs half a nat of all rows for each knot
 FAR = 1e6  # an open end of a cell, in normal scores
 
@@ -213,27 +214,31 @@ class CodedColumns(nn.Module):
 
 def knots_for(n: int) -> int:
     """Number of knots for a table of ``n`` rows."""
-    return int(np.clip(n // ROWS_PER_KNOT, 4, 512)) + 14
+    return 2 * (int(np.clip(n // ROWS_PER_KNOT, 4, 512)) + 14)
 
 
 def _quantile_knots(values: np.ndarray, part: Part, n_knots: int) -> tuple[np.ndarray, np.ndarray]:
     """Normal scores and numbers, ascending, ``n_knots`` each; equal values share their cell."""
     ordered = np.sort(values)
-    width = part.step or part.resolution
-    if width > 0:
-        first = np.searchsorted(ordered, ordered, "left")
-        count = np.searchsorted(ordered, ordered, "right") - first
-        ordered = ordered + width * ((np.arange(len(ordered)) - first + 0.5) / count - 0.5)
-    m = len(ordered)
-    own = int(np.clip(m / ROWS_PER_KNOT, 4, n_knots - 14))
+    m, width = len(ordered), part.step or part.resolution
+    own = int(np.clip(m / ROWS_PER_KNOT, 4, n_knots // 2 - 14))
     levels = np.linspace(0, 1, own + 2)[1:-1]
     # ever finer towards the ends, down to a few rows
     tail = levels[0] / 2.0 ** np.arange(1, 8)
-    tail = tail[tail * m >= 2]
-    levels = np.concatenate([tail[::-1], levels, 1 - tail])
-    knots = np.quantile(ordered, levels, method="hazen")
+    levels = np.concatenate([levels, tail[tail * m >= 2], 1 - tail[tail * m >= 2]])
+    if width > 0:
+        # Equal values share the width by which they were recorded. Those that many rows have, but
+        # too few for a point mass, are steps of the map: a sample falls on them as often.
+        first = np.searchsorted(ordered, ordered, "left")
+        count = np.searchsorted(ordered, ordered, "right") - first
+        ordered = ordered + width * ((np.arange(m) - first + 0.5) / count - 0.5)
+        starts = np.unique(first[count >= ROWS_PER_STEP])
+        often = starts[np.argsort(-count[starts], kind="stable")][: (n_knots - len(levels)) // 2]
+        levels = np.concatenate([levels, often / m, (often + count[often]) / m])
+    levels = np.unique(levels[(levels > 0.5 / m) & (levels < 1 - 0.5 / m)])
+    knots = np.interp(levels, (np.arange(m) + 0.5) / m, ordered)
     spread = max(knots[-1] - knots[0], abs(knots).max() * 1e-9, 1e-30)
-    rising = np.maximum.accumulate(knots + np.arange(len(knots)) * 1e-9 * spread / len(knots))
+    rising = np.maximum.accumulate(knots) + np.arange(len(knots)) * 1e-12 * spread
     scores = ndtri(levels)
     # as many knots for every part: further ones continue the last line
     beyond = np.arange(1, n_knots - len(levels) + 1)
