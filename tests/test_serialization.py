@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from selfnorm import EnergyDensity, saving
 from selfnorm.distributions import DefensiveLabels, LabelGaussian, LabelUniform
 from selfnorm.errors import ModelFileError, SelfnormError, SelfnormWarning
 from selfnorm.saving import CONFIG_FILE, WEIGHTS_FILE
+from tests.golden import cases
 
 
 def rows(n=150, d=2, seed=0):
@@ -295,6 +297,16 @@ class Bowl(nn.Module):
 
     def forward(self, x):
         return x.square().sum(-1) / self.width
+
+
+def test_no_folder_costs_the_caller_random_numbers(tmp_path):
+    folders = sorted((Path(__file__).parent / "golden" / "folders").iterdir())
+    backbone = cases.backbone()
+    before = torch.get_rng_state()
+    for folder in folders:
+        given = {"backbone": backbone} if folder.name.startswith("image") else {}
+        sn.save(sn.load(folder, **given), tmp_path / folder.name)
+        assert torch.equal(torch.get_rng_state(), before), folder.name
 
 
 def test_parts_of_ones_own_are_given_to_load(tmp_path):

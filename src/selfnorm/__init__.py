@@ -6,6 +6,7 @@ without MCMC; every number comes with a lower and an upper bound.
 
 from selfnorm import functional
 from selfnorm.chain import AutoregressiveEBM
+from selfnorm.columns import Schema
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.density import (
     EBM,
@@ -58,6 +59,7 @@ __all__ = [
     "History",
     "ImageRegressor",
     "LabelEnergy",
+    "Schema",
     "SelfnormError",
     "SelfnormWarning",
     "StudentT",

@@ -110,9 +110,11 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
         raise ModelFileError(f"{path} holds a {folder.kind}, not a {kind}; load it with that class")
     found = _class(folder.kind).find(folder.kind)
     try:
-        if hasattr(found, "from_folder"):
-            return found.from_folder(folder.config, folder.tensors, **own)
-        return build({"class": folder.kind, **folder.config}, folder.tensors, **own)
+        # what is built begins with random weights, for which the caller's stream is not to pay
+        with seeded(0), float32_on_cpu():
+            if hasattr(found, "from_folder"):
+                return found.from_folder(folder.config, folder.tensors, **own)
+            return build({"class": folder.kind, **folder.config}, folder.tensors, **own)
     except _BUILD_ERRORS as error:
         # torch says which weight does not fit on the second line
         detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -173,9 +175,8 @@ def build(blueprint: dict[str, Any] | None, tensors: dict[str, Tensor], **own: A
     """
     if blueprint is None:
         return None
-    with seeded(0), float32_on_cpu():
-        taken: set[str] = set()
-        module = _built(blueprint, "model", own, taken)
+    taken: set[str] = set()
+    module = _built(blueprint, "model", own, taken)
     for part in own.keys() - taken:
         raise ModelFileError(f"a {blueprint['class']} has no part {part!r} to take from you")
     kinds = {t.dtype for t in tensors.values() if t.is_floating_point()}

@@ -111,6 +111,9 @@ class Chain(nn.Module):
     """What chains of one-dimensional EBMs share: factors of numbers, training, bounds."""
 
     trunk: ResMADE
+    energy: FactorEnergy
+    mixture_head: ChainLinear
+    context_head: ChainLinear
     dim: int
     context_drop: float = 0.0
     has_cells = False  # of numbers that are integrated over a cell
@@ -173,10 +176,32 @@ class Chain(nn.Module):
             {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
         ]
 
+    def start(self, x: Tensor, condition: Tensor | None = None) -> None:
+        """Get ready to be trained on rows: check them, read what is read off the data."""
+        raise NotImplementedError
+
+    def check(self, x: Any) -> Tensor:
+        """Rows on the model's device and dtype, or a :class:`DataError`."""
+        raise NotImplementedError
+
+    def given(self, condition: Any, n: int) -> Tensor | None:
+        """What ``n`` rows are conditioned on."""
+        raise NotImplementedError
+
+    def inside(self, x: Tensor) -> Tensor:
+        """``(n,)``: rows that have a density."""
+        raise NotImplementedError
+
+    def at_rows(
+        self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0
+    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+        """The factors at rows, ``log q``, ``-E``, ``log_w`` and the log-determinant."""
+        raise NotImplementedError
+
     def at_batch(
         self, batch: tuple[Tensor, ...], n_samples: int
     ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
-        """The factors at training rows: see :meth:`AutoregressiveEBM.at_rows`."""
+        """:meth:`at_rows` of a batch of training rows."""
         raise NotImplementedError
 
     def factors_of(self, features: Tensor) -> Factors:
@@ -432,6 +457,15 @@ class AutoregressiveEBM(Chain):
         x = self.columns.dequantise(batch[0].to(self.columns.center))
         return self.at_rows(x, *batch[1:], n_samples=n_samples)
 
+    def start(self, x: Tensor, condition: Tensor | None = None) -> None:
+        """Check the table; read the columns' scales unless they are set already."""
+        self.check(x)
+        self.given(condition, len(x))
+        if not all(bool(torch.isfinite(t).all()) for t in (x, condition) if t is not None):
+            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
+        if not bool(self.columns.fitted):
+            self.set_scaling(x)
+
     def inside(self, x: Tensor) -> Tensor:
         """``(n,)``: rows within the support."""
         return self.columns.inside(x)
@@ -473,10 +507,7 @@ class AutoregressiveEBM(Chain):
         for rows in self.chunks(len(x), nodes, chunk_size):
             given = None if condition is None else condition[rows]
             at, log_q, f, _, log_det = self.at_rows(x[rows], given)
-            if quadrature:
-                log_norm = self.quadrature(at, n_nodes)
-            else:
-                log_norm = self.log_norm(at)
+            log_norm = self.quadrature(at, n_nodes) if quadrature else self.log_norm(at)
             chains = (log_q + f - log_norm).sum(-1) + log_det
             parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
         return torch.cat(parts)

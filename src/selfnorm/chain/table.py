@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, packed: Tensor) -> Rows:
+        """From packed rows ``(..., p, 4)``."""
         code, z, left, right = packed.unbind(-1)
         return cls(code.clamp_min(0).long(), z, left, right, code >= 0, code == UNSEEN)
 
@@ -89,9 +91,24 @@ class TableChain(Chain):
         (torch.Size([1]), torch.Size([5, 2, 4]))
     """
 
+    log_unseen: Tensor
+    log_known: Tensor
+    numbers: Tensor
+    finite: Tensor
+    cells: Tensor
+    continuous: Tensor
+    shared: Tensor
+    rest_code: Tensor
+    column_of: Tensor
+    first_token: Tensor
+    gap_token: Tensor
+    places: Tensor
+    logit_index: Tensor
+    logit_absent: Tensor
+
     def __init__(
         self,
-        parts: Sequence[Part | dict[str, Any]],
+        parts: Sequence[Any],
         *,
         orderings: int | Sequence[Sequence[int]] = 1,
         hidden: int = 256,
@@ -102,14 +119,14 @@ class TableChain(Chain):
         energy_blocks: int = 1,
         drop: float = 0.1,
         embedding: int = 16,
-        n_knots: int = 32,
+        n_knots: int = 64,
         masked: float = 0.3,
     ) -> None:
         super().__init__()
-        parts = [part if isinstance(part, Part) else Part.from_dict(part) for part in parts]
+        parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
         ranks = orderings_of(orderings, len(parts))
         self.config: dict[str, Any] = {
-            "parts": [part.to_dict() for part in parts], "orderings": ranks.tolist(),
+            "parts": [asdict(part) for part in parts], "orderings": ranks.tolist(),
             "hidden": hidden, "blocks": blocks, "components": components, "context": context,
             "energy_hidden": energy_hidden, "energy_blocks": energy_blocks, "drop": drop,
             "embedding": embedding, "n_knots": n_knots, "masked": masked,
@@ -128,7 +145,9 @@ class TableChain(Chain):
         self._buffer("cells", torch.nonzero(has_cells).flatten())  # places among the numbers
         self._buffer("continuous", torch.nonzero(~has_cells).flatten())
         # point masses of numbers with cells: a number may be there too
-        self._buffer("shared", torch.tensor([p.rest and p.step > 0 and p.n_codes > 0 for p in parts]))
+        self._buffer(
+            "shared", torch.tensor([p.rest and p.step > 0 and p.n_codes > 0 for p in parts])
+        )
         reserved = torch.tensor([part.unseen for part in parts])
         self._buffer("log_unseen", reserved.log())
         self._buffer("log_known", torch.log1p(-reserved))
@@ -141,10 +160,8 @@ class TableChain(Chain):
         per_part = embedding + N_KNOTS
         self.tokens = nn.Embedding(int(sizes.sum()), embedding)
         nn.init.normal_(self.tokens.weight, std=0.5)
-        widths = {"hidden": hidden, "blocks": blocks, "drop": drop}
-        self.trunk = ResMADE(
-            ranks, per_column=per_part, condition_dim=len(parts) * per_part, **widths
-        )
+        shape = {"per_column": per_part, "condition_dim": len(parts) * per_part}
+        self.trunk = ResMADE(ranks, hidden=hidden, blocks=blocks, drop=drop, **shape)
         self._make_number_heads(
             numbers.tolist(), components=components, family="logistic", context=context,
             energy_hidden=energy_hidden, energy_blocks=energy_blocks,
@@ -196,6 +213,12 @@ class TableChain(Chain):
             return None
         return torch.as_tensor(mask, dtype=torch.bool, device=self.device).expand(n, self.dim)
 
+    def start(self, x: Tensor, condition: Tensor | None = None) -> None:
+        """Check packed rows; the columns were fitted before, or the rows could not be packed."""
+        del condition
+        if not bool(torch.isfinite(self.check(x)).all()):
+            raise DataError("packed rows hold NaN or infinity")
+
     def inside(self, x: Tensor) -> Tensor:
         """``(n,)``: all rows, since every value has a probability."""
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
@@ -244,7 +267,8 @@ class TableChain(Chain):
         asked = rows.seen if given is None else rows.seen & ~given
         at = self.factors_of(features)
         is_number = (asked & (rows.code == self.rest_code))[:, self.numbers]
-        at = at._replace(active=is_number.expand(stack, -1, -1))
+        active = is_number.expand(stack, -1, -1)
+        at = at._replace(active=active)
         log_codes = self.code_log_probs(features)
         code = rows.code[:, self.finite].expand(stack, -1, -1).unsqueeze(-1)
         log_code = log_codes.gather(-1, code).squeeze(-1) + self.log_known[self.finite]
@@ -253,7 +277,7 @@ class TableChain(Chain):
         log_q = log_q.index_copy(-1, self.finite, log_code)
         if exact and bool((self.shared & asked & (rows.code != self.rest_code)).any()):
             log_q = log_q + self._cells_at_masses(rows, asked, at, log_q, log_codes, log_number)
-        log_q = log_q.index_add(-1, self.numbers, log_number.where(at.active, 0.0))
+        log_q = log_q.index_add(-1, self.numbers, log_number.where(active, 0.0))
         log_q = log_q.where(asked, 0.0)
         never = rows.unseen if given is None else rows.unseen & ~given
         log_q = torch.where(never, self.log_unseen, log_q)
@@ -377,9 +401,11 @@ class TableChain(Chain):
         cells = float(self.columns.step[part]) > 0
 
         def rounded(y: Tensor, shift: float = 0.0) -> Tensor:
-            return self.columns.rounded(y, shift, which)
+            return self.columns.rounded(y, shift, which) if cells else y
 
-        y, log_mass = at.proposal.nodes(n_nodes, rounded if cells else None)  # (m, R, n, 1)
+        y, log_mass = at.proposal.nodes(
+            n_nodes, rounded if self.has_cells else None
+        )  # (m, R, n, 1)
         f = self.energy(y, at)
         log_z = torch.logsumexp(log_mass + f, 0)
         log_share = (log_mass + f - log_z).squeeze(-1) + law[..., -1]  # (m, R, n)
@@ -476,7 +502,9 @@ class TableChain(Chain):
                 z = self._draw_numbers(
                     features, weights, place_of[1, part], part, chain, n_candidates
                 )
-            value = torch.stack([code.to(rows), z.where(code == self.rest_code[part, None], 0.0)], -1)
+            value = torch.stack(
+                [code.to(rows), z.where(code == self.rest_code[part, None], 0.0)], -1
+            )
             old = rows[chain, :, part]
             drawn = torch.cat([value, old[..., 2:]], -1)
             rows[chain, :, part] = torch.where(keep[chain, :, part].unsqueeze(-1), old, drawn)

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
-from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower, snl
 from selfnorm.training import Task
 
 if TYPE_CHECKING:
-    from selfnorm.chain.model import AutoregressiveEBM
+    from selfnorm.chain.model import Chain
 
 MAX_SAMPLES = 32
 
@@ -104,12 +103,12 @@ class AutoregressiveTask(Task):
         validation_samples: samples per factor when validating.
     """
 
-    module: AutoregressiveEBM
+    module: Chain
     capturable = True
 
     def __init__(
         self,
-        model: AutoregressiveEBM,
+        model: Chain,
         *,
         objective: Any = "snl",
         n_samples: int = 16,
@@ -130,15 +129,8 @@ class AutoregressiveTask(Task):
         return self.module.parameter_groups()
 
     def start(self, data: tuple[Tensor, ...]) -> None:
-        """Check the table; read the columns' scales unless they are set already."""
-        x, *condition = data
-        model = self.module
-        model.check(x)
-        model.given(condition[0] if condition else None, len(x))
-        if not all(bool(torch.isfinite(t).all()) for t in data):
-            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
-        if not bool(model.columns.fitted):
-            model.set_scaling(x)
+        """Check the rows; read the columns' scales unless they are set already."""
+        self.module.start(*data)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Negative of proposal log-likelihood plus SNL, per row, averaged over the orderings."""

@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
+from selfnorm.columns.detection import Part
 from selfnorm.errors import DataError
 
 GAP, UNSEEN = -1, -2
 ROWS_PER_STEP = 4  # equal values that make a step of the map
 ROWS_PER_KNOT = 64  # of the map to normal scores, which costs half a nat of all rows for each knot
 FAR = 1e6  # an open end of a cell, in normal scores
-
-
-@dataclass(frozen=True)
-class Part:
-    """One factor of a chain over a table: what a column's values can be.
-
-    Attributes:
-        column: index into the modelled columns of the table.
-        name: for messages.
-        n_codes: number of finite codes: levels of a category, point masses, a tail of rare levels.
-        rest: whether values outside the codes are possible; they are numbers, with code
-            ``n_codes``.
-        step: width of the cells of these numbers (1 for whole numbers, 0.01 for cents); 0 where
-            they are continuous.
-        origin: a cell's centre is ``origin + k * step``.
-        low, high: limits of the numbers, where there are any.
-        unseen: probability reserved for a value never seen, where there is no rest.
-        values: the numbers that the codes stand for, where the part is one of numbers.
-        resolution: step by which numbers were recorded, also where it is too fine for cells.
-    """
-
-    column: int
-    name: str
-    n_codes: int
-    rest: bool
-    step: float = 0.0
-    origin: float = 0.0
-    low: float | None = None
-    high: float | None = None
-    unseen: float = 0.0
-    values: tuple[float, ...] = ()
-    resolution: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists."""
-        return {**asdict(self), "values": list(self.values)}
-
-    @classmethod
-    def from_dict(cls, described: dict[str, Any]) -> Part:
-        """From what :meth:`to_dict` gave."""
-        return cls(**{**described, "values": tuple(described["values"])})
 
 
 class CodedColumns(nn.Module):
@@ -80,7 +38,7 @@ class CodedColumns(nn.Module):
         >>> number = torch.linspace(0, 1, 1001, dtype=torch.float64).square()
         >>> x = torch.stack([torch.zeros(1001), number], -1).unsqueeze(1)
         >>> columns = CodedColumns([length]).double().fit(x)
-        >>> columns.pack(x)[0][500, 0].abs().max() < 0.01          # the median is the origin
+        >>> columns.pack(x)[0][500, 0].abs().max() < 0.05          # the median is the origin
         tensor(True)
     """
 
@@ -95,7 +53,7 @@ class CodedColumns(nn.Module):
     log_share: Tensor
     fitted: Tensor
 
-    def __init__(self, parts: Sequence[Part], n_knots: int = 32) -> None:
+    def __init__(self, parts: Sequence[Part], n_knots: int = 64) -> None:
         super().__init__()
         if not parts:
             raise DataError("a table needs at least one column to be modelled")
@@ -109,6 +67,9 @@ class CodedColumns(nn.Module):
         }
         for name, values in numbers.items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.get_default_dtype()))
+        self.limited = any(
+            part.step == 0 and (part.low is not None or part.high is not None) for part in parts
+        )
         self.register_buffer("n_codes", torch.tensor(n_codes), persistent=False)
         # the numbers that codes stand for, where they share their cells with other numbers
         places = torch.zeros(len(parts), max(n_codes) + 1).to(self.step)
@@ -116,7 +77,9 @@ class CodedColumns(nn.Module):
             row[: len(part.values)] = torch.tensor(part.values)
         self.register_buffer("values", places)
         levels = np.linspace(0, 1, n_knots + 2)[1:-1]
-        self.register_buffer("scores", torch.tensor(ndtri(levels)).to(self.step).repeat(len(parts), 1))
+        self.register_buffer(
+            "scores", torch.tensor(ndtri(levels)).to(self.step).repeat(len(parts), 1)
+        )
         self.register_buffer("knots", self.scores.clone())
         # log-frequency of every outcome of a part: its codes, then the numbers
         self.register_buffer("log_share", torch.zeros(len(parts), max(n_codes) + 1).to(self.step))
@@ -139,7 +102,11 @@ class CodedColumns(nn.Module):
             share = (counts[:outcomes] + 0.5) / (counts[:outcomes] + 0.5).sum()
             self.log_share[j, :outcomes] = torch.from_numpy(np.log(share))
             if len(values) >= 2:
-                scores, knots = _quantile_knots(values, part, self.n_knots)
+                which = torch.tensor([j])
+                free = self._unlimited(torch.from_numpy(values)[:, None], which)[0][:, 0].numpy()
+                limited = part.step == 0 and (part.low is not None or part.high is not None)
+                width = 0.0 if limited else part.step or part.resolution
+                scores, knots = _quantile_knots(free, width, self.n_knots)
                 self.scores[j], self.knots[j] = torch.from_numpy(scores), torch.from_numpy(knots)
             elif len(values) == 1:
                 self.knots[j] = self.scores[j] * (part.step or 1.0) + float(values[0])
@@ -168,7 +135,6 @@ class CodedColumns(nn.Module):
         """Coded rows ``(n, p, 2)`` from codes and normal scores ``(n, p)``."""
         number = self.from_scores(z)
         number = torch.where(self.step > 0, self._centre(number), number)
-        number = torch.maximum(torch.minimum(number, self.high), self.low)
         return torch.stack([code.to(number), number.where(code == self.n_codes, 0.0)], -1)
 
     def ends(self, number: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -177,10 +143,12 @@ class CodedColumns(nn.Module):
         A cell at a stated limit is open: it takes what lies beyond.
         """
         of = slice(None) if which is None else which
-        left, right = number - self.step[of] / 2, number + self.step[of] / 2
+        half = self.step[of] / 2
+        left, right = number - half, number + half
+        inside = 1e-3 * half
         return (
-            self.to_scores(left, which)[0].where(left >= self.low[of], -FAR),
-            self.to_scores(right, which)[0].where(right <= self.high[of], FAR),
+            self.to_scores(left, which)[0].where(left > self.low[of] + inside, -FAR),
+            self.to_scores(right, which)[0].where(right < self.high[of] - inside, FAR),
         )
 
     def rounded(self, z: Tensor, shift: float, which: Tensor) -> Tensor:
@@ -193,15 +161,45 @@ class CodedColumns(nn.Module):
 
     def to_scores(self, number: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Normal scores of numbers ``(..., p)``, and the slope ``dz/dx`` there."""
-        return _piecewise_linear(number, *self._knots(which))
+        if not self.limited:
+            return _piecewise_linear(number, *self._knots(which))
+        free, stretch = self._unlimited(number, which)
+        z, slope = _piecewise_linear(free, *self._knots(which))
+        return z, slope * stretch
 
     def from_scores(self, z: Tensor, which: Tensor | None = None) -> Tensor:
         """Numbers from normal scores ``(..., p)``."""
         knots, scores = self._knots(which)
-        return _piecewise_linear(z, scores, knots)[0]
+        free = _piecewise_linear(z, scores, knots)[0]
+        if not self.limited:
+            return free
+        low, high, lower, upper = self._limits(which)
+        inner = torch.where(lower & upper, low + (high - low) * torch.sigmoid(free), free)
+        inner = torch.where(lower & ~upper, low + torch.exp(free), inner)
+        return torch.where(upper & ~lower, high - torch.exp(-free), inner)
+
+    def _limits(self, which: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Limits (0 where there is none) of continuous numbers, and which of them exist."""
+        of = slice(None) if which is None else which
+        low, high, continuous = self.low[of], self.high[of], self.step[of] == 0
+        lower, upper = torch.isfinite(low) & continuous, torch.isfinite(high) & continuous
+        return low.where(lower, 0.0), high.where(upper, 0.0), lower, upper
+
+    def _unlimited(self, number: Tensor, which: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Numbers mapped to the whole line (logarithm, logit), and the slope of that map."""
+        low, high, lower, upper = self._limits(which)
+        tiny = torch.finfo(number.dtype).tiny
+        above = (number - low).clamp_min(tiny).where(lower, 1.0)
+        below = (high - number).clamp_min(tiny).where(upper, 1.0)
+        free = torch.where(lower | upper, above.log() - below.log(), number)
+        return free, torch.where(lower, 1 / above, 0.0) + torch.where(
+            upper, 1 / below, (~lower & ~upper).to(number)
+        )
 
     def _knots(self, which: Tensor | None) -> tuple[Tensor, Tensor]:
-        return (self.knots, self.scores) if which is None else (self.knots[which], self.scores[which])
+        return (
+            (self.knots, self.scores) if which is None else (self.knots[which], self.scores[which])
+        )
 
     def _centre(self, number: Tensor, shift: float = 0.0, which: Tensor | None = None) -> Tensor:
         of = slice(None) if which is None else which
@@ -209,7 +207,8 @@ class CodedColumns(nn.Module):
         centre = origin + (torch.round((number - origin) / step - shift) + shift) * step
         if shift:
             return centre
-        return torch.maximum(torch.minimum(centre, self.high[of]), self.low[of])
+        half = self.step[of] / 2  # limits are edges of cells
+        return torch.maximum(torch.minimum(centre, self.high[of] - half), self.low[of] + half)
 
 
 def knots_for(n: int) -> int:
@@ -217,11 +216,13 @@ def knots_for(n: int) -> int:
     return 2 * (int(np.clip(n // ROWS_PER_KNOT, 4, 512)) + 14)
 
 
-def _quantile_knots(values: np.ndarray, part: Part, n_knots: int) -> tuple[np.ndarray, np.ndarray]:
+def _quantile_knots(
+    values: np.ndarray, width: float, n_knots: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Normal scores and numbers, ascending, ``n_knots`` each; equal values share their cell."""
     ordered = np.sort(values)
-    m, width = len(ordered), part.step or part.resolution
-    own = int(np.clip(m / ROWS_PER_KNOT, 4, n_knots // 2 - 14))
+    m = len(ordered)
+    own = int(np.clip(m / ROWS_PER_KNOT, 4, max(4, n_knots // 2 - 14)))
     levels = np.linspace(0, 1, own + 2)[1:-1]
     # ever finer towards the ends, down to a few rows
     tail = levels[0] / 2.0 ** np.arange(1, 8)

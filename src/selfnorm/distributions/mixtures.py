@@ -308,10 +308,10 @@ class Mixture1d:
         The line is cut into ``n`` cells of about equal mass (smaller and smaller ones towards the
         tails), each with one node inside and its exact mass ``F(right) - F(left)`` as weight: no
         component, however narrow, is counted twice or missed. The cuts come from interpolating the
-        distribution function between quantiles of the components. ``rounded(y, shift)`` moves places
-        to the nearest centre of a cell (``shift=0``) or to the nearest edge between two
-        (``shift=0.5``) where a law has cells: nodes are then centres, and the sum is exact as soon as
-        there are more nodes than cells that matter.
+        distribution function between quantiles of the components. ``rounded(y, shift)`` moves
+        places to the nearest centre of a cell (``shift=0``) or to the nearest edge between two
+        (``shift=0.5``) where a law has cells: nodes are then centres, and the sum is exact as soon
+        as there are more nodes than cells that matter.
         """
         levels = torch.linspace(-14, 14, 15, dtype=self.loc.dtype, device=self.loc.device)
         k = self.loc.shape[-1]
@@ -329,8 +329,9 @@ class Mixture1d:
         nodes, edges = cuts[1::2], cuts[2:-1:2]
         if rounded is not None:
             edges = rounded(edges, 0.5)
-            ends = torch.cat([cuts[1:2], edges, cuts[-2:-1]])
-            nodes = rounded((ends[:-1] + ends[1:]) / 2, 0.0)
+            left, right = torch.cat([nodes[:1], edges]), torch.cat([edges, nodes[-1:]])
+            margin = (right - left) / 4  # well inside, or a node would go to a neighbouring cell
+            nodes = rounded(torch.maximum(torch.minimum(nodes, right - margin), left + margin), 0.0)
         below = self.cdf(edges)
         edge = torch.zeros_like(below[:1])
         masses = torch.diff(torch.cat([edge, below, edge + 1]), dim=0).clamp_min(0)

@@ -158,14 +158,16 @@ class ResMADE(nn.Module):
         )
 
     def head(self, n: int | Sequence[int], *, zero: bool = False) -> ChainLinear:
-        """A masked output layer with ``n`` numbers per column, or with ``n[j]`` for column ``j``."""
+        """A masked output layer with ``n`` numbers per column, or ``n[j]`` for column ``j``."""
         sizes = torch.tensor([n] * self.dim if isinstance(n, int) else n)
         stack = self.ranks.shape[0]
         ranks = self.ranks.cpu().repeat_interleave(sizes, 1)
         mask = (ranks[:, :, None] > self._degrees[:, None, :]).float().to(self.ranks.device)
         return ChainLinear(stack, self.hidden, int(sizes.sum()), mask=mask, zero=zero)
 
-    def outputs(self, head: ChainLinear, features: Tensor, n: int, *, fixed: bool = False) -> Tensor:
+    def outputs(
+        self, head: ChainLinear, features: Tensor, n: int, *, fixed: bool = False
+    ) -> Tensor:
         """``(R, N, columns, n)`` from features ``(R, N, hidden)``, of a head with ``n`` numbers for
         each of its columns; see :class:`ChainLinear`.
         """

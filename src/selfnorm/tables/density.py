@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu, seeded
+from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import refuse_constant, refuse_huge, refuse_text
 from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
 from selfnorm.columns import Columns, log_cell_mass
@@ -409,7 +409,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
 
     @torch.no_grad()
     def _of_mapped(self, z: Tensor) -> Tensor:
-        with float32_on_cpu():
+        with on_cpu():
             return torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
 
     def _chain_bounds(

@@ -19,7 +19,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import one_thread, seeded
+from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm._inputs import (
     moved,
     refuse_huge,
@@ -288,7 +288,8 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
                 stacklevel=4,
             )
         seed = _seed(self.random_state)
-        self._train(X, y, weight, np.asarray(steps) / self._y_columns.scale.numpy(), seed)
+        with float32_on_cpu():
+            self._train(X, y, weight, np.asarray(steps) / self._y_columns.scale.numpy(), seed)
 
     def _train(
         self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, jitter: np.ndarray, seed: int

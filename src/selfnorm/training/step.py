@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,12 +43,13 @@ class Counters:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(3, device=device)
+        kind: Any = {"device": device, "dtype": torch.float32}  # which the fused optimiser asks for
+        self.counts = torch.zeros(3, **kind)
         self.taken, self.skipped, self.streak = self.counts.unbind()
         self.names: tuple[str, ...] = ()
-        self.sums = torch.zeros(0, device=device)
-        self._if_taken = torch.tensor([1.0, 0.0, 0.0], device=device)
-        self._if_lost = torch.tensor([0.0, 1.0, 1.0], device=device)
+        self.sums = torch.zeros(0, **kind)
+        self._if_taken = torch.tensor([1.0, 0.0, 0.0], **kind)
+        self._if_lost = torch.tensor([0.0, 1.0, 1.0], **kind)
 
     def observe(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
         """Count a step; returns 1 if loss or gradient norm is not finite, else 0."""
