@@ -85,6 +85,7 @@ def as_tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[
 
 
 def _numbers(x: Any, name: str) -> np.ndarray:
+    refuse_masked(x, name)
     values = np.asarray(x)
     # An array of dates would become counts of nanoseconds, one of complex numbers lose a half.
     if values.dtype.kind not in "biufO":
@@ -157,6 +158,7 @@ def refuse_text(X: Any) -> None:
     it would be read as counts of nanoseconds.
     """
     refuse_repeated_names(X)
+    refuse_masked(X, "X")
     if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
         if getattr(getattr(X, "dtype", None), "kind", None) in ("M", "m"):
             raise DataError("X holds dates or durations: turn them into numbers first")
@@ -183,8 +185,21 @@ def refuse_text_target(y: Any) -> None:
     Traceback (most recent call last):
     selfnorm.errors.DataError: y holds text or dates: turn it into numbers first
     """
+    refuse_masked(y, "y")
     if _holds_text(y):
         raise DataError("y holds text or dates: turn it into numbers first")
+
+
+def refuse_masked(x: Any, name: str) -> None:
+    """Refuse an array with masked cells, whose numbers would count as if they were given.
+
+    >>> refuse_masked(np.ma.masked_equal([1.0, -999.0], -999.0), "y")
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: y has 1 masked cell(s): drop those rows or fill the cells in
+    """
+    if np.ma.is_masked(x):
+        hidden = int(np.ma.count_masked(x))
+        raise DataError(f"{name} has {hidden} masked cell(s): drop those rows or fill the cells in")
 
 
 def refuse_huge(values: np.ndarray, name: str) -> None:

@@ -157,7 +157,6 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"X has {len(X)} sample(s); a density needs at least {MINIMUM_ROWS} rows "
                 "(and some hundreds to be of use)"
             )
-        refuse_huge(X, "X")
         refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
         self._seen = X.min(axis=0), X.max(axis=0)
         self.method_ = self.method
@@ -440,6 +439,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         X = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1
         )
+        X = np.asarray(X)
         bad = ~np.isfinite(X)
         if bad.any():
             row, column = (int(i) for i in np.argwhere(bad)[0])
@@ -447,6 +447,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"X contains {int(bad.sum())} NaN or inf value(s), the first in row {row}, column "
                 f"{self._name_of(column)!r}; remove those rows or fill the cells in"
             )
+        refuse_huge(X, "X")
         return np.require(X, requirements=["C", "W"])  # a tensor shares it
 
     def _name_of(self, column: int) -> str | int:

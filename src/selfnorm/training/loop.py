@@ -25,6 +25,7 @@ from selfnorm._inputs import MOVED_OPTIONS, as_tensors, moved
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.training.checkpoint import (
     check_same_run,
+    check_structure,
     entries_of_task,
     fingerprint,
     load_checkpoint,
@@ -555,26 +556,30 @@ class _Run:
         }
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
+        check_structure(path, state, self.n_rows)
         check_same_run(path, state, self.task, self.options.of_the_run(), fingerprint(self.data))
         try:
+            for earlier in (state["best"], state["good"] and state["good"]["module"]):
+                if earlier is not None:
+                    self.task.module.load_state_dict(earlier)
             self._load_training_state(state["training"])
-        except (RuntimeError, ValueError, KeyError) as error:
+            restore_task(path, state, self.task, self.data)
+            self.history = History.from_dict(state["history"])
+            counts, names, sums = state["counters"]
+            self.stepper.counters.restore(counts, tuple(names), sums)
+            torch.set_rng_state(state["random"])
+        except CheckpointError:
+            self._load_training_state(self.first)
+            raise
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            self._load_training_state(self.first)
             raise CheckpointError(
                 f"{path} belongs to another model ({error}); use another checkpoint path, or "
                 "Checkpoint(path, resume=False)"
             ) from error
-        try:
-            restore_task(path, state, self.task, self.data)
-        except CheckpointError:
-            self._load_training_state(self.first)
-            raise
         self.best, self.good = state["best"], state["good"]
         self.step, self.order = state["step"], state["order"].to(self.device)
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
-        self.history = History.from_dict(state["history"])
-        counts, names, sums = state["counters"]
-        self.stepper.counters.restore(counts, tuple(names), sums)
         self.seconds_before = state["seconds"]
-        torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
