@@ -82,16 +82,15 @@ def snap(values: np.ndarray, decimals: int | None) -> np.ndarray:
 
 def _grid(distinct: np.ndarray, decimals: int | None) -> tuple[float, float]:
     """Step and origin of the coarsest grid all values lie on; step 0 where there is none."""
+    enough = len(distinct) >= 10  # few values may lie on a grid by chance
     if decimals is None:
-        step = detect_step(distinct.repeat(2)) if len(distinct) > 2 else 0.0
-        if step > 0:
-            place = (distinct - distinct[0]) / step
-            if np.abs(place - np.round(place)).max() < 1e-3:
-                return step, float(distinct[0] % step)
+        step = detect_step(distinct.repeat(2)) if enough else 0.0
+        place = (distinct - distinct[0]) / (step or 1.0)
+        if step > 0 and np.abs(place - np.round(place)).max() < 1e-6:
+            return step, float(distinct[0] % step)
         return 0.0, 0.0
     whole = np.round(distinct * 10.0**decimals).astype(np.int64)
-    # few values may share a factor by chance
-    factor = int(np.gcd.reduce(np.diff(whole))) if len(distinct) >= 10 else 1
+    factor = int(np.gcd.reduce(np.diff(whole))) if enough else 1
     unit = 10.0**-decimals
     return (
         float(np.round(max(factor, 1) * unit, decimals)),
