@@ -1,249 +1,284 @@
-"""What the numbers and labels of a column are: recorded digits, grids, point masses, identifiers.
-
-The rules, for every column of numbers:
-
-* **finite**: at most ``min(256, n / 20)`` distinct values (or two, in ten rows or more).
-* **point mass**: a value that 0.2 % of the rows and ten at least share, and clearly more of them
-  than the values around it would lead one to expect; a thousand rows of whole numbers repeat
-  themselves without one.
-* **cells**: what is left lies on a regular grid whose step is at least a thousandth of its standard
-  deviation. Otherwise it is continuous, and its recorded digits are remembered.
-"""
+"""What the columns of a table are, read off it one after the other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from selfnorm.columns.columns import detect_step
+from selfnorm.columns.coding import (
+    DAY,
+    HOUR,
+    Column,
+    calendar,
+    check_numbers,
+    label_text,
+    tie_unit,
+)
+from selfnorm.columns.frames import Cells
+from selfnorm.columns.numbers import MAX_CODES, Part, number_part, recorded_decimals, snap
+from selfnorm.columns.text import interpreted
+from selfnorm.errors import DataError
 
-MAX_CODES = 256
-MASS_SHARE, MASS_ROWS = 0.002, 10
-IDENTIFIER_ROWS = 20
+Support = tuple[float | None, float | None]
+IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
 
 
-@dataclass(frozen=True)
-class Part:
-    """One factor of a table's law: finite codes, and perhaps numbers beside them.
+class Detection:
+    """Columns, parts, notes and problems as they are found.
 
     Attributes:
-        column: index into the schema's modelled columns.
-        name: what to call it.
-        n_codes: codes ``0 .. n_codes - 1``: levels of a category (the last one perhaps the tail
-            that rare levels share), or point masses.
-        rest: whether values outside the codes are possible: code ``n_codes``, a number beside it.
-        step: width of the cells of the rest (whole numbers 1, cents 0.01); 0: continuous.
-        origin: a cell's centre is ``origin + k * step``.
-        low: where the rest begins, an edge of a cell if it has cells; ``None``: no limit.
-        high: where the rest ends.
-        unseen: probability reserved for what was never seen; positive only without a rest.
-        values: the numbers that the codes stand for, ascending; empty for labels.
+        columns: all columns, those set aside included.
+        parts: of the columns that are modelled.
+        cells: of those columns, by index: text has been read as numbers and dates.
+        notes: findings that a user should know of.
+        problems: what makes the table unusable.
     """
 
-    column: int
-    name: str
-    n_codes: int
-    rest: bool = False
-    step: float = 0.0
-    origin: float = 0.0
-    low: float | None = None
-    high: float | None = None
-    unseen: float = 0.0
-    values: tuple[float, ...] = ()
+    def __init__(self, missing: frozenset[str]) -> None:
+        self.missing = missing
+        self.columns: list[Column] = []
+        self.parts: list[Part] = []
+        self.cells: dict[int, Cells] = {}
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+        self._contents: dict[Any, int] = {}
+
+    def add(self, name: Any, cells: Cells, asked: str | None, support: Support | None) -> None:
+        """The next column: what it is by the rules, or as ``asked``."""
+        if asked == "ignore":
+            self.columns.append(Column(name, "ignored", form=cells.form))
+            return
+        cells = interpreted(cells, self.missing, asked)
+        try:
+            check_numbers(name, cells)
+            _check_asked(name, cells, asked)
+            _check_support(name, cells, support)
+        except DataError as error:
+            self.problems.append(str(error))
+            return
+        if cells.form.get("finer"):
+            self.notes.append(f"{name!r} is kept to the second; what is finer is left out")
+        if "as_text" in cells.form:
+            kinds = ", ".join(cells.form["as_text"])
+            self.notes.append(f"{name!r} holds {kinds} objects, which are known by their text")
+        column = Column(name, "", gaps=float(cells.missing.mean()), form=cells.form)
+        if cells.kind == "number":
+            decimals = recorded_decimals(np.unique(cells.seen))
+            column = replace(column, numeric=True, decimals=decimals)
+            cells = replace(cells, values=snap(cells.values, decimals))
+        values, counts = np.unique(cells.seen, return_counts=True)
+        column, parts = self._described(column, cells, values, counts, asked, support)
+        if column.modelled:
+            self.cells[len(self.columns)] = cells
+        self.columns.append(column)
+        self.parts += parts
+
+    def _described(
+        self,
+        column: Column,
+        cells: Cells,
+        values: np.ndarray,
+        counts: np.ndarray,
+        asked: str | None,
+        support: Support | None,
+    ) -> tuple[Column, list[Part]]:
+        labels = [cells.labels[i] for i in values] if cells.kind == "label" else values.tolist()
+        if len(labels) <= 1:
+            return self._constant(column, cells, labels), []
+        twin = self._contents.setdefault(_content(cells), len(self.columns))
+        if twin < len(self.columns) and asked is None:
+            other = self.columns[twin].name
+            self.notes.append(f"{column.name!r} repeats {other!r}: kept as a copy of it")
+            column = replace(column, resolution=self.columns[twin].resolution)
+            return replace(column, kind="duplicate", base=twin, summary=f"same as {other}"), []
+        why = None if asked is not None else _identifier(cells, labels, values, int(counts.sum()))
+        if why is not None:
+            self.notes.append(f"{column.name!r} is an identifier ({why}): set aside")
+            return replace(column, kind="identifier", summary=why), []
+        place = len(self.cells)
+        if cells.kind == "date":
+            return self._date(column, cells, place)
+        if cells.kind == "label" or asked == "category":
+            return _category(column, labels, counts, place)
+        limits = support or (None, None)
+        part = number_part(
+            place, str(column.name), cells.seen, column.decimals, kind=asked, support=limits
+        )
+        if asked == "cells" and part.step == 0:
+            self.problems.append(f"column {column.name!r} is to have cells, but lies on no grid")
+        if support is not None and not part.rest:
+            self.notes.append(f"{column.name!r} takes {part.n_codes} values: limits do not matter")
+        kind = "category" if not part.rest else ("cells" if part.step > 0 else "continuous")
+        summary = _number_summary(part, column.decimals, cells.seen)
+        levels = () if part.rest else part.values
+        return replace(column, kind=kind, levels=levels, summary=summary), [part]
+
+    def _constant(self, column: Column, cells: Cells, labels: list[Any]) -> Column:
+        column = replace(column, kind="constant", levels=tuple(labels), summary="empty")
+        if not labels:
+            self.notes.append(f"{column.name!r} has no value at all")
+            return column
+        if cells.kind == "date":
+            column = replace(column, resolution="second")
+            labels = [np.int64(labels[0]).astype("datetime64[s]")]
+        value = label_text(labels[0])
+        self.notes.append(f"{column.name!r} is always {value}: kept as that")
+        return replace(column, summary=f"always {value}")
+
+    def _date(self, column: Column, cells: Cells, place: int) -> tuple[Column, list[Part]]:
+        offset = cells.form.get("offset", 0)
+        local = cells.seen + offset
+        resolution = _resolution(local)
+        column = replace(column, kind="date", resolution=resolution, offset=offset)
+        unit = {"month": "M", "day": "D", "hour": "h", "second": "s"}[resolution]
+        ends = np.array([local.min(), local.max()]).astype("datetime64[s]")
+        span = " to ".join(str(e).replace("T", " ") for e in ends.astype(f"datetime64[{unit}]"))
+        base = self._base_of(cells, resolution)
+        if base is not None:
+            other = self.columns[base].name
+            both = ~(cells.missing | self.cells[base].missing)
+            between = (cells.values - self.cells[base].values)[both] / tie_unit(resolution)
+            part = number_part(place, f"{column.name} - {other}", between, 0)
+            words = "days" if resolution == "day" else "seconds"
+            summary = f"{words} from {other}, {between.min():g} to {between.max():g}"
+            self.notes.append(
+                f"{column.name!r} is counted from {other!r}, which it follows closely"
+            )
+            return replace(column, base=base, summary=summary), [part]
+        parts = []
+        for what, values in calendar(local, resolution).items():
+            name = f"{column.name} ({what})"
+            if what in ("weekday", "hour"):
+                levels = tuple(float(v) for v in range(7 if what == "weekday" else 24))
+                parts.append(Part(place, name, len(levels), values=levels))
+            else:
+                limits: Support = (0.0, HOUR - 1.0) if what == "second" else (None, None)
+                parts.append(number_part(place, name, values, 0, kind="whole", support=limits))
+        return replace(column, summary=f"{resolution}s, {span}"), parts
+
+    def _base_of(self, cells: Cells, resolution: str) -> int | None:
+        """The earlier date that this one follows: their differences spread less than a tenth."""
+        best, closest = None, 0.1 * cells.seen.std()
+        for j, other in self.cells.items():
+            column = self.columns[j]
+            if column.resolution != resolution or column.base is not None or resolution == "month":
+                continue
+            both = ~(cells.missing | other.missing)
+            if both.sum() < max(10, 0.99 * len(cells.seen)):
+                continue
+            spread = (cells.values - other.values)[both].std()
+            if 0 < spread < closest:
+                best, closest = j, spread
+        return best
 
 
-def off_decimals(values: np.ndarray, decimals: int) -> np.ndarray:
-    """Which numbers are not, but for rounding of doubles, decimal numbers of so many places."""
-    return np.abs(values - np.round(values, decimals)) > 4 * np.spacing(np.abs(values))
+def _check_asked(name: Any, cells: Cells, asked: str | None) -> None:
+    kind = {"continuous": "number", "cells": "number", "date": "date"}.get(asked or "", cells.kind)
+    if asked == "category" and cells.kind == "date":
+        raise DataError(f"column {name!r} is to be a category, but holds dates; make them text")
+    if kind != cells.kind:
+        what = "not all of its cells are dates" if kind == "date" else "does not hold numbers"
+        raise DataError(f"column {name!r} is to be {asked}, but {what}")
 
 
-def recorded_decimals(distinct: np.ndarray) -> int | None:
-    """How many decimals numbers were recorded with; ``None`` if they use all that doubles have.
+def _check_support(name: Any, cells: Cells, support: Support | None) -> None:
+    if support is None:
+        return
+    if cells.kind != "number":
+        raise DataError(f"support names the column {name!r}, which does not hold numbers")
+    low, high = (-np.inf if support[0] is None else support[0], support[1])
+    high = np.inf if high is None else high
+    if low >= high:
+        raise DataError(f"support of {name!r} needs low < high, not {support}")
+    outside = cells.seen[(cells.seen < low) | (cells.seen > high)]
+    if len(outside):
+        raise DataError(
+            f"column {name!r} holds {len(outside)} values outside the stated support, the first "
+            f"{outside[0]:g}; widen it"
+        )
 
-    Example:
-        >>> recorded_decimals(np.array([1.25, 3.0])), recorded_decimals(np.array([np.pi]))
-        (2, None)
+
+def _content(cells: Cells) -> Any:
+    """Equal for columns that hold the same in every row."""
+    values, labels = cells.values, cells.labels
+    if cells.kind == "label":  # the same labels may come in another order
+        order = sorted(range(len(labels)), key=lambda i: repr(labels[i]))
+        values = np.append(np.argsort(order), -1)[values]
+        labels = [labels[i] for i in order]
+    values = np.where(cells.missing, 0, values)
+    digest = hashlib.sha256(values.tobytes() + cells.missing.tobytes()).hexdigest()
+    return cells.kind, repr(labels), digest
+
+
+def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> str | None:
+    """Why a column names the rows rather than telling of them; ``None`` if it does not.
+
+    Text, or whole numbers too long for a float, of which over half are distinct; or whole numbers
+    of which none comes twice where chance would repeat nine: an index, or any part of its rows.
     """
-    few = distinct[:: len(distinct) // 100 + 1]  # enough to refuse most
-    finest = 100 * np.spacing(np.abs(distinct).max(initial=0.0))
-    for decimals in range(13):
-        if 10.0**-decimals < finest:
-            break
-        if not off_decimals(few, decimals).any() and not off_decimals(distinct, decimals).any():
-            return decimals
+    if n < IDENTIFIER_ROWS or cells.declared or cells.kind == "date":
+        return None
+    if cells.kind == "label":
+        if any(isinstance(v, str | int) for v in labels) and 2 * len(labels) > n:
+            return f"{len(labels)} distinct in {n} rows"
+        return None
+    whole = len(values) == n and not (values != np.round(values)).any()
+    if whole and n * (n - 1) / 2 > 9 * (values[-1] - values[0] + 1):
+        return "whole numbers, none twice"
     return None
 
 
-def snap(values: np.ndarray, decimals: int | None) -> np.ndarray:
-    """Numbers within rounding of a decimal number made equal to it: 0.1 + 0.2 is 0.3."""
-    if decimals is None:
-        return values
-    return np.where(off_decimals(values, decimals), values, np.round(values, decimals))
+def _resolution(local: np.ndarray) -> str:
+    if (local % DAY).any():
+        return "second" if (local % HOUR).any() else "hour"
+    days = (local // DAY).astype("datetime64[D]")
+    first = len(days) >= 10 and (days == days.astype("datetime64[M]")).all()
+    return "month" if first else "day"
 
 
-def _grid(distinct: np.ndarray, decimals: int | None) -> tuple[float, float]:
-    """Step and origin of the coarsest grid all values lie on; step 0 where there is none."""
-    if decimals is None:
-        step = detect_step(distinct.repeat(2)) if len(distinct) > 2 else 0.0
-        if step > 0:
-            place = (distinct - distinct[0]) / step
-            if np.abs(place - np.round(place)).max() < 1e-3:
-                return step, float(distinct[0] % step)
-        return 0.0, 0.0
-    whole = np.round(distinct * 10.0**decimals).astype(np.int64)
-    # few values may share a factor by chance
-    factor = int(np.gcd.reduce(np.diff(whole))) if len(distinct) >= 10 else 1
-    unit = 10.0**-decimals
-    return (
-        float(np.round(max(factor, 1) * unit, decimals)),
-        float(np.round((int(whole[0]) % max(factor, 1)) * unit, decimals)),
+def _category(
+    column: Column, labels: list[Any], counts: np.ndarray, place: int
+) -> tuple[Column, list[Part]]:
+    """Numbers, booleans and ordered categories in their order, other levels by frequency."""
+    order = sorted(range(len(labels)), key=lambda i: (-counts[i], str(labels[i])))
+    own, tail = order, []
+    if len(order) > MAX_CODES:
+        own, tail = order[: MAX_CODES - 1], order[MAX_CODES - 1 :]
+    if column.numeric or column.form.get("ordered"):
+        own = sorted(own)
+    elif all(isinstance(label, bool) for label in labels):
+        own = sorted(own, key=lambda i: bool(labels[i]))
+    part = Part(
+        place, str(column.name), len(own) + (len(tail) > 0), unseen=1 / (int(counts.sum()) + 2)
     )
-
-
-def point_masses(distinct: np.ndarray, counts: np.ndarray, unit: float) -> np.ndarray:
-    """Values that stand out from the numbers around them, ascending.
-
-    The ten cells and hundred rows on either side of a value tell how many rows it would have as
-    one of them; without a unit (``0``) that is none. Far more rows make it a point mass.
-
-    Example:
-        >>> values = np.r_[np.zeros(50), np.random.default_rng(0).normal(size=450)]
-        >>> point_masses(*np.unique(values, return_counts=True), unit=0.0)
-        array([0.])
-    """
-    n = counts.sum()
-    often = np.flatnonzero(counts >= max(MASS_ROWS, MASS_SHARE * n))
-    before = np.cumsum(counts) - counts
-    masses = []
-    for i in often:
-        expected = 0.0
-        if unit > 0 and len(distinct) > 1:
-            # rows at the ends of the window, by count and by cells, whichever is further
-            left = np.searchsorted(before, before[i] - 100, "right") - 1
-            left = min(max(left, 0), np.searchsorted(distinct, distinct[i] - 10.5 * unit))
-            right = np.searchsorted(before, before[i] + counts[i] + 100)
-            right = max(right, np.searchsorted(distinct, distinct[i] + 10.5 * unit)) - 1
-            right = min(max(right, 0), len(distinct) - 1)
-            others = before[right] + counts[right] - before[left] - counts[i]
-            cells = round((distinct[right] - distinct[left]) / unit)
-            expected = others / max(cells, 1)
-        if counts[i] > 3 * expected + 5 * np.sqrt(expected):
-            masses.append(i)
-    if len(masses) >= MAX_CODES:
-        masses = sorted(masses, key=lambda i: -counts[i])[: MAX_CODES - 1]
-    return distinct[np.sort(np.array(masses, dtype=np.int64))]
-
-
-def number_part(
-    column: int,
-    name: str,
-    values: np.ndarray,
-    decimals: int | None,
-    *,
-    kind: str | None = None,
-    support: tuple[float | None, float | None] = (None, None),
-) -> Part:
-    """The part of a column of numbers, by its rules or as the ``kind`` that is asked for.
-
-    Example:
-        >>> part = number_part(0, "age", np.arange(18.0, 90.0), 0)
-        >>> part.rest, part.step, part.n_codes
-        (True, 1.0, 0)
-    """
-    distinct, counts = np.unique(values, return_counts=True)
-    n = len(values)
-    few = len(distinct) <= min(MAX_CODES, n / 20) or (len(distinct) == 2 and n >= 10)
-    if few and kind is None:
-        return Part(
-            column, name, len(distinct), unseen=1 / (n + 2), values=tuple(distinct.tolist())
-        )
-    step, origin = _grid(distinct, decimals)
-    masses = point_masses(distinct, counts, step)
-    rest = values[~np.isin(values, masses)]
-    if kind == "continuous" or (kind is None and step < 1e-3 * (rest.std() if len(rest) else 0)):
-        step, origin = 0.0, 0.0
-    low, high = support
-    return Part(
+    summary = f"{len(order)} levels" + (f", {len(tail)} in a shared tail" if tail else "")
+    if len(order) <= 4:
+        summary += ": " + ", ".join(label_text(labels[i])[:20] for i in own)
+    column = replace(
         column,
-        name,
-        len(masses),
-        rest=True,
-        step=step,
-        origin=origin,
-        low=_edge(low, step, origin, -1),
-        high=_edge(high, step, origin, 1),
-        values=tuple(masses.tolist()),
+        kind="category",
+        levels=tuple(labels[i] for i in own),
+        tail=tuple(labels[i] for i in tail),
+        tail_shares=tuple((counts[tail] / counts[tail].sum()).tolist()) if tail else (),
+        summary=summary,
     )
+    return column, [part]
 
 
-def _edge(limit: float | None, step: float, origin: float, side: int) -> float | None:
-    """A limit, or the outer edge of the last cell whose centre is within it."""
-    if limit is None or step == 0:
-        return None if limit is None else float(limit)
-    last = np.floor(side * (limit - origin) / step + 1e-9)
-    return float(origin + side * (last + 0.5) * step)
-
-
-def encode_numbers(
-    part: Part, values: np.ndarray, missing: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, numbers and the log-density of what is left open, for numbers of one part.
-
-    A number never seen in a finite part is open: its law is a Cauchy law around the median of the
-    part's values with their range as scale.
-
-    Example:
-        >>> part = Part(0, "a", 1, rest=True, values=(0.0,))
-        >>> codes, numbers, _ = encode_numbers(part, np.array([0.0, 2.5]), np.zeros(2, bool))
-        >>> codes.tolist(), numbers.tolist()
-        ([0.0, 1.0], [0.0, 2.5])
-    """
-    known = np.array([*part.values, np.inf])
-    safe = np.where(missing, 0.0, values)
-    place = np.searchsorted(known[:-1], safe)
-    hit = known[place] == safe
-    codes = np.where(hit, place, part.n_codes if part.rest else -2).astype(np.float64)
-    extra = np.zeros(len(values))
-    numbers = np.zeros(len(values))
-    open_ = ~hit & ~missing
-    if part.rest:
-        numbers[open_] = to_cells(part, safe[open_])
-    elif open_.any():
-        scale = known[-2] - known[0]
-        z = (safe[open_] - np.median(known[:-1])) / scale
-        extra[open_] = -np.log(np.pi * scale) - np.log1p(z**2)
-    codes[missing] = -1
-    return codes, numbers, extra
-
-
-def to_cells(part: Part, numbers: np.ndarray) -> np.ndarray:
-    """The centres of the cells that numbers of the rest lie in; the same numbers without cells."""
-    if part.step == 0:
-        return numbers
-    return part.origin + np.round((numbers - part.origin) / part.step) * part.step
-
-
-def decode_numbers(part: Part, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The numbers of a part; NaN for gaps and for what was never seen."""
-    inside = 0.5 * (1 - 1e-9) * part.step  # an edge is rounded into its own cell
-    low = -np.inf if part.low is None else part.low + inside
-    high = np.inf if part.high is None else part.high - inside
-    rest = to_cells(part, np.clip(numbers, low, high)) if part.rest else np.nan
-    known = np.array([*part.values, np.nan])
-    coded = known[np.where((codes >= 0) & (codes < part.n_codes), codes, -1).astype(np.int64)]
-    return np.where(part.rest & (codes == part.n_codes), rest, coded)
-
-
-def is_identifier(distinct: np.ndarray, n: int) -> bool:
-    """Whether whole numbers are names of rows: none comes twice where chance would repeat nine.
-
-    The numbers of an index, and those of any part of its rows.
-
-    Example:
-        >>> is_identifier(np.arange(100.0), 100), is_identifier(np.array([1.0, 50.0, 1e6]), 3)
-        (True, False)
-    """
-    if n < IDENTIFIER_ROWS or len(distinct) < n or (distinct != np.round(distinct)).any():
-        return False
-    return bool(n * (n - 1) / 2 > 9 * (distinct[-1] - distinct[0] + 1))
+def _number_summary(part: Part, decimals: int | None, values: np.ndarray) -> str:
+    span = f"{values.min():.6g} to {values.max():.6g}"
+    if not part.rest:
+        return f"{part.n_codes} values, {span}"
+    if part.step > 0:
+        what = "whole numbers, " if part.step == 1 else f"steps of {part.step:g}, "
+    else:
+        what = {None: "", 0: "whole numbers, "}.get(decimals, f"{decimals} decimals, ")
+    if part.n_codes:
+        share = np.isin(values, part.values).mean()
+        shown = ", ".join(f"{v:g}" for v in part.values[:3])
+        more = f" and {part.n_codes - 3} more" if part.n_codes > 3 else ""
+        span += f"; {100 * share:.3g} % at {shown}{more}"
+    return what + span

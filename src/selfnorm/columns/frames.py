@@ -12,18 +12,18 @@ import base64
 import datetime as dt
 import math
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
-from selfnorm._inputs import refuse_repeated_names
 from selfnorm.errors import DataError
 
 EXACT = 2**53  # whole numbers beyond are not all held by a float
 _EPOCH = dt.datetime(1970, 1, 1)
+_PLAIN = (str, bool, int, float, dt.date, Decimal)  # labels that JSON can hold
 
 
 @dataclass
@@ -52,6 +52,11 @@ class Cells:
         """The values without gaps."""
         return self.values[~self.missing]
 
+    @property
+    def declared(self) -> bool:
+        """Whether the table itself says that the column is a category."""
+        return "categories" in self.form
+
 
 def read(frame: Any) -> tuple[str, dict[Any, Cells]]:
     """The kind of a table and the cells of its columns by name (``x0``, ``x1``, ... of an array).
@@ -62,64 +67,55 @@ def read(frame: Any) -> tuple[str, dict[Any, Cells]]:
         ('dict', array([ 1.,  2., nan]), ['x', 'y'])
     """
     module = type(frame).__module__.split(".")[0]
+    reader: Callable[[Any], Cells]
     if module == "pandas":
         if not hasattr(frame, "columns"):
             raise DataError("give a DataFrame, not a Series: series.to_frame()")
-        refuse_repeated_names(frame, "the table")
-        names = list(frame.columns)
-        columns = [_read_pandas(frame.iloc[:, j]) for j in range(len(names))]
-        kind = "pandas"
+        kind, names, reader = "pandas", list(frame.columns), _read_pandas
+        columns = [frame.iloc[:, j] for j in range(len(names))]
     elif module in ("polars", "pyarrow"):
         _pyarrow()
-        if hasattr(frame, "collect"):
-            frame = frame.collect()
-        kind = "polars" if module == "polars" else "arrow"
-        table = frame.to_arrow() if module == "polars" else frame
-        names = list(table.schema.names)
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise DataError(f"the table: column {repeated[0]!r} appears twice; rename one")
-        columns = [_read_arrow(table.column(j), table.schema.field(j)) for j in range(len(names))]
+        frame = frame.collect() if hasattr(frame, "collect") else frame
+        kind, table = ("polars", frame.to_arrow()) if module == "polars" else ("arrow", frame)
+        names, reader = list(table.schema.names), lambda pair: _read_arrow(*pair)
+        columns = [(table.column(j), table.schema.field(j)) for j in range(len(names))]
     elif isinstance(frame, dict):
-        kind, names = "dict", list(frame)
-        columns = [_read_dict(cells) for cells in frame.values()]
-        if len({len(c) for c in columns}) > 1:
-            raise DataError(
-                "the columns have different numbers of rows: "
-                + ", ".join(f"{name!r} {len(c)}" for name, c in zip(names, columns, strict=True))
-            )
+        kind, names, columns, reader = "dict", list(frame), list(frame.values()), _read_dict
     else:
-        kind = "array"
         array = frame if isinstance(frame, np.ma.MaskedArray) else np.asarray(frame)
         if array.ndim != 2:
             raise DataError(
                 f"the table must have rows and columns, got shape {array.shape}; a single column "
                 "needs x[:, None]"
             )
-        names = [f"x{j}" for j in range(array.shape[1])]
-        columns = [_read_array(array[:, j]) for j in range(array.shape[1])]
-    if not columns:
-        raise DataError("the table has no columns")
-    if len(columns[0]) == 0:
-        raise DataError("the table has no rows")
-    return kind, dict(zip(names, columns, strict=True))
+        kind, columns, reader = "array", list(array.T), _read_array
+        names = [f"x{j}" for j in range(len(columns))]
+    repeated = [name for j, name in enumerate(names) if name in names[:j]]
+    if repeated:
+        raise DataError(f"the table: column {repeated[0]!r} appears twice; rename or drop one")
+    cells = {n: _read_named(reader, n, c) for n, c in zip(names, columns, strict=True)}
+    lengths = {name: len(column) for name, column in cells.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the columns have different numbers of rows: {lengths}")
+    if not cells or not max(lengths.values()):
+        raise DataError("the table has no rows" if cells else "the table has no columns")
+    return kind, cells
 
 
 def write(kind: str, columns: dict[Any, Cells]) -> Any:
     """A table of the given kind; each column is stored as the ``form`` of its cells says."""
+    names = list(columns)
     if kind == "pandas":
         import pandas as pd
 
-        series = [_write_pandas(cells) for cells in columns.values()]
-        frame = pd.concat(series, axis=1) if series else pd.DataFrame()
-        names = list(columns)
-        several = bool(names) and all(isinstance(name, tuple) for name in names)
+        frame = pd.concat([_write_pandas(cells) for cells in columns.values()], axis=1)
+        several = all(isinstance(name, tuple) for name in names)
         frame.columns = pd.MultiIndex.from_tuples(names) if several else pd.Index(names)
         return frame
     if kind in ("polars", "arrow"):
         pa = _pyarrow()
         pairs = [_write_arrow(cells) for cells in columns.values()]
-        schema = pa.schema([f.with_name(name) for (_, f), name in zip(pairs, columns, strict=True)])
+        schema = pa.schema([f.with_name(name) for (_, f), name in zip(pairs, names, strict=True)])
         table = pa.Table.from_arrays([array for array, _ in pairs], schema=schema)
         if kind == "arrow":
             return table
@@ -131,118 +127,90 @@ def write(kind: str, columns: dict[Any, Cells]) -> Any:
         lists = {name: columns[name].form.get("list") for name in columns}
         return {name: a.tolist() if lists[name] else a for name, a in arrays.items()}
     if any(array.dtype.kind == "O" for array in arrays.values()):
-        stacked = np.empty((len(next(iter(arrays.values()))), len(arrays)), dtype=object)
-        for j, array in enumerate(arrays.values()):
-            stacked[:, j] = array
-        return stacked
+        return np.stack([array.astype(object) for array in arrays.values()], 1)
     return np.column_stack(list(arrays.values()))
 
 
 # Reading
 
 
+def _read_named(reader: Callable[[Any], Cells], name: Any, column: Any) -> Cells:
+    try:
+        return reader(column)
+    except DataError as error:
+        raise DataError(f"column {name!r}: {error}") from None
+
+
 def _read_pandas(series: Any) -> Cells:
     import pandas as pd
-    from pandas.api import types
 
     dtype = series.dtype
-    name = str(dtype)
-    if name == "string":
-        name = f"string[{dtype.storage}]"
-    form: dict[str, Any] = {"dtype": name}
     missing = series.isna().to_numpy(dtype=bool)
+    form: dict[str, Any] = {"dtype": str(dtype)}
     if isinstance(dtype, pd.CategoricalDtype):
         labels = dtype.categories.tolist()
         form |= {
-            "dtype": "category",
             "categories": [plain(label) for label in labels],
             "of": str(dtype.categories.dtype),
             "ordered": bool(dtype.ordered),
         }
         return Cells("label", series.cat.codes.to_numpy().astype(np.int64), missing, labels, form)
+    if isinstance(dtype, pd.ArrowDtype):
+        pa = _pyarrow()
+        table = pa.table({"": series.array})
+        column = _read_arrow(table.column(0), table.schema.field(0))
+        column.form["dtype"] = str(dtype)
+        return column
+    if isinstance(dtype, pd.StringDtype) and str(dtype) == "string":
+        form["dtype"] = f"string[{dtype.storage}]"
     if isinstance(dtype, pd.SparseDtype):
-        return _read_pandas(series.sparse.to_dense())
-    if types.is_bool_dtype(dtype) and not types.is_object_dtype(dtype):
-        return _booleans(series.to_numpy(dtype=bool, na_value=False), missing, form)
-    if types.is_complex_dtype(dtype):
-        raise DataError(f"column {series.name!r} holds complex numbers; give two real columns")
-    if types.is_integer_dtype(dtype):
-        whole = series[~missing].to_numpy()
-        if len(whole) and max(-int(whole.min()), int(whole.max())) >= EXACT:
-            return _of_objects(series.to_list(), missing, form)
-    if types.is_numeric_dtype(dtype):
-        values = series.to_numpy(dtype=np.float64, na_value=np.nan)
-        if str(dtype).lower().startswith("float32"):
-            values = _shortest(values, np.float32)
-        return Cells("number", values, missing, [], form)
-    if types.is_datetime64_any_dtype(dtype):
-        zone = getattr(dtype, "tz", None) or getattr(getattr(dtype, "pyarrow_dtype", 0), "tz", None)
-        if zone is not None:
-            form["offset"] = _usual_offset(series[~missing].dt.tz_localize(None), series[~missing])
-            series = series.dt.tz_convert("UTC").dt.tz_localize(None)
-        moments = series.to_numpy(dtype="datetime64[us]", na_value=np.datetime64("NaT"))
-        return _moments(moments, form)
-    if types.is_timedelta64_dtype(dtype):
-        return _durations(series.to_numpy(dtype="timedelta64[us]"), form)
-    return _of_objects(series.to_list(), missing, form)
+        series = series.sparse.to_dense()
+    if isinstance(dtype, pd.DatetimeTZDtype):
+        moments = series.dt.tz_convert(None).to_numpy()
+        form["offset"] = _usual_offset(series.dt.tz_localize(None).to_numpy(), moments)
+        return _of_array(moments, missing, form)
+    plain_type = getattr(dtype, "numpy_dtype", None)  # of Int64, Float32, boolean, ...
+    if plain_type is not None and plain_type.kind in "biuf":
+        return _of_array(series.to_numpy(dtype=plain_type, na_value=0), missing, form)
+    return _of_array(series.to_numpy(), missing, form)
 
 
-def _usual_offset(local: Any, zoned: Any) -> int:
+def _usual_offset(local: np.ndarray, utc: np.ndarray) -> int:
     """The commonest difference to UTC, in seconds."""
-    if len(local) == 0:
-        return 0
-    apart = local - zoned.dt.tz_convert("UTC").dt.tz_localize(None)
-    return int(apart.dt.total_seconds().mode().iloc[0])
+    apart = (local - utc)[~np.isnat(utc)].astype("timedelta64[s]").astype(np.int64)
+    offsets, counts = np.unique(apart, return_counts=True)
+    return int(offsets[counts.argmax()]) if len(offsets) else 0
 
 
 def _read_arrow(column: Any, of: Any) -> Cells:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(column, pa.ChunkedArray):  # no chunks
-        column = pa.array([], type=column.type)
-    kind = column.type
+    kind, types = of.type, pa.types
+    if types.is_dictionary(kind):
+        column = column.unify_dictionaries()
+    column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=kind)
     memo = base64.b64encode(pa.schema([of]).serialize())
     form: dict[str, Any] = {"dtype": str(kind), "arrow": memo.decode()}
-    missing = np.asarray(column.is_null(nan_is_null=True))
-    if pa.types.is_dictionary(kind):
+    missing = np.asarray(column.is_null())
+    if types.is_dictionary(kind):
         labels = column.dictionary.to_pylist()
-        places = column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        form["ordered"] = bool(kind.ordered)
-        return Cells("label", places, missing, labels, form)
-    if pa.types.is_boolean(kind):
-        return _booleans(column.fill_null(False).to_numpy(zero_copy_only=False), missing, form)
-    whole = pa.types.is_integer(kind)
-    if whole and len(column) > column.null_count:
-        ends = pc.min_max(column).as_py()
-        if max(-ends["min"], ends["max"]) >= EXACT:
-            return _of_objects(column.to_pylist(), missing, form)
-    if whole or pa.types.is_floating(kind):
-        values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        if pa.types.is_float32(kind):
-            values = _shortest(values, np.float32)
-        return Cells("number", np.array(values), missing, [], form)
-    if pa.types.is_timestamp(kind):
-        if kind.tz is not None and len(column) > column.null_count:
-            local = pc.local_timestamp(column)
-            apart = pc.subtract(local, column.cast(local.type, safe=False))
-            usual = pc.mode(apart.cast(pa.int64()).drop_null())[0]["mode"].as_py()
-            form["offset"] = usual * {"s": 10**6, "ms": 10**3, "us": 1, "ns": 10**-3}[kind.unit]
-            form["offset"] = int(form["offset"] // 10**6)
-        moments = column.cast(pa.timestamp("us", tz=kind.tz), safe=False)
-        return _moments(moments.to_numpy(zero_copy_only=False), form)
-    if pa.types.is_date(kind):
-        return _moments(np.array(column.cast(pa.date32())).astype("datetime64[us]"), form)
-    if pa.types.is_duration(kind):
-        spans = column.cast(pa.duration("us"), safe=False)
-        return _durations(spans.to_numpy(zero_copy_only=False), form)
-    return _of_objects(column.to_pylist(), missing, form)
+        places = column.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        form |= {"categories": [plain(label) for label in labels], "ordered": bool(kind.ordered)}
+        return Cells("label", np.where(missing, -1, places), missing, labels, form)
+    if types.is_timestamp(kind) and kind.tz is not None:
+        local = pc.local_timestamp(column).to_numpy(zero_copy_only=False)
+        form["offset"] = _usual_offset(local, column.to_numpy(zero_copy_only=False))
+    if types.is_boolean(kind) or types.is_integer(kind):
+        column = column.fill_null(0 if types.is_integer(kind) else False)
+    elif not (types.is_floating(kind) or types.is_temporal(kind)) or types.is_time(kind):
+        return _of_array(_as_object(column.to_pylist()), missing, form)
+    return _of_array(column.to_numpy(zero_copy_only=False), missing, form)
 
 
 def _read_dict(cells: Any) -> Cells:
     if isinstance(cells, list | tuple):
-        column = _read_array(np.array(_as_object(list(cells)), dtype=object))
+        column = _read_array(_as_object(list(cells)))
         column.form["list"] = True
         return column
     if type(cells).__module__.split(".")[0] in ("pandas", "polars", "pyarrow"):
@@ -250,67 +218,47 @@ def _read_dict(cells: Any) -> Cells:
     return _read_array(cells if isinstance(cells, np.ndarray) else np.asarray(cells))
 
 
-def _as_object(values: list[Any]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
 def _read_array(column: np.ndarray) -> Cells:
-    if column.ndim != 1:
-        raise DataError(f"a column must hold one cell per row, got shape {column.shape}")
-    mask = np.ma.getmaskarray(column)
-    column = np.ma.getdata(column)
-    form: dict[str, Any] = {"dtype": str(column.dtype)}
+    form = {"dtype": str(column.dtype)}
+    return _of_array(np.ma.getdata(column), np.ma.getmaskarray(column), form)
+
+
+def _of_array(column: np.ndarray, missing: np.ndarray, form: dict[str, Any]) -> Cells:
+    """Cells of an array of any type, whatever stands where there is a gap."""
     kind = column.dtype.kind
+    if column.ndim != 1:
+        raise DataError(f"expected one cell per row, got an array of shape {column.shape}")
     if kind == "b":
-        return _booleans(column, mask, form)
+        places = np.where(missing, -1, column.astype(np.int64))
+        return Cells("label", places, missing, [False, True], form)
     if kind in "iu" and len(column) and max(-int(column.min()), int(column.max())) >= EXACT:
-        return _of_objects(column.tolist(), mask, form)
+        return _of_objects(column.tolist(), missing, form)
     if kind in "iuf":
-        values = np.where(mask, np.nan, column.astype(np.float64))
+        wide = column.astype(np.float64)
         if column.dtype in (np.float16, np.float32):
-            values = _shortest(values, column.dtype.type)
+            wide = _shortest(wide, column.dtype)
+        values = np.where(missing, np.nan, wide)
         return Cells("number", values, np.isnan(values), [], form)
     if kind == "M":
         moments = column.astype("datetime64[us]")
-        moments[mask] = np.datetime64("NaT")
-        return _moments(moments, form)
+        missing = missing | np.isnat(moments)
+        micro = np.where(missing, 0, moments.astype(np.int64))
+        if (micro % 10**6).any():
+            form = form | {"finer": True}  # than a second: left out
+        return Cells("date", micro // 10**6, missing, [], form)
     if kind == "m":
-        return _durations(np.where(mask, np.timedelta64("NaT"), column), form)
-    if kind in "UOT":
-        values = column.tolist()
-        return _of_objects(values, mask | _object_gaps(column, values), form)
-    raise DataError(f"columns of type {column.dtype} cannot be modelled; turn them into numbers")
-
-
-def _object_gaps(column: np.ndarray, values: list[Any]) -> np.ndarray:
-    if column.dtype.kind != "O":
-        return np.zeros(len(values), dtype=bool)
-    if "pandas" in sys.modules:  # knows pd.NA, which cannot be compared
-        return np.asarray(sys.modules["pandas"].isna(column), dtype=bool)
-    return np.array([value is None or value != value for value in values], dtype=bool)
-
-
-def _booleans(values: np.ndarray, missing: np.ndarray, form: dict[str, Any]) -> Cells:
-    places = np.where(missing, -1, values.astype(np.int64))
-    return Cells("label", places, missing, [False, True], form)
-
-
-def _moments(moments: np.ndarray, form: dict[str, Any]) -> Cells:
-    moments = moments.astype("datetime64[us]")
-    missing = np.isnat(moments)
-    micro = np.where(missing, 0, moments.astype(np.int64))
-    if (micro % 10**6).any():
-        form["finer"] = True  # than a second: left out
-    return Cells("date", micro // 10**6, missing, [], form)
-
-
-def _durations(spans: np.ndarray, form: dict[str, Any]) -> Cells:
-    micro = spans.astype("timedelta64[us]")
-    missing = np.isnat(micro)
-    seconds = np.where(missing, np.nan, micro.astype(np.int64) / 1e6)
-    return Cells("number", seconds, missing, [], form | {"store": "duration"})
+        spans = column.astype("timedelta64[us]")
+        missing = missing | np.isnat(spans)
+        seconds = np.where(missing, np.nan, spans.astype(np.int64) / 1e6)
+        return Cells("number", seconds, missing, [], form | {"store": "duration"})
+    if kind not in "UOT":
+        raise DataError(f"values of type {column.dtype} cannot be modelled; turn them into numbers")
+    pandas = sys.modules.get("pandas")
+    if kind == "O" and pandas is not None:  # knows pd.NA, which cannot be compared
+        missing = missing | pandas.isna(column)
+    elif kind == "O":
+        missing = missing | [value is None or value != value for value in column.tolist()]
+    return _of_objects(column.tolist(), missing, form)
 
 
 def _of_objects(values: list[Any], missing: np.ndarray, form: dict[str, Any]) -> Cells:
@@ -323,24 +271,22 @@ def _of_objects(values: list[Any], missing: np.ndarray, form: dict[str, Any]) ->
     if any(issubclass(t, np.generic) for t in types):
         values = [v.item() if isinstance(v, np.generic) else v for v in values]
         types = set(map(type, values)) - {type(None)}
-    if not types:
-        return Cells("label", np.full(len(values), -1), np.ones(len(values), bool), [], form)
-    if types <= {int, float} and not _beyond_floats(values, types):
-        store = "int" if types == {int} else "float"
-        return Cells("number", _floats(values), missing, [], form | {"store": store})
+    if types and types <= {int, float} and not _beyond_floats(values):
+        form = form | {"store": "int" if types == {int} else "float"}
+        return Cells("number", _floats(values), missing, [], form)
     if types == {Decimal}:
-        decimals = max(0, *(-v.as_tuple().exponent for v in values if v is not None))
-        form = form | {"store": "decimal", "decimals": decimals}
+        decimals = max(-v.as_tuple().exponent for v in values if v is not None)
+        form = form | {"store": "decimal", "decimals": max(decimals, 0)}
         return Cells("number", _floats(values), missing, [], form)
     if types == {dt.date}:
         days = np.array(values, dtype="datetime64[D]")
-        return _moments(days.astype("datetime64[us]"), form | {"store": "date"})
-    if all(issubclass(t, dt.datetime) for t in types):
-        return _datetimes(values, form)
-    if all(issubclass(t, dt.timedelta) for t in types):
-        return _durations(np.array(values, dtype="timedelta64[us]"), form)
-    strange = [t for t in types if not issubclass(t, Hashable) or not _is_plain(t)]
-    if strange:  # intervals, periods, times of day: known by their text
+        return _of_array(days, missing, form | {"store": "date"})
+    if types and all(issubclass(t, dt.datetime) for t in types):
+        return _datetimes(values, missing, form | {"store": "datetime"})
+    if types and all(issubclass(t, dt.timedelta) for t in types):
+        return _of_array(np.array(values, dtype="timedelta64[us]"), missing, form)
+    strange = {t for t in types if not issubclass(t, _PLAIN) and t.__name__ != "Interval"}
+    if strange:  # periods, times of day, lists: known by their text
         form = form | {"as_text": sorted(t.__name__ for t in strange)}
         values = [str(v) if type(v) in strange else v for v in values]
     # 1, 1.0 and True are equal as keys: labels of several types are told apart by type as well
@@ -351,49 +297,46 @@ def _of_objects(values: list[Any], missing: np.ndarray, form: dict[str, Any]) ->
     return Cells("label", np.array(codes, dtype=np.int64), missing, labels, form)
 
 
-def _is_plain(t: type) -> bool:
-    return t.__name__ == "Interval" or issubclass(t, str | bool | int | float | dt.date | Decimal)
+def _as_object(values: list[Any]) -> np.ndarray:
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
 
 
-def _beyond_floats(values: list[Any], types: set[type]) -> bool:
-    return int in types and any(type(v) is int and abs(v) >= EXACT for v in values)
+def _beyond_floats(values: list[Any]) -> bool:
+    return any(type(v) is int and abs(v) >= EXACT for v in values)
 
 
 def _floats(values: list[Any]) -> np.ndarray:
     return np.array([np.nan if v is None else float(v) for v in values], dtype=np.float64)
 
 
-def _datetimes(values: list[Any], form: dict[str, Any]) -> Cells:
-    """Datetime objects, naive or of one time zone."""
+def _datetimes(values: list[Any], missing: np.ndarray, form: dict[str, Any]) -> Cells:
+    """Datetime objects, naive or of a time zone."""
     zones = {v.tzinfo for v in values if v is not None}
-    form = form | {"store": "datetime"}
     if zones != {None}:
-        offsets = [v.utcoffset() for v in values if v is not None]
+        offsets = [v.utcoffset() or dt.timedelta(0) for v in values if v is not None]
         usual = max(set(offsets), key=offsets.count)
-        form |= {"offset": int(usual.total_seconds()) if usual else 0}
-        form["zone"] = str(next(iter(zones))) if len(zones) == 1 else "UTC"
-        values = [
-            v if v is None else v.astimezone(dt.timezone.utc).replace(tzinfo=None) for v in values
-        ]
-    return _moments(np.array(values, dtype="datetime64[us]"), form)
+        zone = str(next(iter(zones))) if len(zones) == 1 else "UTC"
+        form = form | {"offset": int(usual.total_seconds()), "zone": zone}
+        values = [v and v.astimezone(dt.timezone.utc).replace(tzinfo=None) for v in values]
+    return _of_array(np.array(values, dtype="datetime64[us]"), missing, form)
 
 
-def _shortest(values: np.ndarray, single: Any) -> np.ndarray:
-    """Doubles with the fewest digits that are the same number in lower precision: 0.1, not
-    0.10000000149."""
-    wide = values.astype(np.float64)
-    size = np.abs(wide)
-    with np.errstate(all="ignore"):
-        exponent = np.floor(np.log10(np.where((size > 0) & np.isfinite(size), size, 1.0)))
-        for digits in (4, 3) if single is np.float16 else (8, 7, 6):
-            place = np.clip(digits - 1 - exponent, -30, 30)
-            short = np.where(
-                place >= 0,
-                np.round(wide * 10.0**place) / 10.0**place,
-                np.round(wide / 10.0**-place) * 10.0**-place,
-            )
-            wide = np.where(short.astype(single) == values.astype(single), short, wide)
-    return wide
+def _shortest(wide: np.ndarray, single: np.dtype) -> np.ndarray:
+    """The doubles of fewest digits that are the same in lower precision: 0.1, not 0.10000000149."""
+    size = np.where(np.isfinite(wide) & (wide != 0), np.abs(wide), 1.0)
+    exponent = np.floor(np.log10(size))
+    shortest = wide
+    for digits in (4, 3) if single == np.float16 else (8, 7, 6):
+        unit = 10.0 ** np.clip(exponent - digits + 1, -300, 300)
+        # 10^-3 is not exact, 10^3 is: divide by whole numbers where that can be
+        inverse = 10.0 ** np.clip(digits - 1 - exponent, -300, 300)
+        short = np.where(unit < 1, np.round(wide * inverse) / inverse, np.round(wide / unit) * unit)
+        with np.errstate(over="ignore"):
+            same = short.astype(single) == wide.astype(single)
+        shortest = np.where(same, short, shortest)
+    return shortest
 
 
 # Writing
@@ -401,28 +344,25 @@ def _shortest(values: np.ndarray, single: Any) -> np.ndarray:
 
 def _objects(cells: Cells) -> np.ndarray:
     """Cells as Python objects, ``None`` (NaN if it was so) for a gap."""
-    store = cells.form.get("store")
-    gap = np.nan if cells.form.get("nan") else None
+    form, store = cells.form, cells.form.get("store")
+    gap = np.nan if form.get("nan") else None
     if cells.kind == "label":
         labels = _as_object([*cells.labels, gap])
         return labels[np.where(cells.missing, len(cells.labels), cells.values)]
-    column: list[Any]
+    column: list[Any] = np.nan_to_num(cells.values).tolist()
     if cells.kind == "date":
-        column = [_EPOCH + dt.timedelta(seconds=s) for s in cells.values.tolist()]
+        column = [_EPOCH + dt.timedelta(seconds=s) for s in column]
         if store == "date":
             column = [moment.date() for moment in column]
-        elif "zone" in cells.form:
-            zone = _zone(cells.form["zone"], cells.form["offset"])
+        elif "zone" in form:
+            zone = _zone(form["zone"], form["offset"])
             column = [m.replace(tzinfo=dt.timezone.utc).astimezone(zone) for m in column]
     elif store == "decimal":
-        places = cells.form["decimals"]
-        column = [Decimal(f"{v:.{places}f}") for v in np.nan_to_num(cells.values).tolist()]
+        column = [Decimal(f"{v:.{form['decimals']}f}") for v in column]
     elif store == "duration":
-        column = [dt.timedelta(seconds=s) for s in np.nan_to_num(cells.values).tolist()]
-    else:
-        column = cells.values.tolist()
-        if store == "int":
-            column = [0 if math.isnan(v) else round(v) for v in column]
+        column = [dt.timedelta(seconds=s) for s in column]
+    elif store == "int":
+        column = [round(v) for v in column]
     objects = _as_object(column)
     objects[cells.missing] = gap
     return objects
@@ -433,103 +373,103 @@ def _zone(name: str, offset: int) -> dt.tzinfo:
 
     try:
         return dt.timezone.utc if name == "UTC" else zoneinfo.ZoneInfo(name)
-    except (ValueError, zoneinfo.ZoneInfoNotFoundError):
+    except (ValueError, zoneinfo.ZoneInfoNotFoundError):  # an offset rather than a place
         return dt.timezone(dt.timedelta(seconds=offset))
 
 
-def _bounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers within the range of a whole-number type."""
+def _array(cells: Cells) -> np.ndarray:
+    """Moments, durations and plain numbers as NumPy's types (NaT, NaN for gaps), else objects."""
+    if cells.kind == "date" and "store" not in cells.form:
+        moments = cells.values.astype("datetime64[s]").astype("datetime64[us]")
+        return np.where(cells.missing, np.datetime64("NaT"), moments)
+    if cells.form.get("store") == "duration" and cells.form["dtype"] != "object":
+        spans = np.round(np.nan_to_num(cells.values) * 1e6).astype("timedelta64[us]")
+        return np.where(cells.missing, np.timedelta64("NaT"), spans)
+    if cells.kind == "number" and "store" not in cells.form:
+        return np.where(cells.missing, np.nan, cells.values)
+    return _objects(cells)
+
+
+def _whole(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers within the range of a type of whole numbers, 0 for gaps."""
     ends = np.iinfo(dtype)
-    high = min(int(ends.max), EXACT)
-    return np.clip(np.round(np.nan_to_num(values)), max(int(ends.min), -EXACT), high).astype(dtype)
-
-
-def _datetime64(cells: Cells) -> np.ndarray:
-    moments = cells.values.astype("datetime64[s]")
-    moments[cells.missing] = np.datetime64("NaT")
-    return moments
-
-
-def _timedelta64(cells: Cells) -> np.ndarray:
-    spans = np.round(np.nan_to_num(cells.values) * 1e6).astype("timedelta64[us]")
-    spans[cells.missing] = np.timedelta64("NaT")
-    return spans
+    low, high = max(int(ends.min), -EXACT), min(int(ends.max), EXACT)
+    return np.clip(np.round(np.nan_to_num(values)), low, high).astype(dtype)
 
 
 def _write_pandas(cells: Cells) -> Any:
     import pandas as pd
 
-    name, gaps = cells.form["dtype"], bool(cells.missing.any())
-    if name == "category":
-        values = [unplain(label) for label in cells.form["categories"]]
-        dtype = pd.CategoricalDtype(pd.Index(values, dtype=cells.form["of"]), cells.form["ordered"])
+    form, name, gaps = cells.form, cells.form["dtype"], bool(cells.missing.any())
+    if "arrow" in form:
+        array, of = _write_arrow(cells)
+        return pd.Series(array, dtype=pd.ArrowDtype(of.type))
+    if cells.declared:
+        values = [unplain(label) for label in form["categories"]]
+        dtype = pd.CategoricalDtype(pd.Index(values, dtype=form["of"]), form["ordered"])
         return pd.Series(pd.Categorical(_objects(cells), dtype=dtype))
-    if cells.kind == "date" and name != "object" and "template" not in cells.form:
-        series = pd.Series(_datetime64(cells).astype("datetime64[us]"))
-        zoned = cells.form.get("offset") is not None
-        return (series.dt.tz_localize("UTC") if zoned else series).astype(name)
-    if cells.form.get("store") == "duration" and name != "object":
-        return pd.Series(_timedelta64(cells)).astype(name)
-    if cells.kind == "number" and "store" not in cells.form:
-        if name[:3] in ("int", "uin") and "[" not in name:
-            if not gaps:
-                return pd.Series(_bounded(cells.values, np.dtype(name)))
+    array = _array(cells)
+    if gaps and name in ("bool", "int64", "uint64"):
+        name = {"bool": "boolean", "int64": "Int64", "uint64": "UInt64"}[name]
+    if array.dtype.kind == "f" and "int" in name.lower():
+        if gaps and name.islower():
             name = name.replace("int", "Int").replace("uI", "UI")
-        if "nt" in name:
-            values = pd.array(_bounded(cells.values, np.dtype("int64")), dtype="Int64")
-            values[cells.missing] = pd.NA
-            return pd.Series(values).astype(name)
-        return pd.Series(np.where(cells.missing, np.nan, cells.values)).astype(name)
-    if name == "bool" and gaps:
-        name = "boolean"
-    if name in ("int64", "uint64") and gaps:
-        name = name.replace("int", "Int").replace("uI", "UI")
-    return pd.Series(_objects(cells), dtype=object).astype(name)
+        numbers = pd.array(_whole(array, np.dtype(name.lower())), dtype=name)
+        if gaps:
+            numbers[cells.missing] = pd.NA
+        return pd.Series(numbers)
+    series = pd.Series(array)
+    if array.dtype.kind == "M" and form.get("offset") is not None:
+        series = series.dt.tz_localize("UTC")
+    try:
+        return series.astype(name)
+    except (TypeError, ValueError):
+        if "as_text" in form:  # of which only the text is known
+            return series
+        raise
 
 
 def _write_arrow(cells: Cells) -> tuple[Any, Any]:
     import pyarrow as pa
 
-    memo = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(cells.form["arrow"])))
-    of = memo.field(0)
+    of = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(cells.form["arrow"]))).field(0)
     gaps = cells.missing
     if gaps.any():
         of = of.with_nullable(True)
-    if pa.types.is_dictionary(of.type):
-        labels = pa.array(_objects(cells), type=of.type.value_type)
-        return labels.dictionary_encode().cast(of.type), of
-    if cells.kind == "date" and "template" not in cells.form:
-        moments = pa.array(_datetime64(cells))
-        if pa.types.is_timestamp(of.type):
-            return moments.cast(pa.timestamp("s", tz=of.type.tz)).cast(of.type), of
-        return moments.cast(of.type), of
-    if cells.form.get("store") == "duration":
-        return pa.array(_timedelta64(cells)).cast(of.type), of
-    if cells.kind == "number" and "store" not in cells.form:
-        if pa.types.is_integer(of.type):
-            whole = _bounded(cells.values, np.dtype(of.type.to_pandas_dtype()))
-            return pa.array(whole, type=of.type, mask=gaps), of
-        return pa.array(cells.values, mask=gaps).cast(of.type, safe=False), of
-    return pa.array(_objects(cells), type=of.type), of
+    if "as_text" in cells.form:
+        return pa.array(_objects(cells), type=pa.string()), of.with_type(pa.string())
+    if cells.declared:
+        labels = [unplain(label) for label in cells.form["categories"]]
+        place = {label: i for i, label in enumerate(labels)}
+        places = np.array([*(place[label] for label in cells.labels), 0])[cells.values]
+        array = pa.DictionaryArray.from_arrays(
+            pa.array(places, type=of.type.index_type, mask=gaps),
+            pa.array(labels, type=of.type.value_type),
+            ordered=of.type.ordered,
+        )
+        return array, of
+    array = _array(cells)
+    if array.dtype.kind == "f" and pa.types.is_integer(of.type):
+        array = _whole(array, np.dtype(of.type.to_pandas_dtype()))
+    if array.dtype.kind == "O":
+        return pa.array(array, type=of.type), of
+    made = pa.array(array, mask=gaps)
+    if pa.types.is_timestamp(of.type):
+        made = made.cast(pa.timestamp("us", tz=of.type.tz))
+    return made.cast(of.type, safe=False), of
 
 
 def _write_array(cells: Cells) -> np.ndarray:
     dtype = np.dtype(cells.form["dtype"])
-    gaps = bool(cells.missing.any())
-    if dtype.kind in "M":
-        return _datetime64(cells).astype(dtype)
-    if dtype.kind == "m":
-        return _timedelta64(cells).astype(dtype)
-    if cells.kind == "number" and dtype.kind in "iuf":
-        if dtype.kind == "f" or gaps:
-            values = np.where(cells.missing, np.nan, cells.values)
-            return values.astype(dtype if dtype.kind == "f" else np.float64)
-        return _bounded(cells.values, dtype)
-    objects = _objects(cells)
+    array, gaps = _array(cells), bool(cells.missing.any())
+    if array.dtype.kind == "f" and dtype.kind in "iu" and not gaps:
+        return _whole(array, dtype)
     if dtype.kind == "U" and not gaps:
-        text = objects.astype(str)  # a longer text than any before must not be cut
+        text = array.astype(str)  # a longer text than any before must not be cut
         return text.astype(max(text.dtype, dtype))
-    return objects if gaps else objects.astype(dtype)
+    if gaps and dtype.kind in "iu":
+        return array.astype(np.float64)
+    return array if gaps and dtype.kind in "bU" else array.astype(dtype)
 
 
 def _pyarrow() -> Any:

@@ -1,11 +1,14 @@
-"""Numbers and dates written as text: read, and written again in the same way."""
+"""Numbers, dates and gaps written as text: read, and written again in the same way."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
+
+from selfnorm.columns.frames import Cells
 
 # Cells that stand for "not known" in files; among numbers and dates nothing else can be meant.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
@@ -155,20 +158,20 @@ def dates_from(texts: Sequence[str], template: str) -> np.ndarray | None:
     days = months.astype("datetime64[D]") + (day - 1)
     if (days.astype("datetime64[M]") != months).any():
         return None
-    seconds = days.astype(np.int64) * 86_400
-    return seconds + fields["h"] * 3600 + fields["m"] * 60 + fields["s"] - template_offset(template)
+    seconds = days.astype(np.int64) * 86_400 + fields["h"] * 3600 + fields["m"] * 60 + fields["s"]
+    return seconds - (template_offset(template) or 0)
 
 
-def template_offset(template: str) -> int:
-    """How far from UTC, in seconds, the dates of a template are.
+def template_offset(template: str) -> int | None:
+    """How far from UTC, in seconds, the dates of a template are; ``None`` where it does not say.
 
     Example:
-        >>> template_offset("YYYY-MM-DDThh:mm+02:00")
-        7200
+        >>> template_offset("YYYY-MM-DDThh:mm+02:00"), template_offset("YYYY-MM-DD")
+        (7200, None)
     """
     found = re.search(r"([+-])(\d\d):?(\d\d)$", template)
     if found is None:
-        return 0
+        return 0 if template.endswith("Z") else None
     return (1 if found[1] == "+" else -1) * (3600 * int(found[2]) + 60 * int(found[3]))
 
 
@@ -179,7 +182,7 @@ def dates_as_text(seconds: np.ndarray, template: str) -> list[str]:
         >>> dates_as_text(np.array([86410]), "DD.MM.YYYY hh:mm:ss")
         ['02.01.1970 00:00:10']
     """
-    local = seconds + template_offset(template)
+    local = seconds + (template_offset(template) or 0)
     days = (local // 86_400).astype("datetime64[D]")
     months = days.astype("datetime64[M]")
     within = local % 86_400
@@ -199,3 +202,71 @@ def dates_as_text(seconds: np.ndarray, template: str) -> list[str]:
             letters[:, place] = ord("0") + value % 10
             value = value // 10
     return letters.view(f"U{len(template)}").ravel().tolist()
+
+
+def interpreted(cells: Cells, missing: Collection[str], asked: str | None = None) -> Cells:
+    """Text as what it says: gaps, numbers, dates; cells of other kinds as they are.
+
+    What the table itself declares a category, or a caller ``asked`` to be one, stays text.
+    """
+    texts = cells.labels
+    if cells.kind != "label" or not texts or not all(isinstance(t, str) for t in texts):
+        return cells
+    if asked == "category" or cells.declared:
+        return without_gaps(cells, missing)
+    numbers = numbers_from(texts, names=asked in ("continuous", "cells"))
+    if numbers is not None:
+        cells = without_gaps(cells, MISSING)
+        form = cells.form | {"text": True, "text_decimals": text_decimals(texts)}
+        return Cells("number", np.append(numbers, np.nan)[cells.values], cells.missing, [], form)
+    template = date_template([t for t in texts if not is_gap(t)])
+    return without_gaps(cells, missing) if template is None else as_dates(cells, template)
+
+
+def as_dates(cells: Cells, template: str) -> Cells:
+    """Texts of a template as dates; as they are if one of them is no such date."""
+    dates = [t for t in cells.labels if not is_gap(t)]
+    moments = dates_from(dates, template)
+    if moments is None:
+        return cells
+    cells = without_gaps(cells, MISSING)
+    seconds = np.zeros(len(cells.labels) + 1, dtype=np.int64)
+    seconds[[i for i, t in enumerate(cells.labels) if not is_gap(t)]] = moments
+    form = cells.form | {"template": template}
+    offset = template_offset(template)
+    if offset is not None:
+        form["offset"] = offset
+    fraction = slice(template.find("f"), template.rfind("f") + 1)
+    if any(text[fraction].strip("0") for text in dates):
+        form["finer"] = True
+    return Cells("date", seconds[cells.values], cells.missing, [], form)
+
+
+def without_gaps(cells: Cells, missing: Collection[str]) -> Cells:
+    """The same cells with texts that stand for a gap taken as one."""
+    gaps = np.array([is_gap(label, missing) for label in cells.labels] + [True])
+    if not gaps[:-1].any():
+        return cells
+    counts = np.bincount(cells.seen, minlength=len(cells.labels))
+    usual = max(np.flatnonzero(gaps[:-1]), key=lambda i: counts[i])
+    written = {} if cells.missing.any() else {"gap": cells.labels[usual]}
+    gone = gaps[cells.values]
+    values = np.where(gone, -1, cells.values)
+    return replace(cells, values=values, missing=cells.missing | gone, form=cells.form | written)
+
+
+def as_written(cells: Cells) -> Cells:
+    """Numbers and dates that the table keeps as text, as text again; gaps as it writes them."""
+    form = cells.form
+    if cells.kind != "label" and ("text" in form or "template" in form):
+        distinct, places = np.unique(cells.values, return_inverse=True)
+        if "text" in form:
+            labels = numbers_as_text(np.nan_to_num(distinct), form["text_decimals"])
+        else:
+            labels = dates_as_text(distinct, form["template"])
+        cells = Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, form)
+    if cells.kind == "label" and "gap" in form and cells.missing.any():
+        places = np.where(cells.missing, len(cells.labels), cells.values)
+        none = np.zeros(len(cells), dtype=bool)
+        return Cells("label", places, none, [*cells.labels, form["gap"]], form)
+    return cells
