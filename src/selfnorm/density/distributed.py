@@ -68,7 +68,7 @@ def fit_distributed(
         model: an :class:`~selfnorm.EBM`, or a model with a ``training_task`` of its own whose loss
             is a mean over rows.
         x_train: all rows, on every rank.
-        fabric: a launched ``lightning.fabric.Fabric``; a default one (all devices; under
+        fabric: a launched ``lightning_fabric.Fabric``; a default one (all devices; under
             ``torchrun`` its ranks) if absent.
         proposal, objective, val_data, task_options: as in :func:`selfnorm.fit`.
         n_samples: proposal samples per step, all ranks together.
@@ -84,7 +84,7 @@ def fit_distributed(
 
     Example:
         >>> import selfnorm as sn
-        >>> from lightning.fabric import Fabric             # doctest: +SKIP
+        >>> from lightning_fabric import Fabric             # doctest: +SKIP
         >>> fabric = Fabric(accelerator="cuda", devices=4, strategy="ddp")  # doctest: +SKIP
         >>> fabric.launch()                                  # doctest: +SKIP
         >>> sn.fit_distributed(model, x, fabric=fabric, proposal=q)  # doctest: +SKIP

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import seeded
-from selfnorm._inputs import as_rows, check_rows, moved
+from selfnorm._inputs import as_rows, check_device, check_rows, moved
 from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
@@ -190,7 +190,7 @@ class ImageRegressor(BaseEstimator):
             self.model_ = self._model_on(features)
         if isinstance(self.model_.proposal, MDN):
             self.model_.proposal.place(self.space_.standardise(y).float())
-        self.model_.to(self.device)
+        self.model_.to(check_device(self.device))
 
     def _new_features(self) -> ImageFeatures:
         backbone = self.backbone
@@ -255,7 +255,7 @@ class ImageRegressor(BaseEstimator):
         own = {} if backbone is None else {"backbone": backbone}
         found: ImageRegressor = saving.load(path, kind="ImageRegressor", **own)
         found.device = device
-        found.model_.to(device)
+        found.model_.to(check_device(device))
         return found
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -9,6 +9,7 @@ Columns keep their own places; an ordering only changes the masks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,7 @@ class ResMADE(nn.Module):
         >>> net = ResMADE(draw_orderings(3, 1), hidden=8, blocks=1)
         >>> head = net.head(2)
         >>> x = torch.randn(1, 5, 3, requires_grad=True)
-        >>> net.outputs(head, net(x))[0, :, 1].sum().backward()
+        >>> net.outputs(head, net(x), 2)[0, :, 1].sum().backward()
         >>> x.grad[0, 0, 1:]                       # column 1 sees column 0 alone
         tensor([0., 0.])
     """
@@ -156,17 +157,22 @@ class ResMADE(nn.Module):
             for _ in range(blocks + 1 if condition_dim else 0)
         )
 
-    def head(self, n: int, *, zero: bool = False) -> ChainLinear:
-        """A masked output layer with ``n`` numbers per column (see :meth:`outputs`)."""
+    def head(self, n: int | Sequence[int], *, zero: bool = False) -> ChainLinear:
+        """A masked output layer with ``n`` numbers per column, or ``n[j]`` for column ``j``."""
+        sizes = torch.tensor([n] * self.dim if isinstance(n, int) else n)
         stack = self.ranks.shape[0]
-        mask = (self.ranks[:, :, None] > self._degrees.to(self.ranks.device)[:, None, :]).float()
-        mask = mask.repeat_interleave(n, 1)
-        return ChainLinear(stack, self.hidden, self.dim * n, mask=mask, zero=zero)
+        ranks = self.ranks.cpu().repeat_interleave(sizes, 1)
+        mask = (ranks[:, :, None] > self._degrees[:, None, :]).float().to(self.ranks.device)
+        return ChainLinear(stack, self.hidden, int(sizes.sum()), mask=mask, zero=zero)
 
-    def outputs(self, head: ChainLinear, features: Tensor, *, fixed: bool = False) -> Tensor:
-        """``(R, N, dim, n)`` from features ``(R, N, hidden)``; see :class:`ChainLinear`."""
+    def outputs(
+        self, head: ChainLinear, features: Tensor, n: int, *, fixed: bool = False
+    ) -> Tensor:
+        """``(R, N, columns, n)`` from features ``(R, N, hidden)``, of a head with ``n`` numbers for
+        each of its columns; see :class:`ChainLinear`.
+        """
         flat: Tensor = head(features, fixed=fixed)
-        return flat.unflatten(-1, (self.dim, -1))
+        return flat.unflatten(-1, (flat.shape[-1] // n, n))
 
     def forward(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``."""

@@ -285,7 +285,14 @@ def run(
         val_data = as_tensors(val_data, "val_data", device)
     # Training needs gradients, also where the caller has switched them off.
     with seeded(options.seed, device), torch.inference_mode(False), torch.enable_grad():
-        return _Run(task, data, val_data, options, device).execute()
+        try:
+            return _Run(task, data, val_data, options, device).execute()
+        except torch.cuda.OutOfMemoryError as error:
+            raise torch.cuda.OutOfMemoryError(
+                f"training does not fit into the memory of {device}: lower n_samples or "
+                "batch_size, or train an EBM with task_options={'max_memory': 0.5}, in chunks "
+                f"({str(error).splitlines()[0]})"
+            ) from error
 
 
 def _copied(state: Any) -> Any:
