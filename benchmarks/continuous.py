@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tabular
 import torch
-from measuring import need, write
 
+import tabular
+from measuring import need, write
 from selfnorm import EnergyDensity, Schema
 from selfnorm.datasets import maf_benchmark
 
