@@ -23,6 +23,7 @@ from selfnorm.evaluation import data_side_check, tail_index
 from selfnorm.evidence.draws import effective_draws
 
 TOO_FEW = 50  # effective draws or samples in the overlap
+LEAN = math.log(16)  # of the two bridges that must agree
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,11 @@ class Side:
     variance_samples: float
     effective_draws: float
     overlap: float  # 1 where p and q are the same
-    pareto_k_draws: float
-    pareto_k_samples: float
-    reaches_draws: bool  # no part of the draws has weights above every sample's
+    pareto_k_draws: float  # of q / p~ at the draws
+    pareto_k_samples: float  # of p~ / q at the samples
+    share_beyond: float  # of the draws whose weight is above every sample's
+    drift: float  # what log_z changes by from a bridge near the draws to one near the samples
+    drift_se: float
 
     @property
     def support_share(self) -> float:
@@ -88,7 +91,7 @@ def bridge(log_weights_draws: np.ndarray, log_weights: np.ndarray) -> Side:
         >>> x, y = rng.normal(1, 1, (1, 4000)), rng.normal(0, 1, 4000)
         >>> ratio = lambda x: np.log(3 * np.sqrt(2 * np.pi)) + x - 0.5
         >>> side = bridge(ratio(x), ratio(y))
-        >>> abs(side.log_z - np.log(3 * np.sqrt(2 * np.pi))) < 0.05
+        >>> abs(side.log_z - math.log(3 * math.sqrt(2 * math.pi))) < 0.05
         True
     """
     l1, l2 = log_weights_draws, log_weights
@@ -116,6 +119,7 @@ def bridge(log_weights_draws: np.ndarray, log_weights: np.ndarray) -> Side:
             break
     of_draws, of_samples = terms(log_z)
     f1, f2 = np.exp(of_draws), np.exp(of_samples)
+    drift, drift_se = _drift(l1 - log_z, l2 - log_z, log_s1, log_s2)
     variance_draws = f1.var() / f1.mean() ** 2 / effective_draws(f1)
     variance_samples = f2.var() / f2.mean() ** 2 / m
     draws, samples = (torch.from_numpy(t.ravel().copy()) for t in (l1, l2))
@@ -127,7 +131,33 @@ def bridge(log_weights_draws: np.ndarray, log_weights: np.ndarray) -> Side:
         variance_samples=float(variance_samples),
         effective_draws=n_effective,
         overlap=float(min(1.0, f1.mean())),
-        pareto_k_draws=tail_index(torch.from_numpy(of_draws.ravel().copy())),
-        pareto_k_samples=tail_index(torch.from_numpy(of_samples.copy())),
-        reaches_draws=data_side_check(draws, samples).passed,
+        pareto_k_draws=tail_index(-draws),
+        pareto_k_samples=tail_index(samples),
+        share_beyond=data_side_check(draws, samples).share,
+        drift=drift,
+        drift_se=drift_se,
     )
+
+
+def _drift(l1: np.ndarray, l2: np.ndarray, log_s1: float, log_s2: float) -> tuple[float, float]:
+    """``log Z`` of a bridge leaning on the samples minus that of one leaning on the draws; its se.
+
+    ``Z = E_q[w h] / E_p[h]`` for every ``h``. If the draws have another law than ``p``, and ``q``
+    follows them, both bounds may agree and be wrong; then ``Z`` changes with ``h``.
+    """
+
+    def relative_terms(log_h: np.ndarray) -> tuple[np.ndarray, float]:
+        log_mean = float(logsumexp(log_h) - math.log(log_h.size))
+        return np.exp(log_h - log_mean), log_mean
+
+    value, differences = 0.0, [np.zeros_like(l2), np.zeros_like(l1)]
+    for sign in (1, -1):
+        at_samples = relative_terms(l2 - np.logaddexp(log_s1 + l2, log_s2 + sign * LEAN))
+        at_draws = relative_terms(-np.logaddexp(log_s1 + l1, log_s2 + sign * LEAN))
+        value += sign * (at_samples[1] - at_draws[1])
+        differences[0] += sign * at_samples[0]
+        differences[1] += sign * at_draws[0]
+    variance = differences[0].var() / l2.size + differences[1].var() / effective_draws(
+        differences[1]
+    )
+    return value, math.sqrt(variance)

@@ -22,6 +22,7 @@ from selfnorm.evidence.target import Target
 
 R_HAT_LIMIT = 1.05
 FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations
+TOLERATED_BEYOND = 0.05  # share of held-out draws that q may miss: the bridge does without them
 PRIOR_HALVES = 4  # how many differences between halves the delta method's variance is worth
 
 UNSEEN = "A mode that is in no draw cannot be seen from the draws."
@@ -82,7 +83,7 @@ def evidence(
         >>> rng = np.random.default_rng(0)
         >>> draws = rng.normal(size=(600, 2)) * [1.0, 3.0]
         >>> found = evidence(lambda x: -0.5 * (x[:, 0]**2 + x[:, 1]**2 / 9), draws, seed=0)
-        >>> exact = np.log(2 * np.pi * 3)
+        >>> exact = math.log(2 * math.pi * 3)
         >>> abs(found.log_z - exact) < 0.02, found.reliable
         (True, True)
     """
@@ -262,6 +263,12 @@ def _by_bridge(
     k_samples = max(side.pareto_k_samples for side in sides)
     share = sum(side.support_share for side in sides) / 2
     crossed = lower - upper
+    drifting = [side.drift for side in sides if abs(side.drift) > 0.01 + 4 * side.drift_se]
+    if drifting:
+        reasons.append(
+            f"Bridges that lean on the draws or on q differ by {drifting[0]:.3f}, which they do "
+            "not for draws from this density; check parametrisation, Jacobians and convergence."
+        )
     if crossed > 0.01 + 4 * math.hypot(lower_se, upper_se):
         reasons.append(
             f"The lower bound is above the upper one by {crossed:.3f}: the draws are not from this "
@@ -274,10 +281,11 @@ def _by_bridge(
             f"The two halves of the draws give {one.log_z:.3f} and {two.log_z:.3f}: one lacks what "
             "the other has; run the sampler longer."
         )
-    if not all(side.reaches_draws for side in sides):
+    beyond = max(side.share_beyond for side in sides)
+    if beyond > TOLERATED_BEYOND:
         reasons.append(
-            "Part of the held-out draws lies where the q fitted to the other half hardly ever is: "
-            "a mode or a tail is missing from one half; run the sampler longer."
+            f"{100 * beyond:.0f} % of the held-out draws lie where the q fitted to the other half "
+            "hardly ever is: a mode or a tail is missing from one half; run the sampler longer."
         )
     effective = min(
         side.overlap * min(side.effective_draws, len(side.log_weights)) for side in sides
@@ -287,10 +295,11 @@ def _by_bridge(
             f"Draws and q overlap in {effective:.0f} effective draws only: bring more draws, or "
             "state the support."
         )
-    if max(k_draws, k_samples) > PARETO_K_LIMIT:
+    overlap = min(side.overlap for side in sides)
+    if min(k_draws, k_samples) > PARETO_K_LIMIT and overlap < 0.5:
         reasons.append(
-            f"Pareto k = {max(k_draws, k_samples):.2f} is above {PARETO_K_LIMIT}: heavy tails, a "
-            "few terms carry the estimate; bring more draws, or state the support."
+            f"Heavy tails on both sides (Pareto k {k_draws:.2f} and {k_samples:.2f}), and an "
+            f"overlap of {overlap:.2f}: bring more draws, or state the support."
         )
     if n_nan:
         reasons.append(
@@ -311,7 +320,7 @@ def _by_bridge(
         halves=(one.log_z, two.log_z),
         effective_draws=sum(side.effective_draws for side in sides),
         ess=float(F.ess(weights)),
-        overlap=min(side.overlap for side in sides),
+        overlap=overlap,
         pareto_k_draws=k_draws,
         pareto_k_samples=k_samples,
         log_weights_samples=weights.numpy(),

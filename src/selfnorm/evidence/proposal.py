@@ -47,10 +47,8 @@ class FittedProposal:
                 f"column {int(np.argmin(self.scale))} of the draws does not move in part of them: "
                 "the sampler is stuck; run it longer"
             )
-        z, z_held = (
-            self._scaled(train),
-            self._scaled(rows[:, n - held :].reshape(len(rows) * held, -1)),
-        )
+        z = self._scaled(train)
+        z_held = self._scaled(rows[:, n - held :].reshape(-1, rows.shape[2]))
         self.ellipse = _ellipse(z)
         self.chain: AutoregressiveEBM | None = None
         self.share = 0.0

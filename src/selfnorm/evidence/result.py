@@ -42,8 +42,9 @@ class Evidence:
         effective_draws: independent draws that the held-out draws are worth.
         ess: effective sample size of ``p~ / q``, as a fraction of ``q``'s samples.
         overlap: ``int p q / (s1 p + s2 q)``; 1 where ``q`` is ``p``.
-        pareto_k_draws, pareto_k_samples: tail index of the terms that are averaged over draws and
-            over samples of ``q``; above 0.7 a few of them carry the estimate.
+        pareto_k_draws, pareto_k_samples: tail index of ``q / p~`` at the draws and of ``p~ / q`` at
+            the samples; above 0.7 ``reciprocal`` or ``importance`` rests on a few of them. The
+            bridge, whose terms are bounded, needs neither.
         r_hat: split R-hat of the draws, the largest over coordinates and ``log p~``.
         n_draws, dim, n_evaluations: number of draws, of unconstrained coordinates, of density
             evaluations.
