@@ -121,7 +121,8 @@ def mixed_section(path: Path) -> str:
         row[role] for row in content["rows"] for role in ("made_by", "fitted_by") if role in row
     }
     ran = [content["made_by"][number] for number in sorted(used)]
-    commands = "; ".join(f"`{m['command']}` ({place(m['hardware'])})" for m in ran)
+    each = dict.fromkeys(f"`{m['command']}` ({place(m['hardware'])})" for m in ran)
+    commands = "; ".join(each)
     return f"{text}\n\nFile `{path.relative_to(ROOT)}`: {commands}."
 
 
