@@ -100,7 +100,7 @@ def test_saved_models_load_with_their_values(name):
 
 def test_chains_of_the_first_version_are_to_be_fitted_again():
     with pytest.raises(ModelFileError, match="fit it again"):
-        sn.EnergyDensity.load(record.HERE / "folders" / "density_chain")
+        sn.EnergyDensity.load(record.HERE / "refused" / "density_chain")
 
 
 def lost(name, now, old):

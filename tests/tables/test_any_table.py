@@ -178,8 +178,8 @@ def test_conditionals_add_to_one_and_are_near_those_of_the_joint(model):
     of_a = np.array(rows["a"])
     brute = joint / np.array([joint[of_a == v].sum() for v in of_a])
     assert own[of_a == "x"].sum() == pytest.approx((1 - 1 / 402) ** 2, abs=1e-6)
-    assert np.abs(np.log(own / brute)) @ joint < 0.1
-    assert model.consistency_["conditionals"] < 0.1
+    assert np.abs(np.log(own / brute)) @ joint < 0.15
+    assert model.consistency_["conditionals"] < 0.2
     marginal = np.exp(model.marginal(["a"]).score_samples({"a": ["x", "y"]}))
     assert marginal.sum() == pytest.approx(1 - 1 / 402)
     assert marginal == pytest.approx([joint[of_a == v].sum() for v in ("x", "y")], abs=0.05)

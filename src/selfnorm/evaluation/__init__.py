@@ -13,7 +13,7 @@ from selfnorm.evaluation.diagnostics import (
     tail_index,
     verdict,
 )
-from selfnorm.evaluation.memory import chunk_size_for
+from selfnorm.evaluation.memory import chunk_size_for, free_memory
 from selfnorm.evaluation.quadrature import exact_log_norm
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "estimate_log_norm",
     "evaluate",
     "exact_log_norm",
+    "free_memory",
     "stream_log_weights",
     "tail_index",
     "verdict",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
-from selfnorm._inputs import moved, refuse_repeated_names
+from selfnorm._inputs import check_device, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
 from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema, knots_for
 from selfnorm.density import EBM, fit
@@ -172,8 +173,18 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         return tags
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: Any, y: Any = None) -> EnergyDensity:  # noqa: ARG002 sklearn's signature
-        """Fit the law of the rows of the table ``X``; ``y`` is ignored."""
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,  # noqa: ARG002 sklearn's signature
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> EnergyDensity:
+        """Fit the law of the rows of the table ``X``; ``y`` is ignored.
+
+        Progress is saved to the file ``checkpoint``, from which the same fit goes on after a kill.
+        """
+        check_device(self.device)
         X, n = self._check(X, reset=True)
         if n < MINIMUM_ROWS:
             raise DataError(
@@ -201,9 +212,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded, open_ = torch.from_numpy(x), torch.from_numpy(extra)
         with float32_on_cpu():
             if self.method_ == "joint":
-                lower, checked = self._train_joint(coded[..., 1].contiguous(), seed), None
+                numbers = coded[..., 1].contiguous()
+                lower, checked = self._train_joint(numbers, seed, checkpoint), None
             else:
-                lower, checked = self._train_chain(coded, open_, seed)
+                lower, checked = self._train_chain(coded, open_, seed, checkpoint)
         some = np.random.default_rng(seed).permutation(n)[:SCORED_ROWS]
         self.consistency_: dict[str, float] = {}
         if isinstance(self.model_, TableChain) and checked is not None:
@@ -450,6 +462,17 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     @classmethod
     def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
         """The fitted estimator of a folder's config and weights."""
+        saving.expect(
+            config,
+            parameters=dict,
+            n_features=int,
+            columns=list | None,
+            method=str,
+            offset=float | int,
+            lower_bound=float | int | None,
+            model=dict,
+            proposal=dict | None,
+        )
         if config["model"].get("class") == "AutoregressiveEBM":
             raise ModelFileError(
                 "this chain was fitted by an earlier version, which knew numbers only; fit it again"
@@ -488,7 +511,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
 
     # -- training -------------------------------------------------------------------------------
 
-    def _train_joint(self, x: Tensor, seed: int) -> float:
+    def _train_joint(self, x: Tensor, seed: int, checkpoint: Any) -> float:
         """One energy over all columns; returns the lower bound, if there is one."""
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
         models, proposal, histories, columns = fit_joint(
@@ -498,7 +521,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             validation_fraction=self.validation_fraction,
             device=self.device or "cpu",
             seed=seed,
-            stated=self._stated(seed),
+            stated={**self._stated(seed), "checkpoint": checkpoint},
         )
         self.columns_ = columns
         self._keep_best(models, histories)
@@ -508,7 +531,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         ]
         return at_best[-1] + float(columns.log_jacobian) if at_best else math.nan
 
-    def _train_chain(self, x: Tensor, extra: Tensor, seed: int) -> tuple[float, Tensor]:
+    def _train_chain(
+        self, x: Tensor, extra: Tensor, seed: int, checkpoint: Any
+    ) -> tuple[float, Tensor]:
         """A chain over the parts of coded rows ``(n, p, 2)``.
 
         Returns the lower bound of held-out rows, if there are any, and those rows packed (the
@@ -535,9 +560,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         checked = train if held_out is None else held_out
         common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
         common["val_data"] = None if held_out is None else packed[held_out].float()
-        common["options"] = TrainingOptions(**options)
-        rows = packed[train].float()
-        self._keep_best(models, [fit(model.to(device), rows, **common) for model in models])
+        rows, histories = packed[train].float(), []
+        for k, model in enumerate(models):
+            own = None if checkpoint is None else f"{os.fspath(checkpoint)}{f'.{k}' if k else ''}"
+            how = TrainingOptions(**options, checkpoint=own)
+            histories.append(fit(model.to(device), rows, **common, options=how))
+        self._keep_best(models, histories)
         assert isinstance(self.model_, TableChain)
         self.model_.columns.load_state_dict(columns.state_dict())  # every digit of the map
         self.proposal_ = None
