@@ -247,6 +247,20 @@ def tail_factor(k: float, n: int) -> float:
     return 1 + 6 * max(0.0, k + 2 * spread - 0.5)
 
 
+def few_beyond(count: float, n: int, by_chance: float) -> bool:
+    """Whether ``count`` of ``n`` data may outweigh all proposal samples.
+
+    Of data that follow the model a share ``by_chance`` does so, as large as the share of the
+    largest weight in the sum of all (a draw of the model among them would be the largest so often);
+    another is tolerated. The chance of so many must be at least 1 %.
+
+    Example:
+        >>> few_beyond(5, 500, 0.001), few_beyond(15, 500, 0.001), few_beyond(15, 500, 0.02)
+        (True, False, True)
+    """
+    return float(stats.binom.sf(count - 1, n, min(1.0, TOLERATED_SHARE + by_chance))) >= 0.01
+
+
 def data_side_check(log_w_data: Tensor, log_w: Tensor | WeightStream) -> DataSideCheck:
     """Does the proposal reach the data?
 
@@ -272,11 +286,8 @@ def data_side_check(log_w_data: Tensor, log_w: Tensor | WeightStream) -> DataSid
     margin = 1e-4 * (1.0 + abs(stream.largest))
     above = int((usable > stream.largest + margin).sum())
     decisive = int((usable > stream.log_mean + math.log(m * math.expm1(WRONG))).sum())
-    # The chance of so many exceedances if the true share were the tolerated one. Of data that
-    # follow the model a share as large as the largest weight's of the sum exceeds by chance.
     by_chance = math.exp(stream.largest - stream.log_mean) / m
-    p_value = float(stats.binom.sf(above - 1, n, min(1.0, TOLERATED_SHARE + by_chance)))
-    passed = not (p_value < 0.01 or decisive > 0)
+    passed = few_beyond(above, n, by_chance) and decisive == 0
     return DataSideCheck(above / n, decisive, passed)
 
 
