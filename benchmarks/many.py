@@ -4,7 +4,7 @@ The paper's 2-D network on a standard Gaussian base; training steps of the libra
 both sides (samples, loss, gradient, clipping, finite-check, Adam). The two take turns in slices of
 a few steps, so that a busy machine slows both; the ratio is the median over slices.
 
-    OMP_WAIT_POLICY=PASSIVE python benchmarks/many.py [--threads 2] [--compile]
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/many.py [--threads 2]
 
 (PASSIVE because on a busy machine threads that spin at barriers only get in their own way.)
 """
@@ -41,17 +41,13 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--compile", action="store_true", help="both also with torch.compile")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     rows = []
     for batch, n_samples in SIZES:
-        steps = {}
-        for suffix in ("", "_compiled") if given.compile else ("",):
-            size = (given.members, batch, n_samples, TrainingOptions(compile_step=bool(suffix)))
-            steps[f"one_after_another{suffix}"] = one_after_another(*size)
-            steps[f"batched{suffix}"] = many_step(*size)
+        size = (given.members, batch, n_samples, TrainingOptions())
+        steps = {"one_after_another": one_after_another(*size), "batched": many_step(*size)}
         times = in_turn(steps, given.rounds, each=2)
         row: dict[str, Any] = {
             "members": given.members,

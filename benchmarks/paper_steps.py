@@ -48,16 +48,22 @@ def many_task(members: int, n_samples: int, options: TrainingOptions, device: st
         n_samples=n_samples,
         rates=[1e-3] * members,
         weight_decays=[0.0] * members,
-        same_samples=False,
         options=options,
     )
 
 
 def many_step(
-    members: int, batch: int, n_samples: int, options: TrainingOptions, device: str = "cpu"
+    members: int,
+    batch: int,
+    n_samples: int,
+    options: TrainingOptions,
+    device: str = "cpu",
+    *,
+    capture: bool = True,
 ) -> Work:
-    """A step as :func:`selfnorm.fit_many` takes it."""
+    """A step as :func:`selfnorm.fit_many` takes it, on CUDA as a graph."""
     task = many_task(members, n_samples, options, device)
+    task.capturable = capture
     orders = torch.stack([torch.randperm(N_ROWS, device=device) for _ in range(members)], dim=1)
     return _steps(Stepper(task, (orders,), options), orders.device, batch)
 

@@ -5,9 +5,9 @@ run and in turn:
 
 - ``matmul_floor``: the batched products of forward and backward pass, nothing else, as one graph;
 - ``forward_backward``: the stacked network alone, as one graph;
-- ``captured``, ``captured_compiled``: the library's whole step (samples, loss, gradient, clipping,
-  finite-check, Adam, counters) as one graph, without and with ``torch.compile``;
-- ``fit``, ``fit_compiled``: likewise for a single model outside a batch;
+- ``captured``: the library's whole step (samples, loss, gradient, clipping, finite-check, Adam,
+  counters) as one graph;
+- ``fit``: likewise for a single model outside a batch;
 - ``eager``: the same step without a graph;
 - ``plain_loop``: a loop as one would write it, for one model after another.
 
@@ -84,25 +84,17 @@ def plain_loop(members: int, device: str) -> Work:
     return step
 
 
-def variants(members: int, compiled: bool, device: str) -> dict[str, Work]:
-    size = (members, BATCH, N_SAMPLES)
-
-    def options(capture: bool = True, compile_step: bool = False) -> sn.TrainingOptions:
-        return sn.TrainingOptions(optimizer="adam", cuda_graph=capture, compile_step=compile_step)
-
+def variants(members: int, device: str) -> dict[str, Work]:
+    size = (members, BATCH, N_SAMPLES, sn.TrainingOptions(optimizer="adam"), device)
     steps = {
         "matmul_floor": matmul_floor(members, device),
         "forward_backward": forward_backward(members, device),
-        "captured": many_step(*size, options(), device),
-        "eager": many_step(*size, options(capture=False), device),
+        "captured": many_step(*size),
+        "eager": many_step(*size, capture=False),
         "plain_loop": plain_loop(members, device),
     }
     if members == 1:
-        for name in ("fit", "fit_compiled") if compiled else ("fit",):
-            how = options(compile_step=name == "fit_compiled")
-            steps[name] = single_step(models(1, device)[0], BATCH, N_SAMPLES, how)
-    elif compiled:
-        steps["captured_compiled"] = many_step(*size, options(compile_step=True), device)
+        steps["fit"] = single_step(models(1, device)[0], *size[1:4])
     return steps
 
 
@@ -111,14 +103,13 @@ def main() -> None:
     parser.add_argument("--members", type=int, nargs="+", default=[1, 20, 80])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--each", type=int, default=50, help="steps of a variant at a time")
-    parser.add_argument("--compile", type=int, nargs="*", default=[1, 80], help="for these sizes")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     given = parser.parse_args()
     need(given.device)
     rows = []
     for members in given.members:
-        steps = variants(members, members in given.compile, given.device)
+        steps = variants(members, given.device)
         times = in_turn(steps, given.rounds, given.each, given.device)
         for name, values in times.items():
             row = {

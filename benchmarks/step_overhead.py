@@ -3,8 +3,7 @@
 One SNL step (proposal samples, their log-density, loss, gradient, clipping, finite-check, Adam,
 counters) against one forward + backward pass of the same network on the same number of points, in
 the same run. Batch 256, 1,024 proposal samples, the paper's 2-D network, CPU; with the paper's
-proposal (the base itself), another Gaussian, and a defensive mixture of 21 components; two of them
-also with ``compile_step=True``.
+proposal (the base itself), another Gaussian, and a defensive mixture of 21 components.
 
     python benchmarks/step_overhead.py [--out results/speed]
 """
@@ -39,7 +38,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     given = parser.parse_args()
     proposals = {
         "proposal_is_base": None,
@@ -47,13 +45,9 @@ def main() -> None:
         "defensive_mixture_of_20": sn.Defensive.fit_to(torch.randn(2000, 2), n_components=20),
     }
     steps = {"forward_backward": forward_backward()}
-    for compiled in (False,) if given.no_compile else (False, True):
-        options = sn.TrainingOptions(compile_step=compiled)
-        for name, proposal in proposals.items():
-            if compiled and name == "another_gaussian":
-                continue
-            step = single_step(models(1)[0], BATCH, N_SAMPLES, options, proposal)
-            steps[f"snl_{name}" + "_compiled" * compiled] = step
+    for name, proposal in proposals.items():
+        size = (BATCH, N_SAMPLES, sn.TrainingOptions())
+        steps[f"snl_{name}"] = single_step(models(1)[0], *size, proposal)
     times = in_turn(steps, given.rounds, each=10)
     rows = []
     for name, values in times.items():

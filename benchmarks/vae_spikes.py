@@ -146,8 +146,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             schedule="constant",
             weight_decay=fitted.pop("weight_decay", 0.0),
             validate_every=every,
-            checkpoint=checkpoint,
-            checkpoint_every=every,
+            checkpoint=sn.Checkpoint(checkpoint, every=every),
         )
         history = sn.fit(
             vae,

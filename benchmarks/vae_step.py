@@ -2,9 +2,8 @@
 
 Paper's encoder and decoder, batch 256, one posterior sample, M = 1024, captured CUDA graphs.
 The variants are timed in turns, so that a change of the machine's speed meets all of them alike.
-``--compile`` adds the plain VAE and two energy priors with ``compile_step=True``.
 
-    python benchmarks/vae_step.py --compile --out results/speed
+    python benchmarks/vae_step.py --out results/speed
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ CHAIN: dict[str, Any] = {
     "energy_hidden": 32,
     "n_samples": 8,
 }
-COMPILED = ("vae", "vae_ebm_mixture", "vae_ar_ebm")
 
 
 def priors() -> dict[str, LatentPrior]:
@@ -50,14 +48,14 @@ def priors() -> dict[str, LatentPrior]:
     }
 
 
-def make_stepper(prior: LatentPrior, x: torch.Tensor, compiled: bool) -> Stepper:
+def make_stepper(prior: LatentPrior, x: torch.Tensor) -> Stepper:
     """A stepper as the loop builds it."""
     torch.manual_seed(0)
     vae = EnergyVAE(ConvEncoder(), ConvDecoder(), prior).to(x.device)
     task = vae.training_task(n_samples=1024)
     task.start((x,))
     task.module.train()
-    return Stepper(task, (x,), TrainingOptions(weight_decay=1e-2, compile_step=compiled))
+    return Stepper(task, (x,), TrainingOptions(weight_decay=1e-2))
 
 
 def steps_of(stepper: Stepper, order: torch.Tensor, batch: int) -> Work:
@@ -81,15 +79,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--compile", action="store_true")
     given = parser.parse_args()
     need(given.device)
     x = (torch.rand(8192, 784, device=given.device) < 0.13).float()
     order = torch.randperm(len(x), device=given.device)
-    steppers = {name: make_stepper(prior, x, False) for name, prior in priors().items()}
-    if given.compile:
-        compiled = {name: make_stepper(priors()[name], x, True) for name in COMPILED}
-        steppers |= {f"{name}_compiled": stepper for name, stepper in compiled.items()}
+    steppers = {name: make_stepper(prior, x) for name, prior in priors().items()}
     works = {name: steps_of(stepper, order, given.batch) for name, stepper in steppers.items()}
     times = in_turn(works, given.rounds, given.steps, given.device)
     rows = []

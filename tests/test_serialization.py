@@ -4,7 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from selfnorm import EnergyDensity, saving
 from selfnorm.distributions import DefensiveLabels, LabelGaussian, LabelUniform
 from selfnorm.errors import ModelFileError, SelfnormError, SelfnormWarning
 from selfnorm.saving import CONFIG_FILE, WEIGHTS_FILE
+from tests.golden import cases
 
 
 def rows(n=150, d=2, seed=0):
@@ -70,8 +75,7 @@ def test_frames_names_and_notes_survive(tmp_path):
 
     frame = pd.DataFrame(rows(60), columns=["a", "b"])
     density = EnergyDensity(max_steps=5, random_state=0).fit(frame)
-    density.save(tmp_path / "m")
-    saving.annotate(tmp_path / "m", {"target": "y"})
+    sn.save(density, tmp_path / "m", notes={"target": "y"})
     loaded = EnergyDensity.load(tmp_path / "m")
     assert list(loaded.feature_names_in_) == ["a", "b"]
     assert np.array_equal(loaded.score_samples(frame), density.score_samples(frame))
@@ -297,6 +301,16 @@ class Bowl(nn.Module):
         return x.square().sum(-1) / self.width
 
 
+def test_no_folder_costs_the_caller_random_numbers(tmp_path):
+    folders = sorted((Path(__file__).parent / "golden" / "folders").iterdir())
+    backbone = cases.backbone()
+    before = torch.get_rng_state()
+    for folder in folders:
+        given = {"backbone": backbone} if folder.name.startswith("image") else {}
+        sn.save(sn.load(folder, **given), tmp_path / folder.name)
+        assert torch.equal(torch.get_rng_state(), before), folder.name
+
+
 def test_parts_of_ones_own_are_given_to_load(tmp_path):
     model = sn.EBM(Bowl(), base=torch.distributions.Normal(torch.zeros(2), 1.0))
     with torch.no_grad():
@@ -351,3 +365,101 @@ def test_saving_where_nothing_can_be_written(tmp_path):
     blocked.write_text("")
     with pytest.raises(ModelFileError, match="cannot write"):
         saving.save_folder(blocked, "x", {}, {"t": torch.zeros(1)})
+
+
+def plain(width):
+    return "Linear", {"in_features": width, "out_features": 1, "bias": True}
+
+
+def put(path, width, value):
+    state = {"weight": torch.full((1, width), value), "bias": torch.zeros(1)}
+    saving.save_folder(path, *plain(width), state, {"value": value})
+
+
+class Killed(BaseException):
+    """Stands for a process that ends between two of its calls to the system."""
+
+
+def _stop_before(monkeypatch, call):
+    """End the process, as it were, before its ``call``-th write, flush, rename or removal."""
+    left = [call]
+
+    def counted(real):
+        def wrapped(*args, **kwargs):
+            if left[0] <= 0:
+                raise Killed
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        return wrapped
+
+    for owner, name in ((Path, "open"), (Path, "replace"), (Path, "unlink"), (os, "fsync")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    return left
+
+
+def test_a_save_that_ends_anywhere_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch):
+    seen = []
+    for call in range(100):
+        folder = tmp_path / str(call)
+        put(folder, 2, 1.0)
+        with monkeypatch.context() as patched:
+            left = _stop_before(patched, call)
+            with suppress(Killed):
+                put(folder, 3, 2.0)
+        found = sn.load(folder)
+        expected = saving.read_folder(folder).notes["value"]
+        assert torch.equal(found.weight, torch.full((1, {1.0: 2, 2.0: 3}[expected]), expected))
+        seen.append(expected)
+        put(folder, 4, 3.0)  # and it can be replaced again, with nothing left over
+        assert sn.load(folder).in_features == 4
+        assert {file.name for file in folder.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
+        if left[0] > 0:
+            break
+    assert seen[0] == 1.0
+    assert seen[-1] == 2.0
+    assert seen == sorted(seen)
+    assert 6 < len(seen) < 99
+
+
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    put(tmp_path / "old", 2, 1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        for name in ("old", "new"):
+            with pytest.raises(ModelFileError, match="No space left"):
+                put(tmp_path / name, 3, 2.0)
+    assert sn.load(tmp_path / "old").in_features == 2
+    assert sorted(f.name for f in (tmp_path / "old").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_is_read_while_two_others_write_it(tmp_path):
+    put(tmp_path, 2, 0.0)
+    stop = threading.Event()
+
+    def write(first):
+        for k in range(30):
+            put(tmp_path, 2, float(first + k))
+        stop.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        writing = [pool.submit(write, first) for first in (100, 200)]
+        while not stop.is_set():
+            folder = saving.read_folder(tmp_path)
+            assert float(folder.tensors["weight"][0, 0]) == folder.notes["value"]
+        for each in writing:
+            each.result()
+    assert sn.load(tmp_path).in_features == 2
+    assert {file.name for file in tmp_path.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
+
+
+def test_the_hash_of_the_weights_is_no_path(folder):
+    document = _document(folder)
+    document["weights_sha256"] = "/../../secret"
+    (folder / CONFIG_FILE).write_text(_rehash(document))
+    with pytest.raises(ModelFileError, match="weights_sha256"):
+        sn.load(folder)

@@ -6,6 +6,7 @@ without MCMC; every number comes with a lower and an upper bound.
 
 from selfnorm import functional
 from selfnorm.chain import AutoregressiveEBM
+from selfnorm.columns import Schema
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.density import (
     EBM,
@@ -34,7 +35,7 @@ from selfnorm.networks import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.saving import __version__ as __version__
 from selfnorm.saving import load, save
 from selfnorm.tables import EnergyDensity, EnergyRegressor
-from selfnorm.training import History, TrainingOptions
+from selfnorm.training import Checkpoint, History, TrainingOptions
 from selfnorm.vae import EnergyVAE, add_energy_prior
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "MLP",
     "AutoregressiveEBM",
     "Bounds",
+    "Checkpoint",
     "ConditionalEBM",
     "Defensive",
     "EnergyDensity",
@@ -57,6 +59,7 @@ __all__ = [
     "History",
     "ImageRegressor",
     "LabelEnergy",
+    "Schema",
     "SelfnormError",
     "SelfnormWarning",
     "StudentT",

@@ -4,11 +4,18 @@ All inner code draws from torch's *global* generator: that is the only stream wh
 ``torch.distributions`` object, every flow, dropout and a captured CUDA graph share. Public entry
 points take a seed or a generator and wrap their work in :func:`seeded`, which leaves the caller's
 own stream as it found it.
+
+That generator, torch's default dtype and its number of threads belong to the whole process. So a
+block that changes or uses one of them has its turn (:func:`alone`): fits and draws of several
+threads come one after another, each with the numbers it has by itself. What scores rows needs none
+of them, and runs at any time.
 """
 
 from __future__ import annotations
 
 import operator
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,6 +24,32 @@ import torch
 from torch import nn
 
 SeedLike = int | torch.Generator | None
+_turn = threading.RLock()
+
+
+def _turn_of_child() -> None:
+    """In a forked process the turn is free: a thread that had it is not there to give it back."""
+    global _turn
+    if not _turn._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
+        _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_turn_of_child)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Have the turn within the block: no other thread's random numbers or defaults come between.
+
+    A thread that has its turn may take it again.
+
+    >>> with alone(), alone():
+    ...     torch.rand(2).shape
+    torch.Size([2])
+    """
+    with _turn:
+        yield
 
 
 @contextmanager
@@ -24,7 +57,8 @@ def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> I
     """Run a block under its own seed and restore the global random state afterwards.
 
     ``seed=None`` changes nothing: the block draws from the caller's stream and advances it. A
-    ``torch.Generator`` gives one number as seed, so that successive calls with it differ.
+    ``torch.Generator`` gives one number as seed, so that successive calls with it differ. The block
+    runs :func:`alone`.
 
     Example:
         >>> import torch
@@ -36,7 +70,8 @@ def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> I
         True
     """
     if seed is None:
-        yield
+        with alone():
+            yield
         return
     if isinstance(seed, torch.Generator):
         seed = int(torch.randint(2**62, (), generator=seed, device=seed.device))
@@ -50,7 +85,7 @@ def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> I
     cuda_devices = []
     if target.type == "cuda":
         cuda_devices = [torch.cuda.current_device() if target.index is None else target.index]
-    with torch.random.fork_rng(devices=cuda_devices):
+    with alone(), torch.random.fork_rng(devices=cuda_devices):
         # Not torch.manual_seed: that would reseed every GPU, and only the forked one is restored.
         torch.default_generator.manual_seed(seed)
         for index in cuda_devices:
@@ -77,13 +112,30 @@ def evaluating(module: Any) -> Iterator[None]:
     if not isinstance(module, nn.Module):
         yield
         return
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
+    if not any(part.training for part in module.modules()):
         yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+        return
+    with alone():  # or two threads would each take the other's mode for the caller's
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+        try:
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """New tensors on the CPU, whatever the caller's default device is; this thread's alone.
+
+    >>> with on_cpu():
+    ...     torch.zeros(1).device
+    device(type='cpu')
+    """
+    # only where needed: a device context makes every torch call slower
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        yield
 
 
 @contextmanager
@@ -91,7 +143,7 @@ def float32_on_cpu() -> Iterator[None]:
     """Build modules in float32 on the CPU, whatever the caller's default dtype and device are.
 
     A model loaded by a program that works in float64, or on a GPU by default, must be the model
-    that was saved.
+    that was saved. The block runs :func:`alone`.
 
     >>> torch.set_default_dtype(torch.float64)
     >>> with float32_on_cpu():
@@ -101,19 +153,18 @@ def float32_on_cpu() -> Iterator[None]:
     torch.float64
     >>> torch.set_default_dtype(torch.float32)
     """
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        # only where needed: a device context makes every torch call slower
-        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+    with alone(), on_cpu():
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
             yield
-    finally:
-        torch.set_default_dtype(before)
+        finally:
+            torch.set_default_dtype(before)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch's own work within the block.
+    """One thread for torch's own work within the block, which runs :func:`alone`.
 
     Steps on small matrices gain nothing by a second thread, and lose a great deal on a busy machine
     where threads wait for one another.
@@ -125,9 +176,22 @@ def one_thread() -> Iterator[None]:
     >>> torch.get_num_threads() == before
     True
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with alone():
+        before = _threads_of_process()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def _threads_of_process() -> int:
+    """The number of threads that torch gives a new thread of Python.
+
+    This thread's own number may be the 1 of another thread's block, during which it began.
+    """
+    found: list[int] = []
+    asked = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    asked.start()
+    asked.join()
+    return found[0]

@@ -16,6 +16,16 @@ from selfnorm.errors import DataError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Options of training that are none of the loop any more.
+MOVED_OPTIONS = {
+    "checkpoint_every": "selfnorm.TrainingOptions(checkpoint=selfnorm.Checkpoint(path, every=...))",
+    "resume": "selfnorm.TrainingOptions(checkpoint=selfnorm.Checkpoint(path, resume=...))",
+    "lr_log_norm": "an EBM takes task_options={'log_norm_lr_scale': ...}, in units of lr",
+    "max_memory": "an EBM takes task_options={'max_memory': ...} of fit",
+    "cuda_graph": "an objective, or a task, with capturable = False is trained without one",
+    "compile_step": "it took longer to compile than it saved",
+}
+
 
 def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Parameters that are gone: whoever names one is told where it went.
@@ -75,6 +85,7 @@ def as_tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[
 
 
 def _numbers(x: Any, name: str) -> np.ndarray:
+    refuse_masked(x, name)
     values = np.asarray(x)
     # An array of dates would become counts of nanoseconds, one of complex numbers lose a half.
     if values.dtype.kind not in "biufO":
@@ -147,6 +158,7 @@ def refuse_text(X: Any) -> None:
     it would be read as counts of nanoseconds.
     """
     refuse_repeated_names(X)
+    refuse_masked(X, "X")
     if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
         if getattr(getattr(X, "dtype", None), "kind", None) in ("M", "m"):
             raise DataError("X holds dates or durations: turn them into numbers first")
@@ -173,8 +185,21 @@ def refuse_text_target(y: Any) -> None:
     Traceback (most recent call last):
     selfnorm.errors.DataError: y holds text or dates: turn it into numbers first
     """
+    refuse_masked(y, "y")
     if _holds_text(y):
         raise DataError("y holds text or dates: turn it into numbers first")
+
+
+def refuse_masked(x: Any, name: str) -> None:
+    """Refuse an array with masked cells, whose numbers would count as if they were given.
+
+    >>> refuse_masked(np.ma.masked_equal([1.0, -999.0], -999.0), "y")
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: y has 1 masked cell(s): drop those rows or fill the cells in
+    """
+    if np.ma.is_masked(x):
+        hidden = int(np.ma.count_masked(x))
+        raise DataError(f"{name} has {hidden} masked cell(s): drop those rows or fill the cells in")
 
 
 def refuse_huge(values: np.ndarray, name: str) -> None:

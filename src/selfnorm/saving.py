@@ -5,6 +5,10 @@ the kind of object, what is needed to rebuild it, and two hashes, of the weights
 config itself. It loads with exactly the numbers it was saved with, or not at all; every failure is
 a :class:`ModelFileError`.
 
+A model is replaced by one rename, that of its config: the new weights lie beside the old ones by
+then, under a name made of their hash, and take their place afterwards. Whenever the process is
+killed, the folder holds the old model or the new one.
+
 A module is described by its class and what its constructor was given, module by module
 (:func:`describe`). Only the classes of the table at the end are ever built: a config cannot name
 anything else to import or call. What has code of its own (your energy, your encoder) is saved by
@@ -18,8 +22,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -36,11 +42,17 @@ from selfnorm._context import float32_on_cpu, seeded
 from selfnorm.errors import ModelFileError, SelfnormWarning
 
 __version__ = "0.1.0"  # of the library, written into every folder
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 T = TypeVar("T")
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 64 * 2**20
+_TEMPORARY = f".{CONFIG_FILE}.tmp"
 
 # What a constructor may raise on a config or on tensors that do not fit together.
 _BUILD_ERRORS = (
@@ -65,12 +77,13 @@ class Folder:
     notes: dict[str, Any]
 
 
-def save(model: Any, path: str | os.PathLike[str]) -> None:
+def save(model: Any, path: str | os.PathLike[str], *, notes: dict[str, Any] | None = None) -> None:
     """Write any model of the library to a folder; an older model in it is replaced.
 
     Estimators (``EnergyDensity``, ``EnergyRegressor``, ``ImageRegressor``) and modules (``EBM``,
     ``ConditionalEBM``, ``AutoregressiveEBM``, ``EnergyVAE``, ``Flow``, ...) alike. Parts with code
-    of your own are saved by their weights; give them to :func:`load` again.
+    of your own are saved by their weights; give them to :func:`load` again. ``notes`` are what a
+    program wants to remember beside the model; they must be JSON-safe.
 
     Example:
         >>> import tempfile
@@ -93,7 +106,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             f"a {name} cannot be saved to a model folder, for its code is not part of the library; "
             "save its state_dict() and build it in code"
         )
-    save_folder(path, name, config, tensors)
+    save_folder(path, name, config, tensors, notes)
 
 
 def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -> Any:
@@ -110,9 +123,11 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
         raise ModelFileError(f"{path} holds a {folder.kind}, not a {kind}; load it with that class")
     found = _class(folder.kind).find(folder.kind)
     try:
-        if hasattr(found, "from_folder"):
-            return found.from_folder(folder.config, folder.tensors, **own)
-        return build({"class": folder.kind, **folder.config}, folder.tensors, **own)
+        # what is built begins with random weights, for which the caller's stream is not to pay
+        with seeded(0), float32_on_cpu():
+            if hasattr(found, "from_folder"):
+                return found.from_folder(folder.config, folder.tensors, **own)
+            return build({"class": folder.kind, **folder.config}, folder.tensors, **own)
     except _BUILD_ERRORS as error:
         # torch says which weight does not fit on the second line
         detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -173,9 +188,8 @@ def build(blueprint: dict[str, Any] | None, tensors: dict[str, Tensor], **own: A
     """
     if blueprint is None:
         return None
-    with seeded(0), float32_on_cpu():
-        taken: set[str] = set()
-        module = _built(blueprint, "model", own, taken)
+    taken: set[str] = set()
+    module = _built(blueprint, "model", own, taken)
     for part in own.keys() - taken:
         raise ModelFileError(f"a {blueprint['class']} has no part {part!r} to take from you")
     kinds = {t.dtype for t in tensors.values() if t.is_floating_point()}
@@ -206,7 +220,7 @@ def save_folder(
     path = Path(path)
     stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     weights = save_safetensors(stored)
-    document = {
+    document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "library_version": __version__,
         "kind": kind,
@@ -216,15 +230,62 @@ def save_folder(
     }
     document["config_sha256"] = _config_hash(document)
     text = json.dumps(document, indent=1, allow_nan=False)
+    made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # The config goes last: until it is there, the old config refuses the new weights.
-        for name, content in ((WEIGHTS_FILE, weights), (CONFIG_FILE, text.encode())):
-            temporary = path / f".{name}.{os.getpid()}.tmp"
-            temporary.write_bytes(content)
-            temporary.replace(path / name)
+        with _only_writer(path):
+            _replace_model(path, weights, document["weights_sha256"], text.encode())
     except OSError as error:
+        if made:
+            with suppress(OSError):
+                path.rmdir()
         raise ModelFileError(f"cannot write the model to {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _only_writer(path: Path) -> Iterator[None]:
+    """Wait until nobody else writes to the folder, where the system has such locks."""
+    if fcntl is None:
+        yield
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network disks have no locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+        with suppress(OSError):  # nor can every folder be flushed
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _replace_model(path: Path, weights: bytes, digest: str, config: bytes) -> None:
+    """Put a model in the place of the one that is there, by the rename of its config."""
+    _settle(path)
+    waiting, temporary = path / _waiting(digest), path / _TEMPORARY
+    try:
+        for part, content in ((waiting, weights), (temporary, config)):
+            with part.open("wb") as handle:
+                handle.write(content)
+                handle.flush()
+                os.fsync(handle.fileno())
+        temporary.replace(path / CONFIG_FILE)
+    finally:
+        _settle(path)
+
+
+def _settle(path: Path) -> None:
+    """Give waiting weights their name if their config is in place; remove what else is left."""
+    with suppress(ModelFileError, OSError):
+        digest = _read_config(path / CONFIG_FILE)["weights_sha256"]
+        (path / _waiting(digest)).replace(path / WEIGHTS_FILE)
+    for left in (path / _TEMPORARY, *path.glob(f".{WEIGHTS_FILE}.*")):
+        left.unlink(missing_ok=True)
+
+
+def _waiting(digest: str) -> str:
+    """Name of weights whose config is in place or about to be, until they have their own name."""
+    return f".{WEIGHTS_FILE}.{digest[:16]}"
 
 
 def read_folder(path: str | os.PathLike[str]) -> Folder:
@@ -232,9 +293,16 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     path = Path(path)
     if not path.is_dir():
         raise ModelFileError(f"{path} is not a model folder; give the folder that save() wrote")
-    document = _read_config(path / CONFIG_FILE)
-    weights = _read_bytes(path / WEIGHTS_FILE)
-    if hashlib.sha256(weights).hexdigest() != document["weights_sha256"]:
+    for _ in range(5):  # once, or the model is being replaced while it is read
+        document = _read_config(path / CONFIG_FILE)
+        try:
+            weights = _weights_of(document, path)
+        except OSError as error:
+            raise ModelFileError(f"cannot read the weights in {path}: {error.strerror}") from error
+        if weights is not None:
+            break
+    else:
+        _read_bytes(path / WEIGHTS_FILE)
         raise ModelFileError(
             f"{path / WEIGHTS_FILE} is not the file this config was saved with (its hash differs): "
             "it was damaged, cut short or swapped; copy the folder again or refit the model"
@@ -252,11 +320,18 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     )
 
 
-def annotate(path: str | os.PathLike[str], notes: dict[str, Any]) -> None:
-    """Add notes to a model folder; the model itself stays as it is."""
-    folder = read_folder(path)
-    merged = {**folder.notes, **notes}
-    save_folder(path, folder.kind, folder.config, folder.tensors, merged)
+def _weights_of(document: dict[str, Any], path: Path) -> bytes | None:
+    """The bytes of the weights that a config names by their hash, ``None`` if they are not there.
+
+    Of a save that was killed at its end they still have the name under which they waited.
+    """
+    digest = document["weights_sha256"]
+    for file in (path / WEIGHTS_FILE, path / _waiting(digest)):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            content = file.read_bytes()
+            if hashlib.sha256(content).hexdigest() == digest:
+                return content
+    return None
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -301,6 +376,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     for key, kind in expected.items():
         if not isinstance(document.get(key), kind):
             raise ModelFileError(f"{path} is not a model config: {key!r} is missing or malformed")
+    if not re.fullmatch("[0-9a-f]{64}", document["weights_sha256"]):  # it is part of a file's name
+        raise ModelFileError(f"{path} is not a model config: 'weights_sha256' is malformed")
     if _config_hash(document) != document["config_sha256"]:
         raise ModelFileError(
             f"{path} was changed after the model was saved (its hash differs): "

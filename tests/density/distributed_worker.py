@@ -68,6 +68,8 @@ def main():
         press_ctrl_c(run.get("interrupted_rank"), fabric.global_rank)
         direct, names = run["options"], {each.name for each in fields(sn.TrainingOptions)}
         how = {name: direct.pop(name) for name in [*direct] if name in names}
+        if "checkpoint" in how:
+            how["checkpoint"] = sn.Checkpoint(**how["checkpoint"])
         options = sn.TrainingOptions(progress=False, **how)
         history = sn.fit_distributed(model, x, fabric=fabric, options=options, **direct)
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -85,8 +85,8 @@ def two_ranks(tmp_path_factory):
     """All runs of two ranks, in one pair of processes."""
     out = tmp_path_factory.mktemp("ranks")
     same = {**OPTIONS, "samples": "same"}
-    half = {**same, "max_steps": None, "max_epochs": 6, "checkpoint": str(out / "run.ckpt")}
-    half["checkpoint_every"] = 20
+    half = {**same, "max_steps": None, "max_epochs": 6}
+    half["checkpoint"] = {"path": str(out / "run.ckpt"), "every": 20}
     launch(
         [
             {"name": "same", "options": same},

@@ -1,6 +1,7 @@
 """fit where people call it in odd ways: it does the right thing, or says what is wrong."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -100,8 +101,23 @@ def test_options_that_moved_and_options_of_other_models_are_named():
     for train in (sn.fit, sn.fit_distributed):
         with pytest.raises(TypeError, match=r"task_options \['polish_steps'\]"):
             train(model, x, task_options={"polish_steps": 1})
-    options = sn.TrainingOptions(max_memory=1e6)
     chain = sn.AutoregressiveEBM(2)
-    for train, given in ((sn.fit, chain), (sn.fit_distributed, model), (sn.fit_many, [model])):
-        with pytest.raises(TypeError, match="max_memory is for"):
-            train(given, x, options=options)
+    for train, given, words in (
+        (sn.fit, chain, r"trained without \['max_memory'\]"),
+        (sn.fit_distributed, model, "max_memory is for one device"),
+        (sn.fit_many, [model], r"task_options \['max_memory'\]"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            train(given, x, task_options={"max_memory": 1e6})
+    for name, place in {
+        "checkpoint_every": r"Checkpoint\(path, every=",
+        "resume": r"Checkpoint\(path, resume=",
+        "lr_log_norm": "log_norm_lr_scale",
+        "max_memory": "task_options",
+        "cuda_graph": "capturable = False",
+    }.items():
+        for takes in (sn.TrainingOptions, partial(sn.fit, model, x)):
+            with pytest.raises(TypeError, match=f"takes no {name} any more: .*{place}"):
+                takes(**{name: 1})
+    with pytest.raises(ValueError, match="log_norm_lr_scale must be positive"):
+        sn.fit(model, x, task_options={"log_norm_lr_scale": 0.0})

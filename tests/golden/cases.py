@@ -173,7 +173,7 @@ def resumed(kind):
 
     def train(left=-1, path=None):
         torch.manual_seed(0)
-        Stopping.left, options = left, QUICK | {"checkpoint": path, "checkpoint_every": 2}
+        Stopping.left, options = left, QUICK | {"checkpoint": path and sn.Checkpoint(path, every=2)}
         models = [ebm(partial(layers, Stopping)) for _ in range(2)]
         if kind == "many":
             histories = fit_many(models, table(), **options)

@@ -43,6 +43,7 @@ MOVED_PARAMETERS = {
     "EnergyVAE.aggregate_samples": "a step of training, of no use by itself",
     **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble", "ConditionalEBM")},
     "add_energy_prior.fit_options": "options=TrainingOptions(...)",
+    **{f"fit_many.same_{what}": "task_options" for what in ("batches", "samples")},
     "fit.bf16": "saved less than it cost in digits",
     "functional.snl_of_mean_weight": "snl(log_p_data, log_z[None], log_norm)",
     "snl.max_exponent": "one cap for all: functional.MAX_EXPONENT",

@@ -199,6 +199,22 @@ def test_default_dtype_of_the_caller_does_not_matter(d):
         torch.set_default_dtype(torch.float32)
 
 
+def test_masked_cells_are_not_taken_for_numbers():
+    X = skewed(60)
+    masked = np.ma.masked_greater(X, X.mean())
+    density = EnergyDensity(random_state=0, max_steps=3).fit(np.ma.masked_array(X))  # no mask
+    for asked in (density.score_samples, EnergyDensity().fit):
+        with pytest.raises(DataError, match=r"X has \d+ masked cell"):
+            asked(masked)
+
+
+def test_rows_beyond_double_precision_are_refused_and_not_scored():
+    X = skewed(60)
+    density = EnergyDensity(random_state=0, max_steps=3).fit(X)
+    with pytest.raises(DataError, match=r"X holds numbers as large as 1e\+200"):
+        density.score_samples(np.array([[1e200, 0.0]]))
+
+
 @pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame])
 def test_frames_keep_their_names(make):
     X = skewed(100)

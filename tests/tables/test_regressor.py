@@ -327,6 +327,52 @@ def test_bad_questions_are_refused_with_a_reason(fitted: EnergyRegressor) -> Non
             ask(*given)
 
 
+def quick(X, y):
+    return EnergyRegressor(**TINY | {"max_epochs": 1, "hidden": 8}).fit(X, y)
+
+
+def test_default_dtype_of_the_caller_does_not_matter(tmp_path) -> None:
+    X, y = skewed_data(60)
+    expected = quick(X, y)
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = quick(X, y)
+        other.save(tmp_path)
+        for found in (other, EnergyRegressor.load(tmp_path)):
+            assert np.array_equal(expected.log_prob(X, y), found.log_prob(X, y))
+            assert np.array_equal(expected.predict_quantiles(X[:5]), found.predict_quantiles(X[:5]))
+            drawn = (m.sample(X[:5], 2, random_state=0) for m in (expected, found))
+            assert np.array_equal(*drawn)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_units_of_the_target_may_be_tiny() -> None:
+    X, y = skewed_data(60)
+    plain = quick(X, y).log_prob(X, y)
+    for unit in (1e-200, 1e-160, 1e140):
+        fitted = quick(X, y * unit)
+        np.testing.assert_allclose(fitted.log_prob(X, y * unit) + np.log(unit), plain, atol=0.05)
+        grid = np.linspace(y.min() - 20, y.max() + 20, 2001) * unit
+        mass = np.sum(fitted.pdf(X[:2], grid), axis=1) * (grid[1] - grid[0])
+        np.testing.assert_allclose(mass, 1.0, atol=0.02)
+    with pytest.raises(DataError, match="less than 1e-300"):
+        quick(X, y * 1e-305)
+
+
+def test_targets_beyond_double_precision_or_masked_are_refused(fitted: EnergyRegressor) -> None:
+    X, y = skewed_data(30)
+    for far in (1e200, -1e200):
+        with pytest.raises(DataError, match="y holds numbers as large as"):
+            fitted.log_prob(X, np.full(30, far))
+    hidden = np.ma.masked_array(y, mask=np.arange(30) == 3)
+    for asked in (fitted.log_prob, fitted.crps, quick):
+        with pytest.raises(DataError, match="y has 1 masked cell"):
+            asked(X, hidden)
+    with pytest.raises(DataError, match="X has"):
+        fitted.predict(np.ma.masked_array(X, mask=X > 0))
+
+
 def test_input_noise_smooths_along_x() -> None:
     X, y = skewed_data(100)
     blurred = replace(TINY["network"], input_noise=0.5)

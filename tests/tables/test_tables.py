@@ -1,3 +1,7 @@
+import io
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -149,6 +153,42 @@ def test_files_that_are_no_tables(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError):
             read_table(path)
+
+
+def test_repeated_names_in_numpy_files_are_refused(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, X=VALUES, columns=np.array(["a"] * VALUES.shape[1]))
+    with pytest.raises(DataError, match="column 'a' appears twice"):
+        read_table(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("X.npy", "X"):  # NumPy calls both X
+            with io.BytesIO() as content:
+                np.save(content, VALUES)
+                archive.writestr(name, content.getvalue())
+    with pytest.raises(DataError, match="array 'X' appears twice"):
+        read_table(path)
+
+
+def test_damaged_numpy_files_are_tables_or_clear_errors(tmp_path):
+    np.save(tmp_path / "t.npy", VALUES)
+    np.savez(tmp_path / "t.npz", X=VALUES, columns=np.array(["a", "b", "c"][: VALUES.shape[1]]))
+    np.savez_compressed(tmp_path / "z.npz", X=VALUES)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for source in ("t.npy", "t.npz", "z.npz"):
+        whole = (tmp_path / source).read_bytes()
+        head = min(len(whole), 200)  # where the shape and the names are
+        for k in range(300):
+            content = bytearray(whole)
+            for place in rng.integers(head if k % 2 else len(whole), size=1 + k % 3):
+                content[place] ^= 1 << rng.integers(8)
+            path = tmp_path / f"damaged{Path(source).suffix}"
+            path.write_bytes(content[: rng.integers(len(whole))] if k % 10 == 0 else content)
+            try:
+                assert len(read_table(path))
+            except DataError:
+                refused += 1
+    assert refused > 300
 
 
 def test_pickles_inside_numpy_files_are_never_loaded(tmp_path):

@@ -41,7 +41,7 @@ elif kind == "write":
     checkpoint.os.replace = lambda *paths: (count_down(), replace(*paths))
 sn.fit(model, x[:600], val_data=x[600:], seed=3, max_epochs=60, batch_size=64, n_samples=512,
        lr=3e-3, progress=False,
-       options=sn.TrainingOptions(ema=0.99, checkpoint=path or None, checkpoint_every=7))
+       options=sn.TrainingOptions(ema=0.99, checkpoint=path and sn.Checkpoint(path, every=7)))
 torch.save(model.state_dict(), result)
 """
 

@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask, get
 from selfnorm.errors import CheckpointError
-from selfnorm.training.checkpoint import entries_of_task, load_checkpoint
+from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
 from tests.fitting import fit, fit_many
 
 SETTINGS = {"max_steps": 12, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
@@ -35,7 +35,7 @@ def weights(model):
     [
         ({"objective": "nce"}, "objective='snl'"),
         ({"n_samples": 64}, "n_samples=128"),
-        ({"lr_log_norm": 1.0}, "lr_log_norm=None"),
+        ({"log_norm_lr_scale": 1.0}, r"log_norm_lr_scale=10\.0"),
         ({"proposal": sn.Gaussian(torch.zeros(2), scale=3.0)}, "another energy, base or proposal"),
     ],
 )
@@ -90,8 +90,7 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
             x,
             objective=stopping,
             **SETTINGS,
-            checkpoint=path,
-            checkpoint_every=1,
+            checkpoint=sn.Checkpoint(path, every=1),
         )
     resumed = model_on(sn.Gaussian.fit_to(x))
     fit(
@@ -99,8 +98,7 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
         x,
         objective=name,
         **SETTINGS,
-        checkpoint=path,
-        checkpoint_every=1,
+        checkpoint=sn.Checkpoint(path, every=1),
     )
     assert torch.equal(weights(whole), weights(resumed))
 
@@ -173,6 +171,51 @@ def test_writing_a_checkpoint_leaves_every_part_in_its_mode():
     first, second = (entries_of_task(task, (x,))["witness"] for _ in range(2))
     assert torch.equal(first, second)  # without dropout
     assert [part.training for part in energy] == [False, True, True]
+
+
+def test_a_checkpoint_with_one_bit_changed_is_refused(x, tmp_path):
+    path = tmp_path / "run.ckpt"
+    fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path)
+    whole = bytearray(path.read_bytes())
+    rng = np.random.default_rng(0)
+    for place in [0, 5, 30, 87, *rng.integers(len(whole), size=60)]:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.integers(8)
+        path.write_bytes(flipped)
+        with pytest.raises(CheckpointError, match=r"[dD]elete it to start afresh"):
+            load_checkpoint(path)
+    path.write_bytes(whole)
+    assert load_checkpoint(path)["step"] == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("step", "12", "'step' is missing or malformed"),
+        ("order", torch.tensor([900]), "'order' is missing or malformed"),
+        ("order", torch.arange(300) + 1, "'order' is missing or malformed"),
+        ("task", None, None),
+        ("best", {"energy": torch.zeros(1)}, "belongs to another model"),
+        ("good", {}, "belongs to another model"),
+        ("training", {}, "belongs to another model"),
+        ("history", {"unknown": 1}, "belongs to another model"),
+        ("counters", (1,), "belongs to another model"),
+        ("random", torch.zeros(3), "belongs to another model"),
+    ],
+)
+def test_a_whole_file_with_a_malformed_state_is_refused(x, tmp_path, name, value, words):
+    path = tmp_path / "run.ckpt"
+    settings = {**SETTINGS, "val_data": x[:50], "checkpoint": path}
+    fit(model_on(sn.Gaussian.fit_to(x)), x, **settings)
+    save_checkpoint(path, {**load_checkpoint(path), name: value})
+    other = model_on(sn.Gaussian.fit_to(x))
+    before = weights(other)[1:]
+    if words is None:
+        fit(other, x, **settings)
+        return
+    with pytest.raises(CheckpointError, match=words):
+        fit(other, x, **settings)
+    assert torch.equal(weights(other)[1:], before)  # all but b, which every start sets
 
 
 @pytest.mark.parametrize("content", ["junk", "", "a longer text that is no checkpoint"])

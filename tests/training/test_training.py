@@ -288,7 +288,9 @@ def test_unknown_names_and_silly_options_are_refused():
     for bad in ({"optimizer": "sgd"}, {"schedule": "x"}, {"lr": -1}, {"ema": 2}, {"batch_size": 0}):
         with pytest.raises(ValueError):
             TrainingOptions(**bad)
-    counts = {"max_steps": 0, "patience": 0, "validate_every": -1, "checkpoint_every": 0}
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        sn.Checkpoint("run.ckpt", every=0)
+    counts = {"max_steps": 0, "patience": 0, "validate_every": -1}
     for name, value in {**counts, "clip_norm": 0.0, "weight_decay": -1.0, "warmup": 1.5}.items():
         with pytest.raises(ValueError, match=name):
             TrainingOptions(**{name: value})
@@ -308,7 +310,7 @@ def test_history_is_plain_and_written_as_json(tmp_path):
 @pytest.mark.parametrize("stop_at", [1, 7, 12, 19])
 def test_resume_is_bit_identical_to_a_run_never_stopped(tmp_path, stop_at):
     x, val = skewed(600), skewed(200, seed=3)
-    settings = {"val_data": val, "max_epochs": 5, "ema": 0.95, "checkpoint_every": 1}
+    settings = {"val_data": val, "max_epochs": 5, "ema": 0.95}
 
     def model_that(at):
         torch.manual_seed(0)
@@ -316,14 +318,14 @@ def test_resume_is_bit_identical_to_a_run_never_stopped(tmp_path, stop_at):
 
     whole = model_that(10**9)
     quick(whole, x, **settings)
-    path = tmp_path / "run.ckpt"
+    settings["checkpoint"] = sn.Checkpoint(tmp_path / "run.ckpt", every=1)
     with pytest.warns(sn.SelfnormWarning):
-        quick(model_that(stop_at + 1), x, checkpoint=path, **settings)
+        quick(model_that(stop_at + 1), x, **settings)
     resumed = model_that(10**9)
-    quick(resumed, x, checkpoint=path, **settings)
+    quick(resumed, x, **settings)
     assert torch.equal(state(whole), state(resumed))
     again = model_that(10**9)  # a finished run is only loaded
-    quick(again, x, checkpoint=path, **settings)
+    quick(again, x, **settings)
     assert torch.equal(state(whole), state(again))
 
 
@@ -356,6 +358,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run(tmp_path):
         save_checkpoint(path, {"step": 2})
     assert load_checkpoint(path)["step"] == 1
     (tmp_path / "run.ckpt.part").symlink_to("/dev/full")
+    afresh = sn.Checkpoint(path, resume=False)
     with pytest.warns(sn.SelfnormWarning, match="could not write.*training goes on"):
-        history = quick(small_model(x), x, checkpoint=path, resume=False, max_epochs=2)
+        history = quick(small_model(x), x, checkpoint=afresh, max_epochs=2)
     assert history.stopped == "max_epochs"

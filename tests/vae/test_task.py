@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from selfnorm.errors import SelfnormWarning
-from selfnorm.training import TrainingOptions
+from selfnorm.training import Checkpoint, TrainingOptions
 from selfnorm.vae import (
     AutoregressivePrior,
     DenseDecoder,
@@ -154,15 +154,13 @@ def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
             raise KeyboardInterrupt
         return x
 
-    path = str(tmp_path / "run.pt")
+    checkpoint = Checkpoint(str(tmp_path / "run.pt"), every=5)
     broken = make()
     with pytest.warns(SelfnormWarning, match="interrupted"):
-        history = fit(
-            broken, X, **OPTIONS, **extra, augment=interrupt, checkpoint=path, checkpoint_every=5
-        )
+        history = fit(broken, X, **OPTIONS, **extra, augment=interrupt, checkpoint=checkpoint)
     assert history.stopped == "interrupted"
     resumed = make()
-    history = fit(resumed, X, **OPTIONS, **extra, checkpoint=path, checkpoint_every=5)
+    history = fit(resumed, X, **OPTIONS, **extra, checkpoint=checkpoint)
     assert history.n_steps == 24
     assert torch.equal(state(resumed), state(whole))
 

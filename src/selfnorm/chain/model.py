@@ -53,7 +53,7 @@ class FactorEnergy(nn.Module):
     def __init__(self, stack: int, context: int, hidden: int, blocks: int) -> None:
         super().__init__()
         self.register_buffer("frequencies", torch.logspace(-0.4, 1.5, N_FREQUENCIES))
-        quarter = torch.tensor([0.0, math.pi / 2]).repeat_interleave(N_FREQUENCIES)
+        quarter = torch.tensor([[0.0], [math.pi / 2]])
         self.register_buffer("phases", quarter, persistent=False)
         n_features = 2 + 2 * N_FREQUENCIES
         self.from_context = ChainLinear(stack, context, hidden)
@@ -73,8 +73,8 @@ class FactorEnergy(nn.Module):
         far = hardtanh(torch.asinh(u), -8.0, 8.0) / 2
         # a cosine is a sine a quarter later: one operation for both
         near, far = near.unsqueeze(-1), far.unsqueeze(-1)
-        waves = torch.sin(torch.addcmul(self.phases, near, self.frequencies.repeat(2)))
-        return torch.cat([near, far, waves], -1)
+        waves = torch.sin(torch.addcmul(self.phases, near.unsqueeze(-1), self.frequencies))
+        return torch.cat([near, far, waves.flatten(-2)], -1)
 
     def forward(self, y: Tensor, at: Factors) -> Tensor:
         """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""

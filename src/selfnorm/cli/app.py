@@ -225,9 +225,7 @@ def fit(
     if target is None:
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
     estimator.feature_names_in_ = np.array(features, dtype=object)
-    estimator.save(output)
-    if target is not None:
-        saving.annotate(output, {"target": target})
+    saving.save(estimator, output, notes=None if target is None else {"target": target})
     lines = [
         f"{report['kind']} fitted to {len(X)} rows x {len(features)} columns in "
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"

@@ -1,5 +1,18 @@
-"""What a column of a table is: scale, grid, atoms, limits, and the map to units of models."""
+"""What a column of a table is: kind, scale, grid, atoms, limits; the maps to codes and to units."""
 
+from selfnorm.columns.coding import Column
 from selfnorm.columns.columns import Columns, detect_step, label_step, log_cell_mass
+from selfnorm.columns.numbers import Part
+from selfnorm.columns.schema import Schema
+from selfnorm.columns.text import MISSING
 
-__all__ = ["Columns", "detect_step", "label_step", "log_cell_mass"]
+__all__ = [
+    "MISSING",
+    "Column",
+    "Columns",
+    "Part",
+    "Schema",
+    "detect_step",
+    "label_step",
+    "log_cell_mass",
+]

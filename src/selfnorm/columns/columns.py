@@ -341,8 +341,11 @@ class Columns(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``z`` ``(n, dim)`` and ``log |dz/dx|`` summed over the columns ``(n,)``."""
+        log_det = -torch.log(self.scale).sum()
+        if not self.bounded:
+            return (x - self.center) / self.scale, log_det.expand(x.shape[:-1])
         t, slope = self._unbound(x)
-        return (t - self.center) / self.scale, (slope - torch.log(self.scale)).sum(-1)
+        return (t - self.center) / self.scale, slope.sum(-1) + log_det
 
     def inverse(self, z: Tensor) -> Tensor:
         """``x`` from ``z``."""

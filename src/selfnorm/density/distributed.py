@@ -104,7 +104,7 @@ def fit_distributed(
     options = (options or TrainingOptions()).given(
         batch_size=batch_size, lr=lr, seed=seed, progress=progress
     )
-    if options.max_memory is not None:
+    if "max_memory" in (task_options or {}):
         raise TypeError("max_memory is for one device: here n_accumulate divides a step")
     data, held_out = checked_tables(model, x_train, val_data)
     rows = min(options.batch_size, len(data[0]))
@@ -122,13 +122,12 @@ def fit_distributed(
         )
     model.to(fabric.device)
     share = n_samples // world if isinstance(model, EBM) else n_samples
-    task = make_task(model, proposal, chosen, share, task_options, options, "fit_distributed")
+    task = make_task(model, proposal, chosen, share, task_options, "fit_distributed")
     common = int(torch.randint(2**31, ())) if options.seed is None else options.seed
     options = replace(
         options,
         seed=int(fabric.broadcast(common)),
         progress=options.progress and fabric.is_global_zero,
-        cuda_graph=False,
     )
     whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
     fabric.barrier()  # all ranks see the same checkpoint, or none

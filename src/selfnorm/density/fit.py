@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
-from selfnorm._inputs import check_rows, moved
+from selfnorm._inputs import MOVED_OPTIONS, check_rows, moved
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
@@ -22,6 +22,7 @@ from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.training import History, Task, TrainingOptions, run, whole_number
 
 Metrics = dict[str, Tensor]
+LOG_NORM_LR_SCALE = 10.0  # learning rate of b in units of that of the energy
 
 
 def in_options(*direct: str) -> dict[str, str]:
@@ -32,7 +33,8 @@ def in_options(*direct: str) -> dict[str, str]:
         'give it as options=selfnorm.TrainingOptions(ema=...)'
     """
     names = [each.name for each in fields(TrainingOptions) if each.name not in direct]
-    return {name: f"give it as options=selfnorm.TrainingOptions({name}=...)" for name in names}
+    given = {name: f"give it as options=selfnorm.TrainingOptions({name}=...)" for name in names}
+    return {**given, **MOVED_OPTIONS}
 
 
 @moved(
@@ -70,7 +72,11 @@ def fit(
         val_data: held-out rows; the state with the best held-out score is kept.
         batch_size, max_epochs, max_steps, lr, patience, seed, progress: the options most asked
             for; where given they replace those of ``options``.
-        task_options: passed to the model's own ``training_task``.
+        task_options: passed to the model's own ``training_task``. An EBM takes
+            ``log_norm_lr_scale``, the learning rate of its ``b`` in units of ``lr`` (10 by default:
+            it must follow ``log Z`` as the energy moves), and ``max_memory``, bytes (below 1: share
+            of the free memory) that the samples of a step may take; they then go through the
+            network in chunks, with the gradient unchanged.
         options: how to train: a :class:`~selfnorm.TrainingOptions`, where all of them are
             described.
 
@@ -99,7 +105,7 @@ def fit(
         seed=seed,
         progress=progress,
     )
-    task = make_task(model, proposal, objective, n_samples, task_options, options, "fit")
+    task = make_task(model, proposal, objective, n_samples, task_options, "fit")
     data, held_out = checked_tables(model, x_train, val_data)
     return run(task, data, val_data=held_out, options=options)
 
@@ -110,7 +116,6 @@ def make_task(
     objective: str | Objective,
     n_samples: int,
     task_options: dict[str, Any] | None,
-    options: TrainingOptions,
     caller: str,
 ) -> Task:
     """The model's own training task, or that of a density."""
@@ -118,9 +123,6 @@ def make_task(
     kind = type(model).__name__
     own: Any = getattr(model, "training_task", None)
     if own is not None:
-        for name in ("max_memory", "lr_log_norm"):
-            if getattr(options, name) is not None:
-                raise TypeError(f"{name} is for an EBM; {kind} trains its own way")
         given = {} if proposal is None else {"proposal": proposal}
         given |= task_options or {}
         try:
@@ -135,19 +137,31 @@ def make_task(
             f"{caller}() cannot train a {kind}: wrap the energy as selfnorm.EBM(energy), or give "
             "the model a training_task() method"
         )
-    if task_options:
-        raise TypeError(f"{caller}() got task_options {sorted(task_options)}; an EBM takes none")
-    if options.max_memory is not None:
+    of_task = known_options(
+        caller, task_options, "an EBM", log_norm_lr_scale=LOG_NORM_LR_SCALE, max_memory=None
+    )
+    max_memory = of_task.pop("max_memory")
+    if max_memory is not None:
         from selfnorm.density.chunked import Chunked
 
-        objective = Chunked(objective, max_memory=options.max_memory)
-    return DensityTask(
-        model,
-        proposal,
-        objective=objective,
-        n_samples=n_samples,
-        log_norm_lr_scale=options.log_norm_lr_scale,
-    )
+        objective = Chunked(objective, max_memory=max_memory)
+    return DensityTask(model, proposal, objective=objective, n_samples=n_samples, **of_task)
+
+
+def known_options(
+    caller: str, given: dict[str, Any] | None, whose: str, **defaults: Any
+) -> dict[str, Any]:
+    """Task options with the defaults of those not given, or an error that names the others.
+
+    Example:
+        >>> known_options("fit", {"b": 1}, "an EBM", a=0)
+        Traceback (most recent call last):
+        TypeError: fit() got task_options ['b']; an EBM takes ['a']
+    """
+    other = sorted((given or {}).keys() - defaults.keys())
+    if other:
+        raise TypeError(f"{caller}() got task_options {other}; {whose} takes {sorted(defaults)}")
+    return {**defaults, **(given or {})}
 
 
 Parts = tuple[Any, ...]
@@ -353,14 +367,16 @@ class DensityTask(Task):
         *,
         objective: str | Objective = "snl",
         n_samples: int = 1024,
-        log_norm_lr_scale: float = 10.0,
+        log_norm_lr_scale: float = LOG_NORM_LR_SCALE,
         n_val_samples: int = 16_384,
     ) -> None:
+        if not log_norm_lr_scale > 0:
+            raise ValueError(f"log_norm_lr_scale must be positive, got {log_norm_lr_scale}")
         self.module = model
         self.objective = get(objective)
         self.capturable = self.objective.capturable
         self.n_samples = n_samples
-        self.log_norm_lr_scale = log_norm_lr_scale
+        self.log_norm_lr_scale = float(log_norm_lr_scale)
         self.n_val_samples = n_val_samples
         if proposal is None:
             proposal = model.base
@@ -375,7 +391,11 @@ class DensityTask(Task):
     def settings(self) -> dict[str, Any]:
         """What a resumed run must share with the one it continues, beside the loop's options."""
         label = self.objective.label or type(self.objective).__name__
-        return {"objective": label, "n_samples": self.n_samples}
+        return {
+            "objective": label,
+            "n_samples": self.n_samples,
+            "log_norm_lr_scale": self.log_norm_lr_scale,
+        }
 
     def witness(self, data: tuple[Tensor, ...]) -> Tensor:
         """``log p~`` and ``log q`` of the first rows: other laws, other numbers."""

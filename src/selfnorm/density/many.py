@@ -28,7 +28,15 @@ from torch.func import functional_call, vmap
 from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import check_rows, moved
-from selfnorm.density.fit import DensityTask, WeightObjective, Weights, get, in_options
+from selfnorm.density.fit import (
+    LOG_NORM_LR_SCALE,
+    DensityTask,
+    WeightObjective,
+    Weights,
+    get,
+    in_options,
+    known_options,
+)
 from selfnorm.density.model import EBM, log_weights
 from selfnorm.distributions import (
     Defensive,
@@ -61,7 +69,13 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 _ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
 
 
-@moved(**in_options("batch_size", "max_epochs", "lr", "weight_decay", "seed", "progress"))
+_IN_TASK_OPTIONS = "give it as task_options={{'{}': ...}}"
+
+
+@moved(
+    **in_options("batch_size", "max_epochs", "lr", "weight_decay", "seed", "progress"),
+    **{name: _IN_TASK_OPTIONS.format(name) for name in ("same_batches", "same_samples")},
+)
 def fit_many(
     models: Sequence[EBM],
     x_train: Tensor | Sequence[Tensor],
@@ -76,8 +90,7 @@ def fit_many(
     weight_decay: PerMember | None = None,
     seed: int | None = None,
     progress: bool | None = None,
-    same_batches: bool = False,
-    same_samples: bool = False,
+    task_options: dict[str, Any] | None = None,
     options: TrainingOptions | None = None,
 ) -> list[History]:
     r"""Train ``K`` EBMs of the same shape together; each ends as after :func:`selfnorm.fit`.
@@ -94,8 +107,9 @@ def fit_many(
         lr, weight_decay: a number, or one for each member.
         batch_size, max_epochs, lr, weight_decay, seed, progress: where given they replace those
             of ``options``.
-        same_batches, same_samples: give all members the same rows and (with a common proposal) the
-            same samples. With both, member ``k`` gets the very random numbers of
+        task_options: ``log_norm_lr_scale`` as in :func:`selfnorm.fit`; ``same_batches`` and
+            ``same_samples`` give all members the same rows and (with a common proposal) the same
+            samples. With both, member ``k`` gets the very random numbers of
             ``fit(models[k], ..., seed=seed)`` and ends there too, up to rounding.
         options: how to train; ``clip_norm`` and ``patience`` are each member's (one that has
             stopped no longer moves), a ``checkpoint`` is that of all.
@@ -121,8 +135,13 @@ def fit_many(
     options = (options or TrainingOptions()).given(
         batch_size=batch_size, max_epochs=max_epochs, seed=seed, progress=progress
     )
-    if options.max_memory is not None:
-        raise TypeError("max_memory is for fit: models trained together fit into memory together")
+    of_task = known_options(
+        *("fit_many", task_options, "a batch of EBMs"),
+        same_batches=False,
+        same_samples=False,
+        log_norm_lr_scale=LOG_NORM_LR_SCALE,
+    )
+    same_batches = of_task.pop("same_batches")
     members = len(models)
     device, dtype = models[0].device, models[0].dtype
     rows = _tables(x_train, members, "x_train", device, dtype=dtype)
@@ -149,8 +168,8 @@ def fit_many(
         n_samples=n_samples,
         rates=rates,
         weight_decays=decays,
-        same_samples=same_samples,
         options=options,
+        **of_task,
     )
     settings = torch.tensor([rates, decays], dtype=torch.float64)
     keep = options.checkpoint is not None
@@ -286,8 +305,9 @@ class ManyTask(Task):
         n_samples: int,
         rates: Sequence[float],
         weight_decays: Sequence[float],
-        same_samples: bool,
         options: TrainingOptions,
+        same_samples: bool = False,
+        log_norm_lr_scale: float = LOG_NORM_LR_SCALE,
     ) -> None:
         device = members[0].model.device
         self.members, self.data, self.val_data = members, data, val_data
@@ -297,9 +317,15 @@ class ManyTask(Task):
             raise ValueError("same_samples needs one proposal common to all members")
         self.module = Members(members, [rate / max(rates) for rate in rates])
         # What a run of its own would do before the first step.
-        self.alone = [DensityTask(m.model, m.proposal, objective=m.objective) for m in members]
-        of_b = [replace(options, lr=rate).log_norm_lr_scale for rate in rates]
-        self._of_b = torch.tensor(of_b, device=device)
+        self.alone = [
+            DensityTask(
+                *(m.model, m.proposal),
+                objective=m.objective,
+                log_norm_lr_scale=log_norm_lr_scale,
+            )
+            for m in members
+        ]
+        self._of_b = log_norm_lr_scale
         self._decay = torch.tensor(list(weight_decays), device=device)[:, None]
         self._decoupled = options.optimizer == "adamw"
         groups: dict[str, list[int]] = {}
@@ -319,6 +345,7 @@ class ManyTask(Task):
             "objective": [m.objective.label for m in members],
             "n_samples": n_samples,
             "same_samples": same_samples,
+            "log_norm_lr_scale": float(log_norm_lr_scale),
             "lr": list(rates),
             "weight_decay": list(weight_decays),
             "patience": options.patience,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._context import seeded
+from selfnorm._context import alone, seeded
 from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT, as_proposal
 from selfnorm.errors import ProposalError
 
@@ -73,7 +73,7 @@ class Defensive(Proposal):
             raise ProposalError(f"weight must lie strictly between 0 and 1, got {weight}")
         sharp = as_proposal(proposal)
         if heavy is None:
-            with torch.no_grad():
+            with torch.no_grad(), alone():
                 place = sharp.sample((1,)).device
                 with seeded(0, place):
                     drawn = sharp.sample((4096,))

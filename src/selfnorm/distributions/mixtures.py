@@ -55,17 +55,18 @@ def mixture_log_prob(log_weights: Tensor, log_components: Tensor) -> Tensor:
     return torch.logsumexp(log_weights + log_components, -1)
 
 
-def choose_component(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def choose_component(weights: Tensor, u: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     """The component that each uniform number falls on, and where it falls within it.
 
     Args:
         weights: ``(*batch, K)``, summing to one.
         u: uniforms ``(*shape, *batch)``.
+        values: parameters of the components, ``(*batch, K)`` each.
 
     Returns:
         The index ``(*shape, *batch)`` and what is left of ``u``, a uniform number again: the level
         of a quantile of that component (clamp it where 0 and 1 have none). Stratified ``u`` stay
-        stratified within each component.
+        stratified within each component. Then those of ``values`` that belong to it.
 
     Example:
         >>> choose_component(torch.tensor([0.25, 0.75]), torch.tensor([0.125, 0.25, 1.0]))
@@ -76,9 +77,9 @@ def choose_component(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     # miss it by 1e-7, a narrow last component would lose the outermost part of its tail.
     ends = ends / ends[..., -1:]
     component = (u.unsqueeze(-1) >= ends[..., :-1]).sum(-1)
-    cells = torch.stack([ends, weights], -1)
-    end, width = pick_component(cells, component, event_dims=1).unbind(-1)
-    return component, 1 - (end - u) / width.clamp_min(torch.finfo(u.dtype).tiny)
+    cells = torch.stack([ends, weights, *values], -1)
+    end, width, *picked = pick_component(cells, component, event_dims=1).unbind(-1)
+    return component, 1 - (end - u) / width.clamp_min(torch.finfo(u.dtype).tiny), *picked
 
 
 def pick_component(values: Tensor, component: Tensor, event_dims: int = 0) -> Tensor:
@@ -94,7 +95,7 @@ def pick_component(values: Tensor, component: Tensor, event_dims: int = 0) -> Te
                 [2.]])
     """
     *batch, k = values.shape[: values.dim() - event_dims]
-    first = k * torch.arange(math.prod(batch), device=values.device).view(batch)
+    first = torch.arange(0, k * math.prod(batch), k, device=values.device).view(batch)
     return values.flatten(0, len(batch))[first + component]  # one list of all laws' components
 
 
@@ -183,21 +184,24 @@ class Mixture1d:
     def log_prob(self, y: Tensor) -> Tensor:
         """``log q(y)``, ``y`` of shape ``(..., *batch)``."""
         e = (y.unsqueeze(-1) - self.loc) * torch.exp(-self.log_scale)
-        body, tail = e.split([e.shape[-1] - 1, 1], -1)
+        sizes = [e.shape[-1] - 1, 1]
         if self.family == "gaussian":
-            log_body = -0.5 * body.square() - 0.5 * _LOG_2PI
+            squared, tail_squared = e.square().split(sizes, -1)
+            log_body = -0.5 * (squared + _LOG_2PI)
         else:
-            log_body = logsigmoid(body) + logsigmoid(-body)
-        log_parts = torch.cat([log_body, -1.5 * torch.log(2 + tail.square())], -1)
+            body, tail = e.split(sizes, -1)
+            log_body, tail_squared = logsigmoid(body) + logsigmoid(-body), tail.square()
+        log_parts = torch.cat([log_body, -1.5 * torch.log(2 + tail_squared)], -1)
         return mixture_log_prob(self.log_pi, log_parts - self.log_scale)
 
     def _quantile(self, v: Tensor, tail: Tensor) -> Tensor:
-        t = 2 * v - 1
+        twice = 2 * v
+        t = twice - 1
         if self.family == "gaussian":
             body = math.sqrt(2) * torch.erfinv(t)
         else:
             body = torch.log(v) - torch.log1p(-v)
-        heavy = t / torch.sqrt(2 * v * (1 - v))
+        heavy = t / torch.sqrt(twice * (1 - v))
         return torch.where(tail, heavy, body)
 
     def from_uniform(self, u: Tensor) -> Tensor:
@@ -207,9 +211,9 @@ class Mixture1d:
         Exact for any ``u`` uniform on (0, 1), and keeps stratification between and within the
         components.
         """
-        component, level = choose_component(self.log_pi.exp(), u)
-        scales = torch.stack([self.loc, self.log_scale.exp()], -1)
-        loc, scale = pick_component(scales, component, event_dims=1).unbind(-1)
+        component, level, loc, scale = choose_component(
+            self.log_pi.exp(), u, self.loc, self.log_scale.exp()
+        )
         tail = component == self.loc.shape[-1] - 1
         return loc + scale * self._quantile(level.clamp(_EPS, 1 - _EPS), tail)
 
@@ -229,8 +233,9 @@ class Mixture1d:
         without_tail[..., -1] = -torch.inf
         pi = torch.softmax(without_tail, -1)
         mean = (pi * self.loc).sum(-1)
-        unit = 1.0 if self.family == "gaussian" else _LOGISTIC_SD
-        spread = (unit * self.log_scale.exp()).square()
+        spread = torch.exp(2 * self.log_scale)
+        if self.family == "logistic":
+            spread = _LOGISTIC_SD**2 * spread
         second = pi * (spread + (self.loc - mean.unsqueeze(-1)).square())
         return mean, second.sum(-1)
 

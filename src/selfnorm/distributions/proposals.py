@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
-from selfnorm._context import seeded
+from selfnorm._context import alone, seeded
 from selfnorm._inputs import as_rows
 from selfnorm.distributions.mixtures import choose_component, mixture_log_prob, pick_component
 from selfnorm.errors import ProposalError
@@ -299,7 +299,8 @@ class GaussianMixture(Proposal):
         scale = _positive_scale(x)
         k = max(1, min(n_components, x.shape[0] // 5))
         fitted = SklearnMixture(k, reg_covar=min_scale**2, random_state=seed, max_iter=200)
-        fitted.fit((x / scale).cpu().numpy())
+        with alone():  # scikit-learn changes the number of threads of the process
+            fitted.fit((x / scale).cpu().numpy())
 
         def to_torch(values: Any) -> Tensor:
             return torch.as_tensor(values, dtype=dtype, device=x.device)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from selfnorm._context import alone
 from selfnorm.distributions import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
 
@@ -56,6 +57,7 @@ def bytes_per_row(model: UnnormalisedModel, proposal: Proposal) -> int:
         with (
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+            alone(),
             torch.random.fork_rng(),
         ):
             out = model.log_unnormalized(x) - proposal.log_prob(x)

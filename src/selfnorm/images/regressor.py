@@ -92,7 +92,8 @@ class ImageRegressor(BaseEstimator):
     @moved(
         **{k: _IN_HEAD.format(k) for k in ("base", "anchors", "share_gradient", "proposal_loss")},
         **{k: _IN_OPTIONS.format(k) for k in ("weight_decay", "optimizer", "schedule", "ema")},
-        **{k: _IN_OPTIONS.format(k) for k in ("patience", "validate_every", "cuda_graph")},
+        **{k: _IN_OPTIONS.format(k) for k in ("patience", "validate_every")},
+        cuda_graph="a subclass whose task() has capturable = False is trained without one",
         verbose=_IN_OPTIONS.format("progress"),
         dequantise="label_step=0 fits the labels as they are",
         bf16="on CUDA the backbone runs in bfloat16; one that must not can leave torch.autocast",
@@ -236,7 +237,7 @@ class ImageRegressor(BaseEstimator):
             warnings.warn(
                 f"{lost} of {history.n_steps} training steps were left out because their loss or "
                 "gradient was not finite: the model is undertrained. Try a smaller lr, or on a GPU "
-                "options=TrainingOptions(cuda_graph=False)",
+                "a subclass whose task() has capturable = False, which takes no CUDA graph",
                 SelfnormWarning,
                 stacklevel=3,
             )

@@ -287,7 +287,7 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     job.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     names = {each.name for each in fields(sn.TrainingOptions)}
     how = {name: options.pop(name) for name in [*options] if name in names}
-    how |= {"checkpoint": job.checkpoint, "checkpoint_every": max(1, row.steps // 20)}
+    how["checkpoint"] = sn.Checkpoint(job.checkpoint, every=max(1, row.steps // 20))
     history = sn.fit(
         vae, train, n_samples=options.pop("n_samples", 1024), val_data=valid, seed=job.seed,
         progress=job.settings.bars, task_options=options, options=sn.TrainingOptions(**how),

@@ -127,13 +127,14 @@ class Fitted:
     history: sn.History = field(default_factory=sn.History)
 
 
-def _prepare(config: Config) -> tuple[Fitted, sn.TrainingOptions]:
-    """A configuration before it is trained, and the options of its training."""
+def _prepare(config: Config) -> tuple[Fitted, dict[str, Any]]:
+    """A configuration before it is trained, and how it is."""
     split = toy2d.load(config.dataset, seed=config.seed)
     torch.manual_seed(config.seed)
     if config.settings.recipe == "best":
         recipe = joint_density(split.train)
-        model, proposal, options = recipe.model, recipe.proposal, recipe.options
+        model, proposal = recipe.model, recipe.proposal
+        how: dict[str, Any] = {"options": recipe.options}
     else:
         proposal = sn.Gaussian(torch.zeros(2), scale=1.0)
         energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
@@ -142,18 +143,18 @@ def _prepare(config: Config) -> tuple[Fitted, sn.TrainingOptions]:
             batch_size=128,
             max_epochs=25,
             lr=1e-3,
-            lr_log_norm=1e-3,
             optimizer="adam",
             schedule="constant",
         )
+        how = {"options": options, "task_options": {"log_norm_lr_scale": 1.0}}
     device = config.settings.device
-    return Fitted(model.to(device), proposal.to(device), split), options
+    return Fitted(model.to(device), proposal.to(device), split), how
 
 
 def _train_one(config: Config) -> tuple[dict[str, Any], Fitted]:
     """Train and judge one configuration by itself."""
     began = time.perf_counter()
-    fitted, options = _prepare(config)
+    fitted, how = _prepare(config)
     fitted.history = sn.fit(
         fitted.model,
         fitted.split.train,
@@ -162,7 +163,7 @@ def _train_one(config: Config) -> tuple[dict[str, Any], Fitted]:
         val_data=fitted.split.val,
         seed=config.seed,
         progress=config.settings.bars,
-        options=options,
+        **how,
     )
     refuse_cut_short(fitted.history.stopped)
     return _row(config, fitted, time.perf_counter() - began), fitted
@@ -188,7 +189,7 @@ def _train_together(
         val_data=[fitted.split.val for fitted in every],
         seed=0,
         progress=settings.progress,
-        options=prepared[0][1],  # one recipe, the same for all
+        **prepared[0][1],  # one recipe, the same for all
     )
     if torch.device(settings.device).type == "cuda":
         torch.cuda.synchronize()

@@ -130,9 +130,8 @@ def _joint(data: maf_benchmark.Splits, job: Job) -> tuple[Bounds, str]:
         max_epochs=20,
         max_steps=job.max_steps,
         lr=1e-4,
-        options=TrainingOptions(
-            lr_log_norm=1e-4, optimizer="adam", weight_decay=5e-4, schedule="constant"
-        ),
+        task_options={"log_norm_lr_scale": 1.0},
+        options=TrainingOptions(optimizer="adam", weight_decay=5e-4, schedule="constant"),
         val_data=data.val.to(device),
         seed=job.seed,
         progress=job.settings.bars,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._context import SeedLike, seeded
+from selfnorm._context import SeedLike, alone, seeded
 from selfnorm.errors import ProposalError
 from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
 from selfnorm.sampling.target import LogDensity, as_log_density
@@ -76,7 +76,7 @@ def _device_of(proposal: Any) -> torch.device:
     if isinstance(proposal, torch.nn.Module):
         for tensor in (*proposal.parameters(), *proposal.buffers()):
             return tensor.device
-    with torch.random.fork_rng(devices=[]):
+    with alone(), torch.random.fork_rng(devices=[]):
         return proposal.sample((1,)).device
 
 

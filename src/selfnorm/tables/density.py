@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu, seeded
+from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import refuse_constant, refuse_huge, refuse_text
 from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
 from selfnorm.columns import Columns, log_cell_mass
@@ -157,7 +157,6 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"X has {len(X)} sample(s); a density needs at least {MINIMUM_ROWS} rows "
                 "(and some hundreds to be of use)"
             )
-        refuse_huge(X, "X")
         refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
         self._seen = X.min(axis=0), X.max(axis=0)
         self.method_ = self.method
@@ -409,7 +408,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
 
     @torch.no_grad()
     def _of_mapped(self, z: Tensor) -> Tensor:
-        with float32_on_cpu():
+        with on_cpu():
             return torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
 
     def _chain_bounds(
@@ -440,6 +439,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         X = validate_data(
             self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1
         )
+        X = np.asarray(X)
         bad = ~np.isfinite(X)
         if bad.any():
             row, column = (int(i) for i in np.argwhere(bad)[0])
@@ -447,6 +447,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"X contains {int(bad.sum())} NaN or inf value(s), the first in row {row}, column "
                 f"{self._name_of(column)!r}; remove those rows or fill the cells in"
             )
+        refuse_huge(X, "X")
         return np.require(X, requirements=["C", "W"])  # a tensor shares it
 
     def _name_of(self, column: int) -> str | int:

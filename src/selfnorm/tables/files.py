@@ -11,7 +11,11 @@ import csv
 import math
 import os
 import re
+import struct
 import tempfile
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -229,6 +233,14 @@ def _has_names(rows: list[list[str]]) -> bool:
     return any(all("." in row[i] for row in others) for i in range(len(first)))
 
 
+# What NumPy, zipfile and zlib raise on damaged files; a header may ask for any amount of memory.
+_UNREADABLE = (
+    *(ValueError, TypeError, OSError, EOFError, LookupError, SyntaxError, RuntimeError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(MemoryError, OverflowError, RecursionError),
+)
+
+
 def _read_numpy(path: Path) -> Table:
     try:
         # pickled objects in a .npy could run code; they are never loaded
@@ -236,9 +248,11 @@ def _read_numpy(path: Path) -> Table:
         if isinstance(loaded, np.ndarray):
             return _from_array(loaded, str(path), None)
         with loaded:
+            _refuse_repeated(loaded.files, path, "array")
             arrays = {key: loaded[key] for key in loaded.files}
-    except (ValueError, OSError, EOFError, KeyError, NotImplementedError) as error:
-        raise DataError(f"{path} cannot be read as a numpy file: {error}") from None
+    except _UNREADABLE as error:
+        detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be read as a numpy file: {detail}") from None
     if not arrays:
         raise DataError(f"{path} holds no array")
     tables = [key for key in arrays if key != "columns"]
@@ -254,8 +268,9 @@ def _from_array(array: np.ndarray, source: str, names: np.ndarray | None) -> Tab
     if array.ndim != 2:
         raise DataError(f"{source}: expected rows and columns, got an array of shape {array.shape}")
     called, named = [f"x{i}" for i in range(array.shape[1])], False
-    if names is not None and len(names) == array.shape[1]:
+    if names is not None and names.shape == array.shape[1:]:
         called, named = [str(name) for name in names], True
+        _refuse_repeated(called, source)
     raw = dict(zip(called, array.T, strict=True))
     columns = {name: _column_of(column) for name, column in raw.items()}
     return Table(columns, source, named=named, cells=raw if array.dtype.kind in "iu" else {})
@@ -402,10 +417,10 @@ def _is_missing(cell: Any) -> bool:
     return str(cell).strip().lower() in MISSING
 
 
-def _refuse_repeated(names: Sequence[str], path: Path) -> None:
+def _refuse_repeated(names: Sequence[str], path: str | Path, what: str = "column") -> None:
     for name in names:
         if list(names).count(name) > 1:
-            raise DataError(f"{path}: column {name!r} appears twice; rename one")
+            raise DataError(f"{path}: {what} {name!r} appears twice; rename one")
 
 
 def _place(table: Table, row: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from selfnorm._context import seeded
 from selfnorm.chain import row_bounds
 from selfnorm.density import EBM
 from selfnorm.evaluation import draw_log_weights
@@ -107,7 +108,8 @@ def _diagnostics(
     axes[0].axvline(estimator.offset_, color="0.4", ls=":", label="outlier threshold")
     axes[0].set(xlabel="log-density", title="a good model gives both the same")
     axes[0].legend(fontsize=7)
-    at_samples, at_rows = _log_weights(estimator, X)
+    with seeded(0):
+        at_samples, at_rows = _log_weights(estimator, X)
     axes[1].hist(at_samples, 60, label="at proposal", **of_model)
     if at_rows is not None:
         axes[1].hist(at_rows, 60, density=True, color=DATA, alpha=0.4, label="at data")
@@ -129,7 +131,7 @@ def _log_weights(
             return at_samples.numpy(), (model.log_prob(rows) - q.log_prob(rows)).numpy()
     # of the chain's one-dimensional factors, pooled
     if rows is None:
-        rows = estimator.standardise(estimator.sample(200))
+        rows = estimator.standardise(estimator.sample(200, random_state=0))
     pooled = row_bounds(model, rows[:200], n_samples=64)
     at_data = None if X is None else pooled["log_weights_data"].numpy()
     return pooled["log_weights"].numpy(), at_data

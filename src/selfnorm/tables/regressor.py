@@ -19,10 +19,11 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import one_thread, seeded
+from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm._inputs import (
     moved,
     refuse_huge,
+    refuse_masked,
     refuse_repeated_names,
     refuse_text,
     refuse_text_target,
@@ -42,6 +43,7 @@ from selfnorm.evaluation import Bounds
 from selfnorm.training import History, TrainingOptions
 
 MINIMUM_ROWS = 5
+_SMALLEST_SPREAD = 1e-300  # of a target: densities are up to one over it
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
 _RANGES = ("low", "high", "label_low", "label_high")
 _COUNT = Interval(Integral, 0, None, closed="left")
@@ -275,6 +277,8 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
                 "the target is constant: there is no density to learn; check the column"
             )
         self._x_columns, self._y_columns = _standard_units(X, weight), _standard_units(y, weight)
+        if (self._y_columns.scale < _SMALLEST_SPREAD).any():
+            raise DataError("the target varies by less than 1e-300: give it in other units")
         self.n_outputs_ = y.shape[1]
         steps = [label_step(column) if self.discrete else 0.0 for column in y.T]
         self.label_step_ = steps[0] if self.n_outputs_ == 1 else max(steps)
@@ -288,7 +292,8 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
                 stacklevel=4,
             )
         seed = _seed(self.random_state)
-        self._train(X, y, weight, np.asarray(steps) / self._y_columns.scale.numpy(), seed)
+        with float32_on_cpu():
+            self._train(X, y, weight, np.asarray(steps) / self._y_columns.scale.numpy(), seed)
 
     def _train(
         self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, jitter: np.ndarray, seed: int
@@ -564,6 +569,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         return z, t
 
     def _targets(self, y: ArrayLike) -> Tensor:
+        refuse_masked(y, "y")
         y = np.asarray(y, dtype=np.float64)
         if y.ndim == 0:
             raise DataError("y must hold one target per row of X: write [y] for a single row")
@@ -574,7 +580,9 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             )
         if not np.isfinite(y).all():
             raise DataError("y holds NaN or infinite values: drop those rows")
-        return _mapped(y, self._y_columns)
+        t = _mapped(y, self._y_columns)
+        refuse_huge(np.maximum(np.abs(y), t.abs().numpy()), "y")
+        return t
 
     def _from_laws(self, X: ArrayLike, take: Any) -> Tensor:
         z = self._inputs(X)
@@ -603,8 +611,10 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
 def _standard_units(x: np.ndarray, weight: np.ndarray | None) -> Columns:
     """The map to mean 0 and deviation 1; constant columns keep their unit."""
     center = np.average(x, axis=0, weights=weight)
-    scale = np.sqrt(np.average((x - center) ** 2, axis=0, weights=weight))
-    flat = scale <= 1e-12 * np.maximum(np.abs(x).max(axis=0), 1e-300)
+    # in units of a power of two, which changes no digit: squares of 1e-200 would all be zero
+    unit = np.ldexp(1.0, np.frexp(np.abs(x - center).max(axis=0))[1])
+    scale = unit * np.sqrt(np.average(((x - center) / unit) ** 2, axis=0, weights=weight))
+    flat = scale <= 1e-12 * np.abs(x).max(axis=0)
     return Columns.of(torch.from_numpy(center), torch.from_numpy(np.where(flat, 1.0, scale)))
 
 

@@ -3,6 +3,7 @@
 from selfnorm.training.checkpoint import fingerprint
 from selfnorm.training.history import History
 from selfnorm.training.loop import (
+    Checkpoint,
     Task,
     TrainingOptions,
     lr_factor,
@@ -12,6 +13,7 @@ from selfnorm.training.loop import (
 from selfnorm.training.step import Stepper
 
 __all__ = [
+    "Checkpoint",
     "History",
     "Stepper",
     "Task",

@@ -1,18 +1,20 @@
 """Checkpoints that survive a kill at any moment.
 
 A checkpoint is one file, written beside its final name, flushed to disk and renamed: a reader sees
-the old state or the new one, never half of one. It is read with ``weights_only=True``: tensors and
+the old state or the new one, never half of one. A line with the hash of the rest comes first: a
+file in which one bit has changed is refused. It is read with ``weights_only=True``: tensors and
 plain containers, no code.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +25,8 @@ from selfnorm.errors import CheckpointError
 if TYPE_CHECKING:
     from selfnorm.training.loop import Task
 
-_FORMAT = 2
+_NAME = b"selfnorm checkpoint 3 "
+_HEAD = len(_NAME) + 64 + 1  # the name, a hash in hexadecimal digits, the end of the line
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
@@ -33,7 +36,11 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as handle:
-            torch.save({"format": _FORMAT, **state}, handle)
+            handle.write(bytes(_HEAD))
+            hashed: Any = _Hashed(handle)
+            torch.save(state, hashed)
+            handle.seek(0)
+            handle.write(_NAME + hashed.digest.hexdigest().encode() + b"\n")
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(part, path)
@@ -43,6 +50,20 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
             f"could not write the checkpoint {path}: {error}; the previous one is untouched. "
             "Free some space or choose another place"
         ) from error
+
+
+class _Hashed:
+    """A file written from front to back, and the hash of what was written."""
+
+    def __init__(self, handle: IO[bytes]) -> None:
+        self.handle, self.digest = handle, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self.handle.write(data)
+
+    def flush(self) -> None:
+        self.handle.flush()
 
 
 # What torch's reader raises on files that are none of its own.
@@ -58,17 +79,49 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder: a checkpoint is one file, name it")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with open(path, "rb") as handle:
+            head, content = handle.read(_HEAD), handle.read()
+        if head.startswith((b"PK", _NAME[:-2])) and not head.startswith(_NAME):
+            raise CheckpointError(
+                f"{path} is not a checkpoint of this version of selfnorm; delete it to start afresh"
+            )
+        if head != _NAME + hashlib.sha256(content).hexdigest().encode() + b"\n":
+            raise ValueError("its hash differs")
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
         raise CheckpointError(
             f"{path} is not a readable checkpoint ({type(error).__name__}): it is truncated or "
             "damaged. Delete it to start afresh"
         ) from error
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"{path} is not a checkpoint of this version of selfnorm; delete it to start afresh"
-        )
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds no state of a run; delete it to start afresh")
     return state
+
+
+_STATE: dict[str, Any] = {
+    **dict.fromkeys(("training", "history", "options", "settings"), dict),
+    **dict.fromkeys(("best", "good"), dict | None),
+    **dict.fromkeys(("step", "stale"), int),
+    **dict.fromkeys(("lr_scale", "seconds"), float | int),
+    **dict.fromkeys(("order", "random"), Tensor),
+    **dict.fromkeys(("random_cuda", "witness"), Tensor | None),
+    **{"counters": tuple | list, "data": str, "task": object},
+}
+
+
+def check_structure(path: Path, state: dict[str, Any], n_rows: int) -> None:
+    """Refuse a file that is whole, and yet holds no state of a run on so many rows."""
+    wrong = [k for k, kind in _STATE.items() if k not in state or not isinstance(state[k], kind)]
+    order: Any = state.get("order")
+    if not wrong and order.numel() not in (0, n_rows):
+        wrong = ["order"]
+    if not wrong and order.numel() and not torch.equal(order.sort()[0], torch.arange(n_rows)):
+        wrong = ["order"]
+    if wrong:
+        raise CheckpointError(
+            f"{path} holds no state of a run: {wrong[0]!r} is missing or malformed; delete it to "
+            "start afresh"
+        )
 
 
 def entries_of_task(task: Task, data: tuple[Tensor, ...]) -> dict[str, Any]:
@@ -94,11 +147,12 @@ def check_same_run(
         named = ", ".join(f"{k}={saved.get(k)!r}" for k in other)
         raise CheckpointError(
             f"{path} belongs to a run with other options ({named}); use the same ones, another "
-            "checkpoint path, or resume=False"
+            "checkpoint path, or Checkpoint(path, resume=False)"
         )
     if state["data"] != data or mine.get("rows") != saved.get("rows"):
         raise CheckpointError(
-            f"{path} belongs to a run on other data; use another checkpoint path, or resume=False"
+            f"{path} belongs to a run on other data; use another checkpoint path, or "
+            "Checkpoint(path, resume=False)"
         )
 
 
@@ -115,7 +169,7 @@ def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tens
             raise CheckpointError(
                 f"{path} belongs to a run with another energy, base or proposal: with its weights "
                 "this one gives other densities. Use the same ones, another checkpoint path, or "
-                "resume=False"
+                "Checkpoint(path, resume=False)"
             )
     if state["task"] is not None:
         task.load_own_state(state["task"])

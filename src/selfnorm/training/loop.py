@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from selfnorm._context import seeded
-from selfnorm._inputs import as_tensors
+from selfnorm._inputs import MOVED_OPTIONS, as_tensors, moved
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.training.checkpoint import (
     check_same_run,
+    check_structure,
     entries_of_task,
     fingerprint,
     load_checkpoint,
@@ -77,8 +78,12 @@ class Task:
         groups: list[dict[str, Any]] = []
         for group in self.parameter_groups():
             params = [p for p in group["params"] if p.requires_grad]
-            if params:
-                groups.append({"weight_decay": options.weight_decay, **group, "params": params})
+            how = {"weight_decay": options.weight_decay, **group, "params": []}
+            alike = [known for known in groups if {**known, "params": []} == how]
+            if alike:
+                alike[0]["params"] += params  # one update for both
+            elif params:
+                groups.append({**how, "params": params})
         if not groups:
             raise ValueError("nothing to train: no parameter of the model asks for a gradient")
         device = groups[0]["params"][0].device
@@ -119,6 +124,30 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """Where a run saves its progress.
+
+    Args:
+        path: the file.
+        every: steps between two savings, those between validations by default.
+        resume: go on from an existing file of the same run; false starts afresh.
+
+    Example:
+        >>> options = TrainingOptions(checkpoint=Checkpoint("run.ckpt", every=100))
+        >>> options.checkpoint.resume
+        True
+    """
+
+    path: str | Path
+    every: int | None = None
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            whole_number("every", self.every)
+
+
+@dataclass(frozen=True)
 class TrainingOptions:
     """How a model is trained; every training function takes these.
 
@@ -135,16 +164,9 @@ class TrainingOptions:
         validate_every: steps between validations (an epoch, or a hundredth of the run).
         seed: same seed, same bits on CPU; the caller's random state is left alone.
         progress: show a progress bar with both bounds.
-        checkpoint: file to save progress to, every ``checkpoint_every`` steps; an existing one of
-            the same run is resumed (``resume=False`` starts afresh). On CPU a resumed run ends
-            with the same bits as one never stopped.
-        cuda_graph: capture the step on CUDA where possible.
-        compile_step: let ``torch.compile`` fuse the loss and its gradient. Takes half a minute
-            before the first step, then saves most where many small operations meet.
-        lr_log_norm: learning rate of an EBM's ``b``, 10 times ``lr`` by default: it must follow
-            ``log Z`` as the energy moves.
-        max_memory: bytes (below 1: share of the free memory) that an EBM's samples of a step may
-            take; they then go through the network in chunks, with the gradient unchanged.
+        checkpoint: file to save progress to, or a :class:`Checkpoint` that says more; an existing
+            one of the same run is resumed. On CPU a resumed run ends with the same bits as one
+            never stopped.
 
     Example:
         >>> TrainingOptions(ema=0.999).given(lr=3e-3, patience=None).lr
@@ -165,13 +187,7 @@ class TrainingOptions:
     validate_every: int | None = None
     seed: int | None = None
     progress: bool = True
-    checkpoint: str | Path | None = None
-    checkpoint_every: int | None = None
-    resume: bool = True
-    cuda_graph: bool = True
-    compile_step: bool = False
-    lr_log_norm: float | None = None
-    max_memory: float | None = None
+    checkpoint: str | Path | Checkpoint | None = None
 
     def __post_init__(self) -> None:
         for each in fields(self):  # plain numbers: a checkpoint holds nothing else
@@ -182,12 +198,11 @@ class TrainingOptions:
             raise ValueError(f"optimizer must be 'adam' or 'adamw', not {self.optimizer!r}")
         if self.schedule not in _SCHEDULES:
             raise ValueError(f"schedule must be one of {_SCHEDULES}, not {self.schedule!r}")
-        counts = ("batch_size", "max_epochs", "max_steps", "patience")
-        for name in (*counts, "validate_every", "checkpoint_every"):
+        for name in ("batch_size", "max_epochs", "max_steps", "patience", "validate_every"):
             value = getattr(self, name)
             if value is not None:
                 whole_number(name, value)
-        for name in ("lr", "clip_norm", "lr_log_norm"):
+        for name in ("lr", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -202,16 +217,12 @@ class TrainingOptions:
         """The same with those options that are not ``None`` in place of these."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
-    @property
-    def log_norm_lr_scale(self) -> float:
-        """Learning rate of an EBM's ``b`` in units of ``lr``."""
-        return 10.0 if self.lr_log_norm is None else self.lr_log_norm / self.lr
-
     def of_the_run(self) -> dict[str, Any]:
         """The options a resumed run must share with the one it continues."""
-        where_and_how = {"progress", "checkpoint", "checkpoint_every", "resume"}
-        where_and_how |= {"cuda_graph", "compile_step", "max_memory"}
-        return {k: v for k, v in asdict(self).items() if k not in where_and_how}
+        return {k: v for k, v in asdict(self).items() if k not in ("progress", "checkpoint")}
+
+
+TrainingOptions.__init__ = moved(**MOVED_OPTIONS)(TrainingOptions.__init__)  # type: ignore[method-assign]
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -309,7 +320,8 @@ class _Run:
         self.validate_every = options.validate_every or max(
             self.steps_per_epoch, math.ceil(self.total / 100)
         )
-        self.checkpoint_every = options.checkpoint_every or self.validate_every
+        saved = options.checkpoint or None
+        self.checkpoint = saved if isinstance(saved, Checkpoint | None) else Checkpoint(saved)
         self.history = History()
         self.step = 0
         self.order = torch.empty(0, dtype=torch.long)
@@ -330,8 +342,10 @@ class _Run:
         self.first = self._training_state()
         numbers = self.task.module.state_dict().items()
         self.watched = [k for k, v in numbers if v.is_floating_point() and v.isfinite().all()]
-        path = Path(options.checkpoint) if options.checkpoint else None
-        if path is not None and options.resume and path.exists():
+        kept = self.checkpoint
+        path = None if kept is None else Path(kept.path)
+        save_every = (kept and kept.every) or self.validate_every
+        if kept is not None and path is not None and kept.resume and path.exists():
             self._restore(load_checkpoint(path), path)
             if self.history.stopped:
                 return self.history
@@ -353,7 +367,7 @@ class _Run:
                     self._look(bar)
                 elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
                     self._guard()
-                if path is not None and self.step % self.checkpoint_every == 0:
+                if path is not None and self.step % save_every == 0:
                     self._save(path)
         except KeyboardInterrupt:
             history.stopped = "interrupted"
@@ -542,26 +556,30 @@ class _Run:
         }
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
+        check_structure(path, state, self.n_rows)
         check_same_run(path, state, self.task, self.options.of_the_run(), fingerprint(self.data))
         try:
+            for earlier in (state["best"], state["good"] and state["good"]["module"]):
+                if earlier is not None:
+                    self.task.module.load_state_dict(earlier)
             self._load_training_state(state["training"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"{path} belongs to another model ({error}); use another checkpoint path, or "
-                "resume=False"
-            ) from error
-        try:
             restore_task(path, state, self.task, self.data)
+            self.history = History.from_dict(state["history"])
+            counts, names, sums = state["counters"]
+            self.stepper.counters.restore(counts, tuple(names), sums)
+            torch.set_rng_state(state["random"])
         except CheckpointError:
             self._load_training_state(self.first)
             raise
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            self._load_training_state(self.first)
+            raise CheckpointError(
+                f"{path} belongs to another model ({error}); use another checkpoint path, or "
+                "Checkpoint(path, resume=False)"
+            ) from error
         self.best, self.good = state["best"], state["good"]
         self.step, self.order = state["step"], state["order"].to(self.device)
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
-        self.history = History.from_dict(state["history"])
-        counts, names, sums = state["counters"]
-        self.stepper.counters.restore(counts, tuple(names), sums)
         self.seconds_before = state["seconds"]
-        torch.set_rng_state(state["random"])
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)

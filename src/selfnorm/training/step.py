@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,12 +43,13 @@ class Counters:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.counts = torch.zeros(3, device=device)
+        kind: Any = {"device": device, "dtype": torch.float32}  # which the fused optimiser asks for
+        self.counts = torch.zeros(3, **kind)
         self.taken, self.skipped, self.streak = self.counts.unbind()
         self.names: tuple[str, ...] = ()
-        self.sums = torch.zeros(0, device=device)
-        self._if_taken = torch.tensor([1.0, 0.0, 0.0], device=device)
-        self._if_lost = torch.tensor([0.0, 1.0, 1.0], device=device)
+        self.sums = torch.zeros(0, **kind)
+        self._if_taken = torch.tensor([1.0, 0.0, 0.0], **kind)
+        self._if_lost = torch.tensor([0.0, 1.0, 1.0], **kind)
 
     def observe(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
         """Count a step; returns 1 if loss or gradient norm is not finite, else 0."""
@@ -58,10 +59,12 @@ class Counters:
         if not self.names:
             self.restore(self.counts, tuple(seen), self.sums.new_zeros(len(seen)))
         values = torch.stack([seen[name].detach().to(self.sums) for name in self.names])
-        lost = (~torch.isfinite(values[:2]).all()).to(values)
-        self.counts.add_(torch.lerp(self._if_taken, self._if_lost, lost))
+        total = values[:2].sum()
+        bad = (total - total).ne(0)  # what is not finite has no difference to itself but NaN
+        lost = bad.to(values)
+        self.counts.add_(torch.where(bad, self._if_lost, self._if_taken))
         self.streak.mul_(lost)
-        self.sums.add_(torch.where(lost > 0, 0.0, values))
+        self.sums.add_(values.masked_fill(bad, 0.0))
         return lost
 
     def clear(self) -> None:
@@ -92,16 +95,12 @@ class Stepper:
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.average = [] if options.ema is None else [p.detach().clone() for p in self.params]
         self._gain = torch.ones((), device=self.device)  # share of the parameters in the average
-        self._loss = task.loss
-        if options.compile_step:
-            # Eager random numbers: a compiled run is then the plain run up to rounding.
-            self._loss = torch.compile(task.loss, dynamic=False, options={"fallback_random": True})
         on_cuda = self.device.type == "cuda"
         # On CUDA learning rates are tensors, which a captured graph reads anew in every step.
         scales = [float(group.get("lr_scale", 1.0)) for group in groups]
         self._lr_scales = torch.tensor(scales, device=self.device) if on_cuda else None
         self._rates = torch.zeros(len(scales), device=self.device)
-        self.capture = options.cuda_graph and on_cuda and task.capturable
+        self.capture = on_cuda and task.capturable
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static_rows: Tensor | None = None
         self._n_eager = 0
@@ -193,7 +192,7 @@ class Stepper:
         batch = tuple(t.index_select(0, rows) for t in self.data)
         for p in self.params:
             p.grad = None
-        loss, metrics = self._loss(batch)
+        loss, metrics = self.task.loss(batch)
         loss.backward()
         norm = self.task.condition_gradients(self.params, self.options.clip_norm)
         # The fused optimiser skips the update itself where found_inf is 1.

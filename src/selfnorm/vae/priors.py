@@ -387,7 +387,8 @@ class AutoregressivePrior(LatentPrior):
         at = chain.factors(here)
         with torch.no_grad():
             u = torch.rand(*here.shape, n, dtype=z.dtype, device=z.device)
-            u = (u + torch.arange(n, dtype=z.dtype, device=z.device)) / n  # one in each cell
+            cells = torch.linspace(0, 1 - 1 / n, n, dtype=z.dtype, device=z.device)
+            u = torch.add(cells, u, alpha=1 / n)  # one in each cell
             y = at.proposal.from_uniform(u.movedim(-1, 0))
         f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, n])
         b = chain.energy.log_norm(at.context)

@@ -163,11 +163,12 @@ class VAETask(Task):
         metrics["kl"] = kl.detach()
         if self.train == "prior":
             return kl, metrics
-        with torch.no_grad():
+        loss = kl - fit
+        metrics = {"lower": -loss.detach(), **metrics}
+        if self.kl_warmup:
             self.module.steps.add_(1)
-        beta = (self.module.steps / max(self.kl_warmup, 1)).clamp_max(1.0)
-        loss = -fit + (beta if self.kl_warmup else 1.0) * kl
-        return loss, {"lower": (fit - kl).detach(), **metrics}
+            loss = (self.module.steps / self.kl_warmup).clamp_max(1.0) * kl - fit
+        return loss, metrics
 
     def _terms(
         self, x: Tensor, posterior_samples: int, n_samples: int

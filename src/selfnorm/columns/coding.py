@@ -1,0 +1,328 @@
+"""One column of a schema: what it is, its cells as codes and numbers, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from selfnorm.columns.frames import Cells
+from selfnorm.columns.numbers import Part, decode_numbers, encode_numbers, snap
+from selfnorm.columns.text import as_dates, interpreted, is_gap, numbers_from, without_gaps
+from selfnorm.errors import DataError
+
+KINDS = ("continuous", "cells", "category", "date")
+DAY, HOUR = 86_400, 3_600
+_MONDAY = 3  # 1970-01-01 was a Thursday: its week began three days earlier
+_HUGE = 1e150  # squares of larger numbers are beyond double precision
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a schema knows of one column.
+
+    Attributes:
+        name: as the table has it.
+        kind: ``"continuous"``, ``"cells"``, ``"category"`` or ``"date"``; or, for those set aside,
+            ``"identifier"``, ``"constant"``, ``"duplicate"`` or ``"ignored"``.
+        summary: a few words on its values.
+        gaps: share of rows without a value.
+        numeric: whether its cells are numbers.
+        levels: labels or numbers of its codes; the one value of a constant.
+        tail: levels that share the last code, and ``tail_shares`` their frequencies within it.
+        decimals: recorded decimals of numbers, ``None`` for all that doubles have.
+        resolution: of dates: ``"month"``, ``"day"``, ``"hour"`` or ``"second"``.
+        offset: of dates: seconds from UTC to the clock whose days and hours are modelled.
+        base: index of the column that this one repeats, or from which a date is counted.
+        form: how the table stores it.
+    """
+
+    name: Any
+    kind: str
+    summary: str = ""
+    gaps: float = 0.0
+    numeric: bool = False
+    levels: tuple[Any, ...] = ()
+    tail: tuple[Any, ...] = ()
+    tail_shares: tuple[float, ...] = ()
+    decimals: int | None = None
+    resolution: str = ""
+    offset: int = 0
+    base: int | None = None
+    form: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def modelled(self) -> bool:
+        """Whether the column has parts of its own."""
+        return self.kind in KINDS
+
+    @property
+    def dtype(self) -> str:
+        """The type of the column in its table."""
+        return str(self.form["dtype"])
+
+
+def calendar(local: np.ndarray, resolution: str) -> dict[str, np.ndarray]:
+    """The parts of moments (seconds on the clock modelled), each a whole number.
+
+    Example:
+        >>> {name: int(v[0]) for name, v in calendar(np.array([12 * 3600 + 5]), "second").items()}
+        {'week': 0, 'weekday': 3, 'hour': 12, 'second': 5}
+    """
+    days = local // DAY
+    if resolution == "month":
+        return {"month": days.astype("datetime64[D]").astype("datetime64[M]").astype(np.float64)}
+    parts = {"week": (days + _MONDAY) // 7, "weekday": (days + _MONDAY) % 7}
+    if resolution in ("hour", "second"):
+        parts["hour"] = local % DAY // HOUR
+    if resolution == "second":
+        parts["second"] = local % HOUR
+    return {name: values.astype(np.float64) for name, values in parts.items()}
+
+
+def from_calendar(parts: Sequence[np.ndarray], resolution: str) -> np.ndarray:
+    """Seconds on the clock modelled, the inverse of :func:`calendar`."""
+    whole = [np.round(values).astype(np.int64) for values in parts]
+    if resolution == "month":
+        return whole[0].astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
+    seconds = (7 * whole[0] + whole[1] - _MONDAY) * DAY
+    for values, unit in zip(whole[2:], (HOUR, 1), strict=False):
+        seconds = seconds + values * unit
+    return seconds
+
+
+def tie_unit(resolution: str) -> int:
+    """Seconds in which the time between two dates is counted."""
+    return DAY if resolution == "day" else 1
+
+
+def check_numbers(name: Any, cells: Cells) -> None:
+    """Refuse numbers that no model can hold."""
+    if cells.kind != "number":
+        return
+    bad = ~cells.missing & ~(np.abs(cells.values) <= _HUGE)
+    if not bad.any():
+        return
+    row = int(bad.argmax())
+    value = cells.values[row]
+    what, cure = f"a number as large as {value:.0e}", "give it in other units"
+    if np.isinf(value):
+        what, cure = f"an infinite value ({value})", "remove the row or leave the cell empty"
+    raise DataError(
+        f"column {name!r} holds {what} in row {row} ({int(bad.sum())} such cells); {cure}"
+    )
+
+
+# Another table's cells as those of the column
+
+
+def as_column(column: Column, cells: Cells, missing: Collection[str]) -> Cells:
+    """Cells as the column has them, whatever type they came in."""
+    if column.numeric:
+        cells = _as_numbers(column, cells)
+        check_numbers(column.name, cells)
+        return replace(cells, values=snap(cells.values, column.decimals))
+    if column.resolution:
+        if "template" in column.form and cells.kind == "label":
+            cells = as_dates(cells, column.form["template"])  # 01/02/2020 alone could be either
+        cells = interpreted(cells, missing)
+        if cells.kind == "date" or cells.missing.all():
+            return replace(cells, kind="date")
+        wrong = cells.labels[cells.seen[0]] if cells.kind == "label" else cells.seen[0]
+        raise DataError(f"column {column.name!r} holds dates, but here {wrong!r}")
+    if cells.kind == "label":
+        return without_gaps(cells, missing)
+    distinct, places = np.unique(cells.values, return_inverse=True)
+    labels = distinct.tolist()
+    if cells.kind == "date":
+        labels = [str(v).replace("T", " ") for v in distinct.astype("datetime64[s]")]
+    return Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, cells.form)
+
+
+def _as_numbers(column: Column, cells: Cells) -> Cells:
+    if cells.kind == "date":
+        raise DataError(f"column {column.name!r} holds numbers, but here dates")
+    if cells.kind == "number":
+        return cells
+    labels = [str(int(v) if isinstance(v, bool) else v) for v in cells.labels]
+    wrong = [t for t in labels if not is_gap(t) and numbers_from([t], names=True) is None]
+    if wrong:
+        raise DataError(f"column {column.name!r} holds numbers, but here text ({wrong[0][:40]!r})")
+    numbers = numbers_from(labels, names=True)
+    values = np.full(len(labels) + 1, np.nan)
+    values[:-1] = np.nan if numbers is None else numbers
+    values = values[cells.values]
+    return Cells("number", values, np.isnan(values), [], cells.form)
+
+
+# Codes
+
+Coded = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def encode_column(
+    column: Column,
+    parts: Sequence[Part],
+    cells: Cells,
+    base: Cells | None,
+    surprises: list[str],
+) -> list[Coded]:
+    """Codes, numbers and log-probabilities left open, for each part of a column.
+
+    ``base`` holds the cells of the column from which this one, a date, is counted.
+    """
+    if column.resolution:
+        coded = _encode_dates(column, parts, cells, base, surprises)
+    elif parts[0].rest or parts[0].values:
+        codes, numbers, extra = encode_numbers(parts[0], cells.values, cells.missing)
+        moved = (codes == parts[0].n_codes) & (numbers != cells.values) & (parts[0].step > 0)
+        moved[moved] = np.abs(numbers - cells.values)[moved] > 1e-3 * parts[0].step
+        if moved.any():
+            surprises.append(
+                f"{column.name!r} is rounded to steps of {parts[0].step:g} "
+                f"({cells.values[moved][0]:g}, {int(moved.sum())} rows)"
+            )
+        coded = [(codes, snap(numbers, column.decimals), extra)]
+    else:
+        coded = [_encode_labels(column, cells)]
+    for part, (codes, _, _) in zip(parts, coded, strict=True):
+        unseen = np.flatnonzero(codes == -2)
+        if len(unseen):
+            shown = _shown(column, cells, int(unseen[0]))
+            surprises.append(f"{part.name!r} was never seen as {shown} ({len(unseen)} rows)")
+    return coded
+
+
+def _shown(column: Column, cells: Cells, row: int) -> str:
+    value = cells.values[row]
+    if cells.kind == "label":
+        return repr(cells.labels[value])
+    if column.resolution:
+        return str((value + column.offset).astype("datetime64[s]")).replace("T", " ")
+    return f"{value:g}"
+
+
+def _encode_labels(column: Column, cells: Cells) -> Coded:
+    labels, places = cells.labels, cells.values
+    if cells.kind == "number":
+        distinct, places = np.unique(cells.values, return_inverse=True)
+        labels = distinct.tolist()
+    code_of = _lookup(column)
+    found = [code_of(label) for label in labels]
+    codes = np.array([*(code for code, _ in found), -1], dtype=np.float64)[places]
+    extra = np.array([*(share for _, share in found), 0.0])[places]
+    codes[cells.missing], extra[cells.missing] = -1, 0.0
+    return codes, np.zeros(len(codes)), extra
+
+
+def _lookup(column: Column) -> Callable[[Any], tuple[int, float]]:
+    """Code and log-frequency of a label: by its type and value, its value, or its text."""
+    levels = [(label, code, 0.0) for code, label in enumerate(column.levels)]
+    shares = np.log(column.tail_shares).tolist()
+    levels += [(v, len(column.levels), s) for v, s in zip(column.tail, shares, strict=True)]
+    keys: list[Callable[[Any], Any]] = [lambda v: (type(v), v), lambda v: v, label_text]
+    tables = [{key(label): (code, s) for label, code, s in reversed(levels)} for key in keys]
+
+    def code_of(label: Any) -> tuple[int, float]:
+        for key, table in zip(keys, tables, strict=True):
+            found = table.get(key(label))
+            if found is not None:
+                return found
+        return -2, 0.0
+
+    return code_of
+
+
+def label_text(label: Any) -> str:
+    """A label as text; whole floats as whole numbers, so that 1 and 1.0 are the same."""
+    return f"{label:.0f}" if isinstance(label, float) and label.is_integer() else str(label)
+
+
+def _encode_dates(
+    column: Column,
+    parts: Sequence[Part],
+    cells: Cells,
+    base: Cells | None,
+    surprises: list[str],
+) -> list[Coded]:
+    zoned, here = column.form.get("offset"), cells.form.get("offset")
+    if (zoned is None) != (here is None) and not cells.missing.all():
+        what = "no time zone" if here is None else "a time zone"
+        surprises.append(f"{column.name!r} has {what} here: taken as UTC")
+    if base is None:
+        local = cells.values + column.offset
+        numbers = list(calendar(local, column.resolution).values())
+        coarse = from_calendar(numbers, column.resolution) != local
+        if (coarse & ~cells.missing).any():
+            surprises.append(f"{column.name!r} is taken to the {column.resolution}")
+        return [encode_numbers(p, v, cells.missing) for p, v in zip(parts, numbers, strict=True)]
+    lost = int((base.missing & ~cells.missing).sum())
+    if lost:
+        surprises.append(f"{column.name!r} is a gap where the date it is counted from is ({lost})")
+    between = (cells.values - base.values) / tie_unit(column.resolution)
+    return [encode_numbers(parts[0], between, cells.missing | base.missing)]
+
+
+def decode_column(
+    column: Column,
+    parts: Sequence[Part],
+    x: np.ndarray,
+    base: Cells | None,
+    rng: np.random.Generator,
+) -> Cells:
+    """The cells of one column from the coded rows ``(n, k, 2)`` of its parts."""
+    codes, numbers = x[..., 0], x[..., 1]
+    if column.resolution or parts[0].rest or parts[0].values:
+        values = [decode_numbers(p, codes[:, i], numbers[:, i]) for i, p in enumerate(parts)]
+        missing = np.isnan(np.stack(values)).any(0)
+        if not column.resolution:
+            kept = values[0] if column.decimals is None else np.round(values[0], column.decimals)
+            return Cells("number", kept, missing, [], column.form)
+        values = [np.where(missing, 0.0, v) for v in values]
+        if base is None:
+            moments = from_calendar(values, column.resolution) - column.offset
+        else:
+            between = np.round(values[0] * tie_unit(column.resolution)).astype(np.int64)
+            missing, moments = missing | base.missing, base.values + between
+        return Cells("date", moments, missing, [], column.form)
+    labels = [*column.levels, *column.tail]
+    places = codes[:, 0].astype(np.int64)
+    if column.tail:
+        rare = np.flatnonzero(places == len(column.levels))
+        places[rare] += rng.choice(len(column.tail), len(rare), p=column.tail_shares)
+    missing = places < 0
+    if column.numeric:
+        return Cells("number", np.array([*labels, np.nan])[places], missing, [], column.form)
+    return Cells("label", np.where(missing, -1, places), missing, labels, column.form)
+
+
+def constant_cells(column: Column, n: int) -> Cells:
+    """The one value of a column in every row; gaps where there is none."""
+    missing = np.full(n, not column.levels)
+    value = column.levels[0] if column.levels else 0
+    if column.numeric or column.resolution:
+        kind = "number" if column.numeric else "date"
+        return Cells(kind, np.full(n, value), missing, [], column.form)
+    return Cells("label", np.where(missing, -1, 0), missing, list(column.levels), column.form)
+
+
+def broken_promise(column: Column, cells: Cells, others: Mapping[int, Cells]) -> list[str]:
+    """What a constant or a copy, set aside, would not give back."""
+    if column.kind == "constant" and column.levels:
+        known = constant_cells(column, len(cells))
+        same = cells.missing | (_comparable(cells) == _comparable(known))
+        told = f"{column.name!r} was always {label_text(column.levels[0])} and is kept as that"
+    elif column.kind == "duplicate" and column.base is not None and column.base in others:
+        same = _comparable(cells) == _comparable(others[column.base])
+        told = f"{column.name!r} is kept as a copy, which it no longer is"
+    else:
+        return []
+    return [] if same.all() else [f"{told} ({int((~same).sum())} rows differ)"]
+
+
+def _comparable(cells: Cells) -> np.ndarray:
+    if cells.kind != "label":
+        return np.where(cells.missing, 0, cells.values)
+    return np.array([*map(label_text, cells.labels), ""], dtype=object)[cells.values]

@@ -1,0 +1,328 @@
+"""What a table is: the kind of every column, coded rows of it, and the same table back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from selfnorm.columns.coding import (
+    KINDS,
+    Column,
+    as_column,
+    broken_promise,
+    constant_cells,
+    decode_column,
+    encode_column,
+)
+from selfnorm.columns.detection import Detection
+from selfnorm.columns.frames import Cells, plain, read, unplain, write
+from selfnorm.columns.numbers import Part
+from selfnorm.columns.relations import relations
+from selfnorm.columns.text import MISSING, as_written
+from selfnorm.errors import DataError, SelfnormWarning
+
+
+class Schema:
+    """The columns of a table, the measure of its rows, and the map to *coded rows* and back.
+
+    :meth:`detect` reads it off a table: pandas or polars DataFrame, Arrow table, array ``(n, d)``
+    or dict of columns. A row has ``p`` parts (:class:`Part`), one for a column, up to four for a
+    date. Coded rows ``x (n, p, 2)`` hold a code and a number: codes below ``n_codes`` are levels
+    and point masses, ``n_codes`` says that the number tells the value, ``-1`` is a gap, ``-2`` a
+    value never seen.
+
+    A week and a weekday, and where times are recorded an hour and the seconds within it, are the
+    parts of a date: exact, and with the law of the calendar in plain sight. Dates in a time zone
+    are taken by the clock that most of them show, without its summer time. A date that follows an
+    earlier column closely (drop-off after pick-up) is the time between the two.
+
+    Probabilities are with respect to the measure that :attr:`fingerprint` names: counting measure
+    on codes and cells, Lebesgue measure on continuous numbers. Each finite part reserves
+    ``1 / (n + 2)`` for what was never seen.
+
+    Example:
+        >>> table = {"size": [0.5, 1.25, 2.0, None], "colour": ["red", "blue", "red", "red"]}
+        >>> schema = Schema.detect(table)
+        >>> [column.kind for column in schema.columns]
+        ['cells', 'category']
+        >>> x, extra = schema.encode(table)
+        >>> x[:, 0].tolist()
+        [[0.0, 0.5], [0.0, 1.25], [0.0, 2.0], [-1.0, 0.0]]
+        >>> schema.decode(x) == table
+        True
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        parts: Sequence[Part],
+        frame: str = "dict",
+        notes: Sequence[str] = (),
+        missing: Collection[str] = (),
+    ) -> None:
+        self.columns = tuple(columns)
+        self.parts = tuple(parts)
+        self.frame = frame
+        self.notes = list(notes)
+        self.missing = frozenset(missing)
+
+    @classmethod
+    def detect(
+        cls,
+        frame: Any,
+        kinds: Mapping[Any, str] | None = None,
+        *,
+        support: Mapping[Any, tuple[float | None, float | None]] | None = None,
+        missing: Collection[str] | bool = (),
+    ) -> Schema:
+        """Read the schema off a table.
+
+        Args:
+            frame: pandas or polars DataFrame, Arrow table, array ``(n, d)`` or dict of columns.
+            kinds: what a column is, by name, where the rules would say otherwise:
+                ``"continuous"``, ``"cells"``, ``"category"``, ``"date"`` or ``"ignore"``.
+            support: limits of columns of numbers, by name: ``(low, high)``, ``None`` for no limit.
+            missing: texts that stand for a gap in columns of text, whatever their case; ``True``
+                for those usual in files (empty, NA, ?, ...). Among numbers and dates written as
+                text these are gaps in any case.
+        """
+        texts = [missing] if isinstance(missing, str) else missing or ()
+        gaps = MISSING if texts is True else frozenset(t.strip().lower() for t in texts)
+        kind, cells = read(frame)
+        kinds, support = dict(kinds or {}), dict(support or {})
+        _refuse(
+            [
+                f"{what} names the column {name!r}, which the table does not have"
+                for what, names in (("kinds", kinds), ("support", support))
+                for name in names
+                if name not in cells
+            ]
+            + [
+                f"kinds: {name!r} is {asked!r}; use one of {', '.join(KINDS)}, ignore"
+                for name, asked in kinds.items()
+                if asked not in (*KINDS, "ignore")
+            ]
+        )
+        found = Detection(gaps)
+        for name, column in cells.items():
+            found.add(name, column, kinds.get(name), support.get(name))
+        _refuse(found.problems)
+        if not found.parts:
+            raise DataError(
+                "no column is left to model: "
+                + "; ".join(found.notes or ["all are ignored"])
+                + "; say what they are with kinds={name: kind}"
+            )
+        aside = [repr(c.name) for c in found.columns if c.kind == "identifier"]
+        if aside:
+            warnings.warn(
+                f"set aside as identifiers: {', '.join(aside)}; to keep one, say what it is with "
+                "kinds={name: kind}",
+                SelfnormWarning,
+                stacklevel=2,
+            )
+        notes = found.notes + relations(found.columns, found.cells)
+        return cls(found.columns, found.parts, kind, notes, gaps)
+
+    @property
+    def modelled(self) -> tuple[Column, ...]:
+        """The columns that have parts, in the order that :attr:`Part.column` counts."""
+        return tuple(column for column in self.columns if column.modelled)
+
+    def parts_of(self, names: Sequence[Any]) -> list[int]:
+        """Indices of the parts of named columns.
+
+        Example:
+            >>> schema = Schema.detect({"a": [1.0, 2.5, 4.75], "b": ["x", "y", "x"]})
+            >>> schema.parts_of(["b"])
+            [1]
+        """
+        modelled = {column.name: i for i, column in enumerate(self.modelled)}
+        _refuse([f"no column {n!r} in {list(modelled)}" for n in names if n not in modelled])
+        wanted = {modelled[name] for name in names}
+        return [j for j, part in enumerate(self.parts) if part.column in wanted]
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the measure: kinds, levels, point masses, steps and reserved masses.
+
+        Log-likelihoods of rows can be compared between schemas of one fingerprint only.
+        """
+        measure = [
+            [
+                column.name,
+                column.kind,
+                column.levels,
+                column.tail,
+                column.tail_shares,
+                column.resolution,
+                column.base,
+                [(q.n_codes, q.rest, q.step, q.origin, q.unseen, q.values) for q in parts],
+            ]
+            for i, column in enumerate(self.modelled)
+            for parts in [[part for part in self.parts if part.column == i]]
+        ]
+        text = json.dumps(measure, default=plain)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def encode(self, frame: Any, *, partial: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Coded rows ``x (n, p, 2)``, and ``(n, p)`` the log-probability that a code leaves open.
+
+        Columns are found by name, those of an array by position. What was never seen is coded and
+        told of in one warning. The second array holds the log-frequency of a level within the tail,
+        the log-density of a number never seen in a finite column, and 0 elsewhere: added to the
+        log-likelihood of the codes it makes that of the rows.
+
+        Args:
+            frame: a table of any kind.
+            partial: columns that the table does not have are gaps, rather than an error.
+        """
+        cells, surprises = self._matched(frame, partial)
+        n = len(next(iter(cells.values())))
+        x, extra = np.zeros((n, len(self.parts), 2)), np.zeros((n, len(self.parts)))
+        x[..., 0] = -1
+        problems: list[str] = []
+        given: dict[int, Cells] = {}
+        for j, column in enumerate(self.columns):
+            if column.name not in cells or column.kind in ("identifier", "ignored"):
+                continue
+            try:
+                given[j] = as_column(column, cells[column.name], self.missing)
+            except DataError as error:
+                problems.append(str(error))
+                continue
+            if not column.modelled:
+                surprises += broken_promise(column, given[j], given)
+            elif column.base is not None and column.base not in given:
+                surprises.append(f"{column.name!r} is left out: the date it is counted from is")
+            else:
+                base = None if column.base is None else given[column.base]
+                places = self.parts_of([column.name])
+                parts = [self.parts[i] for i in places]
+                coded = encode_column(column, parts, given[j], base, surprises)
+                for i, (codes, numbers, open_) in zip(places, coded, strict=True):
+                    x[:, i, 0], x[:, i, 1], extra[:, i] = codes, numbers, open_
+        _refuse(problems)
+        if surprises:
+            warnings.warn("; ".join(surprises), SelfnormWarning, stacklevel=2)
+        return x, extra
+
+    def _matched(self, frame: Any, partial: bool) -> tuple[dict[Any, Cells], list[str]]:
+        """The table's columns by the schema's names, and what to warn of."""
+        kind, cells = read(frame)
+        names = [column.name for column in self.columns]
+        needed = [column.name for column in self.modelled]
+        if "array" in (kind, self.frame) and not set(needed) <= set(cells):
+            if len(cells) != len(names):
+                raise DataError(f"the table has {len(cells)} columns, expected {len(names)}")
+            return dict(zip(names, cells.values(), strict=True)), []
+        absent = [name for name in needed if name not in cells]
+        if absent and (not partial or len(absent) == len(needed)):
+            raise DataError(
+                f"the table has no column {', '.join(map(repr, absent))}; it has {list(cells)}"
+            )
+        unknown = [name for name in cells if name not in names]
+        known = {name: column for name, column in cells.items() if name in names}
+        return known, [f"columns that were never seen are left out: {unknown}"] if unknown else []
+
+    def decode(self, x: Any, rng: np.random.Generator | int | None = 0) -> Any:
+        """The table of coded rows ``(n, p, 2)``: the names, types and kind of the one detected.
+
+        A code ``-1`` or ``-2`` becomes a gap. A level of the tail is drawn by its frequency, with
+        ``rng``; nothing else is random. Identifiers are left out, and are gaps in an array.
+        """
+        x = np.asarray(x, dtype=np.float64)
+        if x.ndim != 3 or x.shape[1:] != (len(self.parts), 2):
+            raise DataError(f"coded rows must have shape (n, {len(self.parts)}, 2), got {x.shape}")
+        rng = np.random.default_rng(rng)
+        made: dict[int, Cells] = {}
+        for j, column in enumerate(self.columns):
+            base = None if column.base is None else made[column.base]
+            if column.kind == "duplicate" and base is not None:
+                made[j] = replace(base, form=column.form)
+            elif column.modelled:
+                places = self.parts_of([column.name])
+                parts = [self.parts[i] for i in places]
+                made[j] = decode_column(column, parts, x[:, places], base, rng)
+            elif column.kind == "constant" or self.frame == "array":
+                made[j] = constant_cells(column, len(x))
+        names = [self.columns[j].name for j in made]
+        return write(self.frame, dict(zip(names, map(as_written, made.values()), strict=True)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The schema as plain JSON.
+
+        Example:
+            >>> schema = Schema.detect({"a": [1.0, 2.5, 4.75], "b": ["x", "y", "x"]})
+            >>> again = Schema.from_dict(json.loads(json.dumps(schema.to_dict())))
+            >>> again.fingerprint == schema.fingerprint
+            True
+        """
+        columns = [asdict(column) for column in self.columns]
+        for column in columns:
+            column["name"] = plain(column["name"])
+            for key in ("levels", "tail"):
+                column[key] = [plain(level) for level in column[key]]
+        return {
+            "frame": self.frame,
+            "columns": columns,
+            "parts": [asdict(part) for part in self.parts],
+            "notes": list(self.notes),
+            "missing": sorted(self.missing),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Schema:
+        """The schema that :meth:`to_dict` wrote."""
+        columns = [
+            Column(
+                **{
+                    **column,
+                    "name": unplain(column["name"]),
+                    "levels": tuple(unplain(level) for level in column["levels"]),
+                    "tail": tuple(unplain(level) for level in column["tail"]),
+                    "tail_shares": tuple(column["tail_shares"]),
+                }
+            )
+            for column in saved["columns"]
+        ]
+        parts = [Part(**{**part, "values": tuple(part["values"])}) for part in saved["parts"]]
+        return cls(columns, parts, saved["frame"], saved["notes"], saved["missing"])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        rows = [
+            (str(c.name), c.kind, c.dtype, c.summary, f"{100 * c.gaps:.3g} %" if c.gaps else "")
+            for c in self.columns
+        ]
+        rows = [("column", "kind", "type", "values", "gaps"), *rows]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        return f"<Schema of {len(self.columns)} columns, measure {self.fingerprint}>"
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    """Raise what is wrong, all of it at once."""
+    if len(problems) == 1:
+        raise DataError(problems[0])
+    if problems:
+        shown = [f"- {problem}" for problem in problems[:20]]
+        if len(problems) > 20:
+            shown.append(f"- and {len(problems) - 20} more")
+        raise DataError("\n".join([f"{len(problems)} problems:", *shown]))

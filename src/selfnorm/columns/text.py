@@ -1,0 +1,272 @@
+"""Numbers, dates and gaps written as text: read, and written again in the same way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from selfnorm.columns.frames import Cells
+
+# Cells that stand for "not known" in files; among numbers and dates nothing else can be meant.
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_DATES = ("YYYY-MM-DD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY")
+_TIMES = ("", "{}hh:mm", "{}hh:mm:ss")
+_FIELDS = "YMDhms"
+
+
+def is_gap(text: object, missing: Collection[str] = MISSING) -> bool:
+    """Whether a cell of text is a gap, whatever its case and the blanks around it.
+
+    Example:
+        >>> is_gap(" NA "), is_gap("Namibia")
+        (True, False)
+    """
+    return isinstance(text, str) and text.strip().lower() in missing
+
+
+def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | None:
+    """The numbers that texts hold, NaN for a gap; ``None`` unless every other text is a number.
+
+    Whole numbers with leading zeros, or too long for a float, are names (007) rather than amounts:
+    they are read only where ``names`` are asked for.
+
+    Example:
+        >>> numbers_from(["1.5", "?", "-2"])
+        array([ 1.5,  nan, -2. ])
+        >>> numbers_from(["007", "012"]) is None
+        True
+    """
+    numbers = np.full(len(texts), np.nan)
+    for i, text in enumerate(texts):
+        text = text.strip()
+        if _NUMBER.fullmatch(text):
+            digits = text.lstrip("+-")
+            name = digits.isdigit() and (len(digits) > 15 or (digits[0] == "0" and digits != "0"))
+            if name and not names:
+                return None
+            numbers[i] = float(text)
+        elif not is_gap(text):
+            return None
+    return None if np.isnan(numbers).all() else numbers
+
+
+def text_decimals(texts: Sequence[str]) -> int | None:
+    """The number of decimals that all texts are written with; ``None`` where they differ.
+
+    Example:
+        >>> text_decimals(["1.50", "20.25"]), text_decimals(["1.5", "2"])
+        (2, None)
+    """
+    parts = [text.strip() for text in texts if not is_gap(text)]
+    if any("e" in part.lower() for part in parts):
+        return None
+    lengths = {len(part.partition(".")[2]) for part in parts}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def numbers_as_text(numbers: np.ndarray, decimals: int | None) -> list[str]:
+    """Numbers as text, with that many decimals or as few as tell them apart.
+
+    Example:
+        >>> numbers_as_text(np.array([1.5, 2.0]), 2), numbers_as_text(np.array([1.5, 2.0]), None)
+        (['1.50', '2.00'], ['1.5', '2'])
+    """
+    if decimals is not None:
+        return [f"{v:.{decimals}f}" for v in numbers.tolist()]
+    return [f"{v:.0f}" if v.is_integer() and abs(v) < 1e15 else repr(v) for v in numbers.tolist()]
+
+
+def date_template(texts: Sequence[str]) -> str | None:
+    """How dates are written: ``YYYY-MM-DD hh:mm:ss`` and the like; ``None`` if not all are dates.
+
+    What follows the date and is the same in all of them (``Z``, ``+02:00``) is part of it; a
+    fraction of a second is ``f``. Days and months that could be either (01/02/2020 alone) are no
+    dates.
+
+    Example:
+        >>> date_template(["2020-02-29T12:00:00Z", "2021-01-01T00:30:00Z"])
+        'YYYY-MM-DDThh:mm:ssZ'
+        >>> date_template(["01/02/2020", "31/12/2020"]), date_template(["01/02/2020"])
+        ('DD/MM/YYYY', None)
+    """
+    if len(texts) == 0 or len({len(text) for text in texts}) > 1 or not 10 <= len(texts[0]) <= 40:
+        return None
+    found = [t for t in _templates(texts[0]) if dates_from(texts, t) is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _templates(text: str) -> list[str]:
+    """What the text could be written as, by its digits and marks alone."""
+    possible = []
+    for date in _DATES:
+        for time in _TIMES:
+            template = date + time.format(text[10:11])
+            head, tail = text[: len(template)], text[len(template) :]
+            shape = "".join("#" if c in _FIELDS else c for c in template[:10])
+            marks = template[10:].replace("h", "#").replace("m", "#").replace("s", "#")
+            if re.sub(r"\d", "#", head) != shape + marks:
+                continue
+            if time and template[10] not in " T":
+                continue
+            fraction = re.match(r"\.(\d+)", tail) if "s" in template[10:] else None
+            if fraction:
+                template += "." + "f" * len(fraction[1])
+                tail = tail[len(fraction[0]) :]
+            if re.fullmatch(r"Z|[+-]\d\d:?\d\d|", tail):
+                possible.append(template + tail)
+    return possible
+
+
+def _places(template: str, letter: str) -> list[int]:
+    # D and M only within the date, m and s only within the time; a suffix Z holds none of them
+    return [i for i, c in enumerate(template) if c == letter]
+
+
+def dates_from(texts: Sequence[str], template: str) -> np.ndarray | None:
+    """Seconds since 1970 (UTC where the text says how far from it); ``None`` if one is no date.
+
+    Example:
+        >>> dates_from(["1970-01-02 00:00:10"], "YYYY-MM-DD hh:mm:ss")
+        array([86410])
+    """
+    if any(len(text) != len(template) for text in texts):
+        return None
+    letters = np.array(texts, dtype=f"U{len(template)}").view("U1").reshape(len(texts), -1)
+    marks = [i for i, c in enumerate(template) if c not in _FIELDS + "f"]
+    if (letters[:, marks] != np.array([template[i] for i in marks])).any():
+        return None
+    digits = letters.view(np.uint32).astype(np.int64) - ord("0")
+    fields = {}
+    for letter in _FIELDS:
+        value = np.zeros(len(texts), dtype=np.int64)
+        for place in _places(template, letter):
+            if ((digits[:, place] < 0) | (digits[:, place] > 9)).any():
+                return None
+            value = 10 * value + digits[:, place]
+        fields[letter] = value
+    month, day = fields["M"], fields["D"]
+    if (month < 1).any() or (month > 12).any() or (day < 1).any() or (fields["Y"] < 1).any():
+        return None
+    if (fields["h"] > 23).any() or (fields["m"] > 59).any() or (fields["s"] > 59).any():
+        return None
+    months = ((fields["Y"] - 1970) * 12 + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]") + (day - 1)
+    if (days.astype("datetime64[M]") != months).any():
+        return None
+    seconds = days.astype(np.int64) * 86_400 + fields["h"] * 3600 + fields["m"] * 60 + fields["s"]
+    return seconds - (template_offset(template) or 0)
+
+
+def template_offset(template: str) -> int | None:
+    """How far from UTC, in seconds, the dates of a template are; ``None`` where it does not say.
+
+    Example:
+        >>> template_offset("YYYY-MM-DDThh:mm+02:00"), template_offset("YYYY-MM-DD")
+        (7200, None)
+    """
+    found = re.search(r"([+-])(\d\d):?(\d\d)$", template)
+    if found is None:
+        return 0 if template.endswith("Z") else None
+    return (1 if found[1] == "+" else -1) * (3600 * int(found[2]) + 60 * int(found[3]))
+
+
+def dates_as_text(seconds: np.ndarray, template: str) -> list[str]:
+    """Moments written by a template, the inverse of :func:`dates_from`.
+
+    Example:
+        >>> dates_as_text(np.array([86410]), "DD.MM.YYYY hh:mm:ss")
+        ['02.01.1970 00:00:10']
+    """
+    local = seconds + (template_offset(template) or 0)
+    days = (local // 86_400).astype("datetime64[D]")
+    months = days.astype("datetime64[M]")
+    within = local % 86_400
+    fields = {
+        "Y": months.astype(np.int64) // 12 + 1970,
+        "M": months.astype(np.int64) % 12 + 1,
+        "D": (days - months.astype("datetime64[D]")).astype(np.int64) + 1,
+        "h": within // 3600,
+        "m": within // 60 % 60,
+        "s": within % 60,
+    }
+    letters = np.empty((len(local), len(template)), dtype=np.uint32)
+    for place, mark in enumerate(template):
+        letters[:, place] = ord("0") if mark == "f" else ord(mark)
+    for letter, value in fields.items():
+        for place in reversed(_places(template, letter)):
+            letters[:, place] = ord("0") + value % 10
+            value = value // 10
+    return letters.view(f"U{len(template)}").ravel().tolist()
+
+
+def interpreted(cells: Cells, missing: Collection[str], asked: str | None = None) -> Cells:
+    """Text as what it says: gaps, numbers, dates; cells of other kinds as they are.
+
+    What the table itself declares a category, or a caller ``asked`` to be one, stays text.
+    """
+    texts = cells.labels
+    if cells.kind != "label" or not texts or not all(isinstance(t, str) for t in texts):
+        return cells
+    if asked == "category" or cells.declared:
+        return without_gaps(cells, missing)
+    numbers = numbers_from(texts, names=asked in ("continuous", "cells"))
+    if numbers is not None:
+        cells = without_gaps(cells, MISSING)
+        form = cells.form | {"text": True, "text_decimals": text_decimals(texts)}
+        return Cells("number", np.append(numbers, np.nan)[cells.values], cells.missing, [], form)
+    template = date_template([t for t in texts if not is_gap(t)])
+    return without_gaps(cells, missing) if template is None else as_dates(cells, template)
+
+
+def as_dates(cells: Cells, template: str) -> Cells:
+    """Texts of a template as dates; as they are if one of them is no such date."""
+    dates = [t for t in cells.labels if not is_gap(t)]
+    moments = dates_from(dates, template)
+    if moments is None:
+        return cells
+    cells = without_gaps(cells, MISSING)
+    seconds = np.zeros(len(cells.labels) + 1, dtype=np.int64)
+    seconds[[i for i, t in enumerate(cells.labels) if not is_gap(t)]] = moments
+    form = cells.form | {"template": template}
+    offset = template_offset(template)
+    if offset is not None:
+        form["offset"] = offset
+    fraction = slice(template.find("f"), template.rfind("f") + 1)
+    if any(text[fraction].strip("0") for text in dates):
+        form["finer"] = True
+    return Cells("date", seconds[cells.values], cells.missing, [], form)
+
+
+def without_gaps(cells: Cells, missing: Collection[str]) -> Cells:
+    """The same cells with texts that stand for a gap taken as one."""
+    gaps = np.array([is_gap(label, missing) for label in cells.labels] + [True])
+    if not gaps[:-1].any():
+        return cells
+    counts = np.bincount(cells.seen, minlength=len(cells.labels))
+    usual = max(np.flatnonzero(gaps[:-1]), key=lambda i: counts[i])
+    written = {} if cells.missing.any() else {"gap": cells.labels[usual]}
+    gone = gaps[cells.values]
+    values = np.where(gone, -1, cells.values)
+    return replace(cells, values=values, missing=cells.missing | gone, form=cells.form | written)
+
+
+def as_written(cells: Cells) -> Cells:
+    """Numbers and dates that the table keeps as text, as text again; gaps as it writes them."""
+    form = cells.form
+    if cells.kind != "label" and ("text" in form or "template" in form):
+        distinct, places = np.unique(cells.values, return_inverse=True)
+        if "text" in form:
+            labels = numbers_as_text(np.nan_to_num(distinct), form["text_decimals"])
+        else:
+            labels = dates_as_text(distinct, form["template"])
+        cells = Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, form)
+    if cells.kind == "label" and "gap" in form and cells.missing.any():
+        places = np.where(cells.missing, len(cells.labels), cells.values)
+        none = np.zeros(len(cells), dtype=bool)
+        return Cells("label", places, none, [*cells.labels, form["gap"]], form)
+    return cells

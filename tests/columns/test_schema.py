@@ -1,0 +1,293 @@
+"""Schemas of tables: what columns are, coded rows, and what is never seen."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.integrate import trapezoid
+
+from selfnorm.columns import Schema
+from selfnorm.errors import DataError, SelfnormWarning
+
+N = 400
+
+
+def messy() -> pd.DataFrame:
+    """One column of every kind."""
+    rng = np.random.default_rng(1)
+    year = pd.Timestamp("2020-01-01")
+    seconds = rng.integers(0, 10**8, N)
+    return pd.DataFrame(
+        {
+            "length": rng.normal(size=N),
+            "age": rng.integers(18, 90, N),
+            "rooms": rng.integers(1, 5, N),
+            "price": np.round(rng.gamma(2, 3, N), 2),
+            "weight": rng.integers(10**4, 10**6, N),
+            "income": np.where(rng.random(N) < 0.3, 0.0, rng.lognormal(8, 1, N)),
+            "town": rng.choice(["Bath", "Oxford", "York"], N),
+            "owner": rng.random(N) < 0.4,
+            "start": year + pd.to_timedelta(seconds, "s"),
+            "end": year + pd.to_timedelta(seconds + rng.integers(60, 1800, N), "s"),
+            "day": year + pd.to_timedelta(rng.integers(0, 900, N), "D"),
+        }
+    ).assign(month=lambda t: t["day"].dt.to_period("M").dt.to_timestamp())
+
+
+def parts(schema, name):
+    return [schema.parts[i] for i in schema.parts_of([name])]
+
+
+def test_kinds_and_parts():
+    schema = Schema.detect(messy())
+    found = {
+        column.name: (
+            column.kind,
+            [(p.n_codes, p.rest, p.step) for p in parts(schema, column.name)],
+        )
+        for column in schema.columns
+    }
+    weeks, hours = (0, True, 1.0), (24, False, 0.0)
+    assert found == {
+        "length": ("continuous", [(0, True, 0.0)]),
+        "age": ("cells", [(0, True, 1.0)]),
+        "rooms": ("category", [(4, False, 0.0)]),
+        "price": ("cells", [(0, True, 0.01)]),
+        "weight": ("continuous", [(0, True, 0.0)]),
+        "income": ("continuous", [(1, True, 0.0)]),
+        "town": ("category", [(3, False, 0.0)]),
+        "owner": ("category", [(2, False, 0.0)]),
+        "start": ("date", [weeks, (7, False, 0.0), hours, (0, True, 1.0)]),
+        "end": ("date", [(0, True, 1.0)]),
+        "day": ("date", [weeks, (7, False, 0.0)]),
+        "month": ("date", [(0, True, 1.0)]),
+    }
+    assert parts(schema, "rooms")[0].unseen == 1 / (N + 2)
+    assert parts(schema, "income")[0].values == (0.0,)
+    assert parts(schema, "age")[0].unseen == 0
+    assert [p.column for p in schema.parts] == sorted(p.column for p in schema.parts)
+    assert any("'end' is counted from 'start'" in note for note in schema.notes)
+    frame = messy()
+    pd.testing.assert_frame_equal(schema.decode(schema.encode(frame)[0]), frame)
+    lines = str(schema).splitlines()
+    assert len(lines) == 1 + len(schema.columns) + len(schema.notes)
+
+
+def test_coded_rows():
+    table = {"a": [0.0] * 12 + [1.5, 2.25, None], "b": ["y"] * 8 + ["x"] * 6 + [None]}
+    schema = Schema.detect(table)
+    x, extra = schema.encode(table)
+    assert x.dtype == extra.dtype == np.float64
+    assert x[:, 0].tolist() == [[0, 0]] * 12 + [[1, 1.5], [1, 2.25], [-1, 0]]
+    assert x[:, 1].tolist() == [[0, 0]] * 8 + [[1, 0]] * 6 + [[-1, 0]]
+    assert not extra.any()
+
+
+def test_repeated_values_are_not_all_point_masses():
+    rng = np.random.default_rng(0)
+    rounded = np.round(rng.normal(size=500), 2)
+    counts = np.where(rng.random(2000) < 0.2, 0, rng.poisson(3000, 2000))
+    assert parts(Schema.detect({"a": rounded}), "a")[0].values == ()
+    assert parts(Schema.detect({"a": counts}), "a")[0].values == (0.0,)
+
+
+def test_samples_keep_recorded_digits_and_limits():
+    frame = messy()[["age", "weight", "price"]].assign(age=lambda t: t["age"].astype(np.uint8))
+    schema = Schema.detect(frame, support={"age": (18, None), "price": (0, 40)})
+    assert [(p.low, p.high) for p in schema.parts] == [(17.5, None), (None, None), (-0.005, 40.005)]
+    x = np.zeros((2, 3, 2))
+    x[..., 1] = [[17.2, 4321.7, 12.3456], [300.0, 5.2, 41.0]]
+    assert schema.decode(x).to_numpy().tolist() == [[18, 4322, 12.35], [255, 5, 40.0]]
+
+
+def test_rare_levels_share_a_tail_by_frequency():
+    rng = np.random.default_rng(0)
+    labels = np.array([f"L{i}" for i in rng.zipf(1.3, 40_000) % 10_000])
+    schema = Schema.detect({"a": labels})
+    (part,) = schema.parts
+    (column,) = schema.columns
+    assert part.n_codes == 256
+    assert len(column.levels) + len(column.tail) == len(set(labels.tolist()))
+    x, extra = schema.encode({"a": labels})
+    tail = x[:, 0, 0] == 255
+    share = {label: np.exp(e) for label, e in zip(labels[tail], extra[tail, 0], strict=True)}
+    assert sum(share.values()) == pytest.approx(1)
+    assert not extra[~tail].any()
+    again = schema.decode(x, 1)["a"]
+    assert (again[~tail] == labels[~tail]).all()
+    assert set(again[tail]) <= set(column.tail)
+    likely = column.tail[0]
+    drawn = schema.decode(np.tile([255.0, 0.0], (50_000, 1, 1)), 2)["a"]
+    assert (drawn == likely).mean() == pytest.approx(share[likely], abs=0.003)
+
+
+def test_unseen_values_are_coded_with_one_warning():
+    frame = pd.DataFrame({"town": ["Bath", "York"] * 30, "rooms": [1, 2, 4] * 20})
+    schema = Schema.detect(frame)
+    with pytest.warns(SelfnormWarning, match=r"'town'.*'Rome'.*'rooms'.* 3 ") as caught:
+        x, extra = schema.encode(pd.DataFrame({"town": ["Rome", "Bath"], "rooms": [3, 1]}))
+    assert len(caught) == 1
+    assert x[0, :, 0].tolist() == [-2, -2]
+    assert extra[0, 0] == 0
+    assert extra[0, 1] == pytest.approx(-np.log(np.pi * 3) - np.log1p((1 / 3) ** 2))
+    assert not extra[1].any()
+    assert schema.decode(x).iloc[0].isna().all()
+
+
+def test_the_remainder_of_a_finite_column_is_a_density():
+    schema = Schema.detect({"a": [1.0, 2.0, 5.0] * 30})
+    grid = 3 + 40 * np.sinh(np.linspace(-9, 9, 20_001))
+    with pytest.warns(SelfnormWarning):
+        _, extra = schema.encode({"a": grid})
+    assert trapezoid(np.exp(extra[:, 0]), grid) == pytest.approx(1, abs=1e-3)
+
+
+def test_other_types_of_the_same_values_are_the_same():
+    frame = messy()[["age", "rooms", "price", "town", "owner", "day"]]
+    schema = Schema.detect(frame)
+    other = frame.assign(
+        age=frame["age"].astype(str),
+        rooms=frame["rooms"].astype("Int64"),
+        price=frame["price"].astype(np.float32),
+        town=frame["town"].astype("category"),
+        owner=frame["owner"].astype(int),
+        day=frame["day"].dt.strftime("%Y-%m-%d"),
+    )[frame.columns[::-1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(schema.encode(other)[0], schema.encode(frame)[0])
+        again = schema.decode(schema.encode(other)[0])
+    pd.testing.assert_frame_equal(again, frame)
+
+
+def test_set_aside_and_restored():
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=100)
+    frame = pd.DataFrame(
+        {
+            "row": rng.permutation(100) + 7,
+            "key": [f"k{i}" for i in range(100)],
+            "one": 5,
+            "empty": np.full(100, np.nan),
+            "value": value,
+            "copy": value,
+            "since": pd.Timestamp("2020-01-01", tz="Europe/Berlin"),
+        }
+    )
+    with pytest.warns(SelfnormWarning, match="identifiers: 'row', 'key'"):
+        schema = Schema.detect(frame)
+    kinds = ["identifier", "identifier", "constant", "constant", "continuous", "duplicate"]
+    assert [column.kind for column in schema.columns] == [*kinds, "constant"]
+    assert len(schema.notes) == 6
+    x, _ = schema.encode(frame)
+    assert x.shape == (100, 1, 2)
+    pd.testing.assert_frame_equal(schema.decode(x), frame.drop(columns=["row", "key"]))
+    with pytest.warns(SelfnormWarning, match=r"'one' was always 5.*'copy' is kept as a copy"):
+        schema.encode(frame.assign(one=6, copy=0.0))
+    array = frame[["row", "value"]].to_numpy()
+    with pytest.warns(SelfnormWarning, match="identifiers: 'x0'"):
+        schema = Schema.detect(array)
+    again = schema.decode(schema.encode(array)[0])
+    assert np.isnan(again[:, 0]).all()
+    np.testing.assert_array_equal(again[:, 1], array[:, 1])
+
+
+def test_small_tables_have_no_identifiers():
+    schema = Schema.detect({"name": ["Ann", "Bob", "Eve"], "n": [1, 2, 3]})
+    assert [column.kind for column in schema.columns] == ["category", "cells"]
+
+
+def test_what_a_user_says_goes():
+    frame = messy()[["age", "rooms", "town"]].assign(code=np.arange(N))
+    frame["text"] = [f"{v:03d}" for v in frame["age"]]
+    kinds = {"age": "continuous", "rooms": "cells", "code": "category", "text": "cells"}
+    schema = Schema.detect(frame, {**kinds, "town": "ignore"})
+    found = {column.name: column.kind for column in schema.columns}
+    assert found == {**kinds, "town": "ignored"}
+    x, _ = schema.encode(frame)
+    again = schema.decode(x)
+    assert "town" not in again
+    pd.testing.assert_frame_equal(again[["age", "rooms"]], frame[["age", "rooms"]])
+    assert again["code"].dtype == frame["code"].dtype
+    assert again["text"].astype(int).tolist() == frame["age"].tolist()
+
+
+def test_the_fingerprint_names_the_measure():
+    frame = messy()
+    fingerprint = Schema.detect(frame).fingerprint
+    assert len(fingerprint) == 12
+    shuffled = frame.sample(frac=1, random_state=0)
+    assert Schema.detect(shuffled).fingerprint == fingerprint
+    assert Schema.detect(frame, support={"age": (0, None)}).fingerprint == fingerprint
+    changes = [
+        frame.assign(age=frame["age"] * 2),
+        frame.assign(town=frame["town"].replace("York", "Rome")),
+        frame.assign(income=frame["income"].replace(0.0, 1.0)),
+        frame.iloc[:-1],
+    ]
+    assert len({fingerprint, *(Schema.detect(t).fingerprint for t in changes)}) == 5
+
+
+def test_dates_of_a_zone_are_exact_through_summer_time():
+    rng = np.random.default_rng(0)
+    hours = pd.date_range("2020-01-01", "2021-12-31", freq="h", tz="Europe/Berlin")
+    frame = pd.DataFrame({"when": rng.choice(hours, 2000)})
+    schema = Schema.detect(frame)
+    assert schema.columns[0].offset in (3600, 7200)
+    pd.testing.assert_frame_equal(schema.decode(schema.encode(frame)[0]), frame)
+    with pytest.warns(SelfnormWarning, match="no time zone here: taken as UTC"):
+        schema.encode(frame.assign(when=frame["when"].dt.tz_localize(None)))
+
+
+def test_finer_dates_are_cut_and_said():
+    frame = messy()[["start", "day"]]
+    frame["start"] += pd.to_timedelta(np.arange(N) % 7, "ms")
+    schema = Schema.detect(frame)
+    assert any("'start' is kept to the second" in note for note in schema.notes)
+    assert (schema.decode(schema.encode(frame)[0])["start"] == frame["start"].dt.floor("s")).all()
+    with pytest.warns(SelfnormWarning, match="'day' is taken to the day"):
+        schema.encode(frame.assign(day=frame["day"] + pd.Timedelta("3h")))
+
+
+def test_a_date_is_a_gap_where_its_base_is():
+    frame = messy()[["start", "end"]]
+    frame.loc[3, "end"] = pd.NaT
+    schema = Schema.detect(frame)
+    pd.testing.assert_frame_equal(schema.decode(schema.encode(frame)[0]), frame)
+    frame.loc[5, "start"] = pd.NaT
+    with pytest.warns(SelfnormWarning, match="'end' is a gap"):
+        x, _ = schema.encode(frame)
+    assert (x[5, :, 0] == -1).all()
+    with pytest.warns(SelfnormWarning, match="'end' is left out"):
+        schema.encode(frame[["end"]].assign(start2=1), partial=True)
+
+
+def test_columns_by_name_by_position_and_in_part():
+    frame = messy()[["length", "town"]]
+    schema = Schema.detect(frame)
+    with pytest.warns(SelfnormWarning, match="never seen are left out.*'more'"):
+        x, _ = schema.encode(frame.assign(more=1))
+    np.testing.assert_array_equal(schema.encode(frame.to_numpy())[0], x)
+    partial, _ = schema.encode(frame[["town"]], partial=True)
+    assert (partial[:, 0, 0] == -1).all()
+    np.testing.assert_array_equal(partial[:, 1], x[:, 1])
+    with pytest.raises(DataError, match="no column 'length'"):
+        schema.encode(frame[["town"]])
+    with pytest.raises(DataError, match="3 columns, expected 2"):
+        schema.encode(np.ones((4, 3)))
+
+
+def test_all_problems_at_once():
+    table = {"a": [1.0, np.inf, 2.0], "b": [1e200, 1.0, 2.0], "c": ["x", "y", "z"], "d": [1, 2, 4]}
+    with pytest.raises(DataError, match=r"(?s)4 problems.*'a'.*row 1.*'b'.*1e\+200.*'c'.*'d'"):
+        Schema.detect(table, {"c": "date"}, support={"d": (2, None)})
+    with pytest.raises(DataError, match=r"(?s)'nope'.*'strange'"):
+        Schema.detect(table, {"nope": "date", "c": "strange"})
+    schema = Schema.detect({"a": [1.0, 2.5, 4.0], "d": ["2020-01-01", "2020-05-01", "2021-01-01"]})
+    with pytest.raises(DataError, match=r"(?s)'a' holds numbers.*'x'.*'d' holds dates.*'y'"):
+        schema.encode({"a": ["x"], "d": ["y"]})
+    with pytest.raises(DataError, match="no column is left"):
+        Schema.detect({"a": [1, 1]})
+    with pytest.raises(DataError, match=r"shape \(n, 3, 2\)"):
+        schema.decode(np.zeros((2, 3)))
