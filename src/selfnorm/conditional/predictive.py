@@ -210,40 +210,84 @@ def panel_nodes(
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Whole-number labels: which part of the line each of them stands for.
+class LabelGrid:
+    """Whole-number labels ``first, first + step, ...``: a cell for each, as wide as the step.
 
-    The mass of label ``i`` is ``inner (F(high) - F(low)) + below F(first) + above (1 - F(last))``:
-    that of its own cell and, for the label at an end, what lies beyond.
+    A smooth density leaves mass beyond the cells of the first and the last label that were seen. A
+    share of it stays with the labels out there, each of which has a cell too; the rest belongs to
+    the label at that end. All cells together hold everything, so that masses add up to one.
 
     Attributes:
-        low, high: ``(n,)`` ends of the labels' cells, ascending and as wide as ``width``.
-        inner, below, above: ``(n,)`` shares.
-        first, last: the outer ends of the first and the last cell.
-        width: of every cell.
+        first, last: smallest and largest label seen.
+        step: distance of neighbours.
+        below, above: share of the mass beyond either end that stays beyond it.
     """
 
-    low: Tensor
-    high: Tensor
-    inner: Tensor
-    below: Tensor
-    above: Tensor
     first: float
     last: float
-    width: float
+    step: float
+    below: float = 1.0
+    above: float = 1.0
 
-    def take(self, rows: slice) -> Cells:
-        """The cells of some of the labels."""
-        names = ("low", "high", "inner", "below", "above")
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+    @classmethod
+    def of(cls, y: np.ndarray, step: float) -> LabelGrid | None:
+        """The grid that all of ``y (n,)`` lie on; ``None`` where they do not.
 
-    def mass(self, cdf: Callable[[Tensor], Tensor]) -> Tensor:
-        """Mass of every label by distribution functions, ``(n, 4) -> (*batch, n, 4)``."""
-        ends = self.low.new_tensor([self.first, self.last]).expand(len(self.low), -1)
-        below, above, first, last = cdf(
-            torch.cat([torch.stack([self.low, self.high], -1), ends], -1)
-        ).unbind(-1)
-        return self.inner * (above - below) + self.below * first + self.above * (1 - last)
+        >>> LabelGrid.of(np.array([2.0, 4.0, 8.0]), 2.0)
+        LabelGrid(first=2.0, last=8.0, step=2.0, below=1.0, above=1.0)
+        >>> LabelGrid.of(np.array([0.0, 1.0, 2.5]), 1.0) is None
+        True
+        """
+        if not step > 0:
+            return None
+        place = (y - y.min()) / step
+        if np.abs(place - np.round(place)).max() > 0.01:
+            return None
+        return cls(float(y.min()), float(y.max()), float(step))
+
+    def with_tails(self, y: np.ndarray, beyond: tuple[float, float]) -> LabelGrid:
+        """Shares by which labels that were never seen get what the rule of succession leaves them.
+
+        ``(1 + s) / (n + 2)`` at either end of ``n`` labels ``y``, where ``s`` is 1 if the label at
+        that end was seen only once; ``beyond`` is the mean mass that the laws have there.
+        """
+        shares = []
+        for end, mass in zip((self.first, self.last), beyond, strict=True):
+            once = int((np.abs(y - end) < 0.5 * self.step).sum() == 1)
+            shares.append(min(1.0, (1 + once) / (len(y) + 2) / max(mass, 1e-300)))
+        return replace(self, below=shares[0], above=shares[1])
+
+    @property
+    def ends(self) -> Tensor:
+        """Lower end of the first cell and upper end of the last, ``(2,)``."""
+        half = 0.5 * self.step
+        return torch.tensor([self.first - half, self.last + half], dtype=torch.float64)
+
+    def nearest(self, y: Tensor) -> Tensor:
+        """The labels in whose cells numbers lie."""
+        return self.first + self.step * torch.round((y - self.first) / self.step)
+
+    def whole(self, y: Tensor) -> Tensor:
+        """Draws of the density as draws of the labels: those too far out go back to the end."""
+        labels = self.nearest(y)
+        stays = torch.rand_like(y)
+        labels = torch.where((labels < self.first) & (stays >= self.below), self.first, labels)
+        return torch.where((labels > self.last) & (stays >= self.above), self.last, labels)
+
+    def log_mass(self, y: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
+        """Log-mass ``(*batch, n)`` of labels ``(n,)`` by distribution functions of numbers.
+
+        ``cdf`` takes ``(n, 4)`` numbers and gives ``(*batch, n, 4)``.
+        """
+        label, half = self.nearest(y), 0.5 * self.step
+        ends = self.ends.to(y).expand(len(y), -1)
+        points = torch.cat([(label - half)[:, None], (label + half)[:, None], ends], -1)
+        low, high, first, last = cdf(points).unbind(-1)
+        under, over = label < self.first - half, label > self.last + half
+        own = torch.where(under, self.below, torch.where(over, self.above, 1.0)) * (high - low)
+        at_first, at_last = (label - self.first).abs() < half, (label - self.last).abs() < half
+        tails = at_first * (1 - self.below) * first + at_last * (1 - self.above) * (1 - last)
+        return (own + tails).clamp_min(1e-300).log()
 
 
 class PredictiveModel:
@@ -334,42 +378,39 @@ class PredictiveModel:
         return F.log_mean_exp(self.model.minus_energy(h, self._sobol(q), q))
 
     def _at_labels(
-        self, h: Tensor, q: MixtureLabels, y: Tensor, cells: Cells | None
+        self, h: Tensor, q: MixtureLabels, y: Tensor, grid: LabelGrid | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What labels ``(*samples, n, d)`` have of each member, and of the wide law.
 
         Of members ``log f_k`` before normalisation, ``(*samples, K, n)``; of the wide law its
-        log-density. With cells both are means over the label's cell, ``(K, n)`` and ``(n,)``, and
-        the exact ``log Z_k`` is returned beside them.
+        log-density. With a grid, of labels ``(n, 1)``, both are the mass of the label divided by
+        the step, ``(K, n)`` and ``(n,)``, and the exact ``log Z_k`` is returned beside them.
         """
-        if cells is None:
+        if grid is None:
             here = y.unsqueeze(-3)
             log_f = self.model.minus_energy(h, here, q) + q.log_prob(here)
             return log_f, self.wide.log_prob(y).sum(-1), None
         nodes, half, density, log_z = self.node_densities(h, q)
-        points, own_cdf = nodes.flatten(-2), _member_cdf(nodes, half, density)
+        points, cdf, pdf = nodes.flatten(-2), _member_cdf(nodes, half, density), density.flatten(-2)
 
         def member_cdf(at: Tensor) -> Tensor:
-            at = at.expand(*points.shape[:-1], -1)
-            return _monotone_cubic(at, points, own_cdf, density.flatten(-2))
+            return _monotone_cubic(at.expand(*points.shape[:-1], -1), points, cdf, pdf)
 
-        mass, wide = cells.mass(member_cdf), cells.mass(_wide_cdf)
-        width = math.log(cells.width)
-        return _log(mass) + log_z - width, _log(wide) - width, log_z
+        members, wide = (grid.log_mass(y[:, 0], each) for each in (member_cdf, _wide_cdf))
+        return members + log_z - math.log(grid.step), wide - math.log(grid.step), log_z
 
     @torch.no_grad()
     def log_prob(
-        self, z: Tensor, y: Tensor, *, learned: bool = False, cells: Cells | None = None
+        self, z: Tensor, y: Tensor, *, learned: bool = False, grid: LabelGrid | None = None
     ) -> Tensor:
         """``log p(y|x)`` of ``(*samples, n, d)`` labels; ``learned`` normalises by ``b(x)``.
 
-        With ``cells`` (of one label for each input) the mass of the label divided by their width.
+        With a grid (and one label for each input) the mass of the label divided by the step.
         """
         found = []
-        nodes = 0 if learned and cells is None else 300
+        nodes = 0 if learned and grid is None else 300
         for rows, h, q, a in self.parts(z, math.prod(y.shape[:-2]) + nodes):
-            own = None if cells is None else cells.take(rows)
-            log_f, log_wide, log_z = self._at_labels(h, q, y[..., rows, :], own)
+            log_f, log_wide, log_z = self._at_labels(h, q, y[..., rows, :], grid)
             if learned or log_z is None:
                 log_z = self.model.b(h) if learned else self._log_norms(h, q)
             members = F.log_mean_exp(log_f - log_z, dim=-2)
@@ -450,7 +491,7 @@ class PredictiveModel:
         return torch.cat(found)
 
     @torch.no_grad()
-    def bounds(self, z: Tensor, y: Tensor, n_samples: int, cells: Cells | None = None) -> Bounds:
+    def bounds(self, z: Tensor, y: Tensor, n_samples: int, grid: LabelGrid | None = None) -> Bounds:
         """Bounds of the mean of :meth:`log_prob`: every ``Z_k`` by samples, ``b_k`` as learned.
 
         The density is the mixture of members, each normalised by itself, and the wide law. The
@@ -463,8 +504,7 @@ class PredictiveModel:
             b = self.model.b(h)
             log_w = self.model.minus_energy(h, q.sample((n_samples,)), q)
             log_z = F.log_mean_exp(log_w)
-            own = None if cells is None else cells.take(rows)
-            log_f, log_wide, _ = self._at_labels(h, q, y[rows], own)
+            log_f, log_wide, _ = self._at_labels(h, q, y[rows], grid)
             log_share = torch.cat(
                 [(torch.log1p(-a) - math.log(self.members)).expand_as(b), a.log()[None]]
             )
