@@ -314,6 +314,15 @@ def test_counts_keep_what_lies_beyond_the_largest_seen() -> None:
     assert grid.above == 1.0
 
 
+def test_a_regressor_that_is_right_is_called_reliable_at_the_default_sample_size() -> None:
+    """Energies that hardly move: weights that end at once, to whose last digits any law fits."""
+    X, y = skewed_data()
+    model = EnergyRegressor(**SMALL).fit(X[:300], y[:300])
+    bounds = model.bounds(X[300:], y[300:], random_state=0)
+    assert bounds.upper == pytest.approx(model.score(X[300:], y[300:]), abs=1e-4)
+    assert bounds.reliable, bounds.reasons
+
+
 def test_bounds_are_those_of_the_score(fitted: EnergyRegressor) -> None:
     """Members whose learned normalisers are off by different amounts: none of it may show."""
     X, y = skewed_data(200)
