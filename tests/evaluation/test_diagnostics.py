@@ -329,7 +329,7 @@ def test_several_estimates_draw_until_the_worst_is_good_enough():
 def test_the_interval_widens_with_its_level():
     density, q = good_case(3)
     bounds = judged(density, q, 0)
-    printed = "[{:.4f}, {:.4f}] nats (95 %".format(*bounds.interval())
+    printed = "[{:.4f}, {:.4f}] nats (95 % interval".format(*bounds.interval())
     assert printed in str(bounds)
     low, high = bounds.interval(0.99)
     assert bounds.lower - low == pytest.approx(2.5758 * bounds.lower_se, rel=1e-3)

@@ -120,10 +120,10 @@ class Bounds:
         verdict = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
         low, high = self.interval()
         if math.isinf(self.upper):
-            where = f"at least {low:.4f} nats (95 %; lower bound {self.lower:.4f}, no upper bound)"
+            where = f"at least {low:.4f} nats (95 %; bound {self.lower:.4f}, no upper bound)"
         else:
             where = (
-                f"in [{low:.4f}, {high:.4f}] nats (95 %; bounds {self.lower:.4f} and "
+                f"in [{low:.4f}, {high:.4f}] nats (95 % interval; bounds {self.lower:.4f} and "
                 f"{self.upper:.4f}, gap {self.gap:.4f})"
             )
         said = " ".join(["", *self.remarks])
@@ -243,8 +243,11 @@ def evaluate(
             law = joined_by_rows(q, known) or q
             for n in (n_samples, MORE_SAMPLES * n_samples):
                 if law is not q or n > n_samples:
-                    bounds, clear = bounds_by(law, n)
-                if bounds.reliable and bounds.log_norm_se <= 0.8 * LARGEST_ERROR:
+                    bounds, _ = bounds_by(law, n)
+                # A b that is elsewhere stays there, however many samples are drawn.
+                said = about_b(bounds.log_norm, b, bounds.log_norm_se)
+                others = [reason for reason in bounds.reasons if reason != said]
+                if not others and bounds.log_norm_se <= 0.8 * LARGEST_ERROR:
                     break
             if law is not q:
                 bounds = replace(bounds, remarks=(*bounds.remarks, _JOINED))
