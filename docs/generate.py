@@ -36,6 +36,7 @@ TABLES = {
     "density": ("Densities of real tables", ["density"]),
     "anomaly": ("Anomaly detection", ["anomaly"]),
 }
+MIXED = ("generation", "gaps", "imputation", "explanation")  # parts of benchmarks/tables.py
 SPEED = """The scripts are in `benchmarks/`; `make bench` runs those that need no GPU. Variants of
 a table take turns in one run: ratios hold on a busy machine where absolute times do not. The files
 were measured with hand-written kernels that are no more; `kernels` below says what each saved."""
@@ -112,6 +113,19 @@ def speed_section(path: Path) -> str:
         f"file `{path.relative_to(ROOT)}`.",
     ]
     return "\n\n".join(part for part in parts if part != ".")
+
+
+def mixed_section(path: Path) -> str:
+    """A part of ``benchmarks/tables.py``: its methods ran in several environments."""
+    content = json.loads(path.read_text())
+    text = re.sub(r"^#", "##", path.with_suffix(".md").read_text().strip(), flags=re.MULTILINE)
+    used = {
+        row[role] for row in content["rows"] for role in ("made_by", "fitted_by") if role in row
+    }
+    ran = [content["made_by"][number] for number in sorted(used)]
+    each = dict.fromkeys(f"`{m['command']}` ({place(m['hardware'])})" for m in ran)
+    commands = "; ".join(each)
+    return f"{text}\n\nFile `{path.relative_to(ROOT)}`: {commands}."
 
 
 # Short tables inside other pages
@@ -353,6 +367,9 @@ def pages() -> dict[Path, str]:
         found[DOCS / "tables" / f"{name}.md"] = page(title, *sections)
     speed = [speed_section(path) for path in sorted((RESULTS / "speed").glob("*.json"))]
     found[DOCS / "tables" / "speed.md"] = page("Speed and memory", SPEED, *speed)
+    parts = [RESULTS / "tables" / f"{name}.json" for name in MIXED]
+    mixed = [mixed_section(path) for path in parts if path.exists()]
+    found[DOCS / "tables" / "mixed.md"] = page("Tables of mixed columns", *mixed)
     for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
         text = path.read_text()
         if BLOCK.search(text):

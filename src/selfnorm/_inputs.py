@@ -190,6 +190,28 @@ def refuse_text_target(y: Any) -> None:
         raise DataError("y holds text or dates: turn it into numbers first")
 
 
+def check_device(device: str | torch.device | None) -> torch.device:
+    """A device that can compute here, or an error that says why not; ``None`` is the CPU.
+
+    >>> check_device("meta")
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: device 'meta' cannot be used here: it holds no numbers; use 'cpu'
+    """
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise DataError(f"device {str(device)!r}: no CUDA device is available here; use 'cpu'")
+    try:
+        found = torch.device(device or "cpu")
+        if found.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        float(torch.ones((), device=found))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        detail = str(error).splitlines()[0]
+        raise DataError(
+            f"device {str(device)!r} cannot be used here: {detail}; use 'cpu'"
+        ) from error
+    return found
+
+
 def refuse_masked(x: Any, name: str) -> None:
     """Refuse an array with masked cells, whose numbers would count as if they were given.
 

@@ -137,6 +137,23 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
         ) from error
 
 
+def expect(config: dict[str, Any], **kinds: Any) -> None:
+    """A ``ValueError`` if entries are not of these types, or column names not as many as said.
+
+    >>> expect({"n_features": "two"}, n_features=int)
+    Traceback (most recent call last):
+    ValueError: the config's 'n_features' is missing or malformed
+    """
+    for name, kind in kinds.items():
+        value = config.get(name)
+        right = name in config and isinstance(value, kind)
+        if name == "columns" and isinstance(value, list):
+            right = all(isinstance(each, str) for each in value)
+            right = right and len(value) == config.get("n_features")
+        if not right or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"the config's {name!r} is missing or malformed")
+
+
 class Saved:
     """A class whose objects say themselves what a folder holds: ``to_folder``, ``from_folder``."""
 

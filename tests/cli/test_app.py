@@ -2,8 +2,11 @@
 
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from functools import wraps
 from importlib import import_module
 
@@ -13,8 +16,11 @@ import pytest
 import torch
 
 import selfnorm as sn
+from selfnorm import saving
 from selfnorm.cli import app as cli
+from selfnorm.paper import toy2d
 from selfnorm.tables import numeric, read_table
+from selfnorm.training.step import Stepper
 
 
 def rows(n, d, seed=0):
@@ -354,3 +360,153 @@ def test_options_reach_the_table(selfnorm, monkeypatch, tmp_path, table, flags, 
     assert selfnorm("reproduce", table, *flags.split(), "--out", tmp_path)[0] == 0
     assert expected.items() <= given.items()
     assert set(given) == {*expected, "recipe", "out", "device", "progress"}
+
+
+def strike(monkeypatch, number, at):
+    """A signal from within a training step."""
+    plain, left = Stepper.step, [at]
+
+    def step(self, *args):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), number)
+        return plain(self, *args)
+
+    monkeypatch.setattr(Stepper, "step", step)
+
+
+SIGNALS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+
+
+@pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
+@pytest.mark.parametrize("target", [(), ("--target", "a", "--max-epochs", 9)])
+def test_a_signal_ends_a_fit_with_what_was_kept(
+    selfnorm, places, tmp_path, monkeypatch, number, code, word, target
+):
+    steps = () if target else ("--max-steps", 30)
+    fit = ("fit", places / "train.csv", "-o", tmp_path / "m", "--no-progress", *target, *steps)
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patched:
+        strike(patched, number, 15)
+        found, _, err = selfnorm(*fit)
+    assert found == code
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(err.strip().splitlines()) == 1
+    assert f"{word}: the best state after 14 steps is kept in {tmp_path / 'm'}" in err
+    read = ("evaluate", tmp_path / "m", places / "test.csv", "--n-samples", 100)
+    assert selfnorm(*read)[0] == 0
+
+
+@pytest.mark.parametrize("target", [(), ("--target", "a", "--max-epochs", 9)])
+def test_the_same_command_goes_on_from_a_checkpoint(
+    selfnorm, places, tmp_path, monkeypatch, target
+):
+    steps = () if target else ("--max-steps", 60)
+    fit = ("fit", places / "train.csv", "--no-progress", *target, *steps, "-o")
+    assert selfnorm(*fit, tmp_path / "whole")[0] == 0
+    saving = ("--checkpoint", tmp_path / "run.ckpt")
+    for at in (45, 90) if target else (45, 12):  # in both stages of a regressor
+        with monkeypatch.context() as patched:
+            strike(patched, signal.SIGTERM, at)
+            code, _, err = selfnorm(*fit, tmp_path / "resumed", *saving)
+        assert code == 143
+        assert "run.ckpt is kept; the same command goes on from it" in err
+        assert not (tmp_path / "resumed").exists()
+    assert selfnorm(*fit, tmp_path / "resumed", *saving)[0] == 0
+    whole, resumed = (tmp_path / name / "model.safetensors" for name in ("whole", "resumed"))
+    assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_a_signal_elsewhere_says_that_nothing_was_written(selfnorm, places, tmp_path, monkeypatch):
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setattr(cli, "read_table", interrupted)
+    out = tmp_path / "s.csv"
+    code, _, err = selfnorm("score", places / "model", places / "test.csv", "-o", out)
+    assert code == 130
+    assert err.strip() == "selfnorm: interrupted: nothing was written"
+    monkeypatch.setattr(toy2d, "run", lambda **_: interrupted())
+    code, _, err = selfnorm("reproduce", "toy2d", "--out", tmp_path)
+    assert code == 130
+    assert f"finished rows are kept in {tmp_path}; the same command goes on" in err
+
+
+def test_what_cannot_be_is_one_line(selfnorm, places, tmp_path, monkeypatch):
+    model, train = places / "model", places / "train.csv"
+    out = ("-o", tmp_path / "s.csv")
+    cases = [
+        (("sample", model, "-n", 10**14, *out), "GiB are free"),
+        (("fit", train, "-o", tmp_path / "m", "--device", "meta"), "holds no numbers"),
+        (("fit", train, "-o", tmp_path / "m", "--checkpoint", tmp_path), "is a folder"),
+    ]
+    if not torch.cuda.is_available():
+        gone = "no CUDA device is available here"
+        cases.append((("fit", train, "-o", tmp_path / "m", "--device", "cuda"), gone))
+    np.savez(tmp_path / "t.npz", X=rows(20, 3))
+    whole = (tmp_path / "t.npz").read_bytes()
+    for place in (2, 60, 130, 200, len(whole) - 10):
+        damaged = tmp_path / f"{place}.npz"
+        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+        cases.append((("score", model, damaged, *out), ""))
+    (tmp_path / "short.npz").write_bytes(whole[:-30])
+    cases.append((("score", model, tmp_path / "short.npz", *out), "cannot be read"))
+    for arguments, words in cases:
+        code, _, err = selfnorm(*arguments)
+        assert code in (0, 2)
+        assert words in err, (arguments, err)
+        assert len(err.strip().splitlines()) == (code == 2), err
+
+    def too_much(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B")
+
+    monkeypatch.setattr(sn.EnergyDensity, "sample", too_much)
+    code, _, err = selfnorm("sample", model, *out)
+    assert code == 2
+    assert "not enough memory" in err
+
+
+@pytest.mark.parametrize("kind", ["density", "regressor"])
+def test_wrong_types_in_a_config_with_the_right_hash(selfnorm, places, tmp_path, kind):
+    """Every entry of a config by turns a number, a text, a list, nothing: one line, or a result."""
+    names = ["a", "b", "c"]
+    X = rows(60, 3)
+    write_csv(tmp_path / "t.csv", X[:20], names)
+    if kind == "density":
+        model = sn.EnergyDensity(max_steps=2, random_state=0).fit(pd.DataFrame(X, columns=names))
+        commands = (("score", "-o", tmp_path / "s.csv"), ("sample", "-n", 3))
+    else:
+        model = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=8, random_state=0)
+        model.fit(pd.DataFrame(X[:, :2], columns=names[:2]), X[:, 2])
+        commands = (("predict", "-o", tmp_path / "s.csv"),)
+    sn.save(model, tmp_path / "m", notes={"target": "c"})
+    document = json.loads((tmp_path / "m" / "config.json").read_text())
+    rng = np.random.default_rng(0)
+    entries = [*_entries(document["config"]), *_entries(document["notes"], ("notes",))]
+    for place in entries:
+        wrong = [7, -1, "text", [1, "b"], None, {"x": 1}, 0.5, True, []][rng.integers(9)]
+        changed = json.loads(json.dumps(document))
+        inner = changed if place[0] == "notes" else changed["config"]
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = wrong
+        changed["config_sha256"] = saving._config_hash(changed)
+        (tmp_path / "m" / "config.json").write_text(json.dumps(changed))
+        command, *options = commands[rng.integers(len(commands))]
+        if command == "sample":
+            options += ["-o", tmp_path / "drawn.csv"]
+        else:
+            options = [tmp_path / "t.csv", *options]
+        code, _, err = selfnorm(command, tmp_path / "m", *options)
+        assert code in (0, 2), (place, wrong)
+        assert len(err.strip().splitlines()) == (code == 2), (place, wrong, err)
+
+
+def _entries(inner, place=()):
+    """Where every entry of nested dicts and lists is; of long lists the first ones."""
+    pairs = inner.items() if isinstance(inner, dict) else enumerate(inner[:2])
+    for key, value in pairs:
+        yield (*place, key)
+        if isinstance(value, dict | list):
+            yield from _entries(value, (*place, key))

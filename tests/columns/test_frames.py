@@ -111,6 +111,12 @@ def test_pandas(backend):
     pd.testing.assert_frame_equal(there_and_back(frame), frame)
 
 
+def test_the_kind_of_table_is_not_part_of_the_measure():
+    frame = pl.from_arrow(arrow_table().drop(["category", "beyond floats"]))
+    prints = {Schema.detect(t).fingerprint for t in (frame, frame.to_arrow(), frame.to_pandas())}
+    assert len(prints) == 1
+
+
 def test_dict_of_lists_and_arrays():
     rng = np.random.default_rng(0)
     table = {

@@ -250,6 +250,17 @@ def test_finer_dates_are_cut_and_said():
         schema.encode(frame.assign(day=frame["day"] + pd.Timedelta("3h")))
 
 
+def test_dates_far_out_are_held_by_their_type():
+    frame = messy()[["day"]].assign(text=lambda t: t["day"].dt.strftime("%d.%m.%Y").shift(1))
+    schema = Schema.detect(frame)
+    x, _ = schema.encode(frame.iloc[1:3])
+    weeks = [schema.parts_of(["day"])[0], schema.parts_of(["text"])[0]]
+    x[:, weeks, 1] = [[-1e6], [1e6]]
+    again = schema.decode(x)
+    assert again["day"].dt.year.tolist() == [1677, 2262]
+    assert again["text"].tolist() == ["01.01.0001", "31.12.9999"]
+
+
 def test_a_date_is_a_gap_where_its_base_is():
     frame = messy()[["start", "end"]]
     frame.loc[3, "end"] = pd.NaT

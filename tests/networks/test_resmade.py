@@ -10,7 +10,7 @@ def dependence(net, head, dim, per_column=1, condition=None):
     """``(R, out column, in column)``: whether an output of one column moves with another."""
     stack = net.ranks.shape[0]
     x = torch.randn(stack, 4, dim * per_column, requires_grad=True)
-    out = net.outputs(head, net(x, condition))
+    out = net.outputs(head, net(x, condition), 3)
     seen = torch.zeros(stack, dim, dim, dtype=torch.bool)
     for j in range(dim):
         (grad,) = torch.autograd.grad(out[:, :, j].square().sum(), x, retain_graph=True)
@@ -41,7 +41,7 @@ def test_a_condition_reaches_every_column_the_first_included():
     net = ResMADE(draw_orderings(3, 1), hidden=32, condition_dim=2)
     head = net.head(2)
     condition = torch.randn(1, 4, 2, requires_grad=True)
-    out = net.outputs(head, net(torch.randn(1, 4, 3), condition))
+    out = net.outputs(head, net(torch.randn(1, 4, 3), condition), 2)
     for j in range(3):
         (grad,) = torch.autograd.grad(out[:, :, j].square().sum(), condition, retain_graph=True)
         assert (grad.abs() > 0).all()
@@ -49,7 +49,7 @@ def test_a_condition_reaches_every_column_the_first_included():
 
 def test_one_column_and_no_condition_gives_constants():
     net = ResMADE(draw_orderings(1, 1), hidden=8)
-    out = net.outputs(net.head(2), net(torch.randn(1, 6, 1)))
+    out = net.outputs(net.head(2), net(torch.randn(1, 6, 1)), 2)
     assert torch.allclose(out, out[:, :1].expand_as(out))
 
 
@@ -58,10 +58,10 @@ def test_stacked_chains_do_not_touch_each_other():
     net = ResMADE(draw_orderings(3, 2), hidden=16)
     head = net.head(1)
     x = torch.randn(2, 4, 3)
-    before = net.outputs(head, net(x))
+    before = net.outputs(head, net(x), 1)
     with torch.no_grad():
         net.first.weight[1].add_(1.0)
-    after = net.outputs(head, net(x))
+    after = net.outputs(head, net(x), 1)
     assert torch.equal(before[0], after[0])
     assert not torch.equal(before[1], after[1])
 

@@ -1,7 +1,16 @@
-"""``AutoregressiveEBM``: a chain of one-dimensional EBMs, its factors, training and bounds."""
+"""Chains of one-dimensional EBMs: their factors, training and bounds; over numbers, over tables."""
 
 from selfnorm.chain.bounds import N_NODES, row_bounds
 from selfnorm.chain.model import AutoregressiveEBM, Factors
+from selfnorm.chain.table import ColumnLaw, TableChain
 from selfnorm.chain.task import default_options
 
-__all__ = ["N_NODES", "AutoregressiveEBM", "Factors", "default_options", "row_bounds"]
+__all__ = [
+    "N_NODES",
+    "AutoregressiveEBM",
+    "ColumnLaw",
+    "Factors",
+    "TableChain",
+    "default_options",
+    "row_bounds",
+]

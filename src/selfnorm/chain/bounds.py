@@ -21,7 +21,7 @@ from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, data_side_check, tail_in
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
 
 if TYPE_CHECKING:
-    from selfnorm.chain.model import AutoregressiveEBM
+    from selfnorm.chain.model import Chain
 
 MAX_SAMPLES = 2000
 N_NODES = 256  # of the b in the lower bound: their error widens the gap, nothing else
@@ -61,7 +61,7 @@ class ChainBounds(Bounds):
 
 @torch.no_grad()
 def row_bounds(
-    model: AutoregressiveEBM,
+    model: Chain,
     x: Tensor,
     condition: Tensor | None = None,
     *,
@@ -87,11 +87,12 @@ def row_bounds(
     for rows in model.chunks(len(x), max(n_samples, n_nodes), chunk_size):
         given = None if condition is None else condition[rows]
         at, log_q, f, _, log_det = model.at_rows(x[rows], given)
-        log_w = model.energy(at.proposal.sample(n_samples, stratified=False), at)
+        y = model.rounded(at.proposal.sample(n_samples, stratified=False))
+        log_w = model.tilt(y, at)
         log_z = log_mean_exp(log_w)
-        unnormalised = (log_q + f).sum(-1) + log_det
+        unnormalised = log_q.sum(-1) + f.sum(-1) + log_det
         upper = unnormalised - log_z.sum(-1)
-        b, nodes = model.energy.log_norm(at.context), model.quadrature(at, n_nodes)
+        b, nodes = model.log_norm(at), model.quadrature(at, n_nodes)
         learned, exact = (unnormalised - log_norm.sum(-1) for log_norm in (b, nodes))
         learned_lower, lower = (upper - bound_gap(log_z - v).sum(-1) for v in (b, nodes))
         fraction = ess(log_w)
@@ -108,7 +109,7 @@ def row_bounds(
             "log_weights": (log_w - log_z).flatten()[:4096],
             "log_weights_data": (f - log_z).flatten()[:4096],
         }
-        inside = model.columns.inside(x[rows])
+        inside = model.inside(x[rows])
         for name in ("upper", "lower", "quadrature", "learned", "learned_lower"):
             values[name] = values[name].masked_fill(~inside, -math.inf)
         for name, value in values.items():

@@ -37,6 +37,7 @@ class Factors(NamedTuple):
     context: Tensor  # (R, N, dim, C)
     mean: Tensor  # (R, N, dim), where the energy has its zero and its unit
     inverse_sd: Tensor
+    active: Tensor | None = None  # (R, N, dim) of bool: where a row has a number; None: everywhere
 
 
 class FactorEnergy(nn.Module):
@@ -94,7 +95,220 @@ class FactorEnergy(nn.Module):
         return out.squeeze(-1).unflatten(1, context.shape[1:3])
 
 
-class AutoregressiveEBM(nn.Module):
+def orderings_of(orderings: int | Sequence[Sequence[int]], dim: int) -> Tensor:
+    """Ranks ``(R, dim)``, drawn or as they are given."""
+    if isinstance(orderings, int | Integral):
+        if int(orderings) < 1:
+            raise DataError(f"orderings must be at least 1, not {orderings}")
+        return draw_orderings(dim, int(orderings))
+    ranks = torch.tensor([list(r) for r in orderings])
+    if ranks.shape[1:] != (dim,) or (ranks.sort(1).values != torch.arange(1, dim + 1)).any():
+        raise ValueError(f"each ordering must be a permutation of 1..{dim}")
+    return ranks
+
+
+class Chain(nn.Module):
+    """What chains of one-dimensional EBMs share: factors of numbers, training, bounds."""
+
+    trunk: ResMADE
+    energy: FactorEnergy
+    mixture_head: ChainLinear
+    context_head: ChainLinear
+    dim: int
+    context_drop: float = 0.0
+    has_cells = False  # of numbers that are integrated over a cell
+
+    @property
+    def n_orderings(self) -> int:
+        """Number of chains mixed."""
+        return self.trunk.ranks.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.trunk.ranks.device
+
+    def _make_number_heads(
+        self,
+        columns: Sequence[int],
+        *,
+        components: int,
+        family: str,
+        context: int,
+        energy_hidden: int,
+        energy_blocks: int,
+    ) -> None:
+        """Heads of the mixture proposals and contexts of ``columns``, and their energy."""
+        self.n_components, self.n_context, self.family = components + 1, context, family
+        which = [int(j in set(columns)) for j in range(self.dim)]
+        self.mixture_head = self.trunk.head([3 * self.n_components * each for each in which])
+        self.context_head = self.trunk.head([context * each for each in which])
+        with torch.no_grad():
+            self.mixture_head.weight.mul_(0.2)
+        described = context + 3 * self.n_components
+        self.energy = FactorEnergy(self.n_orderings, described, energy_hidden, energy_blocks)
+
+    @torch.no_grad()
+    def _start_numbers_at(self, knots: Tensor) -> None:
+        """Place the components of every proposal on the quantiles ``knots (dim, Q)``."""
+        k = self.n_components - 1
+        place = torch.linspace(0, knots.shape[1] - 1, 2 * k + 1, device=knots.device)
+        low = place.floor().long().clamp_max(knots.shape[1] - 2)
+        q = knots[:, low] + (place - low) * (knots[:, low + 1] - knots[:, low])  # (dim, 2k+1)
+        loc = torch.cat([q[:, 1::2], knots.median(1, keepdim=True).values], 1)
+        width = ((q[:, 2::2] - q[:, :-2:2]) / 2).clamp_min(NARROWEST_START)
+        log_scale = torch.cat([width.log(), torch.zeros_like(loc[:, :1])], 1)
+        logits = torch.zeros_like(loc)
+        logits[:, -1] = math.log(0.02 * k)
+        bias = torch.stack([logits, loc, log_scale], 1).flatten()  # (dim * 3 * (k + 1),)
+        assert self.mixture_head.bias is not None
+        self.mixture_head.bias.copy_(bias.expand_as(self.mixture_head.bias))
+
+    def training_task(self, **options: Any) -> AutoregressiveTask:
+        """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""
+        return AutoregressiveTask(self, **options)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Matrices with weight decay, biases without."""
+        named = list(self.named_parameters())
+        return [
+            {"params": [p for n, p in named if n.endswith("weight")]},
+            {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
+        ]
+
+    def start(self, x: Tensor, condition: Tensor | None = None) -> None:
+        """Get ready to be trained on rows: check them, read what is read off the data."""
+        raise NotImplementedError
+
+    def check(self, x: Any) -> Tensor:
+        """Rows on the model's device and dtype, or a :class:`DataError`."""
+        raise NotImplementedError
+
+    def given(self, condition: Any, n: int) -> Tensor | None:
+        """What ``n`` rows are conditioned on."""
+        raise NotImplementedError
+
+    def inside(self, x: Tensor) -> Tensor:
+        """``(n,)``: rows that have a density."""
+        raise NotImplementedError
+
+    def at_rows(
+        self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0
+    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+        """The factors at rows, ``log q``, ``-E``, ``log_w`` and the log-determinant."""
+        raise NotImplementedError
+
+    def at_batch(
+        self, batch: tuple[Tensor, ...], n_samples: int
+    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+        """:meth:`at_rows` of a batch of training rows."""
+        raise NotImplementedError
+
+    def factors_of(self, features: Tensor) -> Factors:
+        """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``."""
+        raw = self.trunk.outputs(self.mixture_head, features, 3 * self.n_components)
+        context = self.trunk.outputs(self.context_head, features, self.n_context)
+        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        context = dropout(context, self.context_drop, self.training)
+        return self._described(proposal, self._seen_by_energies(proposal, features), context)
+
+    def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:
+        """The proposals without gradient: they are fitted by their own likelihood alone."""
+        del features
+        return proposal.detach()
+
+    def _described(self, proposal: Mixture1d, seen: Mixture1d, context: Tensor) -> Factors:
+        """Append the proposal's own shape to the context: energy and ``b`` correct that shape."""
+        mean, variance = seen.moments()
+        inverse_sd = variance.rsqrt()
+        shape = [
+            hardtanh(seen.log_pi, -10.0, 1.0) / 4,
+            hardtanh((seen.loc - mean.unsqueeze(-1)) * inverse_sd.unsqueeze(-1), -10.0, 10.0) / 2,
+            hardtanh(seen.log_scale + inverse_sd.log().unsqueeze(-1), -8.0, 8.0) / 4,
+        ]
+        return Factors(proposal, torch.cat([context, *shape], -1), mean, inverse_sd)
+
+    def tilt(self, y: Tensor, at: Factors) -> Tensor:
+        """``-E`` at values ``y (S, R, N, dim)``; zero where a row has no number."""
+        f: Tensor = self.energy(y, at)
+        return f if at.active is None else f.where(at.active, 0.0)
+
+    def log_norm(self, at: Factors) -> Tensor:
+        """The learned ``b (R, N, dim)``; zero where a row has no number."""
+        b: Tensor = self.energy.log_norm(at.context)
+        return b if at.active is None else b.where(at.active, 0.0)
+
+    def rounded(self, y: Tensor, shift: float = 0.0) -> Tensor:
+        """Values moved to the centres of their cells (``shift=0.5``: edges); here unchanged."""
+        del shift
+        return y
+
+    def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
+        """Slices of ``n`` rows small enough to handle at once with ``nodes`` values per factor."""
+        places = PLACES_AT_ONCE.get(self.device.type, 2**20)
+        size = chunk_size or max(1, places // (self.dim * self.n_orderings * nodes))
+        for start in range(0, n, size):
+            yield slice(start, start + size)
+
+    def quadrature(self, at: Factors, n_nodes: int = 2048) -> Tensor:
+        """``log Z_i`` ``(R, N, dim)`` of the factors by a deterministic rule."""
+        y, log_weight = at.proposal.nodes(n_nodes, self.rounded if self.has_cells else None)
+        return torch.logsumexp(log_weight + self.tilt(y, at), 0)
+
+    def fit_log_norm(self, data: tuple[Tensor, ...], steps: int) -> dict[str, float]:
+        """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""
+        self.eval()
+        of_b = [*self.energy.norm_layers.parameters(), *self.energy.norm_last.parameters()]
+        optimizer = torch.optim.Adam(of_b, lr=2e-3)
+        n, gap = len(data[0]), torch.zeros(())
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
+            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
+            with torch.no_grad():
+                at, _, _, log_w, _ = self.at_batch(tuple(t[rows] for t in data), 16)
+                log_z = log_mean_exp(log_w)
+            gap = bound_gap(log_z - self.log_norm(at)).sum(-1).mean()
+            optimizer.zero_grad()
+            gap.backward()
+            optimizer.step()
+        return {"gap": float(gap.detach())} if steps else {}
+
+    def bounds(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        condition: Tensor | None = None,
+        *,
+        n_samples: int = 1000,
+        n_nodes: int = evaluation.N_NODES,
+        seed: SeedLike = None,
+        chunk_size: int | None = None,
+    ) -> evaluation.ChainBounds:
+        """Bounds of the mean log-likelihood of ``x``, with the verdict.
+
+        They enclose the *exactly normalised* density, that of ``normalizer="quadrature"``; how far
+        ``log_prob`` by the learned ``b_i`` is from it stands in ``learned_error``, ``learned_rms``
+        and ``learned_gap``. ``n_samples`` proposal samples (2,000 at most: a factor is
+        one-dimensional and its proposal close) and ``n_nodes`` nodes for every factor of every row.
+        ``upper`` comes from importance estimates of ``log Z_i``, ``lower`` from the same samples
+        with ``b_i`` by a quadrature over nodes, which are independent of them: the gap is of the
+        order of the variance of ``log Z_i``. With several orderings the rows' bounds are those of
+        the mixture. A pair ``(x, condition)``, as it is given to ``fit``, may stand in place of
+        ``x``.
+        """
+        x, condition = x if isinstance(x, tuple) else (x, condition)
+        if n_samples < 2:
+            raise DataError(f"n_samples must be at least 2, got {n_samples}")
+        if len(x) == 0:
+            raise DataError("no rows to bound: pass at least one")
+        n_samples = min(n_samples, evaluation.MAX_SAMPLES)
+        with seeded(seed, self.device):
+            rows = evaluation.row_bounds(
+                self, x, condition, n_samples=n_samples, n_nodes=n_nodes, chunk_size=chunk_size
+            )
+        return evaluation.summarise(rows, n_samples)
+
+
+class AutoregressiveEBM(Chain):
     r"""``p(x) = prod_i q_i(x_i | x_<i) exp(-E(x_i, c_i) - b_i)``, one EBM per coordinate.
 
     One masked residual network (:class:`~selfnorm.networks.resmade.ResMADE`) reads the columns
@@ -154,21 +368,9 @@ class AutoregressiveEBM(nn.Module):
             raise DataError(f"dim must be at least 1, not {dim}")
         if family not in ("logistic", "gaussian"):
             raise ValueError(f"family must be 'logistic' or 'gaussian', not {family!r}")
-        if isinstance(orderings, int | Integral):
-            if int(orderings) < 1:
-                raise DataError(f"orderings must be at least 1, not {orderings}")
-            ranks = draw_orderings(dim, int(orderings))
-        else:
-            ranks = torch.tensor([list(r) for r in orderings])
-            if (
-                ranks.shape[1:] != (dim,)
-                or (ranks.sort(1).values != torch.arange(1, dim + 1)).any()
-            ):
-                raise ValueError(f"each ordering must be a permutation of 1..{dim}")
-        self.dim, self.condition_dim, self.family = dim, condition_dim, family
-        self.n_components = components + 1
+        ranks = orderings_of(orderings, dim)
+        self.dim, self.condition_dim = dim, condition_dim
         self.context_drop = drop if drop_context else 0.0
-        stack = ranks.shape[0]
         self.config: dict[str, Any] = {
             "dim": dim, "condition_dim": condition_dim, "orderings": ranks.tolist(),
             "hidden": hidden, "blocks": blocks, "components": components, "family": family,
@@ -179,20 +381,19 @@ class AutoregressiveEBM(nn.Module):
             "encoding": encoding,
         }  # fmt: skip
         self.columns = Columns(dim, support=support, discrete=discrete, encoding=encoding)
-        widths = {"hidden": hidden, "blocks": blocks, "condition_dim": condition_dim}
-        self.trunk = ResMADE(ranks, per_column=self.columns.n_inputs, drop=drop, **widths)
-        self.mixture_head = self.trunk.head(3 * self.n_components)
-        self.context_head = self.trunk.head(context)
-        with torch.no_grad():
-            self.mixture_head.weight.mul_(0.2)
-        described = context + 3 * self.n_components
-        self.energy = FactorEnergy(stack, described, energy_hidden, energy_blocks)
+        widths: dict[str, Any] = {"hidden": hidden, "blocks": blocks}
+        self.trunk = ResMADE(
+            ranks,
+            per_column=self.columns.n_inputs,
+            drop=drop,
+            condition_dim=condition_dim,
+            **widths,
+        )
+        self._make_number_heads(
+            range(dim), components=components, family=family, context=context,
+            energy_hidden=energy_hidden, energy_blocks=energy_blocks,
+        )  # fmt: skip
         self.start_at_marginals()
-
-    @property
-    def n_orderings(self) -> int:
-        """Number of chains mixed."""
-        return self.trunk.ranks.shape[0]
 
     @torch.no_grad()
     def set_scaling(self, x: Tensor) -> AutoregressiveEBM:
@@ -207,34 +408,9 @@ class AutoregressiveEBM(nn.Module):
         self.start_at_marginals()
         return self
 
-    @torch.no_grad()
     def start_at_marginals(self) -> None:
         """Place the components of every proposal on the quantiles of its column."""
-        k = self.n_components - 1
-        knots = self.columns.knots  # (dim, Q) quantiles
-        place = torch.linspace(0, knots.shape[1] - 1, 2 * k + 1, device=knots.device)
-        low = place.floor().long().clamp_max(knots.shape[1] - 2)
-        q = knots[:, low] + (place - low) * (knots[:, low + 1] - knots[:, low])  # (dim, 2k+1)
-        loc = torch.cat([q[:, 1::2], knots.median(1, keepdim=True).values], 1)
-        width = ((q[:, 2::2] - q[:, :-2:2]) / 2).clamp_min(NARROWEST_START)
-        log_scale = torch.cat([width.log(), torch.zeros_like(loc[:, :1])], 1)
-        logits = torch.zeros_like(loc)
-        logits[:, -1] = math.log(0.02 * k)
-        bias = torch.stack([logits, loc, log_scale], 1).flatten()  # (dim * 3 * (k + 1),)
-        assert self.mixture_head.bias is not None
-        self.mixture_head.bias.copy_(bias.expand_as(self.mixture_head.bias))
-
-    def training_task(self, **options: Any) -> AutoregressiveTask:
-        """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""
-        return AutoregressiveTask(self, **options)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Matrices with weight decay, biases without."""
-        named = list(self.named_parameters())
-        return [
-            {"params": [p for n, p in named if n.endswith("weight")]},
-            {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
-        ]
+        self._start_numbers_at(self.columns.knots)
 
     # -- one pass -----------------------------------------------------------------------------
 
@@ -260,28 +436,7 @@ class AutoregressiveEBM(nn.Module):
         given = self.given(condition, z.shape[1])
         if given is not None:
             given = given.expand(self.n_orderings, -1, -1)
-        features = self.trunk(self.columns.encode(z).flatten(-2), given)
-        raw = self.trunk.outputs(self.mixture_head, features)
-        context = self.trunk.outputs(self.context_head, features)
-        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
-        context = dropout(context, self.context_drop, self.training)
-        return self._described(proposal, self._seen_by_energies(proposal, features), context)
-
-    def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:
-        """The proposals without gradient: they are fitted by their own likelihood alone."""
-        del features
-        return proposal.detach()
-
-    def _described(self, proposal: Mixture1d, seen: Mixture1d, context: Tensor) -> Factors:
-        """Append the proposal's own shape to the context: energy and ``b`` correct that shape."""
-        mean, variance = seen.moments()
-        inverse_sd = variance.rsqrt()
-        shape = [
-            hardtanh(seen.log_pi, -10.0, 1.0) / 4,
-            hardtanh((seen.loc - mean.unsqueeze(-1)) * inverse_sd.unsqueeze(-1), -10.0, 10.0) / 2,
-            hardtanh(seen.log_scale + inverse_sd.log().unsqueeze(-1), -8.0, 8.0) / 4,
-        ]
-        return Factors(proposal, torch.cat([context, *shape], -1), mean, inverse_sd)
+        return self.factors_of(self.trunk(self.columns.encode(z).flatten(-2), given))
 
     def at_rows(
         self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0
@@ -298,7 +453,7 @@ class AutoregressiveEBM(nn.Module):
         if n_samples:
             with torch.no_grad():
                 y = torch.cat([y, at.proposal.sample(n_samples)])
-        f = self.energy(y, at)
+        f = self.tilt(y, at)
         return at, at.proposal.log_prob(here), f[0], f[1:], log_det
 
     def at_batch(
@@ -308,19 +463,25 @@ class AutoregressiveEBM(nn.Module):
         x = self.columns.dequantise(batch[0].to(self.columns.center))
         return self.at_rows(x, *batch[1:], n_samples=n_samples)
 
+    def start(self, x: Tensor, condition: Tensor | None = None) -> None:
+        """Check the table; read the columns' scales unless they are set already."""
+        self.check(x)
+        self.given(condition, len(x))
+        if not all(bool(torch.isfinite(t).all()) for t in (x, condition) if t is not None):
+            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
+        if not bool(self.columns.fitted):
+            self.set_scaling(x)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """``(n,)``: rows within the support."""
+        return self.columns.inside(x)
+
     def check(self, x: Any) -> Tensor:
         """``x`` as ``(n, dim)`` on the model's device and dtype, or a :class:`DataError`."""
         x = as_rows(x, dtype=self.columns.center.dtype)
         if x.dim() != 2 or x.shape[1] != self.dim:
             raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(x.shape)}")
         return x.to(self.columns.center)
-
-    def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
-        """Slices of ``n`` rows small enough to handle at once with ``nodes`` values per factor."""
-        places = PLACES_AT_ONCE.get(self.columns.center.device.type, 2**20)
-        size = chunk_size or max(1, places // (self.dim * self.n_orderings * nodes))
-        for start in range(0, n, size):
-            yield slice(start, start + size)
 
     # -- densities ----------------------------------------------------------------------------
 
@@ -352,10 +513,7 @@ class AutoregressiveEBM(nn.Module):
         for rows in self.chunks(len(x), nodes, chunk_size):
             given = None if condition is None else condition[rows]
             at, log_q, f, _, log_det = self.at_rows(x[rows], given)
-            if quadrature:
-                log_norm = self.quadrature(at, n_nodes)
-            else:
-                log_norm = self.energy.log_norm(at.context)
+            log_norm = self.quadrature(at, n_nodes) if quadrature else self.log_norm(at)
             chains = (log_q + f - log_norm).sum(-1) + log_det
             parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
         return torch.cat(parts)
@@ -381,63 +539,6 @@ class AutoregressiveEBM(nn.Module):
         return log_cell_mass(
             lambda at: self.log_prob(at, condition, **options), x, step, n_points=n_points
         )
-
-    def quadrature(self, at: Factors, n_nodes: int = 2048) -> Tensor:
-        """``log Z_i`` ``(R, N, dim)`` of the factors by a deterministic rule."""
-        y, log_weight = at.proposal.nodes(n_nodes)
-        return torch.logsumexp(log_weight + self.energy(y, at), 0)
-
-    def fit_log_norm(self, data: tuple[Tensor, ...], steps: int) -> dict[str, float]:
-        """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""
-        self.eval()
-        of_b = [*self.energy.norm_layers.parameters(), *self.energy.norm_last.parameters()]
-        optimizer = torch.optim.Adam(of_b, lr=2e-3)
-        n, gap = len(data[0]), torch.zeros(())
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
-            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
-            with torch.no_grad():
-                at, _, _, log_w, _ = self.at_batch(tuple(t[rows] for t in data), 16)
-                log_z = log_mean_exp(log_w)
-            gap = bound_gap(log_z - self.energy.log_norm(at.context)).sum(-1).mean()
-            optimizer.zero_grad()
-            gap.backward()
-            optimizer.step()
-        return {"gap": float(gap.detach())} if steps else {}
-
-    def bounds(
-        self,
-        x: Tensor | tuple[Tensor, Tensor],
-        condition: Tensor | None = None,
-        *,
-        n_samples: int = 1000,
-        n_nodes: int = evaluation.N_NODES,
-        seed: SeedLike = None,
-        chunk_size: int | None = None,
-    ) -> evaluation.ChainBounds:
-        """Bounds of the mean log-likelihood of ``x``, with the verdict.
-
-        They enclose the *exactly normalised* density, that of ``normalizer="quadrature"``; how far
-        ``log_prob`` by the learned ``b_i`` is from it stands in ``learned_error``, ``learned_rms``
-        and ``learned_gap``. ``n_samples`` proposal samples (2,000 at most: a factor is
-        one-dimensional and its proposal close) and ``n_nodes`` nodes for every factor of every row.
-        ``upper`` comes from importance estimates of ``log Z_i``, ``lower`` from the same samples
-        with ``b_i`` by a quadrature over nodes, which are independent of them: the gap is of the
-        order of the variance of ``log Z_i``. With several orderings the rows' bounds are those of
-        the mixture. A pair ``(x, condition)``, as it is given to ``fit``, may stand in place of
-        ``x``.
-        """
-        x, condition = x if isinstance(x, tuple) else (x, condition)
-        if n_samples < 2:
-            raise DataError(f"n_samples must be at least 2, got {n_samples}")
-        if len(x) == 0:
-            raise DataError("no rows to bound: pass at least one")
-        n_samples = min(n_samples, evaluation.MAX_SAMPLES)
-        with seeded(seed, self.columns.center.device):
-            rows = evaluation.row_bounds(
-                self, x, condition, n_samples=n_samples, n_nodes=n_nodes, chunk_size=chunk_size
-            )
-        return evaluation.summarise(rows, n_samples)
 
     @torch.no_grad()
     def sample(

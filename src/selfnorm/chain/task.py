@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
-from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower, snl
 from selfnorm.training import Task
 
 if TYPE_CHECKING:
-    from selfnorm.chain.model import AutoregressiveEBM
+    from selfnorm.chain.model import Chain
 
 MAX_SAMPLES = 32
 
@@ -104,12 +103,12 @@ class AutoregressiveTask(Task):
         validation_samples: samples per factor when validating.
     """
 
-    module: AutoregressiveEBM
+    module: Chain
     capturable = True
 
     def __init__(
         self,
-        model: AutoregressiveEBM,
+        model: Chain,
         *,
         objective: Any = "snl",
         n_samples: int = 16,
@@ -130,22 +129,15 @@ class AutoregressiveTask(Task):
         return self.module.parameter_groups()
 
     def start(self, data: tuple[Tensor, ...]) -> None:
-        """Check the table; read the columns' scales unless they are set already."""
-        x, *condition = data
-        model = self.module
-        model.check(x)
-        model.given(condition[0] if condition else None, len(x))
-        if not all(bool(torch.isfinite(t).all()) for t in data):
-            raise DataError("the data hold NaN or infinity: drop or impute those rows first")
-        if not bool(model.columns.fitted):
-            model.set_scaling(x)
+        """Check the rows; read the columns' scales unless they are set already."""
+        self.module.start(*data)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Negative of proposal log-likelihood plus SNL, per row, averaged over the orderings."""
         at, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
-        b = self.module.energy.log_norm(at.context)
+        b = self.module.log_norm(at)
         tilt = snl(f, log_w, b, reduction="none")
-        loss = -(log_q + tilt).sum(-1).mean()
+        loss = -(log_q.sum(-1) + tilt.sum(-1)).mean()
         with torch.no_grad():
             gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
         return loss, {"lower": log_det.mean() - loss.detach(), "gap": gap}
@@ -157,11 +149,12 @@ class AutoregressiveTask(Task):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 part = tuple(t[rows] for t in data)
                 at, log_q, f, log_w, log_det = self.module.at_batch(part, self.validation_samples)
-                log_z, b = log_mean_exp(log_w), self.module.energy.log_norm(at.context)
-                upper = (log_q + f - log_z).sum(-1) + log_det
+                log_z, b = log_mean_exp(log_w), self.module.log_norm(at)
+                log_q = log_q.sum(-1) + log_det
+                upper = log_q + (f - log_z).sum(-1)
                 lower = upper - bound_gap(log_z - b).sum(-1)
-                proposal = log_mean_exp(log_q.sum(-1) + log_det)
-                own = (log_q + f - b).sum(-1) + log_det
+                proposal = log_mean_exp(log_q)
+                own = log_q + (f - b).sum(-1)
                 bounds = mixture_lower(lower, own), log_mean_exp(upper)
                 figures = (bounds[0], *bounds, ess(log_w).mean((0, 2)), proposal)
                 totals += torch.stack([t.double().sum() for t in figures])

@@ -9,23 +9,27 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 import time
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from typer import Argument, Option
+from typer.core import TyperGroup
 
 import selfnorm
 from selfnorm import saving
-from selfnorm._inputs import refuse_constant
+from selfnorm._inputs import check_device, refuse_constant
 from selfnorm.datasets import listing
-from selfnorm.errors import DataError, ModelFileError, SelfnormError
+from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning
+from selfnorm.evaluation import free_memory
 from selfnorm.plotting import plot_snl_surface
 from selfnorm.tables import (
     EnergyDensity,
@@ -40,8 +44,35 @@ from selfnorm.tables import (
     write_table,
 )
 
+
+class _Stopped(KeyboardInterrupt):
+    """A command was interrupted; the message says what was kept."""
+
+
+class _Commands(TyperGroup):
+    """Commands that end on Ctrl-C or SIGTERM with one line on what was kept."""
+
+    terminated = False
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            kept = str(stop) or "nothing was written"
+            how, code = ("terminated", 143) if _Commands.terminated else ("interrupted", 130)
+            typer.echo(f"selfnorm: {how}: {kept}", err=True)
+            raise typer.Exit(code) from None
+
+
+def _terminate(number: int, frame: Any) -> None:  # noqa: ARG001 the signal module's signature
+    """SIGTERM is an interrupt, too: a fit keeps what it has."""
+    _Commands.terminated = True
+    raise KeyboardInterrupt
+
+
 app = typer.Typer(
     name="selfnorm",
+    cls=_Commands,
     help="Energy-based models that are normalised: fit, evaluate, score, sample, reproduce.",
     no_args_is_help=True,
     add_completion=False,
@@ -127,7 +158,7 @@ def reproduce(
     asked = locals()
     if asked.pop("table") not in (*TABLES, "all"):
         raise SelfnormError(f"unknown table {table!r}; choose one of {', '.join(TABLES)} or all")
-    _check_device(device)
+    check_device(device)
     _check_folder(out)
     run = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}").run
     taken = {*inspect.signature(run).parameters, *_EVERY_TABLE}
@@ -142,7 +173,11 @@ def reproduce(
         options[name] = tuple(dict.fromkeys(value)) if isinstance(value, list) else value
     if table != "all":
         options.setdefault("recipe", "paper")
-    run(**options)
+    try:
+        run(**options)
+    except KeyboardInterrupt:
+        kept = f"finished rows are kept in {out}; the same command goes on from there"
+        raise _Stopped(kept) from None
     written = out / f"{table}.md"
     if written.exists():
         typer.echo(written.read_text())
@@ -175,6 +210,10 @@ def fit(
     contamination: Annotated[
         float | None, Option(help="Share of rows to call outliers (density only); 0.1.")
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        Option(help="File for the progress of a long fit: the same command goes on from it."),
+    ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
     force: Annotated[bool, Option(help="Replace a model that is there.")] = False,
@@ -185,7 +224,9 @@ def fit(
     _check_folder(output)
     if output.is_dir() and any(output.iterdir()) and not force:
         raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
-    _check_device(device)
+    if checkpoint is not None:
+        _check_folder(checkpoint.parent)
+    check_device(device)
     if target is None and max_epochs is not None:
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
     if target is not None:
@@ -208,11 +249,18 @@ def fit(
     if target is None:
         share = 0.1 if contamination is None else contamination
         estimator = EnergyDensity(method=method, max_steps=max_steps, contamination=share, **common)
-        estimator.fit(X)
+        rows: tuple[np.ndarray, ...] = (X,)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
         estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
-        estimator.fit(X, numeric(table, [target])[:, 0])
+        rows = (X, numeric(table, [target])[:, 0])
+    with warnings.catch_warnings():  # it is told below, with what became of the model
+        warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
+        estimator.fit(*rows, checkpoint=checkpoint)
+    histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
+    stopped = any(history.stopped == "interrupted" for history in histories)
+    if stopped and checkpoint is not None and checkpoint.exists():
+        raise _Stopped(f"{checkpoint} is kept; the same command goes on from it")
     report: dict[str, Any] = {
         "model": str(output),
         "kind": type(estimator).__name__,
@@ -226,15 +274,17 @@ def fit(
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
     estimator.feature_names_in_ = np.array(features, dtype=object)
     saving.save(estimator, output, notes=None if target is None else {"target": target})
+    if stopped:
+        raise _Stopped(f"the best state after {estimator.n_iter_} steps is kept in {output}")
     lines = [
         f"{report['kind']} fitted to {len(X)} rows x {len(features)} columns in "
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
     ]
     if target is None:
         # small tables spare no rows to hold out
-        rows = "training" if estimator.history_.best_score is None else "held-out"
+        judged = "training" if estimator.history_.best_score is None else "held-out"
         lower = f"{estimator.lower_bound_:.4f} nats/row"
-        lines.append(f"log-likelihood of {rows} rows at least {lower}")
+        lines.append(f"log-likelihood of {judged} rows at least {lower}")
     _tell(report, as_json, *lines)
 
 
@@ -304,6 +354,13 @@ def sample(
     found = _load(model)
     if found.kind != "EnergyDensity":
         raise ModelFileError(f"{model} holds a {found.kind}; 'sample' is for densities")
+    # a draw goes through some ten candidates a row
+    need, free = 80 * n * len(found.names), free_memory()
+    if need > free:
+        raise DataError(
+            f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
+            "draw fewer at a time, with another --seed each"
+        )
     rows = found.estimator.sample(n, random_state=seed)
     write_table(Table(dict(zip(found.names, rows.T, strict=True))), output)
     _tell({"rows": n, "output": str(output)}, as_json)
@@ -412,6 +469,13 @@ def _load(path: Path) -> _Model:
         del estimator.feature_names_in_
     names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
     target = str(folder.notes.get("target", "y"))
+    ask = estimator.predict if folder.kind == "EnergyRegressor" else estimator.score_samples
+    try:  # a config may be changed, its hash too, and the weights still fit
+        ask(np.zeros((1, estimator.n_features_in_)))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, RuntimeError) as error:
+        raise ModelFileError(
+            f"{path} holds a model that cannot compute ({error}); refit it"
+        ) from error
     return _Model(estimator, folder.kind, names, bool(known), target)
 
 
@@ -435,18 +499,6 @@ def _check_folder(output: Path) -> None:
         raise DataError(f"cannot write to {there}; choose another folder")
 
 
-def _check_device(device: str) -> None:
-    """Refuse a device that is not there."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise DataError("no CUDA device is available here: leave out --device cuda")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise DataError(
-            f"device {device!r} cannot be used here: {str(error).splitlines()[0]}"
-        ) from error
-
-
 def _write_with(table: Table, added: dict[str, np.ndarray], output: Path) -> None:
     for name in added:
         if name in table.columns:
@@ -462,7 +514,22 @@ def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
 
 
 def main() -> None:
-    """Entry point: a refused request is one line on stderr and exit code 2, not a traceback."""
+    """Entry point: a refused request is one line on stderr and exit code 2, not a traceback.
+
+    Ctrl-C and SIGTERM are one line, too, and exit codes 130 and 143.
+    """
+    _Commands.terminated = False
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        _main()
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _main() -> None:
     try:
         app()
     except (SelfnormError, ValueError) as error:
@@ -471,4 +538,10 @@ def main() -> None:
     except OSError as error:  # a file that cannot be read, a disk that is full
         where = "" if error.filename is None else f"{error.filename}: "
         typer.echo(f"selfnorm: {where}{error.strerror or error}", err=True)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        words = str(error).splitlines() or [""]
+        if not isinstance(error, MemoryError) and "memory" not in words[0]:
+            raise
+        typer.echo(f"selfnorm: there is not enough memory: {words[0]}", err=True)
         sys.exit(2)

@@ -16,6 +16,8 @@ from selfnorm.errors import DataError
 KINDS = ("continuous", "cells", "category", "date")
 DAY, HOUR = 86_400, 3_600
 _MONDAY = 3  # 1970-01-01 was a Thursday: its week began three days earlier
+_NANOSECONDS = (-9_223_372_036, 9_223_372_036)  # 1677 to 2262, counted in 64 bits
+_YEARS = (-62_135_596_800, 253_402_300_799)  # 1 to 9999
 _HUGE = 1e150  # squares of larger numbers are beyond double precision
 
 
@@ -286,7 +288,9 @@ def decode_column(
         else:
             between = np.round(values[0] * tie_unit(column.resolution)).astype(np.int64)
             missing, moments = missing | base.missing, base.values + between
-        return Cells("date", moments, missing, [], column.form)
+        # a draw from a wide law of weeks is kept within what the type can hold
+        ends = _NANOSECONDS if "[ns" in column.dtype or "zone" in column.form else _YEARS
+        return Cells("date", np.clip(moments, *ends), missing, [], column.form)
     labels = [*column.levels, *column.tail]
     places = codes[:, 0].astype(np.int64)
     if column.tail:

@@ -242,13 +242,15 @@ def _resolution(local: np.ndarray) -> str:
 def _category(
     column: Column, labels: list[Any], counts: np.ndarray, place: int
 ) -> tuple[Column, list[Part]]:
-    """Numbers and ordered categories in their order, other levels by frequency."""
+    """Numbers, booleans and ordered categories in their order, other levels by frequency."""
     order = sorted(range(len(labels)), key=lambda i: (-counts[i], str(labels[i])))
     own, tail = order, []
     if len(order) > MAX_CODES:
         own, tail = order[: MAX_CODES - 1], order[MAX_CODES - 1 :]
-    if column.numeric or column.form.get("ordered") or isinstance(labels[0], bool):
+    if column.numeric or column.form.get("ordered"):
         own = sorted(own)
+    elif all(isinstance(label, bool) for label in labels):
+        own = sorted(own, key=lambda i: bool(labels[i]))
     part = Part(
         place, str(column.name), len(own) + (len(tail) > 0), unseen=1 / (int(counts.sum()) + 2)
     )

@@ -38,6 +38,8 @@ class Part:
         high: where the rest ends.
         unseen: probability reserved for what was never seen; positive only without a rest.
         values: the numbers that the codes stand for, ascending; empty for labels.
+        resolution: step by which the numbers of the rest were recorded, also where it is too fine
+            for cells; 0: all digits that doubles have.
     """
 
     column: int
@@ -50,6 +52,7 @@ class Part:
     high: float | None = None
     unseen: float = 0.0
     values: tuple[float, ...] = ()
+    resolution: float = 0.0
 
 
 def recorded_decimals(distinct: np.ndarray) -> int | None:
@@ -79,16 +82,15 @@ def snap(values: np.ndarray, decimals: int | None) -> np.ndarray:
 
 def _grid(distinct: np.ndarray, decimals: int | None) -> tuple[float, float]:
     """Step and origin of the coarsest grid all values lie on; step 0 where there is none."""
+    enough = len(distinct) >= 10  # few values may lie on a grid by chance
     if decimals is None:
-        step = detect_step(distinct.repeat(2)) if len(distinct) > 2 else 0.0
-        if step > 0:
-            place = (distinct - distinct[0]) / step
-            if np.abs(place - np.round(place)).max() < 1e-3:
-                return step, float(distinct[0] % step)
+        step = detect_step(distinct.repeat(2)) if enough else 0.0
+        place = (distinct - distinct[0]) / (step or 1.0)
+        if step > 0 and np.abs(place - np.round(place)).max() < 1e-6:
+            return step, float(distinct[0] % step)
         return 0.0, 0.0
     whole = np.round(distinct * 10.0**decimals).astype(np.int64)
-    # few values may share a factor by chance
-    factor = int(np.gcd.reduce(np.diff(whole))) if len(distinct) >= 10 else 1
+    factor = int(np.gcd.reduce(np.diff(whole))) if enough else 1
     unit = 10.0**-decimals
     return (
         float(np.round(max(factor, 1) * unit, decimals)),
@@ -177,6 +179,7 @@ def number_part(
         low=_edge(low, step, origin, -1),
         high=_edge(high, step, origin, 1),
         values=tuple(masses.tolist()),
+        resolution=0.0 if decimals is None else 10.0**-decimals,
     )
 
 

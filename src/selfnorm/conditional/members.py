@@ -21,7 +21,7 @@ from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
 from selfnorm.conditional.task import ConditionalTask, decay_groups, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP
-from selfnorm.training import History, Task, TrainingOptions, run
+from selfnorm.training import History, Task, TrainingOptions, fingerprint, run
 
 # Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.
 _VALIDATION_POINTS = (64, 32)
@@ -253,6 +253,7 @@ class _MemberTask(Task):
         self.module, self.rows = model, rows
         self.named = [pair for part in parts if part for pair in part.named_parameters()]
         self.trained = [parameter for _, parameter in self.named]
+        self._table: str | None = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices with weight decay, biases without."""
@@ -281,6 +282,23 @@ class _MemberTask(Task):
         for kept, parameter in zip(self.best, self.trained, strict=True):
             parameter.copy_(kept)
         return {f"member_{k}": float(score) for k, score in enumerate(self.best_scores)}
+
+    def settings(self) -> dict[str, Any]:
+        """The stage, and the table its row numbers are of."""
+        if self._table is None:  # once: it may be large
+            tables = (self.rows.x, self.rows.y, self.rows.weight)
+            self._table = fingerprint(tuple(table for table in tables if table is not None))
+        return {"stage": type(self).__name__, "rows": self._table}
+
+    def own_state(self) -> dict[str, Any]:
+        """Every member's best state so far."""
+        return {"best": self.best, "scores": self.best_scores}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on with the best states of a checkpoint."""
+        for mine, saved in zip(self.best, state["best"], strict=True):
+            mine.copy_(saved)
+        self.best_scores = state["scores"].to(self.best_scores)
 
     @abstractmethod
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -346,7 +364,8 @@ def train_ensemble(
         run(_ProposalStage(model, rows), data, val_data=held_out, options=proposal_options)
     ]
     model.freeze_proposal()
-    if energy_options is not None:
+    # whoever has stopped the first stage does not want the second one
+    if energy_options is not None and histories[0].stopped != "interrupted":
         stage = _EnergyStage(model, rows, n_samples)
         histories.append(run(stage, data, val_data=held_out, options=energy_options))
     return histories

@@ -15,7 +15,7 @@ from selfnorm.evaluation.diagnostics import (
     tail_index,
     verdict,
 )
-from selfnorm.evaluation.memory import chunk_size_for
+from selfnorm.evaluation.memory import chunk_size_for, free_memory
 from selfnorm.evaluation.quadrature import exact_log_norm
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "evaluate",
     "exact_log_norm",
     "few_beyond",
+    "free_memory",
     "stream_log_weights",
     "tail_factor",
     "tail_index",

@@ -9,6 +9,7 @@ Columns keep their own places; an ordering only changes the masks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +111,14 @@ class ResMADE(nn.Module):
         hidden: width.
         blocks: residual blocks, two masked layers each.
         condition_dim: length of the condition vector, which every output sees.
+        condition_once: let it in before the first block alone, where it is long.
         drop: dropout probability inside the blocks.
 
     Example:
         >>> net = ResMADE(draw_orderings(3, 1), hidden=8, blocks=1)
         >>> head = net.head(2)
         >>> x = torch.randn(1, 5, 3, requires_grad=True)
-        >>> net.outputs(head, net(x))[0, :, 1].sum().backward()
+        >>> net.outputs(head, net(x), 2)[0, :, 1].sum().backward()
         >>> x.grad[0, 0, 1:]                       # column 1 sees column 0 alone
         tensor([0., 0.])
     """
@@ -131,6 +133,7 @@ class ResMADE(nn.Module):
         hidden: int = 256,
         blocks: int = 2,
         condition_dim: int = 0,
+        condition_once: bool = False,
         drop: float = 0.0,
     ) -> None:
         super().__init__()
@@ -153,20 +156,25 @@ class ResMADE(nn.Module):
                 second.weight.mul_(0.1)  # near-identity blocks train faster
         self.conditioners = nn.ModuleList(
             ChainLinear(stack, condition_dim, hidden, bias=False)
-            for _ in range(blocks + 1 if condition_dim else 0)
+            for _ in range((1 if condition_once else blocks + 1) if condition_dim else 0)
         )
 
-    def head(self, n: int, *, zero: bool = False) -> ChainLinear:
-        """A masked output layer with ``n`` numbers per column (see :meth:`outputs`)."""
+    def head(self, n: int | Sequence[int], *, zero: bool = False) -> ChainLinear:
+        """A masked output layer with ``n`` numbers per column, or ``n[j]`` for column ``j``."""
+        sizes = torch.tensor([n] * self.dim if isinstance(n, int) else n)
         stack = self.ranks.shape[0]
-        mask = (self.ranks[:, :, None] > self._degrees.to(self.ranks.device)[:, None, :]).float()
-        mask = mask.repeat_interleave(n, 1)
-        return ChainLinear(stack, self.hidden, self.dim * n, mask=mask, zero=zero)
+        ranks = self.ranks.cpu().repeat_interleave(sizes, 1)
+        mask = (ranks[:, :, None] > self._degrees[:, None, :]).float().to(self.ranks.device)
+        return ChainLinear(stack, self.hidden, int(sizes.sum()), mask=mask, zero=zero)
 
-    def outputs(self, head: ChainLinear, features: Tensor, *, fixed: bool = False) -> Tensor:
-        """``(R, N, dim, n)`` from features ``(R, N, hidden)``; see :class:`ChainLinear`."""
+    def outputs(
+        self, head: ChainLinear, features: Tensor, n: int, *, fixed: bool = False
+    ) -> Tensor:
+        """``(R, N, columns, n)`` from features ``(R, N, hidden)``, of a head with ``n`` numbers for
+        each of its columns; see :class:`ChainLinear`.
+        """
         flat: Tensor = head(features, fixed=fixed)
-        return flat.unflatten(-1, (self.dim, -1))
+        return flat.unflatten(-1, (flat.shape[-1] // n, n))
 
     def forward(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``."""
@@ -176,7 +184,7 @@ class ResMADE(nn.Module):
             h = h + self.conditioners[0](condition)
         for i in range(0, len(self.layers), 2):
             inner = self.layers[i](silu(h))
-            if conditioned:
+            if conditioned and len(self.conditioners) > 1:
                 inner = inner + self.conditioners[i // 2 + 1](condition)
             inner = dropout(silu(inner), self.drop, self.training)
             h = h + self.layers[i + 1](inner)

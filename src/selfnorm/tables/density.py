@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 from numbers import Integral, Real
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
-from selfnorm._inputs import refuse_constant, refuse_huge, refuse_text
+from selfnorm._inputs import check_device, refuse_constant, refuse_huge, refuse_text
 from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
 from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.density import EBM, Recipe, fit, fit_many, joint_density, joint_energy
@@ -149,8 +150,18 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self.verbose = verbose
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: Any = None) -> EnergyDensity:  # noqa: ARG002 sklearn's signature
-        """Fit the density to the rows of ``X (n, d)``; ``y`` is ignored."""
+    def fit(
+        self,
+        X: ArrayLike,
+        y: Any = None,  # noqa: ARG002 sklearn's signature
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> EnergyDensity:
+        """Fit the density to the rows of ``X (n, d)``; ``y`` is ignored.
+
+        Progress is saved to the file ``checkpoint``, from which the same fit goes on after a kill.
+        """
+        check_device(self.device)
         X = self._rows(X, reset=True)
         if len(X) < MINIMUM_ROWS:
             raise DataError(
@@ -165,7 +176,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         seed = _seed(self.random_state)
         train = self._fit_joint if self.method_ == "joint" else self._fit_chain
         with float32_on_cpu():
-            models, proposal, histories = train(torch.from_numpy(X), seed)
+            models, proposal, histories = train(torch.from_numpy(X), seed, checkpoint)
         best = max(range(len(histories)), key=lambda k: _score(histories[k]))
         self.history_: History = histories[best]
         self.n_iter_: int = self.history_.n_steps
@@ -287,6 +298,17 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     @classmethod
     def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
         """The fitted estimator of a folder's config and weights."""
+        saving.expect(
+            config,
+            parameters=dict,
+            n_features=int,
+            columns=list | None,
+            method=str,
+            offset=float | int,
+            lower_bound=float | int | None,
+            model=dict,
+            proposal=dict | None,
+        )
         estimator = cls(**config["parameters"])
         estimator._validate_params()
         state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}}
@@ -310,7 +332,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         estimator.n_iter_ = estimator.history_.n_steps
         return estimator
 
-    def _fit_joint(self, x: Tensor, seed: int) -> tuple[list[EBM], Proposal, list[History]]:
+    def _fit_joint(
+        self, x: Tensor, seed: int, checkpoint: Any
+    ) -> tuple[list[EBM], Proposal, list[History]]:
         """One energy over all columns; for one or two columns.
 
         The base is a Student-t fitted to the rows (polynomial tails, so ``Z`` exists for any
@@ -338,7 +362,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 for _ in range(int(self.n_init) - 1)
             ]
         models = [model.to(self.device or "cpu") for model in models]
-        options = recipe.options.given(**self._stated(seed))
+        options = recipe.options.given(**self._stated(seed), checkpoint=checkpoint)
         if options.validate_every is None and options.max_steps is not None:
             options = options.given(validate_every=max(25, options.max_steps // 20))
         common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
@@ -348,7 +372,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         return models, recipe.proposal, fit_many(models, train, **common)
 
     def _fit_chain(
-        self, x: Tensor, seed: int
+        self, x: Tensor, seed: int, checkpoint: Any
     ) -> tuple[list[AutoregressiveEBM], None, list[History]]:
         """A chain of one-dimensional EBMs, of the sizes that ``default_options`` recommends.
 
@@ -383,8 +407,13 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
         train = columns(train)[0].float()
         common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
-        common |= {"val_data": self._mapped(held_out), "options": TrainingOptions(**options)}
-        return models, None, [fit(model.to(device), train, **common) for model in models]
+        common |= {"val_data": self._mapped(held_out)}
+        histories = []
+        for k, model in enumerate(models):
+            own = None if checkpoint is None else f"{os.fspath(checkpoint)}{f'.{k}' if k else ''}"
+            how = TrainingOptions(**options, checkpoint=own)
+            histories.append(fit(model.to(device), train, **common, options=how))
+        return models, None, histories
 
     def _mapped(self, held_out: Tensor | None) -> Tensor | None:
         """Held-out rows as the model sees them."""

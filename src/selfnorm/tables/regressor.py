@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 import warnings
 from numbers import Integral, Real
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm._inputs import (
+    check_device,
     moved,
     refuse_huge,
     refuse_masked,
@@ -248,8 +250,20 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         return tags
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
-        """Fit to inputs ``X (n, d_x)`` and targets ``y (n,)`` or ``(n, d)``."""
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Any:
+        """Fit to inputs ``X (n, d_x)`` and targets ``y (n,)`` or ``(n, d)``.
+
+        Progress is saved to the file ``checkpoint`` (and for the energies to one beside it that
+        ends in ``.energy``), from which the same fit goes on after a kill.
+        """
+        check_device(self.device)
         refuse_text(X)
         refuse_repeated_names(y, "y")
         refuse_text_target(y)
@@ -273,10 +287,13 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
                 f"n_samples={len(rows)}: a predictive density needs at least {MINIMUM_ROWS} rows"
                 f"{weighted} (and some hundreds to be of use)"
             )
-        self._fit_rows(rows, labels, None if weight is None else weight / weight.mean())
+        weight = None if weight is None else weight / weight.mean()
+        self._fit_rows(rows, labels, weight, None if checkpoint is None else os.fspath(checkpoint))
         return self
 
-    def _fit_rows(self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> None:
+    def _fit_rows(
+        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, checkpoint: str | None
+    ) -> None:
         if (np.ptp(y, axis=0) <= 1e-12 * np.abs(y).max(axis=0)).any():
             raise DataError(
                 "the target is constant: there is no density to learn; check the column"
@@ -297,8 +314,9 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
                 stacklevel=4,
             )
         seed = _seed(self.random_state)
+        jitter = np.asarray(steps) / self._y_columns.scale.numpy()
         with float32_on_cpu():
-            self._train(X, y, weight, np.asarray(steps) / self._y_columns.scale.numpy(), seed)
+            self._train(X, y, weight, jitter, seed, checkpoint)
         self.label_grid_ = LabelGrid.of(y[:, 0], steps[0]) if self.n_outputs_ == 1 else None
         if self.label_grid_ is not None:
             ends = _mapped(self.label_grid_.ends.numpy()[:, None], self._y_columns).T
@@ -311,7 +329,13 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             self.label_grid_ = self.label_grid_.with_tails(y[:, 0], beyond)
 
     def _train(
-        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, jitter: np.ndarray, seed: int
+        self,
+        X: np.ndarray,
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        jitter: np.ndarray,
+        seed: int,
+        checkpoint: str | None,
     ) -> None:
         n = len(X)
         device = torch.device(self.device or "cpu")
@@ -351,7 +375,9 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             }
             per_epoch = max(1, len(rows.train) // common["batch_size"])
             epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
-            first = TrainingOptions(max_epochs=epochs, lr=self.learning_rate, **common)
+            first = TrainingOptions(
+                max_epochs=epochs, lr=self.learning_rate, checkpoint=checkpoint, **common
+            )
             if network.energy_epochs is None:
                 epochs = int(np.clip(1200 / per_epoch, 15, 150))
             else:
@@ -359,7 +385,8 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             second = None
             if epochs > 0:
                 lr = network.energy_learning_rate
-                second = TrainingOptions(max_epochs=epochs, lr=lr, **common)
+                saved = None if checkpoint is None else f"{checkpoint}.energy"
+                second = TrainingOptions(max_epochs=epochs, lr=lr, checkpoint=saved, **common)
             n_samples = network.n_samples or (8 if n > 5000 else 16)
             self.history_: list[History] = train_ensemble(
                 model, rows, proposal_options=first, energy_options=second, n_samples=n_samples
@@ -556,6 +583,17 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
     @classmethod
     def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
         """The fitted estimator of a folder's config and weights."""
+        saving.expect(
+            config,
+            parameters=dict,
+            n_features=int,
+            n_outputs=int,
+            columns=list | None,
+            flat_target=bool,
+            label_step=float | int,
+            log_norm_error=float | int,
+            training=list,
+        )
         parameters = dict(config["parameters"])
         # The first folders held the network's settings beside the others.
         network = {k: parameters.pop(k) for k in _OF_NETWORK if k in parameters}

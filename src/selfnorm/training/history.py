@@ -69,8 +69,20 @@ class History:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """Inverse of :meth:`to_dict`."""
-        return cls(**values)
+        """Inverse of :meth:`to_dict`; a ``ValueError`` where it could not have come from there."""
+        found = cls(**values)
+        counts = (found.n_steps, found.best_step, found.skipped_steps, found.rollbacks)
+        tables = (*found.records, found.final) if isinstance(found.records, list) else (None,)
+        numbers = [found.best_score, found.seconds]
+        if all(isinstance(table, dict) for table in tables):
+            numbers += [number for table in tables for number in table.values()]
+            if (
+                all(type(count) is int for count in counts)
+                and all(isinstance(number, float | int | None) for number in numbers)
+                and isinstance(found.stopped, str)
+            ):
+                return found
+        raise ValueError("this is no record of a training run")
 
     def to_json(self, path: str | Path) -> None:
         """Write the record to a file."""

@@ -310,7 +310,7 @@ class _LatentChain(AutoregressiveEBM):
 
     def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:
         del proposal
-        raw = self.trunk.outputs(self.mixture_head, features, fixed=True)
+        raw = self.trunk.outputs(self.mixture_head, features, 3 * self.n_components, fixed=True)
         return Mixture1d.from_raw(raw, self.n_components, family=self.family)
 
 

@@ -1,0 +1,353 @@
+"""Other people's methods for ``tables.py``, each in an environment of its own (``peers/*.txt``).
+
+Libraries are imported where they are used. Settings are the libraries' defaults unless a comment
+says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from table_frames import (
+    Coding,
+    Frame,
+    Row,
+    as_float,
+    categories,
+    like,
+    n_rows,
+    take,
+    to_pandas,
+)
+from table_judges import metadata
+
+Generator = Callable[[str, Frame, int, int], tuple[Frame, Row]]
+Imputer = Callable[[str, Frame, int, int], list[Frame]]
+Explainer = Callable[[str, Frame, Frame, int], tuple[np.ndarray, Row]]
+
+
+def seed_numpy(seed: int) -> None:
+    """For libraries that draw from NumPy's global state."""
+    np.random.seed(seed)  # noqa: NPY002
+
+
+class Clock:
+    """Seconds since it was last asked."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def __call__(self) -> float:
+        now = time.perf_counter()
+        seconds, self.began = now - self.began, now
+        return round(seconds, 2)
+
+
+def text_frame(name: str, frame: Frame) -> Any:
+    """A pandas frame whose categories are text, dates seconds: what most libraries understand."""
+    import pandas as pd
+
+    table = to_pandas(frame)
+    for column in table.columns:
+        if column in categories(name, frame):
+            seen = table[column].notna()
+            table[column] = table[column].map(str).where(seen, None).astype(object)
+        elif frame[column].dtype.kind == "M":
+            table[column] = as_float(frame[column])
+    return pd.DataFrame(table)
+
+
+def from_text(table: Any, train: Frame) -> Frame:
+    """The reverse, for samples."""
+    columns = {}
+    for name, wanted in train.items():
+        values = np.asarray(table[name])
+        if wanted.dtype.kind == "M":
+            values = np.round(values.astype(np.float64)).astype(np.int64).astype("datetime64[s]")
+        elif wanted.dtype.kind in "if" and values.dtype.kind == "O":  # a class named by a number
+            values = np.array([np.nan if v is None else float(v) for v in values])
+        columns[name] = values
+    return like(columns, train)
+
+
+# Generation: samples as many as asked for, with the seconds of both steps
+
+
+def bootstrap(_name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
+    """Training rows drawn with replacement: copies, and the noise of a sample that size."""
+    rows = np.random.default_rng([seed, 4]).integers(n_rows(train), size=n)
+    return take(train, rows), {}
+
+
+def independent(_name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
+    """Each column by itself."""
+    rng = np.random.default_rng([seed, 5])
+    return {c: v[rng.integers(n_rows(train), size=n)] for c, v in train.items()}, {}
+
+
+def adversarial_forest(name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
+    """arfpy: gaps are filled first with the mean or a level of their own, it takes none."""
+    from arfpy import arf
+
+    clock = Clock()
+    seed_numpy(seed)
+    table = text_frame(name, train)
+    for column in table.columns:
+        if table[column].dtype == object:
+            table[column] = table[column].fillna("")
+        else:
+            table[column] = table[column].fillna(table[column].mean())
+    model = arf.arf(x=table, random_state=seed, verbose=False)
+    model.forde()
+    fitted = clock()
+    drawn = model.forge(n=n)
+    for column in table.columns:
+        if drawn[column].dtype == object:
+            drawn[column] = drawn[column].where(drawn[column] != "", None)
+    return from_text(drawn, train), {"fit_seconds": fitted, "sample_seconds": clock()}
+
+
+def forest_diffusion(name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
+    """ForestDiffusion by flow matching."""
+    from ForestDiffusion import ForestDiffusionModel
+
+    clock = Clock()
+    coding = Coding(train, categories(name, train))
+    matrix, kinds = ordinal(coding, train)
+    model = ForestDiffusionModel(matrix, **kinds, n_jobs=1, seed=seed)
+    fitted = clock()
+    drawn = model.generate(batch_size=n)
+    return of_ordinal(coding, drawn), {"fit_seconds": fitted, "sample_seconds": clock()}
+
+
+def ordinal(coding: Coding, frame: Frame) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """Categories as whole numbers with NaN for gaps, and the indices ForestDiffusion asks for."""
+    columns = []
+    kinds: dict[str, list[int]] = {"bin_indexes": [], "cat_indexes": [], "int_indexes": []}
+    for j, name in enumerate(coding.names):
+        if name in coding.levels:
+            codes = coding.codes(frame, name).astype(np.float64)
+            columns.append(np.where(codes < 0, np.nan, codes))
+            kinds["bin_indexes" if len(coding.levels[name]) == 2 else "cat_indexes"].append(j)
+        else:
+            columns.append(as_float(frame[name]))
+            if (coding.values[name] % 1 == 0).all():
+                kinds["int_indexes"].append(j)
+    return np.column_stack(columns), kinds
+
+
+def of_ordinal(coding: Coding, matrix: np.ndarray) -> Frame:
+    """Rows of such numbers in the columns' own types."""
+    out = {}
+    for j, name in enumerate(coding.names):
+        if name in coding.levels:
+            codes = np.clip(np.round(matrix[:, j]), 0, len(coding.levels[name]) - 1)
+            out[name] = coding.of_codes(name, codes.astype(int))
+        elif coding.types[name].kind in "iM":
+            whole = np.round(matrix[:, j]).astype(np.int64)
+            out[name] = whole.astype("datetime64[s]") if coding.types[name].kind == "M" else whole
+        else:
+            out[name] = matrix[:, j]
+    return out
+
+
+def synthetic_data_vault(kind: str) -> Generator:
+    """CTGAN or TVAE of sdv, 300 epochs."""
+
+    def generate(name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
+        import torch
+        from sdv.metadata import Metadata
+        from sdv.single_table import CTGANSynthesizer, TVAESynthesizer
+
+        clock = Clock()
+        seed_numpy(seed)
+        torch.manual_seed(seed)
+        table = text_frame(name, train)
+        columns = metadata(name, train)["columns"]
+        numbers = {c: {"sdtype": "numerical"} for c, m in columns.items() if len(m) > 1}
+        described = Metadata.load_from_dict({"tables": {"table": {"columns": columns | numbers}}})
+        model = {"ctgan": CTGANSynthesizer, "tvae": TVAESynthesizer}[kind](described)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit({"table": table})
+            fitted = clock()
+            drawn = model.sample(num_rows=n)["table"]
+        return from_text(drawn, train), {"fit_seconds": fitted, "sample_seconds": clock()}
+
+    return generate
+
+
+GENERATORS: dict[str, Generator] = {
+    "bootstrap": bootstrap,
+    "independent": independent,
+    "arfpy": adversarial_forest,
+    "forestdiffusion": forest_diffusion,
+    "ctgan": synthetic_data_vault("ctgan"),
+    "tvae": synthetic_data_vault("tvae"),
+}
+
+
+# Imputation: the table with gaps completed several times
+
+
+def mean_or_mode(name: str, frame: Frame, n_draws: int, _seed: int) -> list[Frame]:
+    """One value a column: the mean (the nearest value seen), the most frequent level."""
+    coding = Coding(frame, categories(name, frame))
+    matrix = coding.matrix(frame)
+    means = np.broadcast_to(np.nanmean(matrix, axis=0), matrix.shape)
+    return [coding.frame(np.where(np.isnan(matrix), means, matrix))] * n_draws
+
+
+def iterative(*, sample_posterior: bool) -> Imputer:
+    """scikit-learn's IterativeImputer (Bayesian ridge) on standardised numbers and one column a
+    level; the likeliest level, the nearest number seen. One fit, a pass over the gaps for each
+    draw: the predictive variance holds the uncertainty of the weights.
+
+    Without its most frequent level a category's columns do not determine one another; with it
+    every cell would stay at its first guess. (Codes 0, 1, 2, ... instead score worse throughout.)
+    """
+
+    def impute(name: str, frame: Frame, n_draws: int, seed: int) -> list[Frame]:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.experimental import enable_iterative_imputer  # noqa: F401 it opens the next
+        from sklearn.impute import IterativeImputer
+
+        coding = Coding(frame, categories(name, frame))
+        matrix = coding.matrix(frame)
+        centre, scale = np.nanmean(matrix, axis=0), np.nanstd(matrix, axis=0)
+        columns = [np.flatnonzero(coding.owner == coding.names.index(c)) for c in coding.levels]
+        left_out = [own[centre[own].argmax()] for own in columns]
+        kept = np.setdiff1d(np.flatnonzero(scale > 0), left_out)
+        known = (matrix[:, kept] - centre[kept]) / scale[kept]
+        imputer = IterativeImputer(sample_posterior=sample_posterior, random_state=seed)
+        draws = []
+        for k in range(n_draws):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                filled = imputer.transform(known) if k else imputer.fit_transform(known)
+            rows = np.where(np.isnan(matrix), centre, matrix)
+            rows[:, kept] = filled * scale[kept] + centre[kept]
+            for own, reference in zip(columns, left_out, strict=True):
+                rows[:, reference] = 1 - rows[:, own[own != reference]].sum(axis=1)
+            draws.append(coding.frame(rows))
+        return draws
+
+    return impute
+
+
+def mice_forest(name: str, frame: Frame, n_draws: int, seed: int) -> list[Frame]:
+    """miceforest, five iterations; a dataset a draw.
+
+    Categories are drawn by the predicted probabilities: the default, matching log-odds, ends in an
+    error where a probability is 1.
+    """
+    import miceforest
+
+    table = text_frame(name, frame)
+    for column in table.columns:
+        if table[column].dtype == object:
+            table[column] = table[column].astype("category")
+    table.columns = [f"c{j}" for j in range(table.shape[1])]  # LightGBM takes no odd names
+    kernel = miceforest.ImputationKernel(
+        table,
+        num_datasets=n_draws,
+        mean_match_strategy={
+            c: "normal" if table[c].dtype.kind in "if" else "fast" for c in table.columns
+        },
+        save_all_iterations_data=False,
+        random_state=seed,
+    )
+    kernel.mice(5, num_threads=1)
+    draws = []
+    for k in range(n_draws):
+        filled = kernel.complete_data(dataset=k)
+        filled.columns = list(frame)
+        draws.append(from_text(filled, frame))
+    return draws
+
+
+def forest_diffusion_imputer(name: str, frame: Frame, n_draws: int, seed: int) -> list[Frame]:
+    """ForestDiffusion by its diffusion, the only one that imputes."""
+    from ForestDiffusion import ForestDiffusionModel
+
+    coding = Coding(frame, categories(name, frame))
+    matrix, kinds = ordinal(coding, frame)
+    # ten copies of a row instead of a hundred: a model a level of noise and a column is slow
+    model = ForestDiffusionModel(
+        matrix, **kinds, diffusion_type="vp", duplicate_K=10, n_jobs=1, seed=seed
+    )
+    return [of_ordinal(coding, model.impute(k=1)) for _ in range(n_draws)]
+
+
+IMPUTERS: dict[str, Imputer] = {
+    "mean_mode": mean_or_mode,
+    "iterative": iterative(sample_posterior=True),
+    "miceforest": mice_forest,
+    "forestdiffusion": forest_diffusion_imputer,
+}
+FIRST_IMPUTE: dict[str, Imputer] = {
+    "mean_mode": mean_or_mode,
+    "iterative": iterative(sample_posterior=False),
+}
+
+
+# Explanation: a score for every column of every row, higher is stranger
+
+
+def filled_matrix(coding: Coding, frame: Frame, centre: np.ndarray) -> np.ndarray:
+    """Numbers and one column a level, gaps at the mean."""
+    matrix = coding.matrix(frame)
+    return np.where(np.isnan(matrix), centre, matrix)
+
+
+def per_column(coding: Coding, scores: np.ndarray) -> np.ndarray:
+    """Scores of the matrix' columns added up for each column of the frame."""
+    columns = range(len(coding.names))
+    return np.column_stack([scores[:, coding.owner == j].sum(axis=1) for j in columns])
+
+
+def tail_detector(kind: str) -> Explainer:
+    """ECOD or COPOD of pyod: their score is a sum over columns."""
+
+    def explain(name: str, train: Frame, rows: Frame, _seed: int) -> tuple[np.ndarray, Row]:
+        from pyod.models.copod import COPOD
+        from pyod.models.ecod import ECOD
+
+        coding = Coding(train, categories(name, train))
+        centre = np.nanmean(coding.matrix(train), axis=0)
+        clock = Clock()
+        model = {"ecod": ECOD, "copod": COPOD}[kind]()
+        model.fit(filled_matrix(coding, train, centre))
+        fitted = clock()
+        model.decision_function(filled_matrix(coding, rows, centre))
+        scores = per_column(coding, model.O[-n_rows(rows) :])  # behind the training rows
+        return scores, {"fit_seconds": fitted, "explain_seconds": clock()}
+
+    return explain
+
+
+def forest_shap(name: str, train: Frame, rows: Frame, seed: int) -> tuple[np.ndarray, Row]:
+    """TreeSHAP on an isolation forest."""
+    import shap
+    from sklearn.ensemble import IsolationForest
+
+    coding = Coding(train, categories(name, train))
+    centre = np.nanmean(coding.matrix(train), axis=0)
+    clock = Clock()
+    forest = IsolationForest(random_state=seed).fit(filled_matrix(coding, train, centre))
+    fitted = clock()
+    values = shap.TreeExplainer(forest).shap_values(filled_matrix(coding, rows, centre))
+    # SHAP explains the mean depth at which a row is isolated: strange rows are isolated early
+    return -per_column(coding, values), {"fit_seconds": fitted, "explain_seconds": clock()}
+
+
+EXPLAINERS: dict[str, Explainer] = {
+    "ecod": tail_detector("ecod"),
+    "copod": tail_detector("copod"),
+    "shap": forest_shap,
+}

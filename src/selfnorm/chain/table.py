@@ -1,0 +1,575 @@
+"""A chain over columns of every kind: categories, point masses, cells, numbers, gaps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from selfnorm._context import SeedLike, seeded
+from selfnorm.chain.model import Chain, Factors, orderings_of
+from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
+from selfnorm.distributions import Mixture1d
+from selfnorm.errors import DataError
+from selfnorm.functional import log_mean_exp
+from selfnorm.networks import ResMADE
+
+N_KNOTS = 17  # quantiles of the normal law between which a network sees the place of a number
+N_NODES = 64  # of the quadrature that normalises a factor
+
+
+class Rows(NamedTuple):
+    """A batch of rows, ``(n, p)`` each, from the packed ``(n, p, 4)`` of ``CodedColumns``."""
+
+    code: Tensor  # 0 .. n_codes - 1, or n_codes for a number; 0 where nothing was seen
+    z: Tensor  # normal score of the number, and of the ends of its cell
+    left: Tensor
+    right: Tensor
+    seen: Tensor
+    unseen: Tensor  # a value that no training row had
+
+    @classmethod
+    def of(cls, packed: Tensor) -> Rows:
+        """From packed rows ``(..., p, 4)``."""
+        code, z, left, right = packed.unbind(-1)
+        return cls(code.clamp_min(0).long(), z, left, right, code >= 0, code == UNSEEN)
+
+
+class ColumnLaw(NamedTuple):
+    """``p(x_j | rest)`` of one part at ``n`` rows, a mixture over the orders.
+
+    Attributes:
+        log_codes: ``(n, K)`` log-probabilities of the codes, that of "a number" last.
+        nodes: ``(m, n)`` normal scores at which the law of the number is known.
+        log_weights: ``(m, n)`` log-probabilities of the nodes, given that it is a number.
+        log_density: ``(m, n)`` log-density there, with respect to normal scores, or log-mass of
+            the cell.
+        log_own: ``(n,)`` the same at the number that the row has.
+    """
+
+    log_codes: Tensor
+    nodes: Tensor
+    log_weights: Tensor
+    log_density: Tensor
+    log_own: Tensor
+
+
+class TableChain(Chain):
+    r"""``p(x) = 1/R sum_r prod_i p_r(x_i | x_before i in order r)`` over parts of every kind.
+
+    A masked residual network for each of ``R`` saved orders reads the parts before part ``i`` and
+    yields the probabilities of its codes (a finite factor has an exact ``Z``: its energies are
+    normalised by their sum) and, where numbers are possible, a one-dimensional EBM on a mixture
+    proposal, as in :class:`~selfnorm.AutoregressiveEBM`. A number with cells has the discretised
+    mixture as proposal and an energy at the centre of each cell, so that ``Z`` is a sum again.
+    A gap is a token of its own, and its factor is left out. A second channel shows the network the
+    columns that are *given*: any conditional is one pass away. It is trained on random choices of
+    given and missing columns.
+
+    Rows are those of :meth:`CodedColumns.pack <selfnorm.columns.CodedColumns.pack>`; densities are
+    with respect to normal scores of continuous numbers and counting measure in everything else.
+
+    Args:
+        parts: what the parts of the table are.
+        orderings: how many orders, or the ranks themselves.
+        n_knots: of the map to normal scores.
+        embedding: numbers by which a network sees a code.
+        masked: share of the rows that are trained with random columns given or missing.
+        others: as in :class:`~selfnorm.AutoregressiveEBM`.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> parts = [Part(0, "kind", 3, rest=False, unseen=0.01), Part(1, "size", 0, rest=True)]
+        >>> model = TableChain(parts, hidden=16, components=3, context=4, energy_hidden=8).eval()
+        >>> x = torch.tensor([[[2.0, 0.0], [0.0, 0.3]]])
+        >>> packed, _ = model.columns.pack(x)
+        >>> model.log_prob(packed).shape, model.sample(5, seed=0).shape
+        (torch.Size([1]), torch.Size([5, 2, 4]))
+    """
+
+    log_unseen: Tensor
+    log_known: Tensor
+    numbers: Tensor
+    finite: Tensor
+    cells: Tensor
+    continuous: Tensor
+    shared: Tensor
+    rest_code: Tensor
+    column_of: Tensor
+    first_token: Tensor
+    gap_token: Tensor
+    places: Tensor
+    logit_index: Tensor
+    logit_absent: Tensor
+
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        *,
+        orderings: int | Sequence[Sequence[int]] = 1,
+        hidden: int = 256,
+        blocks: int = 2,
+        components: int = 8,
+        context: int = 32,
+        energy_hidden: int = 32,
+        energy_blocks: int = 1,
+        drop: float = 0.1,
+        embedding: int = 16,
+        n_knots: int = 64,
+        masked: float = 0.3,
+    ) -> None:
+        super().__init__()
+        parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
+        ranks = orderings_of(orderings, len(parts))
+        self.config: dict[str, Any] = {
+            "parts": [asdict(part) for part in parts], "orderings": ranks.tolist(),
+            "hidden": hidden, "blocks": blocks, "components": components, "context": context,
+            "energy_hidden": energy_hidden, "energy_blocks": energy_blocks, "drop": drop,
+            "embedding": embedding, "n_knots": n_knots, "masked": masked,
+        }  # fmt: skip
+        self.dim, self.masked = len(parts), masked
+        self.columns = CodedColumns(parts, n_knots)
+        n_codes = self.columns.n_codes
+        rest = torch.tensor([part.rest for part in parts])
+        outcomes = n_codes + rest
+        finite, numbers = (torch.nonzero(each).flatten() for each in (outcomes > 1, rest))
+        self.n_finite, self.n_numbers = len(finite), len(numbers)
+        self._buffer("finite", finite)
+        self._buffer("numbers", numbers)
+        has_cells = torch.tensor([part.rest and part.step > 0 for part in parts])[numbers]
+        self.has_cells = bool(has_cells.any())
+        self._buffer("cells", torch.nonzero(has_cells).flatten())  # places among the numbers
+        self._buffer("continuous", torch.nonzero(~has_cells).flatten())
+        # point masses of numbers with cells: a number may be there too
+        self._buffer(
+            "shared", torch.tensor([p.rest and p.step > 0 and p.n_codes > 0 for p in parts])
+        )
+        reserved = torch.tensor([part.unseen for part in parts])
+        self._buffer("log_unseen", reserved.log())
+        self._buffer("log_known", torch.log1p(-reserved))
+        self._buffer("rest_code", n_codes)
+        self._buffer("column_of", torch.tensor([part.column for part in parts]))
+        self.n_columns = 1 + max(part.column for part in parts)
+        sizes = n_codes + 2  # tokens: the codes, a number, a gap
+        self._buffer("first_token", sizes.cumsum(0) - sizes)
+        self._buffer("gap_token", sizes - 1)
+        per_part = embedding + N_KNOTS
+        self.tokens = nn.Embedding(int(sizes.sum()), embedding)
+        nn.init.normal_(self.tokens.weight, std=0.5)
+        shape = {"per_column": per_part, "condition_dim": len(parts) * per_part}
+        self.trunk = ResMADE(
+            ranks, hidden=hidden, blocks=blocks, drop=drop, condition_once=True, **shape
+        )
+        self._make_number_heads(
+            numbers.tolist(), components=components, family="logistic", context=context,
+            energy_hidden=energy_hidden, energy_blocks=energy_blocks,
+        )  # fmt: skip
+        levels = torch.linspace(0, 1, N_KNOTS)
+        levels[0], levels[-1] = 0.005, 0.995
+        self._buffer("places", torch.special.ndtri(levels))
+        sizes = outcomes.where(outcomes > 1, 0)
+        widest = int(outcomes.max())
+        index = (sizes.cumsum(0) - sizes)[finite][:, None] + torch.arange(widest)
+        absent = torch.arange(widest) >= sizes[finite][:, None]
+        self._buffer("logit_index", index.where(~absent, 0))
+        self._buffer("logit_absent", absent)
+        self.code_head = self.trunk.head(sizes.tolist())
+        with torch.no_grad():
+            self.code_head.weight.mul_(0.2)
+        self.start_at_marginals()
+
+    def _buffer(self, name: str, value: Tensor) -> None:
+        """A constant that follows from the parts, and moves with the model."""
+        self.register_buffer(name, value, persistent=False)
+
+    def set_columns(self, columns: CodedColumns) -> TableChain:
+        """Take map and frequencies as ``columns`` has them; start every factor at its marginal."""
+        self.columns.load_state_dict(columns.state_dict())
+        self.start_at_marginals()
+        return self
+
+    @torch.no_grad()
+    def start_at_marginals(self) -> None:
+        """Begin at independent columns: frequencies of codes, the normal law of scores."""
+        self._start_numbers_at(self.places.expand(self.n_numbers, -1))
+        logits = self.columns.log_share[self.finite].to(self.places)  # (F, widest or more)
+        flat = logits[:, : self.logit_absent.shape[1]][~self.logit_absent]
+        assert self.code_head.bias is not None
+        self.code_head.bias.copy_(flat.expand_as(self.code_head.bias))
+
+    # -- one pass -----------------------------------------------------------------------------
+
+    def check(self, x: Any) -> Tensor:
+        """Packed rows ``(n, p, 4)`` on the model's device and dtype."""
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1:] != (self.dim, 4):
+            raise DataError(f"expected packed rows of shape (n, {self.dim}, 4)")
+        return x.to(self.places)
+
+    def given(self, mask: Any, n: int) -> Tensor | None:
+        """The parts conditioned on, ``(n, p)`` of bool; ``None`` where there are none."""
+        if mask is None:
+            return None
+        return torch.as_tensor(mask, dtype=torch.bool, device=self.device).expand(n, self.dim)
+
+    def start(self, x: Tensor, condition: Tensor | None = None) -> None:
+        """Check packed rows; the columns were fitted before, or the rows could not be packed."""
+        del condition
+        if not bool(torch.isfinite(self.check(x)).all()):
+            raise DataError("packed rows hold NaN or infinity")
+
+    def inside(self, x: Tensor) -> Tensor:
+        """``(n,)``: all rows, since every value has a probability."""
+        return torch.ones(len(x), dtype=torch.bool, device=x.device)
+
+    def _inputs(self, rows: Rows) -> Tensor:
+        """``(..., p, per_part)``: a token's numbers, then the place of a number among quantiles."""
+        token = torch.where(rows.seen, rows.code, self.gap_token) + self.first_token
+        left, right = self.places[:-1], self.places[1:]
+        z = rows.z.unsqueeze(-1)
+        number = torch.cat([torch.asinh(z), ((z - left) / (right - left)).clamp(0, 1)], -1)
+        is_number = rows.seen & (rows.code == self.rest_code)
+        return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
+
+    def features(self, rows: Rows, given: Tensor | None = None) -> Tensor:
+        """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``."""
+        inputs, condition, stack = self._inputs(rows), None, self.n_orderings
+        if given is not None:
+            shown = inputs * (given & rows.seen).unsqueeze(-1)
+            condition = shown.flatten(-2).expand(stack, -1, -1)
+        features: Tensor = self.trunk(inputs.flatten(-2).expand(stack, -1, -1), condition)
+        return features
+
+    def code_log_probs(self, features: Tensor) -> Tensor:
+        """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
+        logits = self.code_head(features)[..., self.logit_index]
+        return torch.log_softmax(logits.masked_fill(self.logit_absent, -torch.inf), -1)
+
+    def rounded(self, y: Tensor, shift: float = 0.0) -> Tensor:
+        """Scores ``(..., D)`` of numbers, moved to the centres (or edges) of cells."""
+        if not self.has_cells:
+            return y
+        moved = self.columns.rounded(y[..., self.cells], shift, self.numbers[self.cells])
+        return y.index_copy(-1, self.cells, moved)
+
+    def at_rows(
+        self, x: Tensor, given: Tensor | None = None, *, n_samples: int = 0, exact: bool = True
+    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+        """As :meth:`AutoregressiveEBM.at_rows`, with ``log q (R, n, p)`` of all parts.
+
+        ``-E`` and ``log_w`` ``(.., R, n, D)`` are those of the ``D`` parts with numbers, zero where
+        a row has none there. With ``exact`` a point mass includes the cell at its place; without
+        (in training) its probability is a lower bound.
+        """
+        rows, stack = Rows.of(x), self.n_orderings
+        features = self.features(rows, given)
+        asked = rows.seen if given is None else rows.seen & ~given
+        at = self.factors_of(features)
+        is_number = (asked & (rows.code == self.rest_code))[:, self.numbers]
+        active = is_number.expand(stack, -1, -1)
+        at = at._replace(active=active)
+        log_codes = self.code_log_probs(features)
+        code = rows.code[:, self.finite].expand(stack, -1, -1).unsqueeze(-1)
+        log_code = log_codes.gather(-1, code).squeeze(-1) + self.log_known[self.finite]
+        log_number = self._log_proposal(at.proposal, rows)
+        log_q = features.new_zeros(stack, *rows.code.shape)
+        log_q = log_q.index_copy(-1, self.finite, log_code)
+        if exact and bool((self.shared & asked & (rows.code != self.rest_code)).any()):
+            log_q = log_q + self._cells_at_masses(rows, asked, at, log_q, log_codes, log_number)
+        log_q = log_q.index_add(-1, self.numbers, log_number.where(active, 0.0))
+        log_q = log_q.where(asked, 0.0)
+        never = rows.unseen if given is None else rows.unseen & ~given
+        log_q = torch.where(never, self.log_unseen, log_q)
+        y = rows.z[:, self.numbers].expand(1, stack, -1, -1)
+        if n_samples:
+            with torch.no_grad():
+                y = torch.cat([y, self.rounded(at.proposal.sample(n_samples))])
+        f = self.tilt(y, at)
+        return at, log_q, f[0], f[1:], log_q.new_zeros(len(x))
+
+    def _log_proposal(self, proposal: Mixture1d, rows: Rows) -> Tensor:
+        """``(R, n, D)``: log-density of the numbers, log-mass of those with cells."""
+        z, left, right = (each[:, self.numbers] for each in (rows.z, rows.left, rows.right))
+        if not self.has_cells:
+            return proposal.log_prob(z)
+        out = proposal.loc.new_zeros(proposal.loc.shape[:-1])
+        cells, others = self.cells, self.continuous
+        mass = proposal.columns(cells).log_mass(left[:, cells], right[:, cells])
+        density = proposal.columns(others).log_prob(z[:, others])
+        return out.index_copy(-1, cells, mass).index_copy(-1, others, density)
+
+    def _cells_at_masses(
+        self,
+        rows: Rows,
+        asked: Tensor,
+        at: Factors,
+        log_q: Tensor,
+        log_codes: Tensor,
+        log_number: Tensor,
+    ) -> Tensor:
+        """What the cell of numbers at the place of a point mass adds to its log-probability."""
+        here = (self.shared & asked & (rows.code != self.rest_code)).expand_as(log_q)
+        of_numbers = here[..., self.numbers]
+        some = of_numbers[0].any(-1).nonzero().flatten()  # rows
+        part = Factors(
+            at.proposal.rows(some), at.context[:, some], at.mean[:, some], at.inverse_sd[:, some],
+            of_numbers[:, some],
+        )  # fmt: skip
+        f = self.tilt(rows.z[some][:, self.numbers].expand(1, self.n_orderings, -1, -1), part)[0]
+        log_cell = log_number.new_full(log_number.shape, -torch.inf)
+        log_cell[:, some] = log_number[:, some] + f - self.quadrature(part, N_NODES)
+        log_rest = torch.zeros_like(log_q)
+        last = self.rest_code[self.finite].expand(*log_codes.shape[:2], -1).unsqueeze(-1)
+        last = last.clamp_max(log_codes.shape[-1] - 1)
+        log_rest = log_rest.index_copy(-1, self.finite, log_codes.gather(-1, last).squeeze(-1))
+        both = torch.full_like(log_q, -torch.inf).index_copy(-1, self.numbers, log_cell)
+        return torch.nn.functional.softplus(both + log_rest - log_q).where(here, 0.0)
+
+    def at_batch(
+        self, batch: tuple[Tensor, ...], n_samples: int
+    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+        """:meth:`at_rows` of training rows; in training, with random columns given or missing."""
+        x, given = batch[0], None
+        if self.training and self.masked > 0:
+            given, missing = self._random_masks(len(x))
+            code = torch.where(missing, float(GAP), x[..., 0])
+            x = torch.cat([code.unsqueeze(-1), x[..., 1:]], -1)
+        return self.at_rows(x, given, n_samples=n_samples, exact=False)
+
+    def _random_masks(self, n: int) -> tuple[Tensor, Tensor]:
+        """Which parts ``(n, p)`` are given, and which are missing; parts of a column alike.
+
+        Most rows have neither. Of the others a random share of the columns is given, and in half of
+        them a random share of the remaining ones is missing.
+        """
+        draw = torch.rand(2, n, self.n_columns, device=self.device)[..., self.column_of]
+        chosen, share, half, rest = torch.rand(4, n, 1, device=self.device)
+        masked = chosen < self.masked
+        given = masked & (draw[0] < share)
+        return given, masked & (half < 0.5) & (draw[1] < rest) & ~given
+
+    # -- densities ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def log_prob(
+        self,
+        x: Tensor,
+        given: Any = None,
+        *,
+        normalizer: str = "quadrature",
+        n_nodes: int = N_NODES,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """``(n,)``: log-probability of packed rows given the parts of a mask.
+
+        The mean over the orders. Gaps are left out: the answer is that of the network trained with
+        gaps, normalised for each pattern of them. ``normalizer="learned"`` takes the learned
+        ``b_i`` in place of a quadrature over ``n_nodes`` nodes for each number.
+        """
+        if normalizer not in ("learned", "quadrature"):
+            raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
+        x = self.check(x)
+        mask, parts = self.given(given, len(x)), [x.new_zeros(0)]
+        for rows in self.chunks(len(x), n_nodes if normalizer == "quadrature" else 4, chunk_size):
+            at, log_q, f, _, _ = self.at_rows(x[rows], None if mask is None else mask[rows])
+            log_z = self.log_norm(at) if normalizer == "learned" else self.quadrature(at, n_nodes)
+            parts.append(log_mean_exp(log_q.sum(-1) + (f - log_z).sum(-1)))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def column_law(self, x: Tensor, part: int, *, n_nodes: int = N_NODES) -> ColumnLaw:
+        """``p(x_j | all others)`` of part ``j`` at packed rows ``(n, p, 4)``."""
+        rows, stack = Rows.of(self.check(x)), self.n_orderings
+        given = rows.seen & (self.column_of != self.column_of[part])
+        # parts of the same column that come after it in an order are not seen by it
+        features = self.features(rows, given)
+        law = self._law_of_codes(features, part)
+        log_codes = log_mean_exp(law)
+        numbers = self.numbers.tolist()
+        if part not in numbers:
+            none = x.new_zeros(0, len(x))
+            return ColumnLaw(log_codes, none, none, none, none.sum(0))
+        place = numbers.index(part)
+        every = self.factors_of(features)
+        column = slice(place, place + 1)
+        at = Factors(
+            every.proposal.columns(column), every.context[:, :, column],
+            every.mean[..., column], every.inverse_sd[..., column],
+        )  # fmt: skip
+        which = self.numbers[column]
+        cells = float(self.columns.step[part]) > 0
+
+        def rounded(y: Tensor, shift: float = 0.0) -> Tensor:
+            return self.columns.rounded(y, shift, which) if cells else y
+
+        y, log_mass = at.proposal.nodes(
+            n_nodes, rounded if self.has_cells else None
+        )  # (m, R, n, 1)
+        f = self.energy(y, at)
+        log_z = torch.logsumexp(log_mass + f, 0)
+        log_share = (log_mass + f - log_z).squeeze(-1) + law[..., -1]  # (m, R, n)
+        log_weights = (log_share - math.log(stack)).flatten(0, 1) - log_codes[:, -1]
+
+        def log_density(z: Tensor) -> Tensor:
+            """``(m, n)`` mixture over the orders at scores ``(m, n)``."""
+            z = z.unsqueeze(1).unsqueeze(-1).expand(-1, stack, -1, -1)
+            if cells:
+                ends = self.columns.ends(self.columns.from_scores(z, which), which)
+                log_q = at.proposal.log_mass(*ends)
+            else:
+                log_q = at.proposal.log_prob(z)
+            of_order = (log_q + self.energy(z, at) - log_z).squeeze(-1) + law[..., -1]
+            return log_mean_exp(of_order, 1) - log_codes[:, -1]
+
+        nodes = y.squeeze(-1).flatten(0, 1)
+        own = log_density(rows.z[None, :, part])[0]
+        return ColumnLaw(log_codes, nodes, log_weights, log_density(nodes), own)
+
+    def _law_of_codes(self, features: Tensor, part: int) -> Tensor:
+        """``(R, n, K)``: log-probabilities of the outcomes of one part, a number's last."""
+        finite = self.finite.tolist()
+        if part not in finite:
+            return features.new_zeros(*features.shape[:2], 1)
+        place = finite.index(part)
+        known = ~self.logit_absent[place]
+        index = self.logit_index[place][known]
+        weight, bias = self.code_head.effective_weight()[:, index], self.code_head.bias
+        assert bias is not None
+        logits = torch.baddbmm(bias[:, index].unsqueeze(1), features, weight.transpose(1, 2))
+        return torch.log_softmax(logits, -1) + self.log_known[part]
+
+    # -- samples ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        x: Tensor | None = None,
+        given: Any = None,
+        *,
+        n_candidates: int = 64,
+        seed: SeedLike = None,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """Packed rows ``(n, p, 4)`` without gaps; parts that are ``given`` stay as ``x`` has them.
+
+        Each row follows one of the orders, part by part: a code by its probability, a number by
+        importance resampling among ``n_candidates`` stratified proposal samples.
+        """
+        stack, like = self.n_orderings, self.places
+        per_chain = -(-n // stack)
+        rows = torch.zeros(stack * per_chain, self.dim, 4).to(like)
+        keep = torch.zeros(stack * per_chain, self.dim, dtype=torch.bool, device=like.device)
+        with seeded(seed, like.device):
+            order = torch.randperm(stack * per_chain, device=like.device)[:n]
+            if x is not None:
+                rows[order] = self.check(x)
+                mask = self.given(given, n)
+                keep[order] = (mask if mask is not None else False) & (rows[order][..., 0] >= 0)
+            rows, keep = (each.unflatten(0, (stack, per_chain)) for each in (rows, keep))
+            for part in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
+                self._fill(rows[:, part], keep[:, part], n_candidates)
+        return rows.flatten(0, 1)[order]
+
+    def _fill(self, rows: Tensor, keep: Tensor, n_candidates: int) -> None:
+        """Draw the parts of packed ``rows (R, n, p, 4)`` in place, but for those to ``keep``."""
+        stack, n = rows.shape[:2]
+        chain = torch.arange(stack, device=rows.device)
+        order = self.trunk.ranks.argsort(1)  # order[r, i]: the part at place i
+        place_of = torch.full((2, self.dim), 0, device=rows.device)
+        place_of[0, self.finite] = torch.arange(self.n_finite, device=rows.device)
+        place_of[1, self.numbers] = torch.arange(self.n_numbers, device=rows.device)
+        is_finite = torch.zeros(self.dim, dtype=torch.bool, device=rows.device)
+        is_finite[self.finite] = True
+        is_number = torch.zeros_like(is_finite)
+        is_number[self.numbers] = True
+        given = keep if bool(keep.any()) else None
+        rows[..., 0] = rows[..., 0].where(keep, float(GAP))
+        weights = self._head_weights()
+        for place in range(self.dim):
+            part = order[:, place]  # (R,)
+            if bool(keep[chain, :, part].all()):
+                continue
+            features = self.features(Rows.of(rows), given)
+            code = self.rest_code[part].unsqueeze(1).expand(-1, n)
+            if bool(is_finite[part].any()):
+                code = self._draw_codes(features, weights, place_of[0, part], chain).where(
+                    is_finite[part].unsqueeze(1), code
+                )
+            z = rows.new_zeros(stack, n)
+            if bool(is_number[part].any()):
+                z = self._draw_numbers(
+                    features, weights, place_of[1, part], part, chain, n_candidates
+                )
+            value = torch.stack(
+                [code.to(rows), z.where(code == self.rest_code[part, None], 0.0)], -1
+            )
+            old = rows[chain, :, part]
+            drawn = torch.cat([value, old[..., 2:]], -1)
+            rows[chain, :, part] = torch.where(keep[chain, :, part].unsqueeze(-1), old, drawn)
+
+    def _head_weights(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Weights and biases of the heads by column, ``(R, columns, n, hidden)``; codes flat."""
+        heads = {"code": self.code_head, "mixture": self.mixture_head, "context": self.context_head}
+        sizes = {"mixture": 3 * self.n_components, "context": self.n_context}
+        found = {}
+        for name, head in heads.items():
+            weight, bias = head.effective_weight(), head.bias
+            assert bias is not None
+            if name in sizes:
+                shape = (self.n_numbers, sizes[name])
+                weight, bias = weight.unflatten(1, shape), bias.unflatten(1, shape)
+            found[name] = weight, bias
+        return found
+
+    def _draw_codes(
+        self,
+        features: Tensor,
+        weights: dict[str, tuple[Tensor, Tensor]],
+        place: Tensor,
+        chain: Tensor,
+    ) -> Tensor:
+        """``(R, n)``: a code of one finite part for each order."""
+        weight, bias = weights["code"]
+        index, absent = self.logit_index[place], self.logit_absent[place]  # (R, widest)
+        weight, bias = weight[chain[:, None], index], bias[chain[:, None], index]
+        logits = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+        logits = logits.masked_fill(absent.unsqueeze(1), -torch.inf)
+        drawn = torch.multinomial(torch.softmax(logits.flatten(0, 1), -1), 1)
+        return drawn.view(features.shape[:2])
+
+    def _draw_numbers(
+        self,
+        features: Tensor,
+        weights: dict[str, tuple[Tensor, Tensor]],
+        place: Tensor,
+        part: Tensor,
+        chain: Tensor,
+        n_candidates: int,
+    ) -> Tensor:
+        """``(R, n)``: normal scores of a number of one part for each order."""
+        stack, n = features.shape[:2]
+
+        def output(name: str) -> Tensor:
+            weight, bias = (each[chain, place] for each in weights[name])
+            flat = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+            return flat.unsqueeze(2)
+
+        proposal = Mixture1d.from_raw(output("mixture"), self.n_components, family=self.family)
+        at = self._described(proposal, proposal, output("context"))
+        y = proposal.sample(n_candidates)  # (S, R, n, 1)
+        if self.has_cells:
+            y = self._rounded_by_chain(y, part)
+        weight = torch.softmax(self.energy(y, at), 0).flatten(1).T
+        pick = torch.multinomial(weight, 1).T.reshape(1, stack, n, 1)
+        return torch.gather(y, 0, pick)[0, :, :, 0]
+
+    def _rounded_by_chain(self, y: Tensor, part: Tensor) -> Tensor:
+        """Scores ``(S, R, n, 1)`` to centres of cells, order ``r`` being at part ``part[r]``."""
+        by_chain = y.squeeze(-1).movedim(1, -1)  # (S, n, R)
+        moved = self.columns.rounded(by_chain, 0.0, part)
+        has_cells = (self.columns.step > 0)[part]
+        return torch.where(has_cells, moved, by_chain).movedim(-1, 1).unsqueeze(-1)

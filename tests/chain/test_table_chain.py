@@ -1,0 +1,132 @@
+"""Chains over parts of every kind: probabilities add to one, samples and conditionals agree."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from selfnorm.chain import TableChain
+from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
+
+SMALL = {"hidden": 16, "components": 3, "context": 4, "energy_hidden": 8, "embedding": 4}
+
+
+def shaken(parts, x=None, **options):
+    """A chain with every weight moved, so that nothing is zero by construction."""
+    torch.manual_seed(0)
+    model = TableChain(parts, **{**SMALL, "orderings": 2, **options}).double()
+    if x is not None:
+        model.set_columns(CodedColumns(parts, model.columns.n_knots).double().fit(x))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def coded(*columns):
+    """Rows ``(n, p, 2)`` from a pair (codes, numbers) per part."""
+    return torch.stack(
+        [torch.stack([torch.as_tensor(v).double() for v in c], -1) for c in columns], 1
+    )
+
+
+def test_masses_of_all_rows_of_a_finite_table_add_to_one():
+    sizes = (2, 3, 4)
+    parts = [Part(j, f"c{j}", k, unseen=0.01) for j, k in enumerate(sizes)]
+    model = shaken(parts)
+    outcomes = [[*range(k), UNSEEN] for k in sizes]
+    rows = torch.tensor(list(itertools.product(*outcomes)), dtype=torch.float64)
+    packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
+    assert float(model.log_prob(packed).exp().sum()) == pytest.approx(1, abs=1e-6)
+
+
+def mixed(n=400):
+    """A category, whole numbers with a point mass at 0, and a number with a mass at 1.5."""
+    torch.manual_seed(1)
+    kind = torch.randint(3, (n,))
+    count = torch.where(torch.rand(n) < 0.3, 0, torch.poisson(5.0 + 3.0 * kind))
+    size = torch.where(torch.rand(n) < 0.2, 1.5, torch.randn(n) * 0.7 + kind)
+    parts = [
+        Part(0, "kind", 3, unseen=0.01),
+        Part(1, "count", 1, rest=True, step=1.0, values=(0.0,), resolution=1.0),
+        Part(2, "size", 1, rest=True, values=(1.5,)),
+    ]
+    return parts, coded((kind, 0 * kind), (count != 0, count), (size != 1.5, size * (size != 1.5)))
+
+
+def test_conditionals_of_every_kind_add_to_one():
+    parts, x = mixed()
+    model = shaken(parts, x)
+    given = ~torch.eye(3, dtype=torch.bool)
+
+    def probabilities(place, values):
+        rows = x[:1].repeat(len(values), 1, 1)
+        rows[:, place] = torch.tensor(values, dtype=torch.float64)
+        return model.log_prob(model.columns.pack(rows)[0], given[place], n_nodes=512).exp()
+
+    assert float(probabilities(0, [(k, 0) for k in (0, 1, 2, UNSEEN)]).sum()) == pytest.approx(1)
+    counts = probabilities(1, [(0, 0), *((1, k) for k in range(-150, 151) if k != 0)])
+    assert float(counts.sum()) == pytest.approx(1, abs=1e-3)
+    scores = torch.sinh(torch.linspace(-6, 6, 1501)).double()  # where the density is smooth
+    packed, _ = model.columns.pack(x[:1].repeat(len(scores), 1, 1))
+    packed[:, 2, 0], packed[:, 2, 1] = 1, scores
+    density = model.log_prob(packed, given[2], n_nodes=512).exp()
+    total = torch.trapezoid(density, scores) + probabilities(2, [(0, 0)]).sum()
+    assert float(total) == pytest.approx(1, abs=1e-3)
+
+
+def test_samples_follow_the_masses():
+    sizes = (2, 3)
+    parts = [Part(j, f"c{j}", k, unseen=1e-6) for j, k in enumerate(sizes)]
+    model = shaken(parts)
+    rows = torch.tensor(list(itertools.product(*map(range, sizes))), dtype=torch.float64)
+    packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
+    expected = model.log_prob(packed).exp() * 20_000
+    drawn = model.sample(20_000, seed=0)[..., 0]
+    found = torch.tensor([float((drawn == row).all(-1).sum()) for row in rows])
+    assert float(((found - expected) ** 2 / expected).sum()) < 20.5  # chi-squared, 5: one in 1,000
+
+
+def test_samples_of_cells_follow_the_masses():
+    parts, x = mixed()
+    model = shaken(parts[1:2], x[:, 1:2])
+    numbers = torch.arange(-5, 30)
+    rows = coded((numbers != 0, numbers))
+    expected = model.log_prob(model.columns.pack(rows)[0]).exp()
+    packed = model.sample(20_000, seed=0, n_candidates=128)
+    drawn = model.columns.unpack(packed[..., 0], packed[..., 1])[:, 0, 1]
+    found = torch.tensor([float((drawn == k).sum()) for k in numbers]) / 20_000
+    assert float((found - expected).abs().max()) < 0.015
+
+
+def test_what_is_given_stays_and_gaps_are_filled():
+    parts, x = mixed()
+    model = shaken(parts, x)
+    x[:, 1, 0] = GAP
+    packed, _ = model.columns.pack(x)
+    drawn = model.sample(len(x), packed, torch.tensor([True, False, True]), seed=0)
+    assert torch.equal(drawn[:, [0, 2]], packed[:, [0, 2]])
+    assert bool((drawn[:, 1, 0] >= 0).all())
+    assert math.isfinite(float(model.log_prob(packed).sum()))
+
+
+def test_the_law_of_a_column_is_that_of_its_conditional():
+    parts, x = mixed(50)
+    model = shaken(parts, x)
+    packed, _ = model.columns.pack(x)
+    for part in range(3):
+        law = model.column_law(packed, part, n_nodes=256)
+        assert torch.allclose(torch.logsumexp(law.log_codes, -1), model.log_known[part], atol=1e-6)
+        given = torch.arange(3) != part
+        own = model.log_prob(packed, given, n_nodes=256)
+        code = packed[:, part, 0].long()
+        found = law.log_codes.gather(1, code[:, None])[:, 0]
+        number = code == parts[part].n_codes
+        found = torch.where(number, found + (law.log_own if part else 0), found)
+        plain = number | torch.tensor(part != 1)  # a point mass at a cell is both
+        assert torch.allclose(own[plain], found[plain], atol=1e-3)
+        if part:
+            assert torch.allclose(
+                torch.logsumexp(law.log_weights, 0), torch.zeros(50).double(), atol=1e-6
+            )
