@@ -212,12 +212,12 @@ def test_explain_names_the_cell_that_does_not_fit():
         "size": rng.normal(size=1000) + 6 * (kind == "b"),
         "x": rng.normal(size=1000),
     }
-    density = EnergyDensity(random_state=0, max_steps=150).fit(table)
+    density = EnergyDensity(random_state=0, max_steps=400).fit(table)
     found = density.explain(
         {"kind": ["a", "a", None], "size": [0.0, 6.0, 0.1], "x": [0.1, 0.2, 9.0]}
     )
     assert min(found[name][0] for name in found) > 0.1
-    assert found["size"][1] < 0.05 < found["x"][1]
+    assert found["size"][1] < 0.1 < found["x"][1]
     assert np.isnan(found["kind"][2])
     assert found["x"][2] < 0.01
 
