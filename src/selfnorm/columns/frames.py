@@ -21,6 +21,7 @@ import numpy as np
 
 from selfnorm.errors import DataError
 
+FRAMES = ("pandas", "polars", "arrow", "dict", "array")
 EXACT = 2**53  # whole numbers beyond are not all held by a float
 _EPOCH = dt.datetime(1970, 1, 1)
 _PLAIN = (str, bool, int, float, dt.date, Decimal)  # labels that JSON can hold

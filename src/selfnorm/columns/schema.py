@@ -21,7 +21,7 @@ from selfnorm.columns.coding import (
     encode_column,
 )
 from selfnorm.columns.detection import Detection
-from selfnorm.columns.frames import Cells, filled, plain, read, unplain, write
+from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain, write
 from selfnorm.columns.numbers import Part
 from selfnorm.columns.relations import relations
 from selfnorm.columns.text import MISSING, as_written
@@ -324,6 +324,8 @@ class Schema:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Schema:
         """The schema that :meth:`to_dict` wrote."""
+        if saved["frame"] not in FRAMES:
+            raise DataError(f"{saved['frame']!r} is no kind of table; known are {FRAMES}")
         columns = [
             Column(
                 **{

@@ -490,6 +490,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         estimator.n_features_in_ = int(config["n_features"])
         if "schema" in config:
             estimator.schema_ = Schema.from_dict(config["schema"])
+            if estimator.schema_.fingerprint != config["fingerprint"]:
+                raise ModelFileError("the schema is not the one that was fitted; fit it again")
         else:  # of numbers only
             estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
         estimator.consistency_ = config.get("consistency", {})
@@ -598,8 +600,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """The table and its number of rows; its columns are as scikit-learn has them checked."""
         if hasattr(X, "toarray"):
             raise DataError("X is a sparse matrix; give a dense one: X.toarray()")
-        if isinstance(X, Mapping):
+        if isinstance(X, Mapping):  # by name, as Arrow's tables: other columns do not matter
             return X, max((len(column) for column in X.values()), default=0)
+        if hasattr(X, "num_rows"):
+            return X, int(X.num_rows)
         refuse_repeated_names(X)
         X = X if hasattr(X, "columns") else np.ma.asarray(X) if np.ma.isMA(X) else np.asarray(X)
         if getattr(X, "dtype", np.dtype(float)).kind == "c":
