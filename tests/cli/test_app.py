@@ -232,7 +232,7 @@ def test_strict_exit_code(selfnorm, tmp_path):
     X = rows(200, 2)
     write_csv(tmp_path / "t.csv", X, ["a", "b"])
     density = sn.EnergyDensity(max_steps=5, random_state=0).fit(X)
-    density.proposal_ = sn.Gaussian(torch.zeros(2), scale=0.05)  # sees a corner only
+    density.model_.log_norm.data += 1  # knows of mass that no sample meets
     density.save(tmp_path / "m")
     code, out, _ = selfnorm("evaluate", tmp_path / "m", tmp_path / "t.csv")
     assert code == 0
