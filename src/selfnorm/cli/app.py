@@ -469,9 +469,11 @@ def _load(path: Path) -> _Model:
         del estimator.feature_names_in_
     names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
     target = str(folder.notes.get("target", "y"))
-    ask = estimator.predict if folder.kind == "EnergyRegressor" else estimator.score_samples
     try:  # a config may be changed, its hash too, and the weights still fit
-        ask(np.zeros((1, estimator.n_features_in_)))
+        if folder.kind == "EnergyRegressor":
+            estimator.predict(np.zeros((1, estimator.n_features_in_)))
+        else:
+            estimator.score_samples(estimator.sample(1, random_state=0))
     except (ArithmeticError, AttributeError, LookupError, TypeError, RuntimeError) as error:
         raise ModelFileError(
             f"{path} holds a model that cannot compute ({error}); refit it"
