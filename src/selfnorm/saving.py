@@ -599,6 +599,11 @@ _CLASSES: dict[str, _Class] = {
     "LabelEnergy": _Class("selfnorm.conditional"),
     "ConditionalEBM": _Class("selfnorm.conditional", build=_conditional),
     "AutoregressiveEBM": _Class("selfnorm.chain"),
+    "TableChain": _Class(
+        "selfnorm.chain",
+        lambda m: {**m.config, "parts": [list(part.items()) for part in m.config["parts"]]},
+        lambda found, parts, **config: found([dict(part) for part in parts], **config),
+    ),
     "ConvDecoder": _Class("selfnorm.vae"),
     "ConvEncoder": _Class("selfnorm.vae"),
     "DenseDecoder": _Class("selfnorm.vae"),

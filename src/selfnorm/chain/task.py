@@ -87,6 +87,50 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
     return Defaults({"encoding": "quantiles", "blocks": 2, **model}, task, fit)
 
 
+def table_options(n: int, p: int, device: str | torch.device = "cpu") -> Defaults:
+    """Sizes and training options of a :class:`~selfnorm.chain.TableChain`.
+
+    Args:
+        n: rows of the table.
+        p: its parts.
+        device: where it is trained.
+
+    Example:
+        >>> table_options(20_000, 15).model["hidden"]
+        256
+    """
+    on_gpu, tiny, small = torch.device(device).type == "cuda", n < 500, n < 2000
+    if on_gpu:
+        model: dict[str, Any] = {
+            "orderings": 4, "hidden": 512, "components": 10, "context": 32, "energy_hidden": 64
+        }  # fmt: skip
+        steps, batch, lr, ema, n_samples = 3000, min(512, max(16, n // 8)), 1e-3, 0.998, 8
+    else:
+        model = {
+            "orderings": 1 if tiny or p > 40 else 2 if small or p > 20 else 4,
+            "hidden": 32 if tiny else 64 if small else 256,
+            "components": 4 if small else 8,
+            "context": 8 if small else 32,
+            "energy_hidden": 16 if small else 32,
+        }
+        steps = int(max(30, 8 * n**0.65) if small else min(4000, max(8 * n**0.6, 1.2 * n**0.81)))
+        batch, n_samples = (min(256, max(16, n // 8)), 8) if small else (128, 4)
+        lr = 3e-3 if small else 2e-3
+        ema = 0.98 if tiny else 0.99 if small else 0.995
+    fit = {
+        "batch_size": batch,
+        "max_epochs": 10**6,
+        "max_steps": steps,
+        "lr": lr,
+        "weight_decay": 1e-2,
+        "clip_norm": 5.0,
+        "ema": ema,
+        "validate_every": max(20, steps // (20 if small else 10)),
+    }
+    task = {"n_samples": n_samples, "validation_samples": 16, "polish_steps": min(60, steps // 8)}
+    return Defaults({**model, "drop": 0.2}, task, fit)
+
+
 class AutoregressiveTask(Task):
     r"""Maximum likelihood for the proposals, SNL for energy, context and ``b``, for all factors.
 
