@@ -94,6 +94,14 @@ def test_a_narrow_cone_of_falling_energy_is_found(dim):
     assert not any("does not exist" in r for r in sn.evaluate(held, x, seed=0).reasons)
 
 
+def test_rows_at_one_place_are_no_reason_to_doubt_the_normaliser():
+    base = sn.Gaussian(torch.zeros(2), scale=1.0)
+    model = sn.EBM(Potential(lambda v: 0 * v[..., 0]), base=base)
+    for x in (torch.zeros(3, 2), torch.zeros(1, 2), torch.tensor([[-1.0, 2.0], [0, 0], [1, -2]])):
+        found = sn.evaluate(model, x, n_samples=1000, seed=0)
+        assert found.reliable, found.reasons
+
+
 def test_laws_of_whole_numbers_and_boxes_are_judged_by_their_own_proposal():
     case = ANALYTIC[3]
     found = sn.evaluate(case.ebm(), case.sample(500), proposal=case.proposal, seed=0)
