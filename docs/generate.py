@@ -333,7 +333,27 @@ def others() -> str:
     return markdown_table(["what", "found", "command"], body)
 
 
+def verdicts() -> str:
+    """What verdicts were worth on models whose ``log Z`` is known."""
+    names = {"pool": "random models, on which the thresholds were set", "fresh_pool": "fresh ones"}
+    names |= {"half_missed": "half of the mass in no row and no sample, `b` knows"}
+    names |= {"spike_missed": "a 30 % spike in no row and no sample, `b` knows"}
+    names |= {"overwhelming_row": "a spike at one row", "light_proposal": "t5, Gaussian proposal"}
+    names |= {"unbounded": "no normaliser (falling energies, cones)"}
+    found = read("verdicts/verdicts.json")["summary"]
+    keys = ("n", "wrong", "flagged", "silent_failures", "false_alarms")
+    shares = ("interval_covers", "within_3_se")
+    body = []
+    for key, name in names.items():
+        of = found[key]
+        told = [f"{100 * of[k]:.1f} %" if of[k] is not None else "–" for k in shares]
+        body.append([name, *(str(of[k]) for k in keys), *told])
+    header = ["models", "n", "wrong", "flagged", "silent failures", "false alarms"]
+    return markdown_table([*header, "95 % interval covers", "within 3 se"], body)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "verdicts": verdicts,
     "toy2d": toy2d,
     "toy1d": toy1d,
     "uci": uci,

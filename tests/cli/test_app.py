@@ -544,8 +544,8 @@ def test_what_cannot_be_is_one_line(selfnorm, places, tmp_path, monkeypatch):
     def too_much(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B")
 
-    monkeypatch.setattr(sn.EnergyDensity, "sample", too_much)
-    code, _, err = selfnorm("sample", model, *out)
+    monkeypatch.setattr(sn.EnergyDensity, "bounds", too_much)
+    code, _, err = selfnorm("evaluate", model, train)
     assert code == 2
     assert "not enough memory" in err
 
@@ -557,7 +557,7 @@ def test_wrong_types_in_a_config_with_the_right_hash(selfnorm, places, tmp_path,
     X = rows(60, 3)
     write_csv(tmp_path / "t.csv", X[:20], names)
     if kind == "density":
-        model = sn.EnergyDensity(max_steps=2, random_state=0).fit(pd.DataFrame(X, columns=names))
+        model = sn.EnergyDensity(max_steps=2, random_state=0).fit(X)
         commands = (("score", "-o", tmp_path / "s.csv"), ("sample", "-n", 3))
     else:
         model = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=8, random_state=0)

@@ -554,8 +554,7 @@ def _load(path: Path, command: str | None = None) -> _Model:
         if folder.kind == "EnergyRegressor":
             estimator.predict(np.zeros((1, estimator.n_features_in_)))
         else:
-            schema = estimator.schema_
-            estimator.score_samples(schema.decode(np.zeros((1, len(schema.parts), 2))))
+            estimator.score_samples(estimator.sample(1, random_state=0))
     except _CANNOT_COMPUTE as error:
         detail = " ".join(str(error).split())[:300]
         raise ModelFileError(

@@ -410,6 +410,7 @@ def far_mass(
     if not grows:
         rows = nn.functional.normalize((x[:256] - center) / scale, dim=-1)
         axes = torch.eye(dim, device=x.device, dtype=x.dtype)[:128]
+        rows = rows[rows.norm(dim=-1) > 0.5]  # one at the very centre points nowhere
         starts = torch.cat([random, rows, axes, -axes])
         highest = torch.cat([_climbed(f, starts) for f in (log_density, log_weight)])
         # A ray has a tube of one deviation around it: its mass must fall as it goes out.

@@ -542,7 +542,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         training rows where none are held out).
         """
         n, parts, device = len(x), self.schema_.parts, self.device or "cpu"
-        defaults = table_options(n, len(parts), device)
+        defaults = table_options(n, parts, device)
         sizes, task = dict(defaults.model), dict(defaults.task)
         if self.hidden is not None:
             sizes["hidden"] = self.hidden
