@@ -4,11 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint types bench docs clean
+.PHONY: help demo test test-gpu campaign lint types bench docs clean
 
 help:
 	@echo "make demo   install, fit the paper's four 2-D sets with SNL and NCE, write figures and a table to out/"
 	@echo "make test   install, then ruff, import-linter, mypy and pytest"
+	@echo "make test-gpu  what only a GPU shows; on a bare machine with PyTorch it installs nothing"
+	@echo "make campaign N=1000 SEED=0  random tables, damage, kills and threads; a table of verdicts"
 	@echo "make bench  run the benchmarks of speed and memory and write docs/tables/speed.md"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove the virtual environment and everything generated"
@@ -33,6 +35,14 @@ types: $(READY)
 
 test: lint types
 	$(BIN)/pytest -n 2
+
+test-gpu:
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu
+
+N ?= 1000
+SEED ?= 0
+campaign: $(READY)
+	$(BIN)/python -m tests.campaign $(N) $(SEED)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'

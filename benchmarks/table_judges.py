@@ -6,6 +6,7 @@ need NumPy and SciPy.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,9 @@ from table_frames import (
     to_pandas,
 )
 
+N_BOOTSTRAPS = 5
+
+
 # Samples
 
 
@@ -39,19 +43,21 @@ def judge(name: str, train: Frame, test: Frame, samples: Frame, seed: int) -> Ro
     not every method has it.
     """
     train, test, samples = complete(train), complete(test), complete(samples)
-    n = n_rows(train)
-    resampled = take(train, np.random.default_rng([seed, 2]).integers(n, size=n))
-    shape, trend = shape_and_trend(name, train, samples)
-    bootstrap_shape, bootstrap_trend = shape_and_trend(name, train, resampled)
+    rng, n = np.random.default_rng([seed, 2]), n_rows(train)
+    resampled = [
+        agreement(name, train, take(train, rng.integers(n, size=n))) for _ in range(N_BOOTSTRAPS)
+    ]
+    found = agreement(name, train, samples)
+    means = {f"bootstrap_{k}": float(np.mean([b[k] for b in resampled])) for k in found}
+    spreads = {f"bootstrap_{k}_sd": float(np.std([b[k] for b in resampled])) for k in found}
     few = at_most(samples, n_rows(test), seed)
     return {
         "xgboost": two_sample_score("xgboost", train, samples, seed),
         "logistic": two_sample_score("logistic", train, samples, seed),
         "xgboost_test": two_sample_score("xgboost", test, few, seed),
-        "shape": shape,
-        "trend": trend,
-        "bootstrap_shape": bootstrap_shape,
-        "bootstrap_trend": bootstrap_trend,
+        **found,
+        **means,
+        **spreads,
         **closest_records(name, train, test, samples, seed),
         **utility(name, train, test, samples),
     }
@@ -106,9 +112,13 @@ def metadata(name: str, frame: Frame) -> Row:
     return {"columns": kinds}
 
 
-def shape_and_trend(name: str, train: Frame, samples: Frame) -> tuple[float, float]:
-    """sdmetrics' Column Shapes and Column Pair Trends; of all pairs, as in published figures, where
-    sdmetrics of today leaves out those that hardly depend on each other.
+def agreement(name: str, train: Frame, samples: Frame) -> dict[str, float]:
+    """sdmetrics' Column Shapes and Column Pair Trends, and the latter in bins of the training rows.
+
+    Trends are of all pairs, as in published figures, where sdmetrics of today leaves out those that
+    hardly depend on each other. It cuts numbers into ten bins from the least to the greatest of
+    each table by itself: one extreme row moves them all, so that even two bootstraps of thousands
+    of rows differ by 0.01. ``trend_same_bins`` is the same without that.
     """
     from sdmetrics.reports import QualityReport
 
@@ -119,7 +129,41 @@ def shape_and_trend(name: str, train: Frame, samples: Frame) -> tuple[float, flo
         warnings.simplefilter("ignore")  # constant columns in small tables
         report.generate(*tables, {"tables": {"table": metadata(name, train)}}, verbose=False)
     found = report.get_properties().set_index("Property")["Score"]
-    return float(found["Column Shapes"]), float(found["Column Pair Trends"])
+    return {
+        "shape": float(found["Column Shapes"]),
+        "trend": float(found["Column Pair Trends"]),
+        "trend_same_bins": trend_same_bins(name, train, samples),
+    }
+
+
+def trend_same_bins(name: str, train: Frame, samples: Frame) -> float:
+    """Agreement of pairs: half the difference of correlations of two numbers, else the total
+    variation between tables of counts, numbers in ten bins of the training rows; both from 1.
+    """
+    coding = Coding(train, categories(name, train))
+    sizes = {c: len(levels) + 1 for c, levels in coding.levels.items()}
+    codes, numbers = [], []
+    for frame in (train, samples):
+        known = {c: coding.codes(frame, c) + 1 for c in coding.levels}  # 0: a level never seen
+        values = {c: as_float(frame[c]) for c in coding.values}
+        for c, column in values.items():
+            edges = np.histogram_bin_edges(as_float(train[c]), bins=10)[1:-1]
+            known[c] = np.digitize(column, edges)
+            sizes[c] = 10
+        codes.append(known)
+        numbers.append(values)
+    scores = []
+    for a, b in itertools.combinations(coding.names, 2):
+        if a in coding.values and b in coding.values:
+            real, drawn = (np.corrcoef(v[a], v[b])[0, 1] for v in numbers)
+            scores.append(1 - abs(real - drawn) / 2)
+        else:
+            real, drawn = (
+                np.bincount(k[a] * sizes[b] + k[b], minlength=sizes[a] * sizes[b]) / len(k[a])
+                for k in codes
+            )
+            scores.append(1 - np.abs(real - drawn).sum() / 2)
+    return float(np.nanmean(scores))
 
 
 def distances(name: str, train: Frame) -> Callable[[Frame], np.ndarray]:

@@ -72,8 +72,6 @@ def generation(content: Row, published: Row) -> str:
             few = found[0]["n_given"]
             said = NAMES[str(method)] + (f", {few:,} rows" if few < n else "")
             body.append([said, str(len(found)), *(cell(found, k, d) for k, d in digits.items())])
-        first = rows[0]
-        again = {f"{k}": first[f"bootstrap_{k}"] for k in ("shape", "trend")}
         body += [
             [f"{row['method']}, published", "5", *(cell([row], k, d) for k, d in digits.items())]
             for row in published["rows"]
@@ -82,11 +80,23 @@ def generation(content: Row, published: Row) -> str:
         parts += [
             f"## {dataset}: {n:,} training rows",
             markdown_table(header, body),
-            f"Training rows drawn again: shape {again['shape']:.4f}, trend {again['trend']:.4f}; "
-            f"ours {cell([r for r in rows if r['method'] == 'selfnorm'], 'shape', 4)}, "
-            f"{cell([r for r in rows if r['method'] == 'selfnorm'], 'trend', 4)}.",
+            noise_of_samples(rows),
         ]
     return "\n\n".join([*parts, f"Published: {published['source']}."])
+
+
+def noise_of_samples(rows: list[Row]) -> str:
+    """Shape and trend beside those of training rows drawn again."""
+    ours = [row for row in rows if row["method"] == "selfnorm"] or rows[:1]
+    whose = "ours" if ours[0]["method"] == "selfnorm" else NAMES[ours[0]["method"]]
+    names = {"shape": "shape", "trend": "trend"}
+    names |= {"trend_same_bins": "trend in bins of the training rows"}
+    said = [
+        f"{name} {cell(ours, key, 4)} ({statistics.fmean(r[f'bootstrap_{key}'] for r in ours):.4f} "
+        f"± {statistics.fmean(r[f'bootstrap_{key}_sd'] for r in ours):.4f})"
+        for key, name in names.items()
+    ]
+    return f"Of {whose} (in brackets: of training rows drawn again): {'; '.join(said)}."
 
 
 def gaps(content: Row, _published: Row) -> str:

@@ -138,11 +138,11 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
 
 
 def expect(config: dict[str, Any], **kinds: Any) -> None:
-    """Refuse a config whose entries are not of these types; column names must be as many as said.
+    """A ``ValueError`` if entries are not of these types, or column names not as many as said.
 
     >>> expect({"n_features": "two"}, n_features=int)
     Traceback (most recent call last):
-    selfnorm.errors.ModelFileError: the config's 'n_features' is missing or malformed
+    ValueError: the config's 'n_features' is missing or malformed
     """
     for name, kind in kinds.items():
         value = config.get(name)
@@ -151,7 +151,7 @@ def expect(config: dict[str, Any], **kinds: Any) -> None:
             right = all(isinstance(each, str) for each in value)
             right = right and len(value) == config.get("n_features")
         if not right or (isinstance(value, bool) and kind is not bool):
-            raise ModelFileError(f"the config's {name!r} is missing or malformed")
+            raise ValueError(f"the config's {name!r} is missing or malformed")
 
 
 class Saved:
@@ -599,6 +599,11 @@ _CLASSES: dict[str, _Class] = {
     "LabelEnergy": _Class("selfnorm.conditional"),
     "ConditionalEBM": _Class("selfnorm.conditional", build=_conditional),
     "AutoregressiveEBM": _Class("selfnorm.chain"),
+    "TableChain": _Class(
+        "selfnorm.chain",
+        lambda m: {**m.config, "parts": [list(part.items()) for part in m.config["parts"]]},
+        lambda found, parts, **config: found([dict(part) for part in parts], **config),
+    ),
     "ConvDecoder": _Class("selfnorm.vae"),
     "ConvEncoder": _Class("selfnorm.vae"),
     "DenseDecoder": _Class("selfnorm.vae"),

@@ -91,7 +91,10 @@ def test_the_two_sample_score_is_that_of_sdmetrics():
     np.random.seed(0)  # noqa: NPY002
     theirs = judges.detector("xgboost").compute(frames.to_pandas(real), frames.to_pandas(same))
     assert score == pytest.approx(theirs)
-    assert min(judges.shape_and_trend("penguins", real, same)) > 0.9
+    found = judges.agreement("penguins", real, same)
+    assert min(found.values()) > 0.9
+    assert found["trend_same_bins"] == pytest.approx(found["trend"], abs=0.05)
+    assert judges.trend_same_bins("penguins", real, real) == 1
 
 
 def test_draws_of_the_truth_are_calibrated_and_score_better_than_a_constant():
@@ -177,3 +180,10 @@ def test_pages_pair_splits_and_weigh_sets():
         for d, f, n in (("adult", 0.5, 100), ("german", 0.1, 300))
     ]
     assert "| 0.500 | 0.100 | 0.200 |" in table_pages.explanation({"rows": explained}, {})
+    sample = {"dataset": "magic", "method": "selfnorm", "n_train": 9, "n_given": 9, "shape": 0.9}
+    for key, value in {"shape": 0.95, "trend": 0.9, "trend_same_bins": 0.9}.items():
+        sample |= {f"bootstrap_{key}": value, f"bootstrap_{key}_sd": 0.001}
+    published = {"rows": [{"dataset": "magic", "method": "TabPC", "xgboost": 0.86}], "source": "it"}
+    page = table_pages.generation({"rows": [sample]}, published)
+    assert "shape 0.9000 (0.9500 ± 0.0010)" in page
+    assert "| TabPC, published | 5 | 0.860 | – |" in page

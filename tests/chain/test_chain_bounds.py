@@ -107,4 +107,4 @@ def test_evaluate_and_the_estimator_hand_the_learned_figures_on():
     density = sn.EnergyDensity(max_steps=20, random_state=0).fit(table)
     bounds = density.bounds(table, n_samples=300, random_state=0)
     assert math.isfinite(bounds.learned_error)
-    assert bounds.lower <= density.score(table) - bounds.learned_error + 4 * bounds.log_norm_se
+    assert bounds.lower == pytest.approx(density.score(table), abs=2e-3)  # by fewer nodes

@@ -64,7 +64,7 @@ def test_gas_drops_named_and_correlated_columns_and_keeps_the_order(tmp_path):
     assert (len(data.test), len(data.val)) == (30, 27)
 
 
-def test_gas_pickle_gives_the_same(tmp_path):
+def test_gas_pickle_is_read_only_when_trusted_and_gives_the_same(tmp_path, monkeypatch):
     pandas = pytest.importorskip("pandas")
     table = np.c_[np.arange(100), RNG.random((100, 2)), RNG.normal(size=(100, 3))]
     names = ["Time", "Meth", "Eth", "R1", "R2", "R3"]
@@ -72,7 +72,13 @@ def test_gas_pickle_gives_the_same(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     pandas.DataFrame(table, columns=names).to_pickle(tmp_path / "a/gas/ethylene_CO.pickle")
     np.savetxt(tmp_path / "b/gas/ethylene_CO.txt", table, header="x", comments="")
+    with pytest.raises(DataError, match=r"can run any code .* SELFNORM_TRUST_PICKLE=1"):
+        maf_benchmark.load("gas", tmp_path / "a")
+    monkeypatch.setenv("SELFNORM_TRUST_PICKLE", "1")
     one, other = (maf_benchmark.load("gas", tmp_path / f) for f in "ab")
+    monkeypatch.delenv("SELFNORM_TRUST_PICKLE")
+    np.savetxt(tmp_path / "a/gas/ethylene_CO.txt", table, header="x", comments="")
+    assert torch.equal(maf_benchmark.load("gas", tmp_path / "a").train, other.train)
     assert torch.allclose(one.train, other.train, atol=1e-5)
 
 

@@ -36,14 +36,14 @@ def count_down(steps):
     DistributedTask.loss = loss
 
 
-def press_ctrl_c(rank, own_rank):
-    """A real SIGINT on one rank, inside its 20th step; the other hears of it from the group."""
+def strike(rank, own_rank, number=signal.SIGINT):
+    """A real signal on one rank, inside its 20th step; the other hears of it from the group."""
     plain = getattr(DistributedTask._local_loss, "plain", DistributedTask._local_loss)
 
     def local_loss(self, batch):
         local_loss.left -= 1
         if local_loss.left == 0 and rank == own_rank:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return plain(self, batch)
 
     local_loss.left, local_loss.plain = 20, plain
@@ -65,7 +65,9 @@ def main():
                 for p in model.energy.parameters():
                     p.add_(0.1)
         count_down(run.get("die_at"))
-        press_ctrl_c(run.get("interrupted_rank"), fabric.global_rank)
+        strike(run.get("interrupted_rank"), fabric.global_rank)
+        if "killed_rank" in run:
+            strike(run["killed_rank"], fabric.global_rank, signal.SIGKILL)
         direct, names = run["options"], {each.name for each in fields(sn.TrainingOptions)}
         how = {name: direct.pop(name) for name in [*direct] if name in names}
         if "checkpoint" in how:

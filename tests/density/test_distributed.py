@@ -5,11 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+import selfnorm as sn
 from selfnorm.errors import DataError
 from selfnorm.training.checkpoint import load_checkpoint
 from tests.fitting import fit, fit_distributed
@@ -144,6 +146,51 @@ def test_ctrl_c_on_one_rank_stops_both_at_the_same_step(two_ranks):
     # the group is whole: the next run of the same processes trains as ever
     after = [result(two_ranks, "after", rank)["parameters"] for rank in (0, 1)]
     assert torch.equal(*after)
+
+
+def test_a_dead_rank_is_told_with_the_checkpoint_to_go_on_from(tmp_path):
+    path = tmp_path / "run.ckpt"
+    options = {**OPTIONS, "max_epochs": 6, "checkpoint": {"path": str(path), "every": 5}}
+    job = tmp_path / "job.json"
+    run = {"name": "lost", "options": options, "killed_rank": 1}
+    job.write_text(json.dumps({"runs": [run], "out": str(tmp_path)}))
+    for _ in range(5):
+        codes, outputs = start(job, 2)
+        if not any("EADDRINUSE" in text or "already in use" in text for text in outputs):
+            break
+    assert codes == [1, -9], outputs
+    assert "a rank has ended or does not answer" in outputs[0]
+    assert f"it goes on from {path}" in outputs[0]
+    assert load_checkpoint(path)["step"] == 15
+
+
+def test_a_run_that_drew_its_seed_is_resumed_without_naming_it(tmp_path):
+    fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
+    options = {**OPTIONS, "seed": None, "max_steps": 30, "progress": False}
+
+    def train(path, stop=10**9, seed=7):
+        x, model = setting()
+        torch.manual_seed(seed)  # what the run draws its seed from
+        plain, left = model.energy.forward, [stop]
+
+        def forward(rows):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return plain(rows)
+
+        model.energy.forward = forward
+        options["checkpoint"] = sn.Checkpoint(path, every=10)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sn.SelfnormWarning)
+            fit_distributed(model, x, fabric=fabric, **options)
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", stop=20)  # the closing step is interrupted, too
+    assert load_checkpoint(tmp_path / "run")["step"] == 10
+    assert torch.equal(train(tmp_path / "run", seed=8), whole)
 
 
 def test_a_run_of_two_ranks_is_resumed_on_one(two_ranks):

@@ -118,3 +118,20 @@ def test_names_are_registered_and_bad_options_refused():
     ):
         with pytest.raises(ValueError, match="must be"):
             wrong()
+
+
+@pytest.mark.parametrize("objective", ["cd", "pcd"])
+def test_chains_walk_on_the_density_that_is_evaluated(objective):
+    """With batch normalisation, too: its averages are those of the training passes alone."""
+    x = skewed_rows(500)
+    base = sn.Gaussian.fit_to(x)
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(2, 16), torch.nn.BatchNorm1d(16), torch.nn.SiLU())
+    energy = torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+    model = sn.EBM(energy, base=base)
+    seen = []
+    energy[1].register_forward_pre_hook(lambda part, _: seen.append(part.training))
+    how = sn.TrainingOptions(batch_size=64, max_steps=12, seed=0, progress=False)
+    sn.fit(model, x, objective=objective, n_samples=32, options=how)
+    assert int(energy[1].num_batches_tracked) == sum(seen) == 12
+    assert math.isfinite(sn.evaluate(model, x, seed=0).lower)

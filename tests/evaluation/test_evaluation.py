@@ -33,8 +33,10 @@ def test_standard_errors_are_those_of_repetition():
     case = ANALYTIC[0]
     model = case.ebm()
     runs = [
-        sn.evaluate(model, case.sample(200), proposal=case.proposal, n_samples=500, seed=s)
-        for s in range(200)
+        sn.evaluate(
+            model, case.sample(200), proposal=case.proposal, n_samples=500, seed=s, adapt=False
+        )
+        for s in range(100)
     ]
     for value, error in (("upper", "upper_se"), ("log_norm", "log_norm_se")):
         spread = torch.tensor([getattr(r, value) for r in runs]).std()
@@ -47,7 +49,7 @@ def test_reliable_on_a_good_case_and_the_words_of_a_bad_one():
     good = sn.evaluate(case.ebm(), case.sample(500), proposal=case.proposal, seed=0)
     assert good.reliable, good.reasons
     narrow = sn.Gaussian(torch.tensor([-1.0, 2.0]), scale=0.6)  # misses the second mode
-    bad = sn.evaluate(case.ebm(), case.sample(500), proposal=narrow, seed=0)
+    bad = sn.evaluate(case.ebm(), case.sample(500), proposal=narrow, seed=0, adapt=False)
     assert not bad.reliable
     assert "proposal" in " ".join(bad.reasons)
     assert "NOT RELIABLE" in str(bad)
@@ -69,6 +71,49 @@ def test_mass_beyond_the_samples_is_found():
     assert verdict.reliable, verdict.reasons
 
 
+def _cone(direction, opening):
+    """An energy that falls along a direction, and rises beside it beyond an opening."""
+
+    def energy(v):
+        along = v @ direction
+        beside = (v - along[:, None] * direction).norm(dim=-1)
+        return 0.05 * (beside / opening - along)
+
+    return Potential(energy)
+
+
+@pytest.mark.parametrize("dim", [2, 8, 30])
+def test_a_narrow_cone_of_falling_energy_is_found(dim):
+    torch.manual_seed(dim)
+    base = sn.StudentT(3.0, torch.zeros(dim), scale=1.0)
+    direction = nn.functional.normalize(torch.randn(dim), dim=0)
+    x = base.sample((300,))
+    runaway = sn.EBM(_cone(direction, 0.05), base=base)
+    assert any("does not exist" in r for r in sn.evaluate(runaway, x, seed=0).reasons)
+    held = sn.EBM(_cone(direction, 0.05), base=sn.Gaussian(torch.zeros(dim), scale=1.0))
+    assert not any("does not exist" in r for r in sn.evaluate(held, x, seed=0).reasons)
+
+
+def test_rows_at_one_place_are_no_reason_to_doubt_the_normaliser():
+    base = sn.Gaussian(torch.zeros(2), scale=1.0)
+    model = sn.EBM(Potential(lambda v: 0 * v[..., 0]), base=base)
+    for x in (torch.zeros(3, 2), torch.zeros(1, 2), torch.tensor([[-1.0, 2.0], [0, 0], [1, -2]])):
+        found = sn.evaluate(model, x, n_samples=1000, seed=0)
+        assert found.reliable, found.reasons
+
+
+def test_laws_of_whole_numbers_and_boxes_are_judged_by_their_own_proposal():
+    case = ANALYTIC[3]
+    found = sn.evaluate(case.ebm(), case.sample(500), proposal=case.proposal, seed=0)
+    assert found.log_norm == pytest.approx(case.log_norm, abs=0.03)
+    assert not any("joined" in r for r in found.remarks)
+    box = sn.Uniform(torch.tensor([0.0]), torch.tensor([1.0]))
+    model = sn.EBM(Potential(lambda v: 40 * v[..., 0]))  # outside the box there is no model
+    found = sn.evaluate(model, 0.025 * torch.rand(100, 1), proposal=box, n_samples=500, seed=0)
+    assert found.log_norm == pytest.approx(-np.log(40), abs=0.1)
+    assert found.n_samples == 4000  # more of its own
+
+
 def test_bounds_to_dict_round_trips_through_json():
     case = ANALYTIC[1]
     bounds = sn.evaluate(case.ebm(), case.sample(50), proposal=case.proposal, seed=0)
@@ -83,6 +128,17 @@ def test_quadrature_integrates_polynomial_tails(df):
     log_z, error = sn.exact_log_norm(t.log_prob, 2)
     assert abs(log_z) < 1e-3
     assert error < 1e-3
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 3e3, 1e4])
+def test_the_error_of_quadrature_includes_what_the_grid_leaves_out(dim, scale):
+    log_z, error = sn.exact_log_norm(lambda v: -0.5 * (v / scale).square().sum(-1), dim)
+    off = abs(log_z - dim * (np.log(scale) + 0.5 * np.log(2 * np.pi)))
+    assert off <= error + 1e-6
+    cauchy = sn.StudentT(1.0, torch.zeros(dim), scale=1.0)
+    log_z, error = sn.exact_log_norm(cauchy.log_prob, dim)
+    assert abs(log_z) <= error < 1e-3
 
 
 def test_quadrature_in_one_dimension_and_on_a_box():

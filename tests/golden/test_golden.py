@@ -13,6 +13,7 @@ import pytest
 
 import selfnorm as sn
 from selfnorm.density.fit import in_options
+from selfnorm.errors import ModelFileError
 from selfnorm.tables import RegressorNetwork
 from tests.golden import cases, record
 
@@ -40,6 +41,8 @@ MOVED_PARAMETERS = {
         for name in in_options()
     },
     "AutoregressiveEBM.forward": "log_prob",
+    "EnergyDensity.discrete": "schema={column: kind}",
+    "EnergyDensity.log_mass.n_points": "cells have masses, which need no integration",
     "EnergyVAE.aggregate_samples": "a step of training, of no use by itself",
     **{f"{kind}.sample.generator": "seed" for kind in ("EBM", "Ensemble", "ConditionalEBM")},
     "add_energy_prior.fit_options": "options=TrainingOptions(...)",
@@ -93,6 +96,11 @@ def test_values_of_a_seeded_fit(name):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_saved_models_load_with_their_values(name):
     compare(record.folder_values(name), FOLDERS[name], min(RTOL, FOLDER_RTOL))
+
+
+def test_chains_of_the_first_version_are_to_be_fitted_again():
+    with pytest.raises(ModelFileError, match="fit it again"):
+        sn.EnergyDensity.load(record.HERE / "refused" / "density_chain")
 
 
 def lost(name, now, old):

@@ -283,6 +283,17 @@ def test_temperature_is_the_one_that_was_bent_in(bent):
     assert abs(np.sum(density) * (grid[1] - grid[0]) - 1) < 1e-6
 
 
+def test_a_temperature_out_of_reach_is_told():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 255, (200, 3, 4, 4), dtype=np.uint8)
+    for bent, end in ((0.1, 0.25), (9.0, 4.0)):
+        model = with_inner_model(quadratic_model(), COUNTS, 48)
+        h = model.features(x).double()[:, 0].numpy()
+        y = 30.0 + 4.0 * (h / 2 + np.sqrt(0.5 * bent) * rng.normal(size=200))
+        with pytest.warns(SelfnormWarning, match="the best temperature lies beyond"):
+            assert model.calibrate(x, y.clip(1, 59)) == pytest.approx(end, rel=0.002)
+
+
 @pytest.mark.parametrize("proposal", ["mdn-2", "gaussian", "uniform"])
 def test_three_labels(proposal):
     x, y = bright_images(300, dim=3)

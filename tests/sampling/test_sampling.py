@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import distributions as td
 
+import selfnorm as sn
 from selfnorm import sampling
 from selfnorm.errors import ProposalError
 
@@ -187,6 +188,16 @@ def test_wrong_bound_unknown_method_and_unknown_option_are_refused():
         sampling.draw(TARGET, 5, proposal=q, method="imh", steps=5)
     with pytest.raises(TypeError, match="cannot sample"):
         sampling.draw(object(), 5, proposal=q)
+
+
+@pytest.mark.parametrize("method", ["mala", "hmc"])
+def test_gradient_samplers_refuse_laws_of_whole_numbers(method):
+    coins = torch.distributions.Bernoulli(torch.tensor([0.3, 0.6]))
+    model = sn.EBM(sn.ExponentialFamily(lambda x: x, 2, theta=torch.tensor([0.5, -1.0])))
+    with pytest.raises(sn.SelfnormError, match=r"columns \[0, 1\].*'sir' or 'imh'"):
+        model.sample(200, proposal=coins, method=method, seed=0)
+    drawn = model.sample(200, proposal=coins, method="imh", seed=0)
+    assert set(drawn.unique().tolist()) == {0.0, 1.0}
 
 
 def test_no_overlap_is_a_clear_error():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from selfnorm import EnergyRegressor, SelfnormWarning
 from selfnorm.columns import label_step
+from selfnorm.conditional import LabelGrid
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation.calibration import assess, central_coverage
 from selfnorm.tables import RegressorNetwork
@@ -271,6 +274,68 @@ def test_integer_targets_are_spread_with_a_warning() -> None:
     np.testing.assert_allclose(total, 1.0, atol=1e-2)
     # No spike: the density never exceeds what one step can hold by much.
     assert np.exp(model.log_prob(X, y)).max() < 3.0
+
+
+@pytest.mark.parametrize("step", [1.0, 0.5])
+def test_whole_numbers_are_scored_by_their_cells(step: float, tmp_path: Path) -> None:
+    """Masses add up to one, the score is theirs, bounds enclose it, samples follow them."""
+    rng = np.random.default_rng(1)
+    X = rng.uniform(-1, 1, (400, 1))
+    y = step * rng.integers(0, 3, 400)  # no law can score above the true one but by chance
+    with pytest.warns(SelfnormWarning, match="distinct"):
+        model = EnergyRegressor(**SMALL).fit(X[:200], y[:200])
+    values = step * np.arange(-40, 44)
+    mass = np.exp([model.log_mass(X[:6], np.full(6, v)) for v in values])
+    np.testing.assert_allclose(mass.sum(0), 1.0, atol=1e-4)
+    seen = (values >= 0) & (values <= 2 * step)
+    assert (mass[seen].sum(0) > 0.97).all()
+    assert model.score(X[200:], y[200:]) < -np.log(3 * step) + 0.01
+    np.testing.assert_allclose(model.log_mass(X, y) - np.log(step), model.log_prob(X, y))
+    bounds = model.bounds(X[200:], y[200:], random_state=0)
+    assert bounds.reliable, bounds.reasons
+    assert bounds.lower - 1e-3 < model.score(X[200:], y[200:]) < bounds.upper + 1e-3
+    learned = model.log_prob(X[200:], y[200:], method="learned").mean()
+    assert bounds.learned_error == pytest.approx(learned - model.score(X[200:], y[200:]), abs=2e-3)
+    drawn = model.sample(X[:6], 4000, random_state=0)
+    shares = np.array([(drawn == v).mean(1) for v in values])
+    np.testing.assert_allclose(shares, mass, atol=0.04)
+    model.save(tmp_path / "model")
+    again = EnergyRegressor.load(tmp_path / "model")
+    np.testing.assert_allclose(again.log_mass(X, y), model.log_mass(X, y))
+
+
+def test_counts_keep_what_lies_beyond_the_largest_seen() -> None:
+    """A count that ends in single rows has a tail; the zeros, a third of the rows, are an end."""
+    y = np.r_[np.zeros(100), np.ones(100), np.full(80, 2.0), np.full(19, 3.0), 4.0]
+    grid = LabelGrid.of(y, 1.0)
+    assert grid is not None
+    grid = grid.with_tails(y, (0.1, 0.005))
+    assert grid.below == pytest.approx(10 / 302)
+    assert grid.above == 1.0
+
+
+def test_a_regressor_that_is_right_is_called_reliable_at_the_default_sample_size() -> None:
+    """Energies that hardly move: weights that end at once, to whose last digits any law fits."""
+    X, y = skewed_data()
+    model = EnergyRegressor(**SMALL).fit(X[:300], y[:300])
+    bounds = model.bounds(X[300:], y[300:], random_state=0)
+    assert bounds.upper == pytest.approx(model.score(X[300:], y[300:]), abs=1e-4)
+    assert bounds.reliable, bounds.reasons
+
+
+def test_bounds_are_those_of_the_score(fitted: EnergyRegressor) -> None:
+    """Members whose learned normalisers are off by different amounts: none of it may show."""
+    X, y = skewed_data(200)
+    model = copy.deepcopy(fitted)
+    with torch.no_grad():
+        model._predictive.model.log_norm_net.bias += torch.linspace(-0.4, 0.4, 2)[:, None, None]
+    bounds = model.bounds(X, y, n_samples=4000, random_state=0)
+    score = model.score(X, y)
+    assert bounds.upper == pytest.approx(score, abs=0.01)
+    assert bounds.lower < score
+    assert 0.05 < bounds.gap < 0.25  # of the two b, and of the shares that they give
+    learned = model.log_prob(X, y, method="learned").mean()
+    assert bounds.learned_error == pytest.approx(learned - score, abs=0.01)
 
 
 def test_label_step_tells_grids_from_continuous_targets() -> None:

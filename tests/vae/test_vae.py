@@ -282,6 +282,24 @@ def test_evaluate_dispatches_to_the_model(rows):
     assert bounds.lower <= bounds.upper + 1e-9
 
 
+def test_a_poor_encoder_gives_a_lower_bound_and_no_upper_one(rows):
+    """Importance-weighted log p(x) is below the truth: never an upper bound, and it says so."""
+    vae, log_z = linear_vae(shift=1.0)
+    bounds = sn.evaluate(vae, rows, n_samples=20_000, seed=0)
+    truth = float(evidence(rows, TILT).mean())
+    assert bounds.lower < truth - 0.2
+    assert bounds.upper == math.inf
+    assert bounds.to_dict()["upper"] is None
+    assert not bounds.reliable
+    assert "posterior_samples" in bounds.reasons[-1]
+    assert "no upper bound" in str(bounds)
+    more = sn.evaluate(vae, rows[:50], n_samples=20_000, posterior_samples=20_000, seed=0)
+    assert more.reliable, more.reasons
+    assert more.lower == pytest.approx(float(evidence(rows[:50], TILT).mean()), abs=0.1)
+    off = linear_vae(b=log_z - 0.3)[0]
+    assert sn.evaluate(off, rows, seed=0).learned_error == pytest.approx(0.3, abs=0.02)
+
+
 def test_add_energy_prior_leaves_encoder_and_decoder_alone():
     torch.manual_seed(0)
     vae = EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), 3)

@@ -3,7 +3,7 @@
 from selfnorm.chain.bounds import N_NODES, row_bounds
 from selfnorm.chain.model import AutoregressiveEBM, Factors
 from selfnorm.chain.table import ColumnLaw, TableChain
-from selfnorm.chain.task import default_options
+from selfnorm.chain.task import default_options, table_options
 
 __all__ = [
     "N_NODES",
@@ -13,4 +13,5 @@ __all__ = [
     "TableChain",
     "default_options",
     "row_bounds",
+    "table_options",
 ]

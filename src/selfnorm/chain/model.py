@@ -381,8 +381,14 @@ class AutoregressiveEBM(Chain):
             "encoding": encoding,
         }  # fmt: skip
         self.columns = Columns(dim, support=support, discrete=discrete, encoding=encoding)
-        widths = {"hidden": hidden, "blocks": blocks, "condition_dim": condition_dim}
-        self.trunk = ResMADE(ranks, per_column=self.columns.n_inputs, drop=drop, **widths)
+        widths: dict[str, Any] = {"hidden": hidden, "blocks": blocks}
+        self.trunk = ResMADE(
+            ranks,
+            per_column=self.columns.n_inputs,
+            drop=drop,
+            condition_dim=condition_dim,
+            **widths,
+        )
         self._make_number_heads(
             range(dim), components=components, family=family, context=context,
             energy_hidden=energy_hidden, energy_blocks=energy_blocks,

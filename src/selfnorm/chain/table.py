@@ -120,7 +120,7 @@ class TableChain(Chain):
         drop: float = 0.1,
         embedding: int = 16,
         n_knots: int = 64,
-        masked: float = 0.3,
+        masked: float = 0.4,
     ) -> None:
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]

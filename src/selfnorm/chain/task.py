@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
+from selfnorm.columns import Part
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower, snl
 from selfnorm.training import Task
 
@@ -85,6 +87,68 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
         polish_steps = 600  # the gap is a sum over the columns
     task = {"n_samples": n_samples, "validation_samples": 16, "polish_steps": polish_steps}
     return Defaults({"encoding": "quantiles", "blocks": 2, **model}, task, fit)
+
+
+def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "cpu") -> Defaults:
+    """Sizes and training options of a :class:`~selfnorm.chain.TableChain`.
+
+    Categories are overfitted after some twenty passes over the rows, numbers after a hundred and
+    more: the length of the run follows from the share of the parts that are numbers. The best
+    state by held-out rows is kept, and a run that no longer gains ends early.
+
+    Args:
+        n: rows of the table.
+        parts: its parts.
+        device: where it is trained.
+
+    Example:
+        >>> table_options(20_000, [Part(0, "size", 0, rest=True)]).model["orderings"]
+        2
+    """
+    on_gpu, tiny, small = torch.device(device).type == "cuda", n < 500, n < 2000
+    p = len(parts)
+    numbers = sum(part.rest for part in parts) / p
+    wide, large = p > 20, n >= 30_000 and numbers > 0.5
+    passes = 20 + 150 * numbers**2
+    if on_gpu and not small:
+        model: dict[str, Any] = {
+            "orderings": 4,
+            "hidden": 1024 if wide and numbers > 0.5 else 512,
+            "blocks": 3 if large and not wide else 2,
+            "components": 20 if large and not wide else 10,
+            "energy_hidden": 64,
+            "drop": 0.1 if large and not wide else 0.3 if wide or numbers < 0.5 else 0.2,
+        }
+        batch, n_samples, lr, ema = 512, 8, 1e-3, 0.998
+        steps = min(3000 if wide else 6000, max(500, passes * n / batch))
+    else:
+        model = {
+            "orderings": 1 if tiny or p > 40 else 2,
+            "hidden": 32 if tiny else 64 if small else 320,
+            "components": 4 if small else 8,
+            "context": 8 if small else 32,
+            "energy_hidden": 16 if small else 32,
+            "drop": 0.2 if small or numbers < 0.5 else 0.1,
+        }
+        batch, n_samples = (min(256, max(16, n // 8)), 8) if small else (128, 4)
+        lr = 3e-3 if small else 1.5e-3
+        ema = 0.98 if tiny else 0.99 if small else 0.998
+        steps = max(30, 8 * n**0.65) if small else min(8000, max(500, passes * n / batch))
+    checks = 20 if small else 12
+    fit = {
+        "batch_size": batch,
+        "max_epochs": 10**6,
+        "max_steps": int(steps),
+        "lr": lr,
+        "weight_decay": 1e-2,
+        "clip_norm": 5.0,
+        "ema": ema,
+        "validate_every": max(20, int(steps) // checks),
+        "patience": 4 if not small else 8,
+    }
+    polish = min(60, int(steps) // 8)
+    task = {"n_samples": n_samples, "validation_samples": 16, "polish_steps": polish}
+    return Defaults(model, task, fit)
 
 
 class AutoregressiveTask(Task):

@@ -27,6 +27,7 @@ from typer.core import TyperGroup
 import selfnorm
 from selfnorm import saving
 from selfnorm._inputs import check_device, refuse_constant
+from selfnorm.columns import Schema
 from selfnorm.datasets import listing
 from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning
 from selfnorm.evaluation import free_memory
@@ -41,6 +42,7 @@ from selfnorm.tables import (
     plot_density_model,
     plot_regressor,
     read_table,
+    table_of,
     write_table,
 )
 
@@ -241,22 +243,24 @@ def fit(
     features = [name for name in chosen if name != target]
     if not features:
         raise DataError(f"{data}: no column is left to fit; check --columns and --drop")
-    X = numeric(table, features)
-    refuse_constant(X, features, source=str(data))
     begin = time.perf_counter()
     common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
     estimator: Any
     if target is None:
+        common |= {"method": method, "max_steps": max_steps}
         share = 0.1 if contamination is None else contamination
-        estimator = EnergyDensity(method=method, max_steps=max_steps, contamination=share, **common)
-        rows: tuple[np.ndarray, ...] = (X,)
+        rows: tuple[Any, ...] = (table.frame(features),)
+        schema = _about(data, Schema.detect, rows[0], missing=True)
+        estimator = EnergyDensity(schema=schema, contamination=share, **common)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
         estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
+        X = numeric(table, features)
+        refuse_constant(X, features, source=str(data))
         rows = (X, numeric(table, [target])[:, 0])
     with warnings.catch_warnings():  # it is told below, with what became of the model
         warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
-        estimator.fit(*rows, checkpoint=checkpoint)
+        _about(data, estimator.fit, *rows, checkpoint=checkpoint)
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
     stopped = any(history.stopped == "interrupted" for history in histories)
     if stopped and checkpoint is not None and checkpoint.exists():
@@ -264,7 +268,7 @@ def fit(
     report: dict[str, Any] = {
         "model": str(output),
         "kind": type(estimator).__name__,
-        "rows": len(X),
+        "rows": len(table),
         "columns": features,
         "target": target,
         "steps": int(estimator.n_iter_),
@@ -272,12 +276,14 @@ def fit(
     }
     if target is None:
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
+        report |= {"measure": schema.fingerprint, "consistency": estimator.consistency_}
+        report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
     estimator.feature_names_in_ = np.array(features, dtype=object)
     saving.save(estimator, output, notes=None if target is None else {"target": target})
     if stopped:
         raise _Stopped(f"the best state after {estimator.n_iter_} steps is kept in {output}")
     lines = [
-        f"{report['kind']} fitted to {len(X)} rows x {len(features)} columns in "
+        f"{report['kind']} fitted to {len(table)} rows x {len(features)} columns in "
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
     ]
     if target is None:
@@ -285,6 +291,7 @@ def fit(
         judged = "training" if estimator.history_.best_score is None else "held-out"
         lower = f"{estimator.lower_bound_:.4f} nats/row"
         lines.append(f"log-likelihood of {judged} rows at least {lower}")
+        lines.append(f"what the columns are:\n{schema}")
     _tell(report, as_json, *lines)
 
 
@@ -304,16 +311,13 @@ def evaluate(
 ) -> None:
     """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
     found = _load(model)
-    X, y = found.matrices(read_table(data))
+    table = read_table(data)
+    X, y = found.matrices(table)
     rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
-    bounds = found.estimator.bounds(*rows, n_samples=n_samples or usual, random_state=seed)
-    low, high = bounds.interval(0.95)
-    _tell(
-        {"rows": len(X), "interval_95": [low, high], **bounds.to_dict()},
-        as_json,
-        f"{len(X)} rows: {bounds}",
-        f"95 % interval around both bounds: [{low:.4f}, {high:.4f}] nats per row",
-    )
+    options = {"n_samples": n_samples or usual, "random_state": seed}
+    bounds = _about(data, found.estimator.bounds, *rows, **options)
+    report = {"rows": len(table), "interval_95": list(bounds.interval(0.95)), **bounds.to_dict()}
+    _tell(report, as_json, f"{len(table)} rows: {bounds}")
     if strict and not bounds.reliable:
         raise typer.Exit(NOT_RELIABLE)
 
@@ -323,27 +327,64 @@ def score(
     model: ModelFolder,
     data: DataFile,
     output: TableOut,
+    explain: Annotated[
+        bool, Option(help="Add a column for each one of the model: how ordinary its cells are.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add log_density and outlier columns to a table."""
+    """Add log_density and outlier columns to a table; with --explain, which cells are to blame."""
     check_output(output)
     found, table = _load(model), read_table(data)
     X, y = found.matrices(table)
     added: dict[str, np.ndarray] = {}
-    if y is None:
-        added["log_density"] = found.estimator.score_samples(X)
-        added["outlier"] = (added["log_density"] < found.estimator.offset_).astype(np.float64)
+    if y is not None:
+        added["log_density"] = _about(data, found.estimator.log_prob, X, y)
+        if explain:
+            raise DataError("--explain is for densities; this model predicts a target")
     else:
-        added["log_density"] = found.estimator.log_prob(X, y)
-    _write_with(table, added, output)
+        added["log_density"] = _about(data, found.estimator.score_samples, X)
+        added["outlier"] = (found.estimator.decision_function(X) < 0).astype(np.float64)
+        if explain:
+            cells = found.estimator.explain(X)
+            least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
+            names = np.array([str(name) for name in cells], dtype=object)
+            added["least_expected"] = names[least]
+            added |= {f"p_{name}": values for name, values in cells.items()}
+    write_table(table.added(added), output)
     report: dict[str, Any] = {
-        "rows": len(X),
+        "rows": len(table),
         "output": str(output),
         "mean_log_density": float(added["log_density"].mean()),
     }
     if "outlier" in added:
         report["outliers"] = int(added["outlier"].sum())
     _tell(report, as_json)
+
+
+@app.command()
+def impute(
+    model: ModelFolder,
+    data: DataFile,
+    output: TableOut,
+    draws: Annotated[int, Option(min=1, help="Filled tables, one below the other.")] = 1,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Fill the gaps of a table with draws from the model, given what its rows have."""
+    check_output(output)
+    found, table = _load(model, "impute"), read_table(data)
+    X, _ = found.matrices(table)
+    filled = _about(data, found.estimator.impute, X, n_draws=draws, random_state=seed)
+    tables = [table_of(each) for each in (filled if draws > 1 else [filled])]
+    joined: dict[str, Any] = {}
+    for name in table.names:
+        pieces = [t if name in t.columns else table for t in tables]
+        joined[name] = np.concatenate([t.cells.get(name, t.columns[name]) for t in pieces])
+    if draws > 1:
+        joined["draw"] = np.repeat(np.arange(1.0, draws + 1), len(table))
+    alone = tables[0] if draws == 1 and tables[0].names == table.names else table_of(joined)
+    write_table(alone, output)
+    _tell({"rows": len(table) * draws, "output": str(output)}, as_json)
 
 
 @app.command()
@@ -356,9 +397,7 @@ def sample(
 ) -> None:
     """Write synthetic rows drawn from a density."""
     check_output(output)
-    found = _load(model)
-    if found.kind != "EnergyDensity":
-        raise ModelFileError(f"{model} holds a {found.kind}; 'sample' is for densities")
+    found = _load(model, "sample")
     # a draw goes through some ten candidates a row
     need, free = 80 * n * len(found.names), free_memory()
     if need > free:
@@ -366,8 +405,10 @@ def sample(
             f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
             "draw fewer at a time, with another --seed each"
         )
-    rows = found.estimator.sample(n, random_state=seed)
-    write_table(Table(dict(zip(found.names, rows.T, strict=True))), output)
+    drawn = found.estimator.sample(n, random_state=seed)
+    if isinstance(drawn, np.ndarray):
+        drawn = dict(zip(found.names, drawn.T, strict=True))
+    write_table(table_of(drawn), output)
     _tell({"rows": n, "output": str(output)}, as_json)
 
 
@@ -395,11 +436,11 @@ def predict(
     # What follows the first level of --quantiles after a space comes as further arguments.
     numbers = _levels([*(quantiles or []), *(levels or [])])
     table = read_table(data)
-    X = found.features(table)
+    X = found.numbers(table)
     added = {f"{found.target}_mean": found.estimator.predict(X)}
     for level, values in zip(numbers, found.estimator.predict_quantiles(X, numbers).T, strict=True):
         added[f"{found.target}_q{level:g}"] = values
-    _write_with(table, added, output)
+    write_table(table.added(added), output)
     _tell({"rows": len(X), "output": str(output), "columns": list(added)}, as_json)
 
 
@@ -438,8 +479,18 @@ def plot(
     if found.kind == "EnergyRegressor":
         written = plot_regressor(found.estimator, output, X, y)
     else:
-        written = plot_density_model(found.estimator, output, X, found.names, seed)
+        written = plot_density_model(found.estimator, output, X, seed)
     _tell({"output": [str(path) for path in written]}, as_json)
+
+
+_CANNOT_COMPUTE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)
 
 
 @dataclass
@@ -452,34 +503,62 @@ class _Model:
     named: bool
     target: str
 
-    def features(self, table: Table) -> np.ndarray:
-        """The model's columns of a table; by position where the model knows no names."""
+    def numbers(self, table: Table) -> np.ndarray:
+        """The inputs of a regressor; by position where the model knows no names."""
         fits = not self.named and len(table.columns) == len(self.names)
         return numeric(table, table.names if fits else self.names)
 
-    def matrices(self, table: Table) -> tuple[np.ndarray, np.ndarray | None]:
-        """Features, and the target of a regressor."""
-        X = self.features(table)
+    def frame(self, table: Table) -> Any:
+        """The columns of a density; by position where the model or the table knows no names."""
+        columns = self.estimator.schema_.columns
+        names = [str(column.name) for column in columns]
+        absent = [
+            n for n, c in zip(names, columns, strict=True) if c.modelled and n not in table.columns
+        ]
+        if not absent:
+            there = [name for name in names if name in table.columns]
+            frame = table.frame(there)
+            known = dict(zip(names, (c.name for c in columns), strict=True))
+            return {known[n]: v for n, v in frame.items()} if isinstance(frame, dict) else frame
+        if len(names) == len(table.columns) and not (self.named and table.named):
+            by_place = zip(columns, table.frame().values(), strict=True)
+            return {column.name: values for column, values in by_place}
+        raise DataError(
+            f"{table.source}: column {absent[0]!r} is missing"
+            + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
+            + f"; the model needs {names}, the table has {table.names}"
+        )
+
+    def matrices(self, table: Table) -> tuple[Any, np.ndarray | None]:
+        """What the model is asked about, and the target of a regressor."""
         if self.kind != "EnergyRegressor":
-            return X, None
-        return X, numeric(table, [self.target])[:, 0]
+            return self.frame(table), None
+        return self.numbers(table), numeric(table, [self.target])[:, 0]
 
 
-def _load(path: Path) -> _Model:
+def _load(path: Path, command: str | None = None) -> _Model:
+    """The model of a folder; a density where the ``command`` is for densities alone."""
     folder, estimator = saving.read_folder(path), saving.load(path)
+    if command is not None and folder.kind == "EnergyRegressor":
+        raise ModelFileError(f"{path} holds a {folder.kind}; {command!r} is for densities")
     if folder.kind not in ("EnergyDensity", "EnergyRegressor"):
         raise ModelFileError(f"{path} holds a {folder.kind}: this command is for models of tables")
     known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
-    if known:  # columns are put in the model's order here: scikit-learn need not ask for names
+    if (
+        known and folder.kind == "EnergyRegressor"
+    ):  # columns are put in the model's order here: scikit-learn need not ask for names
         del estimator.feature_names_in_
     names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
     target = str(folder.notes.get("target", "y"))
-    ask = estimator.predict if folder.kind == "EnergyRegressor" else estimator.score_samples
     try:  # a config may be changed, its hash too, and the weights still fit
-        ask(np.zeros((1, estimator.n_features_in_)))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, RuntimeError) as error:
+        if folder.kind == "EnergyRegressor":
+            estimator.predict(np.zeros((1, estimator.n_features_in_)))
+        else:
+            estimator.score_samples(estimator.sample(1, random_state=0))
+    except _CANNOT_COMPUTE as error:
+        detail = " ".join(str(error).split())[:300]
         raise ModelFileError(
-            f"{path} holds a model that cannot compute ({error}); refit it"
+            f"{path} holds a model that cannot compute ({detail}); refit it"
         ) from error
     return _Model(estimator, folder.kind, names, bool(known), target)
 
@@ -504,11 +583,12 @@ def _check_folder(output: Path) -> None:
         raise DataError(f"cannot write to {there}; choose another folder")
 
 
-def _write_with(table: Table, added: dict[str, np.ndarray], output: Path) -> None:
-    for name in added:
-        if name in table.columns:
-            raise DataError(f"{table.source} has a column {name!r} already; rename it first")
-    write_table(Table({**table.columns, **added}, table.source, cells=table.cells), output)
+def _about(path: Path, function: Any, *args: Any, **options: Any) -> Any:
+    """What a function says of a table; an error names the file."""
+    try:
+        return function(*args, **options)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
@@ -528,10 +608,20 @@ def main() -> None:
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        _main()
+        with warnings.catch_warnings():
+            warnings.simplefilter("once", SelfnormWarning)
+            warnings.showwarning = _show_warning
+            _main()
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def _show_warning(message: Any, category: Any, *where: Any, **_: Any) -> None:
+    """A finding as one line; other warnings with their place in the code."""
+    own = issubclass(category, SelfnormWarning)
+    text = f"selfnorm: {message}" if own else warnings.formatwarning(message, category, *where[:2])
+    typer.echo(text, err=True)
 
 
 def _main() -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from selfnorm.errors import DataError
 
+FRAMES = ("pandas", "polars", "arrow", "dict", "array")
 EXACT = 2**53  # whole numbers beyond are not all held by a float
 _EPOCH = dt.datetime(1970, 1, 1)
 _PLAIN = (str, bool, int, float, dt.date, Decimal)  # labels that JSON can hold
@@ -129,6 +130,30 @@ def write(kind: str, columns: dict[Any, Cells]) -> Any:
     if any(array.dtype.kind == "O" for array in arrays.values()):
         return np.stack([array.astype(object) for array in arrays.values()], 1)
     return np.column_stack(list(arrays.values()))
+
+
+def filled(old: Cells, new: Cells, gap: np.ndarray) -> Cells:
+    """Cells with those at ``gap`` taken from others, which may be of another kind only if all are.
+
+    Example:
+        >>> old = _read_dict(["a", None, "b"])
+        >>> new = _read_dict(["c", "a", "a"])
+        >>> _write_array(filled(old, new, old.missing)).tolist()
+        ['a', 'a', 'b']
+    """
+    if not gap.any():
+        return old
+    if old.kind != new.kind or gap.all():
+        return new
+    places, labels = new.values, old.labels
+    if old.kind == "label":
+        place_of = {(type(label), label): i for i, label in enumerate(labels)}
+        added = [label for label in new.labels if (type(label), label) not in place_of]
+        labels = [*labels, *added]
+        place_of |= {(type(v), v): i for i, v in enumerate(added, len(old.labels))}
+        places = np.array([*(place_of[type(v), v] for v in new.labels), -1])[new.values]
+    values = np.where(gap, places, old.values)
+    return Cells(old.kind, values, np.where(gap, new.missing, old.missing), labels, old.form)
 
 
 # Reading

@@ -21,7 +21,7 @@ from selfnorm.columns.coding import (
     encode_column,
 )
 from selfnorm.columns.detection import Detection
-from selfnorm.columns.frames import Cells, plain, read, unplain, write
+from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain, write
 from selfnorm.columns.numbers import Part
 from selfnorm.columns.relations import relations
 from selfnorm.columns.text import MISSING, as_written
@@ -231,12 +231,57 @@ class Schema:
         known = {name: column for name, column in cells.items() if name in names}
         return known, [f"columns that were never seen are left out: {unknown}"] if unknown else []
 
-    def decode(self, x: Any, rng: np.random.Generator | int | None = 0) -> Any:
+    def decode(
+        self,
+        x: Any,
+        rng: np.random.Generator | int | None = 0,
+        *,
+        columns: Collection[Any] | None = None,
+    ) -> Any:
         """The table of coded rows ``(n, p, 2)``: the names, types and kind of the one detected.
 
         A code ``-1`` or ``-2`` becomes a gap. A level of the tail is drawn by its frequency, with
         ``rng``; nothing else is random. Identifiers are left out, and are gaps in an array.
+
+        Args:
+            x: coded rows.
+            rng: for the levels of tails.
+            columns: names of those wanted; all by default.
         """
+        made = self._decoded(x, rng)
+        if columns is not None:
+            made = {name: cells for name, cells in made.items() if name in columns}
+        return write(self.frame, made)
+
+    def fill(self, frame: Any, x: Any, rng: np.random.Generator | int | None = 0) -> Any:
+        """The same table, its gaps filled from coded rows ``(n, p, 2)``; all else as it was.
+
+        Example:
+            >>> table = {"a": [1.5, 2.25, None], "b": ["x", None, "y"]}
+            >>> schema = Schema.detect(table)
+            >>> x, _ = schema.encode(table)
+            >>> x[1, 1], x[2, 0] = (0, 0), (0, 4.75)
+            >>> schema.fill(table, x)
+            {'a': [1.5, 2.25, 4.75], 'b': ['x', 'x', 'y']}
+        """
+        was, _ = self.encode(frame)
+        kind, cells = read(frame)
+        names = [column.name for column in self.columns]
+        by_place = "array" in (kind, self.frame) and not set(names) <= set(cells)
+        place_of = dict(zip(names, cells if by_place else names, strict=True))
+        modelled = {column.name for column in self.modelled}
+        for name, new in self._decoded(x, rng).items():
+            here = place_of[name]
+            if here not in cells:
+                continue
+            gap = cells[here].missing
+            if name in modelled:  # texts may stand for gaps
+                gap = (was[:, self.parts_of([name]), 0] == -1).any(1)
+            cells[here] = filled(cells[here], new, gap)
+        return write(kind, cells)
+
+    def _decoded(self, x: Any, rng: np.random.Generator | int | None) -> dict[Any, Cells]:
+        """The cells of all columns that coded rows tell, as the table writes them."""
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 3 or x.shape[1:] != (len(self.parts), 2):
             raise DataError(f"coded rows must have shape (n, {len(self.parts)}, 2), got {x.shape}")
@@ -252,8 +297,7 @@ class Schema:
                 made[j] = decode_column(column, parts, x[:, places], base, rng)
             elif column.kind == "constant" or self.frame == "array":
                 made[j] = constant_cells(column, len(x))
-        names = [self.columns[j].name for j in made]
-        return write(self.frame, dict(zip(names, map(as_written, made.values()), strict=True)))
+        return {self.columns[j].name: as_written(cells) for j, cells in made.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain JSON.
@@ -280,6 +324,8 @@ class Schema:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Schema:
         """The schema that :meth:`to_dict` wrote."""
+        if saved["frame"] not in FRAMES:
+            raise DataError(f"{saved['frame']!r} is no kind of table; known are {FRAMES}")
         columns = [
             Column(
                 **{

@@ -13,7 +13,7 @@ from selfnorm.columns.frames import Cells
 # Cells that stand for "not known" in files; among numbers and dates nothing else can be meant.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf|infinity)", re.IGNORECASE)
 _DATES = ("YYYY-MM-DD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY")
 _TIMES = ("", "{}hh:mm", "{}hh:mm:ss")
 _FIELDS = "YMDhms"

@@ -7,13 +7,14 @@ from selfnorm.conditional.members import (
     train_ensemble,
 )
 from selfnorm.conditional.model import ConditionalEBM, LabelEnergy, check_pairs
-from selfnorm.conditional.predictive import PredictiveLaw, PredictiveModel
+from selfnorm.conditional.predictive import LabelGrid, PredictiveLaw, PredictiveModel
 from selfnorm.conditional.task import ConditionalTask
 
 __all__ = [
     "ConditionalEBM",
     "ConditionalTask",
     "LabelEnergy",
+    "LabelGrid",
     "MemberRows",
     "PredictiveLaw",
     "PredictiveModel",

@@ -13,7 +13,14 @@ from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, moved
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.evaluation import PARETO_K_LIMIT, Bounds
+from selfnorm.evaluation import (
+    B_LIMIT,
+    PARETO_K_LIMIT,
+    Bounds,
+    about_b,
+    few_beyond,
+    tail_factor,
+)
 from selfnorm.networks import activation_module, linear, perceptron
 
 # Label samples that go through the energy at once: on the CPU what its caches hold.
@@ -285,8 +292,9 @@ class ConditionalEBM(nn.Module):
         """Bounds of the mean ``log p(y|x)``: the mean over inputs of each one's bounds.
 
         ``ess`` is the mean over the inputs, ``pareto_k`` the value that 95 % of them stay below
-        (judged on some 200 of them, for it needs a sort), ``log_norm`` the mean of ``log Z(x)``.
-        ``proposal`` replaces the model's own.
+        (judged on some 200 of them, for it needs a sort), ``log_norm`` the mean of ``log Z(x)``,
+        ``log_norm_se`` the error that samples cause in it, ``learned_error`` the mean of
+        ``log Z(x) - b(x)``. ``proposal`` replaces the model's own.
         """
         x, y = as_tensors(data, "the data", self.device)
         check_pairs((x, y), "the data")
@@ -298,17 +306,18 @@ class ConditionalEBM(nn.Module):
                 log_w, source = self.log_weights(xs, n_samples, proposal=proposal)
                 log_w = log_w.double()
                 log_p = self.log_unnormalized(xs, ys).double()
-                beyond = log_p - source.log_prob(ys) > log_w.amax(0)
+                log_z, b = F.log_mean_exp(log_w), self.log_norm(xs).double()
                 figures = [
-                    log_p,
-                    F.log_mean_exp(log_w),
-                    self.log_norm(xs).double(),
-                    F.ess(log_w),
+                    F.snl(log_p, log_z[None], b, reduction="none"),
+                    F.importance_ml(log_p, log_z[None], reduction="none"),
+                    log_z,
+                    log_z - b,
+                    *weight_figures(log_w, log_p - source.log_prob(ys)),
                     some_pareto_k(log_w, len(x), sum(p.shape[1] for p in parts)),
-                    beyond.double(),
                 ]
                 parts.append(torch.stack(figures))
-        return conditional_bounds(torch.cat(parts, dim=1).cpu(), n_samples)
+        shared = self.shares_labels(proposal)
+        return conditional_bounds(torch.cat(parts, dim=1).cpu(), n_samples, shared=shared)
 
     @torch.no_grad()
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
@@ -344,24 +353,39 @@ class ConditionalEBM(nn.Module):
 def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
     """Pareto k of about 200 of ``n`` inputs, evenly spaced; NaN for the others.
 
-    ``log_w`` holds the inputs from number ``first`` on.
+    ``log_w (M, ..., inputs)`` holds the inputs from number ``first`` on. Where the largest weight
+    holds too little of the sum for a tail with ``k > 0.7`` (see :func:`selfnorm.evaluation
+    .tail_index`) k is 0.5 at most, whatever law fits the shoulder of weights that end.
     """
     k = torch.full(log_w.shape[1:], torch.nan, dtype=torch.float64, device=log_w.device)
     step = max(1, n // 200)
     start = -first % step
     if start < k.shape[-1]:
-        k[..., start::step] = F.pareto_k(log_w[..., start::step]).double()
+        chosen = log_w[..., start::step]
+        share = torch.softmax(chosen, 0).amax(0)
+        found = F.pareto_k(chosen).double()
+        ends = (share < 0.1 * len(log_w) ** -0.3) & torch.isfinite(found)
+        k[..., start::step] = torch.where(ends, found.clamp_max(0.5), found)
     return k
 
 
-def conditional_bounds(figures: Tensor, m: int) -> Bounds:
-    """Bounds from ``(6, n)``: each input's ``log p~``, ``log Z_hat``, ``b``, ESS, Pareto k, and
-    whether its label outweighs all ``m`` samples.
+def weight_figures(log_w: Tensor, at_label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of log-weights ``(M, *batch)`` and that of the label ``(*batch)``: ESS, whether the label
+    outweighs all samples, and how often it would by chance: the largest weight's share of the sum.
     """
-    log_p, log_z, b, ess, k, beyond = figures
-    n = len(log_p)
-    upper = F.importance_ml(log_p, log_z[None], reduction="none")
-    lower = F.snl(log_p, log_z[None], b, reduction="none")
+    share = torch.softmax(log_w, 0).amax(0)
+    return F.ess(log_w), (at_label > log_w.amax(0)).double(), share
+
+
+def conditional_bounds(figures: Tensor, m: int, *, shared: bool = False) -> Bounds:
+    """Bounds from ``(8, n)`` figures of inputs, each from ``m`` samples.
+
+    Rows: lower and upper bound, ``log Z_hat``, ``log Z_hat - b``, ESS, whether the label outweighs
+    all samples, the chance of that under the model, Pareto k. ``shared``: all inputs have the same
+    samples, whose errors do not average out.
+    """
+    lower, upper, log_z, off, ess, beyond, by_chance, k = figures
+    n = len(lower)
     k = k[~torch.isnan(k)]
     tail = float(k.quantile(0.95)) if bool(torch.isfinite(k).all()) else float("inf")
     reasons = []
@@ -378,27 +402,35 @@ def conditional_bounds(figures: Tensor, m: int) -> Bounds:
             f"{100 * few:.0f} % of the inputs have fewer than 50 effective samples: use a proposal "
             "closer to the model or more samples."
         )
-    missed = float(beyond.mean())
-    if missed > 0.01:
+    if not few_beyond(float(beyond.sum()), n, float(by_chance.mean())):
         reasons.append(
-            f"{100 * missed:.1f} % of the labels have larger weights than any proposal sample: the "
-            "proposal misses mass that the model has; mix in a wider law."
+            f"{100 * float(beyond.mean()):.1f} % of the labels have larger weights than any "
+            "proposal sample: the proposal misses mass that the model has; mix in a wider law."
         )
+    variance = float(((1 / ess.clamp_min(1e-12) - 1) / m).mean()) / (1 if shared else n)
+    se = tail_factor(tail, m) * variance**0.5
+    # The scatter of the rows holds that of their samples, unless all have the same.
+    common = variance if shared else 0.0
 
     def error(values: Tensor) -> float:
-        return float(values.std() / n**0.5) if n > 1 else 0.0
+        return (float(values.var()) / n + common) ** 0.5 if n > 1 else se
 
+    learned_error = float(off.mean())
+    said = about_b(float(log_z.mean()), float((log_z - off).mean()), se)
+    above = said is not None and -learned_error > max(B_LIMIT, 5 * se)
     return Bounds(
         lower=float(lower.mean()),
         upper=float(upper.mean()),
         lower_se=error(lower),
         upper_se=error(upper),
         log_norm=float(log_z.mean()),
-        log_norm_se=float(((1 / ess.clamp_min(1e-12) - 1) / m).mean().sqrt()),
+        log_norm_se=se,
         ess=float(ess.mean()),
         pareto_k=tail,
         n_samples=m,
-        reasons=tuple(reasons),
+        reasons=(*reasons, said) if said is not None and above else tuple(reasons),
+        learned_error=learned_error,
+        remarks=(said,) if said is not None and not above else (),
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,12 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.conditional.model import ConditionalEBM, conditional_bounds, some_pareto_k
+from selfnorm.conditional.model import (
+    ConditionalEBM,
+    conditional_bounds,
+    some_pareto_k,
+    weight_figures,
+)
 from selfnorm.distributions import MixtureLabels, ends_of_cells, interpolate, mix_log_probs
 from selfnorm.evaluation import Bounds, check_coverage, crps_from_cdf
 
@@ -146,6 +151,25 @@ def _monotone_cubic(at: Tensor, points: Tensor, values: Tensor, slopes: Tensor) 
     return smooth + width * t * (1 - t) * (s0 * (1 - t) - s1 * t)
 
 
+def _member_cdf(nodes: Tensor, half: Tensor, density: Tensor) -> Tensor:
+    """Distribution functions at all nodes, ``(*batch, panels * n)``, of densities there."""
+    _, weights, cumulative = (t.to(nodes) for t in legendre(nodes.shape[-1]))
+    panel_mass = (density * weights).sum(-1) * half
+    before = panel_mass.cumsum(-1) - panel_mass
+    inside = torch.einsum("...j,ij->...i", density, cumulative) * half.unsqueeze(-1)
+    return (before.unsqueeze(-1) + inside).flatten(-2).clamp(0.0, 1.0).cummax(-1).values
+
+
+def _wide_cdf(y: Tensor) -> Tensor:
+    """Distribution function of the wide law: Student-t with three degrees of freedom."""
+    s = y / (WIDE_SCALE * 3**0.5)
+    return 0.5 + (s / (1 + s * s) + torch.atan(s)) / torch.pi
+
+
+def _log(mass: Tensor) -> Tensor:
+    return mass.clamp_min(1e-300).log()
+
+
 def legendre(n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes and weights of the Gauss-Legendre rule on ``[-1, 1]``, and its cumulative weights.
 
@@ -183,6 +207,87 @@ def panel_nodes(
     middle = 0.5 * (edges[..., 1:] + edges[..., :-1])
     nodes = legendre(n)[0].to(own)
     return middle.unsqueeze(-1) + half.unsqueeze(-1) * nodes, half
+
+
+@dataclass(frozen=True)
+class LabelGrid:
+    """Whole-number labels ``first, first + step, ...``: a cell for each, as wide as the step.
+
+    A smooth density leaves mass beyond the cells of the first and the last label that were seen. A
+    share of it stays with the labels out there, each of which has a cell too; the rest belongs to
+    the label at that end. All cells together hold everything, so that masses add up to one.
+
+    Attributes:
+        first, last: smallest and largest label seen.
+        step: distance of neighbours.
+        below, above: share of the mass beyond either end that stays beyond it.
+    """
+
+    first: float
+    last: float
+    step: float
+    below: float = 1.0
+    above: float = 1.0
+
+    @classmethod
+    def of(cls, y: np.ndarray, step: float) -> LabelGrid | None:
+        """The grid that all of ``y (n,)`` lie on; ``None`` where they do not.
+
+        >>> LabelGrid.of(np.array([2.0, 4.0, 8.0]), 2.0)
+        LabelGrid(first=2.0, last=8.0, step=2.0, below=1.0, above=1.0)
+        >>> LabelGrid.of(np.array([0.0, 1.0, 2.5]), 1.0) is None
+        True
+        """
+        if not step > 0:
+            return None
+        place = (y - y.min()) / step
+        if np.abs(place - np.round(place)).max() > 0.01:
+            return None
+        return cls(float(y.min()), float(y.max()), float(step))
+
+    def with_tails(self, y: np.ndarray, beyond: tuple[float, float]) -> LabelGrid:
+        """Shares by which labels that were never seen get what the rule of succession leaves them.
+
+        ``(1 + s) / (n + 2)`` at either end of ``n`` labels ``y``, where ``s`` is 1 if the label at
+        that end was seen only once; ``beyond`` is the mean mass that the laws have there.
+        """
+        shares = []
+        for end, mass in zip((self.first, self.last), beyond, strict=True):
+            once = int((np.abs(y - end) < 0.5 * self.step).sum() == 1)
+            shares.append(min(1.0, (1 + once) / (len(y) + 2) / max(mass, 1e-300)))
+        return replace(self, below=shares[0], above=shares[1])
+
+    @property
+    def ends(self) -> Tensor:
+        """Lower end of the first cell and upper end of the last, ``(2,)``."""
+        half = 0.5 * self.step
+        return torch.tensor([self.first - half, self.last + half], dtype=torch.float64)
+
+    def nearest(self, y: Tensor) -> Tensor:
+        """The labels in whose cells numbers lie."""
+        return self.first + self.step * torch.round((y - self.first) / self.step)
+
+    def whole(self, y: Tensor) -> Tensor:
+        """Draws of the density as draws of the labels: those too far out go back to the end."""
+        labels = self.nearest(y)
+        stays = torch.rand_like(y)
+        labels = torch.where((labels < self.first) & (stays >= self.below), self.first, labels)
+        return torch.where((labels > self.last) & (stays >= self.above), self.last, labels)
+
+    def log_mass(self, y: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
+        """Log-mass ``(*batch, n)`` of labels ``(n,)`` by distribution functions of numbers.
+
+        ``cdf`` takes ``(n, 4)`` numbers and gives ``(*batch, n, 4)``.
+        """
+        label, half = self.nearest(y), 0.5 * self.step
+        ends = self.ends.to(y).expand(len(y), -1)
+        points = torch.cat([(label - half)[:, None], (label + half)[:, None], ends], -1)
+        low, high, first, last = cdf(points).unbind(-1)
+        under, over = label < self.first - half, label > self.last + half
+        own = torch.where(under, self.below, torch.where(over, self.above, 1.0)) * (high - low)
+        at_first, at_last = (label - self.first).abs() < half, (label - self.last).abs() < half
+        tails = at_first * (1 - self.below) * first + at_last * (1 - self.above) * (1 - last)
+        return (own + tails).clamp_min(1e-300).log()
 
 
 class PredictiveModel:
@@ -272,19 +377,44 @@ class PredictiveModel:
             return self.node_densities(h, q)[3]
         return F.log_mean_exp(self.model.minus_energy(h, self._sobol(q), q))
 
-    def _mix(self, log_members: Tensor, y: Tensor, a: Tensor) -> Tensor:
-        """Members ``(K, ...)`` and the wide law into one log-density."""
-        return mix_log_probs(F.log_mean_exp(log_members), self.wide.log_prob(y).sum(-1), a)
+    def _at_labels(
+        self, h: Tensor, q: MixtureLabels, y: Tensor, grid: LabelGrid | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What labels ``(*samples, n, d)`` have of each member, and of the wide law.
+
+        Of members ``log f_k`` before normalisation, ``(*samples, K, n)``; of the wide law its
+        log-density. With a grid, of labels ``(n, 1)``, both are the mass of the label divided by
+        the step, ``(K, n)`` and ``(n,)``, and the exact ``log Z_k`` is returned beside them.
+        """
+        if grid is None:
+            here = y.unsqueeze(-3)
+            log_f = self.model.minus_energy(h, here, q) + q.log_prob(here)
+            return log_f, self.wide.log_prob(y).sum(-1), None
+        nodes, half, density, log_z = self.node_densities(h, q)
+        points, cdf, pdf = nodes.flatten(-2), _member_cdf(nodes, half, density), density.flatten(-2)
+
+        def member_cdf(at: Tensor) -> Tensor:
+            return _monotone_cubic(at.expand(*points.shape[:-1], -1), points, cdf, pdf)
+
+        members, wide = (grid.log_mass(y[:, 0], each) for each in (member_cdf, _wide_cdf))
+        return members + log_z - math.log(grid.step), wide - math.log(grid.step), log_z
 
     @torch.no_grad()
-    def log_prob(self, z: Tensor, y: Tensor, *, learned: bool = False) -> Tensor:
-        """``log p(y|x)`` of ``(*samples, n, d)`` labels; ``learned`` normalises by ``b(x)``."""
+    def log_prob(
+        self, z: Tensor, y: Tensor, *, learned: bool = False, grid: LabelGrid | None = None
+    ) -> Tensor:
+        """``log p(y|x)`` of ``(*samples, n, d)`` labels; ``learned`` normalises by ``b(x)``.
+
+        With a grid (and one label for each input) the mass of the label divided by the step.
+        """
         found = []
-        for rows, h, q, a in self.parts(z, math.prod(y.shape[:-2]) + (0 if learned else 300)):
-            here = y[..., rows, :].unsqueeze(-3)
-            log_z = self.model.b(h) if learned else self._log_norms(h, q)
-            log_members = self.model.minus_energy(h, here, q) + q.log_prob(here) - log_z
-            found.append(self._mix(log_members.movedim(-2, 0), y[..., rows, :], a))
+        nodes = 0 if learned and grid is None else 300
+        for rows, h, q, a in self.parts(z, math.prod(y.shape[:-2]) + nodes):
+            log_f, log_wide, log_z = self._at_labels(h, q, y[..., rows, :], grid)
+            if learned or log_z is None:
+                log_z = self.model.b(h) if learned else self._log_norms(h, q)
+            members = F.log_mean_exp(log_f - log_z, dim=-2)
+            found.append(mix_log_probs(members, log_wide, a))
         return torch.cat(found, dim=-1)
 
     @torch.no_grad()
@@ -305,11 +435,10 @@ class PredictiveModel:
     def _law(self, h: Tensor, q: MixtureLabels, a: Tensor) -> PredictiveLaw:
         """``(1 - a) mean_k p_k + a r`` on the joint grid of all members' nodes (one label)."""
         nodes, half, density, _ = self.node_densities(h, q)
-        _, weights, cumulative = (t.to(nodes) for t in legendre(nodes.shape[-1]))
-        panel_mass = (density * weights).sum(-1) * half
-        before = panel_mass.cumsum(-1) - panel_mass
-        inside = torch.einsum("...j,ij->...i", density, cumulative) * half.unsqueeze(-1)
-        member_cdf = (before.unsqueeze(-1) + inside).flatten(-2).clamp(0.0, 1.0).cummax(-1).values
+        weights, member_cdf = (
+            legendre(nodes.shape[-1])[1].to(nodes),
+            _member_cdf(nodes, half, density),
+        )
         means = (density * nodes * weights * half.unsqueeze(-1)).sum((-1, -2))
         points, member_pdf = nodes.flatten(-2), density.flatten(-2)
         # Points that resolve the wide law, out to where about 1e-5 of its mass is left.
@@ -321,9 +450,7 @@ class PredictiveModel:
             cdf += _monotone_cubic(edges, at, own_cdf, own_pdf)
             reached = (edges >= at[:, :1]) & (edges <= at[:, -1:])
             pdf += interpolate(edges, at, own_pdf) * reached
-        # Student-t with three degrees of freedom, in closed form.
-        s = edges / (WIDE_SCALE * 3**0.5)
-        wide_cdf = 0.5 + (s / (1 + s * s) + torch.atan(s)) / torch.pi
+        wide_cdf = _wide_cdf(edges)
         a = a.unsqueeze(-1)
         share = (1 - a) / len(points)
         cdf = (share * cdf + a * wide_cdf).clamp(0.0, 1.0).cummax(-1).values
@@ -364,23 +491,38 @@ class PredictiveModel:
         return torch.cat(found)
 
     @torch.no_grad()
-    def bounds(self, z: Tensor, y: Tensor, n_samples: int) -> Bounds:
-        """Bounds of the mean log-density with the learned ``b``: the mixture's mass by sampling."""
+    def bounds(self, z: Tensor, y: Tensor, n_samples: int, grid: LabelGrid | None = None) -> Bounds:
+        """Bounds of the mean of :meth:`log_prob`: every ``Z_k`` by samples, ``b_k`` as learned.
+
+        The density is the mixture of members, each normalised by itself, and the wide law. The
+        upper bound puts estimates in the place of the ``Z_k``: their log-sum is convex in them. The
+        lower bound is that of :func:`selfnorm.functional.mixture_lower`, with the shares that the
+        learned ``b_k`` give: linear in the estimates.
+        """
         found = []
         for rows, h, q, a in self.parts(z, n_samples):
             b = self.model.b(h)
             log_w = self.model.minus_energy(h, q.sample((n_samples,)), q)
-            here = y[rows].expand(self.members, -1, -1)
-            at_label = self.model.minus_energy(h, here, q)
-            mass = F.log_mean_exp(F.log_mean_exp(log_w) - b)
-            log_mass = mix_log_probs(mass, torch.zeros_like(mass), a)
+            log_z = F.log_mean_exp(log_w)
+            log_f, log_wide, _ = self._at_labels(h, q, y[rows], grid)
+            log_share = torch.cat(
+                [(torch.log1p(-a) - math.log(self.members)).expand_as(b), a.log()[None]]
+            )
+            upper = torch.cat([log_f - log_z, log_wide[None]]) + log_share
+            learned = torch.cat([log_f - b, log_wide[None]]) + log_share
+            gap = F.bound_gap(log_z - b)
+            lower = upper - torch.cat([gap, torch.zeros_like(gap[:1])])
+            at_label = self.model.minus_energy(h, y[rows].expand(self.members, -1, -1), q)
+            ess, beyond, by_chance = (v.mean(0) for v in weight_figures(log_w, at_label))
             figures = [
-                self._mix(at_label + q.log_prob(here) - b, y[rows], a),
-                log_mass,
-                torch.zeros_like(log_mass),
-                F.ess(log_w).mean(0),
+                F.mixture_lower(lower, learned) + math.log(len(lower)),
+                torch.logsumexp(upper, 0),
+                log_z.mean(0),
+                torch.logsumexp(learned, 0) - torch.logsumexp(upper, 0),
+                ess,
+                beyond,
+                by_chance,
                 some_pareto_k(log_w, len(z), rows.start).amax(0),
-                (at_label > log_w.amax(0)).double().mean(0),
             ]
             found.append(torch.stack(figures))
         return conditional_bounds(torch.cat(found, dim=1), n_samples)

@@ -7,6 +7,7 @@ go, what noise comes on, which rows are for testing, whose mean and deviation sc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from selfnorm.datasets.directory import find_set
 from selfnorm.errors import DataError, SelfnormError
+
+TRUST = "SELFNORM_TRUST_PICKLE"  # set to 1, this variable allows pickles to be read
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,14 @@ def _power(path: Path) -> Arrays:
 
 
 def _gas(path: Path) -> Arrays:
-    """From the official text, or the benchmark's pandas pickle."""
+    """From the official text, or the benchmark's pandas pickle if the user trusts it."""
+    if path.suffix == ".pickle" and os.environ.get(TRUST) != "1":
+        if not path.with_suffix(".txt").exists():
+            raise DataError(
+                f"{path} is a pickle, which can run any code when it is read: use ethylene_CO.txt, "
+                f"or set {TRUST}=1 if you trust the file"
+            )
+        path = path.with_suffix(".txt")
     if path.suffix == ".pickle":
         try:
             import pandas as pd

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,14 @@ from selfnorm.density.fit import (
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.training import History, Task, TrainingOptions, run
+from selfnorm.training import (
+    Checkpoint,
+    History,
+    Task,
+    TrainingOptions,
+    load_checkpoint,
+    run,
+)
 
 _ASK_EVERY = 16  # steps on a GPU between looks at whether a rank was interrupted
 
@@ -123,7 +131,9 @@ def fit_distributed(
     model.to(fabric.device)
     share = n_samples // world if isinstance(model, EBM) else n_samples
     task = make_task(model, proposal, chosen, share, task_options, "fit_distributed")
-    common = int(torch.randint(2**31, ())) if options.seed is None else options.seed
+    common = options.seed
+    if common is None:
+        common = _seed_of_resumed(options.checkpoint)
     options = replace(
         options,
         seed=int(fabric.broadcast(common)),
@@ -131,8 +141,46 @@ def fit_distributed(
     )
     whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
     fabric.barrier()  # all ranks see the same checkpoint, or none
-    with whole.interrupts_together():
+    with whole.interrupts_together(), _named_if_lost(fabric.world_size, options.checkpoint):
         return run(whole, data, val_data=held_out, options=options)
+
+
+def _file(checkpoint: Any) -> Path | None:
+    """The file of a checkpoint, however it was given."""
+    path = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
+    return None if path is None else Path(path)
+
+
+def _seed_of_resumed(checkpoint: Any) -> int:
+    """The seed that the run drew when it began; a new one where none has begun."""
+    path = _file(checkpoint)
+    resumed = not isinstance(checkpoint, Checkpoint) or checkpoint.resume
+    if path is not None and resumed and path.exists():
+        seed = load_checkpoint(path).get("options", {}).get("seed")
+        if seed is not None:
+            return int(seed)
+    return int(torch.randint(2**31, ()))
+
+
+@contextmanager
+def _named_if_lost(ranks: int, checkpoint: Any) -> Iterator[None]:
+    """Say how to go on where the others no longer answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        words = str(error).lower()
+        lost = isinstance(error, torch.distributed.DistError) or any(
+            word in words for word in ("connection", "gloo", "nccl", "peer", "timed out")
+        )
+        if ranks == 1 or not lost:
+            raise
+        path = _file(checkpoint)
+        cure = "nothing was saved: give options=TrainingOptions(checkpoint=...) next time"
+        if path is not None:
+            cure = f"start all ranks again with the same call: it goes on from {path}"
+            if not path.exists():
+                cure = f"it was lost before {path} was written: start all ranks again"
+        raise SelfnormError(f"a rank has ended or does not answer ({error}); {cure}") from error
 
 
 class _Loss(nn.Module):

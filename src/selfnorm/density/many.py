@@ -421,7 +421,8 @@ class ManyTask(Task):
         """Clip member by member and mark those that may not step; returns the overall norm."""
         (table,) = params
         assert table.grad is not None
-        norm = torch.linalg.vector_norm(table.grad, dim=1)
+        kind = table.grad.dtype if clip_norm is None else torch.float64  # as in a run of its own
+        norm = torch.linalg.vector_norm(table.grad, dim=1, dtype=kind).to(table.grad.dtype)
         finite = torch.isfinite(norm) & torch.isfinite(self._seen[0])
         self.module.count(finite, torch.stack([self._seen[0], norm, *self._seen[1:]]))
         scale = torch.ones_like(norm)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selfnorm._context import evaluating
 from selfnorm.density.fit import Objective, register
 from selfnorm.density.model import EBM
 from selfnorm.density.score_matching import column_spread
@@ -124,11 +125,16 @@ class ContrastiveDivergence(Objective):
         for p in frozen:  # gradients in x only: half the cost
             p.requires_grad_(False)
         try:
-            state = mala.init(log_density, start)
-            rates = []
-            for _ in range(self.n_steps):
-                state, info = mala.step(state, log_density, step_size=self.step_size, scale=scale)
-                rates.append(info.acceptance.mean())
+            # The density that is evaluated is what chains walk on: in training mode a row's energy
+            # would hang on the other chains (batch normalisation), whose averages took them in.
+            with evaluating(model):
+                state = mala.init(log_density, start)
+                rates = []
+                for _ in range(self.n_steps):
+                    state, info = mala.step(
+                        state, log_density, step_size=self.step_size, scale=scale
+                    )
+                    rates.append(info.acceptance.mean())
         finally:
             for p in frozen:
                 p.requires_grad_(True)

@@ -1,6 +1,6 @@
 """Can a number be trusted: bounds, log-weights, the verdict, quadrature, calibration."""
 
-from selfnorm.evaluation.bounds import Bounds, evaluate
+from selfnorm.evaluation.bounds import B_LIMIT, Bounds, about_b, evaluate
 from selfnorm.evaluation.calibration import assess, check_coverage, crps_from_cdf
 from selfnorm.evaluation.diagnostics import (
     PARETO_K_LIMIT,
@@ -9,7 +9,9 @@ from selfnorm.evaluation.diagnostics import (
     data_side_check,
     draw_log_weights,
     estimate_log_norm,
+    few_beyond,
     stream_log_weights,
+    tail_factor,
     tail_index,
     verdict,
 )
@@ -17,9 +19,11 @@ from selfnorm.evaluation.memory import chunk_size_for, free_memory
 from selfnorm.evaluation.quadrature import exact_log_norm
 
 __all__ = [
+    "B_LIMIT",
     "PARETO_K_LIMIT",
     "Bounds",
     "WeightStream",
+    "about_b",
     "adaptive_log_mean",
     "assess",
     "check_coverage",
@@ -30,8 +34,10 @@ __all__ = [
     "estimate_log_norm",
     "evaluate",
     "exact_log_norm",
+    "few_beyond",
     "free_memory",
     "stream_log_weights",
+    "tail_factor",
     "tail_index",
     "verdict",
 ]

@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import check_rows
-from selfnorm.distributions import Proposal, UnnormalisedModel, proposal_for
+from selfnorm.distributions import Defensive, Proposal, StudentT, UnnormalisedModel, proposal_for
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.evaluation.diagnostics import CHUNK_SIZE, WeightStream, stream_log_weights, verdict
+from selfnorm.evaluation.diagnostics import (
+    CHUNK_SIZE,
+    LARGEST_ERROR,
+    WRONG,
+    DataSideCheck,
+    WeightStream,
+    data_side_check,
+    stream_log_weights,
+    verdict,
+)
 from selfnorm.evaluation.memory import chunk_size_for
+from selfnorm.sampling import value_and_gradient
 
 AnyBounds = TypeVar("AnyBounds", bound="Bounds")
+
+B_TOLERANCE = 0.05  # nats between b and log Z before a word is said, ...
+B_LIMIT = 0.15  # ... and by which b may lie above it; five standard errors at least, both of them
+MORE_SAMPLES = 8  # times n_samples, at most, where the first ones were not enough
+_ROWS_TO_FIT = 20_000
+_JOINED = "The proposal alone was not enough: a law fitted to the rows has joined it."
+_CLIMBING = (2.0**4, 2.0**12)  # radii, in deviations
+_FAR_MASS = math.log(1e-3)  # of the whole, below which it does not matter what is far out
 
 
 @dataclass(frozen=True)
@@ -28,16 +48,22 @@ class Bounds:
 
     Attributes:
         lower: ``l_SNL``, a lower bound in expectation.
-        upper: ``l_IS``, an upper bound in expectation.
+        upper: ``l_IS``, an upper bound in expectation; infinite where a model has none (a VAE).
         lower_se, upper_se: Monte-Carlo standard errors (test rows and proposal samples).
-        log_norm: importance-sampling estimate of ``log Z``; ``log_norm_se`` its standard error.
+        log_norm: importance-sampling estimate of ``log Z``; ``log_norm_se`` its standard error,
+            widened where the weights have a heavy tail.
         ess: effective sample size, as a fraction of ``n_samples``.
         pareto_k: tail index of the weights; above 0.7 the estimate cannot be trusted.
-        n_samples: number of proposal samples.
+        n_samples: number of proposal samples behind these figures.
         reasons: why the numbers are not reliable and what to do; empty if they are.
+        learned_error: ``log Z`` minus the learned ``b`` (of a conditional model, a chain: the mean
+            over the rows). ``log_prob`` by the learned ``b`` is too high by as much.
+        remarks: what is worth knowing and speaks against none of the numbers.
 
     ``lower <= log-likelihood <= upper`` holds for expectations. For one estimate the gap is
-    ``t - 1 - log t`` with ``t = exp(-b) mean(w)``.
+    ``t - 1 - log t`` with ``t = exp(-b) mean(w)``: where ``b`` is the log-normaliser it is next to
+    nothing, and the truth lies below ``lower`` in one case of two. What covers it is
+    :meth:`interval`, and that is what is printed.
     """
 
     lower: float
@@ -50,6 +76,8 @@ class Bounds:
     pareto_k: float
     n_samples: int
     reasons: tuple[str, ...] = ()
+    learned_error: float = math.nan
+    remarks: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -77,16 +105,32 @@ class Bounds:
         return replace(self, lower=self.lower + by, upper=self.upper + by)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, the gap and the verdict as a plain dict."""
-        return {**asdict(self), "gap": self.gap, "reliable": self.reliable}
+        """All fields, the gap, the 95 % interval and the verdict as a plain dict.
+
+        An upper bound that does not exist is ``None``.
+        """
+        own = {"gap": self.gap, "interval": list(self.interval()), "reliable": self.reliable}
+        found = {**asdict(self), **own}
+        if math.isinf(self.upper):
+            found |= {"upper": None, "upper_se": None, "gap": None}
+            found["interval"] = [found["interval"][0], None]
+        return found
 
     def __str__(self) -> str:
         verdict = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
+        low, high = self.interval()
+        if math.isinf(self.upper):
+            where = f"at least {low:.4f} nats (95 %; bound {self.lower:.4f}, no upper bound)"
+        else:
+            where = (
+                f"in [{low:.4f}, {high:.4f}] nats (95 % interval; bounds {self.lower:.4f} and "
+                f"{self.upper:.4f}, gap {self.gap:.4f})"
+            )
+        said = " ".join(["", *self.remarks])
         return (
-            f"log-likelihood in [{self.lower:.4f} ± {self.lower_se:.4f}, "
-            f"{self.upper:.4f} ± {self.upper_se:.4f}] nats, gap {self.gap:.4f}, "
-            f"log Z {self.log_norm:.4f} ± {self.log_norm_se:.4f}, ESS {self.ess:.3f}, "
-            f"Pareto k {self.pareto_k:.2f}: {verdict}"
+            f"log-likelihood {where}, log Z {self.log_norm:.4f} ± {self.log_norm_se:.4f}, "
+            f"log_prob by the learned b off by {self.learned_error:+.4f}, ESS {self.ess:.3f}, "
+            f"Pareto k {self.pareto_k:.2f}: {verdict}{said}"
         )
 
 
@@ -100,9 +144,15 @@ def evaluate(
     chunk_size: int | None = None,
     seed: SeedLike = None,
     max_memory: float | None = None,
+    reference: Any = None,
+    adapt: bool = True,
     **options: Any,
 ) -> Bounds:
     """Bounds of the mean log-likelihood of ``x`` under ``model``.
+
+    Where the proposal's samples are not enough (a heavy tail, few effective samples, rows that they
+    do not reach, a ``b`` that is elsewhere) a Student-t law fitted to the rows joins the proposal,
+    half and half, and up to eight times as many samples are drawn. The verdict is on those.
 
     Args:
         model: an :class:`~selfnorm.EBM`, or any model with a ``bounds`` method of its own.
@@ -113,8 +163,11 @@ def evaluate(
         seed: for the proposal samples.
         max_memory: bytes (or, below 1, the share of the free memory) that one forward pass may
             take; sets ``chunk_size``. Weights are summed up chunk by chunk and not kept.
-        options: passed on to a model's own ``bounds``, as are ``proposal``, ``chunk_size`` and
-            ``max_memory``; one that it does not take is an error.
+        reference: ``(m, d)`` rows that the model was trained on: an energy that has grown spikes at
+            them, with mass that neither samples nor held-out rows meet, is found there.
+        adapt: ``False`` judges the proposal as it is, by ``n_samples`` of its own samples.
+        options: passed on to a model's own ``bounds``, as are ``proposal``, ``chunk_size``,
+            ``max_memory`` and ``reference``; one that it does not take is an error.
 
     Example:
         >>> import selfnorm as sn
@@ -126,6 +179,7 @@ def evaluate(
     """
     if hasattr(model, "bounds"):
         stated = {"proposal": proposal, "chunk_size": chunk_size, "max_memory": max_memory}
+        stated |= {"reference": reference, "adapt": None if adapt else False}
         options |= {name: value for name, value in stated.items() if value is not None}
         taken = inspect.signature(model.bounds).parameters.values()
         any_will_do = any(p.name == "proposal" or p.kind is p.VAR_KEYWORD for p in taken)
@@ -152,21 +206,90 @@ def evaluate(
         raise ProposalError("evaluate needs a proposal (or a model with a base density)")
     if n_samples < 2:
         raise DataError(f"n_samples must be at least 2, got {n_samples}")
-    x = check_rows(x, "x", minimum=1, dtype=getattr(model, "dtype", None)).to(model.device)
+    dtype = getattr(model, "dtype", None)
+    x = check_rows(x, "x", minimum=1, dtype=dtype).to(model.device)
+    known = x
+    if reference is not None:
+        known = check_rows(reference, "reference", minimum=1, dtype=dtype, width=x.shape[-1])
+        known = known.to(model.device)
     q = proposal_for(model, proposal, x.shape[-1])
     chunk = chunk_size or CHUNK_SIZE
     if max_memory is not None and chunk_size is None:
         chunk = chunk_size_for(model, q, max_memory)
-    with evaluating(model):
-        with seeded(seed, model.device):
-            log_w = stream_log_weights(model, q, n_samples, chunk)
-        log_p = torch.cat([model.log_unnormalized(part) for part in x.split(chunk)])
-        log_w_data = log_p - torch.cat([q.log_prob(part) for part in x.split(chunk)])
-        bounds = summarise(log_p, log_w, log_w_data, float(model.log_norm))
+
+    def at_rows(log_density: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        return torch.cat([log_density(part) for part in rows.split(chunk)]).double()
+
+    def bounds_by(law: Proposal, n: int) -> tuple[Bounds, bool]:
+        """Bounds from ``n`` samples of a law; and whether they leave no doubt at all."""
+        log_w = stream_log_weights(model, law, n, chunk)
+        log_w_data = log_p - at_rows(law.log_prob, x)
+        found = summarise(log_p, log_w, log_w_data, b)
+        if reference is not None:
+            spikes = data_side_check(log_p_known - at_rows(law.log_prob, known), log_w)
+            if not spikes.passed:
+                found = replace(found, reasons=(*found.reasons, _spikes(spikes, len(known))))
+        seen = data_side_check(log_w_data, log_w).share * len(x) < 2
+        agree = -found.learned_error <= max(B_TOLERANCE, 5 * found.log_norm_se)
+        exact = found.pareto_k <= 0.3 and found.log_norm_se <= 0.8 * LARGEST_ERROR
+        return found, found.reliable and seen and agree and exact
+
+    with evaluating(model), seeded(seed, model.device):
+        b = float(model.log_norm)
+        log_p = at_rows(model.log_unnormalized, x)
+        log_p_known = log_p if reference is None else at_rows(model.log_unnormalized, known)
+        bounds, clear = bounds_by(q, n_samples)
+        if adapt and not clear:
+            law = joined_by_rows(q, known) or q
+            for n in (n_samples, MORE_SAMPLES * n_samples):
+                if law is not q or n > n_samples:
+                    bounds, _ = bounds_by(law, n)
+                # A b that is elsewhere stays there, however many samples are drawn.
+                said = about_b(bounds.log_norm, b, bounds.log_norm_se)
+                others = [reason for reason in bounds.reasons if reason != said]
+                if not others and bounds.log_norm_se <= 0.8 * LARGEST_ERROR:
+                    break
+            if law is not q:
+                bounds = replace(bounds, remarks=(*bounds.remarks, _JOINED))
         far = far_mass(model, q, x, bounds.log_norm)
     if far is None:
         return bounds
     return replace(bounds, reasons=(*bounds.reasons, far))
+
+
+def _spikes(check: DataSideCheck, n: int) -> str:
+    return (
+        f"{100 * check.share:.1f} % of the reference rows have a larger weight than every sample "
+        f"({check.decisive} of {n} would each move log Z by more than {WRONG}): the energy has "
+        "grown spikes at rows it was trained on; regularise it, or stop earlier."
+    )
+
+
+def joined_by_rows(q: Proposal, x: Tensor) -> Proposal | None:
+    """``q`` and a Student-t law fitted to rows ``x``, half and half; ``None`` where it cannot be.
+
+    The joint weights are at most twice those by ``q`` alone, and bounded wherever the rows are. Not
+    for laws of whole numbers, for bounded supports (outside ``q``'s the model is not defined), for
+    fewer than five rows a column.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(100, 2)
+        >>> joined_by_rows(sn.Gaussian(torch.zeros(2), scale=0.1), x).log_prob(x).min() > -20
+        tensor(True)
+        >>> joined_by_rows(sn.Uniform(torch.zeros(2), torch.ones(2)), x) is None
+        True
+    """
+    n, dim = x.shape
+    if n < max(20, 5 * dim):
+        return None
+    x = x[:: -(-n // _ROWS_TO_FIT)]
+    broad = StudentT.fit_to(x, df=3.0).to(x)
+    whole = q.sample((64,))
+    outside = torch.isneginf(q.log_prob(broad.sample((1024,))))
+    if bool((whole == whole.round()).all(0).any()) or bool(outside.any()):
+        return None
+    return Defensive(q, broad, 0.5, stratified=True)
 
 
 def summarise(
@@ -187,10 +310,17 @@ def summarise(
     lower = float(F.snl(log_p, mean_weight, log_norm))
     upper = float(F.importance_ml(log_p, mean_weight))
     ratio = float(log_p.mean()) - log_norm + 1 - lower  # exp(-b) mean(w), as the lower bound has it
-    z_var = weights.log_mean_se**2
-    p_var = float(log_p.var(correction=1)) / n if n > 1 else 0.0
     judged = verdict(weights, log_w_data.double())
+    z_var = judged.log_norm_se**2
+    p_var = float(log_p.var(correction=1)) / n if n > 1 else 0.0
     reasons = judged.reasons
+    remarks: tuple[str, ...] = ()
+    learned_error = log_z - log_norm
+    said = about_b(log_z, log_norm, judged.log_norm_se)
+    if said is not None and -learned_error > max(B_LIMIT, 5 * judged.log_norm_se):
+        reasons = (*reasons, said)
+    elif said is not None:
+        remarks = (said,)
     if not (math.isfinite(lower) and math.isfinite(upper)):
         broken = "A bound is not finite: the model's energy or b is broken; retrain."
         reasons = (broken, *reasons)
@@ -200,11 +330,34 @@ def summarise(
         lower_se=math.sqrt(p_var + ratio**2 * z_var),
         upper_se=math.sqrt(p_var + z_var),
         log_norm=log_z,
-        log_norm_se=weights.log_mean_se,
+        log_norm_se=judged.log_norm_se,
         ess=weights.ess,
         pareto_k=judged.pareto_k,
         n_samples=weights.n,
         reasons=reasons,
+        learned_error=learned_error,
+        remarks=remarks,
+    )
+
+
+def about_b(log_z: float, b: float, se: float) -> str | None:
+    """A sentence on a learned ``b`` that is not ``log Z``; ``None`` where the two agree.
+
+    Training has drawn many more samples than an evaluation does, of the proposal it had: a ``b``
+    above the estimate may know of mass that the samples at hand do not see, and far above it is a
+    reason. One below has not reached its value, which the bounds do not rest on.
+    """
+    if abs(log_z - b) <= max(B_TOLERANCE, 5 * se) or math.isnan(log_z - b):
+        return None
+    if b > log_z:
+        return (
+            f"The learned b = {b:.2f} is above log Z = {log_z:.2f}: training has met mass that "
+            "these samples miss, or b is not trained; pass training rows as reference, widen the "
+            "proposal, or train on."
+        )
+    return (
+        f"The learned b = {b:.2f} is below log Z = {log_z:.2f}: it is not trained to its end; "
+        "log_prob is too high by the difference, and the lower bound is loose."
     )
 
 
@@ -217,7 +370,10 @@ def far_mass(
     Estimates the mass of shells at 8, 16, ... 4096 standard deviations from the mean of the data,
     by the model's density in 256 random directions. Where it *grows* outwards the integral ``Z``
     does not exist, whatever the samples say: a network's energy falls linearly, and only a Gaussian
-    base (or an energy with ``saturate``) holds that.
+    base (or an energy with ``saturate``) holds that. It may do so within a narrow cone that no
+    of those directions meets: from the most promising of some thousands (random, along the axes,
+    through rows) the search climbs to where the density far out is highest, or its ratio to the
+    proposal's (which is the energy alone where that is the base), and follows those rays.
 
     Returns:
         A sentence on what is wrong and what to do, or ``None``.
@@ -226,25 +382,69 @@ def far_mass(
     center = x.mean(0)
     scale = x.std(0, correction=0) if len(x) > 1 else torch.ones_like(center)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    with seeded(0, x.device):
-        direction = torch.randn(256, dim, device=x.device, dtype=x.dtype)
-    direction = direction / direction.norm(dim=-1, keepdim=True)
-    log_sphere = math.log(2) + dim / 2 * math.log(math.pi) - math.lgamma(dim / 2)
-    log_masses = []
-    for radius in (2.0**k for k in range(3, 13)):
-        points = center + radius * scale * direction
+
+    def log_density(directions: Tensor, radius: float) -> Tensor:
+        points = center + radius * scale * directions
         # Outside the proposal's support the model is not defined (discrete data, a box).
         supported = torch.isfinite(proposal.log_prob(points))
         log_p = torch.full((len(points),), -math.inf, dtype=torch.float64, device=x.device)
         if bool(supported.any()):
             log_p[supported] = model.log_unnormalized(points[supported]).double()
-        log_volume = dim * math.log(radius) + math.log((2**dim - 1) / dim)
-        log_shell = F.log_mean_exp(log_p) + log_sphere + log_volume + scale.log().sum()
-        log_masses.append(float(log_shell) - log_norm)
+        return log_p - log_norm
+
+    def log_weight(directions: Tensor, radius: float) -> Tensor:
+        log_q = proposal.log_prob(center + radius * scale * directions)
+        return log_density(directions, radius) - torch.where(torch.isfinite(log_q), log_q, 0.0)
+
+    with seeded(0, x.device):
+        random = torch.randn(4096, dim, device=x.device, dtype=x.dtype)
+    random = nn.functional.normalize(random, dim=-1)
+    log_sphere = math.log(2) + dim / 2 * math.log(math.pi) - math.lgamma(dim / 2)
+    log_masses = []
+    for radius in (2.0**k for k in range(3, 13)):
+        log_volume = dim * math.log(radius) + math.log((2**dim - 1) / dim) + scale.log().sum()
+        log_masses.append(float(F.log_mean_exp(log_density(random[:256], radius)) + log_volume))
+        log_masses[-1] += log_sphere
     outermost = max(log_masses[-4:])
-    if math.isnan(outermost) or outermost > max(log_masses[0], math.log(1e-3)):
+    grows = math.isnan(outermost) or outermost > max(log_masses[0], _FAR_MASS)
+    if not grows:
+        rows = nn.functional.normalize((x[:256] - center) / scale, dim=-1)
+        axes = torch.eye(dim, device=x.device, dtype=x.dtype)[:128]
+        rows = rows[rows.norm(dim=-1) > 0.5]  # one at the very centre points nowhere
+        starts = torch.cat([random, rows, axes, -axes])
+        highest = torch.cat([_climbed(f, starts) for f in (log_density, log_weight)])
+        # A ray has a tube of one deviation around it: its mass must fall as it goes out.
+        tube = float(scale.log().sum())
+        near, far = (log_density(highest, r) + math.log(r) + tube for r in (2.0**10, 2.0**14))
+        grows = bool(((far >= near) & (far > _FAR_MASS)).any())
+    if grows:
         return (
             "The density does not vanish far from the data, so its integral does not exist: use a "
             "Gaussian base, or bound the energy, e.g. MLP(..., saturate=4)."
         )
     return None
+
+
+def _climbed(log_density: Callable[..., Tensor], directions: Tensor) -> Tensor:
+    """The best of unit vectors ``(m, d)``, moved over spheres to where the density is higher.
+
+    Near spheres first: a smooth energy shows there where it will fall, far out it is flat around
+    the cone.
+    """
+    for radius in _CLIMBING:
+        u = directions[_largest(log_density(directions, radius))]
+        found = [u]
+        try:
+            for step in (0.5 * 0.6**k for k in range(8)):
+                _, gradient = value_and_gradient(partial(log_density, radius=radius), u)
+                along = nn.functional.normalize(gradient - (gradient * u).sum(-1, True) * u, dim=-1)
+                u = nn.functional.normalize(u + step * along, dim=-1)
+                found.append(u)
+        except RuntimeError:  # an energy that has no gradient
+            pass
+        directions = torch.cat([directions, *found])
+    return directions[_largest(log_density(directions, _CLIMBING[-1]))]
+
+
+def _largest(values: Tensor, n: int = 64) -> Tensor:
+    return values.nan_to_num(nan=-math.inf).topk(min(n, len(values))).indices

@@ -29,7 +29,8 @@ def exact_log_norm(
     r"""``log Z`` by the trapezoidal rule on a grid, in one or two dimensions.
 
     The grid is even within ``core`` scales of the centre and grows exponentially beyond, out to
-    some 3,000 scales, so that polynomial tails are integrated too.
+    some 3,000 scales, so that polynomial tails are integrated too. Where a density reaches beyond
+    that, or is so narrow that the grid steps over it, the error says so.
 
     Args:
         model: an EBM, or a function ``(n, dim) -> (n,)`` giving an unnormalised log-density.
@@ -41,7 +42,10 @@ def exact_log_norm(
         chunk_size: rows per forward pass.
 
     Returns:
-        ``log Z`` and an error estimate: its difference from the rule on every second point.
+        ``log Z`` and an error estimate: its difference from the rule on every second point, and
+        twice what the ends of the grid leave out, which is estimated by the power law through the
+        last two octaves of each tail. Infinite where such a tail has no integral, and where one
+        point of an axis holds more than half of the mass.
 
     Example:
         >>> exact = exact_log_norm(lambda x: -0.5 * x.square().sum(-1), dim=2, n_points=257)
@@ -69,7 +73,35 @@ def exact_log_norm(
     full = float(torch.logsumexp(values.flatten(), 0))
     coarse = values[::2] if dim == 1 else values[::2, ::2]
     half = float(torch.logsumexp(coarse.flatten(), 0)) + dim * math.log(2)
-    return full, abs(full - half)
+    missed = 0.0
+    for j, points in enumerate(axes):
+        share = (torch.logsumexp(values, 1 - j) if dim == 2 else values) - full
+        if float(share.max()) > math.log(0.5):  # all within one cell: of what width, nobody knows
+            return full, math.inf
+        if support is None:
+            missed += 2 * (_beyond(points, share) + _beyond(-points.flip(0), share.flip(0)))
+    return full, abs(full - half) + math.log1p(missed)
+
+
+def _beyond(points: Tensor, log_mass: Tensor) -> float:
+    """Mass beyond the last point of an axis, relative to the whole.
+
+    Args:
+        points: ``(n,)`` grid points in ascending order.
+        log_mass: ``(n,)`` log of the mass of each point's cell, relative to the whole.
+
+    In the outer part the points are even in the log of the distance, and so is a cell's mass where
+    the tail is a power law: masses of the last two octaves give a ratio, their geometric series the
+    rest.
+    """
+    distance = (points - points[len(points) // 2]).clamp_min(1e-300)
+    octave = torch.log2(distance / distance[-1])
+    mass = log_mass.exp()
+    last = float(mass[octave > -1].sum())
+    before = float(mass[(octave > -2) & (octave <= -1)].sum())
+    if last < 1e-12:
+        return 0.0
+    return last * last / (before - last) if last < before else math.inf
 
 
 def _axis(

@@ -486,7 +486,8 @@ class ImageRegressor(BaseEstimator):
 
         ``T`` maximises their mean log-density, which is concave in ``1/T``: its slope is that of
         the labels' ``log p`` against its mean under the tempered law. Above 1 it widens laws that
-        are too sure. For one label. Returns ``T``, which is also ``temperature_``.
+        are too sure. It is looked for between 1/4 and 4, with a warning where it lies beyond. For
+        one label. Returns ``T``, which is also ``temperature_``.
         """
         h, labels = self._features_and_labels(images, y)
         log_p = self._log_densities(h, self.grid()[0])
@@ -504,6 +505,14 @@ class ImageRegressor(BaseEstimator):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)
         self.temperature_ = math.exp(-0.5 * (low + high))
+        if not _TEMPERATURES[0] * 1.002 < self.temperature_ < _TEMPERATURES[1] / 1.002:
+            warnings.warn(
+                f"the best temperature lies beyond {_TEMPERATURES[0]:g} to {_TEMPERATURES[1]:g}: "
+                f"{self.temperature_:.3g}, the nearest one, is used. Laws so far off are better "
+                "fitted anew; look at the labels of the held-out pairs, too",
+                SelfnormWarning,
+                stacklevel=2,
+            )
         if self.temperature_ < 1.0:
             self.refine_grid(images)  # narrower laws may need finer cells
         return self.temperature_

@@ -304,7 +304,7 @@ def report_figures(report: VAEReport) -> dict[str, Any]:
     estimates = report.log_norm.items()
     return {
         "lower": report.snelbo,
-        "upper": report.log_px,
+        "upper": None,  # log p(x) by importance samples is a lower bound too
         **{name: getattr(report, name) for name in (*names, "active_units")},
         "log_norm": {name: estimate.value for name, estimate in estimates},
         "log_norm_se": {name: estimate.se for name, estimate in estimates},

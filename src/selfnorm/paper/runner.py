@@ -76,7 +76,8 @@ class Settings:
                 table.add(row)
                 if self.progress:
                     named = ", ".join(str(value) for value in run.keys().values())
-                    print(f"{named}: {row['lower']:.3f} to {row['upper']:.3f} nats", flush=True)
+                    to = "" if row["upper"] is None else f" to {row['upper']:.3f}"
+                    print(f"{named}: {row['lower']:.3f}{to} nats", flush=True)
                 yield run, extra
 
 

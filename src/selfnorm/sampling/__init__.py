@@ -13,7 +13,7 @@
 
 from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
 from selfnorm.sampling.driver import METHODS, Draws, chain_ess, draw, r_hat
-from selfnorm.sampling.target import as_log_density
+from selfnorm.sampling.target import as_log_density, value_and_gradient
 
 __all__ = [
     "METHODS",
@@ -29,4 +29,5 @@ __all__ = [
     "rejection",
     "sir",
     "smc",
+    "value_and_gradient",
 ]

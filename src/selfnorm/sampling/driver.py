@@ -148,6 +148,12 @@ def _gradient_chains(
     """Chains started by SIR (so that the modes have about their weights), adapted, then run."""
     n_chains = min(n, 10_000) if n_chains is None else min(n_chains, n)
     start = _sir(log_density, proposal, n_chains).samples
+    whole = (start == start.round()).all(0)
+    if bool(whole.any()):
+        raise ProposalError(
+            f"columns {whole.nonzero().flatten().tolist()} of the model hold whole numbers only, "
+            "and mala and hmc walk between them, where it is not defined: use method='sir' or 'imh'"
+        )
     scale = start.std(0).clamp_min(1e-12) if n_chains > 1 else torch.ones_like(start[0])
     state = kernel.init(log_density, start)
     tuner = adaptation.init(0.5)

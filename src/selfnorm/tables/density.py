@@ -1,10 +1,10 @@
-"""``EnergyDensity``: the density of a table behind the scikit-learn contract.
+"""``EnergyDensity``: the law of a table of any kind, behind the scikit-learn contract.
 
-Rows are mapped once, by :class:`~selfnorm.columns.Columns` in float64; models see the mapped rows.
+A :class:`~selfnorm.Schema` says what the columns are. Models see rows in units of their own:
 
-- *joint* (few columns): one energy over all columns on a heavy-tailed base, normalised by a sharp
-  proposal with a heavy-tailed part mixed in.
-- *autoregressive* (any number of columns): a chain of one-dimensional EBMs.
+- *joint* (one or two columns of numbers): one energy over all columns on a heavy-tailed base,
+  normalised by a sharp proposal with a heavy-tailed part mixed in.
+- *autoregressive* (every other table): a chain with a factor for each column.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import copy
 import dataclasses
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, _fit_context
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -27,34 +28,41 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
-from selfnorm._inputs import check_device, refuse_constant, refuse_huge, refuse_text
-from selfnorm.chain import N_NODES, AutoregressiveEBM, default_options
-from selfnorm.columns import Columns, log_cell_mass
-from selfnorm.density import EBM, Recipe, fit, fit_many, joint_density, joint_energy
-from selfnorm.distributions import Defensive, Proposal, StudentT
-from selfnorm.errors import DataError
+from selfnorm._inputs import check_device, moved, refuse_repeated_names
+from selfnorm.chain import N_NODES, TableChain, table_options
+from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema, knots_for
+from selfnorm.density import EBM, fit
+from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.networks import MLP
+from selfnorm.tables import answers
+from selfnorm.tables.joint import fit_joint, split
 from selfnorm.training import History, TrainingOptions
 
 MINIMUM_ROWS = 5
+SCORED_ROWS = 5000  # of the training table, for the threshold of outliers
 MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
 class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
-    r"""Normalised log-density of the rows of a table, with bounds on every log-likelihood.
+    r"""The normalised law of the rows of any table, with bounds on every log-likelihood.
 
-    ``score_samples`` is ``log p(x)`` with respect to Lebesgue measure in the units of ``X``:
-    multiplying a column by ``c`` lowers it by ``log c``. Columns that repeat values (integers,
-    caps) are spread over the width of their step, so that the density around a value is its mass
-    divided by the step (see :mod:`selfnorm.columns.columns`); the mass itself is ``log_mass``.
+    Columns may hold numbers, text, booleans, categories, dates and gaps; a table may be a pandas or
+    polars DataFrame, an Arrow table, an array or a dict of columns. ``score_samples`` is
+    ``log p(x)``: a probability in columns of categories, whole numbers and point masses, a density
+    in the units of the table in continuous ones, where multiplying a column by ``c`` lowers it by
+    ``log c``. Cells that are missing are left out.
 
     Parameters
     ----------
     method : {"auto", "joint", "autoregressive"}
         ``"joint"``: one energy over all columns with a defensive proposal; ``"autoregressive"``: a
-        chain of one-dimensional EBMs. ``"auto"`` takes the first up to two columns.
+        chain with a factor for each column. ``"auto"`` takes the first for one or two continuous
+        columns without gaps.
+    schema : Schema or dict, default None
+        What the columns are: a :class:`~selfnorm.Schema`, the same one for all folds and models
+        that are to be compared, or a dict of kinds where the rules would say otherwise. ``None``
+        reads it off the table.
     max_steps, batch_size, learning_rate, weight_decay, hidden : int or float, default None
         Size of the training run and of the network; ``None`` chooses by the size of the table.
     n_init : int, default 1
@@ -64,46 +72,54 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         Share of the rows held out to choose the best state (none in tables of fewer than 200 rows).
     contamination : float, default 0.1
         Share of the training rows that ``predict`` calls outliers.
-    discrete : {"auto", None}
-        Whether repeated values are found and spread.
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model always scores on the CPU in float64.
     random_state : int, RandomState instance or None
         Same value, same bits on the CPU.
     verbose : bool, default False
-        Show a progress bar with both bounds.
+        Show what the columns are, and a progress bar with both bounds.
 
     Attributes
     ----------
     n_features_in_, feature_names_in_ : as in scikit-learn.
+    schema_ : Schema
+        What the columns are; ``schema_.notes`` says what was found, ``schema_.fingerprint`` names
+        the measure: log-likelihoods of different measures cannot be compared.
     history_ : History
         Record of the training run.
     lower_bound_ : float
         Lower bound ``l_SNL`` of the log-likelihood (nats per row, held-out rows where there are
-        any), in the units of ``X``.
+        any), in the units of the table.
+    consistency_ : dict
+        How far the answers of a chain are from those of one joint law, in nats per row of held-out
+        rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` for
+        random halves ``S`` of the columns, and ``orders``, the median standard deviation of
+        ``log p`` over the saved orders. Empty for the joint method.
     n_iter_ : int
         Number of optimiser steps.
     offset_ : float
         Score below which a row is called an outlier.
     method_ : str
         The method that was used.
-    columns_ : Columns
-        The map to the units of the model, in float64.
-    model_, proposal_ : EBM or AutoregressiveEBM, and the proposal of the former
-        The density of mapped rows.
+    model_, proposal_ : EBM or TableChain, and the proposal of the former
+        The law of rows as the model sees them (:meth:`standardise`).
 
     Examples
     --------
     >>> import numpy as np
     >>> from selfnorm import EnergyDensity
-    >>> X = np.random.default_rng(0).normal(size=(300, 2))
-    >>> density = EnergyDensity(random_state=0, max_steps=50).fit(X)
-    >>> density.score_samples(X[:3]).shape
-    (3,)
+    >>> rng = np.random.default_rng(0)
+    >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+    >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+    >>> density.score_samples(table).shape
+    (300,)
+    >>> sorted(density.sample(2, random_state=0))
+    ['kind', 'size']
     """
 
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
         "method": [StrOptions({"auto", "joint", "autoregressive"})],
+        "schema": [Schema, dict, None],
         "max_steps": [Interval(Integral, 1, None, closed="left"), None],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
@@ -112,7 +128,6 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         "n_init": [Interval(Integral, 1, None, closed="left")],
         "validation_fraction": [Interval(Real, 0, 1, closed="left")],
         "contamination": [Interval(Real, 0, 0.5, closed="right")],
-        "discrete": [StrOptions({"auto"}), None],
         "device": [str, None],
         "random_state": ["random_state"],
         "verbose": ["boolean"],
@@ -122,6 +137,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self,
         *,
         method: str = "auto",
+        schema: Schema | dict[Any, str] | None = None,
         max_steps: int | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
@@ -130,12 +146,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         n_init: int = 1,
         validation_fraction: float = 0.1,
         contamination: float = 0.1,
-        discrete: str | None = "auto",
         device: str | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         self.method = method
+        self.schema = schema
         self.max_steps = max_steps
         self.batch_size = batch_size
         self.learning_rate = learning_rate
@@ -144,125 +160,266 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self.n_init = n_init
         self.validation_fraction = validation_fraction
         self.contamination = contamination
-        self.discrete = discrete
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
 
+    def __sklearn_tags__(self) -> Any:
+        """Gaps and categories are welcome."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(
         self,
-        X: ArrayLike,
+        X: Any,
         y: Any = None,  # noqa: ARG002 sklearn's signature
         *,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> EnergyDensity:
-        """Fit the density to the rows of ``X (n, d)``; ``y`` is ignored.
+        """Fit the law of the rows of the table ``X``; ``y`` is ignored.
 
         Progress is saved to the file ``checkpoint``, from which the same fit goes on after a kill.
         """
         check_device(self.device)
-        X = self._rows(X, reset=True)
-        if len(X) < MINIMUM_ROWS:
+        X, n = self._check(X, reset=True)
+        if n < MINIMUM_ROWS:
             raise DataError(
-                f"X has {len(X)} sample(s); a density needs at least {MINIMUM_ROWS} rows "
+                f"X has {n} sample(s); a density needs at least {MINIMUM_ROWS} rows "
                 "(and some hundreds to be of use)"
             )
-        refuse_constant(X, [self._name_of(j) for j in range(X.shape[1])])
-        self._seen = X.min(axis=0), X.max(axis=0)
+        self.schema_: Schema = (
+            self.schema if isinstance(self.schema, Schema) else Schema.detect(X, self.schema)
+        )
+        self.n_features_in_ = len(self.schema_.columns)
+        if self.verbose:
+            print(self.schema_)
+        x, extra = self.schema_.encode(X)
+        plain = _plainly_continuous(self.schema_.parts) and bool((x[..., 0] != GAP).all())
         self.method_ = self.method
         if self.method == "auto":
-            self.method_ = "joint" if X.shape[1] <= 2 else "autoregressive"
+            few = len(self.schema_.parts) <= 2
+            self.method_ = "joint" if few and plain else "autoregressive"
+        if self.method_ == "joint" and not plain:
+            raise DataError(
+                "method='joint' is for continuous columns without gaps; use 'auto' or "
+                f"'autoregressive' for this table:\n{self.schema_}"
+            )
         seed = _seed(self.random_state)
-        train = self._fit_joint if self.method_ == "joint" else self._fit_chain
+        coded, open_ = torch.from_numpy(x), torch.from_numpy(extra)
         with float32_on_cpu():
-            models, proposal, histories = train(torch.from_numpy(X), seed, checkpoint)
-        best = max(range(len(histories)), key=lambda k: _score(histories[k]))
-        self.history_: History = histories[best]
-        self.n_iter_: int = self.history_.n_steps
-        # float64 from here on: a row's score must not depend on the rows it is scored with
-        self.model_: EBM | AutoregressiveEBM = models[best].cpu().double().eval()
-        self.proposal_: Any = None if proposal is None else proposal.cpu().double().eval()
-        log_density = self._log_density(X)
-        kept = [r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step]
-        self.lower_bound_: float = float(log_density.mean())
-        if kept and math.isfinite(kept[-1]):
-            self.lower_bound_ = kept[-1] + self.columns_.log_jacobian
-        self.offset_: float = float(np.percentile(log_density, 100.0 * self.contamination))
+            if self.method_ == "joint":
+                numbers = coded[..., 1].contiguous()
+                lower, checked = self._train_joint(numbers, seed, checkpoint), None
+            else:
+                lower, checked = self._train_chain(coded, open_, seed, checkpoint)
+        some = np.random.default_rng(seed).permutation(n)[:SCORED_ROWS]
+        self.consistency_: dict[str, float] = {}
+        if isinstance(self.model_, TableChain) and checked is not None:
+            self._worth = self._worth_of_parts(checked)
+            self.consistency_ = answers.consistency(self.model_, checked, seed)
+        scores = self._log_prob(coded[some], open_[some])
+        self.lower_bound_: float = lower if math.isfinite(lower) else float(scores.mean())
+        scores = scores + self._correction(coded[some])
+        self.offset_: float = float(np.percentile(scores.numpy(), 100.0 * self.contamination))
         return self
 
-    def score_samples(self, X: ArrayLike) -> np.ndarray:
-        """Normalised log-density ``(n,)`` of the rows of ``X``, in the units of ``X``."""
-        check_is_fitted(self)
-        return self._log_density(self._rows(X, reset=False))
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Normalised log-likelihood ``(n,)`` of the rows of the table ``X``, in its units.
 
-    def log_mass(self, X: ArrayLike, n_points: int = 64) -> np.ndarray:
-        """Log-probability ``(n,)`` of rows whose columns on a grid (integers) take those values.
-
-        The density integrated over one step around each such value, by ``n_points`` points; it
-        stays a density in the other columns. ``score_samples`` plus ``log(step)`` is the one-point
-        rule for it, right within a few per cent.
+        The log of the mean over the saved orders of a chain. Missing cells are left out: the score
+        is that of the row's other columns. A value that was never seen has the probability that
+        the schema reserves for such, and a warning names it.
         """
-        check_is_fitted(self)
-        rows = torch.from_numpy(self._rows(X, reset=False))
+        return self._log_prob(*self._rows(X)).numpy()
 
-        def density(x: Tensor) -> Tensor:
-            return torch.from_numpy(self._log_density(x.numpy()))
+    def log_mass(self, X: Any) -> np.ndarray:
+        """The same as :meth:`score_samples`, where whole numbers have probabilities already."""
+        return self.score_samples(X)
 
-        return log_cell_mass(density, rows, self.columns_.step, n_points=n_points).numpy()
-
-    def score(self, X: ArrayLike, y: Any = None) -> float:  # noqa: ARG002 sklearn's signature
-        """Mean log-density of the rows of ``X`` (nats per row)."""
+    def score(self, X: Any, y: Any = None) -> float:  # noqa: ARG002 sklearn's signature
+        """Mean log-likelihood of the rows of ``X`` (nats per row)."""
         return float(np.mean(self.score_samples(X)))
 
-    def decision_function(self, X: ArrayLike) -> np.ndarray:
-        """``score_samples(X) - offset_``: negative for outliers."""
-        return self.score_samples(X) - self.offset_
+    def decision_function(self, X: Any) -> np.ndarray:
+        r"""How ordinary rows are ``(n,)``: negative for outliers, whatever the units.
 
-    def predict(self, X: ArrayLike) -> np.ndarray:
-        """``1`` for inliers, ``-1`` for rows less likely than ``offset_``."""
+        ``score_samples(X) - offset_`` for a row of continuous numbers. Densities and probabilities
+        in one column (a number, a point mass) are made comparable by taking a number as recorded to
+        a thousandth of the distance between its quartiles; a gap counts as much as its column does
+        on average, so that a row is not called ordinary for having few cells.
+        """
+        coded, open_ = self._rows(X)
+        return (self._log_prob(coded, open_) + self._correction(coded)).numpy() - self.offset_
+
+    def predict(self, X: Any) -> np.ndarray:
+        """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Draw ``(n_samples, d)`` rows in the units of the training table.
+    def log_prob(self, X: Any, given: Sequence[Any] = ()) -> np.ndarray:
+        """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
-        Columns that lay on a grid (integers) come on that grid, within the range that was seen.
+        The network's own answer, trained with random columns given and missing. Columns that ``X``
+        does not have are left out, as gaps are.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> density.log_prob(table, given=["size"]).max() < 0     # of "kind": a probability
+        np.True_
+        """
+        coded, open_ = self._rows(X, partial=True)
+        if not len(given):
+            return self._log_prob(coded, open_).numpy()
+        model, mask = self._chain(), self._mask(given)
+        packed, slope = model.columns.pack(coded)
+        counted = (coded[..., 0] != GAP) & ~mask
+        with on_cpu():
+            log_p = model.log_prob(packed, mask)
+        return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
+
+    def sample(self, n_samples: int = 1, random_state: Any = None, given: Any = None) -> Any:
+        """Draw rows: a table of the kind that was fitted, complete, with its names and types.
+
+        Parameters
+        ----------
+        n_samples : int
+            Number of rows, for each row of ``given``.
+        random_state : int, RandomState instance or None
+        given : dict or table, default None
+            Values that the rows are to have, by column: ``{"sex": "F"}``; or a table with some of
+            the columns, each of whose rows is completed ``n_samples`` times, one after the other.
+            Its gaps are drawn.
         """
         check_is_fitted(self)
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
         seed = _seed(random_state)
+        if given is not None:
+            return self._complete(given, int(n_samples), seed)
         with float32_on_cpu():
-            if isinstance(self.model_, EBM):
-                z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
-            else:  # in float32: a few digits of a random number cost twice the time in float64
-                z = copy.deepcopy(self.model_).float().sample(int(n_samples), seed=seed)
-        rows = self.columns_.inverse(z.double()).numpy()
-        # columns on a grid were spread over its steps to be fitted: back to the grid
-        step, (first, last) = self.columns_.step.numpy(), self._seen
-        on_grid = first + np.round((rows - first) / np.where(step > 0, step, 1.0)) * step
-        return np.where(step > 0, np.clip(on_grid, first, last), rows)
+            if isinstance(self.model_, TableChain):
+                # in float32: a few digits of a random number cost twice the time in float64
+                drawn = copy.deepcopy(self.model_).float().sample(int(n_samples), seed=seed)
+                return self.schema_.decode(self._unpacked(drawn), seed)
+            z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
+        numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
+        return self.schema_.decode(np.stack([np.zeros_like(numbers), numbers], -1), seed)
 
-    def bounds(self, X: ArrayLike, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
+    def impute(self, X: Any, n_draws: int = 1, random_state: Any = None) -> Any:
+        """The table with its gaps filled by draws, given all that is seen in the row.
+
+        Returns a table of the kind that came in, or a list of ``n_draws`` of them where there is to
+        be more than one. What was there stays as it is.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> filled = density.impute({"kind": ["a", None], "size": [0.25, 1.5]}, random_state=0)
+        >>> filled["kind"][0], filled["kind"][1] in ("a", "b"), filled["size"]
+        ('a', True, [0.25, 1.5])
+        """
+        coded, _ = self._rows(X)
+        if n_draws < 1:
+            raise DataError(f"n_draws must be at least 1, got {n_draws}")
+        seed = _seed(random_state)
+        drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
+        rng = np.random.default_rng(seed)
+        found = [self.schema_.fill(X, part, rng) for part in np.split(drawn, n_draws)]
+        for frame in found:
+            if hasattr(frame, "index") and hasattr(X, "index") and hasattr(frame, "iloc"):
+                frame.index = X.index
+        return found[0] if n_draws == 1 else found
+
+    def marginal(self, columns: Sequence[Any]) -> Marginal:
+        """The law of some of the columns, the others unknown: its scores and samples."""
+        check_is_fitted(self)
+        self._chain()
+        mask = self._mask(columns)
+        score = partial(self._score_marginal, mask=mask)
+        return Marginal(tuple(columns), score, partial(self._draw_marginal, columns=columns))
+
+    def probabilities(self, X: Any, column: Any) -> dict[Any, np.ndarray]:
+        """Probabilities ``(n,)`` of the levels of a column, given the others: a classifier.
+
+        Of a column of categories, each of its levels; they add to one. Of numbers with point
+        masses, each of these, and ``"other"`` for the numbers between.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> found = density.probabilities({"size": [0.5, 1.5]}, "kind")
+        >>> sorted(found), np.allclose(found["a"] + found["b"], 1)
+        (['a', 'b'], True)
+        """
+        coded, _ = self._rows(X, partial=True)
+        model = self._chain()
+        places = self.schema_.parts_of([column])
+        described = next(c for c in self.schema_.modelled if c.name == column)
+        part = self.schema_.parts[places[0]]
+        if len(places) > 1 or (part.rest and not part.n_codes):
+            raise DataError(
+                f"column {column!r} is {described.kind}: it has no levels to give probabilities of;"
+                " draw from it with sample(given=...)"
+            )
+        coded[:, places, 0] = GAP
+        packed = model.columns.pack(coded)[0]
+        log_codes = torch.cat([law.log_codes for _, law in answers.laws(model, packed, places[0])])
+        codes = torch.softmax(log_codes, -1).numpy()
+        if part.rest or part.values:
+            levels = list(part.values) + ["other"] * part.rest
+            return dict(zip(levels, codes.T, strict=True))
+        of_levels = dict(zip(described.levels, codes.T, strict=False))
+        shares = zip(described.tail, described.tail_shares, strict=True)
+        return of_levels | {level: codes[:, -1] * share for level, share in shares}
+
+    def explain(self, X: Any) -> dict[Any, np.ndarray]:
+        r"""How ordinary each cell is, given the rest of its row: ``(n,)`` for each column.
+
+        The probability that a draw from ``p(x_j | rest)`` is at most as probable as what was seen:
+        0.001 says that one draw in a thousand is as unusual. NaN at gaps. It does not depend on
+        units, and compares numbers with point masses as :meth:`decision_function` does. Of a date,
+        whose week, day and hour are looked at one by one, the least one, made up for their number.
+        """
+        coded, _ = self._rows(X)
+        model = self._chain()
+        packed = model.columns.pack(coded)[0]
+        found = {}
+        for column in self.schema_.modelled:
+            places = self.schema_.parts_of([column.name])
+            tails = [answers.tail_probabilities(model, packed, part) for part in places]
+            found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+        return found
+
+    def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
 
-        For a chain they enclose its exactly normalised density; ``score_samples`` takes the learned
-        normalisers and is off by the ``learned_error`` (on average) that comes with the bounds.
+        Tables of finite columns have an exact normaliser: both are the score.
         """
-        check_is_fitted(self)
-        z = self.standardise(X)
+        coded, open_ = self._rows(X)
+        seed = _seed(random_state)
         with float32_on_cpu():
-            if isinstance(self.model_, EBM):
-                options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
-                bounds = evaluate(self.model_, z, seed=_seed(random_state), **options)
-            else:
-                bounds = self._chain_bounds(self.model_, z, n_samples, _seed(random_state))
+            if isinstance(self.model_, TableChain):
+                return self._chain_bounds(self.model_, coded, open_, n_samples, seed)
+            options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
+            bounds = evaluate(self.model_, self.columns_(coded[..., 1])[0], seed=seed, **options)
         return bounds.shifted(self.columns_.log_jacobian)
 
-    def standardise(self, X: ArrayLike) -> Tensor:
-        """The rows of ``X`` as ``model_`` sees them, ``(n, d)``."""
-        check_is_fitted(self)
-        z: Tensor = self.columns_(torch.from_numpy(self._rows(X, reset=False)))[0]
+    def standardise(self, X: Any) -> Tensor:
+        """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
+        coded, _ = self._rows(X)
+        if isinstance(self.model_, TableChain):
+            return self.model_.columns.pack(coded)[0]
+        z: Tensor = self.columns_(coded[..., 1])[0]
         return z
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -271,25 +428,32 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         parameters = self.get_params()
         if not isinstance(self.random_state, int | None):
             parameters["random_state"] = None
+        parameters["schema"] = None  # what it led to is saved as a whole
         names = getattr(self, "feature_names_in_", None)
         config = {
             "parameters": {k: saving.plain_number(v) for k, v in parameters.items()},
+            "schema": self.schema_.to_dict(),
+            "fingerprint": self.schema_.fingerprint,
             "columns": None if names is None else [str(name) for name in names],
             "n_features": int(self.n_features_in_),
             "method": self.method_,
             "offset": self.offset_,
             "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
+            "consistency": self.consistency_,
             "model": saving.describe(self.model_),
             "proposal": saving.describe(self.proposal_),
             "training": self.history_.to_dict(),
         }
-        tensors = {
-            "scaling.center": self.columns_.center,
-            "scaling.scale": self.columns_.scale,
-            "grid.step": self.columns_.step,
-            "grid.first": torch.from_numpy(self._seen[0]),
-            "grid.last": torch.from_numpy(self._seen[1]),
-        }
+        if self.method_ == "joint":
+            tensors = {
+                "scaling.center": self.columns_.center,
+                "scaling.scale": self.columns_.scale,
+                "grid.step": self.columns_.step,
+                "grid.first": torch.from_numpy(self._seen[0]),
+                "grid.last": torch.from_numpy(self._seen[1]),
+            }
+        else:
+            tensors = {"worth": self._worth}
         for part, module in (("model", self.model_), ("proposal", self.proposal_)):
             state = {} if module is None else module.state_dict()
             tensors |= {f"{part}.{name}": tensor for name, tensor in state.items()}
@@ -309,7 +473,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             model=dict,
             proposal=dict | None,
         )
-        estimator = cls(**config["parameters"])
+        if config["model"].get("class") == "AutoregressiveEBM":
+            raise ModelFileError(
+                "this chain was fitted by an earlier version, which knew numbers only; fit it again"
+            )
+        parameters = {k: v for k, v in config["parameters"].items() if k != "discrete"}
+        estimator = cls(**parameters)
         estimator._validate_params()
         state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}}
         for name, tensor in tensors.items():
@@ -319,12 +488,22 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         estimator.model_ = saving.build(config["model"], state["model"]).double()
         estimator.proposal_ = saving.build(config["proposal"], state["proposal"])
         estimator.n_features_in_ = int(config["n_features"])
-        scale = (tensors[name] for name in ("scaling.center", "scaling.scale", "grid.step"))
-        estimator.columns_ = Columns.of(*scale)
-        estimator._seen = tensors["grid.first"].numpy(), tensors["grid.last"].numpy()
+        if "schema" in config:
+            estimator.schema_ = Schema.from_dict(config["schema"])
+            if estimator.schema_.fingerprint != config["fingerprint"]:
+                raise ModelFileError("the schema is not the one that was fitted; fit it again")
+        else:  # of numbers only
+            estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
+        estimator.consistency_ = config.get("consistency", {})
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
+        if estimator.method_ == "joint":
+            scale = (tensors[name] for name in ("scaling.center", "scaling.scale", "grid.step"))
+            estimator.columns_ = Columns.of(*scale)
+            estimator._seen = tensors["grid.first"].numpy(), tensors["grid.last"].numpy()
+        else:
+            estimator._worth = tensors["worth"]
         estimator.offset_ = float(config["offset"])
         lower = config["lower_bound"]
         estimator.lower_bound_ = math.nan if lower is None else float(lower)
@@ -332,92 +511,76 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         estimator.n_iter_ = estimator.history_.n_steps
         return estimator
 
-    def _fit_joint(
-        self, x: Tensor, seed: int, checkpoint: Any
-    ) -> tuple[list[EBM], Proposal, list[History]]:
-        """One energy over all columns; for one or two columns.
+    # -- training -------------------------------------------------------------------------------
 
-        The base is a Student-t fitted to the rows (polynomial tails, so ``Z`` exists for any
-        bounded energy), the proposal a Gaussian mixture with a Student-t part; the energy starts at
-        zero, that is, at the base. Tables of a thousand rows and more get the recipe of
-        :func:`selfnorm.density.recipes.joint_density`, smaller ones a smaller network and fewer
-        steps. Restarts differ in their energies alone.
+    def _train_joint(self, x: Tensor, seed: int, checkpoint: Any) -> float:
+        """One energy over all columns; returns the lower bound, if there is one."""
+        self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
+        models, proposal, histories, columns = fit_joint(
+            x,
+            hidden=self.hidden,
+            n_init=int(self.n_init),
+            validation_fraction=self.validation_fraction,
+            device=self.device or "cpu",
+            seed=seed,
+            stated={**self._stated(seed), "checkpoint": checkpoint},
+        )
+        self.columns_ = columns
+        self._keep_best(models, histories)
+        self.proposal_: Any = proposal.cpu().double().eval()
+        at_best = [
+            r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step
+        ]
+        return at_best[-1] + float(columns.log_jacobian) if at_best else math.nan
+
+    def _train_chain(
+        self, x: Tensor, extra: Tensor, seed: int, checkpoint: Any
+    ) -> tuple[float, Tensor]:
+        """A chain over the parts of coded rows ``(n, p, 2)``.
+
+        Returns the lower bound of held-out rows, if there are any, and those rows packed (the
+        training rows where none are held out).
         """
-        n, d = x.shape
-        with seeded(seed):
-            columns = self.columns_ = Columns(d, discrete=self.discrete).double().fit(x)
-            train, held_out = _split(x, self.validation_fraction)
-            if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
-                # fresh noise for each copy, so that the noise itself cannot be learned
-                copies = max(1, min(8, 20_000 // len(train)))
-                train = columns.dequantise(train.repeat(copies, 1))
-                held_out = None if held_out is None else columns.dequantise(held_out)
-            train = columns(train)[0].float()
-            recipe = joint_density(train) if n >= 1000 else _small_joint(train)
-            models = [recipe.model]
-            if self.hidden is not None:
-                models = [EBM(_energy_of(n, d, self.hidden), base=recipe.model.base)]
-            models += [
-                EBM(_energy_of(n, d, self.hidden), base=recipe.model.base)
-                for _ in range(int(self.n_init) - 1)
-            ]
-        models = [model.to(self.device or "cpu") for model in models]
-        options = recipe.options.given(**self._stated(seed), checkpoint=checkpoint)
-        if options.validate_every is None and options.max_steps is not None:
-            options = options.given(validate_every=max(25, options.max_steps // 20))
-        common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
-        common |= {"val_data": self._mapped(held_out), "options": options}
-        if self.n_init == 1:
-            return models, recipe.proposal, [fit(models[0], train, **common)]
-        return models, recipe.proposal, fit_many(models, train, **common)
-
-    def _fit_chain(
-        self, x: Tensor, seed: int, checkpoint: Any
-    ) -> tuple[list[AutoregressiveEBM], None, list[History]]:
-        """A chain of one-dimensional EBMs, of the sizes that ``default_options`` recommends.
-
-        Small tables get a narrower network and fewer steps.
-        """
-        n, d = x.shape
-        device = self.device or "cpu"
-        defaults = default_options(n, d, device)
-        sizes, options = dict(defaults.model), dict(defaults.fit)
-        if n < 2000:
-            sizes |= {"orderings": 1 if n < 500 else 2, "hidden": 32 if n < 500 else 64}
-            sizes |= {"components": 4, "context": 8, "energy_hidden": 16}
-            options["max_steps"] = int(min(options["max_steps"], max(30, 8 * n**0.65)))
-            options["validate_every"] = max(20, options["max_steps"] // 20)
-            options |= {"ema": 0.98 if n < 500 else 0.99, "lr": 3e-3}
+        n, parts, device = len(x), self.schema_.parts, self.device or "cpu"
+        defaults = table_options(n, parts, device)
+        sizes, task = dict(defaults.model), dict(defaults.task)
         if self.hidden is not None:
             sizes["hidden"] = self.hidden
         with seeded(seed):
-            train, held_out = _split(x, self.validation_fraction)
+            train, held_out = split(torch.arange(n), self.validation_fraction)
+            columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
             models = [
-                AutoregressiveEBM(d, discrete=self.discrete, **sizes)
+                TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
                 for _ in range(int(self.n_init))
             ]
-            columns = self.columns_ = Columns(d, discrete=self.discrete).double().fit(train)
-        for model in models:
-            model.set_columns(columns.standardised())
-        options |= self._stated(seed)
+        options = defaults.fit | self._stated(seed)
         if held_out is None:
             options["patience"] = None
-        task = dict(defaults.task)
         # a step for b alone draws many samples: no more than an eighth of the run
         task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
-        train = columns(train)[0].float()
+        packed, slope = columns.pack(x)
+        checked = train if held_out is None else held_out
         common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
-        common |= {"val_data": self._mapped(held_out)}
-        histories = []
+        common["val_data"] = None if held_out is None else packed[held_out].float()
+        rows, histories = packed[train].float(), []
         for k, model in enumerate(models):
             own = None if checkpoint is None else f"{os.fspath(checkpoint)}{f'.{k}' if k else ''}"
             how = TrainingOptions(**options, checkpoint=own)
-            histories.append(fit(model.to(device), train, **common, options=how))
-        return models, None, histories
+            histories.append(fit(model.to(device), rows, **common, options=how))
+        self._keep_best(models, histories)
+        assert isinstance(self.model_, TableChain)
+        self.model_.columns.load_state_dict(columns.state_dict())  # every digit of the map
+        self.proposal_ = None
+        best = self.history_.best_score
+        units = float((slope + extra)[checked].sum(-1).mean())
+        return math.nan if best is None else best + units, packed[checked]
 
-    def _mapped(self, held_out: Tensor | None) -> Tensor | None:
-        """Held-out rows as the model sees them."""
-        return None if held_out is None else self.columns_(held_out)[0].float()
+    def _keep_best(self, models: Sequence[Any], histories: Sequence[History]) -> None:
+        best = max(range(len(histories)), key=lambda k: _score(histories[k]))
+        self.history_: History = histories[best]
+        self.n_iter_: int = self.history_.n_steps
+        # float64 from here on: a row's score must not depend on the rows it is scored with
+        self.model_: EBM | TableChain = models[best].cpu().double().eval()
 
     def _stated(self, seed: int) -> dict[str, Any]:
         """Training options that the user stated."""
@@ -431,57 +594,210 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         }
         return {name: value for name, value in stated.items() if value is not None}
 
-    def _log_density(self, X: np.ndarray) -> np.ndarray:
-        log_p = self._of_mapped(self.columns_(torch.from_numpy(X))[0])
-        return log_p.numpy() + self.columns_.log_jacobian
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _check(self, X: Any, *, reset: bool) -> tuple[Any, int]:
+        """The table and its number of rows; its columns are as scikit-learn has them checked."""
+        if hasattr(X, "toarray"):
+            raise DataError("X is a sparse matrix; give a dense one: X.toarray()")
+        if isinstance(X, Mapping):  # by name, as Arrow's tables: other columns do not matter
+            return X, max((len(column) for column in X.values()), default=0)
+        if hasattr(X, "num_rows"):
+            return X, int(X.num_rows)
+        refuse_repeated_names(X)
+        X = X if hasattr(X, "columns") else np.ma.asarray(X) if np.ma.isMA(X) else np.asarray(X)
+        if getattr(X, "dtype", np.dtype(float)).kind == "c":
+            raise DataError("Complex data not supported: give real and imaginary parts as columns")
+        if len(X.shape) != 2:
+            raise DataError(
+                f"X must have rows and columns, got shape {X.shape}. Reshape your data: "
+                "X.reshape(-1, 1) if it is a single column, X.reshape(1, -1) if a single row"
+            )
+        if 0 in X.shape:
+            what = "sample(s)" if X.shape[0] == 0 else "feature(s)"
+            raise DataError(f"X has 0 {what} (shape={X.shape}) while a minimum of 1 is required.")
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        return X, int(X.shape[0])
+
+    def _rows(self, X: Any, *, partial: bool = False) -> tuple[Tensor, Tensor]:
+        """Coded rows ``(n, p, 2)``, and the log-probability that codes leave open ``(n, p)``."""
+        check_is_fitted(self)
+        if not partial:
+            X, _ = self._check(X, reset=False)
+        x, extra = self.schema_.encode(X, partial=partial)
+        if self.method_ == "joint" and (x[..., 0] == GAP).any():
+            raise DataError(
+                "this model has one energy over all columns, which knows no gaps; fit it with "
+                "method='autoregressive'"
+            )
+        return torch.from_numpy(x), torch.from_numpy(extra)
 
     @torch.no_grad()
-    def _of_mapped(self, z: Tensor) -> Tensor:
+    def _log_prob(self, coded: Tensor, open_: Tensor) -> Tensor:
+        """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         with on_cpu():
-            return torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
+            if isinstance(self.model_, TableChain):
+                packed, slope = self.model_.columns.pack(coded)
+                return self.model_.log_prob(packed) + (slope + open_).sum(-1)
+            z = self.columns_(coded[..., 1])[0]
+            log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
+        return log_p + self.columns_.log_jacobian
+
+    def _correction(self, coded: Tensor) -> Tensor:
+        """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
+        if not isinstance(self.model_, TableChain):
+            return torch.zeros(len(coded), dtype=torch.float64)
+        log_width = answers.resolutions(self.model_).log()
+        gap = coded[..., 0] == GAP
+        is_number = coded[..., 0] == self.model_.columns.n_codes
+        return torch.where(gap, self._worth, (-log_width).where(~is_number, 0.0)).sum(-1)
+
+    def _worth_of_parts(self, packed: Tensor) -> Tensor:
+        """``(p,)``: mean log-likelihood of the cells of each part, numbers in their own units.
+
+        ``-log`` of the width of a number is left in, where a cell holds none.
+        """
+        assert isinstance(self.model_, TableChain)
+        columns = self.model_.columns
+        packed = packed[:SCORED_ROWS]
+        with on_cpu():
+            of_parts = answers.shares(self.model_, packed).mean(0)
+        coded = columns.unpack(packed[..., 0], packed[..., 1])
+        is_number = packed[..., 0] == columns.n_codes
+        log_width = answers.resolutions(self.model_).log()
+        of_parts = of_parts + columns.pack(coded)[1] - log_width.where(~is_number, 0.0)
+        seen = packed[..., 0] != GAP
+        return of_parts.where(seen, 0.0).sum(0) / seen.sum(0).clamp_min(1)
+
+    def _chain(self) -> TableChain:
+        """The chain, which alone answers questions."""
+        if not isinstance(self.model_, TableChain):
+            raise DataError(
+                "this model has one energy over all columns; to ask for conditionals, imputations "
+                "and explanations, fit it with method='autoregressive'"
+            )
+        return self.model_
+
+    def _mask(self, given: Sequence[Any]) -> Tensor:
+        if isinstance(given, str):
+            raise DataError(f"given must be a list of columns: [{given!r}]")
+        mask = torch.zeros(len(self.schema_.parts), dtype=torch.bool)
+        mask[self.schema_.parts_of(list(given))] = True
+        return mask
+
+    def _score_marginal(self, X: Any, *, mask: Tensor) -> np.ndarray:
+        coded, open_ = self._rows(X, partial=True)
+        coded[:, ~mask] = torch.tensor([float(GAP), 0.0], dtype=coded.dtype)
+        return self._log_prob(coded, open_.where(mask, 0.0)).numpy()
+
+    def _draw_marginal(
+        self, n_samples: int = 1, random_state: Any = None, *, columns: Sequence[Any]
+    ) -> Any:
+        coded = torch.zeros(n_samples, len(self.schema_.parts), 2, dtype=torch.float64)
+        coded[..., 0], seed = GAP, _seed(random_state)
+        return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
+
+    def _complete(self, given: Any, n_samples: int, seed: int) -> Any:
+        """Rows with some of the values given, each ``n_samples`` times."""
+        self._chain()
+        if isinstance(given, Mapping):
+            one = {k: v for k, v in given.items() if isinstance(v, str) or not np.ndim(v)}
+            if len(one) == len(given):
+                given = {name: [value] for name, value in given.items()}
+            self.schema_.parts_of(list(given))  # names that are not there
+        coded, _ = self._rows(given, partial=True)
+        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed)
+        return self.schema_.decode(drawn, seed)
+
+    def _drawn(self, coded: Tensor, seed: int) -> np.ndarray:
+        """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
+        model = self._chain()
+        packed = model.columns.pack(coded)[0]
+        seen = coded[..., 0] != GAP
+        out = coded.clone()
+        todo = (~seen).any(-1)
+        if bool(todo.any()):
+            with float32_on_cpu():
+                drawn = (
+                    copy.deepcopy(model)
+                    .float()
+                    .sample(int(todo.sum()), packed[todo].float(), seen[todo], seed=seed)
+                )
+            new = self._unpacked(drawn)
+            out[todo] = torch.where(seen[todo].unsqueeze(-1), coded[todo], torch.from_numpy(new))
+        return out.numpy()
+
+    def _unpacked(self, drawn: Tensor) -> np.ndarray:
+        """Coded rows of packed ones."""
+        columns = self._chain().columns
+        rows: np.ndarray = columns.unpack(drawn[..., 0].double(), drawn[..., 1].double()).numpy()
+        return rows
+
+    def _on_grid(self, rows: np.ndarray) -> np.ndarray:
+        """Columns on a grid were spread over its steps to be fitted: back to the grid."""
+        step, (first, last) = self.columns_.step.numpy(), self._seen
+        on_grid = first + np.round((rows - first) / np.where(step > 0, step, 1.0)) * step
+        return np.where(step > 0, np.clip(on_grid, first, last), rows)
 
     def _chain_bounds(
-        self, model: AutoregressiveEBM, z: Tensor, n_samples: int, seed: int
+        self, model: TableChain, coded: Tensor, open_: Tensor, n_samples: int, seed: int
     ) -> Bounds:
         """Bounds of a chain, whose samples are drawn for every factor of every row.
 
-        A large table would take minutes. The distance of both bounds from the log-density by the
-        learned ``b_i`` hardly differs between rows, so it is measured on as many rows as are
-        affordable, and that log-density itself on all of them.
+        A large table would take minutes. The distance of both bounds from the log-likelihood
+        hardly differs between rows, so it is measured on as many rows as are affordable, and the
+        log-likelihood itself on all of them.
         """
-        places = model.dim * model.n_orderings
-        n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(z) * places)))
+        own = self._log_prob(coded, open_)
+        error = float(own.std(correction=min(1, len(own) - 1))) / math.sqrt(len(own))
+        if model.n_numbers == 0:
+            exact = float(own.mean())
+            return Bounds(exact, exact, error, error, 0.0, 0.0, 1.0, -math.inf, n_samples)
+        places = model.n_numbers * model.n_orderings
+        n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(coded) * places)))
         n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
-        if len(z) <= n_rows:
-            return evaluate(model, z, n_samples=n_samples, seed=seed)
-        with seeded(seed):
-            chosen = torch.randperm(len(z))[:n_rows]
-        part = model.bounds(z[chosen], n_samples=n_samples, seed=seed)
-        own = self._of_mapped(z)
-        shift = float(own.mean() - own[chosen].mean())
-        chosen_rows = part.learned_rms / math.sqrt(n_rows)
-        error = math.hypot(float(own.std()) / math.sqrt(len(z)), part.log_norm_se, chosen_rows)
+        chosen = torch.arange(len(coded))
+        if len(coded) > n_rows:
+            with seeded(seed):
+                chosen = torch.randperm(len(coded))[:n_rows]
+        packed, slope = model.columns.pack(coded[chosen])
+        part = model.bounds(packed, n_samples=n_samples, seed=seed)
+        units = float((slope + open_[chosen]).sum(-1).mean())
+        shift = units + float(own.mean() - own[chosen].mean())
+        error = math.hypot(error, part.log_norm_se)
+        if len(chosen) < len(coded):
+            error = math.hypot(error, part.learned_rms / math.sqrt(n_rows))
         return dataclasses.replace(part.shifted(shift), lower_se=error, upper_se=error)
 
-    def _rows(self, X: ArrayLike, *, reset: bool) -> np.ndarray:
-        refuse_text(X)
-        X = validate_data(
-            self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=1
-        )
-        X = np.asarray(X)
-        bad = ~np.isfinite(X)
-        if bad.any():
-            row, column = (int(i) for i in np.argwhere(bad)[0])
-            raise DataError(
-                f"X contains {int(bad.sum())} NaN or inf value(s), the first in row {row}, column "
-                f"{self._name_of(column)!r}; remove those rows or fill the cells in"
-            )
-        refuse_huge(X, "X")
-        return np.require(X, requirements=["C", "W"])  # a tensor shares it
 
-    def _name_of(self, column: int) -> str | int:
-        names = getattr(self, "feature_names_in_", None)
-        return column if names is None else str(names[column])
+@dataclasses.dataclass(frozen=True)
+class Marginal:
+    """The law of some columns of a fitted :class:`EnergyDensity`, the others unknown.
+
+    ``score_samples(X)`` is the log-likelihood ``(n,)`` of rows, whose other columns are not looked
+    at; ``sample(n_samples=1, random_state=None)`` draws a table of these columns.
+
+    Its scores are the network's own answers with the other columns missing: normalised for each
+    choice of columns, not exactly the integral of the joint law (see ``consistency_``).
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+    >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+    >>> kinds = density.marginal(["kind"])
+    >>> kinds.score_samples({"kind": ["a", "b"]}).shape
+    (2,)
+    """
+
+    columns: tuple[Any, ...]
+    score_samples: Callable[[Any], np.ndarray]
+    sample: Callable[..., Any]
+
+
+EnergyDensity.__init__ = moved(  # type: ignore[method-assign]
+    discrete="schema={column: 'continuous'} says that a column is no grid"
+)(EnergyDensity.__init__)
 
 
 def _seed(random_state: Any) -> int:
@@ -495,36 +811,14 @@ def _score(history: History) -> float:
     return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
 
 
-def _energy_of(n: int, d: int, hidden: int | None) -> MLP:
-    """The network for ``n`` rows of ``d`` columns, freshly initialised."""
-    if hidden is not None:
-        return MLP(d, hidden=(hidden,) * 3, saturate=8.0, zero_init=True)
-    if n >= 1000:
-        return joint_energy(d)
-    return MLP(d, hidden=(32 if n < 200 else 64,) * 2, saturate=8.0, zero_init=True)
+def _plainly_continuous(parts: Sequence[Part]) -> bool:
+    return all(part.rest and part.n_codes == 0 and part.step == 0 for part in parts)
 
 
-def _small_joint(x: Tensor) -> Recipe:
-    """The joint recipe for tables of less than a thousand rows."""
-    n, d = x.shape
-    energy = _energy_of(n, d, None)
-    proposal = Defensive.fit_to(x, n_components=max(1, min(20, n // 50)))
-    options = TrainingOptions(
-        batch_size=min(256, max(16, n // 4)),
-        max_epochs=10**6,
-        max_steps=int(min(900, max(50, 10 * n**0.65))),
-        lr=2e-3,
-        weight_decay=1e-2,
-        ema=0.99,
-    )
-    model = EBM(energy, base=StudentT.fit_to(x, df=5.0))
-    return Recipe(model, proposal, options, n_samples=256 if n < 200 else 512)
-
-
-def _split(z: Tensor, fraction: float) -> tuple[Tensor, Tensor | None]:
-    """Rows to train on and rows to choose the best state by; none are spared of a tiny table."""
-    held_out = int(fraction * len(z))
-    if held_out < 20:
-        return z, None
-    order = torch.randperm(len(z))
-    return z[order[held_out:]], z[order[:held_out]]
+def _numbers(names: Sequence[str] | None, d: int) -> Schema:
+    """The schema of an array of continuous numbers."""
+    names = [f"x{j}" for j in range(d)] if names is None else names
+    form = {"dtype": "float64"}
+    columns = [Column(name, "continuous", numeric=True, form=form) for name in names]
+    parts = [Part(j, str(name), 0, rest=True) for j, name in enumerate(names)]
+    return Schema(columns, parts, "array")

@@ -1,8 +1,9 @@
 """Tables in files: CSV, Parquet, NPY, NPZ; errors name the cell.
 
-A :class:`Table` keeps every column as it came (numbers or text), so that an identifier column can
-travel from the input to the scored output; :func:`numeric` makes the float matrix a model needs and
-refuses missing cells, text and infinities by row and column. Output is written whole or not at all.
+A :class:`Table` keeps every column as it came, so that an identifier column can travel from the
+input to the scored output; its ``frame`` is what a :class:`~selfnorm.Schema` reads.
+:func:`numeric` makes a float matrix of it and refuses missing cells, text and infinities by row and
+column. Output is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class Table:
 
     ``lines`` holds the line of each row in the file, where there are lines, so that an error can
     name the line an editor shows. ``named`` is false where the names were made up. ``cells`` holds
-    columns as they were read, where a float might say less (007, 2**60 + 1): for passing them on.
+    columns as they were read, where a float might say less (007, 2**60 + 1): for passing them on;
+    ``arrow`` the whole table, where it came from Parquet.
     """
 
     columns: dict[str, np.ndarray]
@@ -44,6 +46,24 @@ class Table:
     lines: np.ndarray | None = None
     named: bool = True
     cells: dict[str, np.ndarray] = field(default_factory=dict)
+    arrow: Any = None
+
+    def frame(self, names: Sequence[str] | None = None) -> Any:
+        """The columns as they were read: an Arrow table, or a dict."""
+        names = self.names if names is None else list(names)
+        if self.arrow is not None:
+            return self.arrow.select(names)
+        return {name: self.cells.get(name, self.columns[name]) for name in names}
+
+    def added(self, columns: dict[str, np.ndarray]) -> Table:
+        """The same table with further columns."""
+        twice = [name for name in columns if name in self.columns]
+        if twice:
+            raise DataError(f"{self.source} has a column {twice[0]!r} already; rename it first")
+        arrow = self.arrow
+        for name, column in columns.items() if arrow is not None else ():
+            arrow = arrow.append_column(name, [column])
+        return replace(self, columns={**self.columns, **columns}, arrow=arrow)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
@@ -124,6 +144,19 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     return table
 
 
+def table_of(frame: Any, source: str = "table") -> Table:
+    """A table of columns, of an Arrow table, a data frame or an array that a model gave."""
+    if hasattr(frame, "to_arrow"):
+        frame = frame.to_arrow()
+    if isinstance(frame, np.ndarray):
+        return _from_array(frame, source, None)
+    if hasattr(frame, "column_names"):
+        return _from_arrow(frame, source)
+    cells = {str(name): np.asarray(frame[name]) for name in frame}
+    columns = {n: _parsed(c) if c.dtype.kind in "OU" else _column_of(c) for n, c in cells.items()}
+    return Table(columns, source, cells=cells)
+
+
 def write_table(table: Table, path: str | os.PathLike[str]) -> None:
     """Write a table whole or not at all; the format follows from the suffix."""
     path = check_output(path)
@@ -202,14 +235,22 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
     body_lines = lines[1:] if named else lines
     if not body:
         raise DataError(f"{path} has a header but no rows: it needs at least one row of numbers")
-    _refuse_repeated(names, path)
-    if "" in names:
-        raise DataError(f"{path}: column {names.index('') + 1} has no name in the header")
-    for row, line in zip(body, body_lines, strict=True):
-        if len(row) != len(names):
-            raise DataError(
-                f"{path}: line {line} has {len(row)} cells, the header has {len(names)}"
-            )
+    problems = [
+        f"column {name!r} appears twice; rename one"
+        for i, name in enumerate(names)
+        if name and names.index(name) < i
+    ]
+    problems += [
+        f"column {i} has no name in the header" for i, name in enumerate(names, 1) if not name
+    ]
+    problems += [
+        f"line {line} has {len(row)} cells, the header has {len(names)}"
+        for row, line in zip(body, body_lines, strict=True)
+        if len(row) != len(names)
+    ]
+    if problems:
+        more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
+        raise DataError("\n".join(f"{path}: {problem}" for problem in problems[:20] + more))
     cells = {
         name: np.array(column, dtype=object)
         for name, column in zip(names, zip(*body, strict=True), strict=True)
@@ -285,6 +326,11 @@ def _read_parquet(path: Path) -> Table:
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     _refuse_repeated(frame.column_names, path)
+    return _from_arrow(frame, str(path))
+
+
+def _from_arrow(frame: Any, source: str) -> Table:
+    pyarrow = _pyarrow()
     columns, cells = {}, {}
     for name in frame.column_names:
         column = frame.column(name)
@@ -302,7 +348,7 @@ def _read_parquet(path: Path) -> Table:
             columns[name] = np.array([_text(cell) for cell in column.to_pylist()], dtype=object)
         else:
             columns[name] = _column_of(np.array(column.to_pylist(), dtype=object))
-    return Table(columns, str(path), cells=cells)
+    return Table(columns, source, cells=cells, arrow=frame)
 
 
 def _pyarrow() -> Any:
@@ -333,6 +379,9 @@ def _write_parquet(table: Table, path: Path) -> None:
     pyarrow = _pyarrow()
     import pyarrow.parquet as parquet
 
+    if table.arrow is not None:
+        parquet.write_table(table.arrow, path)
+        return
     columns: dict[str, Any] = {}
     for name, column in table.columns.items():
         cells = table.cells.get(name, column).tolist()

@@ -33,6 +33,7 @@ from selfnorm._inputs import (
 from selfnorm.columns import Columns, label_step
 from selfnorm.conditional import (
     ConditionalEBM,
+    LabelGrid,
     MemberRows,
     PredictiveLaw,
     PredictiveModel,
@@ -165,6 +166,10 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         Optimiser steps taken.
     label_step_ : float
         Width over which discrete targets were spread; 0 for continuous ones.
+    label_grid_ : LabelGrid or None
+        Of whole-number targets (all values on a grid of that step): the cells whose masses
+        ``log_prob``, ``score``, ``bounds`` and ``sample`` are of. Quantiles, intervals, ``pdf`` and
+        ``cdf`` are those of the law that is spread over the cells.
     log_norm_error_ : float
         Mean distance of ``log`` mass under the learned ``b(x)`` from 0, over at most 256 training
         inputs evenly spaced in the table (128 with several targets).
@@ -312,6 +317,16 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         jitter = np.asarray(steps) / self._y_columns.scale.numpy()
         with float32_on_cpu():
             self._train(X, y, weight, jitter, seed, checkpoint)
+        self.label_grid_ = LabelGrid.of(y[:, 0], steps[0]) if self.n_outputs_ == 1 else None
+        if self.label_grid_ is not None:
+            ends = _mapped(self.label_grid_.ends.numpy()[:, None], self._y_columns).T
+            some = _mapped(X[:: -(-len(X) // _CHECKED_ROWS[0])], self._x_columns)
+            with one_thread():
+                below, until = self._predictive.over_laws(
+                    some, lambda law, _: law.cdf_at(ends.expand(len(law.pdf), -1))
+                ).mean(0)
+            beyond = (float(below), 1 - float(until))
+            self.label_grid_ = self.label_grid_.with_tails(y[:, 0], beyond)
 
     def _train(
         self,
@@ -454,19 +469,27 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
     def log_prob(self, X: ArrayLike, y: ArrayLike, method: str = "exact") -> np.ndarray:
         """``log p(y|x)`` of pairs, ``(n,)``, in the units of ``y``.
 
-        ``method="exact"`` normalises by quadrature, ``"learned"`` by ``b(x)``, which is faster.
+        ``method="exact"`` normalises by quadrature, ``"learned"`` by ``b(x)``, which is faster. Of
+        a whole-number target it is the mass of the value (the integral over its cell) divided by
+        the step: :meth:`log_mass` where the step is one.
         """
         if method not in ("exact", "learned"):
             raise DataError(f'method must be "exact" or "learned", not {method!r}')
         z, t = self._pairs(X, y)
-        log_p = self._predictive.log_prob(z, t, learned=method == "learned")
+        log_p = self._predictive.log_prob(z, t, learned=method == "learned", grid=self._grid_of())
         return log_p.numpy() + self._y_columns.log_jacobian
 
     def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Log-probability of the step around ``y`` for discrete targets, ``(n,)``."""
+        """Log-probability of the step around ``y`` for discrete targets, ``(n,)``.
+
+        The masses of all values of a whole-number target add up to one, and :meth:`sample` draws
+        by them; so far as a value lies beyond all that were seen, see :attr:`label_grid_`.
+        """
         self._need_one_target("log_mass")
         if not self.label_step_ > 0:
             raise DataError("the target is continuous: it has a density (log_prob), no mass")
+        if self.label_grid_ is not None:
+            return self.log_prob(X, y) + math.log(self.label_step_)
         values = np.asarray(y, dtype=np.float64).reshape(-1)
         ends = values[:, None] + 0.5 * self.label_step_ * np.array([-1.0, 1.0])
         below, above = self.cdf(X, ends).T
@@ -512,19 +535,21 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         z = self._inputs(X)
         with seeded(_seed(random_state)):
             drawn = self._in_units(self._predictive.sample(z, n))
+            if self.label_grid_ is not None:
+                drawn = self.label_grid_.whole(torch.from_numpy(drawn)).numpy()
         return drawn[..., 0] if self.n_outputs_ == 1 else drawn
 
     def bounds(
         self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: Any = None
     ) -> Bounds:
-        """Lower and upper bound of the mean log-density with the learned ``b(x)``."""
+        """Lower and upper bound of :meth:`score`: ``Z_k(x)`` by samples, the learned ``b_k(x)``."""
         z, t = self._pairs(X, y)
         with seeded(_seed(random_state)):
-            found = self._predictive.bounds(z, t, n_samples)
+            found = self._predictive.bounds(z, t, n_samples, self._grid_of())
         return found.shifted(self._y_columns.log_jacobian)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Mean log-density of the pairs (nats per row): higher is better."""
+        """Mean :meth:`log_prob` of the pairs (nats per row): higher is better."""
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         return float(np.average(self.log_prob(X, y), weights=weights))
 
@@ -545,6 +570,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             "n_outputs": int(self.n_outputs_),
             "flat_target": bool(self._flat_target),
             "label_step": float(self.label_step_),
+            "label_grid": self.label_grid_ and dataclasses.asdict(self.label_grid_),
             "log_norm_error": float(self.log_norm_error_),
             "training": [h.to_dict() for h in self.history_],
         }
@@ -588,6 +614,8 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             self.feature_names_in_ = np.array(config["columns"], dtype=object)
         self._flat_target = bool(config["flat_target"])
         self.label_step_ = float(config["label_step"])
+        grid = config.get("label_grid")  # folders of earlier versions have none
+        self.label_grid_ = LabelGrid(**grid) if grid else None
         self.log_norm_error_ = float(config["log_norm_error"])
         self.history_ = [History.from_dict(h) for h in config["training"]]
         self.n_iter_ = sum(h.n_steps for h in self.history_)
@@ -641,6 +669,15 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         if values.ndim != 2 or len(values) != n:
             raise DataError(f"expected a grid (g,) or ({n}, g), got shape {values.shape}")
         return values
+
+    def _grid_of(self) -> LabelGrid | None:
+        """The grid of whole-number targets in standardised units."""
+        grid = self.label_grid_
+        if grid is None:
+            return None
+        center, scale = float(self._y_columns.center[0]), float(self._y_columns.scale[0])
+        first, last = ((value - center) / scale for value in (grid.first, grid.last))
+        return dataclasses.replace(grid, first=first, last=last, step=grid.step / scale)
 
     def _in_units(self, values: Any) -> np.ndarray:
         return self._y_columns.inverse(torch.as_tensor(values)).numpy()

@@ -1,6 +1,6 @@
 """The engine, which knows no model: task, options, loop, step, checkpoints, history."""
 
-from selfnorm.training.checkpoint import fingerprint
+from selfnorm.training.checkpoint import fingerprint, load_checkpoint
 from selfnorm.training.history import History
 from selfnorm.training.loop import (
     Checkpoint,
@@ -19,6 +19,7 @@ __all__ = [
     "Task",
     "TrainingOptions",
     "fingerprint",
+    "load_checkpoint",
     "lr_factor",
     "run",
     "whole_number",

@@ -96,9 +96,18 @@ class Task:
         return kinds[options.optimizer](groups, lr=lr, fused=True, capturable=on_cuda)
 
     def condition_gradients(self, params: Sequence[Tensor], clip_norm: float | None) -> Tensor:
-        """Norm of the gradient, which is shortened to ``clip_norm`` where it is longer."""
-        limit = math.inf if clip_norm is None else clip_norm
-        return torch.nn.utils.clip_grad_norm_(params, limit)
+        """Norm of the gradient, which is shortened to ``clip_norm`` where it is longer.
+
+        In double precision: where ``log Z - b`` is over 43 the gradient's square is beyond single
+        precision, and a step that would have mended the model was lost, as were all after it.
+        """
+        grads = [p.grad for p in params if p.grad is not None]
+        if clip_norm is None or not grads:  # the optimiser squares gradients, too
+            return torch.nn.utils.clip_grad_norm_(params, math.inf)
+        norm = torch.stack(torch._foreach_norm(grads, 2, torch.float64)).norm()  # noqa: SLF001
+        scale = (clip_norm / (norm + 1e-6)).clamp_max(1.0)
+        torch._foreach_mul_(grads, scale.to(grads[0].dtype))
+        return norm.to(torch.promote_types(grads[0].dtype, torch.float32))
 
     def guard(self, stepper: Stepper, *, looking: bool) -> str | None:  # noqa: ARG002
         """A reason to stop, ``""`` to go on; ``None`` leaves the care for bad steps to the loop.

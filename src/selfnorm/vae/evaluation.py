@@ -37,6 +37,7 @@ _PIXELS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 _REFERENCE_ROWS = 4000  # whose posteriors join the proposal for log Z
 _EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature
 AGREEMENT = 0.05  # nats between the estimators
+LOG_PX_LIMIT = 0.1  # nats by which twice the posterior samples may raise log p(x)
 B_LIMIT = 0.2  # nats by which b may exceed the estimates: the noise of a run that just ended
 DRIFT_LIMIT = 0.2  # nats
 COMPARISONS, MISSES = 12, 2  # asked for before a flag, and how many of them may disagree
@@ -58,7 +59,10 @@ class VAEReport:
 
     Attributes:
         snelbo: by the learned normaliser; ``elbo`` by the estimated (or exact) one.
-        log_px: importance-weighted ``log p(x)`` from ``posterior_samples`` samples per row.
+        log_px: importance-weighted ``log p(x)`` from ``posterior_samples`` samples per row: a
+            *lower* bound in expectation, like the two above, whatever their number.
+        log_px_rise, log_px_rise_se: by how much it is lower from half as many, and the standard
+            error of that. Where it still rises, it has not arrived.
         log_px_many: the same from ``many_samples``, on ``many_rows`` evenly spaced rows;
             ``log_px_few`` is that of ``posterior_samples`` on the same rows.
         se: standard error of ``elbo`` over rows and of the normaliser.
@@ -72,6 +76,8 @@ class VAEReport:
     snelbo: float
     elbo: float
     log_px: float
+    log_px_rise: float
+    log_px_rise_se: float
     log_px_many: float | None
     log_px_few: float | None
     se: float
@@ -102,33 +108,58 @@ class VAEReport:
         """Smallest ESS of the estimators (1 where ``log Z`` is exact)."""
         return min((e.ess for e in self.log_norm.values() if e.ess is not None), default=1.0)
 
+    @property
+    def learned_error(self) -> float:
+        """``log Z`` minus the learned ``b``: by how much the learned normaliser promises too much.
+
+        ``exact`` of a chain is relative to its ``b_i`` already.
+        """
+        mixture = self.log_norm.get("mixture")
+        return mixture.value - self.learned_log_norm if mixture else self.log_norm["exact"].value
+
     def to_dict(self) -> dict[str, Any]:
         """All fields and the verdict as a plain dict."""
         own = {"reliable": self.reliable, "pareto_k": self.pareto_k, "ess": self.ess}
         return {**asdict(self), **own}
 
     def to_bounds(self) -> Bounds:
-        """SNELBO as ``lower``, importance-weighted ``log p(x)`` as ``upper``."""
+        """The importance-weighted SNELBO as ``lower``; there is no upper bound of ``log p(x)``.
+
+        ``lower`` is ``log_px`` by the learned normaliser: a lower bound in expectation by both, the
+        samples of the posterior and ``b``. Where twice as many posterior samples would still move
+        it, that is a reason: it is a bound, and no estimate of ``log p(x)``.
+        """
         best = self.log_norm.get("mixture") or self.log_norm["exact"]
+        rise = self.log_px_rise
+        reasons = self.reasons
+        if not rise <= max(LOG_PX_LIMIT, 3 * self.log_px_rise_se):
+            reasons = (
+                *reasons,
+                f"log p(x) rose by {rise:.2f} nats from {self.posterior_samples // 2} to "
+                f"{self.posterior_samples} posterior samples and will rise on: it is a lower bound "
+                "far from the truth; raise posterior_samples, or train the encoder on.",
+            )
         return Bounds(
-            lower=self.snelbo,
-            upper=self.log_px,
+            lower=self.log_px - (self.elbo - self.snelbo),
+            upper=math.inf,
             lower_se=self.se,
-            upper_se=self.se,
+            upper_se=math.inf,
             log_norm=best.value,
             log_norm_se=best.se,
             ess=self.ess,
             pareto_k=self.pareto_k,
             n_samples=self.posterior_samples,
-            reasons=self.reasons,
+            reasons=reasons,
+            learned_error=self.learned_error,
         )
 
     def __str__(self) -> str:
         judged = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
         estimates = ", ".join(f"{k} {v.value:.3f} ± {v.se:.3f}" for k, v in self.log_norm.items())
         return (
-            f"SNELBO {self.snelbo:.3f}, ELBO {self.elbo:.3f} ± {self.se:.3f}, log p(x) "
-            f"{self.log_px:.3f}; log Z: {estimates}: {judged}"
+            f"SNELBO {self.snelbo:.3f}, ELBO {self.elbo:.3f} ± {self.se:.3f}, log p(x) at least "
+            f"{self.log_px:.3f} (+{self.log_px_rise:.3f} by the last doubling of posterior "
+            f"samples); log Z: {estimates}: {judged}"
         )
 
 
@@ -179,7 +210,7 @@ def evaluate_vae(
     chosen = slice(0, None, max(1, len(x) // max(many_rows, 1)))
     with evaluating(vae), seeded(seed, vae.device):
         norms, shift, gap, reasons = _normaliser(vae, x, reference, n_prior_samples, n_nodes)
-        fit, kl, iw, means = row_figures(vae, x, posterior_samples)
+        fit, kl, iw, half, means = row_figures(vae, x, posterior_samples)
         many = row_figures(vae, x[chosen], many_samples)[2] + shift if many_samples else None
     elbo = fit - kl + shift
     norm_se = (norms.get("mixture") or norms["exact"]).se
@@ -190,6 +221,8 @@ def evaluate_vae(
         snelbo=float(elbo.mean()) - gap,
         elbo=float(elbo.mean()),
         log_px=float(iw.mean()) + shift,
+        log_px_rise=float((iw - half).mean()),
+        log_px_rise_se=float((iw - half).std()) / math.sqrt(len(iw)) if len(iw) > 1 else 0.0,
         log_px_many=None if many is None else float(many.mean()),
         log_px_few=float(iw[chosen].mean()) + shift if many_samples else None,
         se=se,
@@ -206,10 +239,11 @@ def evaluate_vae(
     )
 
 
-def row_figures(vae: EnergyVAE, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Per row, by the learned normaliser: ``E log p(x|z)``, KL, ``log p(x)``, posterior mean.
+def row_figures(vae: EnergyVAE, x: Tensor, k: int) -> tuple[Tensor, ...]:
+    """Per row, by the learned normaliser, from ``k`` posterior samples of each.
 
-    From ``k`` posterior samples of each; the first three in double precision.
+    ``E log p(x|z)``, KL, ``log p(x)`` and the mean of it from each half of the samples, in double
+    precision; and the posterior's mean.
     """
     if k < 1:
         raise DataError(f"n_samples must be at least 1, got {k}")
@@ -217,7 +251,7 @@ def row_figures(vae: EnergyVAE, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tens
     width = x[:1].numel()
     at_once = max(1, pixels // width)
     size = max(1, at_once // k)
-    out: list[list[Tensor]] = [[], [], [], []]
+    out: list[list[Tensor]] = [[], [], [], [], []]
     for rows in x.split(size):
         posterior = vae.encode(rows)
         fits, ratios = [], []
@@ -227,11 +261,12 @@ def row_figures(vae: EnergyVAE, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tens
             ratios.append(fits[-1] + vae.prior.log_prob(z) - posterior.log_prob(z))
         # ELBO and log p(x) from the same ratios: the one is below the other row by row.
         fit, ratio = (torch.cat(v).double() for v in (fits, ratios))
-        found = (fit.mean(0), (fit - ratio).mean(0), log_mean_exp(ratio), posterior.mean)
+        halves = [log_mean_exp(part) for part in ratio.chunk(2)]
+        half = torch.stack(halves).mean(0)
+        found = (fit.mean(0), (fit - ratio).mean(0), log_mean_exp(ratio), half, posterior.mean)
         for part, value in zip(out, found, strict=True):
             part.append(value)
-    fit, kl, iw, means = (torch.cat(part) for part in out)
-    return fit, kl, iw, means
+    return tuple(torch.cat(part) for part in out)
 
 
 def _normaliser(
@@ -281,11 +316,7 @@ def _estimates(
     for name, q in (("base", prior.base), ("mixture", prior.beside_posteriors(posterior))):
         stream = stream_log_weights(prior, q, n_samples)
         judged = verdict(stream)
-        # Weights with k > 0.7 reach n^0.7 times their mean. Where none of them exceeds it ten
-        # times there is no tail, whatever law is fitted to the last digits of the largest.
-        level = stream.largest - stream.log_mean < math.log(10)
-        tail = min(judged.pareto_k, 0.0) if level and n_samples >= 10_000 else judged.pareto_k
-        found[name] = LogNorm(stream.log_mean, stream.log_mean_se, stream.ess, tail)
+        found[name] = LogNorm(stream.log_mean, judged.log_norm_se, stream.ess, judged.pareto_k)
     runs = [_tempered(prior, max(4096, n_samples // 50)) for _ in range(4)]
     found["smc"] = LogNorm(statistics.fmean(runs), statistics.stdev(runs) / 2)
     return found

@@ -156,7 +156,7 @@ class EnergyVAE(nn.Module):
         """``(n,)`` ELBO of each row by the prior's learned normaliser."""
         x = self.rows(x)
         with evaluating(self), seeded(seed, self.device):
-            fit, kl, _, _ = row_figures(self, x, n_samples)
+            fit, kl, *_ = row_figures(self, x, n_samples)
         return (fit - kl).to(x.dtype)
 
     @torch.no_grad()
@@ -200,12 +200,29 @@ class EnergyVAE(nn.Module):
         with evaluating(self):
             return self.likelihood.mean(self.decode(self.encode(self.rows(x)).mean))
 
-    def bounds(self, x: Tensor, *, n_samples: int = 20_000, seed: SeedLike = None) -> Bounds:
-        """SNELBO (``lower``) and importance-weighted ``log p(x)`` (``upper``), with the verdict.
+    def bounds(
+        self,
+        x: Tensor,
+        *,
+        n_samples: int = 20_000,
+        posterior_samples: int = 100,
+        reference: Any = None,
+        seed: SeedLike = None,
+    ) -> Bounds:
+        """A lower bound of ``log p(x)`` (importance-weighted SNELBO) with the verdict.
 
-        See :func:`selfnorm.vae.evaluation.evaluate_vae` for all figures.
+        A VAE has no upper bound: ``upper`` is infinite. ``n_samples`` are for ``log Z``; the others
+        and all figures as in :func:`selfnorm.vae.evaluation.evaluate_vae`.
         """
-        return evaluate_vae(self, x, n_prior_samples=n_samples, seed=seed).to_bounds()
+        report = evaluate_vae(
+            self,
+            x,
+            posterior_samples=posterior_samples,
+            reference=reference,
+            n_prior_samples=n_samples,
+            seed=seed,
+        )
+        return report.to_bounds()
 
     # -- files ---------------------------------------------------------------------------------
 

@@ -1,0 +1,118 @@
+"""What a chain over a table knows of single columns: their share of a row, their law, its tails."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfnorm._context import on_cpu, seeded
+from selfnorm.chain import ColumnLaw, TableChain
+from selfnorm.columns import GAP, UNSEEN
+
+FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
+ROWS_AT_ONCE = 256
+CHECKED_ROWS = 500
+
+
+def resolutions(model: TableChain) -> Tensor:
+    """``(p,)``: widths at which densities of numbers count as probabilities.
+
+    A thousandth of the distance between the quartiles; it moves with the units. 1 where numbers
+    have cells, whose mass is one already, and where there are none.
+    """
+    columns = model.columns
+    quarter = torch.full((1, model.dim), 0.6745).to(columns.knots)
+    spread = (columns.from_scores(quarter) - columns.from_scores(-quarter))[0].clamp_min(1e-300)
+    continuous = torch.tensor([part.rest and part.step == 0 for part in columns.parts])
+    return (FINEST * spread).where(continuous, 1.0)
+
+
+@torch.no_grad()
+def shares(model: TableChain, packed: Tensor, given: Tensor | None = None) -> Tensor:
+    """``(R, n, p)``: log-probability of each part given those before it, for every order."""
+    found = []
+    for start in range(0, len(packed), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        mask = None if given is None else given.expand(len(packed), -1)[rows]
+        at, log_q, f, _, _ = model.at_rows(model.check(packed[rows]), mask)
+        log_z = model.quadrature(at, 64)
+        found.append(log_q.index_add(-1, model.numbers, f - log_z))
+    return torch.cat(found, 1)
+
+
+def consistency(model: TableChain, packed: Tensor, seed: int) -> dict[str, float]:
+    """How far the answers of a chain are from those of one joint law, on rows ``(n, p, 4)``.
+
+    ``conditionals``: median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` over rows and random
+    halves ``S`` of the columns. ``orders``: median standard deviation of ``log p_r(x)`` over the
+    orders ``r``.
+    """
+    packed = packed[:CHECKED_ROWS]
+    with seeded(seed), on_cpu():
+        chosen = torch.rand(len(packed), model.n_columns) < 0.5
+        given = chosen[:, model.column_of]
+        whole = shares(model, packed).sum(-1)
+        code = packed[..., 0].where(given, float(GAP))
+        alone = torch.cat([code.unsqueeze(-1), packed[..., 1:]], -1)
+        apart = model.log_prob(alone) + model.log_prob(packed, given)
+    joint = torch.logsumexp(whole, 0) - math.log(len(whole))
+    orders = whole.std(0).median() if len(whole) > 1 else torch.zeros(())
+    return {"conditionals": float((joint - apart).abs().median()), "orders": float(orders)}
+
+
+def laws(model: TableChain, packed: Tensor, part: int) -> list[tuple[slice, ColumnLaw]]:
+    """``p(x_j | all other columns)`` of one part, block by block of the rows."""
+    with on_cpu():
+        return [
+            (rows, model.column_law(packed[rows], part))
+            for rows in (slice(k, k + ROWS_AT_ONCE) for k in range(0, len(packed), ROWS_AT_ONCE))
+        ]
+
+
+@torch.no_grad()
+def tail_probabilities(model: TableChain, packed: Tensor, part: int) -> np.ndarray:
+    """``(n,)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of one part; NaN at gaps.
+
+    A density counts by the probability of its :func:`resolutions`, as does the value itself, which
+    is one of those at most as probable.
+    """
+    columns = model.columns
+    n_codes, rest = columns.parts[part].n_codes, columns.parts[part].rest
+    continuous = rest and columns.parts[part].step == 0
+    log_width = float(resolutions(model)[part].log())
+    which = torch.tensor([part])
+    out = np.full(len(packed), np.nan)
+    for rows, law in laws(model, packed, part):
+        code = packed[rows, part, 0].long()
+
+        def log_mass(z: Tensor, log_density: Tensor, log_number: Tensor) -> Tensor:
+            """Of numbers at scores ``z (m, n)``."""
+            if continuous:
+                number = columns.from_scores(z.unsqueeze(-1), which)
+                slope = columns.to_scores(number, which)[1].squeeze(-1)
+                log_density = log_density + slope.log() + log_width
+            return log_number + log_density
+
+        log_codes = law.log_codes[:, :n_codes]
+        seen = code.clamp(0, max(n_codes - 1, 0)).unsqueeze(1)
+        own = log_codes.gather(1, seen)[:, 0] if n_codes else torch.zeros(len(code)).to(packed)
+        if rest:
+            log_number = law.log_codes[:, -1]
+            z = packed[rows, part, 1].unsqueeze(0)
+            own_number = log_mass(z, law.log_own.unsqueeze(0), log_number)[0]
+            own = torch.where(code == n_codes, own_number, own)
+        never = model.log_unseen[part].to(own)
+        own = torch.where(code == UNSEEN, never, own)
+        least = own.unsqueeze(-1) + 1e-9
+        total = log_codes.exp().where(log_codes <= least, 0.0).sum(-1)
+        if rest:
+            at_nodes = log_mass(law.nodes, law.log_density, log_number)
+            weights = (law.log_weights + log_number).exp()
+            total = total + weights.where(at_nodes <= own + 1e-9, 0.0).sum(0)
+        total = total + never.exp().where(never <= own + 1e-9, 0.0)
+        total = torch.maximum(total, own.exp()).clamp_max(1.0)
+        out[rows] = total.where(code != GAP, torch.nan).numpy()
+    return out

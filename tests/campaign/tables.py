@@ -1,0 +1,45 @@
+"""Random tables of every kind and size, from a seed."""
+
+import numpy as np
+
+
+def column(rng, n):
+    """One column, and what it is."""
+    kinds = {
+        "normal": lambda: rng.normal(size=n) * 10.0 ** rng.uniform(-6, 6),
+        "shifted": lambda: rng.normal(size=n) + 10.0 ** rng.uniform(0, 9),
+        "heavy": lambda: rng.standard_cauchy(size=n),
+        "skewed": lambda: rng.lognormal(sigma=rng.uniform(0.5, 3), size=n),
+        "whole": lambda: rng.poisson(rng.uniform(0.5, 50), size=n).astype(float),
+        "two values": lambda: rng.integers(0, 2, size=n).astype(float),
+        "cents": lambda: np.round(rng.exponential(20, size=n), 2),
+        "zeros": lambda: np.where(rng.random(n) < 0.6, 0.0, rng.normal(size=n)),
+        "capped": lambda: np.minimum(rng.exponential(size=n), 1.0),
+        "two humps": lambda: rng.normal(size=n) + 8 * rng.integers(0, 2, size=n),
+        "uniform": lambda: rng.random(n),
+        "tiny": lambda: 1e-200 * rng.normal(size=n),
+        "huge": lambda: 1e160 * rng.normal(size=n),
+        "constant": lambda: np.full(n, rng.normal()),
+        "gaps": lambda: np.where(rng.random(n) < 0.1, np.nan, rng.normal(size=n)),
+        "infinite": lambda: np.where(np.arange(n) == n // 2, np.inf, rng.normal(size=n)),
+    }
+    # What is to be refused comes seldom, or hardly a table would be fitted.
+    often = list(kinds)[:11]
+    name = str(rng.choice(list(kinds) if rng.random() < 0.06 else often))
+    return name, kinds[name]()
+
+
+def table(rng, most_rows=600):
+    """``(n, d)`` numbers and the kinds of their columns; some columns depend on others."""
+    n, d = int(np.exp(rng.uniform(np.log(4), np.log(most_rows)))), int(rng.integers(1, 7))
+    named = [column(rng, n) for _ in range(d)]
+    x = np.stack([values for _, values in named], axis=1)
+    with np.errstate(all="ignore"):
+        for j in range(1, d):
+            if rng.random() < 0.4:
+                spread = np.nanstd(x[:, j]) / max(float(np.nanstd(x[:, 0])), 1e-300)
+                mixed = x[:, j] + spread * x[:, 0]
+                x[:, j] = mixed if np.isfinite(mixed).all() else x[:, j]
+    if rng.random() < 0.1:
+        x = np.repeat(x, 3, axis=0)
+    return x, [name for name, _ in named]

@@ -1,0 +1,208 @@
+"""Captured steps are plain steps, for every family; bfloat16; steps that nearly overflow."""
+
+from functools import partial
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from torch import nn
+
+import selfnorm as sn
+from selfnorm.density.fit import DensityTask
+from selfnorm.tables import RegressorNetwork
+from selfnorm.training import TrainingOptions, run
+from selfnorm.vae import (
+    AutoregressivePrior,
+    DenseDecoder,
+    DenseEncoder,
+    EnergyPrior,
+    MixturePrior,
+    StandardNormal,
+    latent_energy,
+)
+from tests.fitting import fit, fit_many
+from tests.gpu.tools import DEVICE, close, each, flat, graphs, moved, skip
+
+QUICK = {"batch_size": 64, "n_samples": 64, "max_steps": 30, "max_epochs": 1000, "lr": 2e-3}
+QUICK |= {"seed": 3, "progress": False}
+SMALL = {"hidden": 12, "components": 3, "context": 4, "energy_hidden": 8}
+
+
+def rows(n=400, dim=2, seed=0):
+    x = np.random.default_rng(seed).gumbel(size=(n, dim)).astype(np.float32)
+    return torch.from_numpy(x).to(DEVICE)
+
+
+def ebm(energy=None, base="gaussian"):
+    x = rows()
+    bases = {"gaussian": sn.Gaussian.fit_to, "student": sn.StudentT.fit_to}
+    energy = energy or sn.MLP(2, (16, 16), saturate=4.0)
+    return sn.EBM(energy, base=bases[base](x)).to(DEVICE)
+
+
+def plain(objective="snl", proposal=None, **options):
+    model, x = ebm(base="student" if proposal else "gaussian"), rows()
+    q = None if proposal is None else proposal(x)
+    fit(model, x, objective=objective, proposal=q, val_data=rows(seed=1), **QUICK | options)
+    return [model]
+
+
+def several():
+    models = [ebm() for _ in range(3)]
+    fit_many(models, rows(), **QUICK)
+    return models
+
+
+def conditional():
+    x, y = rows(), rows(dim=1, seed=2)
+    parts = sn.LabelEnergy(2, hidden=(8, 8)), sn.MDN(2, components=3, hidden=(8,))
+    model = sn.ConditionalEBM(*parts, log_norm=nn.Linear(2, 1), base="proposal").to(DEVICE)
+    fit(model, (x, y), **QUICK | {"n_samples": 8})
+    return [model]
+
+
+def chain():
+    model = sn.AutoregressiveEBM(3, blocks=1, discrete=None, **SMALL).to(DEVICE)
+    polish = {"polish_steps": 5}
+    fit(model, rows(dim=3), **QUICK | {"n_samples": 4}, task_options=polish)
+    return [model]
+
+
+def density(dim):
+    x = rows(600, dim).cpu().numpy()
+    options = {"max_steps": 30, "hidden": 8, "random_state": 0, "device": str(DEVICE)}
+    return [sn.EnergyDensity(**options).fit(x).model_]
+
+
+def regressor():
+    network = RegressorNetwork(energy_hidden=8, energy_epochs=4)
+    options = {"n_members": 2, "hidden": 12, "max_epochs": 4, "network": network}
+    model = sn.EnergyRegressor(**options, random_state=0, device=str(DEVICE))
+    x = rows(dim=3).cpu().numpy()
+    return [model.fit(x[:, :2], x[:, 2])._predictive.model]
+
+
+def images(objective="snl"):
+    x = np.random.default_rng(7).integers(0, 255, (96, 1, 8, 8), dtype=np.uint8)
+    y = x[:, 0, :4].mean((1, 2)) / 4 + np.arange(96) % 3
+    backbone = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4, 6), nn.ReLU())
+    options = {"n_samples": 8, "batch_size": 16, "max_epochs": 4, "random_state": 0}
+    model = sn.ImageRegressor(objective, backbone=backbone, device=str(DEVICE), **options)
+    return [model.fit(x, y).model_]
+
+
+PRIORS = {
+    "normal": lambda: StandardNormal(2),
+    "mixture": lambda: MixturePrior(2, 3),
+    "energy": lambda: EnergyPrior(latent_energy(2, (8,), zero_init=False), MixturePrior(2, 2)),
+    "chain": lambda: AutoregressivePrior(2, polish_steps=5, **SMALL),
+}
+
+
+def vae(prior):
+    x = (rows(300, 6) > 0.4).float()
+    parts = DenseEncoder(6, 2, (8,)), DenseDecoder(2, 6)
+    model = sn.EnergyVAE(*parts, PRIORS[prior](), "bernoulli").to(DEVICE)
+    fit(model, x, **QUICK)
+    return [model]
+
+
+def flow():
+    if find_spec("zuko") is None:
+        skip("no zuko")
+    model = sn.Flow(2, transforms=2, hidden=(8,)).to(DEVICE)
+    fit(model, rows(), **QUICK)
+    return [model]
+
+
+OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml", "bregman_lsif", "bregman_reverse")
+FAMILIES = {
+    **{f"ebm {name}": partial(plain, name) for name in (*OBJECTIVES, "bregman_exponential")},
+    "ebm ema": partial(plain, ema=0.9),
+    "ebm adam": partial(plain, optimizer="adam", schedule="constant", weight_decay=1e-3),
+    "ebm not clipped": partial(plain, clip_norm=None),
+    "ebm student": partial(plain, proposal=sn.StudentT.fit_to),
+    "ebm mixture": partial(plain, proposal=partial(sn.GaussianMixture.fit_to, n_components=3)),
+    "ebm defensive": partial(plain, proposal=partial(sn.Defensive.fit_to, n_components=3)),
+    "many": several,
+    "chain": chain,
+    "joint table": partial(density, 2),
+    "chain table": partial(density, 4),
+    "regressor": regressor,
+    "flow": flow,
+    "images": images,
+    "images mdn": partial(images, "mdn"),
+    **{f"vae {prior}": partial(vae, prior) for prior in PRIORS},
+}
+
+
+@each(*FAMILIES)
+def test_captured_steps_are_plain_steps(family):
+    found = {}
+    for wanted in (False, True):
+        torch.manual_seed(0)
+        with graphs(wanted):
+            found[wanted] = [flat(model) for model in FAMILIES[family]()]
+    for captured, stepped in zip(found[True], found[False], strict=True):
+        assert bool(captured.isfinite().all())
+        # The same random numbers; products may be summed in another order.
+        close(captured, stepped, 3e-2 if "images" in family else 1e-2)
+
+
+@each("cd", "pcd", "dsm", "ssm")
+def test_objectives_without_a_graph_train_on_the_device(objective):
+    model = ebm()
+    before = flat(model)
+    fit(model, rows(), objective=objective, **QUICK | {"max_steps": 10})
+    moved(model, before)
+
+
+def test_an_energy_in_bfloat16():
+    x = rows()
+    model = sn.EBM(sn.MLP(2, (16, 16), saturate=4.0).bfloat16()).to(DEVICE)
+    before, q = flat(model), sn.Gaussian.fit_to(x)
+    history = fit(model, x.bfloat16(), proposal=q, **QUICK)
+    assert history.skipped_steps == 0
+    assert model.log_norm.dtype == torch.float32
+    moved(model, before)
+
+
+def test_images_in_bfloat16_are_close_to_single_precision():
+    torch.manual_seed(0)
+    (model,) = images()
+    x = torch.rand(20, 1, 8, 8)
+    with torch.no_grad():
+        on_device = model.features(x.to(DEVICE)).float().cpu()
+        expected = model.cpu().features(x)
+    close(on_device, expected, 2e-2)
+
+
+class Hole(nn.Module):
+    """An energy with a hole of some depth beyond 1.5."""
+
+    def __init__(self):
+        super().__init__()
+        self.depth = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return -self.depth * torch.sigmoid(20 * (x[:, 0] - 1.5))
+
+
+class _Deepens(DensityTask):
+    """``b`` is set at the start; the hole opens after it."""
+
+    def start(self, data):
+        super().start(data)
+        with torch.no_grad():
+            self.module.energy.depth.fill_(60.0)
+
+
+def test_captured_steps_whose_gradient_has_no_square_are_taken():
+    q = sn.Gaussian(torch.zeros(2, device=DEVICE), scale=1.0)
+    model = sn.EBM(Hole(), base=q).to(DEVICE)
+    task = _Deepens(model, q, n_samples=1024)
+    options = TrainingOptions(max_steps=100, lr=1e-2, batch_size=128, seed=0, progress=False)
+    with graphs(True):
+        history = run(task, (torch.randn(600, 2, device=DEVICE),), options=options)
+    assert history.skipped_steps == 0
+    assert float(model.energy.depth.detach()) < 59.9

@@ -1,0 +1,266 @@
+"""Tables of every kind: what comes out is as it came in, and every answer is a probability."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from sklearn.model_selection import GridSearchCV
+
+from selfnorm import EnergyDensity, Schema
+from selfnorm.errors import DataError, SelfnormWarning
+
+QUICK = {"max_steps": 30, "random_state": 0, "hidden": 16}
+
+
+def mixed(n=300, seed=0):
+    """Text, a number with gaps, counts, a zero-inflated number, a date, a boolean."""
+    rng = np.random.default_rng(seed)
+    kind = rng.choice(["a", "b", "c"], n, p=[0.5, 0.3, 0.2])
+    frame = pd.DataFrame(
+        {
+            "kind": kind,
+            "size": rng.normal(size=n) + 3 * (kind == "b"),
+            "count": rng.poisson(40, n),
+            "zero": np.where(rng.random(n) < 0.4, 0.0, rng.gamma(2, size=n)),
+            "day": pd.Timestamp("2021-03-01") + pd.to_timedelta(rng.integers(0, 400, n), "D"),
+            "flag": rng.random(n) < 0.3,
+        }
+    )
+    frame.loc[::7, "size"] = np.nan
+    frame.loc[::5, "kind"] = None
+    return frame
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return mixed()
+
+
+@pytest.fixture(scope="module")
+def density(frame):
+    return EnergyDensity(**QUICK).fit(frame)
+
+
+def test_a_table_of_every_kind_is_fitted_scored_and_drawn(density, frame):
+    assert density.method_ == "autoregressive"
+    assert np.isfinite(density.score_samples(frame)).all()
+    assert density.bounds(frame, n_samples=300, random_state=0).lower == pytest.approx(
+        density.score(frame), abs=1e-2
+    )
+    assert density.lower_bound_ == pytest.approx(density.score(frame), abs=1.0)
+    assert density.consistency_.keys() == {"conditionals", "orders"}
+    drawn = density.sample(500, random_state=0)
+    assert (drawn.dtypes == frame.dtypes).all()
+    assert list(drawn) == list(frame)
+    assert not drawn.isna().any().any()
+    assert set(drawn["kind"]) == {"a", "b", "c"}
+    assert (drawn["zero"] == 0).mean() == pytest.approx(0.4, abs=0.1)
+    assert drawn["day"].between("2020-01-01", "2023-06-01").mean() > 0.95
+    assert (drawn["count"] == drawn["count"].round()).all()
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pl.from_pandas,
+        lambda f: pa.Table.from_pandas(f, preserve_index=False),
+        lambda f: f.to_dict("list"),
+    ],
+)
+def test_frames_in_frames_out(of, frame):
+    table = of(frame[["kind", "count", "zero"]])
+    density = EnergyDensity(**QUICK).fit(table)
+    drawn, filled = density.sample(3, random_state=0), density.impute(table, random_state=0)
+    assert type(drawn) is type(filled) is type(table)
+    if hasattr(table, "schema"):
+        assert drawn.schema == filled.schema == table.schema
+    assert density.score_samples(table).shape == (300,)
+
+
+def test_an_array_with_gaps_is_an_array_again():
+    X = np.random.default_rng(0).gumbel(size=(200, 3))
+    X[::4, 1] = np.nan
+    density = EnergyDensity(**QUICK).fit(X)
+    drawn, filled = density.sample(5, random_state=0), density.impute(X, random_state=0)
+    assert drawn.shape == (5, 3)
+    assert np.isfinite(filled).all()
+    assert np.array_equal(filled[~np.isnan(X)], X[~np.isnan(X)])
+
+
+def test_imputed_tables_keep_all_that_was_seen(density, frame):
+    part = frame.iloc[20:60]
+    first, second = density.impute(part, n_draws=2, random_state=0)
+    assert not first.isna().any().any()
+    assert (first.dtypes == frame.dtypes).all()
+    assert first.index.equals(part.index)
+    for filled in (first, second):
+        assert (filled.eq(part) | part.isna()).all().all()
+    assert not first.equals(second)
+    assert first.equals(density.impute(part, n_draws=2, random_state=0)[0])
+
+
+def test_values_never_seen_stay_in_imputed_tables(density, frame):
+    row = frame.iloc[[1]].assign(kind="new", size=np.nan)
+    with pytest.warns(SelfnormWarning, match="never seen as 'new'"):
+        filled = density.impute(row, random_state=0)
+    assert filled["kind"].item() == "new"
+    assert np.isfinite(filled["size"].item())
+
+
+def test_saved_and_loaded_it_answers_with_the_same_bits(density, frame, tmp_path):
+    density.save(tmp_path / "m")
+    again = EnergyDensity.load(tmp_path / "m")
+    assert again.schema_ == density.schema_
+    for ask in ("score_samples", "decision_function"):
+        assert np.array_equal(getattr(again, ask)(frame), getattr(density, ask)(frame))
+    assert again.sample(9, random_state=1).equals(density.sample(9, random_state=1))
+    assert again.consistency_ == density.consistency_
+
+
+def test_another_unit_moves_scores_by_its_log_and_no_verdict():
+    rng = np.random.default_rng(0)
+    table = {
+        "kind": rng.choice(["a", "b"], 300),
+        "size": np.where(rng.random(300) < 0.3, 0.0, rng.gamma(3, size=300)),
+        "other": np.where(rng.random(300) < 0.1, np.nan, rng.normal(size=300)),
+    }
+    halved = table | {"size": table["size"] * 0.5}
+    a, b = (EnergyDensity(**QUICK).fit(t) for t in (table, halved))
+    moved = b.score_samples(halved) - a.score_samples(table)
+    assert np.allclose(moved, np.where(table["size"] == 0, 0.0, math.log(2)), atol=2e-3)
+    assert np.allclose(b.decision_function(halved), a.decision_function(table), atol=5e-3)
+
+
+def test_a_gap_makes_no_row_ordinary(density, frame):
+    whole = frame.dropna()
+    odd = whole.iloc[[0]].assign(count=90, zero=60.0)
+    assert density.predict(odd) == -1
+    assert density.predict(odd.assign(size=np.nan, kind=None, day=pd.NaT)) == -1
+    spread = np.std(density.decision_function(whole))
+    gaps = density.decision_function(whole.assign(day=pd.NaT))
+    assert np.mean(gaps) == pytest.approx(np.mean(density.decision_function(whole)), abs=spread)
+
+
+# -- a finite table, where all can be added up ---------------------------------------------------
+
+
+LEVELS = {"a": ["x", "y"], "b": ["p", "q", "r"], "c": [False, True]}
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng = np.random.default_rng(1)
+    a = rng.choice(2, 400)
+    b = np.where(rng.random(400) < 0.7, a, rng.choice(3, 400))
+    c = rng.random(400) < 0.2 + 0.3 * b
+    table = {"a": np.array(LEVELS["a"])[a], "b": np.array(LEVELS["b"])[b], "c": c}
+    return EnergyDensity(max_steps=300, random_state=0).fit(table)
+
+
+def every_row():
+    columns = zip(*itertools.product(*LEVELS.values()), strict=True)
+    return dict(zip(LEVELS, map(list, columns), strict=True))
+
+
+def test_masses_of_all_rows_add_to_one(model):
+    reserved = np.prod([1 - part.unseen for part in model.schema_.parts])
+    assert np.exp(model.score_samples(every_row())).sum() == pytest.approx(reserved, abs=1e-6)
+
+
+def test_conditionals_add_to_one_and_are_near_those_of_the_joint(model):
+    rows = every_row()
+    joint = np.exp(model.score_samples(rows))
+    own = np.exp(model.log_prob(rows, given=["a"]))
+    of_a = np.array(rows["a"])
+    brute = joint / np.array([joint[of_a == v].sum() for v in of_a])
+    assert own[of_a == "x"].sum() == pytest.approx((1 - 1 / 402) ** 2, abs=1e-6)
+    assert np.abs(np.log(own / brute)) @ joint < 0.15
+    assert model.consistency_["conditionals"] < 0.2
+    marginal = np.exp(model.marginal(["a"]).score_samples({"a": ["x", "y"]}))
+    assert marginal.sum() == pytest.approx(1 - 1 / 402)
+    assert marginal == pytest.approx([joint[of_a == v].sum() for v in ("x", "y")], abs=0.05)
+    assert set(model.marginal(["a", "c"]).sample(20, random_state=0)) == {"a", "c"}
+    share = np.mean(np.array(model.sample(4000, random_state=0, given={"a": "x"})["c"]))
+    assert share == pytest.approx(own[(of_a == "x") & np.array(rows["c"])].sum(), abs=0.04)
+
+
+def test_probabilities_are_the_conditionals_and_explain_adds_up_the_least(model):
+    rows = every_row()
+    n = len(rows["a"])
+    found = model.probabilities(rows, "b")
+    by_hand = {
+        level: np.exp(model.log_prob(rows | {"b": [level] * n}, given=["a", "c"]))
+        for level in LEVELS["b"]
+    }
+    reserved = 1 / 402
+    for level in LEVELS["b"]:
+        assert found[level] == pytest.approx(by_hand[level] / (1 - reserved), abs=1e-6)
+    own = np.exp(model.log_prob(rows, given=["a", "c"]))
+    least = sum(np.where(p <= own + 1e-12, p, 0) for p in by_hand.values())
+    assert model.explain(rows)["b"] == pytest.approx(least + reserved, abs=1e-6)
+
+
+def test_explain_names_the_cell_that_does_not_fit():
+    rng = np.random.default_rng(0)
+    kind = rng.choice(["a", "b"], 1000)
+    table = {
+        "kind": kind,
+        "size": rng.normal(size=1000) + 6 * (kind == "b"),
+        "x": rng.normal(size=1000),
+    }
+    density = EnergyDensity(random_state=0, max_steps=400).fit(table)
+    found = density.explain(
+        {"kind": ["a", "a", None], "size": [0.0, 6.0, 0.1], "x": [0.1, 0.2, 9.0]}
+    )
+    assert min(found[name][0] for name in found) > 0.1
+    assert found["size"][1] < 0.1 < found["x"][1]
+    assert np.isnan(found["kind"][2])
+    assert found["x"][2] < 0.01
+
+
+def test_rows_given_are_completed_in_turn(density):
+    rows = {"kind": ["a", "b"], "size": [0.5, None]}
+    drawn = density.sample(3, random_state=0, given=rows)
+    assert drawn["kind"].tolist() == ["a"] * 3 + ["b"] * 3
+    assert drawn["size"].tolist()[:3] == [0.5] * 3
+    assert len(set(drawn["size"].tolist()[3:])) == 3
+
+
+def test_one_schema_over_all_folds(frame):
+    schema = Schema.detect(frame)
+    search = GridSearchCV(EnergyDensity(**QUICK, schema=schema), {"weight_decay": [0.0, 0.1]}, cv=2)
+    assert np.isfinite(search.fit(frame).best_score_)
+    assert search.best_estimator_.schema_.fingerprint == schema.fingerprint
+    asked = EnergyDensity(**QUICK, schema={"count": "category"}).fit(frame)
+    assert [c.kind for c in asked.schema_.columns][2] == "category"
+
+
+def test_what_cannot_be_answered_says_why(density, frame):
+    numbers = np.random.default_rng(0).normal(size=(100, 2))
+    joint = EnergyDensity(max_steps=5, random_state=0).fit(numbers)
+    for ask in (
+        lambda: joint.impute(numbers),
+        lambda: joint.sample(2, given={"x0": 1.0}),
+        lambda: joint.log_prob(numbers, given=["x0"]),
+        lambda: joint.explain(numbers),
+        lambda: joint.marginal(["x0"]),
+    ):
+        with pytest.raises(DataError, match="method='autoregressive'"):
+            ask()
+    for ask, words in (
+        (lambda: EnergyDensity(method="joint").fit(frame), "'joint' is for continuous columns"),
+        (lambda: density.log_prob(frame, given=["colour"]), "no column 'colour'"),
+        (lambda: density.log_prob(frame, given="kind"), r"a list of columns: \['kind'\]"),
+        (lambda: density.sample(1, given={"colour": 1}), "no column 'colour'"),
+        (lambda: density.probabilities(frame, "size"), "has no levels"),
+        (lambda: density.impute(frame, n_draws=0), "at least 1"),
+        (lambda: density.score_samples(frame.drop(columns="kind")), "feature names"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask()
+    with pytest.raises(TypeError, match="schema="):
+        EnergyDensity(discrete=None)
