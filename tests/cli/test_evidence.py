@@ -16,7 +16,7 @@ def draws(tmp_path):
     log_p = 3.0 - 0.5 * x**2 + np.log(s) - s  # log Z = 3 + log(2 pi) / 2
     chain = np.repeat([1, 2], 200)
     write_csv(
-        tmp_path / "draws.csv", np.column_stack([chain, x, s, log_p]), "chain x s lp__".split()
+        tmp_path / "draws.csv", np.column_stack([chain, x, s, log_p]), ["chain", "x", "s", "lp__"]
     )
     return tmp_path / "draws.csv"
 
