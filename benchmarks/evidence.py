@@ -195,8 +195,8 @@ def _line(name: str, row: Row) -> str:
 def report(out: Path) -> None:
     """RMSE of each method by target, wins of ours, coverage."""
     rows = []
-    for path in sorted(out.glob("*.json")):
-        rows += Results(path, {}).rows
+    for path in (out / f"{method}.json" for method in METHODS):
+        rows += Results(path, {}).rows if path.exists() else []
     methods = [m for m in METHODS if any(r["method"] == m for r in rows)]
     rmse: dict[tuple[str, str], float] = {}
     used: dict[tuple[str, str], float] = {}

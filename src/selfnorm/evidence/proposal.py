@@ -18,6 +18,7 @@ from selfnorm.training import TrainingOptions
 N_NODES = 96  # per factor: the log Z of a chain of 20 is right to 1e-3
 FEWEST_FOR_CHAIN = 200  # rows; fewer tell no more than location, scatter and tails
 TAILS = (3.0, 5.0, 10.0, 30.0, 1000.0)  # degrees of freedom tried
+PROBE_TAILS, PROBE_WIDTH = 3.0, 2.0
 LEAST_GAIN = 0.01  # nats per held-out row that a part of the mixture must bring
 
 
@@ -93,6 +94,18 @@ class FittedProposal:
                 white = self.chain.sample(count).double()
                 z[from_chain] = white @ self.ellipse.scale_tril.T + self.ellipse.loc
         return z.numpy() * self.scale + self.center
+
+    @torch.no_grad()
+    def probe(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """``(n, d)`` rows far and wide around the draws, and the log-density they have."""
+        t = self.ellipse
+        wide = StudentT(
+            PROBE_TAILS, t.loc, covariance=PROBE_WIDTH**2 * t.scale_tril @ t.scale_tril.T
+        )
+        with seeded(seed):
+            z = wide.sample((n,))
+        log_r = wide.log_prob(z).numpy() - np.log(self.scale).sum()
+        return z.numpy() * self.scale + self.center, log_r
 
 
 def _ellipse(z: Tensor) -> StudentT:
