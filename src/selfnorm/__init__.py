@@ -30,6 +30,7 @@ from selfnorm.distributions import (
 )
 from selfnorm.errors import SelfnormError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
+from selfnorm.evidence import Evidence, evidence
 from selfnorm.images import ImageRegressor
 from selfnorm.networks import MLP, ExponentialFamily, FourierFeatures
 from selfnorm.saving import __version__ as __version__
@@ -51,6 +52,7 @@ __all__ = [
     "EnergyRegressor",
     "EnergyVAE",
     "Ensemble",
+    "Evidence",
     "ExponentialFamily",
     "Flow",
     "FourierFeatures",
@@ -68,6 +70,7 @@ __all__ = [
     "add_energy_prior",
     "as_proposal",
     "evaluate",
+    "evidence",
     "exact_log_norm",
     "fit",
     "fit_distributed",

@@ -1,0 +1,245 @@
+"""``sn.evidence`` on densities with a known log Z, beside other people's methods.
+
+    python benchmarks/evidence.py --method ours --seeds 0 1 2 3 4
+    python benchmarks/evidence.py --method ours --draws mcmc
+    python benchmarks/evidence.py --method gaussian_bridge
+    out/peers/harmonic/bin/python benchmarks/evidence.py --method harmonic --seeds 0 1 2
+    python benchmarks/evidence.py --report
+
+Peers stand in environments of their own (``pip install -r benchmarks/peers/NAME.txt``). A second
+call adds what is missing. Every method works in unconstrained coordinates and is charged for each
+evaluation of the density:
+
+- *ours*: 4,000 draws; as many samples of ``q``.
+- *gaussian_bridge*: half of the draws fit a Gaussian, the other half and 6,000 of its samples are
+  bridged (10,000 evaluations would be had; the draws used to fit need none).
+- *harmonic* (learnt harmonic mean, spline flow): twice the draws, half of them to train the flow.
+- *dynesty*, *nautilus*: nested sampling in the box of 20,000 exact draws, widened by a half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+from evidence_targets import TARGETS, Target, exact_draws, free, mcmc_draws
+from table_frames import Results, provenance
+
+N_DRAWS = 4000
+PACKAGES = ("selfnorm", "torch", "numpy", "harmonic", "jax", "dynesty", "nautilus-sampler")
+Row = dict[str, Any]
+
+
+def ours(target: Target, draws: np.ndarray, seed: int) -> Row:
+    import torch
+
+    import selfnorm as sn
+
+    torch.set_num_threads(1)
+    found = sn.evidence(target.log_density, draws, support=target.support, seed=seed)
+    figures = ("lower", "upper", "importance", "reciprocal", "overlap", "r_hat", "support_share")
+    figures += ("pareto_k_draws", "pareto_k_samples", "effective_draws")
+    return {
+        "log_z": found.log_z,
+        "se": found.se,
+        "evaluations": found.n_evaluations,
+        "reliable": found.reliable,
+        "reasons": list(found.reasons),
+        **{name: getattr(found, name) for name in figures},
+    }
+
+
+def gaussian_bridge(target: Target, draws: np.ndarray, seed: int) -> Row:
+    """Meng & Wong's bridge with a Gaussian fitted to the first half of the draws."""
+    log_density, to_free, d = free(target)
+    y = to_free(draws.reshape(-1, target.dim))
+    half = len(y) // 2
+    fit, held = y[:half], y[half:]
+    mean, root = fit.mean(0), np.linalg.cholesky(np.cov(fit.T).reshape(d, d))
+    samples = mean + np.random.default_rng(seed).normal(size=(3 * half, d)) @ root.T
+
+    def log_ratio(y: np.ndarray) -> np.ndarray:
+        z = np.linalg.solve(root, (y - mean).T)
+        log_q = -0.5 * (z**2).sum(0) - d / 2 * math.log(2 * math.pi) - np.log(np.diag(root)).sum()
+        return log_density(y) - log_q
+
+    l1, l2 = log_ratio(held), log_ratio(samples)
+    log_s1, log_s2 = math.log(0.25), math.log(0.75)
+    log_z = float(np.median(l1))
+    for _ in range(10_000):
+        of_samples = l2 - np.logaddexp(log_s1 + l2, log_s2 + log_z)
+        of_draws = -np.logaddexp(log_s1 + l1, log_s2 + log_z)
+        last, log_z = log_z, float(logsumexp(of_samples) - logsumexp(of_draws)) - math.log(3)
+        if abs(log_z - last) < 1e-9:
+            break
+    f1, f2 = np.exp(of_samples - logsumexp(of_samples)), np.exp(of_draws - logsumexp(of_draws))
+    variance = sum(float((f**2).sum() - 1 / len(f)) for f in (f1, f2))
+    return {"log_z": log_z, "se": math.sqrt(max(variance, 0)), "evaluations": len(l1) + len(l2)}
+
+
+def harmonic(target: Target, draws: np.ndarray, seed: int) -> Row:
+    import harmonic as hm
+
+    log_density, to_free, d = free(target)
+    more = exact_draws(target, len(draws.reshape(-1, target.dim)), 500 + seed)
+    y = to_free(np.concatenate([draws.reshape(-1, target.dim), more]))
+    log_p = log_density(y)
+    chains = hm.Chains(d)
+    chains.add_chains_3d(y.reshape(8, -1, d), log_p.reshape(8, -1))
+    train, test = hm.utils.split_data(chains, training_proportion=0.5)
+    model = hm.model.RQSplineModel(d, standardize=True, temperature=0.9)
+    model.fit(train.samples, epochs=30, verbose=False)
+    evidence = hm.Evidence(test.nchains, model)
+    evidence.add_chains(test)
+    low_high = evidence.compute_ln_inv_evidence_errors()
+    log_z = -float(evidence.ln_evidence_inv)
+    return {"log_z": log_z, "se": float(np.abs(low_high).mean()), "evaluations": len(y)}
+
+
+def _box(target: Target) -> tuple[np.ndarray, np.ndarray]:
+    y = free(target)[1](exact_draws(target, 20_000, 99))
+    low, high = y.min(0), y.max(0)
+    return low - (high - low) / 4, high + (high - low) / 4
+
+
+def dynesty(target: Target, draws: np.ndarray, seed: int) -> Row:  # noqa: ARG001
+    import dynesty as peer
+
+    log_density, _, d = free(target)
+    low, high = _box(target)
+    sampler = peer.NestedSampler(
+        lambda y: float(np.maximum(log_density(y[None])[0], -1e300)),
+        lambda u: low + (high - low) * u,
+        d,
+        rstate=np.random.default_rng(seed),
+    )
+    sampler.run_nested(print_progress=False)
+    found = sampler.results
+    volume = np.log(high - low).sum()
+    return {
+        "log_z": float(found.logz[-1] + volume),
+        "se": float(found.logzerr[-1]),
+        "evaluations": int(np.sum(found.ncall)),
+    }
+
+
+def nautilus(target: Target, draws: np.ndarray, seed: int) -> Row:  # noqa: ARG001
+    from nautilus import Prior, Sampler
+
+    log_density, _, d = free(target)
+    low, high = _box(target)
+    prior = Prior()
+    for j in range(d):
+        prior.add_parameter(f"y{j}", dist=(low[j], high[j]))
+    sampler = Sampler(
+        prior,
+        lambda y: np.maximum(log_density(np.atleast_2d(y)), -1e300),
+        pass_dict=False,
+        vectorized=True,
+        seed=seed,
+    )
+    sampler.run(verbose=False)
+    log_z = float(sampler.log_z + np.log(high - low).sum())
+    se = 1 / math.sqrt(max(float(sampler.n_eff), 1.0))
+    return {"log_z": log_z, "se": se, "evaluations": int(sampler.n_like)}
+
+
+METHODS = {f.__name__: f for f in (ours, gaussian_bridge, harmonic, dynesty, nautilus)}
+
+
+def installed() -> Row:
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {name: found[name] for name in PACKAGES if name in found}
+
+
+def run(args: argparse.Namespace) -> None:
+    made_by = {**provenance(), "versions": installed()}
+    results = Results(args.out / f"{args.method}.json", made_by)
+    draw = {"exact": exact_draws, "mcmc": mcmc_draws}[args.draws]
+    for seed in args.seeds:
+        for name in args.targets or TARGETS:
+            target = TARGETS[name]
+            keys = {"target": name, "draws": args.draws, "n": args.n, "seed": seed}
+            if results.has(keys):
+                continue
+            draws = draw(target, args.n, seed)
+            start, cpu = time.perf_counter(), time.process_time()
+            try:
+                row = METHODS[args.method](target, draws, seed)
+                row["error"] = row["log_z"] - target.log_z
+            except Exception as error:  # a method that fails is a result
+                row = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            row |= {"dim": target.dim, "seconds": time.perf_counter() - start}
+            row |= {"cpu_seconds": time.process_time() - cpu}
+            results.add({"method": args.method, **keys, **row})
+            print(_line(name, row), flush=True)
+
+
+def _line(name: str, row: Row) -> str:
+    if "failed" in row:
+        return f"{name:24s} {row['failed']}"
+    doubts = "" if row.get("reliable", True) else f"  {' '.join(row['reasons'])[:90]}"
+    return (
+        f"{name:24s} error {row['error']:+.4f} se {row['se']:.4f}  {row['evaluations']:6d} "
+        f"evaluations {row['seconds']:6.1f} s ({row['cpu_seconds']:.1f} of a core){doubts}"
+    )
+
+
+def report(out: Path) -> None:
+    """RMSE of each method by target, wins of ours, coverage."""
+    rows = []
+    for path in sorted(out.glob("*.json")):
+        rows += Results(path, {}).rows
+    methods = [m for m in METHODS if any(r["method"] == m for r in rows)]
+    rmse: dict[tuple[str, str], float] = {}
+    used: dict[tuple[str, str], float] = {}
+    for name in TARGETS:
+        for method in methods:
+            own = [r for r in rows if r["method"] == method and r["target"] == name]
+            own = [r for r in own if r["draws"] == "exact" and r.get("error") is not None]
+            if own:
+                rmse[name, method] = math.sqrt(np.mean([r["error"] ** 2 for r in own]))
+                used[name, method] = float(np.mean([r["evaluations"] for r in own]))
+        shown = [f"{rmse.get((name, m), math.nan):8.4f}" for m in methods]
+        print(f"{name:24s}" + "".join(shown))
+    print(" " * 24 + " ".join(methods))
+    for method in methods[1:]:
+        both = [n for n in TARGETS if (n, method) in rmse and (n, "ours") in rmse]
+        both = [n for n in both if used[n, method] >= used[n, "ours"] - 10]
+        won = sum(rmse[n, "ours"] < rmse[n, method] for n in both)
+        print(f"ours below {method}: {won} of {len(both)} targets")
+    mine = [r for r in rows if r["method"] == "ours" and r.get("error") is not None]
+    for kind in ("exact", "mcmc"):
+        own = [r for r in mine if r["draws"] == kind]
+        good = [r for r in own if r["reliable"]]
+        if good:
+            covered = np.mean([abs(r["error"]) <= 1.96 * r["se"] for r in good])
+            print(
+                f"{kind}: {len(good)} of {len(own)} reliable, 95 % intervals cover {covered:.3f}, "
+                f"median {np.median([r['seconds'] for r in own]):.1f} s "
+                f"({np.median([r['cpu_seconds'] for r in own]):.1f} s of a core)"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--method", choices=METHODS, default="ours")
+    parser.add_argument("--draws", choices=("exact", "mcmc"), default="exact")
+    parser.add_argument("--targets", nargs="*", choices=TARGETS)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--n", type=int, default=N_DRAWS)
+    parser.add_argument("--out", type=Path, default=Path("results/evidence"))
+    parser.add_argument("--report", action="store_true")
+    args = parser.parse_args()
+    report(args.out) if args.report else run(args)
+
+
+if __name__ == "__main__":
+    main()

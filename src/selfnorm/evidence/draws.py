@@ -1,0 +1,229 @@
+"""Draws as people bring them: arrays, parameters by name, ArviZ; one table ``(chains, n, d)``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from selfnorm._inputs import as_rows, refuse_constant, refuse_huge
+from selfnorm.errors import DataError
+
+MINIMUM_DRAWS = 20
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of all parameters side by side.
+
+    Attributes:
+        values: ``(chains, n, d)`` in float64.
+        shapes: parameter -> shape of one draw, in the order of the columns; ``None`` where the
+            draws came as an array, and a density takes rows.
+        names: of the columns.
+    """
+
+    values: np.ndarray
+    shapes: dict[str, tuple[int, ...]] | None
+    names: tuple[str, ...]
+
+    def unpacked(self, rows: Any) -> Any:
+        """Rows ``(n, d)`` (or one row ``(d,)``) as the caller's density takes them."""
+        if self.shapes is None:
+            return rows
+        parameters, start = {}, 0
+        for name, shape in self.shapes.items():
+            width = math.prod(shape)
+            part = rows[..., start : start + width]
+            parameters[name] = part.reshape(tuple(rows.shape[:-1]) + shape)
+            start += width
+        return parameters
+
+
+def read_draws(draws: Any, chains: bool | None = None) -> Draws:
+    """A table of draws, or an error that says what is wrong with them.
+
+    Args:
+        draws: an array ``(n,)``, ``(n, d)`` or ``(chains, n, d)``; a mapping of parameter to array
+            ``(n, *shape)``; ArviZ's InferenceData or DataTree (their group ``posterior``), or an
+            xarray Dataset, with dimensions ``(chain, draw, *shape)``.
+        chains: whether the first dimension counts chains; by default it does in arrays of three
+            dimensions and in ArviZ's objects.
+
+    Example:
+        >>> read_draws({"mu": np.random.randn(30), "beta": np.random.randn(30, 2)}).names
+        ('mu', 'beta[0]', 'beta[1]')
+    """
+    named = _parameters(draws)
+    if named is None:
+        values = as_rows(draws, "draws", dtype=None).detach().cpu().double().numpy()
+        if not hasattr(draws, "detach"):
+            values = np.asarray(draws, dtype=np.float64)  # as_rows has checked it, in float32
+        by_chain = values.ndim == 3 if chains is None else chains
+        if by_chain:
+            values = values[..., None] if values.ndim == 2 else values
+        else:
+            values = values[:, None] if values.ndim == 1 else values
+            values = values[None]
+        if values.ndim != 3:
+            raise DataError(
+                "draws must have shape (n, d) or (chains, n, d), not "
+                f"{np.asarray(draws).shape}: flatten the parameters, or name them in a dict"
+            )
+        names = tuple(getattr(draws, "columns", range(values.shape[2])))
+        found = Draws(values, None, tuple(str(name) for name in names))
+    else:
+        mapping, has_chains = named
+        found = _side_by_side(mapping, has_chains if chains is None else chains)
+    _check(found)
+    return found
+
+
+def _parameters(draws: Any) -> tuple[Mapping[str, Any], bool] | None:
+    """Arrays by parameter, and whether their first dimension is the chain; ``None``: no names."""
+    group = getattr(draws, "posterior", None)
+    if group is None and hasattr(draws, "data_vars"):
+        group = draws
+    if group is not None and hasattr(group, "data_vars"):
+        arrays = {str(name): array for name, array in group.data_vars.items()}
+        ordered = {}
+        for name, array in arrays.items():
+            if not {"chain", "draw"} <= set(array.dims):
+                raise DataError(f"parameter {name!r} has no dimensions 'chain' and 'draw'")
+            ordered[name] = array.transpose("chain", "draw", ...).values
+        return ordered, True
+    if isinstance(draws, Mapping):
+        return draws, False
+    return None
+
+
+def _side_by_side(parameters: Mapping[str, Any], has_chains: bool) -> Draws:
+    lead, columns, names = 2 if has_chains else 1, [], []
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, given in parameters.items():
+        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        if array.dtype.kind not in "biuf" or array.ndim < lead:
+            raise DataError(
+                f"parameter {name!r} must hold real numbers of shape "
+                f"({'chains, ' if has_chains else ''}n, ...), not {array.dtype} {array.shape}"
+            )
+        array = array.astype(np.float64)
+        array = array if has_chains else array[None]
+        shapes[str(name)] = array.shape[2:]
+        columns.append(array.reshape(*array.shape[:2], -1))
+        places = np.ndindex(*array.shape[2:])
+        names += [name + (f"[{','.join(map(str, p))}]" if p else "") for p in places]
+    if not columns or len({column.shape[:2] for column in columns}) > 1:
+        found = {name: np.shape(value) for name, value in parameters.items()}
+        raise DataError(f"the parameters must have one number of draws; their shapes are {found}")
+    return Draws(np.concatenate(columns, axis=2), shapes, tuple(names))
+
+
+def _check(draws: Draws) -> None:
+    chains, n, d = draws.values.shape
+    if chains * n < MINIMUM_DRAWS or n < 4:
+        raise DataError(
+            f"{chains} chain(s) of {n} draws are too few: at least {MINIMUM_DRAWS} draws, and 4 "
+            "in each chain, are needed (some thousands are better)"
+        )
+    if d == 0:
+        raise DataError("the draws have no columns")
+    bad = ~np.isfinite(draws.values)
+    if bad.any():
+        chain, row, column = (int(i) for i in np.argwhere(bad)[0])
+        raise DataError(
+            f"the draws hold {int(bad.sum())} NaN or infinite value(s), the first in chain {chain},"
+            f" draw {row}, column {draws.names[column]!r}; drop those draws"
+        )
+    flat = draws.values.reshape(-1, d)
+    refuse_huge(flat, "draws")
+    refuse_constant(flat, draws.names, "draws")
+    distinct = len(np.unique(flat, axis=0))
+    if distinct < MINIMUM_DRAWS:
+        raise DataError(
+            f"only {distinct} of {len(flat)} draws differ: the sampler hardly moved; at least "
+            f"{MINIMUM_DRAWS} different draws are needed"
+        )
+
+
+def _halves(values: np.ndarray) -> np.ndarray:
+    """Chains ``(chains, n)`` cut in two: ``(2 chains, n // 2)``."""
+    half = values.shape[1] // 2
+    return np.concatenate([values[:, :half], values[:, -half:]])
+
+
+def effective_draws(values: np.ndarray) -> float:
+    r"""Number of independent draws that the mean of ``values (chains, n)`` is worth.
+
+    ``n chains / (1 + 2 sum_t rho_t)``: autocorrelations by Geyer's initial monotone sequence over
+    split chains, so that chains which disagree count for little (Vehtari et al. 2021). At most the
+    number of draws.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> 1500 < effective_draws(rng.normal(size=(2, 1000))) <= 2000
+        True
+    """
+    total = values.size
+    split = _halves(values)
+    n = split.shape[1]
+    centred = split - split.mean(1, keepdims=True)
+    within = centred.var(1, ddof=1).mean() if n > 1 else 0.0
+    between = split.mean(1).var(ddof=1)
+    spread = (n - 1) / n * within + between
+    if not spread > 0:
+        return float(total)
+    transformed = np.fft.rfft(centred, 2 * n, axis=1)
+    covariance = np.fft.irfft(np.abs(transformed) ** 2, axis=1)[:, :n].mean(0) / n
+    rho = 1 - (within - covariance * n / (n - 1)) / spread
+    rho[0] = 1.0
+    pairs = rho[: n // 2 * 2].reshape(-1, 2).sum(1)
+    end = int(np.argmax(pairs <= 0)) if (pairs <= 0).any() else len(pairs)
+    pairs = np.minimum.accumulate(pairs[: max(end, 1)])
+    return float(min(total, total / max(2 * pairs.sum() - 1, 1e-12)))
+
+
+def r_hat(values: np.ndarray) -> float:
+    """Split R-hat of the normal scores of ``values (chains, n)``: 1 where the chains agree.
+
+    Example:
+        >>> chains = np.random.default_rng(0).normal(size=(2, 500))
+        >>> r_hat(chains) < 1.02, r_hat(chains + [[0.0], [2.0]]) > 1.3
+        (True, True)
+    """
+    ranks = stats.rankdata(values).reshape(values.shape)
+    split = _halves(stats.norm.ppf((ranks - 0.375) / (values.size + 0.25)))
+    n = split.shape[1]
+    within = split.var(1, ddof=1).mean()
+    between = split.mean(1).var(ddof=1)
+    if not within > 0:
+        return math.inf if between > 0 else 1.0
+    return float(np.sqrt((n - 1) / n + between / within))
+
+
+def disagreement(values: np.ndarray) -> float:
+    """The largest :func:`r_hat` over the columns of ``values (chains, n, d)``."""
+    return max(r_hat(values[..., j]) for j in range(values.shape[2]))
+
+
+def two_parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which draws belong to the first and to the second part: masks ``(chains, n)``.
+
+    Every other chain where there are several, else contiguous halves with a gap of some
+    autocorrelation times (a tenth of the chain at most) between them.
+    """
+    chains, n, d = values.shape
+    first = np.zeros((chains, n), bool)
+    second = first.copy()
+    if chains > 1:
+        first[::2], second[1::2] = True, True
+        return first, second
+    slowest = min(effective_draws(values[..., j]) for j in range(d))
+    time = n / slowest
+    gap = 0 if time < 1.5 else min(int(5 * time), n // 10)
+    first[:, : (n - gap) // 2], second[:, (n + gap) // 2 :] = True, True
+    return first, second

@@ -1,0 +1,376 @@
+"""``evidence``: the log-normaliser of anybody's density, from draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfnorm import functional as F
+from selfnorm._context import SeedLike, seeded
+from selfnorm.errors import DataError
+from selfnorm.evaluation import PARETO_K_LIMIT, tail_index
+from selfnorm.evidence.bridge import TOO_FEW, Side, bridge, reciprocal
+from selfnorm.evidence.draws import Draws, disagreement, effective_draws, read_draws, two_parts
+from selfnorm.evidence.proposal import FittedProposal
+from selfnorm.evidence.result import Evidence
+from selfnorm.evidence.support import Support
+from selfnorm.evidence.target import Target
+
+R_HAT_LIMIT = 1.05
+FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations
+TOLERATED_BEYOND = 0.05  # share of held-out draws that q may miss: the bridge does without them
+PRIOR_HALVES = 4  # how many differences between halves the delta method's variance is worth
+
+UNSEEN = "A mode that is in no draw cannot be seen from the draws."
+DRAWS_ONLY = (
+    "Only the log-densities of the draws were given: this is the reciprocal estimate and an upper "
+    "bound; no lower bound, and no check of where the draws are not."
+)
+
+
+def evidence(
+    log_density: Callable[[Any], Any] | None,
+    draws: Any,
+    *,
+    support: Any = None,
+    log_density_draws: Any = None,
+    max_evaluations: int | None = None,
+    chains: bool | None = None,
+    max_steps: int | None = None,
+    seed: SeedLike = None,
+) -> Evidence:
+    r"""``log Z = log int p~(x) dx`` of an unnormalised density, from draws of it.
+
+    A chain of one-dimensional EBMs mixed with a Student-t is fitted to one half of the draws: a
+    normalised density ``q`` close to ``p`` that can be sampled. The value comes by bridge sampling
+    between the other half and samples of ``q``; the halves are then swapped and both values
+    averaged. No gradients are needed.
+
+    .. math:: E_q[\log \tilde p - \log q] \le \log Z \le E_p[\log \tilde p - \log q]
+
+    The first needs only the density; the second holds if the draws are from ``p``: if the first is
+    above the second, they are not.
+
+    Args:
+        log_density: ``log p~``, of NumPy arrays or tensors, of all rows ``(n, d)`` at once or of
+            one row ``(d,)``; which of these is found out. With named draws it is given a dict of
+            parameters. ``None`` if only ``log_density_draws`` are known.
+        draws: ``(n, d)`` or ``(chains, n, d)``, correlated or not; a dict of parameter to
+            ``(n, *shape)``; ArviZ's InferenceData or DataTree. They are not shuffled: their order
+            tells their autocorrelation.
+        support: where ``p`` lives: per column (or a dict over the parameters) ``"real"``,
+            ``"positive"``, ``(low, high)`` with ``None`` for no end, or ``"simplex"`` on all the
+            coordinates of one, whose density is then with respect to Lebesgue measure on all but
+            the last. ``q`` is fitted in unconstrained coordinates. A support that is not stated
+            costs accuracy, not correctness, if ``log_density`` is ``-inf`` outside.
+        log_density_draws: ``log p~`` at the draws where the sampler has kept them, ``(n,)`` or
+            ``(chains, n)``: saves as many evaluations.
+        max_evaluations: of the density; by default one for each draw and as many for samples of
+            ``q``. With fewer, evenly spaced draws are evaluated; all serve to fit ``q``.
+        chains: whether the first dimension counts chains, where the number of dimensions does not
+            tell.
+        max_steps: training steps of a chain; ``None`` chooses.
+        seed: same seed, same numbers.
+
+    Returns:
+        An :class:`Evidence`.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> draws = rng.normal(size=(600, 2)) * [1.0, 3.0]
+        >>> found = evidence(lambda x: -0.5 * (x[:, 0]**2 + x[:, 1]**2 / 9), draws, seed=0)
+        >>> exact = math.log(2 * math.pi * 3)
+        >>> abs(found.log_z - exact) < 0.02, found.reliable
+        (True, True)
+    """
+    given = read_draws(draws, chains)
+    space = Support(support, given)
+    shape, d = given.values.shape[:2], given.values.shape[2]
+    y = space.unconstrained(given.values.reshape(-1, d)).reshape(*shape, -1)
+    known = _known(log_density_draws, shape)
+    if log_density is None and known is None:
+        raise DataError("give log_density, or log_density_draws where it cannot be evaluated")
+    target = None if log_density is None else Target(log_density, given)
+    parts = two_parts(y)
+    n_kept, n_samples = _plan(parts, max_evaluations, known is not None)
+    kept = _kept(shape, parts, n_kept)
+    log_p = _at_draws(target, given, space, y, kept, known)
+    start = _first_seed(seed)
+    sides: list[Side] = []
+    held: list[np.ndarray] = []
+    n_nan = 0
+    for k, (own, other) in enumerate((parts, parts[::-1])):
+        q = FittedProposal(_part(y, own), start + k, max_steps)
+        chosen = other & kept
+        l1 = _part(log_p, chosen) - q.log_prob(_part(y, chosen).reshape(-1, y.shape[2])).reshape(
+            _part(log_p, chosen).shape
+        )
+        held.append(l1)
+        if target is not None:
+            samples = q.sample(n_samples, start + 2 + k)
+            log_p_samples = _at_samples(target, space, samples)
+            n_nan += int(np.isnan(log_p_samples).sum())
+            log_p_samples = np.nan_to_num(log_p_samples, nan=-math.inf, neginf=-math.inf)
+            sides.append(bridge(l1, log_p_samples - q.log_prob(samples)))
+    rows = _evenly(kept, y)
+    common: dict[str, Any] = {
+        "n_draws": shape[0] * shape[1],
+        "dim": y.shape[2],
+        "n_evaluations": 0 if target is None else target.n_evaluations,
+        "r_hat": max(disagreement(y), disagreement(_evenly(kept, log_p[..., None]))),
+        "log_weights_draws": np.concatenate([l1.ravel() for l1 in held]),
+    }
+    slowest = min(effective_draws(rows[..., j]) for j in range(rows.shape[2]))
+    n_split = shape[1] // 2
+    reasons = list(_of_draws(common["r_hat"], n_split, slowest, shape[0]))
+    if target is None:
+        return _by_reciprocal(held, reasons, common)
+    return _by_bridge(sides, reasons, n_nan, common)
+
+
+def _known(values: Any, shape: tuple[int, int]) -> np.ndarray | None:
+    if values is None:
+        return None
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+    known = np.asarray(values, dtype=np.float64)
+    if known.size != shape[0] * shape[1]:
+        raise DataError(
+            f"log_density_draws has shape {known.shape}; one number for each of "
+            f"{shape[0]} x {shape[1]} draws is needed"
+        )
+    return known.reshape(shape)
+
+
+def _plan(parts: Sequence[np.ndarray], limit: int | None, known: bool) -> tuple[int, int]:
+    """Draws evaluated, all together, and samples of each ``q``."""
+    n = int(sum(part.sum() for part in parts))
+    if limit is None:
+        return n, max(n // 2, FEWEST_SAMPLES)
+    if limit < 100:
+        raise DataError(f"max_evaluations must be at least 100, got {limit}")
+    limit -= 3  # to find out how the density is called
+    if known:
+        return n, limit // 2
+    n_kept = min(n, limit // 2)
+    return n_kept, (limit - n_kept) // 2
+
+
+def _kept(shape: tuple[int, int], parts: Sequence[np.ndarray], n_kept: int) -> np.ndarray:
+    """Which draws are evaluated: evenly spaced places, the same in every chain."""
+    used = parts[0] | parts[1]
+    total = int(used.sum())
+    if n_kept >= total:
+        return used
+    kept = np.zeros(shape, bool)
+    for part in parts:
+        columns = np.flatnonzero(part.any(0))
+        rows = int(part.any(1).sum())
+        wanted = max(4, int(n_kept * part.sum() / total / rows))
+        chosen = columns[np.linspace(0, len(columns) - 1, min(wanted, len(columns))).astype(int)]
+        kept[np.ix_(part.any(1), np.isin(np.arange(shape[1]), chosen))] = True
+    return kept
+
+
+def _part(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """``values (chains, n, ...)`` at a mask of whole rows and columns: ``(c, m, ...)``."""
+    return values[np.ix_(mask.any(1), mask.any(0))]
+
+
+def _evenly(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """``values`` at the draws kept; all chains have as many."""
+    fewest = int(kept.sum(1).min())
+    return np.stack([row[mask][:fewest] for row, mask in zip(values, kept, strict=True)])
+
+
+def _at_draws(
+    target: Target | None,
+    given: Draws,
+    space: Support,
+    y: np.ndarray,
+    kept: np.ndarray,
+    known: np.ndarray | None,
+) -> np.ndarray:
+    """``log p~`` in unconstrained coordinates at the draws that are kept, zero elsewhere."""
+    log_p = np.zeros(kept.shape)
+    if known is not None:
+        log_p[kept] = known[kept]
+    else:
+        assert target is not None
+        log_p[kept] = target(given.values[kept])
+    bad = ~np.isfinite(log_p)
+    if bad.any():
+        chain, row = (int(i) for i in np.argwhere(bad)[0])
+        raise DataError(
+            f"log_density is {log_p[chain, row]} at {int(bad.sum())} of {int(kept.sum())} draws, "
+            f"the first in chain {chain}, draw {row}: draws of a density are where it is positive "
+            "and finite; check its support, the order of the columns, and overflow"
+        )
+    log_p[kept] += space.constrained(y[kept])[1]
+    return log_p
+
+
+def _at_samples(target: Target, space: Support, y: np.ndarray) -> np.ndarray:
+    x, log_jacobian = space.constrained(y)
+    finite = np.isfinite(x).all(1) & np.isfinite(log_jacobian)
+    values = np.full(len(y), -math.inf)  # so far out that a coordinate overflows
+    values[finite] = target(x[finite]) + log_jacobian[finite]
+    if np.isposinf(values).any():
+        raise DataError("log_density is +inf at a sample: such a density has no normaliser")
+    return values
+
+
+def _first_seed(seed: SeedLike) -> int:
+    with seeded(seed):
+        return int(torch.randint(2**31, ()))
+
+
+def _of_draws(r_hat: float, n: int, effective: float, chains: int) -> Iterator[str]:
+    if r_hat > R_HAT_LIMIT + 5 / n:
+        who = "The chains" if chains > 1 else "The two halves of the chain"
+        yield (
+            f"{who} disagree (R-hat {r_hat:.2f}): the draws are not (yet) from the density, or it "
+            "has modes between which they hardly move; run the sampler longer."
+        )
+    if effective < TOO_FEW:
+        yield (
+            f"The draws are worth {effective:.0f} independent ones: run the sampler longer, or "
+            "thin less."
+        )
+
+
+def _by_bridge(
+    sides: list[Side], reasons: list[str], n_nan: int, common: dict[str, Any]
+) -> Evidence:
+    one, two = sides
+    log_z = (one.log_z + two.log_z) / 2
+    # What the draws put in is the same product of fluctuations of both halves where q is a
+    # parametric fit (its parameters move with one half, the other half multiplies): no averaging.
+    from_draws = (math.sqrt(one.variance_draws) + math.sqrt(two.variance_draws)) / 2
+    variance = from_draws**2 + (one.variance_samples + two.variance_samples) / 4
+    apart = one.log_z - two.log_z
+    excess = apart**2 / sum(side.variance_draws + side.variance_samples for side in sides)
+    if excess > 1:
+        variance *= (PRIOR_HALVES + excess) / (PRIOR_HALVES + 1)
+    se = math.sqrt(variance)
+    lower, lower_se = _mean([side.lower() for side in sides])
+    upper, upper_se = _mean([side.upper() for side in sides])
+    k_draws = max(side.pareto_k_draws for side in sides)
+    k_samples = max(side.pareto_k_samples for side in sides)
+    share = sum(side.support_share for side in sides) / 2
+    crossed = lower - upper
+    drifting = [side.drift for side in sides if abs(side.drift) > 0.01 + 4 * side.drift_se]
+    if drifting:
+        reasons.append(
+            f"Bridges that lean on the draws or on q differ by {drifting[0]:.3f}, which they do "
+            "not for draws from this density; check parametrisation, Jacobians and convergence."
+        )
+    if crossed > 0.01 + 4 * math.hypot(lower_se, upper_se):
+        reasons.append(
+            f"The lower bound is above the upper one by {crossed:.3f}: the draws are not from this "
+            "density; check parametrisation, Jacobians and convergence."
+        )
+    if abs(apart) > 0.02 + 4 * math.sqrt(
+        sum(side.variance_draws + side.variance_samples for side in sides)
+    ):
+        reasons.append(
+            f"The two halves of the draws give {one.log_z:.3f} and {two.log_z:.3f}: one lacks what "
+            "the other has; run the sampler longer."
+        )
+    beyond = max(side.share_beyond for side in sides)
+    if beyond > TOLERATED_BEYOND:
+        reasons.append(
+            f"{100 * beyond:.0f} % of the held-out draws lie where the q fitted to the other half "
+            "hardly ever is: a mode or a tail is missing from one half; run the sampler longer."
+        )
+    effective = min(
+        side.overlap * min(side.effective_draws, len(side.log_weights)) for side in sides
+    )
+    if effective < TOO_FEW:
+        reasons.append(
+            f"Draws and q overlap in {effective:.0f} effective draws only: bring more draws, or "
+            "state the support."
+        )
+    overlap = min(side.overlap for side in sides)
+    if min(k_draws, k_samples) > PARETO_K_LIMIT and overlap < 0.5:
+        reasons.append(
+            f"Heavy tails on both sides (Pareto k {k_draws:.2f} and {k_samples:.2f}), and an "
+            f"overlap of {overlap:.2f}: bring more draws, or state the support."
+        )
+    if n_nan:
+        reasons.append(
+            f"log_density is NaN at {n_nan} samples of q, which counted as outside the support: "
+            "return -inf there if that is meant."
+        )
+    weights = torch.from_numpy(np.concatenate([side.log_weights for side in sides]))
+    return Evidence(
+        log_z=log_z,
+        se=se,
+        lower=lower,
+        upper=upper,
+        lower_se=lower_se,
+        upper_se=upper_se,
+        importance=float(np.mean([side.importance() for side in sides])),
+        reciprocal=float(np.mean([side.reciprocal() for side in sides])),
+        support_share=share,
+        halves=(one.log_z, two.log_z),
+        effective_draws=sum(side.effective_draws for side in sides),
+        ess=float(F.ess(weights)),
+        overlap=overlap,
+        pareto_k_draws=k_draws,
+        pareto_k_samples=k_samples,
+        log_weights_samples=weights.numpy(),
+        reasons=tuple(reasons),
+        notes=(UNSEEN,),
+        **common,
+    )
+
+
+def _by_reciprocal(held: list[np.ndarray], reasons: list[str], common: dict[str, Any]) -> Evidence:
+    """What the draws alone tell."""
+    values, errors = zip(*(reciprocal(l1) for l1 in held), strict=True)
+    k = max(tail_index(torch.from_numpy(-l1.ravel())) for l1 in held)
+    if k > PARETO_K_LIMIT:
+        reasons.append(
+            f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: q has heavier tails than the draws, a "
+            "few draws carry the estimate; give log_density for a bridge estimate."
+        )
+    apart, se = values[0] - values[1], sum(errors) / 2
+    if abs(apart) > 0.02 + 4 * math.hypot(*errors):
+        reasons.append(
+            f"The two halves of the draws give {values[0]:.3f} and {values[1]:.3f}: one lacks what "
+            "the other has; run the sampler longer."
+        )
+    upper, upper_se = _mean(
+        [(float(l1.mean()), math.sqrt(l1.var() / effective_draws(l1))) for l1 in held]
+    )
+    log_z = sum(values) / 2
+    return Evidence(
+        log_z=log_z,
+        se=math.hypot(se, max(0.0, abs(apart) / 2 - se)),
+        lower=-math.inf,
+        upper=upper,
+        lower_se=math.nan,
+        upper_se=upper_se,
+        importance=math.nan,
+        reciprocal=log_z,
+        support_share=math.nan,
+        halves=(values[0], values[1]),
+        effective_draws=sum(effective_draws(l1) for l1 in held),
+        ess=math.nan,
+        overlap=math.nan,
+        pareto_k_draws=k,
+        pareto_k_samples=math.nan,
+        reasons=tuple(reasons),
+        notes=(DRAWS_ONLY, UNSEEN),
+        **common,
+    )
+
+
+def _mean(bounds: list[tuple[float, float]]) -> tuple[float, float]:
+    """Mean of two bounds; the errors are taken as fully dependent."""
+    return sum(b for b, _ in bounds) / 2, sum(e for _, e in bounds) / 2

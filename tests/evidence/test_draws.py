@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+
+from selfnorm.errors import DataError
+from selfnorm.evidence.draws import effective_draws, r_hat, read_draws, two_parts
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 3), (2, 20, 3)])
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, lambda x: x.tolist()])
+def test_arrays_of_any_kind_become_one_table(shape, kind):
+    x = RNG.normal(size=shape)
+    found = read_draws(kind(x)).values
+    assert found.dtype == np.float64
+    assert found.shape == (
+        (2, 20, 3) if len(shape) == 3 else (1, 40, shape[-1] if x.ndim > 1 else 1)
+    )
+    assert np.array_equal(found.ravel(), x.ravel())
+
+
+def test_large_numbers_keep_their_digits():
+    x = 1e8 + RNG.normal(size=(40, 1))
+    assert np.array_equal(read_draws(x).values[0], x)
+    frame = pytest.importorskip("pandas").DataFrame({"a": x[:, 0], "b": x[:, 0] + 1})
+    found = read_draws(frame)
+    assert found.names == ("a", "b")
+    assert np.array_equal(found.values[0], frame.to_numpy())
+
+
+def test_named_parameters_stand_side_by_side_and_come_back():
+    parameters = {"mu": RNG.normal(size=30), "w": RNG.normal(size=(30, 2, 2))}
+    found = read_draws(parameters)
+    assert found.names == ("mu", "w[0,0]", "w[0,1]", "w[1,0]", "w[1,1]")
+    back = found.unpacked(found.values[0])
+    assert all(np.array_equal(back[name], parameters[name]) for name in parameters)
+    assert found.unpacked(torch.from_numpy(found.values[0, 3]))["w"].shape == (2, 2)
+    by_chain = {name: np.stack([value, value + 1]) for name, value in parameters.items()}
+    assert read_draws(by_chain, chains=True).values.shape == (2, 30, 5)
+
+
+def test_xarray_groups_as_arviz_writes_them():
+    xarray = pytest.importorskip("xarray")
+    values = RNG.normal(size=(30, 2, 3))
+    group = xarray.Dataset({"b": (("draw", "chain", "k"), values)})
+    for draws in (group, xarray.DataTree.from_dict({"posterior": group})):
+        found = read_draws(draws)
+        assert found.values.shape == (2, 30, 3)
+        assert np.array_equal(found.values, values.transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("draws", "message"),
+    [
+        (np.zeros((3, 2)), "too few"),
+        (np.full((30, 2), 2.0), "constant"),
+        (np.where(np.arange(30)[:, None] == 4, np.nan, RNG.normal(size=(30, 2))), "draw 4"),
+        (np.repeat(RNG.normal(size=(5, 2)), 20, axis=0), "only 5 of 100 draws differ"),
+        (RNG.normal(size=(2, 2, 30, 2)), "shape"),
+        ({"a": RNG.normal(size=30), "b": RNG.normal(size=20)}, "one number of draws"),
+        ({"a": np.array(["x"] * 30)}, "real numbers"),
+        (1e200 * RNG.normal(size=(30, 1)), "other units"),
+    ],
+)
+def test_unusable_draws_are_refused_by_name(draws, message):
+    with pytest.raises(DataError, match=message):
+        read_draws(draws)
+
+
+def test_effective_draws_of_an_autoregression():
+    rho, n = 0.8, 20_000
+    noise, x = RNG.normal(size=(2, n)), np.zeros((2, n))
+    for t in range(1, n):
+        x[:, t] = rho * x[:, t - 1] + noise[:, t]
+    expected = 2 * n * (1 - rho) / (1 + rho)
+    assert effective_draws(x) == pytest.approx(expected, rel=0.15)
+    shifted = x + np.array([[0.0], [5.0]])
+    assert effective_draws(shifted) < 20
+    assert r_hat(x) < 1.01 < 1.3 < r_hat(shifted)
+
+
+def test_halves_of_chains_and_of_one_chain():
+    first, second = two_parts(RNG.normal(size=(3, 50, 1)))
+    assert first[[0, 2]].all()
+    assert second[1].all()
+    assert not (first & second).any()
+    slow = np.cumsum(RNG.normal(size=(1, 400, 1)), axis=1)
+    first, second = two_parts(slow)
+    gap = second[0].argmax() - first[0].sum()
+    assert gap >= 20
