@@ -11,8 +11,8 @@ call adds what is missing. Every method works in unconstrained coordinates and i
 evaluation of the density:
 
 - *ours*: 4,000 draws; as many samples of ``q``.
-- *gaussian_bridge*: half of the draws fit a Gaussian, the other half and 6,000 of its samples are
-  bridged (10,000 evaluations would be had; the draws used to fit need none).
+- *gaussian_bridge*: half of the draws fit a Gaussian, which costs no evaluation; the other half and
+  6,000 samples of it are bridged.
 - *harmonic* (learnt harmonic mean, spline flow): twice the draws, half of them to train the flow.
 - *dynesty*, *nautilus*: nested sampling in the box of 20,000 exact draws, widened by a half.
 """

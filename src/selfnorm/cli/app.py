@@ -491,6 +491,45 @@ _CANNOT_COMPUTE = (
 )
 
 
+@app.command()
+def evidence(
+    draws: Annotated[Path, Argument(help="Draws, one a row: .csv, .tsv, .parquet, .npy or .npz.")],
+    log_density: Annotated[
+        str, Option(help="Column with the log-density of each draw, as samplers write it (lp__).")
+    ],
+    columns: Annotated[str | None, Option(help="Use only these columns (comma-separated).")] = None,
+    drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
+    chain: Annotated[str | None, Option(help="Column with the number of the chain.")] = None,
+    positive: Annotated[str | None, Option(help="Columns whose support is x > 0.")] = None,
+    strict: Annotated[
+        bool, Option(help=f"Exit with code {NOT_RELIABLE} if the value is not reliable.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """log Z of a density from draws that carry its logarithm: reciprocal value, upper bound."""
+    table = read_table(draws)
+    named = [log_density] + ([] if chain is None else [chain])
+    own = _chosen_columns(table, ",".join(named), None)
+    chosen = [name for name in _chosen_columns(table, columns, drop) if name not in own]
+    above_zero = [] if positive is None else [name.strip() for name in positive.split(",")]
+    for name in above_zero:
+        if name not in chosen:
+            raise DataError(f"--positive names {name!r}, which is not among {chosen}")
+    x, log_p = numeric(table, chosen), numeric(table, [log_density])[:, 0]
+    if chain is not None:
+        numbers = numeric(table, [chain])[:, 0]
+        parts = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
+        if len({len(part) for part in parts}) > 1:
+            raise DataError(f"the chains of column {chain!r} differ in length; cut them to one")
+        x, log_p = x[np.stack(parts)], log_p[np.stack(parts)]
+    support = ["positive" if name in above_zero else None for name in chosen]
+    found = selfnorm.evidence(None, x, log_density_draws=log_p, support=support, seed=seed)
+    _tell({"columns": chosen, **found.to_dict()}, as_json, f"{len(table)} draws: {found}")
+    if strict and not found.reliable:
+        raise typer.Exit(NOT_RELIABLE)
+
+
 @dataclass
 class _Model:
     """A fitted table model, and the names of its columns."""
