@@ -161,9 +161,7 @@ class TableChain(Chain):
         self.tokens = nn.Embedding(int(sizes.sum()), embedding)
         nn.init.normal_(self.tokens.weight, std=0.5)
         shape = {"per_column": per_part, "condition_dim": len(parts) * per_part}
-        self.trunk = ResMADE(
-            ranks, hidden=hidden, blocks=blocks, drop=drop, condition_once=True, **shape
-        )
+        self.trunk = ResMADE(ranks, hidden=hidden, blocks=blocks, drop=drop, **shape)
         self._make_number_heads(
             numbers.tolist(), components=components, family="logistic", context=context,
             energy_hidden=energy_hidden, energy_blocks=energy_blocks,
