@@ -125,9 +125,10 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-def test_regressors_name_the_column_that_holds_no_numbers(kind):
-    with pytest.raises(DataError, match=r"column.*'town'"):
-        sn.EnergyRegressor(max_epochs=1).fit(FRAMES[kind], np.arange(6.0))
+def test_regressors_take_columns_that_hold_no_numbers(kind):
+    regressor = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=8)
+    y = np.random.default_rng(0).normal(size=6)
+    assert np.isfinite(regressor.fit(FRAMES[kind], y).predict(FRAMES[kind])).all()
 
 
 def test_two_columns_of_one_name_are_refused_by_that_name():
@@ -164,8 +165,7 @@ def test_estimators_refuse_numbers_whose_squares_overflow_and_targets_of_text():
             regressor.fit(ROWS, words)
 
 
-@pytest.mark.parametrize("unit", ["datetime64[s]", "timedelta64[s]"])
-def test_regressors_refuse_arrays_of_dates(unit):
-    days = (86_400 * np.arange(6)).astype(unit)[:, None]
-    with pytest.raises(DataError, match="X holds dates or durations"):
-        sn.EnergyRegressor(max_epochs=1).fit(days, np.arange(6.0))
+def test_regressors_take_arrays_of_dates():
+    days = (86_400 * np.arange(30) ** 2).astype("datetime64[s]")[:, None]
+    regressor = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=8)
+    assert np.isfinite(regressor.fit(days, np.arange(30.0) ** 2).predict(days)).all()

@@ -130,3 +130,13 @@ def test_the_law_of_a_column_is_that_of_its_conditional():
             assert torch.allclose(
                 torch.logsumexp(law.log_weights, 0), torch.zeros(50).double(), atol=1e-6
             )
+
+
+def test_numbers_are_drawn_within_the_range_that_was_seen():
+    parts, x = mixed()
+    model = shaken(parts[2:], x[:, 2:])
+    packed = model.sample(2000, seed=0, within=True)
+    drawn = model.columns.unpack(packed[..., 0], packed[..., 1])[:, 0]
+    numbers, seen = drawn[drawn[:, 0] == 1, 1], x[x[:, 2, 0] == 1, 2, 1]
+    assert float(numbers.min()) >= float(seen.min()) - 1e-9
+    assert float(numbers.max()) <= float(seen.max()) + 1e-9

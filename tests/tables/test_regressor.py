@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import multivariate_normal
@@ -482,3 +483,24 @@ def test_jumps_along_the_input_are_learned() -> None:
         model = EnergyRegressor(network=network, **options).fit(X[:1000], y[:1000])
         scores.append(model.score(X[1000:], y[1000:]))
     assert scores[1] > scores[0] + 0.2
+
+
+def test_inputs_of_every_kind_with_gaps(tmp_path):
+    rng = np.random.default_rng(0)
+    kind, size = rng.choice(["a", "b", "c"], 300), rng.normal(size=300)
+    y = 5.0 * (kind == "b") + size + 0.2 * rng.normal(size=300)
+    table = pd.DataFrame({"kind": kind, "size": size, "day": pd.Timestamp("2020-01-01")})
+    table["day"] += pd.to_timedelta(rng.integers(0, 50, 300), "D")
+    table.loc[::6, "size"] = np.nan
+    table.loc[::7, "kind"] = None
+    options = {"max_epochs": 15, "n_members": 2, "hidden": 32, "random_state": 0}
+    model = EnergyRegressor(**options).fit(table, y)
+    found = model.predict(table)
+    seen = table["kind"].notna() & table["size"].notna()
+    assert np.sqrt(np.mean((found - y)[seen] ** 2)) < 1.0 < np.std(y)
+    assert list(model.feature_names_in_) == ["kind", "size", "day"]
+    model.save(tmp_path / "m")
+    again = EnergyRegressor.load(tmp_path / "m")
+    assert np.array_equal(again.predict(table), found)
+    with pytest.warns(SelfnormWarning, match="never seen as 'new'"):
+        assert np.isfinite(model.predict(table.assign(kind="new"))).all()

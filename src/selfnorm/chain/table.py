@@ -161,9 +161,7 @@ class TableChain(Chain):
         self.tokens = nn.Embedding(int(sizes.sum()), embedding)
         nn.init.normal_(self.tokens.weight, std=0.5)
         shape = {"per_column": per_part, "condition_dim": len(parts) * per_part}
-        self.trunk = ResMADE(
-            ranks, hidden=hidden, blocks=blocks, drop=drop, condition_once=True, **shape
-        )
+        self.trunk = ResMADE(ranks, hidden=hidden, blocks=blocks, drop=drop, **shape)
         self._make_number_heads(
             numbers.tolist(), components=components, family="logistic", context=context,
             energy_hidden=energy_hidden, energy_blocks=energy_blocks,
@@ -451,13 +449,16 @@ class TableChain(Chain):
         given: Any = None,
         *,
         n_candidates: int = 64,
+        within: bool = False,
         seed: SeedLike = None,
         chunk_size: int | None = None,
     ) -> Tensor:
         """Packed rows ``(n, p, 4)`` without gaps; parts that are ``given`` stay as ``x`` has them.
 
         Each row follows one of the orders, part by part: a code by its probability, a number by
-        importance resampling among ``n_candidates`` stratified proposal samples.
+        importance resampling among ``n_candidates`` stratified proposal samples. ``within`` keeps
+        numbers in the range of the training rows: the sliver of mass beyond it, that of heavy
+        tails, is left out.
         """
         stack, like = self.n_orderings, self.places
         per_chain = -(-n // stack)
@@ -471,10 +472,10 @@ class TableChain(Chain):
                 keep[order] = (mask if mask is not None else False) & (rows[order][..., 0] >= 0)
             rows, keep = (each.unflatten(0, (stack, per_chain)) for each in (rows, keep))
             for part in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
-                self._fill(rows[:, part], keep[:, part], n_candidates)
+                self._fill(rows[:, part], keep[:, part], n_candidates, within)
         return rows.flatten(0, 1)[order]
 
-    def _fill(self, rows: Tensor, keep: Tensor, n_candidates: int) -> None:
+    def _fill(self, rows: Tensor, keep: Tensor, n_candidates: int, within: bool) -> None:
         """Draw the parts of packed ``rows (R, n, p, 4)`` in place, but for those to ``keep``."""
         stack, n = rows.shape[:2]
         chain = torch.arange(stack, device=rows.device)
@@ -502,7 +503,7 @@ class TableChain(Chain):
             z = rows.new_zeros(stack, n)
             if bool(is_number[part].any()):
                 z = self._draw_numbers(
-                    features, weights, place_of[1, part], part, chain, n_candidates
+                    features, weights, place_of[1, part], part, chain, n_candidates, within
                 )
             value = torch.stack(
                 [code.to(rows), z.where(code == self.rest_code[part, None], 0.0)], -1
@@ -549,6 +550,7 @@ class TableChain(Chain):
         part: Tensor,
         chain: Tensor,
         n_candidates: int,
+        within: bool,
     ) -> Tensor:
         """``(R, n)``: normal scores of a number of one part for each order."""
         stack, n = features.shape[:2]
@@ -563,8 +565,12 @@ class TableChain(Chain):
         y = proposal.sample(n_candidates)  # (S, R, n, 1)
         if self.has_cells:
             y = self._rounded_by_chain(y, part)
-        weight = torch.softmax(self.energy(y, at), 0).flatten(1).T
-        pick = torch.multinomial(weight, 1).T.reshape(1, stack, n, 1)
+        log_w = self.energy(y, at)
+        if within:
+            low, high = self.columns.span[part].view(stack, 1, 1, 2).unbind(-1)
+            beyond = (y < low) | (y > high)
+            log_w = log_w.masked_fill(beyond & ~beyond.all(0), -torch.inf)
+        pick = torch.multinomial(torch.softmax(log_w, 0).flatten(1).T, 1).T.reshape(1, stack, n, 1)
         return torch.gather(y, 0, pick)[0, :, :, 0]
 
     def _rounded_by_chain(self, y: Tensor, part: Tensor) -> Tensor:

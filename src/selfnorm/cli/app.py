@@ -255,9 +255,7 @@ def fit(
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
         estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
-        X = numeric(table, features)
-        refuse_constant(X, features, source=str(data))
-        rows = (X, numeric(table, [target])[:, 0])
+        rows = (_inputs(table, features), numeric(table, [target])[:, 0])
     with warnings.catch_warnings():  # it is told below, with what became of the model
         warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
         _about(data, estimator.fit, *rows, checkpoint=checkpoint)
@@ -441,7 +439,7 @@ def predict(
     for level, values in zip(numbers, found.estimator.predict_quantiles(X, numbers).T, strict=True):
         added[f"{found.target}_q{level:g}"] = values
     write_table(table.added(added), output)
-    _tell({"rows": len(X), "output": str(output), "columns": list(added)}, as_json)
+    _tell({"rows": len(table), "output": str(output), "columns": list(added)}, as_json)
 
 
 def _levels(given: list[str]) -> list[float]:
@@ -542,10 +540,13 @@ class _Model:
     named: bool
     target: str
 
-    def numbers(self, table: Table) -> np.ndarray:
+    def numbers(self, table: Table) -> Any:
         """The inputs of a regressor; by position where the model knows no names."""
         fits = not self.named and len(table.columns) == len(self.names)
-        return numeric(table, table.names if fits else self.names)
+        names = table.names if fits else self.names
+        if self.estimator.inputs_ is None or not set(names) <= set(table.columns):
+            return numeric(table, names)
+        return table.without_gaps(names)
 
     def frame(self, table: Table) -> Any:
         """The columns of a density; by position where the model or the table knows no names."""
@@ -591,7 +592,7 @@ def _load(path: Path, command: str | None = None) -> _Model:
     target = str(folder.notes.get("target", "y"))
     try:  # a config may be changed, its hash too, and the weights still fit
         if folder.kind == "EnergyRegressor":
-            estimator.predict(np.zeros((1, estimator.n_features_in_)))
+            estimator.predict(_one_row(estimator))
         else:
             estimator.score_samples(estimator.sample(1, random_state=0))
     except _CANNOT_COMPUTE as error:
@@ -600,6 +601,14 @@ def _load(path: Path, command: str | None = None) -> _Model:
             f"{path} holds a model that cannot compute ({detail}); refit it"
         ) from error
     return _Model(estimator, folder.kind, names, bool(known), target)
+
+
+def _one_row(regressor: EnergyRegressor) -> Any:
+    """Some row of inputs."""
+    if regressor.inputs_ is None:
+        return np.zeros((1, regressor.n_features_in_))
+    schema = regressor.inputs_.schema
+    return schema.decode(np.zeros((1, len(schema.parts), 2)))
 
 
 def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:
@@ -620,6 +629,16 @@ def _check_folder(output: Path) -> None:
     there = next(place for place in (output, *output.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise DataError(f"cannot write to {there}; choose another folder")
+
+
+def _inputs(table: Table, names: list[str]) -> Any:
+    """Inputs of a regressor: a matrix where all are numbers, else the columns as they are."""
+    columns = [table.columns[name] for name in names]
+    if all(column.dtype.kind == "f" and np.isfinite(column).all() for column in columns):
+        X = numeric(table, names)
+        refuse_constant(X, names, source=table.source)
+        return X
+    return table.without_gaps(names)
 
 
 def _about(path: Path, function: Any, *args: Any, **options: Any) -> Any:

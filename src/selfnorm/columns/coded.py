@@ -50,6 +50,7 @@ class CodedColumns(nn.Module):
     values: Tensor
     scores: Tensor
     knots: Tensor
+    span: Tensor
     log_share: Tensor
     fitted: Tensor
 
@@ -81,6 +82,8 @@ class CodedColumns(nn.Module):
             "scores", torch.tensor(ndtri(levels)).to(self.step).repeat(len(parts), 1)
         )
         self.register_buffer("knots", self.scores.clone())
+        # least and greatest score of a training row's number
+        self.register_buffer("span", torch.tensor([-torch.inf, torch.inf]).repeat(len(parts), 1))
         # log-frequency of every outcome of a part: its codes, then the numbers
         self.register_buffer("log_share", torch.zeros(len(parts), max(n_codes) + 1).to(self.step))
         self.register_buffer("fitted", torch.tensor(False))
@@ -110,6 +113,9 @@ class CodedColumns(nn.Module):
                 self.scores[j], self.knots[j] = torch.from_numpy(scores), torch.from_numpy(knots)
             elif len(values) == 1:
                 self.knots[j] = self.scores[j] * (part.step or 1.0) + float(values[0])
+            if len(values) > 0:
+                ends = torch.tensor([[values.min()], [values.max()]]).to(self.knots)
+                self.span[j] = self.to_scores(ends, torch.tensor([j]))[0][:, 0]
         self.fitted.fill_(True)
         return self
 

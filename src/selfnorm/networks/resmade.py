@@ -111,7 +111,6 @@ class ResMADE(nn.Module):
         hidden: width.
         blocks: residual blocks, two masked layers each.
         condition_dim: length of the condition vector, which every output sees.
-        condition_once: let it in before the first block alone, where it is long.
         drop: dropout probability inside the blocks.
 
     Example:
@@ -133,7 +132,6 @@ class ResMADE(nn.Module):
         hidden: int = 256,
         blocks: int = 2,
         condition_dim: int = 0,
-        condition_once: bool = False,
         drop: float = 0.0,
     ) -> None:
         super().__init__()
@@ -156,7 +154,7 @@ class ResMADE(nn.Module):
                 second.weight.mul_(0.1)  # near-identity blocks train faster
         self.conditioners = nn.ModuleList(
             ChainLinear(stack, condition_dim, hidden, bias=False)
-            for _ in range((1 if condition_once else blocks + 1) if condition_dim else 0)
+            for _ in range(blocks + 1 if condition_dim else 0)
         )
 
     def head(self, n: int | Sequence[int], *, zero: bool = False) -> ChainLinear:
@@ -184,7 +182,7 @@ class ResMADE(nn.Module):
             h = h + self.conditioners[0](condition)
         for i in range(0, len(self.layers), 2):
             inner = self.layers[i](silu(h))
-            if conditioned and len(self.conditioners) > 1:
+            if conditioned:
                 inner = inner + self.conditioners[i // 2 + 1](condition)
             inner = dropout(silu(inner), self.drop, self.training)
             h = h + self.layers[i + 1](inner)

@@ -286,6 +286,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def sample(self, n_samples: int = 1, random_state: Any = None, given: Any = None) -> Any:
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
 
+        Numbers come within the range that the training rows have.
+
         Parameters
         ----------
         n_samples : int
@@ -305,7 +307,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
                 # in float32: a few digits of a random number cost twice the time in float64
-                drawn = copy.deepcopy(self.model_).float().sample(int(n_samples), seed=seed)
+                chain = copy.deepcopy(self.model_).float()
+                drawn = chain.sample(int(n_samples), within=True, seed=seed)
                 return self.schema_.decode(self._unpacked(drawn), seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
@@ -721,7 +724,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 drawn = (
                     copy.deepcopy(model)
                     .float()
-                    .sample(int(todo.sum()), packed[todo].float(), seen[todo], seed=seed)
+                    .sample(
+                        int(todo.sum()), packed[todo].float(), seen[todo], within=True, seed=seed
+                    )
                 )
             new = self._unpacked(drawn)
             out[todo] = torch.where(seen[todo].unsqueeze(-1), coded[todo], torch.from_numpy(new))

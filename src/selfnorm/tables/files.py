@@ -55,6 +55,16 @@ class Table:
             return self.arrow.select(names)
         return {name: self.cells.get(name, self.columns[name]) for name in names}
 
+    def without_gaps(self, names: Sequence[str]) -> Any:
+        """The same with texts that stand for a gap left out."""
+        frame = self.frame(names)
+        if not isinstance(frame, dict):
+            return frame
+        return {
+            name: [None if _is_missing(cell) else cell for cell in column.tolist()]
+            for name, column in frame.items()
+        }
+
     def added(self, columns: dict[str, np.ndarray]) -> Table:
         """The same table with further columns."""
         twice = [name for name in columns if name in self.columns]

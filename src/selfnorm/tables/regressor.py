@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils._param_validation import Interval, StrOptions, validate_parameter_constraints
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -43,6 +44,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
+from selfnorm.tables.inputs import TableInputs, all_numbers
 from selfnorm.training import History, TrainingOptions
 
 MINIMUM_ROWS = 5
@@ -245,6 +247,9 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
         # ``score`` is a mean log-density, not an R^2: it has no scale on which 0.5 is good.
         tags.regressor_tags.poor_score = True
         return tags
@@ -260,16 +265,24 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
     ) -> Any:
         """Fit to inputs ``X (n, d_x)`` and targets ``y (n,)`` or ``(n, d)``.
 
+        ``X`` may be a table with text, categories, dates and gaps, read by a
+        :class:`~selfnorm.Schema`: ``inputs_.schema``.
+
         Progress is saved to the file ``checkpoint`` (and for the energies to one beside it that
         ends in ``.energy``), from which the same fit goes on after a kill.
         """
         check_device(self.device)
-        refuse_text(X)
+        refuse_repeated_names(X)
         refuse_repeated_names(y, "y")
         refuse_text_target(y)
-        checked: Any = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True
-        )
+        self.inputs_: TableInputs | None = None
+        how: dict[str, Any] = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
+        checked: Any
+        if all_numbers(X):
+            checked = validate_data(self, X, y, **how)
+        else:
+            self.inputs_ = TableInputs.of(X)
+            checked = check_X_y(self._read(X, reset=True), y, **how)
         rows, labels = checked[0], np.asarray(checked[1], dtype=np.float64)
         refuse_huge(rows, "X")
         refuse_huge(labels, "y")
@@ -568,6 +581,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             "columns": None if names is None else [str(name) for name in names],
             "n_features": int(self.n_features_in_),
             "n_outputs": int(self.n_outputs_),
+            "inputs": None if self.inputs_ is None else self.inputs_.to_dict(),
             "flat_target": bool(self._flat_target),
             "label_step": float(self.label_step_),
             "label_grid": self.label_grid_ and dataclasses.asdict(self.label_grid_),
@@ -603,7 +617,9 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         self.n_features_in_, self.n_outputs_ = int(config["n_features"]), int(config["n_outputs"])
         state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
         edges = (state.get(f"{part}.bins.edges") for part in ("features.0", "label_features"))
-        model = self._build(self.n_features_in_, self.n_outputs_, *edges).double()
+        self.inputs_ = TableInputs.from_dict(config["inputs"]) if config.get("inputs") else None
+        n_inputs = len(tensors["x_center"])
+        model = self._build(n_inputs, self.n_outputs_, *edges).double()
         model.load_state_dict(state, strict=True)
         model.freeze_proposal()
         self._predictive = PredictiveModel(model, *(tensors[k] for k in _RANGES))
@@ -623,9 +639,22 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        refuse_text(X)
-        rows: Any = validate_data(self, X, reset=False, dtype=np.float64)
+        rows: Any
+        if self.inputs_ is not None:
+            rows = self._read(X, reset=False)
+        else:
+            refuse_text(X)
+            rows = validate_data(self, X, reset=False, dtype=np.float64)
         return _mapped(rows, self._x_columns)
+
+    def _read(self, X: Any, *, reset: bool) -> np.ndarray:
+        """Rows of a table of any kind as numbers."""
+        assert self.inputs_ is not None
+        if isinstance(X, Mapping):
+            self.n_features_in_ = len(self.inputs_.schema.columns)
+        else:
+            validate_data(self, X, reset=reset, skip_check_array=True)
+        return self.inputs_.rows(X)
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
         """Inputs and as many targets, standardised."""

@@ -1,0 +1,112 @@
+"""Inputs of every kind as columns of numbers, for a network that reads numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from selfnorm.columns import GAP, Schema
+
+MAX_LEVELS = 32  # with a column of their own; the rarer share none
+
+
+@dataclass(frozen=True)
+class TableInputs:
+    """A table's rows as numbers: a column for each frequent level, one for numbers, one for gaps.
+
+    A number that is not there is the median of those that are. Levels that are rare or were never
+    seen have zeros everywhere.
+
+    Attributes:
+        schema: what the columns are.
+        levels: for each part the codes that have a column.
+        fill: for each part the number in place of none.
+        gaps: for each part whether gaps have a column.
+
+    Example:
+        >>> inputs = TableInputs.of({"a": [1.5, None, 2.25], "b": ["x", "y", "x"]})
+        >>> inputs.rows({"a": [None], "b": ["x"]})
+        array([[1.875, 1.   , 1.   , 0.   ]])
+    """
+
+    schema: Schema
+    levels: tuple[tuple[int, ...], ...]
+    fill: tuple[float, ...]
+    gaps: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, frame: Any) -> TableInputs:
+        """Read off the rows of a training table."""
+        schema = Schema.detect(frame)
+        x, _ = schema.encode(frame)
+        levels, fill, gaps = [], [], []
+        for j, part in enumerate(schema.parts):
+            code, number = x[:, j, 0], x[:, j, 1]
+            counts = np.bincount(code[code >= 0].astype(int), minlength=part.n_codes + 1)
+            often = np.argsort(-counts[: part.n_codes], kind="stable")[:MAX_LEVELS]
+            levels.append(tuple(sorted(int(i) for i in often if counts[i] > 0)))
+            fill.append(float(np.median(number[code == part.n_codes])) if part.rest else 0.0)
+            gaps.append(bool((code == GAP).any()))
+        return cls(schema, tuple(levels), tuple(fill), tuple(gaps))
+
+    def rows(self, frame: Any) -> np.ndarray:
+        """``(n, columns)`` of float64."""
+        x, _ = self.schema.encode(frame)
+        found = []
+        for j, part in enumerate(self.schema.parts):
+            code, number = x[:, j, 0], x[:, j, 1]
+            if part.rest:
+                found.append(np.where(code == part.n_codes, number, self.fill[j]))
+            if self.gaps[j]:
+                found.append((code == GAP).astype(np.float64))
+            found += [(code == level).astype(np.float64) for level in self.levels[j]]
+        return np.stack(found, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "schema": self.schema.to_dict(),
+            "levels": [list(codes) for codes in self.levels],
+            "fill": list(self.fill),
+            "gaps": list(self.gaps),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> TableInputs:
+        """What :meth:`to_dict` wrote."""
+        levels = tuple(tuple(int(i) for i in codes) for codes in saved["levels"])
+        fill = tuple(float(v) for v in saved["fill"])
+        return cls(Schema.from_dict(saved["schema"]), levels, fill, tuple(saved["gaps"]))
+
+
+def all_numbers(X: Any) -> bool:
+    """Whether a table is one of numbers without gaps, which needs no schema.
+
+    Example:
+        >>> all_numbers([[1.0, 2.0]]), all_numbers([[1.0, None]]), all_numbers([["a", 1.0]])
+        (True, False, False)
+    """
+    if hasattr(X, "toarray"):  # a sparse matrix (some are dicts), refused elsewhere
+        return True
+    if isinstance(X, Mapping):
+        return False
+    if np.ma.is_masked(X):
+        return False
+    frames = hasattr(X, "dtypes") and hasattr(X, "columns")
+    columns = [np.asarray(X[name]) for name in X.columns] if frames else [np.asarray(X)]
+    for values in columns:
+        if values.dtype.kind == "c":
+            return True  # refused elsewhere
+        if values.dtype.kind in "USTMm":
+            return False
+        if values.dtype.kind == "O" and any(isinstance(v, str) for v in values.ravel()):
+            return False
+        try:
+            if np.isnan(values.astype(np.float64)).any():
+                return False
+        except (TypeError, ValueError):
+            return False
+    return True
