@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def orderings_of(orderings: int | Sequence[Sequence[int]], dim: int) -> Tensor:
     return ranks
 
 
-class Chain(nn.Module):
+class Chain(nn.Module, ABC):
     """What chains of one-dimensional EBMs share: factors of numbers, training, bounds."""
 
     trunk: ResMADE
@@ -176,33 +177,33 @@ class Chain(nn.Module):
             {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
         ]
 
+    @abstractmethod
     def start(self, x: Tensor, condition: Tensor | None = None) -> None:
         """Get ready to be trained on rows: check them, read what is read off the data."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, x: Any) -> Tensor:
         """Rows on the model's device and dtype, or a :class:`DataError`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def given(self, condition: Any, n: int) -> Tensor | None:
         """What ``n`` rows are conditioned on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def inside(self, x: Tensor) -> Tensor:
         """``(n,)``: rows that have a density."""
-        raise NotImplementedError
 
+    @abstractmethod
     def at_rows(
         self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0
     ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
         """The factors at rows, ``log q``, ``-E``, ``log_w`` and the log-determinant."""
-        raise NotImplementedError
 
+    @abstractmethod
     def at_batch(
         self, batch: tuple[Tensor, ...], n_samples: int
     ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
         """:meth:`at_rows` of a batch of training rows."""
-        raise NotImplementedError
 
     def factors_of(self, features: Tensor) -> Factors:
         """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``."""
