@@ -1,10 +1,14 @@
-"""Training functions with all options in one flat list, for tests that combine many of them."""
+"""What tests of training share: options in one flat list, and a fit whose gradient overflows."""
 
 import inspect
 from dataclasses import fields
 from functools import partial
 
+import torch
+from torch import nn
+
 import selfnorm as sn
+from selfnorm.density.fit import DensityTask
 
 _NAMES = {each.name for each in fields(sn.TrainingOptions)}
 
@@ -25,3 +29,23 @@ def _flat(function, *args, **given):
 fit, fit_many, fit_distributed = (
     partial(_flat, function) for function in (sn.fit, sn.fit_many, sn.fit_distributed)
 )
+
+
+class Hole(nn.Module):
+    """An energy with a hole of some depth beyond 1.5."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.depth = nn.Parameter(torch.tensor(depth))
+
+    def forward(self, x):
+        return -self.depth * torch.sigmoid(20 * (x[:, 0] - 1.5))
+
+
+class Deepens(DensityTask):
+    """``b`` is set at the start; the hole opens after it."""
+
+    def start(self, data):
+        super().start(data)
+        with torch.no_grad():
+            self.module.energy.depth.fill_(60.0)

@@ -111,20 +111,6 @@ def test_where_nine_rows_in_ten_share_a_value_the_deviation_is_the_scale():
     assert float(columns.scale) == pytest.approx(float(x.std()), rel=0.01)
 
 
-def test_columns_of_mapped_rows_spread_them_as_the_others_do():
-    x = torch.stack([torch.arange(300.0) % 5 + 1e6, torch.randn(300)], 1).double()
-    x[:40, 1] = 0.25
-    columns = Columns(2).double().fit(x)
-    mapped = columns.standardised()
-    z = columns(x)[0]
-    noisy = []
-    for spread in (lambda: columns(columns.dequantise(x))[0], lambda: mapped.dequantise(z)):
-        torch.manual_seed(0)
-        noisy.append(spread())
-    assert torch.allclose(*noisy)
-    assert torch.equal(mapped(z)[0], z)
-
-
 def test_constant_and_repeated_columns_are_said():
     x = torch.randn(100, 3)
     x[:, 1] = 4.0

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.fit import DensityTask
 from selfnorm.tables import RegressorNetwork
 from selfnorm.training import TrainingOptions, run
 from selfnorm.vae import (
@@ -20,7 +19,7 @@ from selfnorm.vae import (
     StandardNormal,
     latent_energy,
 )
-from tests.fitting import fit, fit_many
+from tests.fitting import Deepens, Hole, fit, fit_many
 from tests.gpu.tools import DEVICE, close, each, flat, graphs, moved, skip
 
 QUICK = {"batch_size": 64, "n_samples": 64, "max_steps": 30, "max_epochs": 1000, "lr": 2e-3}
@@ -177,30 +176,10 @@ def test_images_in_bfloat16_are_close_to_single_precision():
     close(on_device, expected, 2e-2)
 
 
-class Hole(nn.Module):
-    """An energy with a hole of some depth beyond 1.5."""
-
-    def __init__(self):
-        super().__init__()
-        self.depth = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x):
-        return -self.depth * torch.sigmoid(20 * (x[:, 0] - 1.5))
-
-
-class _Deepens(DensityTask):
-    """``b`` is set at the start; the hole opens after it."""
-
-    def start(self, data):
-        super().start(data)
-        with torch.no_grad():
-            self.module.energy.depth.fill_(60.0)
-
-
 def test_captured_steps_whose_gradient_has_no_square_are_taken():
     q = sn.Gaussian(torch.zeros(2, device=DEVICE), scale=1.0)
-    model = sn.EBM(Hole(), base=q).to(DEVICE)
-    task = _Deepens(model, q, n_samples=1024)
+    model = sn.EBM(Hole(0.0), base=q).to(DEVICE)
+    task = Deepens(model, q, n_samples=1024)
     options = TrainingOptions(max_steps=100, lr=1e-2, batch_size=128, seed=0, progress=False)
     with graphs(True):
         history = run(task, (torch.randn(600, 2, device=DEVICE),), options=options)

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.fit import DensityTask
 from selfnorm.errors import SelfnormWarning
 from selfnorm.images import ImageRegressor
 from selfnorm.training import TrainingOptions, run
 from selfnorm.training import step as stepper
+from tests.fitting import Deepens, Hole
 
 
 class Hiccup(nn.Module):
@@ -116,31 +116,11 @@ def test_a_graph_without_losses_is_kept(monkeypatch):
     assert history.n_steps == 100
 
 
-class Hole(nn.Module):
-    """An energy with a hole of some depth beyond 1.5."""
-
-    def __init__(self, depth):
-        super().__init__()
-        self.depth = nn.Parameter(torch.tensor(depth))
-
-    def forward(self, x):
-        return -self.depth * torch.sigmoid(20 * (x[:, 0] - 1.5))
-
-
-class _Deepens(DensityTask):
-    """``b`` is set at the start; the hole opens after it."""
-
-    def start(self, data):
-        super().start(data)
-        with torch.no_grad():
-            self.module.energy.depth.fill_(60.0)
-
-
 def test_a_gradient_whose_square_overflows_is_shortened_and_not_lost():
     x = torch.randn(600, 2)
     q = sn.Gaussian(torch.zeros(2), scale=1.0)
     model = sn.EBM(Hole(0.0), base=q)
-    task = _Deepens(model, q, n_samples=256)
+    task = Deepens(model, q, n_samples=256)
     options = TrainingOptions(max_steps=10, lr=1e-2, batch_size=128, seed=0, progress=False)
     history = run(task, (x,), options=options)
     assert history.skipped_steps == 0

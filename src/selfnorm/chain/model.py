@@ -403,12 +403,6 @@ class AutoregressiveEBM(Chain):
         self.start_at_marginals()
         return self
 
-    def set_columns(self, columns: Columns) -> AutoregressiveEBM:
-        """Take scales, grids and atoms as ``columns`` has them, in place of :meth:`set_scaling`."""
-        self.columns.load_state_dict(columns.state_dict())
-        self.start_at_marginals()
-        return self
-
     def start_at_marginals(self) -> None:
         """Place the components of every proposal on the quantiles of its column."""
         self._start_numbers_at(self.columns.knots)

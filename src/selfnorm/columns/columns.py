@@ -246,23 +246,6 @@ class Columns(nn.Module):
         self.fitted.fill_(True)
         return self
 
-    def standardised(self) -> Columns:
-        """The columns of the table that :meth:`forward` makes: center 0, scale 1, without limits.
-
-        Example:
-            >>> x = torch.arange(10.0).repeat(2)[:, None]
-            >>> columns = Columns(1).fit(x)
-            >>> torch.equal(columns.standardised().step, columns.step / columns.scale)
-            True
-        """
-        twin = Columns(self.dim, discrete=self.discrete, encoding=self.encoding).to(self.center)
-        for name in ("step", "atom_width", "unit"):
-            getattr(twin, name).copy_(getattr(self, name) / self.scale)
-        twin.atoms.copy_((self.atoms - self.center[:, None]) / self.scale[:, None])
-        twin.knots.copy_(self.knots)
-        twin.fitted.copy_(self.fitted)
-        return twin
-
     def _fit_discrete(self, j: int, values: np.ndarray, sd: float, constant: bool) -> None:
         self.step[j], self.atom_width[j] = 0.0, 0.0
         self.atoms[j] = torch.nan
