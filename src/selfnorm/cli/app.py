@@ -212,6 +212,9 @@ def fit(
     contamination: Annotated[
         float | None, Option(help="Share of rows to call outliers (density only); 0.1.")
     ] = None,
+    model_gaps: Annotated[
+        bool, Option("--model-gaps", help="Model which cells are missing, too (density only).")
+    ] = False,
     checkpoint: Annotated[
         Path | None,
         Option(help="File for the progress of a long fit: the same command goes on from it."),
@@ -233,7 +236,7 @@ def fit(
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
     if target is not None:
         given = {"max-steps": max_steps, "method": method, "contamination": contamination}
-        for flag, value in given.items():
+        for flag, value in (given | {"model-gaps": model_gaps or None}).items():
             if value not in (None, "auto"):
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
     table = read_table(data)
@@ -250,7 +253,7 @@ def fit(
         common |= {"method": method, "max_steps": max_steps}
         share = 0.1 if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
-        schema = _about(data, Schema.detect, rows[0], missing=True)
+        schema = _about(data, Schema.detect, rows[0], missing=True, model_gaps=model_gaps)
         estimator = EnergyDensity(schema=schema, contamination=share, **common)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
@@ -343,10 +346,9 @@ def score(
         added["log_density"] = _about(data, found.estimator.score_samples, X)
         added["outlier"] = (found.estimator.decision_function(X) < 0).astype(np.float64)
         if explain:
-            cells = found.estimator.explain(X)
+            cells = table_of(found.estimator.explain(X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
-            names = np.array([str(name) for name in cells], dtype=object)
-            added["least_expected"] = names[least]
+            added["least_expected"] = np.array(list(cells), dtype=object)[least]
             added |= {f"p_{name}": values for name, values in cells.items()}
     write_table(table.added(added), output)
     report: dict[str, Any] = {
@@ -390,6 +392,9 @@ def sample(
     model: ModelFolder,
     output: TableOut,
     n: Annotated[int, Option("-n", "--n", min=1, help="Number of rows.")] = 1000,
+    missing: Annotated[
+        bool, Option("--missing", help="With gaps as in the data (of a fit with --model-gaps).")
+    ] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -403,7 +408,7 @@ def sample(
             f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
             "draw fewer at a time, with another --seed each"
         )
-    drawn = found.estimator.sample(n, random_state=seed)
+    drawn = found.estimator.sample(n, random_state=seed, missing=missing)
     if isinstance(drawn, np.ndarray):
         drawn = dict(zip(found.names, drawn.T, strict=True))
     write_table(table_of(drawn), output)

@@ -4,6 +4,7 @@ from selfnorm.columns.coded import GAP, UNSEEN, CodedColumns, knots_for
 from selfnorm.columns.coding import Column, Part
 from selfnorm.columns.columns import Columns, label_step, log_cell_mass
 from selfnorm.columns.detection import detect_step
+from selfnorm.columns.frames import numbers_like
 from selfnorm.columns.schema import Schema
 from selfnorm.columns.text import MISSING
 
@@ -20,4 +21,5 @@ __all__ = [
     "knots_for",
     "label_step",
     "log_cell_mass",
+    "numbers_like",
 ]
