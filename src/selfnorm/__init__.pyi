@@ -1,5 +1,5 @@
 from selfnorm import functional as functional
-from selfnorm._version import __version__ as __version__
+from selfnorm._door import __version__ as __version__
 from selfnorm.chain import AutoregressiveEBM as AutoregressiveEBM
 from selfnorm.columns import Schema as Schema
 from selfnorm.conditional import ConditionalEBM as ConditionalEBM

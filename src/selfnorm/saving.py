@@ -39,7 +39,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from selfnorm._context import float32_on_cpu, seeded
-from selfnorm._version import __version__
+from selfnorm._door import __version__
 from selfnorm.errors import ModelFileError, SelfnormWarning
 
 fcntl: Any
