@@ -174,7 +174,7 @@ class Schema:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def is_gap(self, x: np.ndarray) -> np.ndarray:
-        """Where coded rows ``(n, p, 2)`` have no value, unknown or known to be a gap: ``(n, p)``."""
+        """``(n, p)``: where coded rows have no value, unknown or known to be a gap."""
         codes = np.array([part.gap_code for part in self.parts])
         return (x[..., 0] == -1) | (x[..., 0] == codes)
 
@@ -283,7 +283,7 @@ class Schema:
                 continue
             gap = cells[here].missing
             if name in modelled:  # texts may stand for gaps
-                gap = self.is_gap(was)[:, self.parts_of([name])].any(1)
+                gap = np.any(self.is_gap(was)[:, self.parts_of([name])], axis=1)
             cells[here] = filled(cells[here], new, gap)
         made = write(kind, cells)
         if kind == "pandas":
