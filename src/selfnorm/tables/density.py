@@ -637,9 +637,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         return torch.from_numpy(x), torch.from_numpy(extra)
 
     @torch.no_grad()
-    def _log_prob(
-        self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature"
-    ) -> Tensor:
+    def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         with on_cpu():
             if isinstance(self.model_, TableChain):
