@@ -1,0 +1,13 @@
+"""What a person sees of a fitted model of tables: figures, and a report in one HTML file."""
+
+from selfnorm.report.density import About, density_report
+from selfnorm.report.figures import plot_density_model, plot_regressor
+from selfnorm.report.regressor import regressor_report
+
+__all__ = [
+    "About",
+    "density_report",
+    "plot_density_model",
+    "plot_regressor",
+    "regressor_report",
+]
