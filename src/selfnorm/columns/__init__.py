@@ -1,9 +1,9 @@
 """What a column of a table is: kind, scale, grid, atoms, limits; the maps to codes and to units."""
 
 from selfnorm.columns.coded import GAP, UNSEEN, CodedColumns, knots_for
-from selfnorm.columns.coding import Column
-from selfnorm.columns.columns import Columns, detect_step, label_step, log_cell_mass
-from selfnorm.columns.numbers import Part
+from selfnorm.columns.coding import Column, Part
+from selfnorm.columns.columns import Columns, label_step, log_cell_mass
+from selfnorm.columns.detection import detect_step
 from selfnorm.columns.schema import Schema
 from selfnorm.columns.text import MISSING
 

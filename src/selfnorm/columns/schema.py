@@ -14,16 +14,15 @@ import numpy as np
 from selfnorm.columns.coding import (
     KINDS,
     Column,
+    Part,
     as_column,
     broken_promise,
     constant_cells,
     decode_column,
     encode_column,
 )
-from selfnorm.columns.detection import Detection
+from selfnorm.columns.detection import Detection, relations
 from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain, write
-from selfnorm.columns.numbers import Part
-from selfnorm.columns.relations import relations
 from selfnorm.columns.text import MISSING, as_written
 from selfnorm.errors import DataError, SelfnormWarning
 

@@ -35,8 +35,8 @@ from selfnorm.density import EBM, fit
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.tables import answers
-from selfnorm.tables.joint import fit_joint, split
-from selfnorm.training import History, TrainingOptions
+from selfnorm.tables.joint import fit_joint
+from selfnorm.training import History, TrainingOptions, split_rows
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 5000  # of the training table, for the threshold of outliers
@@ -550,7 +550,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if self.hidden is not None:
             sizes["hidden"] = self.hidden
         with seeded(seed):
-            train, held_out = split(torch.arange(n), self.validation_fraction)
+            train, held_out = split_rows(torch.arange(n), self.validation_fraction)
             columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
             models = [
                 TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
@@ -12,7 +11,7 @@ from selfnorm.columns import Columns
 from selfnorm.density import EBM, Recipe, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import Defensive, Proposal, StudentT
 from selfnorm.networks import MLP
-from selfnorm.training import History, TrainingOptions
+from selfnorm.training import History, TrainingOptions, split_rows
 
 
 def fit_joint(
@@ -36,7 +35,7 @@ def fit_joint(
     n, d = x.shape
     with seeded(seed):
         columns = Columns(d).double().fit(x)
-        train, held_out = split(x, validation_fraction)
+        train, held_out = split_rows(x, validation_fraction)
         if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
             # fresh noise for each copy, so that the noise itself cannot be learned
             copies = max(1, min(8, 20_000 // len(train)))
@@ -84,12 +83,3 @@ def _small_joint(x: Tensor) -> Recipe:
     )
     model = EBM(energy, base=StudentT.fit_to(x, df=5.0))
     return Recipe(model, proposal, options, n_samples=256 if n < 200 else 512)
-
-
-def split(z: Tensor, fraction: float) -> tuple[Tensor, Tensor | None]:
-    """Rows to train on and rows to choose the best state by; none are spared of a tiny table."""
-    held_out = int(fraction * len(z))
-    if held_out < 20:
-        return z, None
-    order = torch.randperm(len(z))
-    return z[order[held_out:]], z[order[:held_out]]
