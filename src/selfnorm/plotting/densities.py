@@ -66,9 +66,7 @@ def new_figure(n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Fig
         return figure, figure.subplots(n_rows, n_columns, **shared)
 
 
-def on_axes(
-    axes: Any, n_rows: int = 1, n_columns: int = 1, **options: Any
-) -> tuple[Figure, Any]:
+def on_axes(axes: Any, n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
     """The axes given and their figure; where none are given, a new figure and its axes."""
     if axes is None:
         size = (3.0 * n_columns, 2.4 * n_rows)

@@ -89,9 +89,7 @@ def plot_pair(
     categories and whole numbers are spread a little, so that their points do not hide each other.
     """
     named = {"data": data, "model": model}
-    rows = {
-        k: np.asarray(v, dtype=float).reshape(-1, 2) for k, v in named.items() if v is not None
-    }
+    rows = {k: np.asarray(v, dtype=float).reshape(-1, 2) for k, v in named.items() if v is not None}
     n = min(len(points) for points in rows.values())
     figure, axes = on_axes(axes, 1, len(rows), sharex=True, sharey=True)
     rng = np.random.default_rng(0)
@@ -171,7 +169,9 @@ def plot_log_weights(
 
 
 @styled
-def plot_shares(names: Sequence[str], shares: ArrayLike, xlabel: str, *, axes: Any = None) -> Figure:
+def plot_shares(
+    names: Sequence[str], shares: ArrayLike, xlabel: str, *, axes: Any = None
+) -> Figure:
     """Bars of a share for each of some names, the largest at the top."""
     figure, axes = on_axes(axes, figsize=(5, 0.25 * len(names) + 0.9))
     values = np.asarray(shares, dtype=float)
@@ -235,9 +235,7 @@ def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
         axes.set_title(f"the {len(often)} most frequent of {len(scale.labels)}", fontsize=8)
 
 
-def _histograms(
-    axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: bool = True
-) -> None:
+def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: bool = True) -> None:
     """Shares of the rows in each bin: of all rows, also those out of sight."""
     finite = {name: values[np.isfinite(values)] for name, values in rows.items()}
     both = np.concatenate(list(finite.values()))
@@ -265,7 +263,7 @@ def _edges(scale: Scale, values: np.ndarray, n: int) -> np.ndarray:
         steps = max(round((high - low) / scale.step) + 1, 1)
         width = scale.step * max(1, -(-steps // MAX_BINS))
         count = -(-steps * scale.step // width)
-        return low - scale.step / 2 + width * np.arange(int(round(count)) + 1)
+        return low - scale.step / 2 + width * np.arange(round(count) + 1)
     if high <= low:
         half = max(abs(low) * 1e-3, 1e-9)
         return np.array([low - half, low + half])

@@ -49,7 +49,7 @@ class About:
     source: str = "the table"
     folder: str | None = None
     title: str | None = None
-    lines: Sequence[Any] | None = None
+    lines: Sequence[Any] | np.ndarray | None = None
     target: str = "y"
 
     def row(self, i: int) -> str:
@@ -129,7 +129,14 @@ class Comparison:
 
 
 def density_report(
-    estimator: Any, X: Any, scored: Scored, *, train: Any = None, about: About, seed: int = 0
+    estimator: Any,
+    X: Any,
+    scored: Scored,
+    *,
+    train: Any = None,
+    held_out: np.ndarray | None = None,
+    about: About,
+    seed: int = 0,
 ) -> str:
     """The page, of a fitted :class:`~selfnorm.EnergyDensity` and a table.
 
@@ -138,6 +145,7 @@ def density_report(
         X: a table of any kind.
         scored: gives log-likelihoods and ordinariness (``decision_function``) of a table's rows.
         train: the table that the simple laws are fitted to.
+        held_out: rows of ``X`` that training held out, where it is the training table.
         about: names.
         seed: for samples, folds and which rows of a large table are looked at.
     """
@@ -147,7 +155,7 @@ def density_report(
     places = len(schema.parts) * getattr(estimator.model_, "n_orderings", 1)
     joint = estimator.method_ == "joint"
     looked_at = figures.some_rows(n, _JOINT_ROWS if joint else max(200, _CELLS // places), seed)
-    held_out = _held_out(estimator, X) if train is None else None
+    held_out = held_out if train is None else None
     if held_out is not None and len(held_out):
         # those that no step has seen first, and of the others as many as there is time for
         others = np.setdiff1d(looked_at, held_out)[: max(0, len(looked_at) - len(held_out))]
@@ -202,14 +210,6 @@ def _subtitle(estimator: Any) -> str:
         f"{type(estimator).__name__} of selfnorm {__version__}: a normalised energy-based model, "
         "whose log-likelihoods can be compared with those of any other law of the same rows."
     )
-
-
-def _held_out(estimator: Any, X: Any) -> np.ndarray | None:
-    """Rows of the training table that were held out; ``None`` where ``X`` is another table."""
-    if not estimator.is_training_table(X):
-        return None
-    found: np.ndarray = estimator.held_out_
-    return found
 
 
 def _compare(
@@ -355,7 +355,9 @@ def _likelihood(
             ["conditionals against the joint law", f"{consistency['conditionals']:.3f} nats apart"]
         )
     page.table(f"Can the number be trusted? ({n_checked:,} rows)", ["check", "found"], rows)
-    page.words(f"Likelihoods compare only under the same measure: {schema.fingerprint}.", kind="note")
+    page.words(
+        f"Likelihoods compare only under the same measure: {schema.fingerprint}.", kind="note"
+    )
 
 
 def _columns(
@@ -518,7 +520,9 @@ def _tails(estimator: Any, rows: Any) -> dict[Any, np.ndarray]:
     drawn = estimator.schema_.encode(estimator.sample(1000, random_state=0))[0][..., 1]
     out = {}
     for j, name in enumerate(modelled):
-        ends = np.array([min(drawn[:, j].min(), x[:, j].min()), max(drawn[:, j].max(), x[:, j].max())])
+        ends = np.array(
+            [min(drawn[:, j].min(), x[:, j].min()), max(drawn[:, j].max(), x[:, j].max())]
+        )
         grid = np.linspace(*(ends + np.array([-0.25, 0.25]) * np.ptp(ends)), 1001)
         tails = []
         for row in x:
@@ -554,7 +558,9 @@ def _training(page: Page, estimator: Any, scores: np.ndarray, of_drawn: np.ndarr
 def _load(page: Page, joint: bool, about: About) -> None:
     folder = about.folder or "model"
     saved = "" if about.folder else f'density.save("{folder}")  # where it was fitted\n\n'
-    asked = "" if joint else "density.explain(table)                    # how ordinary each cell is\n"
+    asked = (
+        "" if joint else "density.explain(table)                    # how ordinary each cell is\n"
+    )
     page.code(
         f"{saved}import pandas as pd\nimport selfnorm\n\n"
         f'density = selfnorm.load("{folder}")\ntable = pd.read_csv("{_file(about)}")\n'

@@ -76,7 +76,10 @@ def plot_density_model(
     if of_data is not None and np.isnan(of_data).any():
         paths.append(folder / "gaps.png")
         names = [scale.name for scale in scales]
-        save(plot_shares(names, np.isnan(of_data).mean(0), "share of rows without a value"), paths[-1])
+        save(
+            plot_shares(names, np.isnan(of_data).mean(0), "share of rows without a value"),
+            paths[-1],
+        )
     return paths
 
 
@@ -235,7 +238,9 @@ def dependence(
     bins: dict[str, list[np.ndarray]] = {"data": [], "model": []}
     for j, scale in enumerate(scales):
         seen = of_data[~np.isnan(of_data[:, j]), j]
-        inner = np.unique(np.quantile(seen, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(seen) else []
+        inner = (
+            np.unique(np.quantile(seen, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(seen) else []
+        )
         for name, rows in (("data", of_data), ("model", of_model)):
             values = rows[:, j]
             codes = values if scale.labels else np.searchsorted(inner, values, side="right")

@@ -42,7 +42,7 @@ class Page:
         self._sections.append((heading, []))
 
     def words(self, text: str, *, kind: str = "") -> None:
-        """A paragraph; ``kind`` is ``"verdict"``, ``"warning"`` or ``"note"`` where it stands out."""
+        """A paragraph; where it stands out, of the kind ``verdict``, ``warning`` or ``note``."""
         self._add(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>")
 
     def code(self, text: str, label: str) -> None:

@@ -1,4 +1,4 @@
-"""The report of a regressor: likelihood, calibration, predictive densities, rows it did not expect."""
+"""The report of a regressor: likelihood, calibration, predictive densities, surprises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from selfnorm.plotting import (
     plot_reliability,
 )
 from selfnorm.report import figures, peers
-from selfnorm.report.density import About, Comparison, _cells, _error, _subtitle
+from selfnorm.report.density import About, Comparison, _cells, _subtitle
 from selfnorm.report.page import Page
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -28,7 +28,14 @@ _MAX_INPUTS = 12
 
 
 def regressor_report(
-    estimator: Any, X: Any, y: Any, *, train: Any = None, about: About, seed: int = 0
+    estimator: Any,
+    X: Any,
+    y: Any,
+    *,
+    train: Any = None,
+    seen: bool = False,
+    about: About,
+    seed: int = 0,
 ) -> str:
     """The page, of a fitted :class:`~selfnorm.EnergyRegressor` and pairs.
 
@@ -37,6 +44,7 @@ def regressor_report(
         X: inputs, a table of any kind that it takes.
         y: targets ``(n,)``; of several, ``(n, d)``, only likelihoods and training are shown.
         train: ``(X, y)`` that the simple laws are fitted to.
+        seen: whether the model was fitted to these rows.
         about: names.
         seed: for folds, samples and which rows of a large table are looked at.
     """
@@ -47,7 +55,7 @@ def regressor_report(
     rows, labels = figures.rows_of(X, looked_at), y[looked_at]
     one = estimator.n_outputs_ == 1
     labels = labels.ravel() if one else labels
-    seen = bool(estimator.is_training_table(X, y)) if train is None else False
+    seen = seen and train is None
     comparison = _compare(estimator, rows, labels, train, seen, seed)
     few = figures.some_rows(len(labels), _BOUND_ROWS, seed)
     bounds = estimator.bounds(
@@ -142,14 +150,11 @@ def _trust(bounds: Bounds) -> str:
 def _verdict(page: Page, comparison: Comparison, bounds: Bounds, pit: np.ndarray) -> None:
     inside = central_coverage(pit, 0.9)
     error = 2 * math.sqrt(0.09 / len(pit))
-    calibrated = (
-        f"Its 90 % intervals hold {100 * inside:.1f} % of the labels"
-        + (
-            ", as they should."
-            if abs(inside - 0.9) <= error
-            else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
-            f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
-        )
+    calibrated = f"Its 90 % intervals hold {100 * inside:.1f} % of the labels" + (
+        ", as they should."
+        if abs(inside - 0.9) <= error
+        else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
+        f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
     )
     kind = "verdict" if bounds.reliable else "warning"
     page.words(f"{comparison.verdict()} {calibrated} {_trust(bounds)}", kind=kind)
@@ -166,8 +171,11 @@ def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
     if estimator.label_step_ > 0:
         target = f"{about.target}, in steps of {estimator.label_step_:.4g}"
     facts = [
-        ["model", f"{type(estimator).__name__}, {estimator.n_members} members: mixture density "
-         "networks, each tilted by an energy"],
+        [
+            "model",
+            f"{type(estimator).__name__}, {estimator.n_members} members: mixture density "
+            "networks, each tilted by an energy",
+        ],
         ["target", target if estimator.n_outputs_ == 1 else f"{estimator.n_outputs_} targets"],
         ["inputs", f"{estimator.n_features_in_}: {_shortened(_input_names(estimator, X))}"],
         ["fitted to", f"{fitted_to['rows']:,} rows" if fitted_to else "rows not recorded"],

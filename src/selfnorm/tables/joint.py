@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
@@ -23,8 +25,10 @@ def fit_joint(
     device: str,
     seed: int,
     stated: dict[str, Any],
-) -> tuple[list[EBM], Proposal, list[History], Columns]:
+) -> tuple[list[EBM], Proposal, list[History], Columns, np.ndarray]:
     """Restarts of one energy over the rows ``x (n, d)`` in float64, and the map of the columns.
+
+    The last of what is returned are the rows that were held out.
 
     The base is a Student-t fitted to the rows (polynomial tails, so ``Z`` exists for any
     bounded energy), the proposal a Gaussian mixture with a Student-t part; the energy starts at
@@ -35,7 +39,8 @@ def fit_joint(
     n, d = x.shape
     with seeded(seed):
         columns = Columns(d).double().fit(x)
-        train, held_out = split_rows(x, validation_fraction)
+        chosen, spared = split_rows(torch.arange(n), validation_fraction)
+        train, held_out = x[chosen], None if spared is None else x[spared]
         if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
             # fresh noise for each copy, so that the noise itself cannot be learned
             copies = max(1, min(8, 20_000 // len(train)))
@@ -54,9 +59,14 @@ def fit_joint(
     mapped = None if held_out is None else columns(held_out)[0].float()
     common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
     common |= {"val_data": mapped, "options": options}
-    if n_init == 1:
-        return models, recipe.proposal, [fit(models[0], train, **common)], columns
-    return models, recipe.proposal, fit_many(models, train, **common), columns
+    one = n_init == 1
+    histories = [fit(models[0], train, **common)] if one else fit_many(models, train, **common)
+    return models, recipe.proposal, histories, columns, in_order(spared)
+
+
+def in_order(rows: Tensor | None) -> np.ndarray:
+    """Numbers of rows, ascending; none for ``None``."""
+    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _energy_of(n: int, d: int, hidden: int | None) -> MLP:
