@@ -161,7 +161,8 @@ def _bound_curves(axes: Any, history: Any) -> None:
     prefix = "val_" if held_out else ""
     lower, upper = (history.curve(f"{prefix}{bound}") for bound in ("lower", "upper"))
     axes.plot(*lower, label="lower bound (SNL)", color="C0")
-    axes.plot(*upper, label="upper bound (IS)", color="C1", ls="--")
+    if upper[0]:
+        axes.plot(*upper, label="upper bound (IS)", color="C1", ls="--")
     # Early steps are far below, and a run that explodes leaves infinities: show the middle.
     settled = sorted(v for v in lower[1] if math.isfinite(v))
     settled = settled[len(settled) // 4 :]

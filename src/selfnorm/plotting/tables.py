@@ -55,7 +55,7 @@ def plot_marginal(
 
     Example:
         >>> figure = plot_marginal(Scale("eyes", step=1.0), [1, 2, 2, 6], [1, 1, 2, 5])
-        >>> figure.axes[0].get_xlabel()
+        >>> figure.axes[0].get_title()
         'eyes'
     """
     figure, axes = on_axes(axes)
@@ -68,8 +68,11 @@ def plot_marginal(
         _bars(axes, scale, rows)
     else:
         _histograms(axes, scale, rows)
-    axes.set_xlabel(scale.name)
-    axes.set_ylabel("share of rows")
+    axes.set_title(scale.name)
+    if scale.labels:
+        axes.set_xlabel("share of rows")
+    else:
+        axes.set_ylabel("share of rows")
     if len(rows) > 1:
         axes.legend()
     return figure
@@ -230,9 +233,8 @@ def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
         axes.barh(range(len(often)), shares[often], label=name, **look)
     axes.set_yticks(range(len(often)), names)
     axes.invert_yaxis()
-    left_out = len(scale.labels) - len(often)
-    if left_out > 0:
-        axes.set_title(f"the {len(often)} most frequent of {len(scale.labels)}", fontsize=8)
+    if len(scale.labels) > len(often):
+        axes.set_ylabel(f"the {len(often)} commonest of {len(scale.labels)}")
 
 
 def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +44,7 @@ class About:
         folder: of the model, where it was saved.
         title: of the report; ``None`` makes one.
         lines: names of the rows (lines of a file); their numbers, from 0, by default.
-        target: name of a regressor's target.
+        target: name of a regressor's target, and ``inputs`` those of its inputs.
     """
 
     source: str = "the table"
@@ -51,6 +52,7 @@ class About:
     title: str | None = None
     lines: Sequence[Any] | np.ndarray | None = None
     target: str = "y"
+    inputs: tuple[str, ...] = ()
 
     def row(self, i: int) -> str:
         """What to call a row."""
@@ -69,18 +71,20 @@ class Comparison:
     Attributes:
         model: ``(n,)``.
         peers: by name, ``(n,)`` each.
+        parts: the same of what the model is made of, which are no peers.
         words: what the rows are, in a sentence.
         fair: whether no law has seen the rows.
     """
 
     model: np.ndarray
     peers: dict[str, np.ndarray] = field(default_factory=dict)
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
     words: str = ""
     fair: bool = True
 
     def difference(self, name: str) -> tuple[float, float]:
         """Mean of model less peer, and its standard error."""
-        ahead = self.model - self.peers[name]
+        ahead = self.model - (self.peers | self.parts)[name]
         return float(ahead.mean()), float(ahead.std()) / math.sqrt(max(len(ahead) - 1, 1))
 
     @property
@@ -115,7 +119,9 @@ class Comparison:
     def show(self, page: Page, what: str = "nats per row") -> None:
         """A table of all of them."""
         rows = [["this model", f"{self.model.mean():.3f} ± {_error(self.model):.3f}", ""]]
-        for name, scores in sorted(self.peers.items(), key=lambda item: -item[1].mean()):
+        for name, scores in sorted(
+            (self.peers | self.parts).items(), key=lambda item: -item[1].mean()
+        ):
             gain, error = self.difference(name)
             shown = f"{scores.mean():.3f} ± {_error(scores):.3f}"
             rows.append([name, shown, f"{gain:+.3f} ± {2 * error:.3f}"])
@@ -186,7 +192,7 @@ def density_report(
     of_model = figures.coordinates(schema, drawn)
     scales = figures.scales_of(schema)
     page.section("Columns")
-    _columns(page, scales, of_data[shown], of_model)
+    _columns(page, scales, of_data[shown], of_model, figures.gap_shares(schema, rows))
     if len(scales) > 1:
         page.section("Pairs of columns")
         _pairs(page, scales, of_data[shown], of_model)
@@ -246,15 +252,18 @@ def _compare(
         )
     else:
         words = (
-            f"The simple laws are fitted to four fifths of this table and judged on the last, "
-            f"{peers.N_FOLDS} times over. The model was fitted to another table; whether it shares "
-            "rows with this one is not known here."
+            "The model was fitted to another table; whether it shares rows with this one is not "
+            "known here. Independent columns are those of the model's own training rows where it "
+            "is a chain; other simple laws are fitted to four fifths of this table and judged on "
+            "the last, five times over."
         )
     rows = x[looked_at[judged]]
     extra = open_[looked_at[judged]].sum(-1)
-    fits = {"independent columns": partial(peers.independent_columns, parts)}
-    if len(parts) == 1:
-        fits = {"the quantiles of the column": fits["independent columns"]}
+    alone = "independent columns" if len(parts) > 1 else "the quantiles of the column"
+    fits: dict[str, Any] = {alone: partial(peers.independent_columns, parts)}
+    if hasattr(estimator.model_, "n_orderings"):  # a chain knows the marginals of its own rows
+        own = peers.marginals(estimator.model_.columns)
+        fits[alone] = lambda _: own
     if peers.continuous(parts, x) and (known is None or peers.continuous(parts, known)):
         fits["a Gaussian"] = peers.gaussian
     found = Comparison(scores[judged], words=words, fair=fair)
@@ -361,7 +370,11 @@ def _likelihood(
 
 
 def _columns(
-    page: Page, scales: Sequence[Scale], of_data: np.ndarray, of_model: np.ndarray
+    page: Page,
+    scales: Sequence[Scale],
+    of_data: np.ndarray,
+    of_model: np.ndarray,
+    gaps: np.ndarray,
 ) -> None:
     page.words(
         f"Rows of the table (filled) and {len(of_model):,} rows drawn from the model (line). The "
@@ -373,10 +386,9 @@ def _columns(
         plot_marginal(scale, of_model[:, j], of_data[:, j], axes=axes)
         panels.append((figure, f"{scale.name}: {_in_words(scale, of_data[:, j], of_model[:, j])}"))
     page.figures(panels)
-    gaps = np.isnan(of_data).mean(0)
     if gaps.any():
         has = np.flatnonzero(gaps)
-        names = [scales[j].name for j in has]
+        names = [scales[int(j)].name for j in has]
         words = ", ".join(f"{n} {100 * gaps[j]:.3g} %" for n, j in zip(names, has, strict=True))
         figure = plot_shares(names, gaps[has], "share of rows without a value")
         page.figures([(figure, f"Rows without a value: {words}")], wide=True)
@@ -392,7 +404,7 @@ def _in_words(scale: Scale, data: np.ndarray, model: np.ndarray) -> str:
         elif scale.labels:
             counts = np.bincount(values.astype(int), minlength=len(scale.labels)) / len(values)
             often = np.argsort(-counts, kind="stable")[:3]
-            shares = ", ".join(f"{scale.labels[i]} {100 * counts[i]:.0f} %" for i in often)
+            shares = ", ".join(f"{scale.labels[int(i)]} {100 * counts[i]:.0f} %" for i in often)
             told.append(f"{name} {shares}")
         else:
             low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
@@ -448,7 +460,9 @@ def _strangest(
     some = figures.rows_of(rows, order)
     cells = _cells(some, [c.name for c in estimator.schema_.columns])
     joint = estimator.method_ == "joint"
+    modelled = [column.name for column in estimator.schema_.columns if column.modelled]
     tails = _tails(estimator, some) if joint else estimator.explain(some)
+    tails = {n: v for n, v in _by_name(tails, list(cells)).items() if n in modelled}
     share = 100 * float((ordinary < 0).mean())
     of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
     page.words(
@@ -482,7 +496,12 @@ def _strangest(
 
 
 def _cells(frame: Any, names: Sequence[Any]) -> dict[Any, list[str]]:
-    """The cells of a few rows as text, by the schema's names; arrays by position."""
+    """The cells of a few rows as text."""
+    return {name: [_cell(v) for v in values] for name, values in _by_name(frame, names).items()}
+
+
+def _by_name(frame: Any, names: Sequence[Any]) -> dict[Any, list[Any]]:
+    """The columns of a few rows by the schema's names; those of arrays by position."""
     if isinstance(frame, np.ndarray):
         columns = dict(zip(names, frame.T, strict=True))
     elif isinstance(frame, list):
@@ -490,7 +509,7 @@ def _cells(frame: Any, names: Sequence[Any]) -> dict[Any, list[str]]:
     else:
         there = frame if isinstance(frame, dict) else getattr(frame, "column_names", frame.columns)
         columns = {name: frame[name] for name in names if name in there}
-    return {name: [_cell(v) for v in _values(column)] for name, column in columns.items()}
+    return {name: _values(column) for name, column in columns.items()}
 
 
 def _values(column: Any) -> list[Any]:
@@ -506,6 +525,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return f"{float(value):.6g}"
     text = str(value)
+    if len(text) > 9 and re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", text.strip()):
+        return f"{float(text):.6g}"
     return text if len(text) <= 40 else f"{text[:38]}…"
 
 
@@ -520,10 +541,9 @@ def _tails(estimator: Any, rows: Any) -> dict[Any, np.ndarray]:
     drawn = estimator.schema_.encode(estimator.sample(1000, random_state=0))[0][..., 1]
     out = {}
     for j, name in enumerate(modelled):
-        ends = np.array(
-            [min(drawn[:, j].min(), x[:, j].min()), max(drawn[:, j].max(), x[:, j].max())]
-        )
-        grid = np.linspace(*(ends + np.array([-0.25, 0.25]) * np.ptp(ends)), 1001)
+        values = np.concatenate([drawn[:, j], x[:, j]])
+        margin = 0.25 * np.ptp(values)
+        grid = np.linspace(values.min() - margin, values.max() + margin, 1001)
         tails = []
         for row in x:
             at = np.repeat(row[None], len(grid) + 1, 0)

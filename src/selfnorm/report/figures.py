@@ -73,11 +73,12 @@ def plot_density_model(
         plot_log_weights(*weights, axes=axes[1])
         axes[1].set_title("weights behind log Z")
     save(figure, paths[-1])
-    if of_data is not None and np.isnan(of_data).any():
+    gaps = np.zeros(1) if X is None else gap_shares(schema, X)
+    if gaps.any():
         paths.append(folder / "gaps.png")
         names = [scale.name for scale in scales]
         save(
-            plot_shares(names, np.isnan(of_data).mean(0), "share of rows without a value"),
+            plot_shares(names, gaps, "share of rows without a value"),
             paths[-1],
         )
     return paths
@@ -181,17 +182,21 @@ def _named_levels(column: Column) -> bool:
     """Whether levels have places of their own, rather than those of numbers."""
     if not column.levels or column.resolution:
         return False
-    return not column.numeric or (column.kind == "category" and not _level_step(column.levels))
+    if not column.numeric:
+        return True
+    return column.kind == "category" and len(column.levels) <= 12 and not _level_step(column.levels)
 
 
 def _level_step(levels: Sequence[Any]) -> float:
-    """The step of numbers on a grid of at most forty; 0 for others."""
-    gaps = np.diff(np.sort(np.asarray(levels, dtype=float)))
+    """The step of few numbers on a grid, the commonest one of many; 0 for others."""
+    gaps = np.diff(np.sort(np.asarray(levels, dtype=float))).round(9)
     if len(gaps) == 0:
         return 1.0
-    least = float(gaps.min())
-    whole = np.allclose(gaps / least, np.round(gaps / least)) if least > 0 else False
-    return least if whole and gaps.sum() / least <= 40 else 0.0
+    if len(levels) > 12:
+        steps, counts = np.unique(gaps, return_counts=True)
+        return float(steps[counts.argmax()])
+    whole = np.allclose(gaps / gaps.min(), np.round(gaps / gaps.min())) and gaps.min() > 0
+    return float(gaps.min()) if whole and gaps.sum() / gaps.min() <= 40 else 0.0
 
 
 def coordinates(schema: Schema, frame: Any) -> np.ndarray:
@@ -202,8 +207,8 @@ def coordinates(schema: Schema, frame: Any) -> np.ndarray:
         numbers = []
         for j in schema.parts_of([column.name]):
             part, code, number = schema.parts[j], x[:, j, 0].astype(int), x[:, j, 1]
-            known = np.array([*(part.values or range(part.n_codes)), np.nan])
-            coded = known[np.where((code >= 0) & (code < part.n_codes), code, -1)]
+            known = np.array([*(part.values or range(part.n_codes - part.gap)), np.nan])
+            coded = known[np.where((code >= 0) & (code < part.n_codes - part.gap), code, -1)]
             numbers.append(np.where((code == part.n_codes) & part.rest, number, coded))
         values = numbers[0]
         if column.resolution and column.base is None:
@@ -215,6 +220,13 @@ def coordinates(schema: Schema, frame: Any) -> np.ndarray:
             values = np.where(np.isnan(values), np.nan, places)
         found.append(values)
     return np.stack(found, 1)
+
+
+def gap_shares(schema: Schema, frame: Any) -> np.ndarray:
+    """``(columns,)``: share of the rows without a value."""
+    x, _ = schema.encode(frame)
+    places = [schema.parts_of([column.name])[0] for column in schema.modelled]
+    return np.array([(x[:, j, 0] == schema.parts[j].gap_code).mean() for j in places])
 
 
 def _days(numbers: Sequence[np.ndarray], resolution: str) -> np.ndarray:
@@ -238,7 +250,7 @@ def dependence(
     bins: dict[str, list[np.ndarray]] = {"data": [], "model": []}
     for j, scale in enumerate(scales):
         seen = of_data[~np.isnan(of_data[:, j]), j]
-        inner = (
+        inner: Any = (
             np.unique(np.quantile(seen, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(seen) else []
         )
         for name, rows in (("data", of_data), ("model", of_model)):

@@ -7,12 +7,15 @@ so that they follow the page into the dark and onto paper.
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
+
+from selfnorm.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,4 +134,27 @@ def inline_svg(figure: Any, words: str, prefix: str) -> str:
     text = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
     text = text.replace(_INK, "currentColor")
     label = escape(words, quote=True)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    widest = f"max-width: {96 * figure.get_figwidth() * 1.1:.0f}px"  # letters stay letters
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{widest}" ', 1)
+
+
+def check_page(path: str | os.PathLike[str]) -> Path:
+    """Refuse a file that could not be written, before the work is done."""
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise DataError(f"{path}: a report is one HTML file; name it {path.stem or 'report'}.html")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file to write")
+    if not path.absolute().parent.is_dir():
+        raise DataError(f"{path.parent}: no such folder; create it first")
+    return path
+
+
+def write_page(html: str, path: Path) -> None:
+    """Write a page whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(html, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -53,14 +53,23 @@ def gaussian(coded: np.ndarray) -> LogLaw:
 
 
 def independent_columns(parts: tuple[Part, ...], coded: np.ndarray) -> LogLaw:
-    """The product of the marginals of coded rows ``(n, p, 2)``, of any kind; gaps are left out.
+    """The product of the marginals of coded rows ``(n, p, 2)``: see :func:`marginals`."""
+    return marginals(
+        CodedColumns(parts, knots_for(len(coded))).double().fit(torch.from_numpy(coded))
+    )
+
+
+def marginals(columns: CodedColumns) -> LogLaw:
+    """The product of the marginals that columns were fitted to, of any kind; gaps are left out.
 
     Levels and point masses have their frequencies; numbers a density that is linear in normal
     scores between quantiles, or the masses of their cells under it.
     """
-    columns = CodedColumns(parts, knots_for(len(coded))).double().fit(torch.from_numpy(coded))
+    parts = columns.parts
     share = columns.log_share.numpy()
     n_codes = np.array([part.n_codes for part in parts])
+    n_values = n_codes - np.array([part.gap for part in parts])
+    has_rest = np.array([part.rest for part in parts])
     unseen = np.array([part.unseen for part in parts])
     step = np.array([part.step for part in parts])
 
@@ -75,7 +84,7 @@ def independent_columns(parts: tuple[Part, ...], coded: np.ndarray) -> LogLaw:
         places = np.clip(code, 0, n_codes).astype(int)
         known = share[np.arange(len(parts)), places] + np.log1p(-unseen)
         # the cell of numbers at the place of a point mass counts for it, too
-        shared = (step > 0) & (code >= 0) & (code < n_codes) & np.array([p.rest for p in parts])
+        shared = (step > 0) & (code >= 0) & (code < n_values) & has_rest
         known = np.where(shared, np.logaddexp(known, number), known)
         out = np.where(code == n_codes, number, known)
         out = np.where(code == UNSEEN, np.log(np.where(unseen > 0, unseen, 1.0)), out)

@@ -124,7 +124,7 @@ def _compare(
             found.peers[name] = fit(rows if known is None else known)(rows)
         elif len(rows) > peers.N_FOLDS:
             found.peers[name] = peers.cross_fitted(fit, rows, seed)
-    found.peers["the same networks without energies"] = getattr(
+    found.parts["the same networks without energies"] = getattr(
         estimator.without_energy(), "log_mass" if step else "log_prob"
     )(X, y)
     return found
@@ -177,7 +177,7 @@ def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
             "networks, each tilted by an energy",
         ],
         ["target", target if estimator.n_outputs_ == 1 else f"{estimator.n_outputs_} targets"],
-        ["inputs", f"{estimator.n_features_in_}: {_shortened(_input_names(estimator, X))}"],
+        ["inputs", f"{estimator.n_features_in_}: {_shortened(_input_names(estimator, X, about))}"],
         ["fitted to", f"{fitted_to['rows']:,} rows" if fitted_to else "rows not recorded"],
         ["reported on", f"{n:,} rows of {about.source}"],
         ["training", f"{steps:,} steps in {seconds:.1f} s"],
@@ -185,7 +185,9 @@ def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
     page.table("The model", ["what", "value"], facts)
 
 
-def _input_names(estimator: Any, X: Any) -> list[str]:
+def _input_names(estimator: Any, X: Any, about: About) -> list[str]:
+    if about.inputs:
+        return list(about.inputs)
     known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
     if not known and estimator.inputs_ is not None:
         known = [str(column.name) for column in estimator.inputs_.schema.columns]
@@ -297,7 +299,7 @@ def _surprises(
     order = np.argsort(log_p, kind="stable")[:N_SURPRISES]
     some = figures.rows_of(X, order)
     ends = estimator.predict_quantiles(some, [0.05, 0.5, 0.95])
-    names = _input_names(estimator, X)
+    names = _input_names(estimator, X, about)
     cells = _cells(some, names if not hasattr(X, "columns") else list(X.columns))
     rows = []
     for i, k in enumerate(order):

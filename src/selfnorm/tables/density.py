@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
@@ -31,14 +32,21 @@ from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema, knots_for
-from selfnorm.density import EBM, fit
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.columns import (
+    GAP,
+    CodedColumns,
+    Column,
+    Columns,
+    Part,
+    Schema,
+    knots_for,
+    numbers_like,
+)
+from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
+from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.report import About, density_report
+from selfnorm.report import About, check_page, density_report, write_page
 from selfnorm.tables import answers
-from selfnorm.tables.files import check_output, write_text
-from selfnorm.tables.joint import fit_joint, in_order
 from selfnorm.training import History, TrainingOptions, split_rows
 
 MINIMUM_ROWS = 5
@@ -290,7 +298,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             log_p = model.log_prob(packed, mask)
         return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
 
-    def sample(self, n_samples: int = 1, random_state: Any = None, given: Any = None) -> Any:
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        given: Any = None,
+        *,
+        missing: bool = False,
+    ) -> Any:
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
 
         Numbers come within the range that the training rows have.
@@ -304,18 +319,37 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             Values that the rows are to have, by column: ``{"sex": "F"}``; or a table with some of
             the columns, each of whose rows is completed ``n_samples`` times, one after the other.
             Its gaps are drawn.
+        missing : bool, default False
+            Whether rows have gaps as the training rows do; the schema must model them:
+            ``schema=Schema.detect(table, model_gaps=True)``.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> size = np.where(rng.random(300) < 0.3, np.nan, rng.normal(size=300))
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": size}
+        >>> schema = Schema.detect(table, model_gaps=True)
+        >>> density = EnergyDensity(schema=schema, random_state=0, max_steps=50).fit(table)
+        >>> share = np.isnan(density.sample(1000, random_state=0, missing=True)["size"]).mean()
+        >>> 0.2 < share < 0.4
+        np.True_
         """
         check_is_fitted(self)
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
+        if missing and not any(part.gap for part in self.schema_.parts):
+            raise DataError(
+                "this model knows no law of gaps: fit it with "
+                "schema=Schema.detect(table, model_gaps=True), of a table that has some"
+            )
         seed = _seed(random_state)
         if given is not None:
-            return self._complete(given, int(n_samples), seed)
+            return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
                 # in float32: a few digits of a random number cost twice the time in float64
                 chain = copy.deepcopy(self.model_).float()
-                drawn = chain.sample(int(n_samples), within=True, seed=seed)
+                drawn = chain.sample(int(n_samples), within=True, gaps=missing, seed=seed)
                 return self.schema_.decode(self._unpacked(drawn), seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
@@ -343,9 +377,6 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
         found = [self.schema_.fill(X, part, rng) for part in np.split(drawn, n_draws)]
-        for frame in found:
-            if hasattr(frame, "index") and hasattr(X, "index") and hasattr(frame, "iloc"):
-                frame.index = X.index
         return found[0] if n_draws == 1 else found
 
     def marginal(self, columns: Sequence[Any]) -> Marginal:
@@ -356,11 +387,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         score = partial(self._score_marginal, mask=mask)
         return Marginal(tuple(columns), score, partial(self._draw_marginal, columns=columns))
 
-    def probabilities(self, X: Any, column: Any) -> dict[Any, np.ndarray]:
-        """Probabilities ``(n,)`` of the levels of a column, given the others: a classifier.
+    def probabilities(self, X: Any, column: Any) -> Any:
+        """Probabilities of the levels of a column, given the others: a classifier.
 
-        Of a column of categories, each of its levels; they add to one. Of numbers with point
-        masses, each of these, and ``"other"`` for the numbers between.
+        A table of the kind that came in with a column for each level; they add to one. Of numbers
+        with point masses, each of these, and ``"other"`` for the numbers between. The levels are
+        those of the schema: ``schema_.columns``. That there is a value is given.
 
         Examples
         --------
@@ -376,7 +408,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         places = self.schema_.parts_of([column])
         described = next(c for c in self.schema_.modelled if c.name == column)
         part = self.schema_.parts[places[0]]
-        if len(places) > 1 or (part.rest and not part.n_codes):
+        n_levels = part.n_codes - part.gap
+        if len(places) > 1 or (part.rest and not n_levels):
             raise DataError(
                 f"column {column!r} is {described.kind}: it has no levels to give probabilities of;"
                 " draw from it with sample(given=...)"
@@ -384,31 +417,49 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[:, places, 0] = GAP
         packed = model.columns.pack(coded)[0]
         log_codes = torch.cat([law.log_codes for _, law in answers.laws(model, packed, places[0])])
+        if part.gap:
+            log_codes[:, n_levels] = -torch.inf
         codes = torch.softmax(log_codes, -1).numpy()
-        if part.rest or part.values:
-            levels = list(part.values) + ["other"] * part.rest
-            return dict(zip(levels, codes.T, strict=True))
-        of_levels = dict(zip(described.levels, codes.T, strict=False))
+        levels = part.values or described.levels
+        whole = described.numeric and described.decimals == 0
+        found = dict(zip([int(v) if whole else v for v in levels], codes.T, strict=False))
+        if part.rest:
+            found["other"] = codes[:, -1]
         shares = zip(described.tail, described.tail_shares, strict=True)
-        return of_levels | {level: codes[:, -1] * share for level, share in shares}
+        rare = codes[:, len(described.levels) :]
+        return numbers_like(X, found | {level: rare[:, 0] * share for level, share in shares})
 
-    def explain(self, X: Any) -> dict[Any, np.ndarray]:
-        r"""How ordinary each cell is, given the rest of its row: ``(n,)`` for each column.
+    def explain(self, X: Any) -> Any:
+        r"""How ordinary each cell is, given the rest of its row: a table of the kind that came in.
 
         The probability that a draw from ``p(x_j | rest)`` is at most as probable as what was seen:
-        0.001 says that one draw in a thousand is as unusual. NaN at gaps. It does not depend on
-        units, and compares numbers with point masses as :meth:`decision_function` does. Of a date,
-        whose week, day and hour are looked at one by one, the least one, made up for their number.
+        0.001 says that one draw in a thousand is as unusual. NaN at gaps, where the schema does not
+        model them. It does not depend on units, and compares numbers with point masses as
+        :meth:`decision_function` does. Of a date, whose week, day and hour are looked at one by
+        one, the least one, made up for their number. Columns that are set aside are left out; those
+        of an array are NaN.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> found = density.explain({"kind": ["a", "b"], "size": [0.1, 50.0]})
+        >>> found["size"][1] < 0.01 < found["size"][0]
+        np.True_
         """
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
         found = {}
-        for column in self.schema_.modelled:
-            places = self.schema_.parts_of([column.name])
-            tails = [answers.tail_probabilities(model, packed, part) for part in places]
-            found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
-        return found
+        for column in self.schema_.columns:
+            if column.modelled:
+                places = self.schema_.parts_of([column.name])
+                tails = [answers.tail_probabilities(model, packed, part) for part in places]
+                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+            elif isinstance(X, np.ndarray | list):  # by position
+                found[column.name] = np.full(len(packed), np.nan)
+        return numbers_like(X, found)
 
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
@@ -460,19 +511,21 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         >>> density.report(X, f"{tempfile.mkdtemp()}/report.html").name
         'report.html'
         """
-        path = check_output(path, (".html", ".htm"))
+        path = check_page(path)
         coded, _ = self._rows(X)
         again = self.fitted_to_.get("digest") == digest(coded.numpy())
-        page = density_report(
-            self,
-            X,
-            self._scored,
-            train=train,
-            held_out=self.held_out_ if again else None,
-            about=about or About(),
-            seed=_seed(random_state),
-        )
-        write_text(page, path)
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = density_report(
+                self,
+                X,
+                self._scored,
+                train=train,
+                held_out=self.held_out_ if again else None,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
         return path
 
     def standardise(self, X: Any) -> Tensor:
@@ -579,20 +632,42 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     # -- training -------------------------------------------------------------------------------
 
     def _train_joint(self, x: Tensor, seed: int, checkpoint: Any) -> float:
-        """One energy over all columns; returns the lower bound, if there is one."""
+        """One energy over all columns; returns the lower bound, if there is one.
+
+        Restarts differ in their energies alone: base and proposal are those of
+        :func:`~selfnorm.density.recipes.joint_density`.
+        """
+        n, d = x.shape
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
-        models, proposal, histories, columns, self.held_out_ = fit_joint(
-            x,
-            hidden=self.hidden,
-            n_init=int(self.n_init),
-            validation_fraction=self.validation_fraction,
-            device=self.device or "cpu",
-            seed=seed,
-            stated={**self._stated(seed), "checkpoint": checkpoint},
-        )
-        self.columns_ = columns
+        with seeded(seed):
+            columns = self.columns_ = Columns(d).double().fit(x)
+            chosen, spared = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(spared)
+            train, held_out = x[chosen], None if spared is None else x[spared]
+            if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
+                # fresh noise for each copy, so that the noise itself cannot be learned
+                copies = max(1, min(8, 20_000 // len(train)))
+                train = columns.dequantise(train.repeat(copies, 1))
+                held_out = None if held_out is None else columns.dequantise(held_out)
+            train = columns(train)[0].float()
+            recipe = joint_density(train, rows=n)
+            kept = [recipe.model] if self.hidden is None else []
+            models = kept + [
+                EBM(joint_energy(d, n, self.hidden), base=recipe.model.base)
+                for _ in range(int(self.n_init) - len(kept))
+            ]
+        options = recipe.options.given(**self._stated(seed), checkpoint=checkpoint)
+        if options.validate_every is None and options.max_steps is not None:
+            options = options.given(validate_every=max(25, options.max_steps // 20))
+        common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
+        common["val_data"] = None if held_out is None else columns(held_out)[0].float()
+        models = [model.to(self.device or "cpu") for model in models]
+        if len(models) == 1:
+            histories = [fit(models[0], train, **common, options=options)]
+        else:
+            histories = fit_many(models, train, **common, options=options)
         self._keep_best(models, histories)
-        self.proposal_: Any = proposal.cpu().double().eval()
+        self.proposal_: Any = recipe.proposal.cpu().double().eval()
         at_best = [
             r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step
         ]
@@ -613,7 +688,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             sizes["hidden"] = self.hidden
         with seeded(seed):
             train, held_out = split_rows(torch.arange(n), self.validation_fraction)
-            self.held_out_ = in_order(held_out)
+            self.held_out_ = _in_order(held_out)
             columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
             models = [
                 TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
@@ -769,7 +844,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[..., 0], seed = GAP, _seed(random_state)
         return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
 
-    def _complete(self, given: Any, n_samples: int, seed: int) -> Any:
+    def _complete(self, given: Any, n_samples: int, seed: int, missing: bool) -> Any:
         """Rows with some of the values given, each ``n_samples`` times."""
         self._chain()
         if isinstance(given, Mapping):
@@ -778,14 +853,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 given = {name: [value] for name, value in given.items()}
             self.schema_.parts_of(list(given))  # names that are not there
         coded, _ = self._rows(given, partial=True)
-        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed)
+        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
 
-    def _drawn(self, coded: Tensor, seed: int) -> np.ndarray:
+    def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        seen = coded[..., 0] != GAP
+        seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
         out = coded.clone()
         todo = (~seen).any(-1)
         if bool(todo.any()):
@@ -794,7 +869,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                     copy.deepcopy(model)
                     .float()
                     .sample(
-                        int(todo.sum()), packed[todo].float(), seen[todo], within=True, seed=seed
+                        int(todo.sum()),
+                        packed[todo].float(),
+                        seen[todo],
+                        within=True,
+                        gaps=missing,
+                        seed=seed,
                     )
                 )
             new = self._unpacked(drawn)
@@ -883,6 +963,11 @@ def _score(history: History) -> float:
     if history.best_score is not None:
         return history.best_score
     return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+
+def _in_order(rows: Tensor | None) -> np.ndarray:
+    """Numbers of rows, ascending; none for ``None``."""
+    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _plainly_continuous(parts: Sequence[Part]) -> bool:

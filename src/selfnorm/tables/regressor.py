@@ -47,8 +47,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.report import About, regressor_report
-from selfnorm.tables.files import check_output, write_text
+from selfnorm.report import About, check_page, regressor_report, write_page
 from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import History, TrainingOptions
 
@@ -597,21 +596,23 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         random_state : int, RandomState instance or None
             For samples and folds.
         """
-        path = check_output(path, (".html", ".htm"))
+        path = check_page(path)
         self._pairs(X, y)  # refuses what does not fit, before the work
         labels = np.asarray(y, dtype=np.float64)
         labels = labels.reshape(len(labels), -1)
         again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
-        page = regressor_report(
-            self,
-            X,
-            y,
-            train=train,
-            seen=again,
-            about=about or About(),
-            seed=_seed(random_state),
-        )
-        write_text(page, path)
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = regressor_report(
+                self,
+                X,
+                y,
+                train=train,
+                seen=again,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
         return path
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
