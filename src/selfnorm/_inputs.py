@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time, timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -149,6 +149,36 @@ def refuse_repeated_names(X: Any, name: str = "X") -> None:
             f"{name}: column {twice[0]!r} appears {names.count(twice[0])} times; rename or drop "
             "all but one"
         )
+
+
+def all_numbers(X: Any) -> bool:
+    """Whether a table is one of numbers without gaps, which needs no schema.
+
+    Example:
+        >>> all_numbers([[1.0, 2.0]]), all_numbers([[1.0, None]]), all_numbers([["a", 1.0]])
+        (True, False, False)
+    """
+    if hasattr(X, "toarray"):  # a sparse matrix (some are dicts), refused elsewhere
+        return True
+    if isinstance(X, Mapping):
+        return False
+    if np.ma.is_masked(X):
+        return False
+    frames = hasattr(X, "dtypes") and hasattr(X, "columns")
+    columns = [np.asarray(X[name]) for name in X.columns] if frames else [np.asarray(X)]
+    for values in columns:
+        if values.dtype.kind == "c":
+            return True  # refused elsewhere
+        if values.dtype.kind in "USTMm":
+            return False
+        if values.dtype.kind == "O" and any(isinstance(v, str) for v in values.ravel()):
+            return False
+        try:
+            if np.isnan(values.astype(np.float64)).any():
+                return False
+        except (TypeError, ValueError):
+            return False
+    return True
 
 
 def refuse_text(X: Any) -> None:

@@ -4,8 +4,6 @@
 """
 
 import json
-import select
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -15,36 +13,12 @@ from statistics import median
 import numpy as np
 
 from tests.campaign.trials import TRIALS, attempt
+from tests.worker import Worker
 
 VERDICTS = ("right", "clear error", "traceback", "silent wrong", "hang", "lost")
 FINE = VERDICTS[:2]
 OUT = Path("out/campaign")
 LEAST_LIMIT = 60.0  # seconds: a machine may be busy
-
-
-class Worker:
-    """A process that is ended, and begun again, where a trial does not end."""
-
-    def __init__(self):
-        self.process = None
-
-    def ask(self, kind, seed, limit):
-        if self.process is None:
-            command = [sys.executable, "-m", "tests.campaign.trials"]
-            pipe = subprocess.PIPE
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self.process.stdin.write(json.dumps([kind, seed]) + "\n")
-        self.process.stdin.flush()
-        ready, _, _ = select.select([self.process.stdout], [], [], limit)
-        line = self.process.stdout.readline() if ready else ""
-        if line:
-            return json.loads(line)
-        self.process.kill()
-        self.process.wait()
-        self.process = None
-        if ready:
-            return "traceback", "the process has died"
-        return "hang", f"not done after {limit:.0f} s"
 
 
 def main() -> int:
@@ -56,14 +30,19 @@ def main() -> int:
     names, shares = list(TRIALS), np.array([share for share, _ in TRIALS.values()])
     OUT.mkdir(parents=True, exist_ok=True)
     counts, seconds, failures = Counter(), {name: [] for name in names}, []
-    worker = Worker()
+    worker = Worker("tests.campaign.trials")
     with open(OUT / f"{number}_{seed}.jsonl", "w") as log:
         for _ in range(number):
             kind = str(rng.choice(names, p=shares / shares.sum()))
             own = int(rng.integers(2**31))
             limit = max(LEAST_LIMIT, 10 * median(seconds[kind] or [LEAST_LIMIT]))
             began = time.perf_counter()
-            verdict, told = worker.ask(kind, own, limit)
+            try:
+                verdict, told = worker.ask([kind, own], limit)
+            except TimeoutError as error:
+                verdict, told = "hang", str(error)
+            except EOFError as error:
+                verdict, told = "traceback", str(error)
             seconds[kind].append(time.perf_counter() - began)
             counts[kind, verdict] += 1
             row = {"kind": kind, "seed": own, "verdict": verdict, "told": told}

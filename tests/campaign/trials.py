@@ -8,8 +8,6 @@ A trial that does not end is a ``hang``, see ``__main__``.
 import contextlib
 import functools
 import io
-import json
-import os
 import resource
 import shutil
 import signal
@@ -32,6 +30,7 @@ from selfnorm.cli import app as cli
 from selfnorm.errors import SelfnormError
 from selfnorm.tables import RegressorNetwork
 from tests.campaign.tables import table
+from tests.worker import serve, told
 
 TRIALS = {}
 
@@ -382,14 +381,12 @@ def attempt(kind, seed):
         return TRIALS[kind][1](np.random.default_rng(seed))
 
 
-if __name__ == "__main__":  # one process's share: trials on stdin, verdicts on stdout
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            told = attempt(*asked)
-        except Exception as error:
-            told = ("traceback", f"{type(error).__name__}: {error}")
-        answer.write(json.dumps(told) + "\n")
-        answer.flush()
+def answer(asked):
+    try:
+        return attempt(*asked)
+    except Exception as error:
+        return "traceback", told(error)
+
+
+if __name__ == "__main__":
+    serve(answer)

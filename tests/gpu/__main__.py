@@ -1,49 +1,44 @@
-"""Runs the tests of this folder without pytest; the last line is the verdict."""
+"""Runs the tests of this folder without pytest; the last line is the verdict.
+
+``python -m tests.gpu [WORDS]``: those whose names have one of the words. They run in a process of
+their own, which is begun again after a crash, a hang or an error that the device does not survive:
+the next test finds a device that works.
+"""
 
 import sys
 import time
-import traceback
-import unittest
-from importlib import import_module
-from pathlib import Path
 
-import torch
+from tests.worker import Worker
 
-from tests.gpu.tools import DEVICE
+LIMIT, WHOLE = 75.0, 150.0  # seconds: of one test, of all
 
 
 def main() -> int:
-    if DEVICE.type == "cuda" and not torch.cuda.is_available():
+    worker, counts = Worker("tests.gpu.cases"), {"passed": 0, "skipped": 0, "FAILED": 0}
+    began = time.perf_counter()
+    where, names = worker.ask(None, LIMIT)
+    if where is None:
         print("gpu tests: skipped, no CUDA device")
         return 0
-    counts = {"passed": 0, "skipped": 0, "FAILED": 0}
-    began, wanted = time.perf_counter(), sys.argv[1:]
-    for file in sorted(Path(__file__).parent.glob("test_*.py")):
-        module = import_module(f"tests.gpu.{file.stem}")
-        for name, function in vars(module).items():
-            if not name.startswith("test_") or function.__module__ != module.__name__:
-                continue
-            for case in getattr(function, "cases", (None,)):
-                called = name if case is None else f"{name}[{case}]"
-                if wanted and not any(word in called for word in wanted):
-                    continue
-                start, reason = time.perf_counter(), ""
-                torch.manual_seed(0)
-                try:
-                    function() if case is None else function(case)
-                    verdict = "passed"
-                except unittest.SkipTest as skipped:
-                    verdict, reason = "skipped", f": {skipped}"
-                except Exception:
-                    verdict = "FAILED"
-                    traceback.print_exc()
-                counts[verdict] += 1
-                seconds = time.perf_counter() - start
-                print(f"{verdict} {called} {seconds:.1f} s{reason}", flush=True)
-    where = torch.cuda.get_device_name() if DEVICE.type == "cuda" else str(DEVICE)
+    names = [n for n in names if not sys.argv[1:] or any(word in n for word in sys.argv[1:])]
+    for name in names:
+        start = time.perf_counter()
+        left = WHOLE - (start - began)
+        verdict, reason, usable = "FAILED", f"no time left of {WHOLE:.0f} s", True
+        if left > 0:
+            try:
+                verdict, reason, usable = worker.ask(name, min(LIMIT, left))
+            except (EOFError, TimeoutError) as error:
+                reason = str(error)
+        counts[verdict] += 1
+        told = f"{verdict} {name} {time.perf_counter() - start:.1f} s"
+        print(": ".join(filter(None, (told, reason))), flush=True)
+        if not usable:
+            print("the device is not usable any more: another process", flush=True)
+            worker.end()
+    worker.end()
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    seconds = time.perf_counter() - began
-    print(f"gpu tests: {told} in {seconds:.0f} s on {where}, torch {torch.__version__}")
+    print(f"gpu tests: {told} in {time.perf_counter() - began:.0f} s on {where}")
     return 1 if counts["FAILED"] or not counts["passed"] else 0
 
 

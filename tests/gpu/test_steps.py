@@ -67,8 +67,14 @@ def chain():
     return [model]
 
 
-def density(dim):
-    x = rows(600, dim).cpu().numpy()
+def mixed():
+    """Numbers, some missing, whole ones and words."""
+    a, b, c = rows(600, 3).cpu().numpy().T
+    words = np.array(["low", "middle", "high"])[(c > 0).astype(int) + (c > 1)]
+    return {"a": a, "b": np.where(a > 2, np.nan, b), "c": words, "d": np.floor(3 * c)}
+
+
+def density(x):
     options = {"max_steps": 30, "hidden": 8, "random_state": 0, "device": str(DEVICE)}
     return [sn.EnergyDensity(**options).fit(x).model_]
 
@@ -125,8 +131,9 @@ FAMILIES = {
     "ebm defensive": partial(plain, proposal=partial(sn.Defensive.fit_to, n_components=3)),
     "many": several,
     "chain": chain,
-    "joint table": partial(density, 2),
-    "chain table": partial(density, 4),
+    "joint table": lambda: density(rows(600, 2).cpu().numpy()),
+    "chain table": lambda: density(rows(600, 4).cpu().numpy()),
+    "mixed table": lambda: density(mixed()),
     "regressor": regressor,
     "flow": flow,
     "images": images,

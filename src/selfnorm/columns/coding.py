@@ -1,4 +1,4 @@
-"""One column of a schema: what it is, its cells as codes and numbers, and back."""
+"""One column of a schema and its parts: what they are, cells as codes and numbers, and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from selfnorm.columns.frames import Cells
-from selfnorm.columns.numbers import Part, decode_numbers, encode_numbers, snap
 from selfnorm.columns.text import as_dates, interpreted, is_gap, numbers_from, without_gaps
 from selfnorm.errors import DataError
 
@@ -64,6 +63,46 @@ class Column:
     def dtype(self) -> str:
         """The type of the column in its table."""
         return str(self.form["dtype"])
+
+
+@dataclass(frozen=True)
+class Part:
+    """One factor of a table's law: finite codes, and perhaps numbers beside them.
+
+    Attributes:
+        column: index into the schema's modelled columns.
+        name: what to call it.
+        n_codes: codes ``0 .. n_codes - 1``: levels of a category (the last one perhaps the tail
+            that rare levels share), or point masses.
+        rest: whether values outside the codes are possible: code ``n_codes``, a number beside it.
+        step: width of the cells of the rest (whole numbers 1, cents 0.01); 0: continuous.
+        origin: a cell's centre is ``origin + k * step``.
+        low: where the rest begins, an edge of a cell if it has cells; ``None``: no limit.
+        high: where the rest ends.
+        unseen: probability reserved for what was never seen; positive only without a rest.
+        values: the numbers that the codes stand for, ascending; empty for labels.
+        resolution: step by which the numbers of the rest were recorded, also where it is too fine
+            for cells; 0: all digits that doubles have.
+        gap: whether the last code says that there is no value: a gap is an outcome then.
+    """
+
+    column: int
+    name: str
+    n_codes: int
+    rest: bool = False
+    step: float = 0.0
+    origin: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    unseen: float = 0.0
+    values: tuple[float, ...] = ()
+    resolution: float = 0.0
+    gap: bool = False
+
+    @property
+    def gap_code(self) -> int:
+        """The code of a gap: its own, or -1, which says that nothing is known."""
+        return self.n_codes - 1 if self.gap else -1
 
 
 def calendar(local: np.ndarray, resolution: str) -> dict[str, np.ndarray]:
@@ -161,6 +200,65 @@ def _as_numbers(column: Column, cells: Cells) -> Cells:
 
 # Codes
 
+
+def snap(values: np.ndarray, decimals: int | None) -> np.ndarray:
+    """Numbers all but equal to one of so many decimals made equal to it: 0.1 + 0.2 is 0.3."""
+    if decimals is None:
+        return values
+    near = np.round(values, decimals)
+    return np.where(np.abs(values - near) <= 0.005 * 10.0**-decimals, near, values)
+
+
+def encode_numbers(
+    part: Part, values: np.ndarray, missing: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, numbers and the log-density of what is left open, for numbers of one part.
+
+    A number never seen in a finite part is open: its law is a Cauchy law around the median of the
+    part's values with their range as scale.
+
+    Example:
+        >>> part = Part(0, "a", 1, rest=True, values=(0.0,))
+        >>> codes, numbers, _ = encode_numbers(part, np.array([0.0, 2.5]), np.zeros(2, bool))
+        >>> codes.tolist(), numbers.tolist()
+        ([0.0, 1.0], [0.0, 2.5])
+    """
+    known = np.array([*part.values, np.inf])
+    safe = np.where(missing, 0.0, values)
+    place = np.searchsorted(known[:-1], safe)
+    hit = known[place] == safe
+    codes = np.where(hit, place, part.n_codes if part.rest else -2).astype(np.float64)
+    extra = np.zeros(len(values))
+    numbers = np.zeros(len(values))
+    open_ = ~hit & ~missing
+    if part.rest:
+        numbers[open_] = to_cells(part, safe[open_])
+    elif open_.any():
+        scale = known[-2] - known[0]
+        z = (safe[open_] - np.median(known[:-1])) / scale
+        extra[open_] = -np.log(np.pi * scale) - np.log1p(z**2)
+    codes[missing] = part.gap_code
+    return codes, numbers, extra
+
+
+def to_cells(part: Part, numbers: np.ndarray) -> np.ndarray:
+    """The centres of the cells that numbers of the rest lie in; the same numbers without cells."""
+    if part.step == 0:
+        return numbers
+    return part.origin + np.round((numbers - part.origin) / part.step) * part.step
+
+
+def decode_numbers(part: Part, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The numbers of a part; NaN for gaps and for what was never seen."""
+    inside = 0.5 * (1 - 1e-9) * part.step  # an edge is rounded into its own cell
+    low = -np.inf if part.low is None else part.low + inside
+    high = np.inf if part.high is None else part.high - inside
+    rest = to_cells(part, np.clip(numbers, low, high)) if part.rest else np.nan
+    known = np.array([*part.values, np.nan])
+    coded = known[np.where((codes >= 0) & (codes < part.n_codes), codes, -1).astype(np.int64)]
+    return np.where(part.rest & (codes == part.n_codes), rest, coded)
+
+
 Coded = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -188,7 +286,7 @@ def encode_column(
             )
         coded = [(codes, snap(numbers, column.decimals), extra)]
     else:
-        coded = [_encode_labels(column, cells)]
+        coded = [_encode_labels(column, parts[0], cells)]
     for part, (codes, _, _) in zip(parts, coded, strict=True):
         unseen = np.flatnonzero(codes == -2)
         if len(unseen):
@@ -206,7 +304,7 @@ def _shown(column: Column, cells: Cells, row: int) -> str:
     return f"{value:g}"
 
 
-def _encode_labels(column: Column, cells: Cells) -> Coded:
+def _encode_labels(column: Column, part: Part, cells: Cells) -> Coded:
     labels, places = cells.labels, cells.values
     if cells.kind == "number":
         distinct, places = np.unique(cells.values, return_inverse=True)
@@ -215,7 +313,7 @@ def _encode_labels(column: Column, cells: Cells) -> Coded:
     found = [code_of(label) for label in labels]
     codes = np.array([*(code for code, _ in found), -1], dtype=np.float64)[places]
     extra = np.array([*(share for _, share in found), 0.0])[places]
-    codes[cells.missing], extra[cells.missing] = -1, 0.0
+    codes[cells.missing], extra[cells.missing] = part.gap_code, 0.0
     return codes, np.zeros(len(codes)), extra
 
 
@@ -292,7 +390,7 @@ def decode_column(
         ends = _NANOSECONDS if "[ns" in column.dtype or "zone" in column.form else _YEARS
         return Cells("date", np.clip(moments, *ends), missing, [], column.form)
     labels = [*column.levels, *column.tail]
-    places = codes[:, 0].astype(np.int64)
+    places = np.where(codes[:, 0] == parts[0].gap_code, -1, codes[:, 0]).astype(np.int64)
     if column.tail:
         rare = np.flatnonzero(places == len(column.levels))
         places[rare] += rng.choice(len(column.tail), len(rare), p=column.tail_shares)

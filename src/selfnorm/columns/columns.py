@@ -27,43 +27,12 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from selfnorm._inputs import as_rows, check_rows
+from selfnorm.columns.detection import detect_step
 from selfnorm.errors import DataError, SelfnormWarning
 
 N_ATOMS = 4
 N_KNOTS = 17
 Support = Sequence[tuple[float | None, float | None] | None]
-
-
-def detect_step(values: np.ndarray) -> float:
-    """The step of the grid a column lies on; 0 where there is none worth the name.
-
-    Example:
-        >>> detect_step(np.array([1.0, 3.0, 2.0, 7.0, 3.0, 2.0, 2.0, 5.0]))
-        1.0
-        >>> detect_step(np.random.default_rng(0).normal(size=500))
-        0.0
-    """
-    distinct, counts = np.unique(values, return_counts=True)
-    if len(distinct) < 2 or counts.max() == 1:
-        return 0.0
-    gaps = np.diff(distinct)
-    sd = float(values.std())
-    # Float32 storage moves grid points: gaps this small beside the values themselves (not beside a
-    # far-out one, 999999 for unknown) are rounding, not structure. Far from zero (years in seconds,
-    # coordinates in metres) that bound may exceed the step; the one by sd does not.
-    sizes = np.maximum(np.abs(distinct[1:]), np.abs(distinct[:-1]))
-    gaps = gaps[gaps > np.minimum(1e-6 * sizes, 0.25e-3 * sd)]
-    if len(gaps) > 0:  # 0 and 1e-17, where nothing is large beside the values
-        gaps = gaps[gaps > 1e-6 * np.median(gaps)]
-    if len(gaps) == 0 or gaps.min() < 0.5e-3 * sd:
-        return 0.0
-    step = float(np.median(gaps[gaps < 1.5 * gaps.min()]))
-    for _ in range(3):  # large gaps tell the step more precisely than the smallest one does
-        step = float(gaps.sum() / np.round(gaps / step).sum())
-    off_grid = np.abs(gaps / step - np.round(gaps / step))
-    if np.quantile(off_grid, 0.99) > 0.1 or step < 1e-3 * sd:
-        return 0.0
-    return float(f"{step:.12g}")  # significant digits: a step may be 1e-13
 
 
 def detect_atoms(values: np.ndarray) -> list[float]:

@@ -1,8 +1,19 @@
-"""What the columns of a table are, read off it one after the other."""
+"""What the columns of a table are, read off it one after the other; and which follow from others.
+
+The rules, for every column of numbers:
+
+* **finite**: at most ``min(256, n / 20)`` distinct values (or two, in ten rows or more).
+* **point mass**: a value that 0.2 % of the rows and ten at least share, and clearly more of them
+  than the values around it would lead one to expect; a thousand rows of whole numbers repeat
+  themselves without one.
+* **cells**: what is left lies on a regular grid whose step is at least a thousandth of its standard
+  deviation. Otherwise it is continuous, and its recorded digits are remembered.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +23,22 @@ from selfnorm.columns.coding import (
     DAY,
     HOUR,
     Column,
+    Part,
     calendar,
     check_numbers,
     label_text,
+    snap,
     tie_unit,
 )
 from selfnorm.columns.frames import Cells
-from selfnorm.columns.numbers import MAX_CODES, Part, number_part, recorded_decimals, snap
 from selfnorm.columns.text import interpreted
 from selfnorm.errors import DataError
 
 Support = tuple[float | None, float | None]
+MAX_CODES = 256
+MASS_SHARE, MASS_ROWS = 0.002, 10
+MAX_ROWS = 20_000  # of which relations between columns are read off
+MAX_COLUMNS = 100
 IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
 
 
@@ -37,8 +53,9 @@ class Detection:
         problems: what makes the table unusable.
     """
 
-    def __init__(self, missing: frozenset[str]) -> None:
+    def __init__(self, missing: frozenset[str], model_gaps: bool = False) -> None:
         self.missing = missing
+        self.model_gaps = model_gaps
         self.columns: list[Column] = []
         self.parts: list[Part] = []
         self.cells: dict[int, Cells] = {}
@@ -71,6 +88,8 @@ class Detection:
             cells = replace(cells, values=snap(cells.values, decimals))
         values, counts = np.unique(cells.seen, return_counts=True)
         column, parts = self._described(column, cells, values, counts, asked, support)
+        if self.model_gaps and column.gaps > 0:
+            parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
         if column.modelled:
             self.cells[len(self.columns)] = cells
         self.columns.append(column)
@@ -86,7 +105,7 @@ class Detection:
         support: Support | None,
     ) -> tuple[Column, list[Part]]:
         labels = [cells.labels[i] for i in values] if cells.kind == "label" else values.tolist()
-        if len(labels) <= 1:
+        if len(labels) + (self.model_gaps and column.gaps > 0) <= 1:
             return self._constant(column, cells, labels), []
         twin = self._contents.setdefault(_content(cells), len(self.columns))
         if twin < len(self.columns) and asked is None:
@@ -282,3 +301,275 @@ def _number_summary(part: Part, decimals: int | None, values: np.ndarray) -> str
         more = f" and {part.n_codes - 3} more" if part.n_codes > 3 else ""
         span += f"; {100 * share:.3g} % at {shown}{more}"
     return what + span
+
+
+# Numbers: recorded digits, grids, point masses
+
+
+def recorded_decimals(distinct: np.ndarray) -> int | None:
+    """How many decimals numbers were recorded with; ``None`` if they use all that doubles have.
+
+    Example:
+        >>> recorded_decimals(np.array([1.25, 0.1 + 0.2])), recorded_decimals(np.array([np.pi]))
+        (2, None)
+    """
+    few = distinct[:: len(distinct) // 100 + 1]  # enough to refuse most
+    rounding = np.spacing(np.abs(distinct).max(initial=0.0))
+    for decimals in range(13):
+        if 10.0**-decimals < 1000 * rounding:
+            break
+        if all((np.abs(v - np.round(v, decimals)) <= 4 * rounding).all() for v in (few, distinct)):
+            return decimals
+    return None
+
+
+def detect_step(values: np.ndarray) -> float:
+    """The step of the grid a column lies on; 0 where there is none worth the name.
+
+    Example:
+        >>> detect_step(np.array([1.0, 3.0, 2.0, 7.0, 3.0, 2.0, 2.0, 5.0]))
+        1.0
+        >>> detect_step(np.random.default_rng(0).normal(size=500))
+        0.0
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) < 2 or counts.max() == 1:
+        return 0.0
+    gaps = np.diff(distinct)
+    sd = float(values.std())
+    # Float32 storage moves grid points: gaps this small beside the values themselves (not beside a
+    # far-out one, 999999 for unknown) are rounding, not structure. Far from zero (years in seconds,
+    # coordinates in metres) that bound may exceed the step; the one by sd does not.
+    sizes = np.maximum(np.abs(distinct[1:]), np.abs(distinct[:-1]))
+    gaps = gaps[gaps > np.minimum(1e-6 * sizes, 0.25e-3 * sd)]
+    if len(gaps) > 0:  # 0 and 1e-17, where nothing is large beside the values
+        gaps = gaps[gaps > 1e-6 * np.median(gaps)]
+    if len(gaps) == 0 or gaps.min() < 0.5e-3 * sd:
+        return 0.0
+    step = float(np.median(gaps[gaps < 1.5 * gaps.min()]))
+    for _ in range(3):  # large gaps tell the step more precisely than the smallest one does
+        step = float(gaps.sum() / np.round(gaps / step).sum())
+    off_grid = np.abs(gaps / step - np.round(gaps / step))
+    if np.quantile(off_grid, 0.99) > 0.1 or step < 1e-3 * sd:
+        return 0.0
+    return float(f"{step:.12g}")  # significant digits: a step may be 1e-13
+
+
+def _grid(distinct: np.ndarray, decimals: int | None) -> tuple[float, float]:
+    """Step and origin of the coarsest grid all values lie on; step 0 where there is none."""
+    enough = len(distinct) >= 10  # few values may lie on a grid by chance
+    if decimals is None:
+        step = detect_step(distinct.repeat(2)) if enough else 0.0
+        place = (distinct - distinct[0]) / (step or 1.0)
+        if step > 0 and np.abs(place - np.round(place)).max() < 1e-6:
+            return step, float(distinct[0] % step)
+        return 0.0, 0.0
+    whole = np.round(distinct * 10.0**decimals).astype(np.int64)
+    factor = int(np.gcd.reduce(np.diff(whole))) if enough else 1
+    unit = 10.0**-decimals
+    return (
+        float(np.round(max(factor, 1) * unit, decimals)),
+        float(np.round((int(whole[0]) % max(factor, 1)) * unit, decimals)),
+    )
+
+
+def point_masses(distinct: np.ndarray, counts: np.ndarray, unit: float) -> np.ndarray:
+    """Values that stand out from the numbers around them, ascending.
+
+    The ten cells and hundred rows on either side of a value tell how many rows it would have as
+    one of them; without a unit (``0``) that is none. Far more rows make it a point mass.
+
+    Example:
+        >>> values = np.r_[np.zeros(50), np.random.default_rng(0).normal(size=450)]
+        >>> point_masses(*np.unique(values, return_counts=True), unit=0.0)
+        array([0.])
+    """
+    n = counts.sum()
+    often = np.flatnonzero(counts >= max(MASS_ROWS, MASS_SHARE * n))
+    before = np.cumsum(counts) - counts
+    masses = []
+    for i in often:
+        expected = 0.0
+        if unit > 0 and len(distinct) > 1:
+            # rows at the ends of the window, by count and by cells, whichever is further
+            left = np.searchsorted(before, before[i] - 100, "right") - 1
+            left = min(max(left, 0), np.searchsorted(distinct, distinct[i] - 10.5 * unit))
+            right = np.searchsorted(before, before[i] + counts[i] + 100)
+            right = max(right, np.searchsorted(distinct, distinct[i] + 10.5 * unit)) - 1
+            right = min(max(right, 0), len(distinct) - 1)
+            others = before[right] + counts[right] - before[left] - counts[i]
+            cells = round((distinct[right] - distinct[left]) / unit)
+            expected = others / max(cells, 1)
+        if counts[i] > 3 * expected + 5 * np.sqrt(expected):
+            masses.append(i)
+    if len(masses) >= MAX_CODES:
+        masses = sorted(masses, key=lambda i: -counts[i])[: MAX_CODES - 1]
+    return distinct[np.sort(np.array(masses, dtype=np.int64))]
+
+
+def number_part(
+    column: int,
+    name: str,
+    values: np.ndarray,
+    decimals: int | None,
+    *,
+    kind: str | None = None,
+    support: tuple[float | None, float | None] = (None, None),
+) -> Part:
+    """The part of a column of numbers.
+
+    Args:
+        column: index into the schema's modelled columns.
+        name: of the part.
+        values: the numbers, without gaps.
+        decimals: with which they were recorded.
+        kind: ``None`` goes by the rules; ``"continuous"`` and ``"cells"`` are as asked for;
+            ``"whole"`` is finite or has cells, however small: parts of a date are exact.
+        support: limits of the rest.
+
+    Example:
+        >>> part = number_part(0, "age", np.arange(18.0, 90.0), 0)
+        >>> part.rest, part.step, part.n_codes
+        (True, 1.0, 0)
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    n = len(values)
+    few = len(distinct) <= min(MAX_CODES, n / 20) or (len(distinct) == 2 and n >= 10)
+    step, origin = _grid(distinct, decimals)
+    masses = point_masses(distinct, counts, step)
+    rest = values[~np.isin(values, masses)]
+    if kind in (None, "whole") and (few or len(rest) == 0):
+        levels = tuple(distinct.tolist())
+        return Part(column, name, len(levels), unseen=1 / (n + 2), values=levels)
+    if kind == "continuous" or (kind is None and step < 1e-3 * rest.std()):
+        step, origin = 0.0, 0.0
+    low, high = support
+    return Part(
+        column,
+        name,
+        len(masses),
+        rest=True,
+        step=step,
+        origin=origin,
+        low=_edge(low, step, origin, -1),
+        high=_edge(high, step, origin, 1),
+        values=tuple(masses.tolist()),
+        resolution=0.0 if decimals is None else 10.0**-decimals,
+    )
+
+
+def _edge(limit: float | None, step: float, origin: float, side: int) -> float | None:
+    """A limit, or the outer edge of the last cell whose centre is within it."""
+    if limit is None or step == 0:
+        return None if limit is None else float(limit)
+    last = np.floor(side * (limit - origin) / step + 1e-9)
+    return float(origin + side * (last + 0.5) * step)
+
+
+# Columns that others determine: a total of amounts, the borough of a zone
+
+
+def relations(columns: Sequence[Column], cells: Mapping[int, Cells]) -> list[str]:
+    """Notes on columns that follow from others.
+
+    Example:
+        >>> cells = {
+        ...     j: Cells("label", np.array(places * 20), np.zeros(60, bool), labels)
+        ...     for j, (places, labels) in enumerate([([0, 1, 2], "abc"), ([0, 0, 1], "xy")])
+        ... }
+        >>> relations([Column("zone", "category"), Column("town", "category")], cells)
+        ["'zone' determines 'town'"]
+    """
+    numbers = [j for j, column in cells.items() if column.kind == "number"][:MAX_COLUMNS]
+    finite = [j for j in cells if columns[j].kind == "category" and not columns[j].tail]
+    return [
+        *_sums([columns[j] for j in numbers], [cells[j] for j in numbers]),
+        *_functions([columns[j].name for j in finite], [cells[j] for j in finite][:MAX_COLUMNS]),
+    ]
+
+
+def _sums(columns: Sequence[Column], cells: Sequence[Cells]) -> list[str]:
+    """Columns that are a sum of multiples of others, exactly or but for a few amounts."""
+    if len(cells) < 2:
+        return []
+    table = np.stack([np.where(c.missing, np.nan, c.values) for c in cells], 1)
+    table = table[~np.isnan(table).any(1)]
+    table = table[:: len(table) // MAX_ROWS + 1]
+    if len(table) < max(30, 5 * table.shape[1]):
+        return []
+    sd = table.std(0)
+    sd[sd == 0] = 1.0
+    z = (table - table.mean(0)) / sd
+    # 1 - R^2 of each column given all others; the widest column is the sum
+    left_over = 1 / np.diag(np.linalg.inv(z.T @ z / len(z) + 1e-9 * np.eye(len(cells))))
+    found: dict[frozenset[int], str] = {}
+    for j in sorted(np.flatnonzero(left_over < 0.05).tolist(), key=lambda j: -sd[j]):
+        others = [i for i in range(len(cells)) if i != j]
+        shares = np.linalg.lstsq(z[:, others], z[:, j], rcond=1e-8)[0]
+        used = [i for i, share in zip(others, shares, strict=True) if abs(share) > 0.01]
+        if used and frozenset([*used, j]) not in found:
+            told = _sum([columns[i] for i in used], table[:, used], columns[j], table[:, j])
+            if told is not None:
+                found[frozenset([*used, j])] = told
+    return list(found.values())
+
+
+def _sum(terms: Sequence[Column], x: np.ndarray, column: Column, y: np.ndarray) -> str | None:
+    """How ``y`` is made of the columns of ``x``, if it is."""
+    fitted = np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0][:-1]
+    whole = np.round(fitted)
+    unit = max(0.0 if c.decimals is None else 0.51 * 10.0**-c.decimals for c in (*terms, column))
+    for weights in (whole, fitted):
+        rest = y - x @ weights
+        rest = rest - np.median(rest)
+        slack = unit * (1 + np.abs(weights).sum())
+        if slack > 0.02 * y.std():  # numbers so coarse that rounding explains anything
+            slack = 0.0
+        if np.abs(rest).max() <= slack + 1e-9 * np.abs(y).max():
+            return f"{column.name!r} is {_written(weights, terms)}, up to a constant and rounding"
+    rest = np.round(y - x @ whole, 6 if column.decimals is None else column.decimals)
+    counts = np.sort(np.unique(rest, return_counts=True)[1])
+    few = counts[-20:].sum() > 0.9 * len(rest) and rest.var() < 0.05 * y.var()
+    if few and len(terms) > 1 and (np.abs(fitted - whole) < 0.25).all() and whole.all():
+        return f"{column.name!r} is {_written(whole, terms)} but for a few amounts"
+    return None
+
+
+def _written(weights: np.ndarray, terms: Sequence[Column]) -> str:
+    pairs = zip(weights.tolist(), terms, strict=True)
+    return " + ".join((f"{w:.4g} " if w != 1 else "") + repr(c.name) for w, c in pairs)
+
+
+def _functions(names: Sequence[Any], cells: Sequence[Cells]) -> list[str]:
+    """Categories that others determine, where that is no accident of few rows."""
+    codes = [
+        np.where(column.missing, -1, np.unique(column.values, return_inverse=True)[1])
+        for column in cells
+    ]
+    notes = []
+    for i in range(len(codes)):
+        for j in range(len(codes)):
+            if i != j and _determines(codes[i], codes[j]):
+                mutual = _determines(codes[j], codes[i])
+                if mutual and i < j:
+                    notes.append(f"{names[i]!r} and {names[j]!r} determine each other")
+                elif not mutual:
+                    notes.append(f"{names[i]!r} determines {names[j]!r}")
+    return notes
+
+
+def _determines(a: np.ndarray, b: np.ndarray) -> bool:
+    few = slice(None, None, len(a) // 1000 + 1)  # refuses most pairs at once
+    for rows in (few, slice(None, None, len(a) // MAX_ROWS + 1), slice(None)):
+        both = (a[rows] >= 0) & (b[rows] >= 0)
+        x, y = a[rows][both], b[rows][both]
+        if len(x) == 0:
+            return False
+        pairs = np.unique(x * (y.max() + 1) + y)
+        if len(pairs) > len(np.unique(x)):
+            return False
+    # how likely the rows of each group of ``a`` would agree in ``b`` by chance
+    levels = pairs % (y.max() + 1)
+    sizes = np.bincount(np.unique(x, return_inverse=True)[1])
+    shares = np.bincount(y) / len(y)
+    return bool(((sizes - 1) * np.log(shares[levels])).sum() < -20)

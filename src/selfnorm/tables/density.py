@@ -30,13 +30,21 @@ from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import check_device, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema, knots_for
-from selfnorm.density import EBM, fit
+from selfnorm.columns import (
+    GAP,
+    CodedColumns,
+    Column,
+    Columns,
+    Part,
+    Schema,
+    knots_for,
+    numbers_like,
+)
+from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.tables import answers
-from selfnorm.tables.joint import fit_joint, split
-from selfnorm.training import History, TrainingOptions
+from selfnorm.training import History, TrainingOptions, split_rows
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 5000  # of the training table, for the threshold of outliers
@@ -283,7 +291,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             log_p = model.log_prob(packed, mask)
         return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
 
-    def sample(self, n_samples: int = 1, random_state: Any = None, given: Any = None) -> Any:
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        given: Any = None,
+        *,
+        missing: bool = False,
+    ) -> Any:
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
 
         Numbers come within the range that the training rows have.
@@ -297,18 +312,37 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             Values that the rows are to have, by column: ``{"sex": "F"}``; or a table with some of
             the columns, each of whose rows is completed ``n_samples`` times, one after the other.
             Its gaps are drawn.
+        missing : bool, default False
+            Whether rows have gaps as the training rows do; the schema must model them:
+            ``schema=Schema.detect(table, model_gaps=True)``.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> size = np.where(rng.random(300) < 0.3, np.nan, rng.normal(size=300))
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": size}
+        >>> schema = Schema.detect(table, model_gaps=True)
+        >>> density = EnergyDensity(schema=schema, random_state=0, max_steps=50).fit(table)
+        >>> share = np.isnan(density.sample(1000, random_state=0, missing=True)["size"]).mean()
+        >>> 0.2 < share < 0.4
+        np.True_
         """
         check_is_fitted(self)
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
+        if missing and not any(part.gap for part in self.schema_.parts):
+            raise DataError(
+                "this model knows no law of gaps: fit it with "
+                "schema=Schema.detect(table, model_gaps=True), of a table that has some"
+            )
         seed = _seed(random_state)
         if given is not None:
-            return self._complete(given, int(n_samples), seed)
+            return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
                 # in float32: a few digits of a random number cost twice the time in float64
                 chain = copy.deepcopy(self.model_).float()
-                drawn = chain.sample(int(n_samples), within=True, seed=seed)
+                drawn = chain.sample(int(n_samples), within=True, gaps=missing, seed=seed)
                 return self.schema_.decode(self._unpacked(drawn), seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
@@ -336,9 +370,6 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
         found = [self.schema_.fill(X, part, rng) for part in np.split(drawn, n_draws)]
-        for frame in found:
-            if hasattr(frame, "index") and hasattr(X, "index") and hasattr(frame, "iloc"):
-                frame.index = X.index
         return found[0] if n_draws == 1 else found
 
     def marginal(self, columns: Sequence[Any]) -> Marginal:
@@ -349,11 +380,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         score = partial(self._score_marginal, mask=mask)
         return Marginal(tuple(columns), score, partial(self._draw_marginal, columns=columns))
 
-    def probabilities(self, X: Any, column: Any) -> dict[Any, np.ndarray]:
-        """Probabilities ``(n,)`` of the levels of a column, given the others: a classifier.
+    def probabilities(self, X: Any, column: Any) -> Any:
+        """Probabilities of the levels of a column, given the others: a classifier.
 
-        Of a column of categories, each of its levels; they add to one. Of numbers with point
-        masses, each of these, and ``"other"`` for the numbers between.
+        A table of the kind that came in with a column for each level; they add to one. Of numbers
+        with point masses, each of these, and ``"other"`` for the numbers between. The levels are
+        those of the schema: ``schema_.columns``. That there is a value is given.
 
         Examples
         --------
@@ -369,7 +401,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         places = self.schema_.parts_of([column])
         described = next(c for c in self.schema_.modelled if c.name == column)
         part = self.schema_.parts[places[0]]
-        if len(places) > 1 or (part.rest and not part.n_codes):
+        n_levels = part.n_codes - part.gap
+        if len(places) > 1 or (part.rest and not n_levels):
             raise DataError(
                 f"column {column!r} is {described.kind}: it has no levels to give probabilities of;"
                 " draw from it with sample(given=...)"
@@ -377,31 +410,49 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[:, places, 0] = GAP
         packed = model.columns.pack(coded)[0]
         log_codes = torch.cat([law.log_codes for _, law in answers.laws(model, packed, places[0])])
+        if part.gap:
+            log_codes[:, n_levels] = -torch.inf
         codes = torch.softmax(log_codes, -1).numpy()
-        if part.rest or part.values:
-            levels = list(part.values) + ["other"] * part.rest
-            return dict(zip(levels, codes.T, strict=True))
-        of_levels = dict(zip(described.levels, codes.T, strict=False))
+        levels = part.values or described.levels
+        whole = described.numeric and described.decimals == 0
+        found = dict(zip([int(v) if whole else v for v in levels], codes.T, strict=False))
+        if part.rest:
+            found["other"] = codes[:, -1]
         shares = zip(described.tail, described.tail_shares, strict=True)
-        return of_levels | {level: codes[:, -1] * share for level, share in shares}
+        rare = codes[:, len(described.levels) :]
+        return numbers_like(X, found | {level: rare[:, 0] * share for level, share in shares})
 
-    def explain(self, X: Any) -> dict[Any, np.ndarray]:
-        r"""How ordinary each cell is, given the rest of its row: ``(n,)`` for each column.
+    def explain(self, X: Any) -> Any:
+        r"""How ordinary each cell is, given the rest of its row: a table of the kind that came in.
 
         The probability that a draw from ``p(x_j | rest)`` is at most as probable as what was seen:
-        0.001 says that one draw in a thousand is as unusual. NaN at gaps. It does not depend on
-        units, and compares numbers with point masses as :meth:`decision_function` does. Of a date,
-        whose week, day and hour are looked at one by one, the least one, made up for their number.
+        0.001 says that one draw in a thousand is as unusual. NaN at gaps, where the schema does not
+        model them. It does not depend on units, and compares numbers with point masses as
+        :meth:`decision_function` does. Of a date, whose week, day and hour are looked at one by
+        one, the least one, made up for their number. Columns that are set aside are left out; those
+        of an array are NaN.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> found = density.explain({"kind": ["a", "b"], "size": [0.1, 50.0]})
+        >>> found["size"][1] < 0.01 < found["size"][0]
+        np.True_
         """
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
         found = {}
-        for column in self.schema_.modelled:
-            places = self.schema_.parts_of([column.name])
-            tails = [answers.tail_probabilities(model, packed, part) for part in places]
-            found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
-        return found
+        for column in self.schema_.columns:
+            if column.modelled:
+                places = self.schema_.parts_of([column.name])
+                tails = [answers.tail_probabilities(model, packed, part) for part in places]
+                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+            elif isinstance(X, np.ndarray | list):  # by position
+                found[column.name] = np.full(len(packed), np.nan)
+        return numbers_like(X, found)
 
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
@@ -517,20 +568,40 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     # -- training -------------------------------------------------------------------------------
 
     def _train_joint(self, x: Tensor, seed: int, checkpoint: Any) -> float:
-        """One energy over all columns; returns the lower bound, if there is one."""
+        """One energy over all columns; returns the lower bound, if there is one.
+
+        Restarts differ in their energies alone: base and proposal are those of
+        :func:`~selfnorm.density.recipes.joint_density`.
+        """
+        n, d = x.shape
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
-        models, proposal, histories, columns = fit_joint(
-            x,
-            hidden=self.hidden,
-            n_init=int(self.n_init),
-            validation_fraction=self.validation_fraction,
-            device=self.device or "cpu",
-            seed=seed,
-            stated={**self._stated(seed), "checkpoint": checkpoint},
-        )
-        self.columns_ = columns
+        with seeded(seed):
+            columns = self.columns_ = Columns(d).double().fit(x)
+            train, held_out = split_rows(x, self.validation_fraction)
+            if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
+                # fresh noise for each copy, so that the noise itself cannot be learned
+                copies = max(1, min(8, 20_000 // len(train)))
+                train = columns.dequantise(train.repeat(copies, 1))
+                held_out = None if held_out is None else columns.dequantise(held_out)
+            train = columns(train)[0].float()
+            recipe = joint_density(train, rows=n)
+            kept = [recipe.model] if self.hidden is None else []
+            models = kept + [
+                EBM(joint_energy(d, n, self.hidden), base=recipe.model.base)
+                for _ in range(int(self.n_init) - len(kept))
+            ]
+        options = recipe.options.given(**self._stated(seed), checkpoint=checkpoint)
+        if options.validate_every is None and options.max_steps is not None:
+            options = options.given(validate_every=max(25, options.max_steps // 20))
+        common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
+        common["val_data"] = None if held_out is None else columns(held_out)[0].float()
+        models = [model.to(self.device or "cpu") for model in models]
+        if len(models) == 1:
+            histories = [fit(models[0], train, **common, options=options)]
+        else:
+            histories = fit_many(models, train, **common, options=options)
         self._keep_best(models, histories)
-        self.proposal_: Any = proposal.cpu().double().eval()
+        self.proposal_: Any = recipe.proposal.cpu().double().eval()
         at_best = [
             r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step
         ]
@@ -550,7 +621,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if self.hidden is not None:
             sizes["hidden"] = self.hidden
         with seeded(seed):
-            train, held_out = split(torch.arange(n), self.validation_fraction)
+            train, held_out = split_rows(torch.arange(n), self.validation_fraction)
             columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
             models = [
                 TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
@@ -700,7 +771,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[..., 0], seed = GAP, _seed(random_state)
         return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
 
-    def _complete(self, given: Any, n_samples: int, seed: int) -> Any:
+    def _complete(self, given: Any, n_samples: int, seed: int, missing: bool) -> Any:
         """Rows with some of the values given, each ``n_samples`` times."""
         self._chain()
         if isinstance(given, Mapping):
@@ -709,14 +780,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 given = {name: [value] for name, value in given.items()}
             self.schema_.parts_of(list(given))  # names that are not there
         coded, _ = self._rows(given, partial=True)
-        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed)
+        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
 
-    def _drawn(self, coded: Tensor, seed: int) -> np.ndarray:
+    def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        seen = coded[..., 0] != GAP
+        seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
         out = coded.clone()
         todo = (~seen).any(-1)
         if bool(todo.any()):
@@ -725,7 +796,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                     copy.deepcopy(model)
                     .float()
                     .sample(
-                        int(todo.sum()), packed[todo].float(), seen[todo], within=True, seed=seed
+                        int(todo.sum()),
+                        packed[todo].float(),
+                        seen[todo],
+                        within=True,
+                        gaps=missing,
+                        seed=seed,
                     )
                 )
             new = self._unpacked(drawn)

@@ -80,33 +80,3 @@ class TableInputs:
         levels = tuple(tuple(int(i) for i in codes) for codes in saved["levels"])
         fill = tuple(float(v) for v in saved["fill"])
         return cls(Schema.from_dict(saved["schema"]), levels, fill, tuple(saved["gaps"]))
-
-
-def all_numbers(X: Any) -> bool:
-    """Whether a table is one of numbers without gaps, which needs no schema.
-
-    Example:
-        >>> all_numbers([[1.0, 2.0]]), all_numbers([[1.0, None]]), all_numbers([["a", 1.0]])
-        (True, False, False)
-    """
-    if hasattr(X, "toarray"):  # a sparse matrix (some are dicts), refused elsewhere
-        return True
-    if isinstance(X, Mapping):
-        return False
-    if np.ma.is_masked(X):
-        return False
-    frames = hasattr(X, "dtypes") and hasattr(X, "columns")
-    columns = [np.asarray(X[name]) for name in X.columns] if frames else [np.asarray(X)]
-    for values in columns:
-        if values.dtype.kind == "c":
-            return True  # refused elsewhere
-        if values.dtype.kind in "USTMm":
-            return False
-        if values.dtype.kind == "O" and any(isinstance(v, str) for v in values.ravel()):
-            return False
-        try:
-            if np.isnan(values.astype(np.float64)).any():
-                return False
-        except (TypeError, ValueError):
-            return False
-    return True

@@ -85,7 +85,7 @@ def _coordinates(schema: Schema, frame: Any) -> np.ndarray:
         numbers = []
         for j in places:
             part, code, number = schema.parts[j], x[:, j, 0].astype(int), x[:, j, 1]
-            known = np.array([*(part.values or range(part.n_codes)), np.nan])
+            known = np.array([*(part.values or range(part.n_codes - part.gap)), np.nan])
             coded = known[np.where((code >= 0) & (code < part.n_codes), code, -1)]
             numbers.append(np.where((code == part.n_codes) & part.rest, number, coded))
         whole = numbers[0]

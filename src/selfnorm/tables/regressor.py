@@ -23,6 +23,7 @@ from torch import Tensor
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm._inputs import (
+    all_numbers,
     check_device,
     moved,
     refuse_huge,
@@ -44,7 +45,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.tables.inputs import TableInputs, all_numbers
+from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import History, TrainingOptions
 
 MINIMUM_ROWS = 5

@@ -8,6 +8,7 @@ from selfnorm.training.loop import (
     TrainingOptions,
     lr_factor,
     run,
+    split_rows,
     whole_number,
 )
 from selfnorm.training.step import Stepper
@@ -22,5 +23,6 @@ __all__ = [
     "load_checkpoint",
     "lr_factor",
     "run",
+    "split_rows",
     "whole_number",
 ]

@@ -272,6 +272,15 @@ def lr_factor(schedule: str, step: int, total: int, warmup: float = 0.1) -> floa
     return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
+def split_rows(rows: Tensor, fraction: float) -> tuple[Tensor, Tensor | None]:
+    """Rows to train on and rows to choose the best state by; none are spared of a tiny table."""
+    held_out = int(fraction * len(rows))
+    if held_out < 20:
+        return rows, None
+    order = torch.randperm(len(rows))
+    return rows[order[held_out:]], rows[order[:held_out]]
+
+
 def run(
     task: Task,
     data: tuple[Tensor, ...],

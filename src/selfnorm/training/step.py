@@ -219,7 +219,8 @@ class Stepper:
         self._static_rows = rows.clone()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            # Other threads may score on the device meanwhile; by default that breaks the capture.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step_once(self._static_rows)
         except RuntimeError as error:
             self.capture = False

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from selfnorm.columns import MISSING
 from selfnorm.errors import DataError
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
 
 
