@@ -53,7 +53,7 @@ suppress_warnings = [
 # Notebooks: Markdown files with code cells, run once and kept until a cell changes.
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(Path(__file__).parent.parent / "out" / "notebooks")
-nb_execution_timeout = 120
+nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
