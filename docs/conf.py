@@ -70,6 +70,8 @@ napoleon_preprocess_types = False
 html_theme = "pydata_sphinx_theme"
 html_title = "selfnorm"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
+html_context = {"default_mode": "auto"}
 html_css_files = ["selfnorm.css"]
 html_show_sourcelink = False
 html_copy_source = False
@@ -77,6 +79,7 @@ html_sidebars = {"index": []}
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "selfnorm"},
     "navbar_end": ["theme-switcher"],
+    "collapse_navigation": True,  # the sidebar of the reference is long
     "show_prev_next": True,
     "show_toc_level": 2,
     "secondary_sidebar_items": ["page-toc"],
