@@ -13,9 +13,11 @@ import copy
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
-from selfnorm._inputs import check_device, moved, refuse_repeated_names
+from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
 from selfnorm.columns import (
     GAP,
@@ -41,8 +43,9 @@ from selfnorm.columns import (
     numbers_like,
 )
 from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.report import About, check_page, density_report, write_page
 from selfnorm.tables import answers
 from selfnorm.training import History, TrainingOptions, split_rows
 
@@ -105,6 +108,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         ``log p`` over the saved orders. Empty for the joint method.
     n_iter_ : int
         Number of optimiser steps.
+    fitted_to_ : dict
+        Number of ``rows`` of the training table and a ``digest``, by which it is known again.
+    held_out_ : array of int
+        Which of its rows were held out to choose the best state.
     offset_ : float
         Score below which a row is called an outlier.
     method_ : str
@@ -217,6 +224,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"'autoregressive' for this table:\n{self.schema_}"
             )
         seed = _seed(self.random_state)
+        self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
         coded, open_ = torch.from_numpy(x), torch.from_numpy(extra)
         with float32_on_cpu():
             if self.method_ == "joint":
@@ -229,7 +237,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if isinstance(self.model_, TableChain) and checked is not None:
             self._worth = self._worth_of_parts(checked)
             self.consistency_ = answers.consistency(self.model_, checked, seed)
-        scores = self._log_prob(coded[some], open_[some])
+        # one pass by the learned b: a threshold does not need more
+        scores = self._log_prob(coded[some], open_[some], normalizer="learned")
         self.lower_bound_: float = lower if math.isfinite(lower) else float(scores.mean())
         scores = scores + self._correction(coded[some])
         self.offset_: float = float(np.percentile(scores.numpy(), 100.0 * self.contamination))
@@ -260,8 +269,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         a thousandth of the distance between its quartiles; a gap counts as much as its column does
         on average, so that a row is not called ordinary for having few cells.
         """
-        coded, open_ = self._rows(X)
-        return (self._log_prob(coded, open_) + self._correction(coded)).numpy() - self.offset_
+        return self._scored(X)[1]
 
     def predict(self, X: Any) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
@@ -270,8 +278,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def log_prob(self, X: Any, given: Sequence[Any] = ()) -> np.ndarray:
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
-        The network's own answer, trained with random columns given and missing. Columns that ``X``
-        does not have are left out, as gaps are.
+        That of the joint law where the columns asked for have few values together (64, or all
+        columns of a table up to 65,536); otherwise the network's own answer, trained with random
+        columns given and missing. Columns that ``X`` does not have are left out, as gaps are.
 
         Examples
         --------
@@ -288,7 +297,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         packed, slope = model.columns.pack(coded)
         counted = (coded[..., 0] != GAP) & ~mask
         with on_cpu():
-            log_p = model.log_prob(packed, mask)
+            log_p = answers.conditional(model, packed, mask)
         return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
 
     def sample(
@@ -457,16 +466,73 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
 
-        Tables of finite columns have an exact normaliser: both are the score.
+        Tables of finite columns have an exact normaliser: both are the score. ``a.minus(b)``
+        compares two models, and warns where their schemas have different measures.
         """
         coded, open_ = self._rows(X)
         seed = _seed(random_state)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
-                return self._chain_bounds(self.model_, coded, open_, n_samples, seed)
-            options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
-            bounds = evaluate(self.model_, self.columns_(coded[..., 1])[0], seed=seed, **options)
-        return bounds.shifted(self.columns_.log_jacobian)
+                bounds = self._chain_bounds(self.model_, coded, open_, n_samples, seed)
+            else:
+                options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
+                z = self.columns_(coded[..., 1])[0]
+                bounds = evaluate(self.model_, z, seed=seed, **options)
+                bounds = bounds.shifted(self.columns_.log_jacobian)
+        return dataclasses.replace(bounds, measure=self.schema_.fingerprint)
+
+    def report(
+        self,
+        X: Any,
+        path: str | os.PathLike[str],
+        *,
+        train: Any = None,
+        about: About | None = None,
+        random_state: Any = 0,
+    ) -> Path:
+        """Write a report on the model and the rows of ``X``: one HTML file that needs no network.
+
+        A verdict, what was fitted, the likelihood against simple laws of the same measure, columns
+        and pairs, the strangest rows with the columns to blame, training. Needs matplotlib.
+
+        Parameters
+        ----------
+        X : table
+            Rows that were not trained on judge fairly. Of the training table, which is known
+            again, the rows that were held out are judged.
+        path : str or path
+            File to write, ``.html``.
+        train : table, default None
+            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+        about : About, default None
+            Names for the reader: ``selfnorm.report.About(source=, folder=, title=)``.
+        random_state : int, RandomState instance or None
+            For samples and folds.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> X = np.random.default_rng(0).normal(size=(100, 1))
+        >>> density = EnergyDensity(random_state=0, max_steps=5).fit(X)
+        >>> density.report(X, f"{tempfile.mkdtemp()}/report.html").name
+        'report.html'
+        """
+        path = check_page(path)
+        coded, _ = self._rows(X)
+        again = self.fitted_to_.get("digest") == digest(coded.numpy())
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = density_report(
+                self,
+                X,
+                self._scored,
+                train=train,
+                held_out=self.held_out_ if again else None,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
+        return path
 
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
@@ -494,6 +560,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             "offset": self.offset_,
             "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
             "consistency": self.consistency_,
+            "fitted_to": self.fitted_to_,
             "model": saving.describe(self.model_),
             "proposal": saving.describe(self.proposal_),
             "training": self.history_.to_dict(),
@@ -508,6 +575,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             }
         else:
             tensors = {"worth": self._worth}
+        tensors["held_out"] = torch.from_numpy(self.held_out_)
         for part, module in (("model", self.model_), ("proposal", self.proposal_)):
             state = {} if module is None else module.state_dict()
             tensors |= {f"{part}.{name}": tensor for name, tensor in state.items()}
@@ -549,6 +617,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         else:  # of numbers only
             estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
         estimator.consistency_ = config.get("consistency", {})
+        estimator.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
+        estimator.held_out_ = tensors.get("held_out", torch.zeros(0, dtype=torch.long)).numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
@@ -577,7 +647,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
         with seeded(seed):
             columns = self.columns_ = Columns(d).double().fit(x)
-            train, held_out = split_rows(x, self.validation_fraction)
+            chosen, spared = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(spared)
+            train, held_out = x[chosen], None if spared is None else x[spared]
             if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
                 # fresh noise for each copy, so that the noise itself cannot be learned
                 copies = max(1, min(8, 20_000 // len(train)))
@@ -622,6 +694,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             sizes["hidden"] = self.hidden
         with seeded(seed):
             train, held_out = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(held_out)
             columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
             models = [
                 TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
@@ -707,15 +780,22 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         return torch.from_numpy(x), torch.from_numpy(extra)
 
     @torch.no_grad()
-    def _log_prob(self, coded: Tensor, open_: Tensor) -> Tensor:
+    def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         with on_cpu():
             if isinstance(self.model_, TableChain):
                 packed, slope = self.model_.columns.pack(coded)
-                return self.model_.log_prob(packed) + (slope + open_).sum(-1)
+                log_p = self.model_.log_prob(packed, normalizer=normalizer)
+                return log_p + (slope + open_).sum(-1)
             z = self.columns_(coded[..., 1])[0]
             log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
         return log_p + self.columns_.log_jacobian
+
+    def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
+        coded, open_ = self._rows(X)
+        log_p = self._log_prob(coded, open_)
+        return log_p.numpy(), (log_p + self._correction(coded)).numpy() - self.offset_
 
     def _correction(self, coded: Tensor) -> Tensor:
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
@@ -735,7 +815,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         columns = self.model_.columns
         packed = packed[:SCORED_ROWS]
         with on_cpu():
-            of_parts = answers.shares(self.model_, packed).mean(0)
+            of_parts = answers.shares(self.model_, packed, normalizer="learned").mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])
         is_number = packed[..., 0] == columns.n_codes
         log_width = answers.resolutions(self.model_).log()
@@ -890,6 +970,11 @@ def _score(history: History) -> float:
     if history.best_score is not None:
         return history.best_score
     return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+
+def _in_order(rows: Tensor | None) -> np.ndarray:
+    """Numbers of rows, ascending; none for ``None``."""
+    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _plainly_continuous(parts: Sequence[Part]) -> bool:
