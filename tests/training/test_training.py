@@ -290,8 +290,13 @@ def test_unknown_names_and_silly_options_are_refused():
             TrainingOptions(**bad)
     with pytest.raises(ValueError, match="every must be at least 1"):
         sn.Checkpoint("run.ckpt", every=0)
-    counts = {"max_steps": 0, "patience": 0, "validate_every": -1}
-    for name, value in {**counts, "clip_norm": 0.0, "weight_decay": -1.0, "warmup": 1.5}.items():
+    counts = {"max_steps": 0, "patience": -1, "validate_every": -1}
+    for name, value in {
+        **counts,
+        "clip_norm": 0.0,
+        "weight_decay": -1.0,
+        "max_time": "soon",
+    }.items():
         with pytest.raises(ValueError, match=name):
             TrainingOptions(**{name: value})
 
