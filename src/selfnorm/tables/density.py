@@ -229,7 +229,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if isinstance(self.model_, TableChain) and checked is not None:
             self._worth = self._worth_of_parts(checked)
             self.consistency_ = answers.consistency(self.model_, checked, seed)
-        scores = self._log_prob(coded[some], open_[some])
+        # one pass by the learned b: a threshold does not need more
+        scores = self._log_prob(coded[some], open_[some], normalizer="learned")
         self.lower_bound_: float = lower if math.isfinite(lower) else float(scores.mean())
         scores = scores + self._correction(coded[some])
         self.offset_: float = float(np.percentile(scores.numpy(), 100.0 * self.contamination))
@@ -707,12 +708,13 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         return torch.from_numpy(x), torch.from_numpy(extra)
 
     @torch.no_grad()
-    def _log_prob(self, coded: Tensor, open_: Tensor) -> Tensor:
+    def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         with on_cpu():
             if isinstance(self.model_, TableChain):
                 packed, slope = self.model_.columns.pack(coded)
-                return self.model_.log_prob(packed) + (slope + open_).sum(-1)
+                log_p = self.model_.log_prob(packed, normalizer=normalizer)
+                return log_p + (slope + open_).sum(-1)
             z = self.columns_(coded[..., 1])[0]
             log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
         return log_p + self.columns_.log_jacobian
@@ -735,7 +737,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         columns = self.model_.columns
         packed = packed[:SCORED_ROWS]
         with on_cpu():
-            of_parts = answers.shares(self.model_, packed).mean(0)
+            of_parts = answers.shares(self.model_, packed, normalizer="learned").mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])
         is_number = packed[..., 0] == columns.n_codes
         log_width = answers.resolutions(self.model_).log()
