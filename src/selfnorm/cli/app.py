@@ -493,6 +493,39 @@ def plot(
     _tell({"output": [str(path) for path in written]}, as_json)
 
 
+@app.command()
+def report(
+    model: ModelFolder,
+    data: DataFile,
+    output: Annotated[Path, Option("--output", "-o", help="File to write.")] = Path("report.html"),
+    train: Annotated[
+        Path | None, Option(help="Table that the model was fitted to, for the simple laws.")
+    ] = None,
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a report on a model and a table: one HTML file to open, print and pass on."""
+    check_output(output, (".html", ".htm"))
+    from selfnorm.plotting import need_matplotlib
+
+    need_matplotlib()
+    table, found = read_table(data), _load(model)
+    from selfnorm.report import About
+
+    X, y = found.matrices(table)
+    names = tuple(found.names)
+    about = About(data.name, str(model), title, table.lines, found.target, names)
+    options: dict[str, Any] = {"about": about, "random_state": seed}
+    if train is not None:
+        known = found.matrices(read_table(train))
+        options["train"] = known[0] if y is None else known
+    rows = (X,) if y is None else (X, y)
+    _about(data, found.estimator.report, *rows, output, **options)
+    told = {"rows": len(table), "output": str(output)}
+    _tell(told, as_json, f"report on {len(table):,} rows: {output}")
+
+
 _CANNOT_COMPUTE = (
     ArithmeticError,
     AttributeError,

@@ -14,9 +14,11 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
-from selfnorm._inputs import check_device, moved, refuse_repeated_names
+from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
 from selfnorm.columns import (
     GAP,
@@ -42,8 +44,9 @@ from selfnorm.columns import (
     numbers_like,
 )
 from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.report import About, check_page, density_report, write_page
 from selfnorm.tables import answers
 from selfnorm.training import History, TrainingOptions, seconds, split_rows
 
@@ -109,6 +112,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         ``log p`` over the saved orders. Empty for the joint method.
     n_iter_ : int
         Number of optimiser steps.
+    fitted_to_ : dict
+        Number of ``rows`` of the training table and a ``digest``, by which it is known again.
+    held_out_ : array of int
+        Which of its rows were held out to choose the best state.
     offset_ : float
         Score below which a row is called an outlier.
     method_ : str
@@ -227,6 +234,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"'autoregressive' for this table:\n{self.schema_}"
             )
         seed = _seed(self.random_state)
+        self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
         coded, open_ = torch.from_numpy(x), torch.from_numpy(extra)
         with float32_on_cpu():
             if self.method_ == "joint":
@@ -271,8 +279,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         a thousandth of the distance between its quartiles; a gap counts as much as its column does
         on average, so that a row is not called ordinary for having few cells.
         """
-        coded, open_ = self._rows(X)
-        return (self._log_prob(coded, open_) + self._correction(coded)).numpy() - self.offset_
+        return self._scored(X)[1]
 
     def predict(self, X: Any) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
@@ -479,6 +486,59 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             bounds = evaluate(self.model_, self.columns_(coded[..., 1])[0], seed=seed, **options)
         return bounds.shifted(self.columns_.log_jacobian)
 
+    def report(
+        self,
+        X: Any,
+        path: str | os.PathLike[str],
+        *,
+        train: Any = None,
+        about: About | None = None,
+        random_state: Any = 0,
+    ) -> Path:
+        """Write a report on the model and the rows of ``X``: one HTML file that needs no network.
+
+        A verdict, what was fitted, the likelihood against simple laws of the same measure, columns
+        and pairs, the strangest rows with the columns to blame, training. Needs matplotlib.
+
+        Parameters
+        ----------
+        X : table
+            Rows that were not trained on judge fairly. Of the training table, which is known
+            again, the rows that were held out are judged.
+        path : str or path
+            File to write, ``.html``.
+        train : table, default None
+            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+        about : About, default None
+            Names for the reader: ``selfnorm.report.About(source=, folder=, title=)``.
+        random_state : int, RandomState instance or None
+            For samples and folds.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> X = np.random.default_rng(0).normal(size=(100, 1))
+        >>> density = EnergyDensity(random_state=0, max_steps=5).fit(X)
+        >>> density.report(X, f"{tempfile.mkdtemp()}/report.html").name
+        'report.html'
+        """
+        path = check_page(path)
+        coded, _ = self._rows(X)
+        again = self.fitted_to_.get("digest") == digest(coded.numpy())
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = density_report(
+                self,
+                X,
+                self._scored,
+                train=train,
+                held_out=self.held_out_ if again else None,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
+        return path
+
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
         coded, _ = self._rows(X)
@@ -505,6 +565,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             "offset": self.offset_,
             "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
             "consistency": self.consistency_,
+            "fitted_to": self.fitted_to_,
             "model": saving.describe(self.model_),
             "proposal": saving.describe(self.proposal_),
             "training": self.history_.to_dict(),
@@ -519,6 +580,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             }
         else:
             tensors = {"worth": self._worth}
+        tensors["held_out"] = torch.from_numpy(self.held_out_)
         for part, module in (("model", self.model_), ("proposal", self.proposal_)):
             state = {} if module is None else module.state_dict()
             tensors |= {f"{part}.{name}": tensor for name, tensor in state.items()}
@@ -560,6 +622,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         else:  # of numbers only
             estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
         estimator.consistency_ = config.get("consistency", {})
+        estimator.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
+        estimator.held_out_ = tensors.get("held_out", torch.zeros(0, dtype=torch.long)).numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
@@ -588,7 +652,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
         with seeded(seed):
             columns = self.columns_ = Columns(d).double().fit(x)
-            train, held_out = split_rows(x, self.validation_fraction)
+            chosen, spared = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(spared)
+            train, held_out = x[chosen], None if spared is None else x[spared]
             if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
                 # fresh noise for each copy, so that the noise itself cannot be learned
                 copies = max(1, min(8, 20_000 // len(train)))
@@ -633,6 +699,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             sizes["hidden"] = self.hidden
         with seeded(seed):
             train, held_out = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(held_out)
             columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
             models = [
                 TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
@@ -737,6 +804,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             z = self.columns_(coded[..., 1])[0]
             log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
         return log_p + self.columns_.log_jacobian
+
+    def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
+        coded, open_ = self._rows(X)
+        log_p = self._log_prob(coded, open_)
+        return log_p.numpy(), (log_p + self._correction(coded)).numpy() - self.offset_
 
     def _correction(self, coded: Tensor) -> Tensor:
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
@@ -911,6 +984,11 @@ def _score(history: History) -> float:
     if history.best_score is not None:
         return history.best_score
     return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+
+def _in_order(rows: Tensor | None) -> np.ndarray:
+    """Numbers of rows, ascending; none for ``None``."""
+    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _plainly_continuous(parts: Sequence[Part]) -> bool:
