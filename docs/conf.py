@@ -56,6 +56,7 @@ nb_execution_cache_path = str(Path(__file__).parent.parent / "out" / "notebooks"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # progress bars and warnings of other libraries
 
 # Reference: one page for each public name, from its docstring.
 autosummary_generate = True
