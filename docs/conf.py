@@ -63,7 +63,6 @@ autosummary_generate = True
 autosummary_context = {"names_of": names_of}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures of tensors and arrays say little that the text does not
-napoleon_use_ivar = True
 napoleon_use_rtype = False
 napoleon_preprocess_types = False
 
