@@ -141,7 +141,8 @@ class Chain(nn.Module, ABC):
     ) -> None:
         """Heads of the mixture proposals and contexts of ``columns``, and their energy."""
         self.n_components, self.n_context, self.family = components + 1, context, family
-        which = [int(j in set(columns)) for j in range(self.dim)]
+        numbers = set(columns)
+        which = [int(j in numbers) for j in range(self.dim)]
         self.mixture_head = self.trunk.head([3 * self.n_components * each for each in which])
         self.context_head = self.trunk.head([context * each for each in which])
         with torch.no_grad():
