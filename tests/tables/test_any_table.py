@@ -79,6 +79,20 @@ def test_frames_in_frames_out(of, frame):
     if hasattr(table, "schema"):
         assert drawn.schema == filled.schema == table.schema
     assert density.score_samples(table).shape == (300,)
+    why, odds = density.explain(table), density.probabilities(table, "kind")
+    assert type(why) is type(odds) is type(table)
+    assert sum(np.asarray(odds[level]) for level in "abc") == pytest.approx(1)
+    assert np.asarray(why["count"]).shape == (300,)
+
+
+def test_answers_keep_the_index_of_a_frame(density, frame):
+    part = frame.iloc[40:50]
+    for found in (density.explain(part), density.probabilities(part, "flag")):
+        assert found.index.equals(part.index)
+    assert list(density.explain(part)) == list(frame)
+    assert density.explain(part)["kind"].isna().equals(part["kind"].isna())
+    assert density.probabilities(part, "flag")[True].between(0, 1).all()
+    assert list(density.probabilities(part, "zero")) == [0.0, "other"]
 
 
 def test_an_array_with_gaps_is_an_array_again():
@@ -89,6 +103,7 @@ def test_an_array_with_gaps_is_an_array_again():
     assert drawn.shape == (5, 3)
     assert np.isfinite(filled).all()
     assert np.array_equal(filled[~np.isnan(X)], X[~np.isnan(X)])
+    assert np.array_equal(np.isnan(density.explain(X)), np.isnan(X))
 
 
 def test_imputed_tables_keep_all_that_was_seen(density, frame):
@@ -222,6 +237,56 @@ def test_explain_names_the_cell_that_does_not_fit():
     assert found["x"][2] < 0.01
 
 
+def test_gaps_that_are_modelled_have_probabilities_and_are_drawn():
+    rng = np.random.default_rng(0)
+    kind = rng.choice(["x", "y"], 600)
+    gone = rng.random(600) < np.where(kind == "x", 0.1, 0.6)
+    table = {
+        "kind": kind,
+        "n": np.where(gone, np.nan, rng.choice(3, 600)),
+        "told": np.where(gone, None, "yes"),
+    }
+    schema = Schema.detect(table, model_gaps=True)
+    assert schema.fingerprint != Schema.detect(table).fingerprint
+    density = EnergyDensity(max_steps=300, random_state=0, schema=schema).fit(table)
+    rows = list(itertools.product(["x", "y"], [None, 0, 1, 2], [None, "yes"]))
+    every = dict(zip(table, map(list, zip(*rows, strict=True)), strict=True))
+    masses = np.exp(density.score_samples(every))
+    reserved = np.prod([1 - part.unseen for part in schema.parts])
+    assert masses.sum() == pytest.approx(reserved, abs=1e-6)
+    drawn = density.sample(2000, random_state=0, missing=True)
+    none = np.isnan(drawn["n"])
+    for level, share in (("x", 0.1), ("y", 0.6)):
+        assert none[np.array(drawn["kind"]) == level].mean() == pytest.approx(share, abs=0.08)
+    assert (none == [v is None for v in drawn["told"]]).mean() > 0.95
+    assert not np.isnan(density.sample(200, random_state=0)["n"]).any()
+    assert not np.isnan(density.impute(table, random_state=0)["n"]).any()
+    completed = density.sample(50, random_state=0, given={"kind": "y", "n": None})
+    assert not np.isnan(completed["n"]).any()
+    odds = density.probabilities({"kind": ["x", "y"]}, "n")
+    assert sorted(odds) == [0, 1, 2]
+    assert sum(odds.values()) == pytest.approx(1)
+    assert not np.isnan(density.explain(table)["n"]).any()
+
+
+def test_gaps_of_numbers_cells_and_dates_are_outcomes_too(frame, tmp_path):
+    holes = frame.astype({"count": float})
+    holes.loc[::4, ["count", "zero", "day"]] = None
+    schema = Schema.detect(holes, model_gaps=True)
+    assert [part.gap for part in schema.parts] == [True] * 6 + [False]
+    again = schema.decode(schema.encode(holes)[0])
+    pd.testing.assert_frame_equal(again, holes, check_dtype=False)
+    density = EnergyDensity(**QUICK, schema=schema).fit(holes)
+    bounds = density.bounds(holes, n_samples=300, random_state=0)
+    assert bounds.lower == pytest.approx(density.score(holes), abs=1e-2)
+    drawn = density.sample(400, random_state=0, missing=True)
+    assert drawn["count"].isna().mean() == pytest.approx(0.25, abs=0.1)
+    assert (drawn.drop(columns="count").dtypes == holes.drop(columns="count").dtypes).all()
+    density.save(tmp_path / "m")
+    again = EnergyDensity.load(tmp_path / "m")
+    assert np.array_equal(again.score_samples(holes), density.score_samples(holes))
+
+
 def test_rows_given_are_completed_in_turn(density):
     rows = {"kind": ["a", "b"], "size": [0.5, None]}
     drawn = density.sample(3, random_state=0, given=rows)
@@ -258,6 +323,7 @@ def test_what_cannot_be_answered_says_why(density, frame):
         (lambda: density.sample(1, given={"colour": 1}), "no column 'colour'"),
         (lambda: density.probabilities(frame, "size"), "has no levels"),
         (lambda: density.impute(frame, n_draws=0), "at least 1"),
+        (lambda: density.sample(2, missing=True), "model_gaps=True"),
         (lambda: density.score_samples(frame.drop(columns="kind")), "feature names"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -112,7 +112,7 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
     passes = 20 + 150 * numbers**2
     if on_gpu and not small:
         model: dict[str, Any] = {
-            "orderings": 4,
+            "orderings": 8 if numbers > 0.5 and n < 30_000 and not wide else 4,
             "hidden": 1024 if wide and numbers > 0.5 else 512,
             "blocks": 3 if large and not wide else 2,
             "components": 20 if large and not wide else 10,
@@ -130,10 +130,14 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
             "energy_hidden": 16 if small else 32,
             "drop": 0.2 if small or numbers < 0.5 else 0.1,
         }
-        batch, n_samples = (min(256, max(16, n // 8)), 8) if small else (128, 4)
-        lr = 3e-3 if small else 1.5e-3
+        batch, n_samples, lr = 128, 4, 1.5e-3
+        if small:
+            batch, n_samples, lr = min(256, max(16, n // 8)), 8, 3e-3
+        elif numbers > 0.5:
+            batch, lr = 256, 2e-3
         ema = 0.98 if tiny else 0.99 if small else 0.998
-        steps = max(30, 8 * n**0.65) if small else min(8000, max(500, passes * n / batch))
+        most = 4500 if batch == 256 else 8000
+        steps = max(30, 8 * n**0.65) if small else min(most, max(500, passes * n / batch))
     checks = 20 if small else 12
     fit = {
         "batch_size": batch,

@@ -202,6 +202,9 @@ def fit(
     contamination: Annotated[
         float | None, Option(help="Share of rows to call outliers (density only); 0.1.")
     ] = None,
+    model_gaps: Annotated[
+        bool, Option("--model-gaps", help="Model which cells are missing, too (density only).")
+    ] = False,
     checkpoint: Annotated[
         Path | None,
         Option(help="File for the progress of a long fit: the same command goes on from it."),
@@ -222,7 +225,7 @@ def fit(
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
     if target is not None:
         given = {"max-steps": max_steps, "method": method, "contamination": contamination}
-        for flag, value in given.items():
+        for flag, value in (given | {"model-gaps": model_gaps or None}).items():
             if value not in (None, "auto"):
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
     table = read_table(data)
@@ -245,7 +248,7 @@ def fit(
         common |= {"method": method, "max_steps": max_steps}
         share = 0.1 if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
-        schema = _about(data, Schema.detect, rows[0], missing=True)
+        schema = _about(data, Schema.detect, rows[0], missing=True, model_gaps=model_gaps)
         estimator = EnergyDensity(schema=schema, contamination=share, **common)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
@@ -337,10 +340,9 @@ def score(
         added["log_density"] = _about(data, found.estimator.score_samples, X)
         added["outlier"] = (found.estimator.decision_function(X) < 0).astype(np.float64)
         if explain:
-            cells = found.estimator.explain(X)
+            cells = table_of(found.estimator.explain(X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
-            names = np.array([str(name) for name in cells], dtype=object)
-            added["least_expected"] = names[least]
+            added["least_expected"] = np.array(list(cells), dtype=object)[least]
             added |= {f"p_{name}": values for name, values in cells.items()}
     write_table(table.added(added), output)
     report: dict[str, Any] = {
@@ -384,6 +386,9 @@ def sample(
     model: ModelFolder,
     output: TableOut,
     n: Annotated[int, Option("-n", "--n", min=1, help="Number of rows.")] = 1000,
+    missing: Annotated[
+        bool, Option("--missing", help="With gaps as in the data (of a fit with --model-gaps).")
+    ] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -399,7 +404,7 @@ def sample(
             f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
             "draw fewer at a time, with another --seed each"
         )
-    drawn = found.estimator.sample(n, random_state=seed)
+    drawn = found.estimator.sample(n, random_state=seed, missing=missing)
     if isinstance(drawn, np.ndarray):
         drawn = dict(zip(found.names, drawn.T, strict=True))
     write_table(table_of(drawn), output)
@@ -478,6 +483,39 @@ def plot(
     else:
         written = plot_density_model(found.estimator, output, X, seed)
     _tell({"output": [str(path) for path in written]}, as_json)
+
+
+@app.command()
+def report(
+    model: ModelFolder,
+    data: DataFile,
+    output: Annotated[Path, Option("--output", "-o", help="File to write.")] = Path("report.html"),
+    train: Annotated[
+        Path | None, Option(help="Table that the model was fitted to, for the simple laws.")
+    ] = None,
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a report on a model and a table: one HTML file to open, print and pass on."""
+    check_output(output, (".html", ".htm"))
+    from selfnorm.plotting import need_matplotlib
+
+    need_matplotlib()
+    table, found = read_table(data), _load(model)
+    from selfnorm.report import About
+
+    X, y = found.matrices(table)
+    names = tuple(found.names)
+    about = About(data.name, str(model), title, table.lines, found.target, names)
+    options: dict[str, Any] = {"about": about, "random_state": seed}
+    if train is not None:
+        known = found.matrices(read_table(train))
+        options["train"] = known[0] if y is None else known
+    rows = (X,) if y is None else (X, y)
+    _about(data, found.estimator.report, *rows, output, **options)
+    told = {"rows": len(table), "output": str(output)}
+    _tell(told, as_json, f"report on {len(table):,} rows: {output}")
 
 
 _CANNOT_COMPUTE = (

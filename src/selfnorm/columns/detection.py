@@ -53,8 +53,9 @@ class Detection:
         problems: what makes the table unusable.
     """
 
-    def __init__(self, missing: frozenset[str]) -> None:
+    def __init__(self, missing: frozenset[str], model_gaps: bool = False) -> None:
         self.missing = missing
+        self.model_gaps = model_gaps
         self.columns: list[Column] = []
         self.parts: list[Part] = []
         self.cells: dict[int, Cells] = {}
@@ -87,6 +88,8 @@ class Detection:
             cells = replace(cells, values=snap(cells.values, decimals))
         values, counts = np.unique(cells.seen, return_counts=True)
         column, parts = self._described(column, cells, values, counts, asked, support)
+        if self.model_gaps and column.gaps > 0:
+            parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
         if column.modelled:
             self.cells[len(self.columns)] = cells
         self.columns.append(column)
@@ -102,7 +105,7 @@ class Detection:
         support: Support | None,
     ) -> tuple[Column, list[Part]]:
         labels = [cells.labels[i] for i in values] if cells.kind == "label" else values.tolist()
-        if len(labels) <= 1:
+        if len(labels) + (self.model_gaps and column.gaps > 0) <= 1:
             return self._constant(column, cells, labels), []
         twin = self._contents.setdefault(_content(cells), len(self.columns))
         if twin < len(self.columns) and asked is None:

@@ -31,14 +31,12 @@ def resolutions(model: TableChain) -> Tensor:
 
 
 @torch.no_grad()
-def shares(model: TableChain, packed: Tensor, given: Tensor | None = None) -> Tensor:
+def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") -> Tensor:
     """``(R, n, p)``: log-probability of each part given those before it, for every order."""
     found = []
     for start in range(0, len(packed), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        mask = None if given is None else given.expand(len(packed), -1)[rows]
-        at, log_q, f, _, _ = model.at_rows(model.check(packed[rows]), mask)
-        log_z = model.quadrature(at, 64)
+        at, log_q, f, _, _ = model.at_rows(model.check(packed[start : start + ROWS_AT_ONCE]))
+        log_z = model.log_norm(at) if normalizer == "learned" else model.quadrature(at, 64)
         found.append(log_q.index_add(-1, model.numbers, f - log_z))
     return torch.cat(found, 1)
 

@@ -13,9 +13,11 @@ import copy
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,22 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
-from selfnorm._inputs import check_device, moved, refuse_repeated_names
+from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema, knots_for
+from selfnorm.columns import (
+    GAP,
+    CodedColumns,
+    Column,
+    Columns,
+    Part,
+    Schema,
+    knots_for,
+    numbers_like,
+)
 from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.report import About, check_page, density_report, write_page
 from selfnorm.tables import answers
 from selfnorm.training import History, TrainingOptions, split_rows
 
@@ -97,6 +109,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         ``log p`` over the saved orders. Empty for the joint method.
     n_iter_ : int
         Number of optimiser steps.
+    fitted_to_ : dict
+        Number of ``rows`` of the training table and a ``digest``, by which it is known again.
+    held_out_ : array of int
+        Which of its rows were held out to choose the best state.
     offset_ : float
         Score below which a row is called an outlier.
     method_ : str
@@ -209,6 +225,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"'autoregressive' for this table:\n{self.schema_}"
             )
         seed = _seed(self.random_state)
+        self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
         coded, open_ = torch.from_numpy(x), torch.from_numpy(extra)
         with float32_on_cpu():
             if self.method_ == "joint":
@@ -221,7 +238,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if isinstance(self.model_, TableChain) and checked is not None:
             self._worth = self._worth_of_parts(checked)
             self.consistency_ = answers.consistency(self.model_, checked, seed)
-        scores = self._log_prob(coded[some], open_[some])
+        # one pass by the learned b: a threshold does not need more
+        scores = self._log_prob(coded[some], open_[some], normalizer="learned")
         self.lower_bound_: float = lower if math.isfinite(lower) else float(scores.mean())
         scores = scores + self._correction(coded[some])
         self.offset_: float = float(np.percentile(scores.numpy(), 100.0 * self.contamination))
@@ -252,11 +270,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         a thousandth of the distance between its quartiles; a gap counts as much as its column does
         on average, so that a row is not called ordinary for having few cells.
         """
-        scores = [
-            self._log_prob(coded, open_) + self._correction(coded)
-            for coded, open_ in self._pieces(X, PIECE)
-        ]
-        return torch.cat(scores).numpy() - self.offset_
+        return self._scored(X)[1]
 
     def predict(self, X: Any) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
@@ -286,7 +300,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             log_p = model.log_prob(packed, mask)
         return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
 
-    def sample(self, n_samples: int = 1, random_state: Any = None, given: Any = None) -> Any:
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        given: Any = None,
+        *,
+        missing: bool = False,
+    ) -> Any:
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
 
         Numbers come within the range that the training rows have.
@@ -300,18 +321,37 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             Values that the rows are to have, by column: ``{"sex": "F"}``; or a table with some of
             the columns, each of whose rows is completed ``n_samples`` times, one after the other.
             Its gaps are drawn.
+        missing : bool, default False
+            Whether rows have gaps as the training rows do; the schema must model them:
+            ``schema=Schema.detect(table, model_gaps=True)``.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> size = np.where(rng.random(300) < 0.3, np.nan, rng.normal(size=300))
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": size}
+        >>> schema = Schema.detect(table, model_gaps=True)
+        >>> density = EnergyDensity(schema=schema, random_state=0, max_steps=50).fit(table)
+        >>> share = np.isnan(density.sample(1000, random_state=0, missing=True)["size"]).mean()
+        >>> 0.2 < share < 0.4
+        np.True_
         """
         check_is_fitted(self)
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
+        if missing and not any(part.gap for part in self.schema_.parts):
+            raise DataError(
+                "this model knows no law of gaps: fit it with "
+                "schema=Schema.detect(table, model_gaps=True), of a table that has some"
+            )
         seed = _seed(random_state)
         if given is not None:
-            return self._complete(given, int(n_samples), seed)
+            return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
                 # in float32: a few digits of a random number cost twice the time in float64
                 chain = copy.deepcopy(self.model_).float()
-                drawn = chain.sample(int(n_samples), within=True, seed=seed)
+                drawn = chain.sample(int(n_samples), within=True, gaps=missing, seed=seed)
                 return self.schema_.decode(self._unpacked(drawn), seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
@@ -339,9 +379,6 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
         found = [self.schema_.fill(X, part, rng) for part in np.split(drawn, n_draws)]
-        for frame in found:
-            if hasattr(frame, "index") and hasattr(X, "index") and hasattr(frame, "iloc"):
-                frame.index = X.index
         return found[0] if n_draws == 1 else found
 
     def marginal(self, columns: Sequence[Any]) -> Marginal:
@@ -352,11 +389,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         score = partial(self._score_marginal, mask=mask)
         return Marginal(tuple(columns), score, partial(self._draw_marginal, columns=columns))
 
-    def probabilities(self, X: Any, column: Any) -> dict[Any, np.ndarray]:
-        """Probabilities ``(n,)`` of the levels of a column, given the others: a classifier.
+    def probabilities(self, X: Any, column: Any) -> Any:
+        """Probabilities of the levels of a column, given the others: a classifier.
 
-        Of a column of categories, each of its levels; they add to one. Of numbers with point
-        masses, each of these, and ``"other"`` for the numbers between.
+        A table of the kind that came in with a column for each level; they add to one. Of numbers
+        with point masses, each of these, and ``"other"`` for the numbers between. The levels are
+        those of the schema: ``schema_.columns``. That there is a value is given.
 
         Examples
         --------
@@ -372,7 +410,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         places = self.schema_.parts_of([column])
         described = next(c for c in self.schema_.modelled if c.name == column)
         part = self.schema_.parts[places[0]]
-        if len(places) > 1 or (part.rest and not part.n_codes):
+        n_levels = part.n_codes - part.gap
+        if len(places) > 1 or (part.rest and not n_levels):
             raise DataError(
                 f"column {column!r} is {described.kind}: it has no levels to give probabilities of;"
                 " draw from it with sample(given=...)"
@@ -380,31 +419,49 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[:, places, 0] = GAP
         packed = model.columns.pack(coded)[0]
         log_codes = torch.cat([law.log_codes for _, law in answers.laws(model, packed, places[0])])
+        if part.gap:
+            log_codes[:, n_levels] = -torch.inf
         codes = torch.softmax(log_codes, -1).numpy()
-        if part.rest or part.values:
-            levels = list(part.values) + ["other"] * part.rest
-            return dict(zip(levels, codes.T, strict=True))
-        of_levels = dict(zip(described.levels, codes.T, strict=False))
+        levels = part.values or described.levels
+        whole = described.numeric and described.decimals == 0
+        found = dict(zip([int(v) if whole else v for v in levels], codes.T, strict=False))
+        if part.rest:
+            found["other"] = codes[:, -1]
         shares = zip(described.tail, described.tail_shares, strict=True)
-        return of_levels | {level: codes[:, -1] * share for level, share in shares}
+        rare = codes[:, len(described.levels) :]
+        return numbers_like(X, found | {level: rare[:, 0] * share for level, share in shares})
 
-    def explain(self, X: Any) -> dict[Any, np.ndarray]:
-        r"""How ordinary each cell is, given the rest of its row: ``(n,)`` for each column.
+    def explain(self, X: Any) -> Any:
+        r"""How ordinary each cell is, given the rest of its row: a table of the kind that came in.
 
         The probability that a draw from ``p(x_j | rest)`` is at most as probable as what was seen:
-        0.001 says that one draw in a thousand is as unusual. NaN at gaps. It does not depend on
-        units, and compares numbers with point masses as :meth:`decision_function` does. Of a date,
-        whose week, day and hour are looked at one by one, the least one, made up for their number.
+        0.001 says that one draw in a thousand is as unusual. NaN at gaps, where the schema does not
+        model them. It does not depend on units, and compares numbers with point masses as
+        :meth:`decision_function` does. Of a date, whose week, day and hour are looked at one by
+        one, the least one, made up for their number. Columns that are set aside are left out; those
+        of an array are NaN.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> found = density.explain({"kind": ["a", "b"], "size": [0.1, 50.0]})
+        >>> found["size"][1] < 0.01 < found["size"][0]
+        np.True_
         """
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
         found = {}
-        for column in self.schema_.modelled:
-            places = self.schema_.parts_of([column.name])
-            tails = [answers.tail_probabilities(model, packed, part) for part in places]
-            found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
-        return found
+        for column in self.schema_.columns:
+            if column.modelled:
+                places = self.schema_.parts_of([column.name])
+                tails = [answers.tail_probabilities(model, packed, part) for part in places]
+                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+            elif isinstance(X, np.ndarray | list):  # by position
+                found[column.name] = np.full(len(packed), np.nan)
+        return numbers_like(X, found)
 
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
@@ -419,6 +476,59 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
             bounds = evaluate(self.model_, self.columns_(coded[..., 1])[0], seed=seed, **options)
         return bounds.shifted(self.columns_.log_jacobian)
+
+    def report(
+        self,
+        X: Any,
+        path: str | os.PathLike[str],
+        *,
+        train: Any = None,
+        about: About | None = None,
+        random_state: Any = 0,
+    ) -> Path:
+        """Write a report on the model and the rows of ``X``: one HTML file that needs no network.
+
+        A verdict, what was fitted, the likelihood against simple laws of the same measure, columns
+        and pairs, the strangest rows with the columns to blame, training. Needs matplotlib.
+
+        Parameters
+        ----------
+        X : table
+            Rows that were not trained on judge fairly. Of the training table, which is known
+            again, the rows that were held out are judged.
+        path : str or path
+            File to write, ``.html``.
+        train : table, default None
+            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+        about : About, default None
+            Names for the reader: ``selfnorm.report.About(source=, folder=, title=)``.
+        random_state : int, RandomState instance or None
+            For samples and folds.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> X = np.random.default_rng(0).normal(size=(100, 1))
+        >>> density = EnergyDensity(random_state=0, max_steps=5).fit(X)
+        >>> density.report(X, f"{tempfile.mkdtemp()}/report.html").name
+        'report.html'
+        """
+        path = check_page(path)
+        coded, _ = self._rows(X)
+        again = self.fitted_to_.get("digest") == digest(coded.numpy())
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = density_report(
+                self,
+                X,
+                self._scored,
+                train=train,
+                held_out=self.held_out_ if again else None,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
+        return path
 
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
@@ -446,6 +556,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             "offset": self.offset_,
             "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
             "consistency": self.consistency_,
+            "fitted_to": self.fitted_to_,
             "model": saving.describe(self.model_),
             "proposal": saving.describe(self.proposal_),
             "training": self.history_.to_dict(),
@@ -460,6 +571,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             }
         else:
             tensors = {"worth": self._worth}
+        tensors["held_out"] = torch.from_numpy(self.held_out_)
         for part, module in (("model", self.model_), ("proposal", self.proposal_)):
             state = {} if module is None else module.state_dict()
             tensors |= {f"{part}.{name}": tensor for name, tensor in state.items()}
@@ -501,6 +613,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         else:  # of numbers only
             estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
         estimator.consistency_ = config.get("consistency", {})
+        estimator.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
+        estimator.held_out_ = tensors.get("held_out", torch.zeros(0, dtype=torch.long)).numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
@@ -529,7 +643,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
         with seeded(seed):
             columns = self.columns_ = Columns(d).double().fit(x)
-            train, held_out = split_rows(x, self.validation_fraction)
+            chosen, spared = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(spared)
+            train, held_out = x[chosen], None if spared is None else x[spared]
             if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
                 # fresh noise for each copy, so that the noise itself cannot be learned
                 copies = max(1, min(8, 20_000 // len(train)))
@@ -574,6 +690,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             sizes["hidden"] = self.hidden
         with seeded(seed):
             train, held_out = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(held_out)
             columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
             models = [
                 TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
@@ -666,15 +783,24 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             yield torch.from_numpy(x), torch.from_numpy(extra)
 
     @torch.no_grad()
-    def _log_prob(self, coded: Tensor, open_: Tensor) -> Tensor:
+    def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         with on_cpu():
             if isinstance(self.model_, TableChain):
                 packed, slope = self.model_.columns.pack(coded)
-                return self.model_.log_prob(packed) + (slope + open_).sum(-1)
+                log_p = self.model_.log_prob(packed, normalizer=normalizer)
+                return log_p + (slope + open_).sum(-1)
             z = self.columns_(coded[..., 1])[0]
             log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
         return log_p + self.columns_.log_jacobian
+
+    def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
+        scores, ordinary = [], []
+        for coded, open_ in self._pieces(X, PIECE):
+            scores.append(self._log_prob(coded, open_))
+            ordinary.append(scores[-1] + self._correction(coded))
+        return torch.cat(scores).numpy(), torch.cat(ordinary).numpy() - self.offset_
 
     def _correction(self, coded: Tensor) -> Tensor:
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
@@ -694,7 +820,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         columns = self.model_.columns
         packed = packed[:SCORED_ROWS]
         with on_cpu():
-            of_parts = answers.shares(self.model_, packed).mean(0)
+            of_parts = answers.shares(self.model_, packed, normalizer="learned").mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])
         is_number = packed[..., 0] == columns.n_codes
         log_width = answers.resolutions(self.model_).log()
@@ -730,7 +856,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[..., 0], seed = GAP, _seed(random_state)
         return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
 
-    def _complete(self, given: Any, n_samples: int, seed: int) -> Any:
+    def _complete(self, given: Any, n_samples: int, seed: int, missing: bool) -> Any:
         """Rows with some of the values given, each ``n_samples`` times."""
         self._chain()
         if isinstance(given, Mapping):
@@ -739,14 +865,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 given = {name: [value] for name, value in given.items()}
             self.schema_.parts_of(list(given))  # names that are not there
         coded, _ = self._rows(given, partial=True)
-        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed)
+        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
 
-    def _drawn(self, coded: Tensor, seed: int) -> np.ndarray:
+    def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        seen = coded[..., 0] != GAP
+        seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
         out = coded.clone()
         todo = (~seen).any(-1)
         if bool(todo.any()):
@@ -755,7 +881,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                     copy.deepcopy(model)
                     .float()
                     .sample(
-                        int(todo.sum()), packed[todo].float(), seen[todo], within=True, seed=seed
+                        int(todo.sum()),
+                        packed[todo].float(),
+                        seen[todo],
+                        within=True,
+                        gaps=missing,
+                        seed=seed,
                     )
                 )
             new = self._unpacked(drawn)
@@ -844,6 +975,11 @@ def _score(history: History) -> float:
     if history.best_score is not None:
         return history.best_score
     return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+
+def _in_order(rows: Tensor | None) -> np.ndarray:
+    """Numbers of rows, ascending; none for ``None``."""
+    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _plainly_continuous(parts: Sequence[Part]) -> bool:

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm._inputs import (
     all_numbers,
     check_device,
+    digest,
     moved,
     refuse_huge,
     refuse_masked,
@@ -45,6 +47,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
+from selfnorm.report import About, check_page, regressor_report, write_page
 from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import History, TrainingOptions
 
@@ -173,6 +176,8 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         Of whole-number targets (all values on a grid of that step): the cells whose masses
         ``log_prob``, ``score``, ``bounds`` and ``sample`` are of. Quantiles, intervals, ``pdf`` and
         ``cdf`` are those of the law that is spread over the cells.
+    fitted_to_ : dict
+        Number of ``rows`` of the training table and a ``digest``, by which it is known again.
     log_norm_error_ : float
         Mean distance of ``log`` mass under the learned ``b(x)`` from 0, over at most 256 training
         inputs evenly spaced in the table (128 with several targets).
@@ -289,6 +294,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         refuse_huge(labels, "y")
         self._flat_target = labels.ndim == 1
         labels = labels.reshape(len(labels), -1)
+        self.fitted_to_: dict[str, Any] = {"rows": len(rows), "digest": digest(rows, labels)}
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(
@@ -562,6 +568,53 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             found = self._predictive.bounds(z, t, n_samples, self._grid_of())
         return found.shifted(self._y_columns.log_jacobian)
 
+    def report(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        path: str | os.PathLike[str],
+        *,
+        train: tuple[Any, Any] | None = None,
+        about: About | None = None,
+        random_state: Any = 0,
+    ) -> Path:
+        """Write a report on the model and the pairs: one HTML file that needs no network.
+
+        A verdict, what was fitted, the likelihood against simple laws, calibration, predictive
+        densities, the labels it did not expect, training. Needs matplotlib.
+
+        Parameters
+        ----------
+        X, y : inputs and targets
+            Rows that were not trained on judge fairly; the training table is known again.
+        path : str or path
+            File to write, ``.html``.
+        train : pair of inputs and targets, default None
+            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+        about : About, default None
+            Names for the reader: ``selfnorm.report.About(source=, target=, folder=, title=)``.
+        random_state : int, RandomState instance or None
+            For samples and folds.
+        """
+        path = check_page(path)
+        self._pairs(X, y)  # refuses what does not fit, before the work
+        labels = np.asarray(y, dtype=np.float64)
+        labels = labels.reshape(len(labels), -1)
+        again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = regressor_report(
+                self,
+                X,
+                y,
+                train=train,
+                seen=again,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
+        return path
+
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Mean :meth:`log_prob` of the pairs (nats per row): higher is better."""
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
@@ -587,6 +640,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             "label_step": float(self.label_step_),
             "label_grid": self.label_grid_ and dataclasses.asdict(self.label_grid_),
             "log_norm_error": float(self.log_norm_error_),
+            "fitted_to": self.fitted_to_,
             "training": [h.to_dict() for h in self.history_],
         }
         tensors = {f"model.{k}": v for k, v in self._predictive.model.state_dict().items()}
@@ -634,19 +688,22 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         grid = config.get("label_grid")  # folders of earlier versions have none
         self.label_grid_ = LabelGrid(**grid) if grid else None
         self.log_norm_error_ = float(config["log_norm_error"])
+        self.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
         self.history_ = [History.from_dict(h) for h in config["training"]]
         self.n_iter_ = sum(h.n_steps for h in self.history_)
         return self
 
     def _inputs(self, X: ArrayLike) -> Tensor:
+        return _mapped(self._input_rows(X), self._x_columns)
+
+    def _input_rows(self, X: ArrayLike) -> np.ndarray:
+        """Inputs as numbers."""
         check_is_fitted(self)
-        rows: Any
         if self.inputs_ is not None:
-            rows = self._read(X, reset=False)
-        else:
-            refuse_text(X)
-            rows = validate_data(self, X, reset=False, dtype=np.float64)
-        return _mapped(rows, self._x_columns)
+            return self._read(X, reset=False)
+        refuse_text(X)
+        rows: Any = validate_data(self, X, reset=False, dtype=np.float64)
+        return np.asarray(rows)
 
     def _read(self, X: Any, *, reset: bool) -> np.ndarray:
         """Rows of a table of any kind as numbers."""
