@@ -299,6 +299,9 @@ def evaluate(
         int | None,
         Option(min=100, help="Proposal samples; 20000, or 2000 a row with a target."),
     ] = None,
+    against: Annotated[
+        Path | None, Option(help="Another model: by how much is its log-likelihood lower?")
+    ] = None,
     strict: Annotated[
         bool, Option(help=f"Exit with code {NOT_RELIABLE} if the bounds are not reliable.")
     ] = False,
@@ -306,13 +309,22 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
-    table, found = read_table(data), _load(model)
-    X, y = found.matrices(table)
-    rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
-    options = {"n_samples": n_samples or usual, "random_state": seed}
-    bounds = _about(data, found.estimator.bounds, *rows, **options)
+    table = read_table(data)
+
+    def bounds_of(folder: Path) -> Any:
+        found = _load(folder)
+        X, y = found.matrices(table)
+        rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
+        options = {"n_samples": n_samples or usual, "random_state": seed}
+        return _about(data, found.estimator.bounds, *rows, **options)
+
+    bounds = bounds_of(model)
     report = {"rows": len(table), "interval_95": list(bounds.interval(0.95)), **bounds.to_dict()}
-    _tell(report, as_json, f"{len(table)} rows: {bounds}")
+    lines = [f"{len(table)} rows: {bounds}"]
+    if against is not None:
+        low, high = report["higher_by"] = bounds.minus(bounds_of(against))
+        lines.append(f"higher than {against} by {low:.4f} to {high:.4f} nats a row")
+    _tell(report, as_json, *lines)
     if strict and not bounds.reliable:
         raise typer.Exit(NOT_RELIABLE)
 

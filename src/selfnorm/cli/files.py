@@ -244,6 +244,9 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
         ) from None
     except csv.Error as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
+    while len(rows) > 1 and not any(cell.strip() for cell in rows[-1]):  # spreadsheets leave some
+        rows.pop()
+        lines.pop()
     header = rows[0]
     named = _has_names(rows)
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]

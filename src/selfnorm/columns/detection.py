@@ -13,6 +13,7 @@ The rules, for every column of numbers:
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,7 @@ MAX_CODES = 256
 MASS_SHARE, MASS_ROWS = 0.002, 10
 MAX_ROWS = 20_000  # of which relations between columns are read off
 MAX_COLUMNS = 100
+_COMMA = re.compile(r"[+-]?[\d.]*\d,\d+")
 IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
 
 
@@ -242,7 +244,9 @@ def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> 
         return None
     if cells.kind == "label":
         if any(isinstance(v, str | int) for v in labels) and 2 * len(labels) > n:
-            return f"{len(labels)} distinct in {n} rows"
+            commas = all(_COMMA.fullmatch(str(v).strip()) for v in labels)
+            written = ", written with decimal commas: use points to have numbers" if commas else ""
+            return f"{len(labels)} distinct in {n} rows{written}"
         return None
     whole = len(values) == n and not (values != np.round(values)).any()
     if whole and n * (n - 1) / 2 > 9 * (values[-1] - values[0] + 1):

@@ -279,8 +279,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def log_prob(self, X: Any, given: Sequence[Any] = ()) -> np.ndarray:
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
-        The network's own answer, trained with random columns given and missing. Columns that ``X``
-        does not have are left out, as gaps are.
+        That of the joint law where the columns asked for have few values together (64, or all
+        columns of a table up to 65,536); otherwise the network's own answer, trained with random
+        columns given and missing. Columns that ``X`` does not have are left out, as gaps are.
 
         Examples
         --------
@@ -297,7 +298,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         packed, slope = model.columns.pack(coded)
         counted = (coded[..., 0] != GAP) & ~mask
         with on_cpu():
-            log_p = model.log_prob(packed, mask)
+            log_p = answers.conditional(model, packed, mask)
         return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
 
     def sample(
@@ -466,16 +467,20 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
 
-        Tables of finite columns have an exact normaliser: both are the score.
+        Tables of finite columns have an exact normaliser: both are the score. ``a.minus(b)``
+        compares two models, and warns where their schemas have different measures.
         """
         coded, open_ = self._rows(X)
         seed = _seed(random_state)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
-                return self._chain_bounds(self.model_, coded, open_, n_samples, seed)
-            options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
-            bounds = evaluate(self.model_, self.columns_(coded[..., 1])[0], seed=seed, **options)
-        return bounds.shifted(self.columns_.log_jacobian)
+                bounds = self._chain_bounds(self.model_, coded, open_, n_samples, seed)
+            else:
+                options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
+                z = self.columns_(coded[..., 1])[0]
+                bounds = evaluate(self.model_, z, seed=seed, **options)
+                bounds = bounds.shifted(self.columns_.log_jacobian)
+        return dataclasses.replace(bounds, measure=self.schema_.fingerprint)
 
     def report(
         self,

@@ -34,7 +34,7 @@ from selfnorm._inputs import (
     refuse_text,
     refuse_text_target,
 )
-from selfnorm.columns import Columns, label_step
+from selfnorm.columns import Columns, Schema, label_step
 from selfnorm.conditional import (
     ConditionalEBM,
     LabelGrid,
@@ -89,6 +89,9 @@ class RegressorNetwork:
     input_noise : float, default 0
         Normal noise added to the standardised inputs at every step, in their deviations: smooths
         the law along ``x`` as a kernel of that width does.
+    schema : Schema, default None
+        What the columns of the inputs are, the same for all folds; ``None`` reads it off a table
+        that has more than numbers.
     """
 
     energy_hidden: int = 64
@@ -101,6 +104,7 @@ class RegressorNetwork:
     label_bins: int = 0
     bin_jitter: float = 0.0
     input_noise: float = 0.0
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         allowed = {
@@ -114,8 +118,9 @@ class RegressorNetwork:
             "label_bins": [_COUNT],
             "bin_jitter": [Interval(Real, 0, 1, closed="both")],
             "input_noise": [_NOT_NEGATIVE],
+            "schema": [Schema, None],
         }
-        validate_parameter_constraints(allowed, dataclasses.asdict(self), type(self).__name__)
+        validate_parameter_constraints(allowed, vars(self), type(self).__name__)
 
 
 _OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
@@ -284,10 +289,11 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         self.inputs_: TableInputs | None = None
         how: dict[str, Any] = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
         checked: Any
-        if all_numbers(X):
+        schema = None if self.network is None else self.network.schema
+        if schema is None and all_numbers(X):
             checked = validate_data(self, X, y, **how)
         else:
-            self.inputs_ = TableInputs.of(X)
+            self.inputs_ = TableInputs.of(X, schema)
             checked = check_X_y(self._read(X, reset=True), y, **how)
         rows, labels = checked[0], np.asarray(checked[1], dtype=np.float64)
         refuse_huge(rows, "X")
@@ -627,7 +633,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         if not isinstance(self.random_state, int | None):
             parameters["random_state"] = None
         if self.network is not None:
-            own = dataclasses.asdict(self.network)
+            own = vars(self.network) | {"schema": None}  # saved with the inputs
             parameters["network"] = {k: saving.plain_number(v) for k, v in own.items()}
         names = getattr(self, "feature_names_in_", None)
         config = {
