@@ -55,7 +55,7 @@ def main() -> int:
         return 0
     OUT.mkdir(parents=True, exist_ok=True)
     counts, seconds, failures, told_of = Counter(), {name: [] for name in TRIALS}, [], []
-    worker, began = Worker("tests.campaign.trials"), time.perf_counter()
+    worker, began = Worker("tests.campaign.answers"), time.perf_counter()
     with open(OUT / f"{given.keep or given.number}_{given.seed}.jsonl", "w") as log:
         for kind, seed in drawn(given.number, given.seed, given.only):
             usual = median(seconds[kind]) if len(seconds[kind]) > 4 else 0.0
