@@ -24,6 +24,7 @@ MOVED_OPTIONS = {
     "lr_log_norm": "an EBM takes task_options={'log_norm_lr_scale': ...}, in units of lr",
     "max_memory": "an EBM takes task_options={'max_memory': ...} of fit",
     "cuda_graph": "an objective, or a task, with capturable = False is trained without one",
+    "warmup": "selfnorm.TrainingOptions(schedule=('one_cycle', warmup))",
     "compile_step": "it took longer to compile than it saved",
 }
 

@@ -196,6 +196,9 @@ def fit(
     drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
     method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto",
     max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None,
+    max_time: Annotated[
+        str | None, Option(help="Time for the fit, e.g. 90s or 5min (density only).")
+    ] = None,
     max_epochs: Annotated[
         int | None, Option(min=1, help="Passes over the data (with --target only).")
     ] = None,
@@ -224,7 +227,12 @@ def fit(
     if target is None and max_epochs is not None:
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
     if target is not None:
-        given = {"max-steps": max_steps, "method": method, "contamination": contamination}
+        given = {
+            "max-steps": max_steps,
+            "max-time": max_time,
+            "method": method,
+            "contamination": contamination,
+        }
         for flag, value in (given | {"model-gaps": model_gaps or None}).items():
             if value not in (None, "auto"):
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
@@ -245,7 +253,7 @@ def fit(
     common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
     estimator: Any
     if target is None:
-        common |= {"method": method, "max_steps": max_steps}
+        common |= {"method": method, "max_steps": max_steps, "max_time": max_time}
         share = 0.1 if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
         schema = _about(data, Schema.detect, rows[0], missing=True, model_gaps=model_gaps)

@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -47,7 +48,7 @@ from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.report import About, check_page, density_report, write_page
 from selfnorm.tables import answers
-from selfnorm.training import History, TrainingOptions, split_rows
+from selfnorm.training import History, TrainingOptions, seconds, split_rows
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 5000  # of the training table, for the threshold of outliers
@@ -77,6 +78,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         reads it off the table.
     max_steps, batch_size, learning_rate, weight_decay, hidden : int or float, default None
         Size of the training run and of the network; ``None`` chooses by the size of the table.
+    max_time : float or str, default None
+        Seconds that a fit may take, or a text such as ``"90s"`` or ``"5min"``; the learning rate
+        falls with the time. The numbers then depend on the machine.
     n_init : int, default 1
         Number of restarts; the one with the best held-out lower bound is kept. The joint method
         trains them as one batched model, chains one after another.
@@ -137,6 +141,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         "method": [StrOptions({"auto", "joint", "autoregressive"})],
         "schema": [Schema, dict, None],
         "max_steps": [Interval(Integral, 1, None, closed="left"), None],
+        "max_time": [Interval(Real, 0, None, closed="neither"), str, None],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
         "weight_decay": [Interval(Real, 0, None, closed="left"), None],
@@ -155,6 +160,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         method: str = "auto",
         schema: Schema | dict[Any, str] | None = None,
         max_steps: int | None = None,
+        max_time: float | str | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
         weight_decay: float | None = None,
@@ -169,6 +175,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self.method = method
         self.schema = schema
         self.max_steps = max_steps
+        self.max_time = max_time
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -201,6 +208,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         Progress is saved to the file ``checkpoint``, from which the same fit goes on after a kill.
         """
         check_device(self.device)
+        self._deadline = None
+        if self.max_time is not None:
+            self._deadline = time.perf_counter() + seconds(self.max_time)
         X, n = self._check(X, reset=True)
         if n < MINIMUM_ROWS:
             raise DataError(
@@ -706,6 +716,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             options["patience"] = None
         # a step for b alone draws many samples: no more than an eighth of the run
         task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
+        if self._deadline is not None:
+            task["polish_steps"] = min(task["polish_steps"], 10)
         packed, slope = columns.pack(x)
         checked = train if held_out is None else held_out
         common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
@@ -734,6 +746,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """Training options that the user stated."""
         stated = {
             "max_steps": self.max_steps,
+            "max_time": self._time_for_one(),
             "batch_size": self.batch_size,
             "lr": self.learning_rate,
             "weight_decay": self.weight_decay,
@@ -741,6 +754,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             "progress": self.verbose,
         }
         return {name: value for name, value in stated.items() if value is not None}
+
+    def _time_for_one(self) -> float | None:
+        """Seconds for one training run: a part of those left, closing figures come after it."""
+        if self._deadline is None:
+            return None
+        return max(0.1, 0.92 * (self._deadline - time.perf_counter())) / int(self.n_init)
 
     # -- rows -----------------------------------------------------------------------------------
 

@@ -393,8 +393,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             common: dict[str, Any] = {
                 "batch_size": min(batch, len(rows.train)),
                 "weight_decay": self.weight_decay,
-                "schedule": "one_cycle",
-                "warmup": 0.05,
+                "schedule": ("one_cycle", 0.05),
                 "ema": 0.99,
                 "patience": self.patience,
                 "progress": self.verbose,
