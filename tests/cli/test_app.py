@@ -256,7 +256,9 @@ def test_columns_of_a_parquet_file_are_taken_by_place_where_the_model_knows_no_n
     x = np.random.default_rng(0).gumbel(size=(60, 2))
     sn.EnergyDensity(max_steps=2, random_state=0).fit(x).save(tmp_path / "m")
     pd.DataFrame(x, columns=list("ab")).to_parquet(tmp_path / "t.parquet")
-    code, _, err = selfnorm("score", tmp_path / "m", tmp_path / "t.parquet")
+    code, _, err = selfnorm(
+        "score", tmp_path / "m", tmp_path / "t.parquet", "-o", tmp_path / "s.csv"
+    )
     assert (code, err) == (0, "")
 
 
