@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 class ColumnLaw(NamedTuple):
     """``p(x_j | rest)`` of one part at ``n`` rows, a mixture over the orders.
 
-    Attributes:
+    Args:
         log_codes: ``(n, K)`` log-probabilities of the codes, that of "a number" last.
         nodes: ``(m, n)`` normal scores at which the law of the number is known.
         log_weights: ``(m, n)`` log-probabilities of the nodes, given that it is a number.

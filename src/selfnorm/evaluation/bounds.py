@@ -66,6 +66,15 @@ class Bounds:
     ``t - 1 - log t`` with ``t = exp(-b) mean(w)``: where ``b`` is the log-normaliser it is next to
     nothing, and the truth lies below ``lower`` in one case of two. What covers it is
     :meth:`interval`, and that is what is printed.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(500, 1)
+        >>> model = sn.EBM(lambda v: v.square().sum(-1) / 2, log_norm=0.9189)     # log sqrt(2 pi)
+        >>> bounds = sn.evaluate(model, x, proposal=sn.StudentT.fit_to(x), seed=0)
+        >>> low, high = bounds.interval(0.95)
+        >>> bounds.reliable, low < -1.419 < high                     # minus the entropy of N(0, 1)
+        (True, True)
     """
 
     lower: float
