@@ -157,7 +157,8 @@ class AutoregressiveTask(Task):
     The loss is ``-mean_x sum_i [ log q_i(x_i) + l_SNL,i ]`` with ``l_SNL,i`` the self-normalised
     log-likelihood of factor ``i`` relative to its proposal, which is held fixed in it. Discrete
     values are spread out afresh at every step (see :mod:`selfnorm.columns.columns`). A batch is
-    ``(x,)`` or ``(x, condition)``.
+    ``(x,)`` or ``(x, condition)``; of a table ``(x,)`` or ``(x, weights)``, how much each row
+    counts for each order, ``(n, R)``.
 
     Args:
         objective: ``"snl"``, the only one.
@@ -201,7 +202,9 @@ class AutoregressiveTask(Task):
         at, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
         b = self.module.log_norm(at)
         tilt = snl(f, log_w, b, reduction="none")
-        loss = -(log_q.sum(-1) + tilt.sum(-1)).mean()
+        of_rows = log_q.sum(-1) + tilt.sum(-1)  # (R, n)
+        weights = self.module.weights_of(batch)
+        loss = -(of_rows if weights is None else weights * of_rows).mean()
         with torch.no_grad():
             gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
         return loss, {"lower": log_det.mean() - loss.detach(), "gap": gap}
@@ -209,6 +212,7 @@ class AutoregressiveTask(Task):
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Bounds of the held-out log-likelihood, under noise that is the same every time."""
         totals = torch.zeros(5, device=data[0].device, dtype=torch.float64)
+        counted = 0.0
         with seeded(0, data[0].device):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 part = tuple(t[rows] for t in data)
@@ -217,13 +221,19 @@ class AutoregressiveTask(Task):
                 log_q = log_q.sum(-1) + log_det
                 upper = log_q + (f - log_z).sum(-1)
                 lower = upper - bound_gap(log_z - b).sum(-1)
-                proposal = log_mean_exp(log_q)
                 own = log_q + (f - b).sum(-1)
+                weights, of_row = self.module.weights_of(part), torch.ones(len(part[0]))
+                if weights is not None:  # a row may be held out for some of the orders only
+                    of_row = weights.mean(0)
+                    among = (weights / of_row.clamp_min(1e-30)).log().clamp_min(-1e3)
+                    lower, own, upper, log_q = (t + among for t in (lower, own, upper, log_q))
                 bounds = mixture_lower(lower, own), log_mean_exp(upper)
-                figures = (bounds[0], *bounds, ess(log_w).mean((0, 2)), proposal)
-                totals += torch.stack([t.double().sum() for t in figures])
+                figures = (bounds[0], *bounds, ess(log_w).mean((0, 2)), log_mean_exp(log_q))
+                of_row = of_row.to(totals)
+                totals += torch.stack([(of_row * t).sum() for t in figures])
+                counted += float(of_row.sum())
         names = ("score", "lower", "upper", "ess", "proposal")
-        return dict(zip(names, (totals / len(data[0])).tolist(), strict=True))
+        return dict(zip(names, (totals / counted).tolist(), strict=True))
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""

@@ -198,6 +198,12 @@ class Mixture1d:
             self.log_pi.detach(), self.loc.detach(), self.log_scale.detach(), self.family
         )
 
+    def moved(self, shift: Tensor, scale: Tensor) -> Mixture1d:
+        """The laws of ``shift + scale * y``; both of a shape that broadcasts to ``(*batch,)``."""
+        shift, scale = shift.unsqueeze(-1), scale.unsqueeze(-1)
+        log_scale = self.log_scale + scale.log()
+        return Mixture1d(self.log_pi, shift + scale * self.loc, log_scale, self.family)
+
     def columns(self, which: Tensor | slice) -> Mixture1d:
         """The laws at some places of the last dimension of the batch."""
         return self._picked(lambda t: t[..., which, :])
