@@ -4,85 +4,51 @@ One extra parameter ``b`` learns ``log Z`` while the energy is trained by maximu
 without MCMC; every number comes with a lower and an upper bound.
 """
 
-from selfnorm import functional
-from selfnorm.chain import AutoregressiveEBM
-from selfnorm.columns import Schema
-from selfnorm.conditional import ConditionalEBM, LabelEnergy
-from selfnorm.density import (
-    EBM,
-    Ensemble,
-    fit,
-    fit_distributed,
-    fit_many,
-    log_weights,
-    mcmc_objectives,
-    score_matching,
-)
-from selfnorm.distributions import (
-    MDN,
-    Defensive,
-    Flow,
-    Gaussian,
-    GaussianMixture,
-    StudentT,
-    Uniform,
-    as_proposal,
-)
-from selfnorm.errors import SelfnormError, SelfnormWarning
-from selfnorm.evaluation import Bounds, evaluate, exact_log_norm
-from selfnorm.evidence import Evidence, evidence
-from selfnorm.images import ImageRegressor
-from selfnorm.networks import MLP, ExponentialFamily, FourierFeatures
-from selfnorm.saving import __version__ as __version__
-from selfnorm.saving import load, save
-from selfnorm.tables import EnergyDensity, EnergyRegressor
-from selfnorm.training import Checkpoint, History, TrainingOptions
-from selfnorm.vae import EnergyVAE, add_energy_prior
+import sys
+from types import ModuleType
+from typing import Any
 
-__all__ = [
-    "EBM",
-    "MDN",
-    "MLP",
-    "AutoregressiveEBM",
-    "Bounds",
-    "Checkpoint",
-    "ConditionalEBM",
-    "Defensive",
-    "EnergyDensity",
-    "EnergyRegressor",
-    "EnergyVAE",
-    "Ensemble",
-    "Evidence",
-    "ExponentialFamily",
-    "Flow",
-    "FourierFeatures",
-    "Gaussian",
-    "GaussianMixture",
-    "History",
-    "ImageRegressor",
-    "LabelEnergy",
-    "Schema",
-    "SelfnormError",
-    "SelfnormWarning",
-    "StudentT",
-    "TrainingOptions",
-    "Uniform",
-    "add_energy_prior",
-    "as_proposal",
-    "evaluate",
-    "evidence",
-    "exact_log_norm",
-    "fit",
-    "fit_distributed",
-    "fit_many",
-    "functional",
-    "load",
-    "log_weights",
-    "mcmc_objectives",
-    "save",
-    "score_matching",
-]
+from selfnorm._door import __version__ as __version__
+from selfnorm._door import lazy
+
+# Rooms are entered when a name of theirs is first asked for: torch alone takes two seconds.
+# The same names stand in __init__.pyi, for type checkers and editors.
+_NAMES = {
+    "chain": "AutoregressiveEBM",
+    "columns": "Schema",
+    "conditional": "ConditionalEBM LabelEnergy",
+    "density": "EBM Ensemble fit fit_distributed fit_many log_weights",
+    "density.mcmc_objectives": "mcmc_objectives",
+    "density.score_matching": "score_matching",
+    "distributions": "Defensive Flow Gaussian GaussianMixture MDN StudentT Uniform as_proposal",
+    "errors": "SelfnormError SelfnormWarning",
+    "evaluation": "Bounds evaluate exact_log_norm",
+    "evidence": "Evidence evidence",
+    "functional": "functional",
+    "images": "ImageRegressor",
+    "networks": "MLP ExponentialFamily FourierFeatures",
+    "saving": "load save",
+    "tables": "EnergyDensity EnergyRegressor",
+    "training": "Checkpoint History TrainingOptions",
+    "vae": "EnergyVAE add_energy_prior",
+}
+_PLACES = {name: room for room, names in _NAMES.items() for name in names.split()}
+_ROOMS = {room: room for room in (*_NAMES, "sampling") if "." not in room}
+
+__all__ = sorted(_PLACES)
+__getattr__ = lazy(__name__, {**_ROOMS, **_PLACES})
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+class _Door(ModuleType):
+    """The package: importing the room ``evidence`` does not put it before its function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "evidence" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Door

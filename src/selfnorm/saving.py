@@ -39,9 +39,9 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from selfnorm._context import float32_on_cpu, seeded
+from selfnorm._door import __version__
 from selfnorm.errors import ModelFileError, SelfnormWarning
 
-__version__ = "0.1.0"  # of the library, written into every folder
 fcntl: Any
 try:
     import fcntl

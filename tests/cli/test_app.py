@@ -18,8 +18,8 @@ import torch
 import selfnorm as sn
 from selfnorm import saving
 from selfnorm.cli import app as cli
+from selfnorm.cli.files import numeric, read_table
 from selfnorm.paper import toy2d
-from selfnorm.tables import numeric, read_table
 from selfnorm.training.step import Stepper
 
 

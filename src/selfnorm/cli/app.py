@@ -1,7 +1,8 @@
 """The command line: ``selfnorm --help``.
 
 Input is read and checked before anything is trained or written; output appears whole or not at all.
-A refused request is one line on stderr and exit code 2 (see :func:`main`).
+A refused request is one line on stderr and exit code 2 (see :func:`main`). What needs torch is
+imported where it is used, after tables and names are checked: help and refusals come at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -25,26 +26,11 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 import selfnorm
-from selfnorm import saving
-from selfnorm._inputs import check_device, refuse_constant
-from selfnorm.columns import Schema
-from selfnorm.datasets import listing
+from selfnorm.cli.files import Table, check_output, numeric, read_table, table_of, write_table
 from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning
-from selfnorm.evaluation import free_memory
-from selfnorm.plotting import plot_snl_surface
-from selfnorm.tables import (
-    EnergyDensity,
-    EnergyRegressor,
-    RegressorNetwork,
-    Table,
-    check_output,
-    numeric,
-    plot_density_model,
-    plot_regressor,
-    read_table,
-    table_of,
-    write_table,
-)
+
+if TYPE_CHECKING:
+    from selfnorm.tables import EnergyRegressor
 
 
 class _Stopped(KeyboardInterrupt):
@@ -160,8 +146,10 @@ def reproduce(
     asked = locals()
     if asked.pop("table") not in (*TABLES, "all"):
         raise SelfnormError(f"unknown table {table!r}; choose one of {', '.join(TABLES)} or all")
-    check_device(device)
     _check_folder(out)
+    from selfnorm._inputs import check_device
+
+    check_device(device)
     run = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}").run
     taken = {*inspect.signature(run).parameters, *_EVERY_TABLE}
     options: dict[str, Any] = {}
@@ -191,6 +179,8 @@ _EVERY_TABLE = ("out", "device", "progress", "data_dir", "jobs")
 @app.command()
 def datasets(data_dir: DataDir = None) -> None:
     """List the data sets: built in, found on disk, missing, and where they were looked for."""
+    from selfnorm.datasets import listing
+
     for line in listing(data_dir):
         typer.echo(line)
 
@@ -228,7 +218,6 @@ def fit(
         raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
     if checkpoint is not None:
         _check_folder(checkpoint.parent)
-    check_device(device)
     if target is None and max_epochs is not None:
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
     if target is not None:
@@ -243,6 +232,12 @@ def fit(
     features = [name for name in chosen if name != target]
     if not features:
         raise DataError(f"{data}: no column is left to fit; check --columns and --drop")
+    from selfnorm import saving
+    from selfnorm._inputs import check_device
+    from selfnorm.columns import Schema
+    from selfnorm.tables import EnergyDensity, EnergyRegressor, RegressorNetwork
+
+    check_device(device)
     begin = time.perf_counter()
     common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
     estimator: Any
@@ -308,8 +303,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
-    found = _load(model)
-    table = read_table(data)
+    table, found = read_table(data), _load(model)
     X, y = found.matrices(table)
     rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
     options = {"n_samples": n_samples or usual, "random_state": seed}
@@ -332,7 +326,7 @@ def score(
 ) -> None:
     """Add log_density and outlier columns to a table; with --explain, which cells are to blame."""
     check_output(output)
-    found, table = _load(model), read_table(data)
+    table, found = read_table(data), _load(model)
     X, y = found.matrices(table)
     added: dict[str, np.ndarray] = {}
     if y is not None:
@@ -370,7 +364,7 @@ def impute(
 ) -> None:
     """Fill the gaps of a table with draws from the model, given what its rows have."""
     check_output(output)
-    found, table = _load(model, "impute"), read_table(data)
+    table, found = read_table(data), _load(model, "impute")
     X, _ = found.matrices(table)
     filled = _about(data, found.estimator.impute, X, n_draws=draws, random_state=seed)
     tables = [table_of(each) for each in (filled if draws > 1 else [filled])]
@@ -396,6 +390,8 @@ def sample(
     """Write synthetic rows drawn from a density."""
     check_output(output)
     found = _load(model, "sample")
+    from selfnorm.evaluation import free_memory
+
     # a draw goes through some ten candidates a row
     need, free = 80 * n * len(found.names), free_memory()
     if need > free:
@@ -428,12 +424,11 @@ def predict(
     """Add the predicted mean and quantiles of the target to a table."""
     output = output or Path(f"{data.stem}.predicted.csv")
     check_output(output)
-    found = _load(model)
-    if found.kind != "EnergyRegressor":
-        raise ModelFileError(f"{model} holds a {found.kind}; fit one with --target to predict")
     # What follows the first level of --quantiles after a space comes as further arguments.
     numbers = _levels([*(quantiles or []), *(levels or [])])
-    table = read_table(data)
+    table, found = read_table(data), _load(model)
+    if found.kind != "EnergyRegressor":
+        raise ModelFileError(f"{model} holds a {found.kind}; fit one with --target to predict")
     X = found.numbers(table)
     added = {f"{found.target}_mean": found.estimator.predict(X)}
     for level, values in zip(numbers, found.estimator.predict_quantiles(X, numbers).T, strict=True):
@@ -469,11 +464,15 @@ def plot(
     """Draw marginals (model against data), training curves and weight diagnostics."""
     _check_folder(output)
     if str(model) == "surface" and not model.exists():
+        from selfnorm.plotting import plot_snl_surface
+
         plot_snl_surface(output / "snl_surface.png")
         _tell({"output": [str(output / "snl_surface.png")]}, as_json)
         return
-    found = _load(model)
-    X, y = (None, None) if data is None else found.matrices(read_table(data))
+    table, found = None if data is None else read_table(data), _load(model)
+    from selfnorm.tables import plot_density_model, plot_regressor
+
+    X, y = (None, None) if table is None else found.matrices(table)
     if found.kind == "EnergyRegressor":
         written = plot_regressor(found.estimator, output, X, y)
     else:
@@ -578,6 +577,10 @@ class _Model:
 
 def _load(path: Path, command: str | None = None) -> _Model:
     """The model of a folder; a density where the ``command`` is for densities alone."""
+    if not path.is_dir():
+        raise ModelFileError(f"{path} is not a model folder; give one that 'selfnorm fit' wrote")
+    from selfnorm import saving
+
     folder, estimator = saving.read_folder(path), saving.load(path)
     if command is not None and folder.kind == "EnergyRegressor":
         raise ModelFileError(f"{path} holds a {folder.kind}; {command!r} is for densities")
@@ -635,6 +638,8 @@ def _inputs(table: Table, names: list[str]) -> Any:
     """Inputs of a regressor: a matrix where all are numbers, else the columns as they are."""
     columns = [table.columns[name] for name in names]
     if all(column.dtype.kind == "f" and np.isfinite(column).all() for column in columns):
+        from selfnorm._inputs import refuse_constant
+
         X = numeric(table, names)
         refuse_constant(X, names, source=table.source)
         return X
@@ -652,6 +657,8 @@ def _about(path: Path, function: Any, *args: Any, **options: Any) -> Any:
 def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
     """Print a report: as JSON, or these lines, or its entries on one."""
     if as_json:
+        from selfnorm import saving
+
         lines = (json.dumps(saving.json_safe(report), allow_nan=False),)
     typer.echo("\n".join(lines) or ", ".join(f"{key} {value}" for key, value in report.items()))
 

@@ -22,8 +22,19 @@ class Recipe:
     n_samples: int = 1024
 
 
-def joint_energy(dim: int) -> MLP:
-    """The network of :func:`joint_density`: random waves of the bounded row, three small layers."""
+SMALL = 1000  # rows: of fewer, a smaller network and fewer steps
+
+
+def joint_energy(dim: int, rows: int = SMALL, hidden: int | None = None) -> MLP:
+    """The network of :func:`joint_density` for a table of so many rows, freshly initialised.
+
+    Random waves of the bounded row and three small layers; plain layers for small tables, and where
+    their width ``hidden`` is stated.
+    """
+    if hidden is not None:
+        return MLP(dim, hidden=(hidden,) * 3, saturate=8.0, zero_init=True)
+    if rows < SMALL:
+        return MLP(dim, hidden=(32 if rows < 200 else 64,) * 2, saturate=8.0, zero_init=True)
     return MLP(
         dim,
         hidden=(64, 64, 64),
@@ -34,11 +45,15 @@ def joint_energy(dim: int) -> MLP:
     )
 
 
-def joint_density(x: Tensor) -> Recipe:
+def joint_density(x: Tensor, rows: int | None = None) -> Recipe:
     """The default for low-dimensional standardised data ``(n, d)``: one energy for the whole row.
 
     A broad, heavy-tailed base (Student-t fitted to the data) with a bounded energy, so that ``Z``
-    exists whatever the tails; a sharp proposal (Gaussian mixture) made defensive by the same base.
+    exists whatever the tails; a sharp proposal (Gaussian mixture) made defensive by a Student-t.
+
+    Args:
+        x: what to train on.
+        rows: of the table behind it, by which the size is chosen; as many as ``x`` by default.
 
     Example:
         >>> import torch
@@ -46,6 +61,8 @@ def joint_density(x: Tensor) -> Recipe:
         >>> recipe.proposal.dim
         2
     """
+    if (len(x) if rows is None else rows) < SMALL:
+        return _small_joint(x)
     n, dim = x.shape
     base = StudentT.fit_to(x, df=5.0)
     sharp = GaussianMixture.fit_to(x, n_components=40)
@@ -65,3 +82,19 @@ def joint_density(x: Tensor) -> Recipe:
             validate_every=max(25, n_steps // 20),
         ),
     )
+
+
+def _small_joint(x: Tensor) -> Recipe:
+    n, dim = x.shape
+    energy = joint_energy(dim, min(n, SMALL - 1))
+    proposal = Defensive.fit_to(x, n_components=max(1, min(20, n // 50)))
+    options = TrainingOptions(
+        batch_size=min(256, max(16, n // 4)),
+        max_epochs=10**6,
+        max_steps=int(min(900, max(50, 10 * n**0.65))),
+        lr=2e-3,
+        weight_decay=1e-2,
+        ema=0.99,
+    )
+    model = EBM(energy, base=StudentT.fit_to(x, df=5.0))
+    return Recipe(model, proposal, options, n_samples=256 if n < 200 else 512)

@@ -31,11 +31,10 @@ from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import check_device, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
 from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema, knots_for
-from selfnorm.density import EBM, fit
+from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.tables import answers
-from selfnorm.tables.joint import fit_joint
 from selfnorm.training import History, TrainingOptions, split_rows
 
 MINIMUM_ROWS = 5
@@ -517,20 +516,40 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     # -- training -------------------------------------------------------------------------------
 
     def _train_joint(self, x: Tensor, seed: int, checkpoint: Any) -> float:
-        """One energy over all columns; returns the lower bound, if there is one."""
+        """One energy over all columns; returns the lower bound, if there is one.
+
+        Restarts differ in their energies alone: base and proposal are those of
+        :func:`~selfnorm.density.recipes.joint_density`.
+        """
+        n, d = x.shape
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
-        models, proposal, histories, columns = fit_joint(
-            x,
-            hidden=self.hidden,
-            n_init=int(self.n_init),
-            validation_fraction=self.validation_fraction,
-            device=self.device or "cpu",
-            seed=seed,
-            stated={**self._stated(seed), "checkpoint": checkpoint},
-        )
-        self.columns_ = columns
+        with seeded(seed):
+            columns = self.columns_ = Columns(d).double().fit(x)
+            train, held_out = split_rows(x, self.validation_fraction)
+            if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
+                # fresh noise for each copy, so that the noise itself cannot be learned
+                copies = max(1, min(8, 20_000 // len(train)))
+                train = columns.dequantise(train.repeat(copies, 1))
+                held_out = None if held_out is None else columns.dequantise(held_out)
+            train = columns(train)[0].float()
+            recipe = joint_density(train, rows=n)
+            kept = [recipe.model] if self.hidden is None else []
+            models = kept + [
+                EBM(joint_energy(d, n, self.hidden), base=recipe.model.base)
+                for _ in range(int(self.n_init) - len(kept))
+            ]
+        options = recipe.options.given(**self._stated(seed), checkpoint=checkpoint)
+        if options.validate_every is None and options.max_steps is not None:
+            options = options.given(validate_every=max(25, options.max_steps // 20))
+        common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
+        common["val_data"] = None if held_out is None else columns(held_out)[0].float()
+        models = [model.to(self.device or "cpu") for model in models]
+        if len(models) == 1:
+            histories = [fit(models[0], train, **common, options=options)]
+        else:
+            histories = fit_many(models, train, **common, options=options)
         self._keep_best(models, histories)
-        self.proposal_: Any = proposal.cpu().double().eval()
+        self.proposal_: Any = recipe.proposal.cpu().double().eval()
         at_best = [
             r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step
         ]
