@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 32
 FEWEST_IN_FOLDS, FOLDED_BELOW = 15, 2000  # rows of tables that are judged by folds
+N_FOLDS = 3
+PLACES = 1_200_000  # rows x columns x orders of all steps on a small table
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
     """
     on_gpu = torch.device(device).type == "cuda"
     if FEWEST_IN_FOLDS <= n < FOLDED_BELOW:
-        return _folded_options(n)
+        return _folded_options(n, len(parts))
     p = len(parts)
     numbers = sum(part.rest for part in parts) / p
     wide, large = p > 20, n >= 30_000 and numbers > 0.5
@@ -158,12 +160,17 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
     return Defaults(model, task, fit)
 
 
-def _folded_options(n: int) -> Defaults:
-    """Those of a small table, whose orders are trained without one fold each, all at once."""
-    tiny = n < 500
-    steps = int(max(40, 8 * n**0.65))
+def _folded_options(n: int, p: int) -> Defaults:
+    """Those of a small table, whose orders are trained without one fold each, all at once.
+
+    The longest run is one of some ten seconds on one core.
+    """
+    tiny, orders_per_fold = n < 500, 2 if n * p <= 6000 else 1
+    orders = orders_per_fold * N_FOLDS
+    batch = min(64, max(16, n // 8))
+    steps = int(max(40, min(8 * n**0.65, PLACES / (batch * p * orders))))
     model = {
-        "orderings": 6,
+        "orderings": orders,
         "hidden": 32 if tiny else 64,
         "components": 4,
         "context": 8,
@@ -171,19 +178,19 @@ def _folded_options(n: int) -> Defaults:
         "drop": 0.2,
     }
     fit = {
-        "batch_size": min(256, max(16, n // 8)),
+        "batch_size": batch,
         "max_epochs": 10**6,
         "max_steps": steps,
         "lr": 8e-3,
         "weight_decay": 1e-2,
         "clip_norm": 5.0,
         "ema": 0.95 if tiny else 0.98,
-        "validate_every": max(5, steps // 25),
+        "validate_every": max(5, steps // 20),
         "patience": 5,
     }
     # b is never asked for: every factor is normalised by a quadrature
     task = {"n_samples": 4, "validation_samples": 6, "polish_steps": 0}
-    return Defaults(model, task, fit, orders_per_fold=2)
+    return Defaults(model, task, fit, orders_per_fold)
 
 
 class AutoregressiveTask(Task):

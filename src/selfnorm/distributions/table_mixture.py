@@ -253,6 +253,8 @@ class TableMixture(nn.Module):
         ``within`` keeps numbers in the range of the training rows.
         """
         rows = torch.zeros(n, self.dim, 4).to(self.means)
+        if n == 0:
+            return rows
         with seeded(seed):
             component = torch.multinomial(self.log_weights.exp(), n, replacement=True)
             of = torch.zeros_like(component) if self.shared else component

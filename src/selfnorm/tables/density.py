@@ -703,7 +703,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             return torch.from_numpy(places), torch.zeros(0, dtype=torch.float64)
         log_p = np.stack([of_chain, *simple.values()], 1)[places]
         rows = weights.numpy()[places]
-        found = members.mixture_weights(log_p, rows)
+        found = members.mixture_weights(log_p, rows, members.CHAIN_PRIOR)
         open_ = extra.sum(-1).numpy()[places]
         scores = np.average(log_p + open_[:, None], axis=0, weights=rows)
         triples = zip(names, found.tolist(), scores.tolist(), strict=True)
@@ -722,10 +722,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self, chain: TableChain, x: Tensor, folds: Tensor, order_fold: Tensor,
         columns: CodedColumns, straight: bool,
     ) -> np.ndarray:  # fmt: skip
-        """Log-densities ``(n,)`` of the rows in folds by the orders that have not seen them.
-
-        The map of a fold's rows is that of the others.
-        """
+        """Log-densities ``(n,)`` of the rows in folds by the orders that have not seen them."""
         parts, found = self.schema_.parts, np.full(len(x), np.nan)
         chain.eval()
         n_folds = int(order_fold.max()) + 1
@@ -733,12 +730,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             here = torch.nonzero(folds == fold).flatten()[:JUDGED_ROWS]
             if len(here) == 0:
                 continue
-            if n_folds > 1:
-                columns = members.columns_of(parts, x[folds != fold], straight=straight)
             packed, slope = columns.pack(x[here])
             of_orders = answers.shares(chain, packed.to(chain.places)).sum(-1)[order_fold == fold]
             log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
-            found[here.numpy()] = (log_p + slope.sum(-1)).numpy()
+            log_p = log_p + slope.sum(-1)
+            if n_folds > 1 and not straight:
+                others = members.columns_of(parts, x[folds != fold], straight=False)
+                log_p = log_p + members.by_another_map(columns, others, x[here])
+            found[here.numpy()] = log_p.numpy()
         return found
 
     def _stated(self, seed: int) -> dict[str, Any]:
@@ -862,7 +861,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """
         assert isinstance(self.model_, TableChain)
         columns = self.model_.columns
-        packed = packed[:SCORED_ROWS]
+        packed = packed[: 2 * answers.checked_rows(self.model_)]
         with on_cpu():
             of_parts = answers.shares(self.model_, packed).mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])

@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from selfnorm.columns import CodedColumns, Part, knots_for
+from selfnorm.columns import FAR, CodedColumns, Part, knots_for
 from selfnorm.distributions import TableMixture
 
 LEAST_WEIGHT = 1e-2  # of a member that is kept
@@ -27,6 +27,8 @@ COMPONENTS = (1, 2, 4, 8)
 MOST_KERNELS = 1500
 MOST_CODES = 12  # of a column by which rows are grouped
 CHAIN = "chain"
+CHAIN_PRIOR = 0.1  # share of rows counted for the chain beforehand: all orders and all rows make it
+# better than the two orders by which it is judged, and its tails are heavier
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,19 @@ def log_density(law: Any, coded: Tensor) -> Tensor:
     return found
 
 
+def by_another_map(columns: CodedColumns, other: CodedColumns, x: Tensor) -> Tensor:
+    """``(n,)``: what the log-density of coded rows changes by where ``other`` maps their columns.
+
+    To first order: the stretch of each number, or of its cell, differs. So a map that knows the
+    rows is made up for.
+    """
+    (packed, slope), (others, other_slope) = columns.pack(x), other.pack(x)
+    wide, other_wide = ((p[..., 3] - p[..., 2]).clamp_min(1e-12) for p in (packed, others))
+    inside = (wide < FAR / 2) & (other_wide < FAR / 2) & (columns.step > 0)
+    cells = (other_wide.log() - wide.log()).where(inside, 0.0)
+    return (other_slope - slope + cells).sum(-1)
+
+
 def held_out_scores(
     kinds: Sequence[Kind],
     parts: Sequence[Part],
@@ -213,10 +228,11 @@ def coordinates(scores: dict[Kind, np.ndarray]) -> bool:
     return middle(Kind(1, straight=True)) > middle(Kind(1, straight=False))
 
 
-def mixture_weights(log_p: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarray:
     """Weights ``(M,)`` under which the mixture of ``log_p (n, M)`` is most likely, by EM.
 
-    ``rows (n,)`` is how much each row counts. Members of no account are dropped.
+    ``rows (n,)`` is how much each row counts. Members of no account are dropped. ``first``: the
+    share of all rows that is counted for the first member beforehand.
 
     Example:
         >>> log_p = np.log([[0.5, 0.1], [0.5, 0.1], [0.1, 0.3]])
@@ -225,13 +241,13 @@ def mixture_weights(log_p: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """
     log_p = np.where(np.isfinite(log_p), log_p, -1e9)
     kept = np.ones(log_p.shape[1], dtype=bool)
-    weights = kept / kept.sum()
+    weights, prior = kept / kept.sum(), first * (np.arange(len(kept)) == 0)
     for _ in range(3):
         for _ in range(300):
             with np.errstate(divide="ignore"):
                 shares = np.log(weights) + log_p
             shares = np.exp(shares - logsumexp(shares, axis=1, keepdims=True))
-            weights = rows @ shares / rows.sum()
+            weights = (rows @ shares / rows.sum() + prior) / (1 + first)
         if (weights[kept] >= LEAST_WEIGHT).all():
             break
         kept = weights >= min(LEAST_WEIGHT, weights.max())
