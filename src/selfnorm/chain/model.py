@@ -210,9 +210,7 @@ class Chain(nn.Module, ABC):
         del batch
         return None
 
-    def factors_of(
-        self, features: Tensor, line: tuple[Tensor, Tensor] | None = None
-    ) -> Factors:
+    def factors_of(self, features: Tensor, line: tuple[Tensor, Tensor] | None = None) -> Factors:
         """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
 
         ``line``: place and scale ``(R, N, dim)`` from which proposals are told.

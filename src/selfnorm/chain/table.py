@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm.distributions import Mixture1d, ridge_lines
 from selfnorm.chain.model import Chain, Factors, orderings_of
 from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
+from selfnorm.distributions import Mixture1d, ridge_lines
 from selfnorm.errors import DataError
 from selfnorm.functional import log_mean_exp
 from selfnorm.networks import ResMADE
@@ -292,11 +292,9 @@ class TableChain(Chain):
         features: Tensor = self.trunk(inputs.flatten(-2).expand(stack, -1, -1), condition)
         return features
 
-    def factors_of(self, features: Tensor, rows: Rows | None = None) -> Factors:
-        """Factors of numbers from features ``(R, n, hidden)`` of rows."""
-        if not self.lines or rows is None:
-            return super().factors_of(features)
-        return super().factors_of(features, (self.line(rows), self.spread.unsqueeze(1)))
+    def _told_from(self, rows: Rows) -> tuple[Tensor, Tensor] | None:
+        """Place and scale ``(R, n, D)`` from which proposals of rows are told."""
+        return (self.line(rows), self.spread.unsqueeze(1)) if self.lines else None
 
     def code_log_probs(self, features: Tensor) -> Tensor:
         """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
@@ -322,7 +320,7 @@ class TableChain(Chain):
         rows, stack = Rows.of(x), self.n_orderings
         features = self.features(rows, given)
         asked = rows.seen if given is None else rows.seen & ~given
-        at = self.factors_of(features, rows)
+        at = self.factors_of(features, self._told_from(rows))
         is_number = (asked & (rows.code == self.rest_code))[:, self.numbers]
         active = is_number.expand(stack, -1, -1)
         at = at._replace(active=active)
@@ -452,7 +450,7 @@ class TableChain(Chain):
             none = x.new_zeros(0, len(x))
             return ColumnLaw(log_codes, none, none, none, none.sum(0))
         place = numbers.index(part)
-        every = self.factors_of(features, rows)
+        every = self.factors_of(features, self._told_from(rows))
         column = slice(place, place + 1)
         at = Factors(
             every.proposal.columns(column), every.context[:, :, column],

@@ -32,7 +32,7 @@ def ridge_lines(
         >>> slopes.round(2)[1].tolist(), spread.round(1).tolist()
         ([1.0, 0.0], [1.0, 0.1])
     """
-    n, d = z.shape
+    d = z.shape[1]
     root = np.sqrt(weights / weights.sum())[:, None]  # squares add to one
     slopes, spread, left = np.zeros((d, d)), np.ones(d), z.copy()
     for place, i in enumerate(order):

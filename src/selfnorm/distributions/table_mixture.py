@@ -90,8 +90,7 @@ class TableMixture(nn.Module):
     @torch.no_grad()
     def fit(self, packed: Tensor, shares: Tensor) -> TableMixture:
         """Fit each component to packed rows ``(n, p, 4)`` by its shares ``(n, K)`` in them."""
-        z, present = self._numbers(packed)
-        z, present = z.numpy(), present.numpy()
+        z, present = (each.numpy() for each in self._numbers(packed))
         for k in range(self.n_components):
             weight = shares[:, k].double().numpy()
             of = weight[:, None] * present
@@ -114,7 +113,7 @@ class TableMixture(nn.Module):
         given the others.
         """
         z, _ = self._numbers(packed)
-        n, d = z.shape
+        d = z.shape[1]
         away = (z - z.mean(0)).numpy()
         slopes, spread, _ = ridge_lines(away, np.arange(d), weights.double().numpy())
         self.slopes[0], self.spread[0] = torch.from_numpy(slopes), torch.from_numpy(spread)
@@ -266,7 +265,9 @@ class TableMixture(nn.Module):
             for i, j in enumerate(self.numbers):
                 line = self.means[component, i] + (self.slopes[of, i] * away).sum(-1)
                 z = line + self.spread[of, i] * torch.randn(n).to(rows)
-                low, high = self.columns.span[j] if within else torch.tensor([-torch.inf, torch.inf])
+                low, high = (
+                    self.columns.span[j] if within else torch.tensor([-torch.inf, torch.inf])
+                )
                 for _ in range(20):  # the sliver of mass beyond the range is left out
                     beyond = (z < low) | (z > high)
                     if not bool(beyond.any()):

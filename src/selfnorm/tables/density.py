@@ -31,7 +31,7 @@ from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import check_device, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema, knots_for
+from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema
 from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError
@@ -236,7 +236,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         rng = np.random.default_rng(seed)
         some = torch.from_numpy(rng.permutation(len(coded))[:SCORED_ROWS])
         self.consistency_: dict[str, float] = {}
-        self.members_, self._simple = [], []
+        self.members_: list[members.Member] = []
+        self._simple: list[TableMixture] = []
         with float32_on_cpu():
             if self.method_ == "joint":
                 numbers = coded[..., 1].contiguous()
@@ -526,9 +527,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 state[part][rest] = tensor
         estimator.model_ = saving.build(config["model"], state["model"]).double()
         estimator.proposal_ = saving.build(config["proposal"], state["proposal"])
-        estimator._simple = [
-            saving.build(law, state[f"simple{k}"]) for k, law in enumerate(simple)
-        ]
+        estimator._simple = [saving.build(law, state[f"simple{k}"]) for k, law in enumerate(simple)]
         only = [(members.CHAIN, 1.0, math.nan)] if config["method"] != "joint" else []
         told = config.get("members", only)
         estimator.members_ = [
@@ -632,7 +631,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         complete = bool((x[..., 0] != GAP).all())
         kinds = []
         if n < SIMPLE_BELOW and bool(judged.any()):
-            kinds = list(members.kinds_for(int(n - judged.sum() / n_folds), parts, complete=complete))
+            kinds = list(
+                members.kinds_for(int(n - judged.sum() / n_folds), parts, complete=complete)
+            )
         simple = members.held_out_scores(kinds, parts, x, weights, folds, seed)
         lines = n_folds > 1 and bool(kinds)
         straight = lines and members.coordinates(simple)
@@ -697,9 +698,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         names = [members.CHAIN, *(kind.name for kind in simple)]
         places = np.flatnonzero(np.isfinite(of_chain))
         if len(places) == 0:
-            self.members_: list[members.Member] = [members.Member(members.CHAIN, 1.0, math.nan)]
-            self._simple: list[TableMixture] = []
-            self._verdict = ""
+            self.members_, self._verdict = [members.Member(members.CHAIN, 1.0, math.nan)], ""
             return torch.from_numpy(places), torch.zeros(0, dtype=torch.float64)
         log_p = np.stack([of_chain, *simple.values()], 1)[places]
         rows = weights.numpy()[places]

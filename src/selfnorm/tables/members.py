@@ -78,7 +78,7 @@ class Judgement:
 
 
 def verdict(log_p: np.ndarray, rows: np.ndarray) -> str:
-    """What the chain, first of the members ``log_p (n, M)``, adds to the others on rows not seen."""
+    """What the chain, first of the members ``log_p (n, M)``, adds on rows that were not seen."""
     if log_p.shape[1] == 1:
         return ""
     whole = mixed(log_p, mixture_weights(log_p, rows))
