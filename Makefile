@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-gpu campaign lint types bench docs clean
+.PHONY: help demo test test-gpu test-web campaign lint types bench docs clean
 
 help:
 	@echo "make demo   install, fit the paper's four 2-D sets with SNL and NCE, write figures and a table to out/"
@@ -12,7 +12,8 @@ help:
 	@echo "make test-gpu  what only a GPU shows; on a bare machine with PyTorch it installs nothing"
 	@echo "make campaign N=1000 SEED=0  random tables, damage, kills and threads; a table of verdicts"
 	@echo "make bench  run the benchmarks of speed and memory and write docs/tables/speed.md"
-	@echo "make docs   build the documentation into site/"
+	@echo "make docs   build the documentation into site/, its notebooks run"
+	@echo "make test-web  open every page of it in Chromium; screenshots in out/web/"
 	@echo "make clean  remove the virtual environment and everything generated"
 
 $(READY): pyproject.toml constraints.txt
@@ -58,7 +59,17 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict
+	rm -rf site docs/reference/generated
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d out/doctrees docs site
+	@echo "Open site/index.html"
+
+# Chromium of the system where there is one, else Debian's package, else playwright's own.
+test-web: docs
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[web]'
+	@command -v chromium chromium-browser google-chrome >/dev/null \
+	  || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) \
+	  || $(BIN)/playwright install chromium
+	$(BIN)/python -m tests.web site out/web
 
 clean:
-	rm -rf $(VENV) out site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) out site jupyter_execute docs/reference/generated dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time, timedelta
 from functools import wraps
@@ -23,6 +24,7 @@ MOVED_OPTIONS = {
     "lr_log_norm": "an EBM takes task_options={'log_norm_lr_scale': ...}, in units of lr",
     "max_memory": "an EBM takes task_options={'max_memory': ...} of fit",
     "cuda_graph": "an objective, or a task, with capturable = False is trained without one",
+    "warmup": "selfnorm.TrainingOptions(schedule=('one_cycle', warmup))",
     "compile_step": "it took longer to compile than it saved",
 }
 
@@ -282,3 +284,16 @@ def refuse_constant(x: np.ndarray, names: Sequence[Any], source: str = "X") -> N
         else:
             what, cure = f"columns {shown} are", "drop them"
         raise DataError(f"{source}: {what} constant: a constant has no density; {cure}")
+
+
+def digest(*arrays: np.ndarray) -> str:
+    """A short name of arrays of numbers, the same for the same numbers in the same order.
+
+    Example:
+        >>> digest(np.arange(3.0)) == digest(np.array([0.0, 1.0, 2.0])) != digest(np.zeros(3))
+        True
+    """
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array, dtype=np.float64).tobytes())
+    return found.hexdigest()[:16]

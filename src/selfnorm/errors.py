@@ -8,7 +8,16 @@ from __future__ import annotations
 
 
 class SelfnormError(Exception):
-    """Base class of all errors raised on purpose by selfnorm."""
+    """Base class of all errors raised on purpose by selfnorm.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> try:
+        ...     sn.load("no such folder")
+        ... except sn.SelfnormError as error:
+        ...     print(type(error).__name__)
+        ModelFileError
+    """
 
 
 class DataError(SelfnormError, ValueError):
@@ -36,4 +45,10 @@ class MissingDataError(SelfnormError, FileNotFoundError):
 
 
 class SelfnormWarning(UserWarning):
-    """Something was done that the user should know of."""
+    """Something was done that the user should know of.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", SelfnormWarning)  # or "ignore": to stop, or not to know
+        >>> warnings.resetwarnings()
+    """

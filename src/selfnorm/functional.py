@@ -211,15 +211,15 @@ def bregman(
 
     Maximises ``E_p[psi'(u)] - nu E_q[psi'(u) u - psi(u)]`` with ``u = exp(log w - b) / nu``.
 
-    ============== ============================== =====================================
-    family         psi(u)                         remark
-    ============== ============================== =====================================
-    ``snl``        ``u log u``                    SNL, up to ``-mean log q - log nu``
-    ``nce``        ``u log u - (1+u) log(1+u)``   binary NCE, identical to :func:`nce`
-    ``lsif``       ``u^2 / 2``                    least squares importance fitting
-    ``reverse``    ``-log u``                     reverse importance sampling
-    ``exponential````-2 sqrt(u)``                 exponential loss, weights ``sqrt(u)``
-    ============== ============================== =====================================
+    =============== ============================ ====================================
+    family          psi(u)                       remark
+    =============== ============================ ====================================
+    ``snl``         ``u log u``                  SNL, up to ``-mean log q - log nu``
+    ``nce``         ``u log u - (1+u) log(1+u)`` binary NCE, identical to :func:`nce`
+    ``lsif``        ``u^2 / 2``                  least squares importance fitting
+    ``reverse``     ``-log u``                   reverse importance sampling
+    ``exponential`` ``-2 sqrt(u)``               exponential loss, weights ``sqrt(u)``
+    =============== ============================ ====================================
 
     Example:
         >>> zeros = torch.zeros(4)

@@ -117,6 +117,17 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
         kind: insist on this class.
         own: parts with code of your own, by their name in the model's constructor
             (``energy=net``), built as they were: copies of them are filled with the saved weights.
+
+    Example:
+        >>> import tempfile
+        >>> import selfnorm as sn
+        >>> model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sn.save(model, folder)
+        ...     again = sn.load(folder)
+        >>> rows = torch.ones(3, 2)
+        >>> torch.equal(again.log_prob(rows), model.log_prob(rows))
+        True
     """
     folder = read_folder(path)
     if kind is not None and folder.kind != kind:

@@ -118,10 +118,27 @@ def test_plot(selfnorm, places, tmp_path):
     code, _, _ = selfnorm("plot", places / "model", places / "test.csv", "-o", tmp_path / "figures")
     assert code == 0
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {"marginals.png", "training.png", "diagnostics.png"}
+    of_columns = {"marginals.png", "pairs.png", "dependence.png"}
+    assert names == {*of_columns, "training.png", "diagnostics.png"}
     assert all(p.stat().st_size > 5000 for p in (tmp_path / "figures").iterdir())
     code, _, _ = selfnorm("plot", places / "model", "-o", tmp_path / "without")
     assert code == 0
+
+
+def test_report(selfnorm, places, tmp_path):
+    page = tmp_path / "report.html"
+    code, out, _ = selfnorm("report", places / "model", places / "test.csv", "-o", page)
+    assert code == 0
+    assert "report.html" in out
+    assert "test.csv" in page.read_text()
+    for wrong in (tmp_path / "report.pdf", tmp_path / "nowhere" / "report.html"):
+        code, _, err = selfnorm("report", places / "model", places / "test.csv", "-o", wrong)
+        assert code == 2
+        assert str(wrong.parent) in err
+    (tmp_path / "other.csv").write_text("u,v\n1,2\n2,3\n")
+    code, _, err = selfnorm("report", places / "model", tmp_path / "other.csv", "-o", page)
+    assert code == 2
+    assert "is missing" in err
 
 
 def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
@@ -323,7 +340,7 @@ def test_small_tables_hold_out_no_rows_and_pass_identifiers_on(selfnorm, tmp_pat
     fit = ("fit", table, "-o", tmp_path / "m", "--columns", "a", "--max-steps", 3, "--no-progress")
     code, out, _ = selfnorm(*fit)
     assert code == 0
-    assert "log-likelihood of training rows" in out
+    assert "too few rows to hold some out" in out
     code, _, _ = selfnorm("score", tmp_path / "m", table, "-o", tmp_path / "s.csv")
     assert code == 0
     lines = (tmp_path / "s.csv").read_text().splitlines()

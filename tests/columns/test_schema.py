@@ -213,6 +213,13 @@ def test_what_a_user_says_goes():
     assert again["text"].astype(int).tolist() == frame["age"].tolist()
 
 
+def test_decimal_commas_are_named():
+    table = {"price": [f"{i},{i % 7}5" for i in range(40)], "n": list(range(40)) * 1}
+    with pytest.warns(SelfnormWarning, match="price"):
+        notes = Schema.detect(table, {"n": "cells"}).notes
+    assert any("decimal commas" in note for note in notes)
+
+
 def test_the_fingerprint_names_the_measure():
     frame = messy()
     fingerprint = Schema.detect(frame).fingerprint

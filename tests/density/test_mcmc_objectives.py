@@ -35,7 +35,9 @@ def test_every_baseline_improves_on_its_base_and_is_normalised(objective):
     steps = 250 if objective in ("cd", "pcd") else 800  # a score step costs a tenth
     options = {"batch_size": 256, "max_steps": steps, "max_epochs": 1000, "lr": 5e-3, "seed": 0}
     how = sn.TrainingOptions(ema=0.98, progress=False, **options)
-    history = sn.fit(model, x, proposal=q, objective=objective, n_samples=128, options=how)
+    history = sn.fit(
+        model, x, proposal=q, objective=objective, n_samples=128, val_data=None, options=how
+    )
     end = sn.evaluate(model, test, proposal=q, seed=0)
     limit = true_mean_log_likelihood(test)
     assert history.n_steps == steps
@@ -132,6 +134,6 @@ def test_chains_walk_on_the_density_that_is_evaluated(objective):
     seen = []
     energy[1].register_forward_pre_hook(lambda part, _: seen.append(part.training))
     how = sn.TrainingOptions(batch_size=64, max_steps=12, seed=0, progress=False)
-    sn.fit(model, x, objective=objective, n_samples=32, options=how)
+    sn.fit(model, x, objective=objective, n_samples=32, val_data=None, options=how)
     assert int(energy[1].num_batches_tracked) == sum(seen) == 12
     assert math.isfinite(sn.evaluate(model, x, seed=0).lower)

@@ -26,6 +26,7 @@ FOLDER_RTOL = 1e-5
 NEGATIVE_ENERGY = ("negative_energy", "log_unnormalized")
 # What is gone and why: "Class.method.parameter", "Class.method" or "module.function".
 MOVED_PARAMETERS = {
+    "TrainingOptions.warmup": "schedule=('one_cycle', warmup)",
     "AutoregressiveEBM.frequencies": "nobody set it: every energy sees a value through 8 waves",
     **dict.fromkeys(
         [f"{c}.{m}.in_step" for c in ("EBM", "Ensemble") for m in NEGATIVE_ENERGY],

@@ -8,10 +8,14 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from sklearn.compose import ColumnTransformer
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
-from selfnorm import EnergyDensity, Schema
+from selfnorm import EnergyDensity, EnergyRegressor, Schema
 from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.tables import RegressorNetwork
 
 QUICK = {"max_steps": 30, "random_state": 0, "hidden": 16}
 
@@ -79,6 +83,20 @@ def test_frames_in_frames_out(of, frame):
     if hasattr(table, "schema"):
         assert drawn.schema == filled.schema == table.schema
     assert density.score_samples(table).shape == (300,)
+    why, odds = density.explain(table), density.probabilities(table, "kind")
+    assert type(why) is type(odds) is type(table)
+    assert sum(np.asarray(odds[level]) for level in "abc") == pytest.approx(1)
+    assert np.asarray(why["count"]).shape == (300,)
+
+
+def test_answers_keep_the_index_of_a_frame(density, frame):
+    part = frame.iloc[40:50]
+    for found in (density.explain(part), density.probabilities(part, "flag")):
+        assert found.index.equals(part.index)
+    assert list(density.explain(part)) == list(frame)
+    assert density.explain(part)["kind"].isna().equals(part["kind"].isna())
+    assert density.probabilities(part, "flag")[True].between(0, 1).all()
+    assert list(density.probabilities(part, "zero")) == [0.0, "other"]
 
 
 def test_an_array_with_gaps_is_an_array_again():
@@ -89,6 +107,7 @@ def test_an_array_with_gaps_is_an_array_again():
     assert drawn.shape == (5, 3)
     assert np.isfinite(filled).all()
     assert np.array_equal(filled[~np.isnan(X)], X[~np.isnan(X)])
+    assert np.array_equal(np.isnan(density.explain(X)), np.isnan(X))
 
 
 def test_imputed_tables_keep_all_that_was_seen(density, frame):
@@ -177,8 +196,11 @@ def test_conditionals_add_to_one_and_are_near_those_of_the_joint(model):
     own = np.exp(model.log_prob(rows, given=["a"]))
     of_a = np.array(rows["a"])
     brute = joint / np.array([joint[of_a == v].sum() for v in of_a])
-    assert own[of_a == "x"].sum() == pytest.approx((1 - 1 / 402) ** 2, abs=1e-6)
-    assert np.abs(np.log(own / brute)) @ joint < 0.15
+    reserved = (1 - 1 / 402) ** 2  # of "b" and "c"
+    assert own == pytest.approx(brute * reserved, abs=1e-9)
+    network = model.model_.log_prob(model.standardise(rows), [True, False, False]).exp().numpy()
+    assert network[of_a == "x"].sum() == pytest.approx(reserved, abs=1e-6)
+    assert np.abs(np.log(network / brute)) @ joint < 0.15
     assert model.consistency_["conditionals"] < 0.2
     marginal = np.exp(model.marginal(["a"]).score_samples({"a": ["x", "y"]}))
     assert marginal.sum() == pytest.approx(1 - 1 / 402)
@@ -188,18 +210,36 @@ def test_conditionals_add_to_one_and_are_near_those_of_the_joint(model):
     assert share == pytest.approx(own[(of_a == "x") & np.array(rows["c"])].sum(), abs=0.04)
 
 
+def test_conditionals_leave_gaps_and_numbers_to_the_network(density, frame):
+    rows = frame.iloc[:30]
+    others = [name for name in frame if name != "flag"]
+    both = [
+        density.log_prob(rows.assign(flag=v), given=others) for v in (True, False)
+    ]  # of the joint: a sum over two rows
+    reserved = 1 - density.schema_.parts[-1].unseen
+    assert np.logaddexp(*both) == pytest.approx(math.log(reserved), abs=1e-9)
+    joint = density.score_samples(rows.assign(flag=True))
+    other = density.score_samples(rows.assign(flag=False))
+    assert both[0] - both[1] == pytest.approx(joint - other)
+    assert density.log_prob(rows, given=["kind"]) == pytest.approx(
+        density.log_prob(rows.iloc[::-1], given=["kind"])[::-1]
+    )
+
+
 def test_probabilities_are_the_conditionals_and_explain_adds_up_the_least(model):
     rows = every_row()
     n = len(rows["a"])
     found = model.probabilities(rows, "b")
-    by_hand = {
-        level: np.exp(model.log_prob(rows | {"b": [level] * n}, given=["a", "c"]))
-        for level in LEVELS["b"]
-    }
+
+    def network(table):
+        log_p = model.model_.log_prob(model.standardise(table), [True, False, True])
+        return log_p.exp().numpy()
+
+    by_hand = {level: network(rows | {"b": [level] * n}) for level in LEVELS["b"]}
     reserved = 1 / 402
     for level in LEVELS["b"]:
         assert found[level] == pytest.approx(by_hand[level] / (1 - reserved), abs=1e-6)
-    own = np.exp(model.log_prob(rows, given=["a", "c"]))
+    own = network(rows)
     least = sum(np.where(p <= own + 1e-12, p, 0) for p in by_hand.values())
     assert model.explain(rows)["b"] == pytest.approx(least + reserved, abs=1e-6)
 
@@ -222,6 +262,56 @@ def test_explain_names_the_cell_that_does_not_fit():
     assert found["x"][2] < 0.01
 
 
+def test_gaps_that_are_modelled_have_probabilities_and_are_drawn():
+    rng = np.random.default_rng(0)
+    kind = rng.choice(["x", "y"], 600)
+    gone = rng.random(600) < np.where(kind == "x", 0.1, 0.6)
+    table = {
+        "kind": kind,
+        "n": np.where(gone, np.nan, rng.choice(3, 600)),
+        "told": np.where(gone, None, "yes"),
+    }
+    schema = Schema.detect(table, model_gaps=True)
+    assert schema.fingerprint != Schema.detect(table).fingerprint
+    density = EnergyDensity(max_steps=300, random_state=0, schema=schema).fit(table)
+    rows = list(itertools.product(["x", "y"], [None, 0, 1, 2], [None, "yes"]))
+    every = dict(zip(table, map(list, zip(*rows, strict=True)), strict=True))
+    masses = np.exp(density.score_samples(every))
+    reserved = np.prod([1 - part.unseen for part in schema.parts])
+    assert masses.sum() == pytest.approx(reserved, abs=1e-6)
+    drawn = density.sample(2000, random_state=0, missing=True)
+    none = np.isnan(drawn["n"])
+    for level, share in (("x", 0.1), ("y", 0.6)):
+        assert none[np.array(drawn["kind"]) == level].mean() == pytest.approx(share, abs=0.08)
+    assert (none == [v is None for v in drawn["told"]]).mean() > 0.95
+    assert not np.isnan(density.sample(200, random_state=0)["n"]).any()
+    assert not np.isnan(density.impute(table, random_state=0)["n"]).any()
+    completed = density.sample(50, random_state=0, given={"kind": "y", "n": None})
+    assert not np.isnan(completed["n"]).any()
+    odds = density.probabilities({"kind": ["x", "y"]}, "n")
+    assert sorted(odds) == [0, 1, 2]
+    assert sum(odds.values()) == pytest.approx(1)
+    assert not np.isnan(density.explain(table)["n"]).any()
+
+
+def test_gaps_of_numbers_cells_and_dates_are_outcomes_too(frame, tmp_path):
+    holes = frame.astype({"count": float})
+    holes.loc[::4, ["count", "zero", "day"]] = None
+    schema = Schema.detect(holes, model_gaps=True)
+    assert [part.gap for part in schema.parts] == [True] * 6 + [False]
+    again = schema.decode(schema.encode(holes)[0])
+    pd.testing.assert_frame_equal(again, holes, check_dtype=False)
+    density = EnergyDensity(**QUICK, schema=schema).fit(holes)
+    bounds = density.bounds(holes, n_samples=300, random_state=0)
+    assert bounds.lower == pytest.approx(density.score(holes), abs=1e-2)
+    drawn = density.sample(400, random_state=0, missing=True)
+    assert drawn["count"].isna().mean() == pytest.approx(0.25, abs=0.1)
+    assert (drawn.drop(columns="count").dtypes == holes.drop(columns="count").dtypes).all()
+    density.save(tmp_path / "m")
+    again = EnergyDensity.load(tmp_path / "m")
+    assert np.array_equal(again.score_samples(holes), density.score_samples(holes))
+
+
 def test_rows_given_are_completed_in_turn(density):
     rows = {"kind": ["a", "b"], "size": [0.5, None]}
     drawn = density.sample(3, random_state=0, given=rows)
@@ -237,6 +327,41 @@ def test_one_schema_over_all_folds(frame):
     assert search.best_estimator_.schema_.fingerprint == schema.fingerprint
     asked = EnergyDensity(**QUICK, schema={"count": "category"}).fit(frame)
     assert [c.kind for c in asked.schema_.columns][2] == "category"
+
+
+def test_pipelines_and_searches_of_one_schema(frame):
+    table = frame.drop(columns="day")
+    inputs, y = table.drop(columns="count"), table["count"].astype(float)
+    numbers = ["zero", "size"]
+    clean = ColumnTransformer(
+        [("scaled", StandardScaler(), numbers)],
+        remainder="passthrough",
+        verbose_feature_names_out=False,
+    ).set_output(transform="pandas")
+    schema = Schema.detect(clean.fit_transform(table))
+    steps = make_pipeline(clean, EnergyDensity(**QUICK, schema=schema))
+    search = GridSearchCV(steps, {"energydensity__weight_decay": [0.0, 0.1]}, cv=2)
+    assert np.isfinite(search.fit(table).best_score_)
+    assert search.best_estimator_[-1].schema_ == schema
+    schema = Schema.detect(clean.fit_transform(inputs))
+    network = RegressorNetwork(energy_epochs=0, schema=schema)
+    short = EnergyRegressor(n_members=1, max_epochs=1, network=network, random_state=0)
+    steps = make_pipeline(clean, short)
+    with pytest.warns(SelfnormWarning, match="few distinct"):
+        search = GridSearchCV(steps, {"energyregressor__dropout": [0.0, 0.1]}, cv=2).fit(inputs, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_estimator_[-1].inputs_.schema == schema
+    with pytest.raises(TypeError, match=r"RegressorNetwork\(schema="):
+        EnergyRegressor(schema=schema)
+
+
+def test_comparing_log_likelihoods_of_different_measures_warns(density, frame):
+    own = density.bounds(frame, n_samples=300, random_state=0)
+    low, high = own.minus(own)
+    assert low <= 0 <= high
+    other = EnergyDensity(**QUICK, schema={"count": "continuous"}).fit(frame)
+    with pytest.warns(SelfnormWarning, match="different measures"):
+        own.minus(other.bounds(frame, n_samples=300, random_state=0))
 
 
 def test_what_cannot_be_answered_says_why(density, frame):
@@ -258,6 +383,7 @@ def test_what_cannot_be_answered_says_why(density, frame):
         (lambda: density.sample(1, given={"colour": 1}), "no column 'colour'"),
         (lambda: density.probabilities(frame, "size"), "has no levels"),
         (lambda: density.impute(frame, n_draws=0), "at least 1"),
+        (lambda: density.sample(2, missing=True), "model_gaps=True"),
         (lambda: density.score_samples(frame.drop(columns="kind")), "feature names"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -290,8 +290,13 @@ def test_unknown_names_and_silly_options_are_refused():
             TrainingOptions(**bad)
     with pytest.raises(ValueError, match="every must be at least 1"):
         sn.Checkpoint("run.ckpt", every=0)
-    counts = {"max_steps": 0, "patience": 0, "validate_every": -1}
-    for name, value in {**counts, "clip_norm": 0.0, "weight_decay": -1.0, "warmup": 1.5}.items():
+    counts = {"max_steps": 0, "patience": -1, "validate_every": -1}
+    for name, value in {
+        **counts,
+        "clip_norm": 0.0,
+        "weight_decay": -1.0,
+        "max_time": "soon",
+    }.items():
         with pytest.raises(ValueError, match=name):
             TrainingOptions(**{name: value})
 
@@ -362,3 +367,30 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run(tmp_path):
     with pytest.warns(sn.SelfnormWarning, match="could not write.*training goes on"):
         history = quick(small_model(x), x, checkpoint=afresh, max_epochs=2)
     assert history.stopped == "max_epochs"
+
+
+def test_a_run_keeps_its_time_and_its_schedule():
+    x = torch.randn(2000, 2)
+    model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
+    history = sn.fit(
+        model,
+        x,
+        seed=0,
+        n_samples=64,
+        options=TrainingOptions(max_time="2s", max_epochs=10**6, patience=0, progress=False),
+    )
+    assert history.stopped == "max_time"
+    assert 1.0 < history.seconds < 2.6
+    rates = [record["lr"] for record in history.records]
+    assert rates[-1] < 0.1 * max(rates)  # decayed, though most of the steps were not taken
+    assert len(rates) > 10
+
+
+def test_a_first_fit_holds_rows_out_and_stops_by_them():
+    x = torch.randn(1000, 2)
+    model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
+    history = sn.fit(model, x, seed=0, n_samples=64, progress=False)
+    assert history.stopped == "patience"
+    assert history.best_step < history.n_steps
+    alone = sn.fit(model, x[:100], seed=0, n_samples=64, max_steps=3, progress=False)
+    assert alone.best_score is None  # too few rows to spare some

@@ -67,9 +67,10 @@ class TableChain(Chain):
     normalised by their sum) and, where numbers are possible, a one-dimensional EBM on a mixture
     proposal, as in :class:`~selfnorm.AutoregressiveEBM`. A number with cells has the discretised
     mixture as proposal and an energy at the centre of each cell, so that ``Z`` is a sum again.
-    A gap is a token of its own, and its factor is left out. A second channel shows the network the
-    columns that are *given*: any conditional is one pass away. It is trained on random choices of
-    given and missing columns.
+    A gap is a token of its own, and its factor is left out, unless its part has a code for it
+    (``Part.gap``): then it is one more outcome. A second channel shows the network the columns that
+    are *given*: any conditional is one pass away. It is trained on random choices of given and
+    missing columns.
 
     Rows are those of :meth:`CodedColumns.pack <selfnorm.columns.CodedColumns.pack>`; densities are
     with respect to normal scores of continuous numbers and counting measure in everything else.
@@ -108,6 +109,7 @@ class TableChain(Chain):
     places: Tensor
     logit_index: Tensor
     logit_absent: Tensor
+    logit_gap: Tensor
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class TableChain(Chain):
         self._buffer("continuous", torch.nonzero(~has_cells).flatten())
         # point masses of numbers with cells: a number may be there too
         self._buffer(
-            "shared", torch.tensor([p.rest and p.step > 0 and p.n_codes > 0 for p in parts])
+            "shared", torch.tensor([p.rest and p.step > 0 and p.n_codes > p.gap for p in parts])
         )
         reserved = torch.tensor([part.unseen for part in parts])
         self._buffer("log_unseen", reserved.log())
@@ -184,6 +186,8 @@ class TableChain(Chain):
         absent = torch.arange(widest) >= sizes[finite][:, None]
         self._buffer("logit_index", index.where(~absent, 0))
         self._buffer("logit_absent", absent)
+        gap_codes = torch.tensor([part.gap_code for part in parts])
+        self._buffer("logit_gap", torch.arange(widest) == gap_codes[finite][:, None])
         self.code_head = self.trunk.head(sizes.tolist())
         with torch.no_grad():
             self.code_head.weight.mul_(0.2)
@@ -330,8 +334,9 @@ class TableChain(Chain):
         log_number = self._log_proposal(at.proposal, rows)
         log_q = features.new_zeros(stack, *rows.code.shape)
         log_q = log_q.index_copy(-1, self.finite, log_code)
-        if exact and bool((self.shared & asked & (rows.code != self.rest_code)).any()):
-            log_q = log_q + self._cells_at_masses(rows, asked, at, log_q, log_codes, log_number)
+        at_mass = self.shared & asked & (rows.code < self.columns.n_values)
+        if exact and bool(at_mass.any()):
+            log_q = log_q + self._cells_at_masses(rows, at_mass, at, log_q, log_codes, log_number)
         log_q = log_q.index_add(-1, self.numbers, log_number.where(active, 0.0))
         log_q = log_q.where(asked, 0.0)
         never = rows.unseen if given is None else rows.unseen & ~given
@@ -357,14 +362,14 @@ class TableChain(Chain):
     def _cells_at_masses(
         self,
         rows: Rows,
-        asked: Tensor,
+        at_mass: Tensor,
         at: Factors,
         log_q: Tensor,
         log_codes: Tensor,
         log_number: Tensor,
     ) -> Tensor:
         """What the cell of numbers at the place of a point mass adds to its log-probability."""
-        here = (self.shared & asked & (rows.code != self.rest_code)).expand_as(log_q)
+        here = at_mass.expand_as(log_q)
         of_numbers = here[..., self.numbers]
         some = of_numbers[0].any(-1).nonzero().flatten()  # rows
         part = Factors(
@@ -509,6 +514,7 @@ class TableChain(Chain):
         *,
         n_candidates: int = 64,
         within: bool = False,
+        gaps: bool = False,
         seed: SeedLike = None,
         chunk_size: int | None = None,
     ) -> Tensor:
@@ -517,7 +523,7 @@ class TableChain(Chain):
         Each row follows one of the orders, part by part: a code by its probability, a number by
         importance resampling among ``n_candidates`` stratified proposal samples. ``within`` keeps
         numbers in the range of the training rows: the sliver of mass beyond it, that of heavy
-        tails, is left out.
+        tails, is left out. With ``gaps`` those that are outcomes of a part are drawn as well.
         """
         stack, like = self.n_orderings, self.places
         per_chain = -(-n // stack)
@@ -531,10 +537,12 @@ class TableChain(Chain):
                 keep[order] = (mask if mask is not None else False) & (rows[order][..., 0] >= 0)
             rows, keep = (each.unflatten(0, (stack, per_chain)) for each in (rows, keep))
             for part in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
-                self._fill(rows[:, part], keep[:, part], n_candidates, within)
+                self._fill(rows[:, part], keep[:, part], n_candidates, within, gaps)
         return rows.flatten(0, 1)[order]
 
-    def _fill(self, rows: Tensor, keep: Tensor, n_candidates: int, within: bool) -> None:
+    def _fill(
+        self, rows: Tensor, keep: Tensor, n_candidates: int, within: bool, gaps: bool
+    ) -> None:
         """Draw the parts of packed ``rows (R, n, p, 4)`` in place, but for those to ``keep``."""
         stack, n = rows.shape[:2]
         chain = torch.arange(stack, device=rows.device)
@@ -556,9 +564,8 @@ class TableChain(Chain):
             features = self.features(Rows.of(rows), given)
             code = self.rest_code[part].unsqueeze(1).expand(-1, n)
             if bool(is_finite[part].any()):
-                code = self._draw_codes(features, weights, place_of[0, part], chain).where(
-                    is_finite[part].unsqueeze(1), code
-                )
+                drawn = self._draw_codes(features, weights, place_of[0, part], chain, gaps)
+                code = drawn.where(is_finite[part].unsqueeze(1), code)
             z = rows.new_zeros(stack, n)
             if bool(is_number[part].any()):
                 of_number = place_of[1, part]
@@ -593,10 +600,12 @@ class TableChain(Chain):
         weights: dict[str, tuple[Tensor, Tensor]],
         place: Tensor,
         chain: Tensor,
+        gaps: bool,
     ) -> Tensor:
         """``(R, n)``: a code of one finite part for each order."""
         weight, bias = weights["code"]
         index, absent = self.logit_index[place], self.logit_absent[place]  # (R, widest)
+        absent = absent if gaps else absent | self.logit_gap[place]
         weight, bias = weight[chain[:, None], index], bias[chain[:, None], index]
         logits = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
         logits = logits.masked_fill(absent.unsqueeze(1), -torch.inf)

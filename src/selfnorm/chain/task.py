@@ -121,7 +121,7 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
     passes = 20 + 150 * numbers**2
     if on_gpu and n >= FOLDED_BELOW:
         model: dict[str, Any] = {
-            "orderings": 4,
+            "orderings": 8 if numbers > 0.5 and n < 30_000 and not wide else 4,
             "hidden": 1024 if wide and numbers > 0.5 else 512,
             "blocks": 3 if large and not wide else 2,
             "components": 20 if large and not wide else 10,
@@ -140,7 +140,9 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
             "drop": 0.2 if numbers < 0.5 else 0.1,
         }
         batch, n_samples, lr, ema = 128, 4, 1.5e-3, 0.998
-        steps = min(8000, max(500, passes * n / batch))
+        if numbers > 0.5:
+            batch, lr = 256, 2e-3
+        steps = min(4500 if batch == 256 else 8000, max(500, passes * n / batch))
         if n < FEWEST_IN_FOLDS:
             model |= {"orderings": 1, "hidden": 16, "components": 2, "context": 4}
             batch, steps, ema = n, 20, 0.9

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -196,12 +196,19 @@ def fit(
     drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
     method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto",
     max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None,
+    max_time: Annotated[
+        str | None, Option(help="Time for the fit, e.g. 90s or 5min (density only).")
+    ] = None,
     max_epochs: Annotated[
         int | None, Option(min=1, help="Passes over the data (with --target only).")
     ] = None,
     contamination: Annotated[
-        float | None, Option(help="Share of rows to call outliers (density only); 0.1.")
+        float | None,
+        Option(help="Share of training rows to call outliers (density only); 1 % of unseen rows."),
     ] = None,
+    model_gaps: Annotated[
+        bool, Option("--model-gaps", help="Model which cells are missing, too (density only).")
+    ] = False,
     checkpoint: Annotated[
         Path | None,
         Option(help="File for the progress of a long fit: the same command goes on from it."),
@@ -221,8 +228,13 @@ def fit(
     if target is None and max_epochs is not None:
         raise DataError("--max-epochs is for --target; a density takes --max-steps")
     if target is not None:
-        given = {"max-steps": max_steps, "method": method, "contamination": contamination}
-        for flag, value in given.items():
+        given = {
+            "max-steps": max_steps,
+            "max-time": max_time,
+            "method": method,
+            "contamination": contamination,
+        }
+        for flag, value in (given | {"model-gaps": model_gaps or None}).items():
             if value not in (None, "auto"):
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
     table = read_table(data)
@@ -242,10 +254,10 @@ def fit(
     common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
     estimator: Any
     if target is None:
-        common |= {"method": method, "max_steps": max_steps}
-        share = 0.1 if contamination is None else contamination
+        common |= {"method": method, "max_steps": max_steps, "max_time": max_time}
+        share = "auto" if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
-        schema = _about(data, Schema.detect, rows[0], missing=True)
+        schema = _about(data, Schema.detect, rows[0], missing=True, model_gaps=model_gaps)
         estimator = EnergyDensity(schema=schema, contamination=share, **common)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
@@ -269,6 +281,8 @@ def fit(
     }
     if target is None:
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
+        report |= {"judgement": asdict(estimator.judgement_)}
+        report |= {"members": [asdict(member) for member in estimator.members_]}
         report |= {"measure": schema.fingerprint, "consistency": estimator.consistency_}
         report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
     estimator.feature_names_in_ = np.array(features, dtype=object)
@@ -280,10 +294,7 @@ def fit(
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
     ]
     if target is None:
-        # small tables spare no rows to hold out
-        judged = "training" if estimator.history_.best_score is None else "held-out"
-        lower = f"{estimator.lower_bound_:.4f} nats/row"
-        lines.append(f"log-likelihood of {judged} rows at least {lower}")
+        lines.append(str(estimator.judgement_))
         lines.append(f"what the columns are:\n{schema}")
     _tell(report, as_json, *lines)
 
@@ -296,6 +307,9 @@ def evaluate(
         int | None,
         Option(min=100, help="Proposal samples; 20000, or 2000 a row with a target."),
     ] = None,
+    against: Annotated[
+        Path | None, Option(help="Another model: by how much is its log-likelihood lower?")
+    ] = None,
     strict: Annotated[
         bool, Option(help=f"Exit with code {NOT_RELIABLE} if the bounds are not reliable.")
     ] = False,
@@ -303,13 +317,22 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
-    table, found = read_table(data), _load(model)
-    X, y = found.matrices(table)
-    rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
-    options = {"n_samples": n_samples or usual, "random_state": seed}
-    bounds = _about(data, found.estimator.bounds, *rows, **options)
+    table = read_table(data)
+
+    def bounds_of(folder: Path) -> Any:
+        found = _load(folder)
+        X, y = found.matrices(table)
+        rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
+        options = {"n_samples": n_samples or usual, "random_state": seed}
+        return _about(data, found.estimator.bounds, *rows, **options)
+
+    bounds = bounds_of(model)
     report = {"rows": len(table), "interval_95": list(bounds.interval(0.95)), **bounds.to_dict()}
-    _tell(report, as_json, f"{len(table)} rows: {bounds}")
+    lines = [f"{len(table)} rows: {bounds}"]
+    if against is not None:
+        low, high = report["higher_by"] = bounds.minus(bounds_of(against))
+        lines.append(f"higher than {against} by {low:.4f} to {high:.4f} nats a row")
+    _tell(report, as_json, *lines)
     if strict and not bounds.reliable:
         raise typer.Exit(NOT_RELIABLE)
 
@@ -337,10 +360,9 @@ def score(
         added["log_density"] = _about(data, found.estimator.score_samples, X)
         added["outlier"] = (found.estimator.decision_function(X) < 0).astype(np.float64)
         if explain:
-            cells = found.estimator.explain(X)
+            cells = table_of(found.estimator.explain(X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
-            names = np.array([str(name) for name in cells], dtype=object)
-            added["least_expected"] = names[least]
+            added["least_expected"] = np.array(list(cells), dtype=object)[least]
             added |= {f"p_{name}": values for name, values in cells.items()}
     write_table(table.added(added), output)
     report: dict[str, Any] = {
@@ -384,6 +406,9 @@ def sample(
     model: ModelFolder,
     output: TableOut,
     n: Annotated[int, Option("-n", "--n", min=1, help="Number of rows.")] = 1000,
+    missing: Annotated[
+        bool, Option("--missing", help="With gaps as in the data (of a fit with --model-gaps).")
+    ] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -399,7 +424,7 @@ def sample(
             f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
             "draw fewer at a time, with another --seed each"
         )
-    drawn = found.estimator.sample(n, random_state=seed)
+    drawn = found.estimator.sample(n, random_state=seed, missing=missing)
     if isinstance(drawn, np.ndarray):
         drawn = dict(zip(found.names, drawn.T, strict=True))
     write_table(table_of(drawn), output)
@@ -478,6 +503,39 @@ def plot(
     else:
         written = plot_density_model(found.estimator, output, X, seed)
     _tell({"output": [str(path) for path in written]}, as_json)
+
+
+@app.command()
+def report(
+    model: ModelFolder,
+    data: DataFile,
+    output: Annotated[Path, Option("--output", "-o", help="File to write.")] = Path("report.html"),
+    train: Annotated[
+        Path | None, Option(help="Table that the model was fitted to, for the simple laws.")
+    ] = None,
+    title: Annotated[str | None, Option(help="Title of the page.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a report on a model and a table: one HTML file to open, print and pass on."""
+    check_output(output, (".html", ".htm"))
+    from selfnorm.plotting import need_matplotlib
+
+    need_matplotlib()
+    table, found = read_table(data), _load(model)
+    from selfnorm.report import About
+
+    X, y = found.matrices(table)
+    names = tuple(found.names)
+    about = About(data.name, str(model), title, table.lines, found.target, names)
+    options: dict[str, Any] = {"about": about, "random_state": seed}
+    if train is not None:
+        known = found.matrices(read_table(train))
+        options["train"] = known[0] if y is None else known
+    rows = (X,) if y is None else (X, y)
+    _about(data, found.estimator.report, *rows, output, **options)
+    told = {"rows": len(table), "output": str(output)}
+    _tell(told, as_json, f"report on {len(table):,} rows: {output}")
 
 
 _CANNOT_COMPUTE = (

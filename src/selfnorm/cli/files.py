@@ -183,11 +183,17 @@ def write_table(table: Table, path: str | os.PathLike[str]) -> None:
         writers[path.suffix.lower()](table, temporary)
 
 
-def check_output(path: str | os.PathLike[str]) -> Path:
+def write_text(text: str, path: Path) -> None:
+    """Write a file of text whole or not at all."""
+    with atomic_output(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def check_output(path: str | os.PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> Path:
     """Refuse an output that could not be written, before the work is done."""
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{path}: cannot write {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
+    if path.suffix.lower() not in suffixes:
+        raise DataError(f"{path}: cannot write {path.suffix!r}; use one of {', '.join(suffixes)}")
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file to write")
     if not path.parent.is_dir():
@@ -238,6 +244,9 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
         ) from None
     except csv.Error as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
+    while len(rows) > 1 and not any(cell.strip() for cell in rows[-1]):  # spreadsheets leave some
+        rows.pop()
+        lines.pop()
     header = rows[0]
     named = _has_names(rows)
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]

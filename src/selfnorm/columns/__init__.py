@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from selfnorm.columns.coding import Column, Part
     from selfnorm.columns.columns import Columns, label_step, log_cell_mass
     from selfnorm.columns.detection import detect_step
+    from selfnorm.columns.frames import numbers_like
     from selfnorm.columns.schema import Schema
     from selfnorm.columns.text import MISSING
 else:  # files are read before torch is there
@@ -17,6 +18,7 @@ else:  # files are read before torch is there
         "coding": "Column Part",
         "columns": "Columns label_step log_cell_mass",
         "detection": "detect_step",
+        "frames": "numbers_like",
         "schema": "Schema",
         "text": "MISSING",
     }
@@ -36,4 +38,5 @@ __all__ = [
     "knots_for",
     "label_step",
     "log_cell_mass",
+    "numbers_like",
 ]

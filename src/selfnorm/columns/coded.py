@@ -47,6 +47,7 @@ class CodedColumns(nn.Module):
     low: Tensor
     high: Tensor
     n_codes: Tensor
+    n_values: Tensor
     values: Tensor
     scores: Tensor
     knots: Tensor
@@ -72,6 +73,8 @@ class CodedColumns(nn.Module):
             part.step == 0 and (part.low is not None or part.high is not None) for part in parts
         )
         self.register_buffer("n_codes", torch.tensor(n_codes), persistent=False)
+        n_values = [part.n_codes - part.gap for part in parts]
+        self.register_buffer("n_values", torch.tensor(n_values), persistent=False)
         # the numbers that codes stand for, where they share their cells with other numbers
         places = torch.zeros(len(parts), max(n_codes) + 1).to(self.step)
         for row, part in zip(places, parts, strict=True):
@@ -139,7 +142,7 @@ class CodedColumns(nn.Module):
         number = torch.where(is_number, number, of_code)
         z, slope = self.to_scores(number)
         left, right = self.ends(number)
-        has_place = is_number | ((code >= 0) & (self.step > 0))
+        has_place = is_number | ((code >= 0) & (code < self.n_values) & (self.step > 0))
         packed = torch.stack([z, left, right], -1).where(has_place.unsqueeze(-1), 0.0)
         continuous = is_number & (self.step == 0)
         return torch.cat([code.unsqueeze(-1), packed], -1), slope.log().where(continuous, 0.0)

@@ -83,6 +83,7 @@ class Part:
         values: the numbers that the codes stand for, ascending; empty for labels.
         resolution: step by which the numbers of the rest were recorded, also where it is too fine
             for cells; 0: all digits that doubles have.
+        gap: whether the last code says that there is no value: a gap is an outcome then.
     """
 
     column: int
@@ -96,6 +97,12 @@ class Part:
     unseen: float = 0.0
     values: tuple[float, ...] = ()
     resolution: float = 0.0
+    gap: bool = False
+
+    @property
+    def gap_code(self) -> int:
+        """The code of a gap: its own, or -1, which says that nothing is known."""
+        return self.n_codes - 1 if self.gap else -1
 
 
 def calendar(local: np.ndarray, resolution: str) -> dict[str, np.ndarray]:
@@ -230,7 +237,7 @@ def encode_numbers(
         scale = known[-2] - known[0]
         z = (safe[open_] - np.median(known[:-1])) / scale
         extra[open_] = -np.log(np.pi * scale) - np.log1p(z**2)
-    codes[missing] = -1
+    codes[missing] = part.gap_code
     return codes, numbers, extra
 
 
@@ -279,7 +286,7 @@ def encode_column(
             )
         coded = [(codes, snap(numbers, column.decimals), extra)]
     else:
-        coded = [_encode_labels(column, cells)]
+        coded = [_encode_labels(column, parts[0], cells)]
     for part, (codes, _, _) in zip(parts, coded, strict=True):
         unseen = np.flatnonzero(codes == -2)
         if len(unseen):
@@ -297,7 +304,7 @@ def _shown(column: Column, cells: Cells, row: int) -> str:
     return f"{value:g}"
 
 
-def _encode_labels(column: Column, cells: Cells) -> Coded:
+def _encode_labels(column: Column, part: Part, cells: Cells) -> Coded:
     labels, places = cells.labels, cells.values
     if cells.kind == "number":
         distinct, places = np.unique(cells.values, return_inverse=True)
@@ -306,7 +313,7 @@ def _encode_labels(column: Column, cells: Cells) -> Coded:
     found = [code_of(label) for label in labels]
     codes = np.array([*(code for code, _ in found), -1], dtype=np.float64)[places]
     extra = np.array([*(share for _, share in found), 0.0])[places]
-    codes[cells.missing], extra[cells.missing] = -1, 0.0
+    codes[cells.missing], extra[cells.missing] = part.gap_code, 0.0
     return codes, np.zeros(len(codes)), extra
 
 
@@ -383,7 +390,7 @@ def decode_column(
         ends = _NANOSECONDS if "[ns" in column.dtype or "zone" in column.form else _YEARS
         return Cells("date", np.clip(moments, *ends), missing, [], column.form)
     labels = [*column.levels, *column.tail]
-    places = codes[:, 0].astype(np.int64)
+    places = np.where(codes[:, 0] == parts[0].gap_code, -1, codes[:, 0]).astype(np.int64)
     if column.tail:
         rare = np.flatnonzero(places == len(column.levels))
         places[rare] += rng.choice(len(column.tail), len(rare), p=column.tail_shares)

@@ -13,6 +13,7 @@ The rules, for every column of numbers:
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,7 @@ MAX_CODES = 256
 MASS_SHARE, MASS_ROWS = 0.002, 10
 MAX_ROWS = 20_000  # of which relations between columns are read off
 MAX_COLUMNS = 100
+_COMMA = re.compile(r"[+-]?[\d.]*\d,\d+")
 IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
 
 
@@ -53,8 +55,9 @@ class Detection:
         problems: what makes the table unusable.
     """
 
-    def __init__(self, missing: frozenset[str]) -> None:
+    def __init__(self, missing: frozenset[str], model_gaps: bool = False) -> None:
         self.missing = missing
+        self.model_gaps = model_gaps
         self.columns: list[Column] = []
         self.parts: list[Part] = []
         self.cells: dict[int, Cells] = {}
@@ -87,6 +90,8 @@ class Detection:
             cells = replace(cells, values=snap(cells.values, decimals))
         values, counts = np.unique(cells.seen, return_counts=True)
         column, parts = self._described(column, cells, values, counts, asked, support)
+        if self.model_gaps and column.gaps > 0:
+            parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
         if column.modelled:
             self.cells[len(self.columns)] = cells
         self.columns.append(column)
@@ -102,7 +107,7 @@ class Detection:
         support: Support | None,
     ) -> tuple[Column, list[Part]]:
         labels = [cells.labels[i] for i in values] if cells.kind == "label" else values.tolist()
-        if len(labels) <= 1:
+        if len(labels) + (self.model_gaps and column.gaps > 0) <= 1:
             return self._constant(column, cells, labels), []
         twin = self._contents.setdefault(_content(cells), len(self.columns))
         if twin < len(self.columns) and asked is None:
@@ -239,7 +244,9 @@ def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> 
         return None
     if cells.kind == "label":
         if any(isinstance(v, str | int) for v in labels) and 2 * len(labels) > n:
-            return f"{len(labels)} distinct in {n} rows"
+            commas = all(_COMMA.fullmatch(str(v).strip()) for v in labels)
+            written = ", written with decimal commas: use points to have numbers" if commas else ""
+            return f"{len(labels)} distinct in {n} rows{written}"
         return None
     whole = len(values) == n and not (values != np.round(values)).any()
     if whole and n * (n - 1) / 2 > 9 * (values[-1] - values[0] + 1):

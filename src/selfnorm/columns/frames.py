@@ -12,7 +12,7 @@ import base64
 import datetime as dt
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -130,6 +130,29 @@ def write(kind: str, columns: dict[Any, Cells]) -> Any:
     if any(array.dtype.kind == "O" for array in arrays.values()):
         return np.stack([array.astype(object) for array in arrays.values()], 1)
     return np.column_stack(list(arrays.values()))
+
+
+def numbers_like(frame: Any, columns: Mapping[Any, np.ndarray]) -> Any:
+    """Columns of numbers as the same kind of table as another one, row by row (pandas: its index).
+
+    Example:
+        >>> numbers_like([[1, 2], [3, 4]], {"a": np.zeros(2), "b": np.ones(2)})
+        array([[0., 1.],
+               [0., 1.]])
+    """
+    module = type(frame).__module__.split(".")[0]
+    if module == "pandas":
+        import pandas as pd
+
+        return pd.DataFrame(dict(columns), index=frame.index)
+    if module in ("polars", "pyarrow"):
+        table = _pyarrow().table({str(name): column for name, column in columns.items()})
+        if module == "pyarrow":
+            return table
+        import polars as pl
+
+        return pl.from_arrow(table)
+    return dict(columns) if isinstance(frame, dict) else np.column_stack(list(columns.values()))
 
 
 def filled(old: Cells, new: Cells, gap: np.ndarray) -> Cells:

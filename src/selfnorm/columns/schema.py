@@ -79,6 +79,7 @@ class Schema:
         *,
         support: Mapping[Any, tuple[float | None, float | None]] | None = None,
         missing: Collection[str] | bool = (),
+        model_gaps: bool = False,
     ) -> Schema:
         """Read the schema off a table.
 
@@ -90,6 +91,8 @@ class Schema:
             missing: texts that stand for a gap in columns of text, whatever their case; ``True``
                 for those usual in files (empty, NA, ?, ...). Among numbers and dates written as
                 text these are gaps in any case.
+            model_gaps: whether a gap is an outcome with a probability of its own, in columns that
+                have any. Otherwise cells are missing at random, and gaps are left out of scores.
         """
         texts = [missing] if isinstance(missing, str) else missing or ()
         gaps = MISSING if texts is True else frozenset(t.strip().lower() for t in texts)
@@ -108,7 +111,7 @@ class Schema:
                 if asked not in (*KINDS, "ignore")
             ]
         )
-        found = Detection(gaps)
+        found = Detection(gaps, model_gaps)
         for name, column in cells.items():
             found.add(name, column, kinds.get(name), support.get(name))
         _refuse(found.problems)
@@ -169,6 +172,11 @@ class Schema:
         ]
         text = json.dumps(measure, default=plain)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def is_gap(self, x: np.ndarray) -> np.ndarray:
+        """``(n, p)``: where coded rows have no value, unknown or known to be a gap."""
+        codes = np.array([part.gap_code for part in self.parts])
+        return (x[..., 0] == -1) | (x[..., 0] == codes)
 
     def encode(self, frame: Any, *, partial: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Coded rows ``x (n, p, 2)``, and ``(n, p)`` the log-probability that a code leaves open.
@@ -275,9 +283,12 @@ class Schema:
                 continue
             gap = cells[here].missing
             if name in modelled:  # texts may stand for gaps
-                gap = (was[:, self.parts_of([name]), 0] == -1).any(1)
+                gap = np.any(self.is_gap(was)[:, self.parts_of([name])], axis=1)
             cells[here] = filled(cells[here], new, gap)
-        return write(kind, cells)
+        made = write(kind, cells)
+        if kind == "pandas":
+            made.index = frame.index
+        return made
 
     def _decoded(self, x: Any, rng: np.random.Generator | int | None) -> dict[Any, Cells]:
         """The cells of all columns that coded rows tell, as the table writes them."""

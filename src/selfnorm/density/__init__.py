@@ -1,5 +1,7 @@
 """``EBM``: model, objectives, ``fit``, many models at once, chunked and distributed, baselines."""
 
+# these two make their objectives known by name
+from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.distributed import fit_distributed
 from selfnorm.density.fit import Objective, fit
 from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
@@ -20,5 +22,7 @@ __all__ = [
     "joint_density",
     "joint_energy",
     "log_weights",
+    "mcmc_objectives",
+    "score_matching",
     "tilt",
 ]

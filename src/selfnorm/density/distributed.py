@@ -32,6 +32,7 @@ from selfnorm.density.fit import (
     get,
     in_options,
     make_task,
+    usual,
 )
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal
@@ -112,6 +113,8 @@ def fit_distributed(
     options = (options or TrainingOptions()).given(
         batch_size=batch_size, lr=lr, seed=seed, progress=progress
     )
+    if isinstance(model, EBM):
+        options = usual(options, judged=val_data is not None)
     if "max_memory" in (task_options or {}):
         raise TypeError("max_memory is for one device: here n_accumulate divides a step")
     data, held_out = checked_tables(model, x_train, val_data)

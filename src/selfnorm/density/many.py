@@ -36,6 +36,7 @@ from selfnorm.density.fit import (
     get,
     in_options,
     known_options,
+    usual,
 )
 from selfnorm.density.model import EBM, log_weights
 from selfnorm.distributions import (
@@ -135,6 +136,7 @@ def fit_many(
     options = (options or TrainingOptions()).given(
         batch_size=batch_size, max_epochs=max_epochs, seed=seed, progress=progress
     )
+    options = usual(options, judged=val_data is not None)
     of_task = known_options(
         *("fit_many", task_options, "a batch of EBMs"),
         same_batches=False,
@@ -155,7 +157,7 @@ def fit_many(
         raise DataError(
             "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
         )
-    rates = _per_member(options.lr if lr is None else lr, members, "lr")
+    rates = _per_member(options.lr or 0.0 if lr is None else lr, members, "lr")
     decays = _per_member(
         options.weight_decay if weight_decay is None else weight_decay, members, "weight_decay"
     )

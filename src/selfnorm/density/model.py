@@ -144,7 +144,15 @@ def _within(model: EBM, proposal: Proposal) -> Callable[[Tensor], Tensor]:
 
 
 def log_weights(model: EBM, proposal: Proposal, x: Tensor) -> Tensor:
-    r"""``log w = -E(x) + log d(x) - log q(x)`` at any rows (samples of ``q``, or data)."""
+    r"""``log w = -E(x) + log d(x) - log q(x)`` at any rows (samples of ``q``, or data).
+
+    Example:
+        >>> import selfnorm as sn
+        >>> q = sn.Gaussian(torch.zeros(2), scale=1.0)
+        >>> model = EBM(lambda x: x.sum(-1), base=q)
+        >>> log_weights(model, q, torch.ones(3, 2))          # the base is the proposal: -E
+        tensor([-2.0000, -2.0000, -2.0000])
+    """
     return model.log_unnormalized(x) - proposal.log_prob(x)
 
 

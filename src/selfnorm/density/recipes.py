@@ -78,6 +78,7 @@ def joint_density(x: Tensor, rows: int | None = None) -> Recipe:
             lr=2e-3,
             weight_decay=1e-2,
             ema=0.998,
+            patience=0,
             clip_norm=5.0,
             validate_every=max(25, n_steps // 20),
         ),

@@ -1,7 +1,13 @@
 """Can a number be trusted: bounds, log-weights, the verdict, quadrature, calibration."""
 
 from selfnorm.evaluation.bounds import B_LIMIT, Bounds, about_b, evaluate
-from selfnorm.evaluation.calibration import assess, check_coverage, crps_from_cdf
+from selfnorm.evaluation.calibration import (
+    assess,
+    central_coverage,
+    check_coverage,
+    crps_from_cdf,
+    pit_distance,
+)
 from selfnorm.evaluation.diagnostics import (
     PARETO_K_LIMIT,
     WeightStream,
@@ -26,6 +32,7 @@ __all__ = [
     "about_b",
     "adaptive_log_mean",
     "assess",
+    "central_coverage",
     "check_coverage",
     "chunk_size_for",
     "crps_from_cdf",
@@ -36,6 +43,7 @@ __all__ = [
     "exact_log_norm",
     "few_beyond",
     "free_memory",
+    "pit_distance",
     "stream_log_weights",
     "tail_factor",
     "tail_index",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from selfnorm import functional as F
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import check_rows
 from selfnorm.distributions import Defensive, Proposal, StudentT, UnnormalisedModel, proposal_for
-from selfnorm.errors import DataError, ProposalError
+from selfnorm.errors import DataError, ProposalError, SelfnormWarning
 from selfnorm.evaluation.diagnostics import (
     CHUNK_SIZE,
     LARGEST_ERROR,
@@ -59,11 +60,21 @@ class Bounds:
         learned_error: ``log Z`` minus the learned ``b`` (of a conditional model, a chain: the mean
             over the rows). ``log_prob`` by the learned ``b`` is too high by as much.
         remarks: what is worth knowing and speaks against none of the numbers.
+        measure: fingerprint of what densities are with respect to, where the model knows it.
 
     ``lower <= log-likelihood <= upper`` holds for expectations. For one estimate the gap is
     ``t - 1 - log t`` with ``t = exp(-b) mean(w)``: where ``b`` is the log-normaliser it is next to
     nothing, and the truth lies below ``lower`` in one case of two. What covers it is
     :meth:`interval`, and that is what is printed.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(500, 1)
+        >>> model = sn.EBM(lambda v: v.square().sum(-1) / 2, log_norm=0.9189)     # log sqrt(2 pi)
+        >>> bounds = sn.evaluate(model, x, proposal=sn.StudentT.fit_to(x), seed=0)
+        >>> low, high = bounds.interval(0.95)
+        >>> bounds.reliable, low < -1.419 < high                     # minus the entropy of N(0, 1)
+        (True, True)
     """
 
     lower: float
@@ -78,6 +89,7 @@ class Bounds:
     reasons: tuple[str, ...] = ()
     learned_error: float = math.nan
     remarks: tuple[str, ...] = ()
+    measure: str | None = None
 
     @property
     def gap(self) -> float:
@@ -103,6 +115,27 @@ class Bounds:
     def shifted(self: AnyBounds, by: float) -> AnyBounds:
         """Both bounds moved, e.g. by the log-Jacobian of a change of units."""
         return replace(self, lower=self.lower + by, upper=self.upper + by)
+
+    def minus(self, other: Bounds) -> tuple[float, float]:
+        """By how much another model's log-likelihood of the same rows is lower: both ends (nats).
+
+        The interval from this lower bound minus that upper one to the reverse. Densities in
+        different measures (units, cells, point masses) cannot be compared: a warning says so.
+
+        Example:
+            >>> a = Bounds(-1.0, -0.9, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 100, measure="cents")
+            >>> b = replace(a, lower=-3.0, upper=-2.9)
+            >>> [round(end, 6) for end in a.minus(b)]
+            [1.9, 2.1]
+        """
+        if None not in (self.measure, other.measure) and self.measure != other.measure:
+            warnings.warn(
+                f"log-likelihoods of different measures ({self.measure}, {other.measure}) cannot "
+                "be compared: fit both models with one schema=Schema.detect(table)",
+                SelfnormWarning,
+                stacklevel=2,
+            )
+        return self.lower - other.upper, self.upper - other.lower
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, the gap, the 95 % interval and the verdict as a plain dict.

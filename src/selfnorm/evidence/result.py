@@ -51,6 +51,14 @@ class Evidence:
         reasons: why the numbers are not reliable and what to do; empty if nothing speaks against
             them.
         notes: what this estimate could not check.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = np.random.default_rng(0).normal(size=(400, 1))
+        >>> wide = sn.evidence(lambda x: -(x[:, 0] ** 2) / 2, x, seed=0)
+        >>> half = sn.evidence(lambda x: np.log(0.5) - x[:, 0] ** 2 / 2, x, seed=0)
+        >>> round(wide.compare(half).log_bayes_factor, 3)
+        0.693
     """
 
     log_z: float
@@ -87,16 +95,7 @@ class Evidence:
         return _interval(self.log_z, self.se, level)
 
     def compare(self, other: Evidence) -> Comparison:
-        """The log Bayes factor ``log Z - log Z'`` in favour of this model.
-
-        Example:
-            >>> import selfnorm as sn
-            >>> x = np.random.default_rng(0).normal(size=(400, 1))
-            >>> wide = sn.evidence(lambda x: -(x[:, 0] ** 2) / 2, x, seed=0)
-            >>> half = sn.evidence(lambda x: np.log(0.5) - x[:, 0] ** 2 / 2, x, seed=0)
-            >>> round(wide.compare(half).log_bayes_factor, 3)
-            0.693
-        """
+        """The log Bayes factor ``log Z - log Z'`` in favour of this model."""
         reasons = tuple(
             f"{which}: {reason}"
             for which, model in (("first", self), ("second", other))

@@ -244,7 +244,7 @@ class MLP(nn.Module):
 
 
 class ExponentialFamily(nn.Module):
-    r"""Energy of a canonical exponential family, ``E(x) = -theta . s(x)``.
+    r"""Energy of a canonical exponential family, ``E(x) = -<theta, s(x)>``.
 
     With it SNL is jointly concave in ``(theta, b)``. The base measure is the EBM's base density,
     or the measure of the proposal (counting measure for discrete data).

@@ -145,6 +145,8 @@ def _prepare(config: Config) -> tuple[Fitted, dict[str, Any]]:
             lr=1e-3,
             optimizer="adam",
             schedule="constant",
+            ema=0,
+            patience=0,
         )
         how = {"options": options, "task_options": {"log_norm_lr_scale": 1.0}}
     device = config.settings.device

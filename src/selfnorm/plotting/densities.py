@@ -5,10 +5,11 @@ They need matplotlib: ``pip install selfnorm[plot]``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,28 +23,69 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def new_figure(n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure that needs no screen, and its axes."""
+Drawing = TypeVar("Drawing", bound=Callable[..., Any])
+STYLE = Path(__file__).with_name("selfnorm.mplstyle")
+
+
+def need_matplotlib() -> None:
+    """Refuse where matplotlib is not there: before the work, not after it."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib.figure
     except ImportError as error:
         raise SelfnormError(
             "figures need matplotlib: pip install 'selfnorm[plot]' (or pip install matplotlib)"
         ) from error
-    figure = Figure(**{"layout": "constrained", **options})
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(n_rows, n_columns)
+    del matplotlib
+
+
+def styled(function: Drawing) -> Drawing:
+    """A function that draws in the style of :data:`STYLE`, whatever style is set elsewhere."""
+
+    @functools.wraps(function)
+    def draw(*args: Any, **options: Any) -> Any:
+        need_matplotlib()
+        from matplotlib import style
+
+        with style.context(STYLE):
+            return function(*args, **options)
+
+    return cast(Drawing, draw)
+
+
+def new_figure(n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure that needs no screen, in the style of :data:`STYLE`, and its axes."""
+    need_matplotlib()
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shared = {key: options.pop(key) for key in ("sharex", "sharey") if key in options}
+    with style.context(STYLE):
+        figure = Figure(**{"layout": "constrained", **options})
+        FigureCanvasAgg(figure)
+        return figure, figure.subplots(n_rows, n_columns, **shared)
+
+
+def on_axes(axes: Any, n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """The axes given and their figure; where none are given, a new figure and its axes."""
+    if axes is None:
+        size = (3.0 * n_columns, 2.4 * n_rows)
+        return new_figure(n_rows, n_columns, **{"figsize": size, **options})
+    return np.ravel(axes)[0].figure, axes
 
 
 def save(figure: Figure, path: str | Path | None) -> Figure:
     """Write the figure if a path is given, and return it."""
     if path is not None:
+        from matplotlib import style
+
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
+        with style.context(STYLE):
+            figure.savefig(path, dpi=110)
     return figure
 
 
+@styled
 def plot_densities(
     rows: Sequence[tuple[str, Tensor, Sequence[tuple[str, Callable[[Tensor], Tensor]]]]],
     path: str | Path | None = None,
@@ -101,62 +143,82 @@ def plot_samples(images: Tensor, path: str | Path, *, columns: int = 8) -> Path:
     return path
 
 
-def plot_history(history: Any, path: str | Path | None = None) -> Figure:
-    """The two bounds closing in on each other, and the effective sample size."""
-    figure, axes = new_figure(1, 2, figsize=(9, 3.4))
-    held_out = bool(history.curve("val_lower")[0])
-    prefix = "val_" if held_out else ""
-    lower, upper = (history.curve(f"{prefix}{bound}") for bound in ("lower", "upper"))
-    axes[0].plot(*lower, label="lower bound (SNL)", color="tab:blue")
-    axes[0].plot(*upper, label="upper bound (IS)", color="tab:red")
-    if lower[0] and lower[0] == upper[0]:
-        axes[0].fill_between(lower[0], lower[1], upper[1], alpha=0.2, color="gray")
-        # Early steps are far below, and a run that explodes leaves infinities: show the middle.
-        settled = sorted(v for v in lower[1] if math.isfinite(v))
-        settled = settled[len(settled) // 4 :]
-        tops = [v for v in upper[1][len(upper[1]) // 4 :] if math.isfinite(v)]
-        if settled and tops:
-            axes[0].set_ylim(settled[0] - 0.1, max(*tops, settled[-1]) + 0.1)
-    axes[0].axvline(history.best_step, color="gray", ls=":", label="kept state")
-    axes[0].set_xlabel("step")
-    axes[0].set_ylabel("log-likelihood (nats)" + (", held out" if held_out else ""))
-    axes[0].legend(fontsize=8)
-    steps, values = history.curve("val_ess")
-    if steps:
-        axes[1].plot(steps, values, color="tab:green")
-        axes[1].set_ylabel("ESS of the proposal (fraction)")
-        axes[1].set_ylim(0, 1)
-    else:
-        steps, values = history.curve("loss")
-        axes[1].plot(steps, values, color="tab:green")
-        axes[1].set_ylabel("loss")
-    axes[1].set_xlabel("step")
+@styled
+def plot_history(history: Any, path: str | Path | None = None, *, axes: Any = None) -> Figure:
+    """The two bounds closing in on each other, and the effective sample size (or the loss).
+
+    ``axes`` are two; of one alone the bounds are drawn.
+    """
+    figure, axes = on_axes(axes, 1, 2, figsize=(9, 3.2))
+    for ax, draw in zip(np.ravel(axes), (_bound_curves, _sample_size_curve), strict=False):
+        draw(ax, history)
+        ax.set_xlabel("step")
     return save(figure, path)
 
 
-def plot_reliability(pits: dict[str, ArrayLike], path: str | Path | None = None) -> Figure:
+def _bound_curves(axes: Any, history: Any) -> None:
+    held_out = bool(history.curve("val_lower")[0])
+    prefix = "val_" if held_out else ""
+    lower, upper = (history.curve(f"{prefix}{bound}") for bound in ("lower", "upper"))
+    axes.plot(*lower, label="lower bound (SNL)", color="C0")
+    if upper[0]:
+        axes.plot(*upper, label="upper bound (IS)", color="C1", ls="--")
+    # Early steps are far below, and a run that explodes leaves infinities: show the middle.
+    settled = sorted(v for v in lower[1] if math.isfinite(v))
+    settled = settled[len(settled) // 4 :]
+    tops = [v for v in upper[1][len(upper[1]) // 4 :] if math.isfinite(v)]
+    if lower[0] and lower[0] == upper[0]:
+        axes.fill_between(lower[0], lower[1], upper[1], alpha=0.2, color="#888888")
+    if settled:
+        ends = settled[0], max([*tops, settled[-1]])
+        margin = 0.05 * (ends[1] - ends[0]) + 0.02
+        axes.set_ylim(ends[0] - margin, ends[1] + margin)
+    axes.axvline(history.best_step, color="#888888", ls=":", label="kept state")
+    axes.set_ylabel("nats per row" + (", held out" if held_out else ", training"))
+    axes.set_title("bounds of the log-likelihood")
+    axes.legend()
+
+
+def _sample_size_curve(axes: Any, history: Any) -> None:
+    steps, values = history.curve("val_ess")
+    if steps:
+        axes.set(title="effective samples of the proposal", ylabel="share", ylim=(0, 1.02))
+    else:
+        steps, values = history.curve("loss")
+        axes.set(title="training loss", ylabel="loss")
+    axes.plot(steps, values, color="C2")
+
+
+@styled
+def plot_reliability(
+    pits: dict[str, ArrayLike], path: str | Path | None = None, *, axes: Any = None
+) -> Figure:
     """Observed against nominal levels (left) and PIT histograms (right) of one or more models.
 
     Args:
         pits: by name, ``F(y|x)`` of held-out labels; a calibrated model lies on the diagonal.
         path: where to save the figure.
+        axes: two to draw on.
     """
-    figure, (left, right) = new_figure(1, 2, figsize=(7.0, 3.2))
-    left.plot([0, 1], [0, 1], color="black", linewidth=0.8)
+    figure, (left, right) = on_axes(axes, 1, 2, figsize=(6.4, 2.9))
+    left.plot([0, 1], [0, 1], color="#888888", linewidth=0.8)
     nominal = np.linspace(0.05, 0.95, 19)
     for name, values in pits.items():
         pit = np.asarray(values, dtype=float)
         observed = (pit <= nominal[:, None]).mean(axis=1)
         left.plot(nominal, observed, marker=".", label=name)
-        right.hist(pit, bins=20, range=(0, 1), density=True, histtype="step", label=name)
-    left.set_xlabel("nominal level")
-    left.set_ylabel("share of labels below")
-    right.set_xlabel("PIT")
-    right.axhline(1.0, color="black", linewidth=0.8)
-    left.legend(fontsize=8)
+        bins = int(np.clip(len(pit) // 25, 5, 20))
+        right.hist(pit, bins=bins, range=(0, 1), density=True, histtype="step", label=name)
+    left.set(xlabel="nominal level", ylabel="share of labels below", title="reliability")
+    right.set(xlabel="F(y | x) of the label (PIT)", ylabel="density", title="PIT histogram")
+    right.axhline(1.0, color="#888888", linewidth=0.8)
+    right.set_ylim(0, None)
+    if len(pits) > 1:
+        left.legend()
     return save(figure, path)
 
 
+@styled
 def plot_snl_surface(path: str | Path | None = None, mean: float = 1.0) -> Figure:
     """The SNL of a Gaussian with unknown mean, its ridge ``b = log Z`` and its optimum.
 

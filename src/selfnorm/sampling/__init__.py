@@ -1,12 +1,14 @@
 """Samplers: one algorithm per file, each with ``State``, ``Info`` and pure ``init``/``step``.
 
-| method | needs | exact? |
-|---|---|---|
-| ``sir`` | proposal | as the number of candidates grows |
-| ``imh`` | proposal | as the number of steps grows |
-| ``rejection`` | proposal and a bound of the weights | yes |
-| ``mala``, ``hmc`` | gradient of the energy, a start from the proposal | as the steps grow |
-| ``smc`` | proposal | as the particles grow; also estimates log Z |
+================== ================================ =======================================
+method             needs                            exact?
+================== ================================ =======================================
+``sir``            proposal                         as the number of candidates grows
+``imh``            proposal                         as the number of steps grows
+``rejection``      proposal, bound of the weights   yes
+``mala``, ``hmc``  gradient, start from a proposal  as the steps grow
+``smc``            proposal                         as the particles grow; estimates log Z
+================== ================================ =======================================
 
 :func:`draw` runs any of them; all randomness is torch's global stream.
 """

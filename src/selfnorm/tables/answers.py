@@ -15,6 +15,8 @@ from selfnorm.columns import GAP, UNSEEN
 FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
 ROWS_AT_ONCE = 256
 CHECKED_PLACES = 15_000  # rows x columns x orders: a second or so
+MAX_COMPLETIONS = 64  # of a row, over which a conditional is summed
+MAX_ROWS = 2**16  # of a finite table, which may be summed over as a whole
 
 
 def resolutions(model: TableChain) -> Tensor:
@@ -31,14 +33,12 @@ def resolutions(model: TableChain) -> Tensor:
 
 
 @torch.no_grad()
-def shares(model: TableChain, packed: Tensor, given: Tensor | None = None) -> Tensor:
+def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") -> Tensor:
     """``(R, n, p)``: log-probability of each part given those before it, for every order."""
     found = []
     for start in range(0, len(packed), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
-        mask = None if given is None else given.expand(len(packed), -1)[rows]
-        at, log_q, f, _, _ = model.at_rows(model.check(packed[rows]), mask)
-        log_z = model.quadrature(at, 64)
+        at, log_q, f, _, _ = model.at_rows(model.check(packed[start : start + ROWS_AT_ONCE]))
+        log_z = model.log_norm(at) if normalizer == "learned" else model.quadrature(at, 64)
         found.append(log_q.index_add(-1, model.numbers, f - log_z))
     return torch.cat(found, 1)
 
@@ -66,6 +66,44 @@ def consistency(model: TableChain, packed: Tensor, seed: int) -> dict[str, float
     joint = torch.logsumexp(whole, 0) - math.log(len(whole))
     orders = whole.std(0).median() if len(whole) > 1 else torch.zeros(())
     return {"conditionals": float((joint - apart).abs().median()), "orders": float(orders)}
+
+
+@torch.no_grad()
+def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
+    r"""``log p(x_T | x_S)`` ``(n,)`` of packed rows, ``S`` the parts of the mask ``given (p,)``.
+
+    Where ``T`` is finite and small, that of the joint law itself, ``log p(x) - log sum_T p(x)``:
+    a sum over 64 completions of a row at most, or over a finite table of ``2^16`` rows at most.
+    Otherwise the network's own answer. Cells of ``T`` that are missing are not asked for.
+    """
+    asked = (packed[..., 0] != GAP) & ~given
+    out = torch.zeros(len(packed)).to(packed)
+    sizes = model.columns.n_codes.tolist()
+    numbers = set(model.numbers.tolist())
+    small_table = not numbers and math.prod(sizes) <= MAX_ROWS
+    for pattern in torch.unique(asked, dim=0):
+        rows = (asked == pattern).all(-1)
+        parts = pattern.nonzero().flatten().tolist()
+        completions = math.prod(sizes[j] for j in parts)
+        if numbers & set(parts) or not (small_table or completions <= MAX_COMPLETIONS):
+            out[rows] = model.log_prob(packed[rows], given)
+            continue
+        if not parts:
+            continue
+        codes = torch.cartesian_prod(*(torch.arange(sizes[j]) for j in parts))
+        codes = codes.view(completions, len(parts)).to(packed)
+        alone = packed[rows].clone()
+        alone[:, parts] = 0.0
+        alone, place = torch.unique(alone, dim=0, return_inverse=True)
+        known = model.log_known[parts].sum().to(packed)  # the rest is reserved for the never seen
+        log_sum = []
+        for some in alone.split(max(1, 8192 // completions)):
+            every = some.repeat_interleave(completions, 0)
+            every[:, parts, 0] = codes.repeat(len(some), 1)
+            log_p = model.log_prob(every).view(len(some), completions)
+            log_sum.append(torch.logsumexp(log_p, 1) - known)
+        out[rows] = model.log_prob(packed[rows]) - torch.cat(log_sum)[place]
+    return out
 
 
 def laws(model: TableChain, packed: Tensor, part: int) -> list[tuple[slice, ColumnLaw]]:

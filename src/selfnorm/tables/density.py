@@ -14,9 +14,11 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,15 +31,24 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
-from selfnorm._inputs import check_device, moved, refuse_repeated_names
+from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import N_NODES, TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Column, Columns, Part, Schema
+from selfnorm.columns import (
+    GAP,
+    CodedColumns,
+    Column,
+    Columns,
+    Part,
+    Schema,
+    numbers_like,
+)
 from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.report import About, check_page, density_report, write_page
 from selfnorm.tables import answers, members
-from selfnorm.training import History, TrainingOptions, split_rows
+from selfnorm.training import History, TrainingOptions, seconds, split_rows
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
@@ -69,6 +80,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         reads it off the table.
     max_steps, batch_size, learning_rate, weight_decay, hidden : int or float, default None
         Size of the training run and of the network; ``None`` chooses by the size of the table.
+    max_time : float or str, default None
+        Seconds that a fit may take, or a text such as ``"90s"`` or ``"5min"``; the learning rate
+        falls with the time. The numbers then depend on the machine.
     n_init : int, default 1
         Number of restarts; the one with the best held-out lower bound is kept. The joint method
         trains them as one batched model, chains one after another.
@@ -113,6 +127,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         ``log p`` over the saved orders. Empty for the joint method.
     n_iter_ : int
         Number of optimiser steps.
+    fitted_to_ : dict
+        Number of ``rows`` of the training table and a ``digest``, by which it is known again.
+    held_out_ : array of int
+        Which of its rows were held out to choose the best state.
     offset_ : float
         Score below which a row is called an outlier.
     method_ : str
@@ -137,6 +155,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         "method": [StrOptions({"auto", "joint", "autoregressive"})],
         "schema": [Schema, dict, None],
         "max_steps": [Interval(Integral, 1, None, closed="left"), None],
+        "max_time": [Interval(Real, 0, None, closed="neither"), str, None],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
         "weight_decay": [Interval(Real, 0, None, closed="left"), None],
@@ -155,6 +174,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         method: str = "auto",
         schema: Schema | dict[Any, str] | None = None,
         max_steps: int | None = None,
+        max_time: float | str | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
         weight_decay: float | None = None,
@@ -169,6 +189,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self.method = method
         self.schema = schema
         self.max_steps = max_steps
+        self.max_time = max_time
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -205,6 +226,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """
         check_device(self.device)
         began = time.perf_counter()
+        self._deadline = None
+        if self.max_time is not None:
+            self._deadline = time.perf_counter() + seconds(self.max_time)
         X, n = self._check(X, reset=True)
         if n < MINIMUM_ROWS:
             raise DataError(
@@ -230,12 +254,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 f"'autoregressive' for this table:\n{self.schema_}"
             )
         seed = _seed(self.random_state)
+        self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
         counted = weights > 0
         coded, open_ = (torch.from_numpy(each[counted]) for each in (x, extra))
         of_rows = torch.from_numpy(weights[counted])
         rng = np.random.default_rng(seed)
         some = torch.from_numpy(rng.permutation(len(coded))[:SCORED_ROWS])
         self.consistency_: dict[str, float] = {}
+        self._how = "rows held out"
         self.members_: list[members.Member] = []
         self._simple: list[TableMixture] = []
         with float32_on_cpu():
@@ -249,6 +275,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             else:
                 places, scores = self._train_chain(coded, open_, of_rows, seed, checkpoint)
                 lower = math.nan
+        if sample_weight is not None:
+            self.held_out_ = np.flatnonzero(counted)[self.held_out_]
         if isinstance(self.model_, TableChain):
             checked = self.model_.columns.pack(coded[some if len(places) == 0 else places])[0]
             self._worth = self._worth_of_parts(checked)
@@ -281,8 +309,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         a thousandth of the distance between its quartiles; a gap counts as much as its column does
         on average, so that a row is not called ordinary for having few cells.
         """
-        coded, open_ = self._rows(X)
-        return (self._log_prob(coded, open_) + self._correction(coded)).numpy() - self.offset_
+        return self._scored(X)[1]
 
     def predict(self, X: Any) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
@@ -291,8 +318,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def log_prob(self, X: Any, given: Sequence[Any] = ()) -> np.ndarray:
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
-        The network's own answer, trained with random columns given and missing. Columns that ``X``
-        does not have are left out, as gaps are.
+        That of the joint law where the columns asked for have few values together (64, or all
+        columns of a table up to 65,536); otherwise the network's own answer, trained with random
+        columns given and missing. Columns that ``X`` does not have are left out, as gaps are.
 
         Examples
         --------
@@ -309,10 +337,17 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         packed, slope = model.columns.pack(coded)
         counted = (coded[..., 0] != GAP) & ~mask
         with on_cpu():
-            log_p = model.log_prob(packed, mask)
+            log_p = answers.conditional(model, packed, mask)
         return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
 
-    def sample(self, n_samples: int = 1, random_state: Any = None, given: Any = None) -> Any:
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        given: Any = None,
+        *,
+        missing: bool = False,
+    ) -> Any:
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
 
         Numbers come within the range that the training rows have.
@@ -326,16 +361,36 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             Values that the rows are to have, by column: ``{"sex": "F"}``; or a table with some of
             the columns, each of whose rows is completed ``n_samples`` times, one after the other.
             Its gaps are drawn.
+        missing : bool, default False
+            Whether rows have gaps as the training rows do; the schema must model them:
+            ``schema=Schema.detect(table, model_gaps=True)``.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> size = np.where(rng.random(300) < 0.3, np.nan, rng.normal(size=300))
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": size}
+        >>> schema = Schema.detect(table, model_gaps=True)
+        >>> density = EnergyDensity(schema=schema, random_state=0, max_steps=50).fit(table)
+        >>> share = np.isnan(density.sample(1000, random_state=0, missing=True)["size"]).mean()
+        >>> 0.2 < share < 0.4
+        np.True_
         """
         check_is_fitted(self)
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
+        if missing and not any(part.gap for part in self.schema_.parts):
+            raise DataError(
+                "this model knows no law of gaps: fit it with "
+                "schema=Schema.detect(table, model_gaps=True), of a table that has some"
+            )
         seed = _seed(random_state)
         if given is not None:
-            return self._complete(given, int(n_samples), seed)
+            return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
-                return self.schema_.decode(self._sampled(int(n_samples), seed), seed)
+                drawn = self._sampled(int(n_samples), seed, missing)
+                return self.schema_.decode(drawn, seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
         return self.schema_.decode(np.stack([np.zeros_like(numbers), numbers], -1), seed)
@@ -362,9 +417,6 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
         found = [self.schema_.fill(X, part, rng) for part in np.split(drawn, n_draws)]
-        for frame in found:
-            if hasattr(frame, "index") and hasattr(X, "index") and hasattr(frame, "iloc"):
-                frame.index = X.index
         return found[0] if n_draws == 1 else found
 
     def marginal(self, columns: Sequence[Any]) -> Marginal:
@@ -375,11 +427,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         score = partial(self._score_marginal, mask=mask)
         return Marginal(tuple(columns), score, partial(self._draw_marginal, columns=columns))
 
-    def probabilities(self, X: Any, column: Any) -> dict[Any, np.ndarray]:
-        """Probabilities ``(n,)`` of the levels of a column, given the others: a classifier.
+    def probabilities(self, X: Any, column: Any) -> Any:
+        """Probabilities of the levels of a column, given the others: a classifier.
 
-        Of a column of categories, each of its levels; they add to one. Of numbers with point
-        masses, each of these, and ``"other"`` for the numbers between.
+        A table of the kind that came in with a column for each level; they add to one. Of numbers
+        with point masses, each of these, and ``"other"`` for the numbers between. The levels are
+        those of the schema: ``schema_.columns``. That there is a value is given.
 
         Examples
         --------
@@ -395,7 +448,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         places = self.schema_.parts_of([column])
         described = next(c for c in self.schema_.modelled if c.name == column)
         part = self.schema_.parts[places[0]]
-        if len(places) > 1 or (part.rest and not part.n_codes):
+        n_levels = part.n_codes - part.gap
+        if len(places) > 1 or (part.rest and not n_levels):
             raise DataError(
                 f"column {column!r} is {described.kind}: it has no levels to give probabilities of;"
                 " draw from it with sample(given=...)"
@@ -403,45 +457,120 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[:, places, 0] = GAP
         packed = model.columns.pack(coded)[0]
         log_codes = torch.cat([law.log_codes for _, law in answers.laws(model, packed, places[0])])
+        if part.gap:
+            log_codes[:, n_levels] = -torch.inf
         codes = torch.softmax(log_codes, -1).numpy()
-        if part.rest or part.values:
-            levels = list(part.values) + ["other"] * part.rest
-            return dict(zip(levels, codes.T, strict=True))
-        of_levels = dict(zip(described.levels, codes.T, strict=False))
+        levels = part.values or described.levels
+        whole = described.numeric and described.decimals == 0
+        found = dict(zip([int(v) if whole else v for v in levels], codes.T, strict=False))
+        if part.rest:
+            found["other"] = codes[:, -1]
         shares = zip(described.tail, described.tail_shares, strict=True)
-        return of_levels | {level: codes[:, -1] * share for level, share in shares}
+        rare = codes[:, len(described.levels) :]
+        return numbers_like(X, found | {level: rare[:, 0] * share for level, share in shares})
 
-    def explain(self, X: Any) -> dict[Any, np.ndarray]:
-        r"""How ordinary each cell is, given the rest of its row: ``(n,)`` for each column.
+    def explain(self, X: Any) -> Any:
+        r"""How ordinary each cell is, given the rest of its row: a table of the kind that came in.
 
         The probability that a draw from ``p(x_j | rest)`` is at most as probable as what was seen:
-        0.001 says that one draw in a thousand is as unusual. NaN at gaps. It does not depend on
-        units, and compares numbers with point masses as :meth:`decision_function` does. Of a date,
-        whose week, day and hour are looked at one by one, the least one, made up for their number.
+        0.001 says that one draw in a thousand is as unusual. NaN at gaps, where the schema does not
+        model them. It does not depend on units, and compares numbers with point masses as
+        :meth:`decision_function` does. Of a date, whose week, day and hour are looked at one by
+        one, the least one, made up for their number. Columns that are set aside are left out; those
+        of an array are NaN.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> found = density.explain({"kind": ["a", "b"], "size": [0.1, 50.0]})
+        >>> found["size"][1] < 0.01 < found["size"][0]
+        np.True_
         """
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
         found = {}
-        for column in self.schema_.modelled:
-            places = self.schema_.parts_of([column.name])
-            tails = [answers.tail_probabilities(model, packed, part) for part in places]
-            found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
-        return found
+        for column in self.schema_.columns:
+            if column.modelled:
+                places = self.schema_.parts_of([column.name])
+                tails = [answers.tail_probabilities(model, packed, part) for part in places]
+                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+            elif isinstance(X, np.ndarray | list):  # by position
+                found[column.name] = np.full(len(packed), np.nan)
+        return numbers_like(X, found)
 
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
 
-        Tables of finite columns have an exact normaliser: both are the score.
+        Tables of finite columns have an exact normaliser: both are the score. ``a.minus(b)``
+        compares two models, and warns where their schemas have different measures.
         """
         coded, open_ = self._rows(X)
         seed = _seed(random_state)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
-                return self._chain_bounds(self.model_, coded, open_, n_samples, seed)
-            options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
-            bounds = evaluate(self.model_, self.columns_(coded[..., 1])[0], seed=seed, **options)
-        return bounds.shifted(self.columns_.log_jacobian)
+                bounds = self._chain_bounds(self.model_, coded, open_, n_samples, seed)
+            else:
+                options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
+                z = self.columns_(coded[..., 1])[0]
+                bounds = evaluate(self.model_, z, seed=seed, **options)
+                bounds = bounds.shifted(self.columns_.log_jacobian)
+        return dataclasses.replace(bounds, measure=self.schema_.fingerprint)
+
+    def report(
+        self,
+        X: Any,
+        path: str | os.PathLike[str],
+        *,
+        train: Any = None,
+        about: About | None = None,
+        random_state: Any = 0,
+    ) -> Path:
+        """Write a report on the model and the rows of ``X``: one HTML file that needs no network.
+
+        A verdict, what was fitted, the likelihood against simple laws of the same measure, columns
+        and pairs, the strangest rows with the columns to blame, training. Needs matplotlib.
+
+        Parameters
+        ----------
+        X : table
+            Rows that were not trained on judge fairly. Of the training table, which is known
+            again, the rows that were held out are judged.
+        path : str or path
+            File to write, ``.html``.
+        train : table, default None
+            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+        about : About, default None
+            Names for the reader: ``selfnorm.report.About(source=, folder=, title=)``.
+        random_state : int, RandomState instance or None
+            For samples and folds.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> X = np.random.default_rng(0).normal(size=(100, 1))
+        >>> density = EnergyDensity(random_state=0, max_steps=5).fit(X)
+        >>> density.report(X, f"{tempfile.mkdtemp()}/report.html").name
+        'report.html'
+        """
+        path = check_page(path)
+        coded, _ = self._rows(X)
+        again = self.fitted_to_.get("digest") == digest(coded.numpy())
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = density_report(
+                self,
+                X,
+                self._scored,
+                train=train,
+                held_out=self.held_out_ if again else None,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
+        return path
 
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
@@ -469,6 +598,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             "offset": self.offset_,
             "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
             "consistency": self.consistency_,
+            "fitted_to": self.fitted_to_,
             "model": saving.describe(self.model_),
             "proposal": saving.describe(self.proposal_),
             "training": self.history_.to_dict(),
@@ -491,6 +621,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             }
         else:
             tensors = {"worth": self._worth}
+        tensors["held_out"] = torch.from_numpy(self.held_out_)
         parts = [("model", self.model_), ("proposal", self.proposal_)]
         for part, module in parts + [(f"simple{k}", law) for k, law in enumerate(self._simple)]:
             state = {} if module is None else module.state_dict()
@@ -546,6 +677,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         else:  # of numbers only
             estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
         estimator.consistency_ = config.get("consistency", {})
+        estimator.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
+        estimator.held_out_ = tensors.get("held_out", torch.zeros(0, dtype=torch.long)).numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
@@ -574,7 +707,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
         with seeded(seed):
             columns = self.columns_ = Columns(d).double().fit(x)
-            train, held_out = split_rows(x, self.validation_fraction)
+            chosen, spared = split_rows(torch.arange(n), self.validation_fraction)
+            self.held_out_ = _in_order(spared)
+            train, held_out = x[chosen], None if spared is None else x[spared]
             if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
                 # fresh noise for each copy, so that the noise itself cannot be learned
                 copies = max(1, min(8, 20_000 // len(train)))
@@ -627,10 +762,11 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             if n_folds == 1:
                 train, held_out = split_rows(train, self.validation_fraction)
             folds = members.folds_of(n, n_folds, held_out)
+        self.held_out_: np.ndarray = _in_order(held_out)
         judged = folds >= 0
         complete = bool((x[..., 0] != GAP).all())
         kinds = []
-        if n < SIMPLE_BELOW and bool(judged.any()):
+        if n < SIMPLE_BELOW and bool(judged.any()) and not any(part.gap for part in parts):
             kinds = list(
                 members.kinds_for(int(n - judged.sum() / n_folds), parts, complete=complete)
             )
@@ -655,6 +791,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             options["patience"] = None
         # a step for b alone draws many samples: no more than an eighth of the run
         task["polish_steps"] = min(task["polish_steps"], max(0, options["max_steps"] // 8))
+        if self._deadline is not None:
+            task["polish_steps"] = min(task["polish_steps"], 10)
         common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
         rows = packed.float()
         data = rows[train], (counted / counted[train].mean())[train]
@@ -743,6 +881,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """Training options that the user stated."""
         stated = {
             "max_steps": self.max_steps,
+            "max_time": self._time_for_one(),
             "batch_size": self.batch_size,
             "lr": self.learning_rate,
             "weight_decay": self.weight_decay,
@@ -767,16 +906,20 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         ``places`` are the rows that were judged by their ``scores``, ``some`` rows of training;
         ``lower`` is the bound of rows held out from one energy.
         """
-        score, error, how = lower, math.nan, "rows held out"
+        score, error, how = lower, math.nan, self._how
         if len(places):
             share = weights[places] / weights[places].sum()
-            score, how = float((share * scores).sum()), self._how
+            score = float((share * scores).sum())
             error = float((share * (scores - score)).square().sum().sqrt())
         elif not math.isfinite(lower):
             how = "not judged: too few rows to hold some out"
         judged_by, of_rows = places, scores
         if self.contamination != "auto" or len(places) == 0:
-            judged_by, of_rows = some, self._log_prob(coded[some], open_[some])
+            judged_by = some
+            # one pass by the learned b, where there is one: a threshold does not need more
+            quick = len(coded) > SCORED_ROWS and not self._how.endswith("folds")
+            how_normalised = "learned" if quick else "quadrature"
+            of_rows = self._log_prob(coded[some], open_[some], how_normalised)
         self.lower_bound_: float = score if math.isfinite(score) else float(of_rows.mean())
         comparable = (of_rows + self._correction(coded[judged_by])).numpy()
         rare = RARE if self.contamination == "auto" else float(self.contamination)
@@ -786,6 +929,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self.judgement_ = members.Judgement(len(coded), how, score, error, said, seconds)
         if self.verbose:
             print(self.judgement_)
+
+    def _time_for_one(self) -> float | None:
+        """Seconds for one training run: a part of those left, closing figures come after it."""
+        if self._deadline is None:
+            return None
+        return max(0.1, 0.92 * (self._deadline - time.perf_counter())) / int(self.n_init)
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -826,13 +975,16 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         return torch.from_numpy(x), torch.from_numpy(extra)
 
     @torch.no_grad()
-    def _log_prob(self, coded: Tensor, open_: Tensor) -> Tensor:
+    def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         with on_cpu():
             if isinstance(self.model_, TableChain):
                 weights = [m.weight for m in self.members_ if m.weight > 0]
-                laws = [self.model_] * self._chain_counts() + self._simple
-                each = [members.log_density(law, coded) for law in laws]
+                each = [members.log_density(law, coded) for law in self._simple]
+                if self._chain_counts():
+                    packed, slope = self.model_.columns.pack(coded)
+                    log_p = self.model_.log_prob(packed, normalizer=normalizer)
+                    each.insert(0, log_p + slope.sum(-1))
                 log_weights = torch.tensor(weights, dtype=torch.float64).log()
                 log_p = torch.logsumexp(torch.stack(each, -1) + log_weights, -1)
                 return log_p + open_.sum(-1)
@@ -843,6 +995,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def _chain_counts(self) -> bool:
         """Whether the chain, which answers all questions, has a weight in the scores."""
         return self.members_[0].weight > 0
+
+    def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
+        coded, open_ = self._rows(X)
+        log_p = self._log_prob(coded, open_)
+        return log_p.numpy(), (log_p + self._correction(coded)).numpy() - self.offset_
 
     def _correction(self, coded: Tensor) -> Tensor:
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
@@ -862,7 +1020,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         columns = self.model_.columns
         packed = packed[: 2 * answers.checked_rows(self.model_)]
         with on_cpu():
-            of_parts = answers.shares(self.model_, packed).mean(0)
+            of_parts = answers.shares(self.model_, packed, normalizer="learned").mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])
         is_number = packed[..., 0] == columns.n_codes
         log_width = answers.resolutions(self.model_).log()
@@ -898,7 +1056,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded[..., 0], seed = GAP, _seed(random_state)
         return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
 
-    def _complete(self, given: Any, n_samples: int, seed: int) -> Any:
+    def _complete(self, given: Any, n_samples: int, seed: int, missing: bool) -> Any:
         """Rows with some of the values given, each ``n_samples`` times."""
         self._chain()
         if isinstance(given, Mapping):
@@ -907,10 +1065,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 given = {name: [value] for name, value in given.items()}
             self.schema_.parts_of(list(given))  # names that are not there
         coded, _ = self._rows(given, partial=True)
-        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed)
+        drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
 
-    def _sampled(self, n: int, seed: int) -> np.ndarray:
+    def _sampled(self, n: int, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)``, each from one of the members."""
         weights = [m.weight for m in self.members_ if m.weight > 0]
         rng = np.random.default_rng(seed)
@@ -919,17 +1077,19 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if self._chain_counts():
             # in float32: a few digits of a random number cost twice the time in float64
             chain = copy.deepcopy(self._chain()).float()
-            rows.append(self._unpacked(chain.sample(counts.pop(0), within=True, seed=seed)))
+            rows.append(
+                self._unpacked(chain.sample(counts.pop(0), within=True, gaps=missing, seed=seed))
+            )
         for law, count in zip(self._simple, counts, strict=True):
             drawn = law.sample(count, within=True, seed=seed)
             rows.append(law.columns.unpack(drawn[..., 0], drawn[..., 1]).numpy())
         return np.concatenate(rows)[rng.permutation(n)] if self._simple else rows[0]
 
-    def _drawn(self, coded: Tensor, seed: int) -> np.ndarray:
+    def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        seen = coded[..., 0] != GAP
+        seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
         out = coded.clone()
         todo = (~seen).any(-1)
         if bool(todo.any()):
@@ -938,7 +1098,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                     copy.deepcopy(model)
                     .float()
                     .sample(
-                        int(todo.sum()), packed[todo].float(), seen[todo], within=True, seed=seed
+                        int(todo.sum()),
+                        packed[todo].float(),
+                        seen[todo],
+                        within=True,
+                        gaps=missing,
+                        seed=seed,
                     )
                 )
             new = self._unpacked(drawn)
@@ -1052,6 +1217,11 @@ def _score(history: History) -> float:
     if history.best_score is not None:
         return history.best_score
     return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+
+def _in_order(rows: Tensor | None) -> np.ndarray:
+    """Numbers of rows, ascending; none for ``None``."""
+    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _plainly_continuous(parts: Sequence[Part]) -> bool:

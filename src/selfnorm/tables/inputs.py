@@ -38,9 +38,9 @@ class TableInputs:
     gaps: tuple[bool, ...]
 
     @classmethod
-    def of(cls, frame: Any) -> TableInputs:
-        """Read off the rows of a training table."""
-        schema = Schema.detect(frame)
+    def of(cls, frame: Any, schema: Schema | None = None) -> TableInputs:
+        """Read off the rows of a training table; the schema, too, unless it is given."""
+        schema = Schema.detect(frame) if schema is None else schema
         x, _ = schema.encode(frame)
         levels, fill, gaps = [], [], []
         for j, part in enumerate(schema.parts):
@@ -48,7 +48,8 @@ class TableInputs:
             counts = np.bincount(code[code >= 0].astype(int), minlength=part.n_codes + 1)
             often = np.argsort(-counts[: part.n_codes], kind="stable")[:MAX_LEVELS]
             levels.append(tuple(sorted(int(i) for i in often if counts[i] > 0)))
-            fill.append(float(np.median(number[code == part.n_codes])) if part.rest else 0.0)
+            numbers = number[code == part.n_codes] if part.rest else number[:0]
+            fill.append(float(np.median(numbers)) if len(numbers) else 0.0)
             gaps.append(bool((code == GAP).any()))
         return cls(schema, tuple(levels), tuple(fill), tuple(gaps))
 

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm._inputs import (
     all_numbers,
     check_device,
+    digest,
     moved,
     refuse_huge,
     refuse_masked,
@@ -32,7 +34,7 @@ from selfnorm._inputs import (
     refuse_text,
     refuse_text_target,
 )
-from selfnorm.columns import Columns, label_step
+from selfnorm.columns import Columns, Schema, label_step
 from selfnorm.conditional import (
     ConditionalEBM,
     LabelGrid,
@@ -45,6 +47,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
+from selfnorm.report import About, check_page, regressor_report, write_page
 from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import History, TrainingOptions
 
@@ -86,6 +89,9 @@ class RegressorNetwork:
     input_noise : float, default 0
         Normal noise added to the standardised inputs at every step, in their deviations: smooths
         the law along ``x`` as a kernel of that width does.
+    schema : Schema, default None
+        What the columns of the inputs are, the same for all folds; ``None`` reads it off a table
+        that has more than numbers.
     """
 
     energy_hidden: int = 64
@@ -98,6 +104,7 @@ class RegressorNetwork:
     label_bins: int = 0
     bin_jitter: float = 0.0
     input_noise: float = 0.0
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         allowed = {
@@ -111,8 +118,9 @@ class RegressorNetwork:
             "label_bins": [_COUNT],
             "bin_jitter": [Interval(Real, 0, 1, closed="both")],
             "input_noise": [_NOT_NEGATIVE],
+            "schema": [Schema, None],
         }
-        validate_parameter_constraints(allowed, dataclasses.asdict(self), type(self).__name__)
+        validate_parameter_constraints(allowed, vars(self), type(self).__name__)
 
 
 _OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
@@ -173,6 +181,8 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         Of whole-number targets (all values on a grid of that step): the cells whose masses
         ``log_prob``, ``score``, ``bounds`` and ``sample`` are of. Quantiles, intervals, ``pdf`` and
         ``cdf`` are those of the law that is spread over the cells.
+    fitted_to_ : dict
+        Number of ``rows`` of the training table and a ``digest``, by which it is known again.
     log_norm_error_ : float
         Mean distance of ``log`` mass under the learned ``b(x)`` from 0, over at most 256 training
         inputs evenly spaced in the table (128 with several targets).
@@ -279,16 +289,18 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         self.inputs_: TableInputs | None = None
         how: dict[str, Any] = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
         checked: Any
-        if all_numbers(X):
+        schema = None if self.network is None else self.network.schema
+        if schema is None and all_numbers(X):
             checked = validate_data(self, X, y, **how)
         else:
-            self.inputs_ = TableInputs.of(X)
+            self.inputs_ = TableInputs.of(X, schema)
             checked = check_X_y(self._read(X, reset=True), y, **how)
         rows, labels = checked[0], np.asarray(checked[1], dtype=np.float64)
         refuse_huge(rows, "X")
         refuse_huge(labels, "y")
         self._flat_target = labels.ndim == 1
         labels = labels.reshape(len(labels), -1)
+        self.fitted_to_: dict[str, Any] = {"rows": len(rows), "digest": digest(rows, labels)}
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(
@@ -381,8 +393,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             common: dict[str, Any] = {
                 "batch_size": min(batch, len(rows.train)),
                 "weight_decay": self.weight_decay,
-                "schedule": "one_cycle",
-                "warmup": 0.05,
+                "schedule": ("one_cycle", 0.05),
                 "ema": 0.99,
                 "patience": self.patience,
                 "progress": self.verbose,
@@ -562,6 +573,53 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             found = self._predictive.bounds(z, t, n_samples, self._grid_of())
         return found.shifted(self._y_columns.log_jacobian)
 
+    def report(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        path: str | os.PathLike[str],
+        *,
+        train: tuple[Any, Any] | None = None,
+        about: About | None = None,
+        random_state: Any = 0,
+    ) -> Path:
+        """Write a report on the model and the pairs: one HTML file that needs no network.
+
+        A verdict, what was fitted, the likelihood against simple laws, calibration, predictive
+        densities, the labels it did not expect, training. Needs matplotlib.
+
+        Parameters
+        ----------
+        X, y : inputs and targets
+            Rows that were not trained on judge fairly; the training table is known again.
+        path : str or path
+            File to write, ``.html``.
+        train : pair of inputs and targets, default None
+            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+        about : About, default None
+            Names for the reader: ``selfnorm.report.About(source=, target=, folder=, title=)``.
+        random_state : int, RandomState instance or None
+            For samples and folds.
+        """
+        path = check_page(path)
+        self._pairs(X, y)  # refuses what does not fit, before the work
+        labels = np.asarray(y, dtype=np.float64)
+        labels = labels.reshape(len(labels), -1)
+        again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
+        with warnings.catch_warnings():  # what is odd about the rows was told above
+            warnings.simplefilter("ignore", SelfnormWarning)
+            page = regressor_report(
+                self,
+                X,
+                y,
+                train=train,
+                seen=again,
+                about=about or About(),
+                seed=_seed(random_state),
+            )
+        write_page(page, path)
+        return path
+
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Mean :meth:`log_prob` of the pairs (nats per row): higher is better."""
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
@@ -574,7 +632,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         if not isinstance(self.random_state, int | None):
             parameters["random_state"] = None
         if self.network is not None:
-            own = dataclasses.asdict(self.network)
+            own = vars(self.network) | {"schema": None}  # saved with the inputs
             parameters["network"] = {k: saving.plain_number(v) for k, v in own.items()}
         names = getattr(self, "feature_names_in_", None)
         config = {
@@ -587,6 +645,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             "label_step": float(self.label_step_),
             "label_grid": self.label_grid_ and dataclasses.asdict(self.label_grid_),
             "log_norm_error": float(self.log_norm_error_),
+            "fitted_to": self.fitted_to_,
             "training": [h.to_dict() for h in self.history_],
         }
         tensors = {f"model.{k}": v for k, v in self._predictive.model.state_dict().items()}
@@ -634,19 +693,22 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         grid = config.get("label_grid")  # folders of earlier versions have none
         self.label_grid_ = LabelGrid(**grid) if grid else None
         self.log_norm_error_ = float(config["log_norm_error"])
+        self.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
         self.history_ = [History.from_dict(h) for h in config["training"]]
         self.n_iter_ = sum(h.n_steps for h in self.history_)
         return self
 
     def _inputs(self, X: ArrayLike) -> Tensor:
+        return _mapped(self._input_rows(X), self._x_columns)
+
+    def _input_rows(self, X: ArrayLike) -> np.ndarray:
+        """Inputs as numbers."""
         check_is_fitted(self)
-        rows: Any
         if self.inputs_ is not None:
-            rows = self._read(X, reset=False)
-        else:
-            refuse_text(X)
-            rows = validate_data(self, X, reset=False, dtype=np.float64)
-        return _mapped(rows, self._x_columns)
+            return self._read(X, reset=False)
+        refuse_text(X)
+        rows: Any = validate_data(self, X, reset=False, dtype=np.float64)
+        return np.asarray(rows)
 
     def _read(self, X: Any, *, reset: bool) -> np.ndarray:
         """Rows of a table of any kind as numbers."""

@@ -8,6 +8,7 @@ from selfnorm.training.loop import (
     TrainingOptions,
     lr_factor,
     run,
+    seconds,
     split_rows,
     whole_number,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "load_checkpoint",
     "lr_factor",
     "run",
+    "seconds",
     "split_rows",
     "whole_number",
 ]

@@ -25,7 +25,8 @@ class History:
         best_score: its validation score, if there was validation.
         skipped_steps: steps left out because loss or gradient was not finite.
         rollbacks: how often training went back to the last good state.
-        stopped: why it ended: ``"max_epochs"``, ``"patience"``, ``"interrupted"``, ``"diverged"``.
+        stopped: why it ended: ``"max_epochs"``, ``"max_time"``, ``"patience"``,
+            ``"interrupted"``, ``"diverged"``.
         seconds: wall-clock time.
         final: what the closing step reported, e.g. ``log_norm`` and its standard error.
 

@@ -7,6 +7,7 @@ non-finite steps, checkpoints, Ctrl-C and the progress bar.
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from selfnorm.training.step import Stepper
 _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
+_STEPPING, _LOOK_EVERY = 0.93, 0.02  # shares of max_time: for steps, and between validations
 _CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
 
 
@@ -162,14 +164,18 @@ class TrainingOptions:
 
     Args:
         batch_size, max_epochs, max_steps: size of the run, whichever ends first.
+        max_time: seconds that the run may take, or a text such as ``"90s"``, ``"5min"``, ``"2h"``:
+            validations and the closing step included. The learning rate falls with the time, too;
+            how far a run comes depends on the machine, so its numbers are not those of another.
         lr: peak learning rate.
         optimizer: ``"adamw"`` or ``"adam"``, with ``weight_decay``.
-        schedule: ``"one_cycle"`` (rise over the ``warmup`` share, then cosine), ``"cosine"``,
-            ``"constant"``, ``"exponential"`` (falls to ``1/e``).
+        schedule: ``"one_cycle"`` (rise over a tenth of the run, then cosine; a pair
+            ``("one_cycle", 0.05)`` says over what share), ``"cosine"``, ``"constant"``,
+            ``"exponential"`` (falls to ``1/e``).
         clip_norm: gradient norm limit, ``None`` for none.
         ema: decay of a moving average of the parameters, e.g. 0.999; it is what is validated
-            and kept.
-        patience: stop after so many validations without a better score.
+            and kept; 0 for none.
+        patience: stop after so many validations without a better score; 0 for never.
         validate_every: steps between validations (an epoch, or a hundredth of the run).
         seed: same seed, same bits on CPU; the caller's random state is left alone.
         progress: show a progress bar with both bounds.
@@ -177,19 +183,22 @@ class TrainingOptions:
             one of the same run is resumed. On CPU a resumed run ends with the same bits as one
             never stopped.
 
+    ``max_epochs``, ``lr``, ``ema`` and ``patience`` that are ``None`` are chosen by what is
+    trained; where it has no wish they are 25, 0.001, none and never.
+
     Example:
         >>> TrainingOptions(ema=0.999).given(lr=3e-3, patience=None).lr
         0.003
     """
 
     batch_size: int = 256
-    max_epochs: int = 25
+    max_epochs: int | None = None
     max_steps: int | None = None
-    lr: float = 1e-3
+    max_time: float | str | None = None
+    lr: float | None = None
     optimizer: str = "adamw"
     weight_decay: float = 0.0
-    schedule: str = "one_cycle"
-    warmup: float = 0.1
+    schedule: str | tuple[str, float] = "one_cycle"
     clip_norm: float | None = 10.0
     ema: float | None = None
     patience: int | None = None
@@ -205,11 +214,16 @@ class TrainingOptions:
                 object.__setattr__(self, each.name, value.item())
         if self.optimizer not in ("adam", "adamw"):
             raise ValueError(f"optimizer must be 'adam' or 'adamw', not {self.optimizer!r}")
-        if self.schedule not in _SCHEDULES:
-            raise ValueError(f"schedule must be one of {_SCHEDULES}, not {self.schedule!r}")
+        if self.max_time is not None:
+            object.__setattr__(self, "max_time", seconds(self.max_time))
+        if isinstance(self.schedule, list):  # as JSON has it
+            object.__setattr__(self, "schedule", tuple(self.schedule))
+        kind, warmup = self.shape
+        if kind not in _SCHEDULES:
+            raise ValueError(f"schedule must be one of {_SCHEDULES}, not {kind!r}")
         for name in ("batch_size", "max_epochs", "max_steps", "patience", "validate_every"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None and not (name == "patience" and value == 0):
                 whole_number(name, value)
         for name in ("lr", "clip_norm"):
             value = getattr(self, name)
@@ -217,18 +231,59 @@ class TrainingOptions:
                 raise ValueError(f"{name} must be positive, got {value}")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must not be negative, got {self.weight_decay}")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"warmup is a share of the run, from 0 to 1; got {self.warmup}")
-        if self.ema is not None and not 0 < self.ema < 1:
+        if not 0 <= warmup <= 1:
+            raise ValueError(f"the rise is a share of the run, from 0 to 1; got {warmup}")
+        if self.ema is not None and not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema}")
+
+    @property
+    def shape(self) -> tuple[str, float]:
+        """Kind of schedule, and the share of the run over which the learning rate rises."""
+        return (self.schedule, 0.1) if isinstance(self.schedule, str) else self.schedule
 
     def given(self, **options: Any) -> TrainingOptions:
         """The same with those options that are not ``None`` in place of these."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
+    def filled(self, **wishes: Any) -> TrainingOptions:
+        """The same with ``wishes``, then the usual values, in place of those that are ``None``.
+
+        Example:
+            >>> options = TrainingOptions(ema=0).filled(lr=0.01, ema=0.99)
+            >>> options.lr, options.max_epochs, options.ema
+            (0.01, 25, None)
+        """
+        wishes = {"max_epochs": 25, "lr": 1e-3, **wishes}
+        found = self.given(**{k: v for k, v in wishes.items() if getattr(self, k) is None})
+        return replace(found, ema=found.ema or None, patience=found.patience or None)
+
     def of_the_run(self) -> dict[str, Any]:
         """The options a resumed run must share with the one it continues."""
         return {k: v for k, v in asdict(self).items() if k not in ("progress", "checkpoint")}
+
+
+_UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(time_: float | str) -> float:
+    """A length of time in seconds: a number of them, or a text.
+
+    Example:
+        >>> seconds("2min"), seconds("1.5 h"), seconds(90)
+        (120.0, 5400.0, 90.0)
+        >>> seconds("soon")
+        Traceback (most recent call last):
+        ValueError: max_time must be seconds, or a text such as '90s', '5min', '2h'; got 'soon'
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", str(time_).lower())
+    try:
+        if found is not None and (length := float(found[1]) * _UNITS[found[2]]) > 0:
+            return length
+    except (ValueError, KeyError):
+        pass
+    raise ValueError(
+        f"max_time must be seconds, or a text such as '90s', '5min', '2h'; got {time_!r}"
+    )
 
 
 TrainingOptions.__init__ = moved(**MOVED_OPTIONS)(TrainingOptions.__init__)  # type: ignore[method-assign]
@@ -293,6 +348,7 @@ def run(
     The task's module ends in its best state (by validation score; the last state without
     validation), also after Ctrl-C or divergence.
     """
+    options = options.filled()
     if options.patience is not None and val_data is None:
         raise DataError(
             "early stopping (patience) needs held-out data: pass val_data, or leave patience=None"
@@ -322,6 +378,11 @@ def _copied(state: Any) -> Any:
     return [_copied(value) for value in state] if isinstance(state, list) else state
 
 
+def _figures(record: dict[str, float]) -> dict[str, str]:
+    """What a progress bar has room for."""
+    return {name: f"{record[name]:.3f}" for name in ("lower", "upper", "ess") if name in record}
+
+
 class _Run:
     """State of one run in progress."""
 
@@ -338,7 +399,8 @@ class _Run:
         self.n_rows = data[0].shape[0]
         self.batch = min(options.batch_size, self.n_rows)
         self.steps_per_epoch = max(1, self.n_rows // self.batch)
-        self.total = self.steps_per_epoch * options.max_epochs
+        self.total = self.steps_per_epoch * (options.max_epochs or 0)  # filled by now
+        self.peak = options.lr or 0.0
         if options.max_steps is not None:
             self.total = min(self.total, options.max_steps)
         # Tiny data sets have epochs of one or two steps: validating each of them would dominate.
@@ -354,8 +416,14 @@ class _Run:
         self.stale = 0
         self.best: dict[str, Tensor] | None = None
         self.good: dict[str, Any] | None = None
+        self.shown: dict[str, str] = {}
         self.began = time.perf_counter()
         self.seconds_before = 0.0
+        # Of the time that may be taken a share is left to the closing step and a last validation.
+        given = options.max_time
+        self.time_to_step = math.inf if given is None else _STEPPING * seconds(given)
+        self.next_look = _LOOK_EVERY * self.time_to_step
+        self.look_seconds = 0.0
 
     def execute(self) -> History:
         options, history = self.options, self.history
@@ -388,6 +456,8 @@ class _Run:
                 self._take_step()
                 bar.update()
                 due = self.step % self.validate_every == 0 or self.step == self.total
+                if math.isfinite(self.time_to_step):
+                    due = self._due_by_time()
                 if due:
                     self._look(bar)
                 elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
@@ -410,10 +480,30 @@ class _Run:
         history.final = self.task.finish(self.data)
         history.n_steps = self.step
         history.skipped_steps = int(self.stepper.counters.skipped)
-        history.seconds = self.seconds_before + time.perf_counter() - self.began
+        history.seconds = self.elapsed
         if path is not None and history.stopped != "interrupted":
             self._save(path)
         return history
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this run, those before it was resumed included."""
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def _due_by_time(self) -> bool:
+        """Whether to look now; the last time before the run's time is over."""
+        if self.step == 20 and self.options.progress:
+            self._tell_estimate()
+        if self.elapsed + 1.2 * self.look_seconds >= self.time_to_step:
+            self.history.stopped = "max_time"
+        due = bool(self.history.stopped) or self.elapsed >= self.next_look
+        return due or self.step == self.total
+
+    def _tell_estimate(self) -> None:
+        """Say how far the time will go, once a few steps were timed."""
+        per_step = self.elapsed / self.step
+        steps = min(self.total, round(self.time_to_step / per_step))
+        tqdm.write(f"about {steps} of {self.total} steps in {steps * per_step:.0f} s")
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
@@ -429,8 +519,14 @@ class _Run:
         if position == 0:
             self.order = torch.randperm(self.n_rows, device=self.device)
         rows = self.order[position * self.batch : (position + 1) * self.batch]
-        factor = lr_factor(self.options.schedule, self.step, self.total, self.options.warmup)
-        self.stepper.step(rows, self.options.lr * factor * self.lr_scale, self.step)
+        # Where time ends the run before the steps do, its share that is gone moves the schedule.
+        place = self.step
+        if math.isfinite(self.time_to_step):
+            gone = min(self.elapsed / self.time_to_step, 1.0)
+            place = max(place, int(gone * self.total))
+        kind, warmup = self.options.shape
+        factor = lr_factor(kind, place, self.total, warmup)
+        self.stepper.step(rows, self.peak * factor * self.lr_scale, self.step)
         self.step += 1
 
     def _guard(self, *, looking: bool = False) -> bool:
@@ -479,7 +575,9 @@ class _Run:
 
     def _look(self, bar: Any) -> None:
         """Read metrics, validate, keep the best state, decide whether to go on."""
+        began = time.perf_counter()
         means = self.stepper.read()
+        self.next_look = self.elapsed + _LOOK_EVERY * self.time_to_step
         if not self._guard(looking=True):
             return
         self.good = self._training_state()
@@ -498,21 +596,20 @@ class _Run:
                 if math.isfinite(score) and (best is None or score > best):
                     self.history.best_score, self.history.best_step = score, self.step
                     self.best = _copied(self.task.module.state_dict())
-                    self.stale = 0
+                    self.stale, self.shown = 0, _figures(figures) | {"kept": f"step {self.step}"}
                 else:
                     self.stale += 1
             self.task.module.train()
             record.update({f"val_{k}": v for k, v in figures.items()})
             if self.options.patience is not None and self.stale >= self.options.patience:
                 self.history.stopped = "patience"
-        record["seconds"] = self.seconds_before + time.perf_counter() - self.began
+        record["seconds"] = self.elapsed
         self.history.records.append(record)
-        shown = {
-            k: f"{record[f'val_{k}' if f'val_{k}' in record else k]:.3f}"
-            for k in ("lower", "upper", "ess")
-            if k in record or f"val_{k}" in record
-        }
-        bar.set_postfix(shown or {"loss": f"{record.get('loss', math.nan):.3f}"})
+        # With validation the bar shows the state that is kept, not the latest one.
+        bar.set_postfix(
+            self.shown or _figures(record) or {"loss": f"{record.get('loss', math.nan):.3f}"}
+        )
+        self.look_seconds = max(self.look_seconds, time.perf_counter() - began)
 
     def _adopt_best(self) -> None:
         if self.best is not None:
@@ -570,7 +667,7 @@ class _Run:
             "stale": self.stale,
             "counters": (counters.counts, list(counters.names), counters.sums),
             "history": history,
-            "seconds": self.seconds_before + time.perf_counter() - self.began,
+            "seconds": self.elapsed,
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.device)
             if self.device.type == "cuda"

@@ -277,6 +277,16 @@ def add_energy_prior(
 
     Returns:
         The VAE with its new prior, and the history of its training.
+
+    Example:
+        >>> encoder, decoder = nn.Linear(8, 2 * 2), nn.Linear(2, 8)
+        >>> x = torch.rand(64, 8).round()
+        >>> prior = AutoregressivePrior(2, hidden=8, polish_steps=2)
+        >>> vae, history = add_energy_prior(
+        ...     encoder, decoder, x, latent=2, prior=prior, max_steps=2, seed=0
+        ... )
+        >>> vae.sample(3, seed=0).shape
+        torch.Size([3, 8])
     """
     if prior is None:
         with seeded(seed):

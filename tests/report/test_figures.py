@@ -24,7 +24,9 @@ def test_categories_dates_and_gaps_are_drawn(tmp_path):
     table = {"kind": rng.choice(["a", "b", "c"], 200), "size": size, "day": day}
     density = EnergyDensity(max_steps=3, random_state=0).fit(table)
     written = plot_density_model(density, tmp_path, table)
-    assert [path.stem for path in written] == ["marginals", "training", "diagnostics", "gaps"]
+    assert [path.stem for path in written] == [
+        *("marginals", "pairs", "dependence", "training", "diagnostics", "gaps")
+    ]
     finite = {"kind": table["kind"], "other": rng.choice(["x", "y"], 200)}
     finite_model = EnergyDensity(max_steps=3, random_state=0).fit(finite)
-    assert len(plot_density_model(finite_model, tmp_path / "finite", finite)) == 3
+    assert len(plot_density_model(finite_model, tmp_path / "finite", finite)) == 5

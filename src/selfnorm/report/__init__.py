@@ -1,0 +1,16 @@
+"""What a person sees of a fitted model of tables: figures, and a report in one HTML file."""
+
+from selfnorm.report.density import About, density_report
+from selfnorm.report.figures import plot_density_model, plot_regressor
+from selfnorm.report.page import check_page, write_page
+from selfnorm.report.regressor import regressor_report
+
+__all__ = [
+    "About",
+    "check_page",
+    "density_report",
+    "plot_density_model",
+    "plot_regressor",
+    "regressor_report",
+    "write_page",
+]

@@ -1,0 +1,600 @@
+"""The report of a density: what was fitted, how good it is, what it shows, what is strange."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from selfnorm.columns import Schema
+from selfnorm.evaluation import Bounds
+from selfnorm.plotting import (
+    Scale,
+    need_matplotlib,
+    new_figure,
+    plot_history,
+    plot_log_densities,
+    plot_marginal,
+    plot_pair,
+    plot_shares,
+)
+from selfnorm.report import figures, peers
+from selfnorm.report.page import Page
+
+N_STRANGE = 10
+_CELLS = 40_000  # rows x parts x orders that are scored: some seconds on one core
+_JOINT_ROWS = 20_000
+_BOUND_CELLS = 4_000  # the same, for both bounds, which need many samples each
+_BLAMED = 0.05  # probability above which a cell is not strange
+_MAX_SHOWN = 20  # columns of rows shown in full
+Scored = Callable[[Any], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a reader should know of where model and rows come from.
+
+    Attributes:
+        source: name of the table.
+        folder: of the model, where it was saved.
+        title: of the report; ``None`` makes one.
+        lines: names of the rows (lines of a file); their numbers, from 0, by default.
+        target: name of a regressor's target, and ``inputs`` those of its inputs.
+    """
+
+    source: str = "the table"
+    folder: str | None = None
+    title: str | None = None
+    lines: Sequence[Any] | np.ndarray | None = None
+    target: str = "y"
+    inputs: tuple[str, ...] = ()
+
+    def row(self, i: int) -> str:
+        """What to call a row."""
+        return f"{i}" if self.lines is None else f"{self.lines[i]}"
+
+    @property
+    def row_heading(self) -> str:
+        """Above the names of rows."""
+        return "row, from 0" if self.lines is None else "line"
+
+
+@dataclass
+class Comparison:
+    """Log-likelihoods of the same rows under a model and under simple laws.
+
+    Attributes:
+        model: ``(n,)``.
+        peers: by name, ``(n,)`` each.
+        parts: the same of what the model is made of, which are no peers.
+        words: what the rows are, in a sentence.
+        fair: whether no law has seen the rows.
+    """
+
+    model: np.ndarray
+    peers: dict[str, np.ndarray] = field(default_factory=dict)
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
+    words: str = ""
+    fair: bool = True
+
+    def difference(self, name: str) -> tuple[float, float]:
+        """Mean of model less peer, and its standard error."""
+        ahead = self.model - (self.peers | self.parts)[name]
+        return float(ahead.mean()), float(ahead.std()) / math.sqrt(max(len(ahead) - 1, 1))
+
+    @property
+    def best(self) -> str | None:
+        """The peer that comes closest."""
+        return min(self.peers, key=lambda name: self.difference(name)[0], default=None)
+
+    def verdict(self) -> str:
+        """Model against the best peer, in a sentence."""
+        name = self.best
+        if name is None:
+            return f"The mean log-likelihood is {self.model.mean():.2f} nats per row."
+        gain, error = self.difference(name)
+        rows = "these rows" if self.fair else "the rows it was fitted to"
+        if gain > 2 * error and gain > 0:
+            times = f", {math.exp(gain):.3g} times the likelihood" if gain < 14 else ""
+            return (
+                f"The model describes {rows} better than {name}: by {gain:.2f} ± {2 * error:.2f} "
+                f"nats per row{times}."
+            )
+        if gain < -2 * error:
+            return (
+                f"{name[0].upper()}{name[1:]} describe{'s' if name[-1] != 's' else ''} {rows} "
+                f"better than the model, by {-gain:.2f} ± {2 * error:.2f} nats per row: more rows, "
+                "a longer fit or the simpler law are the remedies."
+            )
+        return (
+            f"On {rows} the model and {name} cannot be told apart ({gain:+.2f} ± {2 * error:.2f} "
+            "nats per row): the simpler law does as well."
+        )
+
+    def show(self, page: Page, what: str = "nats per row") -> None:
+        """A table of all of them."""
+        rows = [["this model", f"{self.model.mean():.3f} ± {_error(self.model):.3f}", ""]]
+        for name, scores in sorted(
+            (self.peers | self.parts).items(), key=lambda item: -item[1].mean()
+        ):
+            gain, error = self.difference(name)
+            shown = f"{scores.mean():.3f} ± {_error(scores):.3f}"
+            rows.append([name, shown, f"{gain:+.3f} ± {2 * error:.3f}"])
+        header = ["law", f"mean log-likelihood, {what}", "model ahead by"]
+        page.table(
+            f"{len(self.model):,} rows; ± two standard errors; higher is better",
+            header,
+            rows,
+            numbers=(1, 2),
+        )
+
+
+def density_report(
+    estimator: Any,
+    X: Any,
+    scored: Scored,
+    *,
+    train: Any = None,
+    held_out: np.ndarray | None = None,
+    about: About,
+    seed: int = 0,
+) -> str:
+    """The page, of a fitted :class:`~selfnorm.EnergyDensity` and a table.
+
+    Args:
+        estimator: the model.
+        X: a table of any kind.
+        scored: gives log-likelihoods and ordinariness (``decision_function``) of a table's rows.
+        train: the table that the simple laws are fitted to.
+        held_out: rows of ``X`` that training held out, where it is the training table.
+        about: names.
+        seed: for samples, folds and which rows of a large table are looked at.
+    """
+    need_matplotlib()
+    schema: Schema = estimator.schema_
+    n = figures.n_rows(X)
+    places = len(schema.parts) * getattr(estimator.model_, "n_orderings", 1)
+    joint = estimator.method_ == "joint"
+    looked_at = figures.some_rows(n, _JOINT_ROWS if joint else max(200, _CELLS // places), seed)
+    held_out = held_out if train is None else None
+    if held_out is not None and len(held_out):
+        # those that no step has seen first, and of the others as many as there is time for
+        others = np.setdiff1d(looked_at, held_out)[: max(0, len(looked_at) - len(held_out))]
+        looked_at = np.sort(np.concatenate([held_out[: len(looked_at)], others]))
+    rows = figures.rows_of(X, looked_at)
+    scores, ordinary = scored(rows)
+    comparison = _compare(estimator, X, looked_at, scores, train, held_out, seed)
+    judged = looked_at if comparison.fair and held_out is None else held_out
+    judged = looked_at if judged is None or not len(judged) else judged
+    few = figures.some_rows(len(judged), 2000 if joint else max(30, _BOUND_CELLS // places), seed)
+    n_samples = 20_000 if joint else 256
+    bounds = estimator.bounds(
+        figures.rows_of(X, judged[few]), n_samples=n_samples, random_state=seed
+    )
+    drawn = estimator.sample(min(len(looked_at), figures.MAX_POINTS), random_state=seed)
+    some_drawn = figures.rows_of(drawn, np.arange(min(figures.n_rows(drawn), 500)))
+    of_drawn = scored(some_drawn)[0]
+
+    page = Page(about.title or f"Density of {about.source}", _subtitle(estimator))
+    page.section("Verdict")
+    _verdict(page, estimator, comparison, bounds, of_drawn)
+    page.section("What was fitted")
+    _fitted(page, estimator, schema, n, about)
+    page.section("Likelihood against simple laws")
+    _likelihood(page, estimator, comparison, bounds, len(few))
+    of_data = figures.coordinates(schema, rows)
+    shown = figures.some_rows(len(of_data), figures.MAX_POINTS, seed)
+    of_model = figures.coordinates(schema, drawn)
+    scales = figures.scales_of(schema)
+    page.section("Columns")
+    _columns(page, scales, of_data[shown], of_model, figures.gap_shares(schema, rows))
+    if len(scales) > 1:
+        page.section("Pairs of columns")
+        _pairs(page, scales, of_data[shown], of_model)
+    page.section("Strangest rows")
+    _strangest(page, estimator, rows, looked_at, n, scores, ordinary, about)
+    page.section("Log-likelihoods and training")
+    _training(page, estimator, scores, of_drawn)
+    page.section("How to load the model")
+    _load(page, joint, about)
+    return page.html()
+
+
+def _error(values: np.ndarray) -> float:
+    return 2 * float(values.std()) / math.sqrt(max(len(values) - 1, 1))
+
+
+def _subtitle(estimator: Any) -> str:
+    from selfnorm.saving import __version__
+
+    return (
+        f"{type(estimator).__name__} of selfnorm {__version__}: a normalised energy-based model, "
+        "whose log-likelihoods can be compared with those of any other law of the same rows."
+    )
+
+
+def _compare(
+    estimator: Any,
+    X: Any,
+    looked_at: np.ndarray,
+    scores: np.ndarray,
+    train: Any,
+    held_out: np.ndarray | None,
+    seed: int,
+) -> Comparison:
+    """The model and simple laws on rows that none of them has seen, where there are any."""
+    schema: Schema = estimator.schema_
+    parts = schema.parts
+    x, open_ = schema.encode(X)
+    judged = np.arange(len(looked_at))
+    known: np.ndarray | None = None
+    fair = True
+    if train is not None:
+        known = schema.encode(train)[0]
+        words = "The simple laws are fitted to the training table that was given."
+    elif held_out is not None and len(held_out):
+        judged = np.flatnonzero(np.isin(looked_at, held_out))
+        known = np.delete(x, held_out, axis=0)
+        words = (
+            "This is the table that the model was fitted to. The rows compared here are those that "
+            "were held out: they chose the best state of training and moved no weight."
+        )
+    elif held_out is not None:
+        known, fair = x, False
+        words = (
+            "This is the table that the model was fitted to, and too small to hold rows out: all "
+            "figures flatter model and simple laws alike. Rows that were not in it judge fairly."
+        )
+    else:
+        words = (
+            "The model was fitted to another table; whether it shares rows with this one is not "
+            "known here. Independent columns are those of the model's own training rows where it "
+            "is a chain; other simple laws are fitted to four fifths of this table and judged on "
+            "the last, five times over."
+        )
+    rows = x[looked_at[judged]]
+    extra = open_[looked_at[judged]].sum(-1)
+    alone = "independent columns" if len(parts) > 1 else "the quantiles of the column"
+    fits: dict[str, Any] = {alone: partial(peers.independent_columns, parts)}
+    if hasattr(estimator.model_, "n_orderings"):  # a chain knows the marginals of its own rows
+        own = peers.marginals(estimator.model_.columns)
+        fits[alone] = lambda _: own
+    if peers.continuous(parts, x) and (known is None or peers.continuous(parts, known)):
+        fits["a Gaussian"] = peers.gaussian
+    found = Comparison(scores[judged], words=words, fair=fair)
+    for name, fit in fits.items():
+        if known is None:
+            log_p = peers.cross_fitted(fit, rows, seed) if len(rows) > 1 else None
+        else:
+            log_p = fit(known)(rows)
+        if log_p is not None:
+            found.peers[name] = log_p + extra
+    return found
+
+
+def _verdict(
+    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, of_drawn: np.ndarray
+) -> None:
+    good = bounds.reliable
+    trusted = (
+        f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
+        f"{max(bounds.gap, 0.0):.2g} nats."
+        if good
+        else "The check of its normaliser failed, so the figures are not to be trusted."
+    )
+    page.words(f"{comparison.verdict()} {trusted}", kind="verdict" if good else "warning")
+    for reason in bounds.reasons:
+        page.words(reason, kind="warning")
+    if not comparison.fair:
+        page.words(comparison.words, kind="warning")
+    mean, error = float(comparison.model.mean()), _error(comparison.model)
+    in_training = estimator.lower_bound_
+    if comparison.fair and math.isfinite(in_training) and mean + 2 * error < in_training - 0.5:
+        page.words(
+            f"These rows are less likely ({mean:.2f} ± {error:.2f} nats) than those that were "
+            f"held out in training ({in_training:.2f}): they may come from elsewhere, or hold "
+            "values that were never seen.",
+            kind="warning",
+        )
+    drift = float(of_drawn.mean() - comparison.model.mean())
+    if drift > 2 * (error + _error(of_drawn)):
+        page.words(
+            f"Rows drawn from the model are {drift:.2f} nats more likely, on average, than these "
+            "rows: it is surer of itself than it should be, as models of few rows are.",
+            kind="note",
+        )
+
+
+def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) -> None:
+    how = {
+        "joint": "one energy over all columns, normalised by importance sampling",
+        "autoregressive": "a chain of one-dimensional energies, a factor for each column",
+    }[estimator.method_]
+    history = estimator.history_
+    fitted_to = getattr(estimator, "fitted_to_", None) or {}
+    facts = [
+        ["model", f"{type(estimator).__name__}, {how}"],
+        ["fitted to", f"{fitted_to['rows']:,} rows" if fitted_to else "rows not recorded"],
+        ["reported on", f"{n:,} rows of {about.source}"],
+        ["columns", f"{len(schema.modelled)} modelled of {len(schema.columns)}"],
+        ["training", f"{history.n_steps:,} steps in {history.seconds:.1f} s"],
+        ["measure", schema.fingerprint],
+    ]
+    if history.stopped == "interrupted":
+        facts.append(["interrupted", "the best state so far was kept"])
+    page.table("The model", ["what", "value"], facts)
+    rows = [
+        [str(c.name), c.kind, c.summary, f"{100 * c.gaps:.3g} %" if c.gaps else ""]
+        for c in schema.columns
+    ]
+    page.table("What the columns are", ["column", "kind", "values", "gaps"], rows, numbers=(3,))
+    for note in schema.notes:
+        page.words(note, kind="note")
+
+
+def _likelihood(
+    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, n_checked: int
+) -> None:
+    schema = estimator.schema_
+    comparison.show(page)
+    page.words(comparison.words)
+    if "a Gaussian" not in comparison.peers:
+        page.words(
+            "Rows here have probabilities in columns of categories, steps and point masses. A "
+            "Gaussian has only densities, so there is no fair comparison with one; the product of "
+            "the columns' own marginal laws has the same measure.",
+            kind="note",
+        )
+    rows = [
+        ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
+        ["effective samples", f"{100 * bounds.ess:.1f} %"],
+        ["tail index of the weights (below 0.7)", f"{bounds.pareto_k:.2f}"],
+        ["verdict", "reliable" if bounds.reliable else "not reliable"],
+    ]
+    if not math.isfinite(bounds.pareto_k):
+        rows = [["normaliser", "exact: all columns are finite"], *rows[:1], *rows[3:]]
+    consistency = estimator.consistency_
+    if consistency:
+        rows.append(
+            ["conditionals against the joint law", f"{consistency['conditionals']:.3f} nats apart"]
+        )
+    page.table(f"Can the number be trusted? ({n_checked:,} rows)", ["check", "found"], rows)
+    page.words(
+        f"Likelihoods compare only under the same measure: {schema.fingerprint}.", kind="note"
+    )
+
+
+def _columns(
+    page: Page,
+    scales: Sequence[Scale],
+    of_data: np.ndarray,
+    of_model: np.ndarray,
+    gaps: np.ndarray,
+) -> None:
+    page.words(
+        f"Rows of the table (filled) and {len(of_model):,} rows drawn from the model (line). The "
+        "outermost half per cent on either side is out of sight."
+    )
+    panels = []
+    for j, scale in enumerate(scales):
+        figure, axes = new_figure(figsize=(3.1, 2.4))
+        plot_marginal(scale, of_model[:, j], of_data[:, j], axes=axes)
+        panels.append((figure, f"{scale.name}: {_in_words(scale, of_data[:, j], of_model[:, j])}"))
+    page.figures(panels)
+    if gaps.any():
+        has = np.flatnonzero(gaps)
+        names = [scales[int(j)].name for j in has]
+        words = ", ".join(f"{n} {100 * gaps[j]:.3g} %" for n, j in zip(names, has, strict=True))
+        figure = plot_shares(names, gaps[has], "share of rows without a value")
+        page.figures([(figure, f"Rows without a value: {words}")], wide=True)
+
+
+def _in_words(scale: Scale, data: np.ndarray, model: np.ndarray) -> str:
+    """What a panel shows, for those who cannot see it."""
+    told = []
+    for name, values in (("data", data), ("model", model)):
+        values = values[~np.isnan(values)]
+        if len(values) == 0:
+            told.append(f"{name} has no values")
+        elif scale.labels:
+            counts = np.bincount(values.astype(int), minlength=len(scale.labels)) / len(values)
+            often = np.argsort(-counts, kind="stable")[:3]
+            shares = ", ".join(f"{scale.labels[int(i)]} {100 * counts[i]:.0f} %" for i in often)
+            told.append(f"{name} {shares}")
+        else:
+            low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+            if scale.dates:
+                days = np.array([low, middle, high]).astype("datetime64[D]")
+                told.append(f"{name} median {days[1]}, quartiles {days[0]} and {days[2]}")
+            else:
+                told.append(f"{name} median {middle:.4g}, quartiles {low:.4g} and {high:.4g}")
+    return "; ".join(told)
+
+
+def _pairs(page: Page, scales: Sequence[Scale], of_data: np.ndarray, of_model: np.ndarray) -> None:
+    in_data, in_model = figures.dependence(scales, of_data, of_model)
+    pairs = figures.strongest_pairs(in_data)
+    page.words(
+        "The pairs that depend most on each other, as many points of the model as of the data; "
+        "then the strength of dependence of all pairs (Cramér's V, columns cut into eighths)."
+        if len(scales) > 2
+        else "As many points of the model as of the data."
+    )
+    panels = []
+    for i, j in pairs:
+        pair = (scales[i], scales[j])
+        figure = plot_pair(pair, of_model[:, [i, j]], of_data[:, [i, j]])
+        words = (
+            f"{pair[0].name} and {pair[1].name}: strength of dependence {in_data[i, j]:.2f} in the "
+            f"data, {in_model[i, j]:.2f} in the model"
+        )
+        panels.append((figure, words))
+    page.figures(panels, wide=True)
+    if len(scales) > 2:
+        upper = np.triu_indices(len(scales), 1)
+        apart = np.abs(in_data - in_model)[upper]
+        words = (
+            f"Strength of dependence of {len(apart):,} pairs of columns: data and model differ by "
+            f"{np.median(apart):.2f} in the median and by {apart.max():.2f} at most"
+        )
+        page.figures([(figures.dependence_figure(scales, in_data, in_model), words)], wide=True)
+        page.words(f"{words}.")
+
+
+def _strangest(
+    page: Page,
+    estimator: Any,
+    rows: Any,
+    looked_at: np.ndarray,
+    n: int,
+    scores: np.ndarray,
+    ordinary: np.ndarray,
+    about: About,
+) -> None:
+    order = np.argsort(ordinary, kind="stable")[: min(N_STRANGE, len(ordinary))]
+    some = figures.rows_of(rows, order)
+    cells = _cells(some, [c.name for c in estimator.schema_.columns])
+    joint = estimator.method_ == "joint"
+    modelled = [column.name for column in estimator.schema_.columns if column.modelled]
+    tails = _tails(estimator, some) if joint else estimator.explain(some)
+    tails = {n: v for n, v in _by_name(tails, list(cells)).items() if n in modelled}
+    share = 100 * float((ordinary < 0).mean())
+    of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
+    page.words(
+        f"{share:.3g} % of the rows are below the threshold that "
+        f"{100 * estimator.contamination:.3g} % of the training rows are below.{of} A cell is to "
+        "blame if few draws would be as unusual, given the rest of its row."
+    )
+    listed, marked = [], []
+    names = list(cells)
+    for i in range(len(order)):
+        p = {name: float(values[i]) for name, values in tails.items() if values[i] < _BLAMED}
+        worst = sorted(p, key=p.__getitem__)[:3]
+        blame = "; ".join(f"{name} = {cells[name][i]} ({_one_in(p[name])})" for name in worst)
+        listed.append(
+            [
+                about.row(int(looked_at[order[i]])),
+                f"{scores[order[i]]:.2f}",
+                f"{ordinary[order[i]]:.2f}",
+                blame or "no single column: the row as a whole",
+            ]
+        )
+        marked += [(i, 1 + names.index(name)) for name in worst if name in names]
+    header = [about.row_heading, "log-likelihood", "below the threshold by", "columns to blame"]
+    for row in listed:
+        row[2] = f"{-float(row[2]):.2f}" if float(row[2]) < 0 else "not below"
+    page.table("The strangest rows", header, listed, numbers=(1, 2))
+    if len(names) <= _MAX_SHOWN:
+        full = [[row[0], *(cells[name][i] for name in names)] for i, row in enumerate(listed)]
+        header = [about.row_heading, *map(str, names)]
+        page.table("The same rows in full, cells to blame marked", header, full, marked=marked)
+
+
+def _cells(frame: Any, names: Sequence[Any]) -> dict[Any, list[str]]:
+    """The cells of a few rows as text."""
+    return {name: [_cell(v) for v in values] for name, values in _by_name(frame, names).items()}
+
+
+def _by_name(frame: Any, names: Sequence[Any]) -> dict[Any, list[Any]]:
+    """The columns of a few rows by the schema's names; those of arrays by position."""
+    if isinstance(frame, np.ndarray):
+        columns = dict(zip(names, frame.T, strict=True))
+    elif isinstance(frame, list):
+        columns = dict(zip(names, np.asarray(frame, dtype=object).T, strict=True))
+    else:
+        there = frame if isinstance(frame, dict) else getattr(frame, "column_names", frame.columns)
+        columns = {name: frame[name] for name in names if name in there}
+    return {name: _values(column) for name, column in columns.items()}
+
+
+def _values(column: Any) -> list[Any]:
+    if hasattr(column, "to_pylist"):
+        found: list[Any] = column.to_pylist()
+        return found
+    return list(column)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:  # NaN and NaT
+        return "–"
+    if isinstance(value, float | np.floating):
+        return f"{float(value):.6g}"
+    text = str(value)
+    if len(text) > 9 and re.fullmatch(r"[-+]?\d*\.\d+(e[-+]?\d+)?", text.strip()):
+        return f"{float(text):.6g}"
+    return text if len(text) <= 40 else f"{text[:38]}…"
+
+
+def _one_in(p: float) -> str:
+    return f"1 draw in {1 / p:,.0f}" if p >= 1e-6 else "less than 1 draw in a million"
+
+
+def _tails(estimator: Any, rows: Any) -> dict[Any, np.ndarray]:
+    """``explain`` for one energy over one or two columns, by integration along each of them."""
+    modelled = [column.name for column in estimator.schema_.modelled]
+    x = estimator.schema_.encode(rows)[0][..., 1]
+    drawn = estimator.schema_.encode(estimator.sample(1000, random_state=0))[0][..., 1]
+    out = {}
+    for j, name in enumerate(modelled):
+        values = np.concatenate([drawn[:, j], x[:, j]])
+        margin = 0.25 * np.ptp(values)
+        grid = np.linspace(values.min() - margin, values.max() + margin, 1001)
+        tails = []
+        for row in x:
+            at = np.repeat(row[None], len(grid) + 1, 0)
+            at[1:, j] = grid
+            log_p = estimator.score_samples(dict(zip(modelled, at.T, strict=True)))
+            weight = np.exp(log_p[1:] - log_p[1:].max())
+            tails.append(float(weight[log_p[1:] <= log_p[0]].sum() / weight.sum()))
+        out[name] = np.array(tails)
+    return out
+
+
+def _training(page: Page, estimator: Any, scores: np.ndarray, of_drawn: np.ndarray) -> None:
+    densities, axes = new_figure(figsize=(4.2, 2.8))
+    plot_log_densities(of_drawn, scores, axes=axes)
+    words = (
+        f"Log-likelihoods: rows of the table have median {np.median(scores):.2f}, rows drawn from "
+        f"the model {np.median(of_drawn):.2f} nats"
+    )
+    panels = [(densities, words)]
+    if estimator.history_.records:
+        curves, axes = new_figure(figsize=(4.2, 2.8))
+        plot_history(estimator.history_, axes=axes)
+        best = estimator.history_.best_step
+        panels.append((curves, f"Bounds of the log-likelihood in training; kept is step {best:,}"))
+    page.figures(panels, wide=True)
+    page.words(
+        "Rows of the table are as likely as rows drawn from a model that fits. In training the "
+        "lower and the upper bound close in on each other; the dotted line is the state kept."
+    )
+
+
+def _load(page: Page, joint: bool, about: About) -> None:
+    folder = about.folder or "model"
+    saved = "" if about.folder else f'density.save("{folder}")  # where it was fitted\n\n'
+    asked = (
+        "" if joint else "density.explain(table)                    # how ordinary each cell is\n"
+    )
+    page.code(
+        f"{saved}import pandas as pd\nimport selfnorm\n\n"
+        f'density = selfnorm.load("{folder}")\ntable = pd.read_csv("{_file(about)}")\n'
+        f"density.score_samples(table)              # log-likelihood of each row\n{asked}"
+        "density.sample(1000, random_state=0)      # synthetic rows\n",
+        "Python code",
+    )
+    page.code(
+        f"pip install selfnorm\nselfnorm score {folder} {_file(about)} --explain -o scored.csv\n"
+        if not joint
+        else f"pip install selfnorm\nselfnorm score {folder} {_file(about)} -o scored.csv\n",
+        "Commands",
+    )
+
+
+def _file(about: About) -> str:
+    return about.source if "." in about.source else "table.csv"

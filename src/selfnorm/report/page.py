@@ -1,0 +1,160 @@
+"""One self-contained HTML file: headings, words, tables and figures, without network or scripts.
+
+Text is escaped here and nowhere else. Figures are inline SVG whose ink is the colour of the text,
+so that they follow the page into the dark and onto paper.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from selfnorm.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_INK = "#262626"  # of the style file
+
+
+class Page:
+    """A page that grows section by section.
+
+    Example:
+        >>> page = Page("Wine", "A report")
+        >>> page.section("What was fitted")
+        >>> page.words("A law of 3 < 4 columns.")
+        >>> "3 &lt; 4" in page.html()
+        True
+    """
+
+    def __init__(self, title: str, subtitle: str) -> None:
+        self.title, self.subtitle = title, subtitle
+        self._sections: list[tuple[str, list[str]]] = []
+        self._figures = 0
+
+    def section(self, heading: str) -> None:
+        """Begin a section; what follows is part of it."""
+        self._sections.append((heading, []))
+
+    def words(self, text: str, *, kind: str = "") -> None:
+        """A paragraph; where it stands out, of the kind ``verdict``, ``warning`` or ``note``."""
+        self._add(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>")
+
+    def code(self, text: str, label: str) -> None:
+        """Lines of code."""
+        name = escape(label, quote=True)
+        self._add(f'<pre tabindex="0" aria-label="{name}"><code>{escape(text)}</code></pre>')
+
+    def table(
+        self,
+        caption: str,
+        header: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        numbers: Sequence[int] = (),
+        marked: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """A table whose first column names the rows.
+
+        ``numbers`` are the columns set flush right, ``marked`` the cells (row, column) that stand
+        out.
+        """
+        aligned = [' class="number"' if j in numbers else "" for j in range(len(header))]
+        head = "".join(
+            f'<th scope="col"{kind}>{escape(cell)}</th>'
+            for cell, kind in zip(header, aligned, strict=True)
+        )
+        body = []
+        for i, row in enumerate(rows):
+            cells = [f'<th scope="row">{escape(row[0])}</th>']
+            for j, cell in enumerate(row[1:], 1):
+                shown = f"<mark>{escape(cell)}</mark>" if (i, j) in marked else escape(cell)
+                cells.append(f"<td{aligned[j]}>{shown}</td>")
+            body.append(f"<tr>{''.join(cells)}</tr>")
+        name = escape(caption, quote=True)
+        # a table that is wider than the page is scrolled by keyboard, too
+        self._add(
+            f'<div class="scroll" role="region" aria-label="{name}" tabindex="0"><table>'
+            f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{''.join(body)}</tbody></table></div>"
+        )
+
+    def figures(self, figures: Sequence[tuple[Figure, str]], *, wide: bool = False) -> None:
+        """Figures side by side, as many as there is room for; each with what it shows in words."""
+        panels = "".join(f"<figure>{self._svg(f, words)}</figure>" for f, words in figures)
+        self._add(f'<div class="{"wide" if wide else "panels"}">{panels}</div>')
+
+    def html(self) -> str:
+        """The whole page."""
+        links, sections = [], []
+        for i, (heading, blocks) in enumerate(self._sections):
+            links.append(f'<li><a href="#s{i}">{escape(heading)}</a></li>')
+            inner = "\n".join(blocks)
+            sections.append(
+                f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(heading)}</h2>\n'
+                f"{inner}\n</section>"
+            )
+        return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+            title=escape(self.title),
+            subtitle=escape(self.subtitle),
+            links="".join(links),
+            sections="\n".join(sections),
+        )
+
+    def _add(self, block: str) -> None:
+        self._sections[-1][1].append(block)
+
+    def _svg(self, figure: Any, words: str) -> str:
+        self._figures += 1
+        return inline_svg(figure, words, f"f{self._figures}")
+
+
+def inline_svg(figure: Any, words: str, prefix: str) -> str:
+    """A figure as an ``<svg>`` element, read out as ``words``; ``prefix`` keeps its ids apart."""
+    from matplotlib import rc_context, style
+
+    from selfnorm.plotting import STYLE
+
+    buffer = io.StringIO()
+    with style.context(STYLE), rc_context({"svg.hashsalt": prefix}):
+        figure.savefig(buffer, format="svg", transparent=True, dpi=140, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"\n\s*", "\n", text)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
+    text = text.replace(_INK, "currentColor")
+    label = escape(words, quote=True)
+    widest = f"max-width: {96 * figure.get_figwidth() * 1.1:.0f}px"  # letters stay letters
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{widest}" ', 1)
+
+
+def check_page(path: str | os.PathLike[str]) -> Path:
+    """Refuse a file that could not be written, before the work is done."""
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise DataError(f"{path}: a report is one HTML file; name it {path.stem or 'report'}.html")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file to write")
+    if not path.absolute().parent.is_dir():
+        raise DataError(f"{path.parent}: no such folder; create it first")
+    return path
+
+
+def write_page(html: str, path: Path) -> None:
+    """Write a page whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(html, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

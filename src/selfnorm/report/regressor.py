@@ -1,0 +1,365 @@
+"""The report of a regressor: likelihood, calibration, predictive densities, surprises."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from selfnorm.evaluation import Bounds, central_coverage, pit_distance
+from selfnorm.plotting import (
+    need_matplotlib,
+    new_figure,
+    plot_history,
+    plot_predictive,
+    plot_reliability,
+)
+from selfnorm.report import figures, peers
+from selfnorm.report.density import About, Comparison, _cells, _subtitle
+from selfnorm.report.page import Page
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+N_SURPRISES = 10
+_MAX_ROWS = 2000
+_BOUND_ROWS = 500
+_MAX_INPUTS = 12
+
+
+def regressor_report(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    *,
+    train: Any = None,
+    seen: bool = False,
+    about: About,
+    seed: int = 0,
+) -> str:
+    """The page, of a fitted :class:`~selfnorm.EnergyRegressor` and pairs.
+
+    Args:
+        estimator: the model.
+        X: inputs, a table of any kind that it takes.
+        y: targets ``(n,)``; of several, ``(n, d)``, only likelihoods and training are shown.
+        train: ``(X, y)`` that the simple laws are fitted to.
+        seen: whether the model was fitted to these rows.
+        about: names.
+        seed: for folds, samples and which rows of a large table are looked at.
+    """
+    need_matplotlib()
+    y = np.asarray(y, dtype=np.float64)
+    n = figures.n_rows(X)
+    looked_at = figures.some_rows(n, _MAX_ROWS, seed)
+    rows, labels = figures.rows_of(X, looked_at), y[looked_at]
+    one = estimator.n_outputs_ == 1
+    labels = labels.ravel() if one else labels
+    seen = seen and train is None
+    comparison = _compare(estimator, rows, labels, train, seen, seed)
+    few = figures.some_rows(len(labels), _BOUND_ROWS, seed)
+    bounds = estimator.bounds(
+        figures.rows_of(rows, few), labels[few], n_samples=500, random_state=seed
+    )
+    page = Page(
+        about.title or f"{about.target} given the other columns: {about.source}",
+        _subtitle(estimator),
+    )
+    if not one:
+        page.section("Verdict")
+        page.words(f"{comparison.verdict()} {_trust(bounds)}", kind="verdict")
+        _fitted(page, estimator, X, n, about)
+        _likelihood(page, estimator, comparison, bounds, len(few))
+        _training(page, estimator)
+        _load(page, about)
+        return page.html()
+    pit, crps = estimator.pit_and_crps(rows, labels)
+    page.section("Verdict")
+    _verdict(page, comparison, bounds, pit)
+    _fitted(page, estimator, X, n, about)
+    _likelihood(page, estimator, comparison, bounds, len(few))
+    page.section("Calibration")
+    _calibration(page, estimator, rows, labels, pit, crps, about)
+    page.section("Predictive densities")
+    _examples(page, estimator, rows, labels, looked_at, about)
+    page.section("Rows it did not expect")
+    _surprises(page, estimator, rows, labels, looked_at, n, comparison.model, pit, about)
+    _training(page, estimator)
+    _load(page, about)
+    return page.html()
+
+
+def _compare(
+    estimator: Any, X: Any, y: np.ndarray, train: Any, seen: bool, seed: int
+) -> Comparison:
+    """The model and simple laws of the same targets."""
+    step = float(estimator.label_step_) if estimator.n_outputs_ == 1 else 0.0
+    log_prob = estimator.log_mass if step else estimator.log_prob
+    words = (
+        f"The simple laws are fitted to four fifths of these rows and judged on the last, "
+        f"{peers.N_FOLDS} times over. The model was fitted to another table; whether it shares "
+        "rows with this one is not known here."
+    )
+    if seen:
+        words = (
+            "This is the table that the model was fitted to; each of its members held out a tenth "
+            "of the rows, another one each. All figures flatter model and simple laws alike. Rows "
+            "that were not in it judge fairly."
+        )
+    elif train is not None:
+        words = "The simple laws are fitted to the training table that was given."
+    found = Comparison(log_prob(X, y), words=words, fair=not seen)
+    if estimator.n_outputs_ > 1:
+        return found
+    rows = np.column_stack([_numbers(estimator, X), y])
+    fits = {
+        "linear regression with normal errors": partial(peers.linear_regression, step=step),
+        "a Gaussian that ignores the inputs": partial(peers.gaussian_target, step=step),
+    }
+    known = None
+    if train is not None:
+        known = np.column_stack([_numbers(estimator, train[0]), np.asarray(train[1], float)])
+    for name, fit in fits.items():
+        if known is not None or seen:
+            found.peers[name] = fit(rows if known is None else known)(rows)
+        elif len(rows) > peers.N_FOLDS:
+            found.peers[name] = peers.cross_fitted(fit, rows, seed)
+    found.parts["the same networks without energies"] = getattr(
+        estimator.without_energy(), "log_mass" if step else "log_prob"
+    )(X, y)
+    return found
+
+
+def _numbers(estimator: Any, X: Any) -> np.ndarray:
+    """Inputs as numbers, the way that the model reads them."""
+    if estimator.inputs_ is not None:
+        found: np.ndarray = estimator.inputs_.rows(X)
+        return found
+    return np.asarray(X, dtype=np.float64)
+
+
+def _trust(bounds: Bounds) -> str:
+    if bounds.reliable:
+        return (
+            f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
+            f"{max(bounds.gap, 0.0):.2g} nats."
+        )
+    return "The check of its normaliser failed: " + " ".join(bounds.reasons)
+
+
+def _verdict(page: Page, comparison: Comparison, bounds: Bounds, pit: np.ndarray) -> None:
+    inside = central_coverage(pit, 0.9)
+    error = 2 * math.sqrt(0.09 / len(pit))
+    calibrated = f"Its 90 % intervals hold {100 * inside:.1f} % of the labels" + (
+        ", as they should."
+        if abs(inside - 0.9) <= error
+        else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
+        f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
+    )
+    kind = "verdict" if bounds.reliable else "warning"
+    page.words(f"{comparison.verdict()} {calibrated} {_trust(bounds)}", kind=kind)
+    if not comparison.fair:
+        page.words(comparison.words, kind="warning")
+
+
+def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
+    page.section("What was fitted")
+    fitted_to = getattr(estimator, "fitted_to_", None) or {}
+    histories = estimator.history_
+    steps, seconds = sum(h.n_steps for h in histories), sum(h.seconds for h in histories)
+    target = f"{about.target}, continuous"
+    if estimator.label_step_ > 0:
+        target = f"{about.target}, in steps of {estimator.label_step_:.4g}"
+    facts = [
+        [
+            "model",
+            f"{type(estimator).__name__}, {estimator.n_members} members: mixture density "
+            "networks, each tilted by an energy",
+        ],
+        ["target", target if estimator.n_outputs_ == 1 else f"{estimator.n_outputs_} targets"],
+        ["inputs", f"{estimator.n_features_in_}: {_shortened(_input_names(estimator, X, about))}"],
+        ["fitted to", f"{fitted_to['rows']:,} rows" if fitted_to else "rows not recorded"],
+        ["reported on", f"{n:,} rows of {about.source}"],
+        ["training", f"{steps:,} steps in {seconds:.1f} s"],
+    ]
+    page.table("The model", ["what", "value"], facts)
+
+
+def _input_names(estimator: Any, X: Any, about: About) -> list[str]:
+    if about.inputs:
+        return list(about.inputs)
+    known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    if not known and estimator.inputs_ is not None:
+        known = [str(column.name) for column in estimator.inputs_.schema.columns]
+    if not known and hasattr(X, "columns"):
+        known = [str(name) for name in X.columns]
+    return known or [f"x{i}" for i in range(estimator.n_features_in_)]
+
+
+def _shortened(names: list[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _likelihood(
+    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, n_checked: int
+) -> None:
+    page.section("Likelihood against simple laws")
+    comparison.show(page)
+    page.words(comparison.words)
+    if estimator.n_outputs_ == 1 and estimator.label_step_ > 0:
+        page.words(
+            "The target has steps: all figures are logarithms of the probability of a step.",
+            kind="note",
+        )
+    rows = [
+        ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
+        ["effective samples", f"{100 * bounds.ess:.1f} %"],
+        ["tail index of the weights (below 0.7)", f"{bounds.pareto_k:.2f}"],
+        ["learned against exact normaliser", f"{estimator.log_norm_error_:.4f} nats apart"],
+        ["verdict", "reliable" if bounds.reliable else "not reliable"],
+    ]
+    page.table(f"Can the number be trusted? ({n_checked:,} rows)", ["check", "found"], rows)
+
+
+def _calibration(
+    page: Page,
+    estimator: Any,
+    X: Any,
+    y: np.ndarray,
+    pit: np.ndarray,
+    crps: np.ndarray,
+    about: About,
+) -> None:
+    tails = [(1 - level) / 2 for level in LEVELS]
+    ends = estimator.predict_quantiles(X, [*tails, *(1 - t for t in tails)])
+    widths = (ends[:, len(LEVELS) :] - ends[:, : len(LEVELS)]).mean(0)
+    rows = []
+    for level, width in zip(LEVELS, widths, strict=True):
+        inside, error = central_coverage(pit, level), 2 * math.sqrt(level * (1 - level) / len(pit))
+        shown = f"{100 * inside:.1f} ± {100 * error:.1f} %"
+        rows.append([f"{100 * level:.0f} %", shown, f"{width:.4g}"])
+    page.table(
+        f"Central intervals, {len(y):,} rows",
+        ["interval", "labels inside", f"mean width ({about.target})"],
+        rows,
+        numbers=(1, 2),
+    )
+    error = float(np.abs(np.asarray(estimator.predict(X)).ravel() - y).mean())
+    page.words(
+        f"Mean CRPS {crps.mean():.4g}, mean absolute error {error:.4g}, both in the units of "
+        f"{about.target}; distance of F(y | x) from uniform {pit_distance(pit):.3f}."
+    )
+    figure, axes = new_figure(1, 2, figsize=(5.6, 2.7))
+    plot_reliability({"model": pit}, axes=axes)
+    words = "Reliability: " + ", ".join(
+        f"{100 * np.mean(pit <= q):.0f} % of the labels below the {100 * q:.0f} % quantile"
+        for q in (0.1, 0.5, 0.9)
+    )
+    page.figures([(figure, words)], wide=True)
+    page.words(
+        "Left: of a calibrated model the dots lie on the diagonal. Right: the histogram is flat; a "
+        "bowl is a sign of laws that are too narrow, a hill of laws that are too wide.",
+    )
+
+
+def _examples(
+    page: Page, estimator: Any, X: Any, y: np.ndarray, looked_at: np.ndarray, about: About
+) -> None:
+    page.words(
+        "The whole law of the target for some rows, from the lowest to the highest prediction: "
+        "shaded the central 90 %, dashed what was observed."
+    )
+    panels = []
+    for row, example in figures.predictive_examples(estimator, X, y):
+        figure, axes = new_figure(figsize=(3.1, 2.1))
+        plot_predictive(**example, name=about.target, axes=axes)
+        name = about.row(int(looked_at[row]))
+        axes.set_title(f"{about.row_heading.split(',')[0]} {name}")
+        low, high = example["interval"]
+        words = (
+            f"Predictive density of row {name}: 90 % between {low:.4g} and {high:.4g}, highest at "
+            f"{example['grid'][np.argmax(example['density'])]:.4g}, observed {example['label']:.4g}"
+        )
+        panels.append((figure, words))
+    page.figures(panels)
+
+
+def _surprises(
+    page: Page,
+    estimator: Any,
+    X: Any,
+    y: np.ndarray,
+    looked_at: np.ndarray,
+    n: int,
+    log_p: np.ndarray,
+    pit: np.ndarray,
+    about: About,
+) -> None:
+    order = np.argsort(log_p, kind="stable")[:N_SURPRISES]
+    some = figures.rows_of(X, order)
+    ends = estimator.predict_quantiles(some, [0.05, 0.5, 0.95])
+    names = _input_names(estimator, X, about)
+    cells = _cells(some, names if not hasattr(X, "columns") else list(X.columns))
+    rows = []
+    for i, k in enumerate(order):
+        low, middle, high = (f"{v:.4g}" for v in ends[i])
+        inputs = [cells[name][i] for name in list(cells)[:_MAX_INPUTS]]
+        rows.append(
+            [
+                about.row(int(looked_at[k])),
+                f"{y[k]:.4g}",
+                f"{middle} ({low} to {high})",
+                f"{100 * pit[k]:.3g} %",
+                f"{log_p[k]:.2f}",
+                *inputs,
+            ]
+        )
+    of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
+    page.words(f"The labels that the model held least likely.{of}")
+    header = [
+        about.row_heading,
+        f"{about.target} observed",
+        "median (90 % interval)",
+        "probability of less",
+        "log-likelihood",
+        *map(str, list(cells)[:_MAX_INPUTS]),
+    ]
+    page.table("The least likely labels", header, rows, numbers=(1, 2, 3, 4))
+
+
+def _training(page: Page, estimator: Any) -> None:
+    page.section("Training")
+    panels = []
+    for stage, history in zip(("proposals", "energies"), estimator.history_, strict=False):
+        if not history.records:
+            continue
+        figure, axes = new_figure(figsize=(4.2, 2.8))
+        plot_history(history, axes=axes)
+        axes.set_title(f"{stage}: bounds of the log-likelihood")
+        words = f"Training of the {stage}: {history.n_steps:,} steps, kept is {history.best_step:,}"
+        panels.append((figure, words))
+    page.figures(panels, wide=True)
+    page.words("In standardised units of the target; the dotted line is the state kept.")
+
+
+def _load(page: Page, about: About) -> None:
+    page.section("How to load the model")
+    folder = about.folder or "model"
+    saved = "" if about.folder else f'regressor.save("{folder}")  # where it was fitted\n\n'
+    file = about.source if "." in about.source else "table.csv"
+    page.code(
+        f"{saved}import pandas as pd\nimport selfnorm\n\n"
+        f'regressor = selfnorm.load("{folder}")\n'
+        f'X = pd.read_csv("{file}").drop(columns="{about.target}")\n'
+        "regressor.predict(X)                             # means\n"
+        "regressor.predict_interval(X, 0.9)               # 90 % intervals\n"
+        "regressor.predict_quantiles(X, [0.1, 0.5, 0.9])\n",
+        "Python code",
+    )
+    page.code(
+        f"pip install selfnorm\nselfnorm predict {folder} {file} -o predicted.csv\n", "Commands"
+    )
+
+
+__all__ = ["regressor_report"]

@@ -1,0 +1,147 @@
+"""A report is one file that says what is true of model and rows, and can be read by everybody."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import selfnorm as sn
+from selfnorm.columns import Schema
+from selfnorm.errors import DataError
+from selfnorm.report import About, peers
+from selfnorm.tables import RegressorNetwork
+
+
+class Reader(HTMLParser):
+    """Tags that are left open, ids, and what a screen reader is told."""
+
+    VOID = ("meta", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.figures, self.headings = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag in ("h1", "h2"):
+            self.headings.append(tag)
+        if tag == "svg":
+            self.figures.append(dict(attrs)["aria-label"])
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def checked(path):
+    """The text of a page that is whole, self-contained and labelled."""
+    text = path.read_text(encoding="utf-8")
+    page = Reader(text)
+    assert page.open == []
+    assert len(set(page.ids)) == len(page.ids)
+    assert page.figures
+    assert all(page.figures)
+    assert page.headings.count("h1") == 1
+    assert "<script" not in text
+    assert not re.search(r'(src|href)="(?!#|data:)', text)
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(page.ids)
+    assert path.stat().st_size < 3e6
+    return text
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    rng = np.random.default_rng(0)
+    kind = rng.choice(["a", "b", "<i>c</i>"], 260)
+    size = np.where(rng.random(260) < 0.1, np.nan, rng.normal(size=260) + 3 * (kind == "a"))
+    frame = pd.DataFrame({"kind": kind, "size": size, "count": rng.poisson(3, 260)})
+    return frame, sn.EnergyDensity(random_state=0, max_steps=30).fit(frame)
+
+
+def test_a_table_of_any_kind(mixed, tmp_path):
+    frame, density = mixed
+    density.report(frame, tmp_path / "r.html", about=About("people.csv", title="People & more"))
+    text = checked(tmp_path / "r.html")
+    assert "People &amp; more" in text
+    assert "<i>c</i>" not in text
+    assert "were held out: they chose the best state" in text
+    assert "A Gaussian has only densities" in text
+    assert "1 draw in" in text
+
+
+def test_held_out_rows_survive_a_folder_and_other_rows_are_told_apart(mixed, tmp_path):
+    frame, density = mixed
+    density.save(tmp_path / "m")
+    again = sn.EnergyDensity.load(tmp_path / "m")
+    assert np.array_equal(again.held_out_, density.held_out_)
+    assert len(again.held_out_) == 26
+    assert again.fitted_to_ == density.fitted_to_
+    again.report(frame[:50], tmp_path / "r.html", train=frame[50:])
+    assert "training table that was given" in checked(tmp_path / "r.html")
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_one_energy_and_few_rows(d, tmp_path):
+    X = np.random.default_rng(d).normal(size=(40, d))
+    X[7] = 9.0
+    density = sn.EnergyDensity(random_state=0, max_steps=20).fit(X)
+    assert density.method_ == "joint"
+    density.report(X, tmp_path / "r.html")
+    text = checked(tmp_path / "r.html")
+    assert "too small to hold rows out" in text
+    assert "a Gaussian" in text
+    density.report(X[7:8], tmp_path / "one.html")
+    checked(tmp_path / "one.html")
+
+
+def test_what_cannot_be_reported_is_refused_before_the_work(mixed, tmp_path):
+    frame, density = mixed
+    with pytest.raises(DataError, match="no column 'size'"):
+        density.report({"kind": ["a"], "count": [1]}, tmp_path / "r.html")
+    with pytest.raises(DataError, match="one HTML file"):
+        density.report(frame, tmp_path / "r.pdf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.filterwarnings("ignore::selfnorm.errors.SelfnormWarning")
+def test_a_regressor(whole, tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (200, 2))
+    y = 10 * X[:, 0] + rng.standard_normal(200)
+    y = np.round(y) if whole else y
+    short = RegressorNetwork(energy_epochs=2)
+    model = sn.EnergyRegressor(n_members=2, max_epochs=8, network=short, random_state=0).fit(X, y)
+    model.report(X, y, tmp_path / "r.html", about=About("sales.csv", target="price"))
+    text = checked(tmp_path / "r.html")
+    assert "table that the model was fitted to" in text
+    assert "Predictive density of row" in text
+    assert ("probability of a step" in text) == whole
+    with pytest.raises(DataError):
+        model.report(X, y[:-1], tmp_path / "no.html")
+
+
+def test_simple_laws_are_normalised_in_the_measure_of_the_table():
+    rng = np.random.default_rng(0)
+    count = rng.poisson(2, 400)
+    table = {"count": count, "kind": rng.choice(["a", "b", "c"], 400, p=[0.6, 0.3, 0.1])}
+    schema = Schema.detect(table)
+    law = peers.independent_columns(schema.parts, schema.encode(table)[0])
+    levels = np.unique(count)
+    every = {"count": np.repeat(levels, 3), "kind": ["a", "b", "c"] * len(levels)}
+    assert 0.97 < np.exp(law(schema.encode(every)[0])).sum() <= 1 + 1e-9
+    x = rng.normal(size=(2000, 2)) @ np.array([[1.0, 0.8], [0.0, 0.6]])
+    coded = np.stack([np.zeros_like(x), x], -1)
+    expected = stats.multivariate_normal(x.mean(0), np.cov(x.T)).logpdf(x)
+    assert np.allclose(peers.gaussian(coded)(coded), expected, atol=0.05)
+    known = np.column_stack([np.zeros((500, 1)), rng.normal(0, 3, 500)])
+    cells = np.column_stack([np.zeros((81, 1)), np.arange(-40, 41)])
+    assert np.exp(peers.gaussian_target(known, 1.0)(cells)).sum() == pytest.approx(1, abs=1e-6)

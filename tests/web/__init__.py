@@ -1,0 +1,1 @@
+"""The site and a report in a real browser; see ``__main__``."""

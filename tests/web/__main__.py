@@ -1,0 +1,158 @@
+"""Every page of the site, and a report, in Chromium: ``make test-web``.
+
+Of each page: no console error, nothing asked of another host, no sideways scrolling at 400, 800 and
+1400 pixels, pictures and formulas there, no serious finding of axe. The search works.
+Screenshots of the pages people land on are kept.
+
+python -m tests.web SITE OUT
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
+
+WIDTHS = (400, 800, 1400)
+KEPT = ("index", "theory", "is-this-real", "how-to", "reproduce", "tables/mixed", "reference/index")
+FLAGS = [
+    "--no-sandbox",  # as root, in a container
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server that does not log."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def serve(folder: Path) -> str:
+    """The folder on a local port; its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}/"
+
+
+def look(page: Page, address: str, home: str, axe: Axe, shot: Path | None) -> list[str]:
+    """What is wrong with one page."""
+    wrong: list[str] = []
+    page.on("console", lambda m: wrong.append(f"console: {m.text}") if m.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
+
+    def asked(request: object) -> None:
+        url = request.url  # type: ignore[attr-defined]
+        if not url.startswith((home, "data:", "blob:", "file:")):
+            wrong.append(f"asks another host: {url}")
+
+    page.on("request", asked)
+    page.goto(address)
+    page.wait_for_load_state("networkidle")
+    broken = page.evaluate(
+        "[...document.images].filter(i => !i.naturalWidth && i.loading !== 'lazy').map(i => i.src)"
+    )
+    wrong += [f"picture missing: {source}" for source in broken]
+    formulas = page.locator(".math")
+    if formulas.count():
+        page.wait_for_function(
+            "document.querySelectorAll('.math').length <= "
+            "document.querySelectorAll('.math mjx-container').length",
+            timeout=20_000,
+        )
+        if page.locator("[data-mjx-error]").count():
+            wrong.append("a formula that MathJax does not understand")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        if over > 0:
+            wrong.append(f"{over} pixels too wide at {width}")
+        if shot is not None:
+            shot.parent.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=shot.with_name(f"{shot.name}-{width}.png"), full_page=width > 400)
+    for finding in axe.run(page).response["violations"]:
+        if finding["impact"] in ("serious", "critical"):
+            where = "; ".join(str(node["target"][0]) for node in finding["nodes"][:3])
+            wrong.append(f"axe, {finding['impact']}: {finding['id']} at {where}")
+    return wrong
+
+
+def search(page: Page, home: str) -> list[str]:
+    """Whether the search finds a class and leads to it."""
+    page.goto(home + "search.html?q=EnergyDensity")
+    page.wait_for_selector("#search-results ul.search li", timeout=20_000)
+    links = page.locator("#search-results ul.search a").evaluate_all("all => all.map(a => a.href)")
+    wanted = any("selfnorm.EnergyDensity" in link for link in links)
+    return [] if wanted else ["search does not find EnergyDensity"]
+
+
+def make_report(folder: Path) -> Path | None:
+    """A report of a small model, where the library can write one."""
+    commands = subprocess.run(
+        [sys.executable, "-m", "selfnorm", "--help"], capture_output=True, text=True, check=True
+    )
+    if " report " not in commands.stdout:
+        return None
+    from sklearn.datasets import load_wine
+
+    from selfnorm import EnergyDensity
+
+    wine = load_wine(as_frame=True).data.iloc[:, :5]
+    wine.to_csv(folder / "wine.csv", index=False)
+    EnergyDensity(max_steps=50, random_state=0).fit(wine).save(folder / "model")
+    command = ["report", folder / "model", folder / "wine.csv", "-o", folder / "report.html"]
+    subprocess.run([sys.executable, "-m", "selfnorm", *map(str, command)], check=True)
+    return folder / "report.html"
+
+
+def chromium(playwright: object) -> Browser:
+    """The system's Chromium, else playwright's own."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    return playwright.chromium.launch(  # type: ignore[attr-defined]
+        executable_path=found, args=FLAGS
+    )
+
+
+def main(site: Path, out: Path) -> int:
+    """Look at everything; the number of pages with something wrong."""
+    out.mkdir(parents=True, exist_ok=True)
+    home, axe, bad = serve(site), Axe(), 0
+    names = sorted(str(p.relative_to(site).with_suffix("")) for p in site.rglob("*.html"))
+    names = [name for name in names if not name.startswith(("_static", "genindex", "py-modindex"))]
+    with sync_playwright() as playwright, TemporaryDirectory() as folder:
+        browser = chromium(playwright)
+        addresses = {name: f"{home}{name}.html" for name in names if name != "search"}
+        report = make_report(Path(folder))
+        if report is not None:
+            addresses["report"] = report.as_uri()
+        for name, address in addresses.items():
+            keep = name in KEPT or name.startswith("tutorials/") or name == "report"
+            page = browser.new_page()
+            wrong = look(page, address, home, axe, out / name if keep else None)
+            page.close()
+            bad += bool(wrong)
+            for each in dict.fromkeys(wrong):
+                print(f"{name}: {each}")
+        page = browser.new_page()
+        lost = search(page, home)
+        browser.close()
+    bad += bool(lost)
+    print(*lost, f"{len(addresses)} pages, {bad} with findings; screenshots in {out}/", sep="\n")
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(Path(sys.argv[1]), Path(sys.argv[2])), 1))
