@@ -111,11 +111,13 @@ def columns_of(parts: Sequence[Part], x: Tensor, *, straight: bool) -> CodedColu
 
 
 def kinds_for(n: int, parts: Sequence[Part], *, complete: bool) -> Iterator[Kind]:
-    """The simple densities worth trying on ``n`` rows."""
-    numbers = sum(part.rest for part in parts)
-    if numbers == 0:
+    """The simple densities worth trying on ``n`` rows: of tables whose columns are all numbers.
+
+    Elsewhere the chain stays alone, so that conditionals of categories are those of the joint law.
+    """
+    if not all(part.rest for part in parts):
         return
-    plain = all(part.rest and part.n_codes == 0 for part in parts) and complete
+    plain = all(part.n_codes == 0 for part in parts) and complete
     for straight in (True, False):
         for components in COMPONENTS:
             if components == 1 or n >= ROWS_PER_COMPONENT * components:
