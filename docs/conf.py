@@ -56,13 +56,13 @@ nb_execution_cache_path = str(Path(__file__).parent.parent / "out" / "notebooks"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # progress bars and warnings of other libraries
 
 # Reference: one page for each public name, from its docstring.
 autosummary_generate = True
 autosummary_context = {"names_of": names_of}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures of tensors and arrays say little that the text does not
-napoleon_use_ivar = True
 napoleon_use_rtype = False
 napoleon_preprocess_types = False
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -195,6 +196,26 @@ def test_clear_errors(folder, edit, words):
     if document["kind"] == "Sneaky":
         with pytest.raises(ModelFileError, match="unknown class 'Sneaky'"):
             saving.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("size", "model"),
+    [
+        ("blocks", lambda: sn.AutoregressiveEBM(2, hidden=8, components=2, context=2)),
+        ("n_components", lambda: sn.GaussianMixture.fit_to(torch.randn(50, 2), n_components=2)),
+        ("dim", lambda: sn.Gaussian(torch.zeros(2), scale=1.0)),
+    ],
+)
+@pytest.mark.parametrize("value", [10**4, 10**6, 10**30])
+def test_a_size_that_the_weights_do_not_have_is_refused_at_once(tmp_path, size, model, value):
+    sn.save(model(), tmp_path)
+    document = _document(tmp_path)
+    document["config"][size] = value
+    (tmp_path / CONFIG_FILE).write_text(_rehash(document))
+    before = time.process_time()
+    with pytest.raises(ModelFileError, match="do not fit together"):
+        sn.load(tmp_path)
+    assert time.process_time() - before < 3
 
 
 def test_damaged_configs_and_deep_nesting(folder):

@@ -37,6 +37,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfnorm._context import float32_on_cpu, seeded
 from selfnorm._door import __version__
@@ -135,7 +136,7 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
     found = _class(folder.kind).find(folder.kind)
     try:
         # what is built begins with random weights, for which the caller's stream is not to pay
-        with seeded(0), float32_on_cpu():
+        with seeded(0), float32_on_cpu(), _WithinItsWeights(folder.tensors):
             if hasattr(found, "from_folder"):
                 return found.from_folder(folder.config, folder.tensors, **own)
             return build({"class": folder.kind, **folder.config}, folder.tensors, **own)
@@ -163,6 +164,39 @@ def expect(config: dict[str, Any], **kinds: Any) -> None:
             right = right and len(value) == config.get("n_features")
         if not right or (isinstance(value, bool) and kind is not bool):
             raise ValueError(f"the config's {name!r} is missing or malformed")
+
+
+class _WithinItsWeights(TorchDispatchMode):
+    """Ends the building of a model that takes far more than the weights it is built for.
+
+    Anybody can write a config with a right hash. A size in it that the weights do not have would
+    otherwise fill the memory, or build layers for hours, before the weights are seen not to fit.
+    An honest model makes each weight a few times; what is refused is a hundred times all of them.
+    """
+
+    call = 1000  # elements that a call of torch costs at least: loops come to an end, too
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.left = 10**7 + 100 * sum(t.numel() + self.call for t in tensors.values())
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        shapes = [a for a in args if isinstance(a, list)]
+        if function.overloadpacket is torch.ops.aten.eye:
+            shapes = [[args[0], args[-1]]]
+        for shape in shapes:  # before it is made
+            if all(type(size) is int for size in shape):
+                self._pay(math.prod(shape))
+        made = function(*args, **(kwargs or {}))
+        self._pay(made.numel() if isinstance(made, Tensor) else 0)
+        return made
+
+    def _pay(self, elements: int) -> None:
+        self.left -= max(elements, self.call)
+        if self.left < 0:
+            raise ValueError("the config asks for a much larger model than its weights are")
 
 
 class Saved:

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+CONTINUOUS = ("normal", "shifted", "heavy", "skewed", "two humps", "uniform")
 
-def column(rng, n):
+
+def column(rng, n, only=None):
     """One column, and what it is."""
     kinds = {
         "normal": lambda: rng.normal(size=n) * 10.0 ** rng.uniform(-6, 6),
@@ -25,14 +27,18 @@ def column(rng, n):
     }
     # What is to be refused comes seldom, or hardly a table would be fitted.
     often = list(kinds)[:11]
-    name = str(rng.choice(list(kinds) if rng.random() < 0.06 else often))
+    name = str(rng.choice(only or (list(kinds) if rng.random() < 0.06 else often)))
     return name, kinds[name]()
 
 
-def table(rng, most_rows=600):
-    """``(n, d)`` numbers and the kinds of their columns; some columns depend on others."""
-    n, d = int(np.exp(rng.uniform(np.log(4), np.log(most_rows)))), int(rng.integers(1, 7))
-    named = [column(rng, n) for _ in range(d)]
+def table(rng, most_rows=600, least_rows=4, only=None):
+    """``(n, d)`` numbers and the kinds of their columns; some columns depend on others.
+
+    ``only``: no other kinds of columns than these, and no row twice.
+    """
+    n = int(np.exp(rng.uniform(np.log(least_rows), np.log(most_rows))))
+    d = int(rng.integers(1, 7))
+    named = [column(rng, n, only) for _ in range(d)]
     x = np.stack([values for _, values in named], axis=1)
     with np.errstate(all="ignore"):
         for j in range(1, d):
@@ -40,6 +46,6 @@ def table(rng, most_rows=600):
                 spread = np.nanstd(x[:, j]) / max(float(np.nanstd(x[:, 0])), 1e-300)
                 mixed = x[:, j] + spread * x[:, 0]
                 x[:, j] = mixed if np.isfinite(mixed).all() else x[:, j]
-    if rng.random() < 0.1:
+    if only is None and rng.random() < 0.1:
         x = np.repeat(x, 3, axis=0)
     return x, [name for name, _ in named]

@@ -7,7 +7,9 @@ A trial that does not end is a ``hang``, see ``__main__``.
 
 import contextlib
 import functools
+import gc
 import io
+import json
 import resource
 import shutil
 import signal
@@ -21,23 +23,27 @@ from pathlib import Path
 
 import joblib
 import numpy as np
+import sympy  # noqa: F401 torch imports it in a first fit, and it adds a filter of warnings
 import torch
+from scipy import stats
 from sklearn.model_selection import GridSearchCV
 
 import selfnorm as sn
 from selfnorm import saving
 from selfnorm.cli import app as cli
 from selfnorm.errors import SelfnormError
+from selfnorm.paper import toy2d
 from selfnorm.tables import RegressorNetwork
-from tests.campaign.tables import table
-from tests.worker import serve, told
+from tests.campaign.tables import CONTINUOUS, table
 
 TRIALS = {}
 
 
-def trial(share):
+def trial(share, limit=60.0):
+    """Its share of a campaign, 0 where it runs only by name; seconds that it may well take."""
+
     def register(function):
-        TRIALS[function.__name__] = (share, function)
+        TRIALS[function.__name__] = (share, limit, function)
         return function
 
     return register
@@ -53,22 +59,47 @@ def in_folder(function):
 
 
 def state():
-    return (torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist())
+    """What belongs to the process, and no call may leave changed."""
+    name, key, *rest = np.random.get_state()  # noqa: NPY002
+    torches = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().tolist()
+    return (*torches, name, key.tolist(), rest, list(warnings.filters), torch.is_grad_enabled())
 
 
-def _defaults(rng):
-    """A tenth of the fits at the settings a user gets without choosing."""
-    return rng.random() < 0.1
+@trial(0.10, limit=240.0)
+def default(rng):
+    """A small table at the settings a user gets without choosing, against a Gaussian."""
+    only = CONTINUOUS if rng.random() < 0.5 else None
+    x, kinds = table(rng, 300, 60, only)
+    rng.shuffle(x)
+    train, test = x[len(x) // 4 :], x[: len(x) // 4]
+    told = f"{x.shape} {kinds}"
+    try:
+        fitted = sn.EnergyDensity(random_state=int(rng.integers(99))).fit(train)
+    except (SelfnormError, ValueError) as error:
+        return "clear error", f"{told}: {error}"
+    mean = float(fitted.score(test))
+    bounds = fitted.bounds(test, random_state=0)
+    if not np.isfinite(mean) or not bounds.lower <= bounds.upper + 1e-6:
+        return "silent wrong", f"{told}: scores or bounds {bounds}"
+    told += f", {mean:.3f} nats"
+    if only is not None:
+        center = train.mean(0)
+        spread = np.cov(train.T).reshape(x.shape[1], -1)
+        gaussian = stats.multivariate_normal(center, spread, allow_singular=True)
+        other = float(np.mean(gaussian.logpdf(test)))
+        told += f", a Gaussian {other:.3f}"
+        if mean < other - 1:
+            return "silent wrong", f"{told}: worse than a Gaussian"
+    return "right", told if bounds.reliable else f"UNRELIABLE {told}: {bounds.reasons}"
 
 
-@trial(0.40)
+@trial(0.30)
 def density(rng):
-    default = _defaults(rng)
-    x, kinds = table(rng, 300 if default else 600)
-    options = {} if default else {"max_steps": int(rng.integers(1, 40))}
-    if not default and rng.random() < 0.3:
+    x, kinds = table(rng)
+    options = {"max_steps": int(rng.integers(1, 40))}
+    if rng.random() < 0.3:
         options["method"] = str(rng.choice(["joint", "autoregressive"]))
-    before, told = state(), f"{x.shape} {kinds} {options or 'defaults'}"
+    before, told = state(), f"{x.shape} {kinds} {options}"
     try:
         fitted = sn.EnergyDensity(random_state=int(rng.integers(99)), **options).fit(x)
     except (SelfnormError, ValueError) as error:
@@ -84,12 +115,10 @@ def density(rng):
         return "silent wrong", f"{told}: bounds {bounds}"
     if not np.allclose(fitted.score_samples(x[:3]), scores[:3], rtol=1e-9):
         return "silent wrong", f"{told}: a row's score hangs on the others"
-    if default and len(x) >= 100 and not bounds.reliable:
-        return "right", f"UNRELIABLE {told}: {bounds.reasons}"
     return "right", told
 
 
-@trial(0.22)
+@trial(0.20, limit=120.0)
 def regressor(rng):
     default = rng.random() < 0.05
     x, kinds = table(rng, 200)
@@ -174,7 +203,7 @@ def file(rng, folder):
     code, err = command("score", path, source, "-o", folder / "s.csv")
     if code == 0:
         return "right", suffix
-    if code == 2 and len(err.strip().splitlines()) == 1:
+    if code == 2 and err.startswith("selfnorm:") and "Traceback" not in err:
         return "clear error", err.strip()
     return "traceback", f"{suffix}: exit {code}, {err[-300:]}"
 
@@ -195,43 +224,151 @@ def model_folder(rng, folder):
     return "right", "no effect"
 
 
-def train(checkpoint=None, steps=24):
+@trial(0.04)
+@in_folder
+def config(rng, folder):
+    """A number of a config is another, and its hash is right: a clear error at once, or a model."""
+    path, x = model()
+    shutil.copytree(path, folder / "m")
+    file = folder / "m" / saving.CONFIG_FILE
+    document = json.loads(file.read_text())
+    places = list(numbers(document["config"]))
+    place = places[rng.integers(len(places))]
+    inner = document["config"]
+    for key in place[:-1]:
+        inner = inner[key]
+    before = inner[place[-1]]
+    signed = float(rng.choice([-1.0, 1.0])) * 10.0 ** rng.uniform(0, 31)
+    inner[place[-1]] = int(signed) if isinstance(before, int) else signed
+    document["config_sha256"] = saving._config_hash(document)
+    file.write_text(json.dumps(document))
+    told = f"{place}: {inner[place[-1]]:.3g} for {before}"
+    try:
+        sn.load(folder / "m").score_samples(x)
+    except SelfnormError as error:
+        return "clear error", f"{told}: {error}"
+    return "right", told
+
+
+def numbers(value, place=()):
+    """Where numbers are in a config."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield place
+    inner = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value) if isinstance(value, list) else inner:
+        yield from numbers(item, (*place, key))
+
+
+def train(checkpoint=None, steps=24, stop_at=None):
+    """The parameters after so many steps; without them where it is stopped before."""
     torch.manual_seed(0)
     x = torch.randn(300, 2).exp()
     ebm = sn.EBM(sn.MLP(2, (16,), saturate=8.0), base=sn.StudentT.fit_to(x))
     options = sn.TrainingOptions(max_steps=steps, batch_size=64, seed=0, progress=False)
     if checkpoint is not None:
         options = options.given(checkpoint=sn.Checkpoint(checkpoint, every=8))
-    sn.fit(ebm, x, n_samples=64, options=options)
+    calls = [0]
+
+    def stop(*_):
+        calls[0] += 1
+        if calls[0] == stop_at:
+            raise KeyboardInterrupt
+
+    ebm.energy.register_forward_pre_hook(stop)
+    history = sn.fit(ebm, x, n_samples=64, options=options)
+    assert (history.stopped == "interrupted") == (stop_at is not None)
     return torch.cat([p.detach().flatten() for p in ebm.parameters()])
+
+
+@functools.lru_cache(maxsize=1)
+def half_trained():
+    """A checkpoint of an interrupted run, and where the run ends."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "run.ckpt"
+        train(path, stop_at=14)
+        content = path.read_bytes()
+        assert torch.equal(train(path), train())
+    return content, train()
+
+
+def resumed(folder, content):
+    """The verdict on a run that goes on from such a checkpoint."""
+    path = folder / "run.ckpt"
+    path.write_bytes(content)
+    try:
+        found = train(path)
+    except SelfnormError as error:
+        return "clear error", str(error)
+    if torch.equal(found, half_trained()[1]):
+        return "right", "no effect"
+    return "silent wrong", "a damaged checkpoint ends in other weights"
 
 
 @trial(0.07)
 @in_folder
 def checkpoint(rng, folder):
-    path, expected = folder / "run.ckpt", train()
-    train(path)
-    path.write_bytes(damaged(rng, path.read_bytes()))
+    return resumed(folder, damaged(rng, half_trained()[0]))
+
+
+@trial(0.05)
+@in_folder
+def flip(rng, folder):
+    """One bit of a checkpoint or of a model folder."""
+    path, x = model()
+    names = (saving.CONFIG_FILE, saving.WEIGHTS_FILE)
+    contents = {name: (path / name).read_bytes() for name in names}
+    contents["run.ckpt"] = half_trained()[0]
+    name = str(rng.choice(["run.ckpt", *names], p=[0.5, 0.25, 0.25]))
+    content = bytearray(contents[name])
+    place, bit = int(rng.integers(len(content))), int(rng.integers(8))
+    content[place] ^= 1 << bit
+    contents[name] = bytes(content)
+    told = f"bit {bit} of byte {place} of {name}"
+    if name == "run.ckpt":
+        verdict, why = resumed(folder, contents[name])
+        return verdict, f"{told}: {why}"
+    for each in names:
+        (folder / each).write_bytes(contents[each])
     try:
-        found = train(path)
+        scores = sn.load(folder).score_samples(x)
     except SelfnormError as error:
-        return "clear error", str(error)
-    if torch.equal(found, expected):
-        return "right", "no effect"
-    return "silent wrong", "a damaged checkpoint ends in other weights"
+        return "clear error", f"{told}: {error}"
+    same = np.array_equal(scores, sn.load(path).score_samples(x))
+    return "right" if same else "silent wrong", told
 
 
-OVERWRITE = """
+SAVE = """
 import sys, torch
 from selfnorm import saving
 config = {"in_features": 300, "out_features": 300, "bias": False}
 print("ready", flush=True)
 for k in range(10**6):
     state = {"weight": torch.full((300, 300), float(k))}
-    saving.save_folder(sys.argv[1], "Linear", config, state, {"k": k})
+    saving.save_folder(sys.argv[1].format(k), "Linear", config, state, {"k": k})
 """
 FIT = "import sys; from tests.campaign.trials import train; print('ready', flush=True); "
 FIT += "train(sys.argv[1], 400)"
+REPRODUCE = "import sys; from tests.campaign.trials import reproduce; print('ready', flush=True); "
+REPRODUCE += "reproduce(sys.argv[1])"
+
+
+def reproduce(out):
+    """Two rows of a table of the paper, each of a few steps."""
+    whole, sn.fit = sn.fit, lambda *given, **options: whole(*given, **options | {"max_steps": 60})
+    try:
+        toy2d.run(
+            out=out,
+            seeds=2,
+            datasets=("four_circles",),
+            bases=("standard_normal",),
+            objectives=("snl",),
+            progress=False,
+        )
+    finally:
+        sn.fit = whole
+    rows = json.loads((Path(out) / "toy2d.json").read_text())["rows"]
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
 
 
 def killed(rng, code, argument, longest):
@@ -239,32 +376,10 @@ def killed(rng, code, argument, longest):
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(argument)], stdout=subprocess.PIPE, text=True
     )
-    process.stdout.readline()
-    time.sleep(rng.uniform(0, longest))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
-@trial(0.02)
-@in_folder
-def kill_while_saving(rng, folder):
-    saving.save_folder(
-        folder / "m",
-        "Linear",
-        {"in_features": 300, "out_features": 300, "bias": False},
-        {"weight": torch.full((300, 300), -1.0)},
-        {"k": -1},
-    )
-    for _ in range(5):
-        killed(rng, OVERWRITE, folder / "m", 0.3)
-        try:
-            found = saving.read_folder(folder / "m")
-            weight = sn.load(folder / "m").weight
-        except SelfnormError as error:
-            return "lost", str(error)
-        if not bool((weight == float(found.notes["k"])).all()):
-            return "silent wrong", "weights of another model"
-    return "right", f"up to model {found.notes['k']}"
+    with process:
+        process.stdout.readline()
+        time.sleep(rng.uniform(0, longest))
+        process.send_signal(signal.SIGKILL)
 
 
 @functools.lru_cache(maxsize=1)
@@ -272,20 +387,65 @@ def whole():
     return train(steps=400)
 
 
-@trial(0.01)
+@functools.lru_cache(maxsize=1)
+def whole_table():
+    with tempfile.TemporaryDirectory() as folder:
+        return reproduce(folder)
+
+
+def linear(folder):
+    """The number of the model that is in a folder, which must be whole."""
+    number = saving.read_folder(folder).notes["k"]
+    assert bool((sn.load(folder).weight == float(number)).all()), "weights of another model"
+    return number
+
+
+@trial(0.03, limit=180.0)
 @in_folder
-def kill_while_fitting(rng, folder):
-    for _ in range(2):
-        killed(rng, FIT, folder / "run.ckpt", 1.5)
-    found = train(folder / "run.ckpt", 400)
-    same = torch.equal(found, whole())
-    return ("right", "") if same else ("silent wrong", "a resumed run ends in other weights")
+def kill(rng, folder):
+    """One kill -9 at a random moment of a fit, a save, an overwriting or a table of the paper."""
+    what = str(rng.choice(["fit", "save", "overwrite", "reproduce"]))
+    if what == "fit":
+        killed(rng, FIT, folder / "run.ckpt", 2.0)
+        fine = torch.equal(train(folder / "run.ckpt", 400), whole())
+        return ("right" if fine else "silent wrong"), f"{what}: resumed"
+    if what == "reproduce":
+        killed(rng, REPRODUCE, folder, 4.0)
+        kept = (folder / "toy2d.json").exists()
+        fine = reproduce(folder) == whole_table()
+        return ("right" if fine else "silent wrong"), f"{what}: resumed, rows were kept: {kept}"
+    if what == "save":
+        killed(rng, SAVE, folder / "{}", 0.3)
+        numbers = sorted(int(each.name) for each in folder.iterdir())
+        for k in numbers[:-1]:
+            if linear(folder / str(k)) != k:
+                return "silent wrong", f"{what}: folder {k} holds another model"
+        if numbers:  # the last one may have been begun only: no model, or the whole
+            with contextlib.suppress(SelfnormError):
+                linear(folder / str(numbers[-1]))
+            sn.save(torch.nn.Linear(2, 2), folder / str(numbers[-1]))
+            left = sorted(file.name for file in (folder / str(numbers[-1])).iterdir())
+            if left != [saving.CONFIG_FILE, saving.WEIGHTS_FILE]:
+                return "silent wrong", f"{what}: left behind {left}"
+        return "right", f"{what}: {len(numbers)} folders"
+    saving.save_folder(
+        folder / "m",
+        "Linear",
+        {"in_features": 300, "out_features": 300, "bias": False},
+        {"weight": torch.full((300, 300), -1.0)},
+        {"k": -1},
+    )
+    killed(rng, SAVE, folder / "m", 0.3)
+    try:
+        return "right", f"{what}: up to model {linear(folder / 'm')}"
+    except SelfnormError as error:
+        return "lost", f"{what}: {error}"
 
 
-@trial(0.03)
-def threads(rng):
+def in_threads(rng, each):
+    """Eight threads with ``each`` fits, draws and bounds, against one after another."""
     path, x = model()
-    loaded, seeds = sn.load(path), [int(s) for s in rng.integers(99, size=8)]
+    loaded = sn.load(path)
 
     def ask(seed):
         kind = seed % 3
@@ -295,13 +455,80 @@ def threads(rng):
             return loaded.sample(30, random_state=seed)
         return np.array([loaded.bounds(x, n_samples=300, random_state=seed).lower])
 
+    seeds = [int(s) for s in rng.choice(10**6, size=each, replace=False)]
     before = state()
-    expected = [ask(seed) for seed in seeds]
+    expected = {seed: ask(seed) for seed in seeds}
+    orders = [[int(s) for s in rng.permutation(seeds)] for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, seeds))
-    if not all(map(np.array_equal, found, expected)) or state() != before:
-        return "silent wrong", f"threads differ from one: {seeds}"
-    return "right", ""
+        found = list(pool.map(lambda order: [(seed, ask(seed)) for seed in order], orders))
+    wrong = {s for own in found for s, answer in own if not np.array_equal(answer, expected[s])}
+    if wrong or state() != before:
+        return (
+            "silent wrong",
+            f"threads differ from one: {wrong or 'what the process is left with'}",
+        )
+    return "right", f"8 x {each} answers are those of one thread"
+
+
+@trial(0.02)
+def threads(rng):
+    return in_threads(rng, 3)
+
+
+@trial(0, limit=3600.0)
+def many_threads(rng):
+    return in_threads(rng, 50)
+
+
+def memory(field="VmRSS"):
+    """MiB of this process; ``VmHWM``: at its height."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{field}:")[1].split()[0]) / 1024
+
+
+@trial(0, limit=3600.0)
+def memory_of_fits(rng):
+    """500 fits in this process; the first twenty have what is kept once."""
+    network = RegressorNetwork(energy_epochs=1, energy_hidden=8)
+    short = {"max_epochs": 1, "n_members": 2, "hidden": 16, "network": network}
+    for k in range(500):
+        if k == 20:
+            gc.collect()
+            before = memory()
+        x = rng.gumbel(size=(200, 3))
+        if k % 3 < 2:
+            method = "joint" if k % 3 else "autoregressive"
+            sn.EnergyDensity(max_steps=5, method=method, random_state=k).fit(x).score_samples(x)
+        else:
+            sn.EnergyRegressor(random_state=k, **short).fit(x[:, 1:], x[:, 0])
+    gc.collect()
+    growth = memory() / before - 1
+    told = f"{before:.0f} MiB, {100 * growth:+.1f} %"
+    return ("right" if growth < 0.05 else "silent wrong"), told
+
+
+@trial(0, limit=7200.0)
+def memory_of_scores(rng):
+    """1,000,000 x 10: MiB beyond the data at the height of scoring."""
+    x = rng.gumbel(size=(1_000_000, 10))
+    x[:, 1:] += x[:, :1]
+    told, most = [], 0.0
+    for method, n in (("joint", len(x)), ("autoregressive", len(x)), ("autoregressive", 20_000)):
+        fitted = sn.EnergyDensity(max_steps=5, random_state=0, method=method).fit(x[:2000])
+        if method == "autoregressive" and n == len(x):
+            # by a quadrature for each number it takes hours; what it takes at once is seen below
+            learned = functools.partial(fitted.model_.log_prob, normalizer="learned")
+            object.__setattr__(fitted.model_, "log_prob", learned)
+        fitted.score_samples(x[:1000])
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory()
+        scores = fitted.score_samples(x[:n])
+        beyond = memory("VmHWM") - before
+        assert np.isfinite(scores).all()
+        told.append(f"{method} {n} rows: {beyond:.0f} MiB")
+        most = max(most, beyond)
+    return ("right" if most <= 500 else "silent wrong"), ", ".join(told)
 
 
 def score_of(path, x):
@@ -378,15 +605,4 @@ def attempt(kind, seed):
     np.random.seed(seed % 2**32)  # noqa: NPY002 what a user's program may have drawn from
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return TRIALS[kind][1](np.random.default_rng(seed))
-
-
-def answer(asked):
-    try:
-        return attempt(*asked)
-    except Exception as error:
-        return "traceback", told(error)
-
-
-if __name__ == "__main__":
-    serve(answer)
+        return TRIALS[kind][-1](np.random.default_rng(seed))

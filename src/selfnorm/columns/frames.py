@@ -13,7 +13,7 @@ import datetime as dt
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -47,6 +47,10 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def rows(self, which: slice) -> Cells:
+        """Some of the rows; labels stay, whether they are among them or not."""
+        return replace(self, values=self.values[which], missing=self.missing[which])
 
     @property
     def seen(self) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -190,34 +190,63 @@ class Schema:
             frame: a table of any kind.
             partial: columns that the table does not have are gaps, rather than an error.
         """
+        (whole,) = self.pieces(frame, None, partial=partial)
+        return whole
+
+    def pieces(
+        self, frame: Any, n_rows: int | None, *, partial: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same as :meth:`encode`, ``n_rows`` rows at a time, and all where ``None``.
+
+        Codes take three times the memory of the numbers that they stand for.
+        """
         cells, surprises = self._matched(frame, partial)
         n = len(next(iter(cells.values())))
-        x, extra = np.zeros((n, len(self.parts), 2)), np.zeros((n, len(self.parts)))
-        x[..., 0] = -1
+        given = self._given(cells, surprises)
+        for start in range(0, n, n_rows or n):
+            which = slice(start, min(n, start + (n_rows or n)))
+            yield self._coded(given, which, surprises)
+        if surprises:
+            told = "; ".join(dict.fromkeys(surprises))
+            warnings.warn(told, SelfnormWarning, stacklevel=3)
+
+    def _given(self, cells: dict[Any, Cells], surprises: list[str]) -> dict[int, Cells]:
+        """Cells by the place of their column, as it has them; those of ``cells`` are used up."""
         problems: list[str] = []
         given: dict[int, Cells] = {}
         for j, column in enumerate(self.columns):
             if column.name not in cells or column.kind in ("identifier", "ignored"):
                 continue
             try:
-                given[j] = as_column(column, cells[column.name], self.missing)
+                given[j] = as_column(column, cells.pop(column.name), self.missing)
             except DataError as error:
                 problems.append(str(error))
                 continue
             if not column.modelled:
                 surprises += broken_promise(column, given[j], given)
-            elif column.base is not None and column.base not in given:
-                surprises.append(f"{column.name!r} is left out: the date it is counted from is")
-            else:
-                base = None if column.base is None else given[column.base]
-                places = self.parts_of([column.name])
-                parts = [self.parts[i] for i in places]
-                coded = encode_column(column, parts, given[j], base, surprises)
-                for i, (codes, numbers, open_) in zip(places, coded, strict=True):
-                    x[:, i, 0], x[:, i, 1], extra[:, i] = codes, numbers, open_
         _refuse(problems)
-        if surprises:
-            warnings.warn("; ".join(surprises), SelfnormWarning, stacklevel=2)
+        return given
+
+    def _coded(
+        self, given: dict[int, Cells], which: slice, surprises: list[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Codes and open log-probabilities of some rows."""
+        shape = which.stop - which.start, len(self.parts)
+        x, extra = np.zeros((*shape, 2)), np.zeros(shape)
+        x[..., 0] = -1
+        for j, cells in given.items():
+            column = self.columns[j]
+            if not column.modelled:
+                continue
+            if column.base is not None and column.base not in given:
+                surprises.append(f"{column.name!r} is left out: the date it is counted from is")
+                continue
+            base = None if column.base is None else given[column.base].rows(which)
+            places = self.parts_of([column.name])
+            parts = [self.parts[i] for i in places]
+            coded = encode_column(column, parts, cells.rows(which), base, surprises)
+            for i, (codes, numbers, open_) in zip(places, coded, strict=True):
+                x[:, i, 0], x[:, i, 1], extra[:, i] = codes, numbers, open_
         return x, extra
 
     def _matched(self, frame: Any, partial: bool) -> tuple[dict[Any, Cells], list[str]]:

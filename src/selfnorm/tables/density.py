@@ -15,7 +15,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -55,6 +55,7 @@ SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
 SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
 RARE = 0.01  # share of rows not seen that are called outliers
+PIECE = 2**16  # rows coded and scored at a time
 MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 
@@ -291,7 +292,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         is that of the row's other columns. A value that was never seen has the probability that
         the schema reserves for such, and a warning names it.
         """
-        return self._log_prob(*self._rows(X)).numpy()
+        return np.concatenate([self._log_prob(*piece).numpy() for piece in self._pieces(X, PIECE)])
 
     def log_mass(self, X: Any) -> np.ndarray:
         """The same as :meth:`score_samples`, where whole numbers have probabilities already."""
@@ -963,16 +964,23 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
 
     def _rows(self, X: Any, *, partial: bool = False) -> tuple[Tensor, Tensor]:
         """Coded rows ``(n, p, 2)``, and the log-probability that codes leave open ``(n, p)``."""
+        (whole,) = self._pieces(X, None, partial=partial)
+        return whole
+
+    def _pieces(
+        self, X: Any, n_rows: int | None, *, partial: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same, some rows at a time."""
         check_is_fitted(self)
         if not partial:
             X, _ = self._check(X, reset=False)
-        x, extra = self.schema_.encode(X, partial=partial)
-        if self.method_ == "joint" and (x[..., 0] == GAP).any():
-            raise DataError(
-                "this model has one energy over all columns, which knows no gaps; fit it with "
-                "method='autoregressive'"
-            )
-        return torch.from_numpy(x), torch.from_numpy(extra)
+        for x, extra in self.schema_.pieces(X, n_rows, partial=partial):
+            if self.method_ == "joint" and (x[..., 0] == GAP).any():
+                raise DataError(
+                    "this model has one energy over all columns, which knows no gaps; fit it with "
+                    "method='autoregressive'"
+                )
+            yield torch.from_numpy(x), torch.from_numpy(extra)
 
     @torch.no_grad()
     def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
@@ -998,9 +1006,11 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
 
     def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
-        coded, open_ = self._rows(X)
-        log_p = self._log_prob(coded, open_)
-        return log_p.numpy(), (log_p + self._correction(coded)).numpy() - self.offset_
+        scores, ordinary = [], []
+        for coded, open_ in self._pieces(X, PIECE):
+            scores.append(self._log_prob(coded, open_))
+            ordinary.append(scores[-1] + self._correction(coded))
+        return torch.cat(scores).numpy(), torch.cat(ordinary).numpy() - self.offset_
 
     def _correction(self, coded: Tensor) -> Tensor:
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
