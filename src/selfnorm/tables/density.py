@@ -152,6 +152,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     ['kind', 'size']
     """
 
+    held_out_: np.ndarray
+
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
         "method": [StrOptions({"auto", "joint", "autoregressive"})],
         "schema": [Schema, dict, None],
@@ -666,10 +668,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             members.Member(name, weight, math.nan if score is None else score)
             for name, weight, score in told
         ]
-        judged = config.get("judgement")
-        if judged is not None:
-            judged = {k: math.nan if v is None else v for k, v in judged.items()}
-            estimator.judgement_ = members.Judgement(**judged)
+        early = {"rows": 0, "how": "fitted by an earlier version", "verdict": ""}
+        judged = config.get("judgement", early | dict.fromkeys(("score", "error", "seconds")))
+        judged = {k: math.nan if v is None else v for k, v in judged.items()}
+        estimator.judgement_ = members.Judgement(**judged)
         estimator.n_features_in_ = int(config["n_features"])
         if "schema" in config:
             estimator.schema_ = Schema.from_dict(config["schema"])
@@ -763,7 +765,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             if n_folds == 1:
                 train, held_out = split_rows(train, self.validation_fraction)
             folds = members.folds_of(n, n_folds, held_out)
-        self.held_out_: np.ndarray = _in_order(held_out)
+        self.held_out_ = _in_order(held_out)
         judged = folds >= 0
         complete = bool((x[..., 0] != GAP).all())
         kinds = []
@@ -1212,7 +1214,7 @@ def _weights(sample_weight: Any, n: int) -> np.ndarray:
             f"shape {weights.shape}"
         )
     if (weights > 0).sum() < MINIMUM_ROWS:
-        raise DataError(f"sample_weight leaves fewer than {MINIMUM_ROWS} rows that count")
+        raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
     return weights
 
 
