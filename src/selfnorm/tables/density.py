@@ -274,7 +274,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                     share = weights[counted] / weights.sum()
                     numbers = numbers[rng.choice(len(numbers), len(numbers), p=share)]
                 lower = self._train_joint(numbers, seed, checkpoint)
-                places, scores = some[:0], torch.zeros(0, dtype=torch.float64)
+                places = some[:0]
+                if sample_weight is None:
+                    places = torch.from_numpy(self.held_out_)[:JUDGED_ROWS]
+                scores = self._log_prob(coded[places], open_[places])
             else:
                 places, scores = self._train_chain(coded, open_, of_rows, seed, checkpoint)
                 lower = math.nan
@@ -811,7 +814,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         assert isinstance(chain, TableChain)
         self.n_iter_ = self.history_.n_steps
         log_p = self._judge(chain, x, folds, order_fold, columns, straight)
-        if n_folds > 1:
+        if n_folds > 1 and self.history_.stopped != "interrupted":
             steps = (self.history_.best_step or self.n_iter_) // 2
             last = {"max_steps": max(1, steps), "lr": options["lr"] / 2, "schedule": "cosine"}
             last |= {"patience": None, "validate_every": None, "progress": False}
@@ -909,12 +912,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         ``places`` are the rows that were judged by their ``scores``, ``some`` rows of training;
         ``lower`` is the bound of rows held out from one energy.
         """
-        score, error, how = lower, math.nan, self._how
+        score, error, how = math.nan, math.nan, self._how
         if len(places):
             share = weights[places] / weights[places].sum()
             score = float((share * scores).sum())
             error = float((share * (scores - score)).square().sum().sqrt())
-        elif not math.isfinite(lower):
+        else:
             how = "not judged: too few rows to hold some out"
         judged_by, of_rows = places, scores
         if self.contamination != "auto" or len(places) == 0:
@@ -923,7 +926,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             quick = len(coded) > SCORED_ROWS and not self._how.endswith("folds")
             how_normalised = "learned" if quick else "quadrature"
             of_rows = self._log_prob(coded[some], open_[some], how_normalised)
-        self.lower_bound_: float = score if math.isfinite(score) else float(of_rows.mean())
+        known = [value for value in (lower, score) if math.isfinite(value)]
+        self.lower_bound_: float = known[0] if known else float(of_rows.mean())
         comparable = (of_rows + self._correction(coded[judged_by])).numpy()
         rare = RARE if self.contamination == "auto" else float(self.contamination)
         self.offset_: float = float(np.percentile(comparable, 100.0 * rare))
