@@ -73,13 +73,14 @@ html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_context = {"default_mode": "auto"}
 html_css_files = ["selfnorm.css"]
+html_js_files = ["selfnorm.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {"index": []}
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "selfnorm"},
     "navbar_end": ["theme-switcher"],
-    "collapse_navigation": True,  # the sidebar of the reference is long
+    "collapse_navigation": True,
     "show_prev_next": True,
     "show_toc_level": 2,
     "secondary_sidebar_items": ["page-toc"],
