@@ -250,6 +250,8 @@ def _compare(
             "This is the table that the model was fitted to, and too small to hold rows out: all "
             "figures flatter model and simple laws alike. Rows that were not in it judge fairly."
         )
+        if np.isfinite(estimator.judgement_.score):
+            words += f" When it was fitted it was judged so: {estimator.judgement_}."
     else:
         words = (
             "The model was fitted to another table; whether it shares rows with this one is not "
