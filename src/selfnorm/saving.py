@@ -585,6 +585,15 @@ def _conditional(found: Any, frozen: bool, **parts: Any) -> Any:
 
 
 # Every class that a folder may name.
+def _config_with_parts(model: Any) -> dict[str, Any]:
+    """The config of a law of tables, whose parts are dicts."""
+    return {**model.config, "parts": [list(part.items()) for part in model.config["parts"]]}
+
+
+def _with_parts(found: Any, parts: Any, **config: Any) -> Any:
+    return found([dict(part) for part in parts], **config)
+
+
 _CLASSES: dict[str, _Class] = {
     **{name: _Class("torch.nn", _attributes()) for name in ("Identity", "ReLU", "SiLU", "Tanh")},
     "Dropout": _Class("torch.nn", _attributes("p")),
@@ -644,11 +653,8 @@ _CLASSES: dict[str, _Class] = {
     "LabelEnergy": _Class("selfnorm.conditional"),
     "ConditionalEBM": _Class("selfnorm.conditional", build=_conditional),
     "AutoregressiveEBM": _Class("selfnorm.chain"),
-    "TableChain": _Class(
-        "selfnorm.chain",
-        lambda m: {**m.config, "parts": [list(part.items()) for part in m.config["parts"]]},
-        lambda found, parts, **config: found([dict(part) for part in parts], **config),
-    ),
+    "TableChain": _Class("selfnorm.chain", _config_with_parts, _with_parts),
+    "TableMixture": _Class("selfnorm.distributions", _config_with_parts, _with_parts),
     "ConvDecoder": _Class("selfnorm.vae"),
     "ConvEncoder": _Class("selfnorm.vae"),
     "DenseDecoder": _Class("selfnorm.vae"),

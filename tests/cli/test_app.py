@@ -247,7 +247,7 @@ def test_a_raw_file_is_fitted_drawn_filled_and_explained(selfnorm, tmp_path):
     scored = pd.read_csv(tmp_path / "e.csv")
     assert set(scored["least_expected"]) <= {"colour", "size", "count", "day", "ok"}
     assert scored["p_size"].isna().equals(raw["size"].isna())
-    assert scored["outlier"].mean() == pytest.approx(0.1, abs=0.01)
+    assert scored["outlier"].mean() < 0.03
 
 
 def test_columns_of_a_parquet_file_are_taken_by_place_where_the_model_knows_no_names(
@@ -352,7 +352,7 @@ def test_small_tables_hold_out_no_rows_and_pass_identifiers_on(selfnorm, tmp_pat
     fit = ("fit", table, "-o", tmp_path / "m", "--columns", "a", "--max-steps", 3, "--no-progress")
     code, out, _ = selfnorm(*fit)
     assert code == 0
-    assert "log-likelihood of training rows" in out
+    assert "too few rows to hold some out" in out
     code, _, _ = selfnorm("score", tmp_path / "m", table, "-o", tmp_path / "s.csv")
     assert code == 0
     lines = (tmp_path / "s.csv").read_text().splitlines()

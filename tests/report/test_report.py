@@ -72,18 +72,21 @@ def test_a_table_of_any_kind(mixed, tmp_path):
     text = checked(tmp_path / "r.html")
     assert "People &amp; more" in text
     assert "<i>c</i>" not in text
-    assert "were held out: they chose the best state" in text
+    assert "When it was fitted it was judged so: 260 rows" in text
     assert "A Gaussian has only densities" in text
     assert "1 draw in" in text
 
 
 def test_held_out_rows_survive_a_folder_and_other_rows_are_told_apart(mixed, tmp_path):
-    frame, density = mixed
+    frame = pd.concat([mixed[0]] * 8, ignore_index=True)
+    density = sn.EnergyDensity(random_state=0, max_steps=10, hidden=16).fit(frame)
     density.save(tmp_path / "m")
     again = sn.EnergyDensity.load(tmp_path / "m")
     assert np.array_equal(again.held_out_, density.held_out_)
-    assert len(again.held_out_) == 26
+    assert len(again.held_out_) == 208
     assert again.fitted_to_ == density.fitted_to_
+    again.report(frame, tmp_path / "r.html")
+    assert "were held out: they chose the best state" in checked(tmp_path / "r.html")
     again.report(frame[:50], tmp_path / "r.html", train=frame[50:])
     assert "training table that was given" in checked(tmp_path / "r.html")
 

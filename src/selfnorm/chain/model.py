@@ -153,17 +153,17 @@ class Chain(nn.Module, ABC):
 
     @torch.no_grad()
     def _start_numbers_at(self, knots: Tensor) -> None:
-        """Place the components of every proposal on the quantiles ``knots (dim, Q)``."""
+        """Place the components of every proposal on the quantiles ``knots (..., dim, Q)``."""
         k = self.n_components - 1
-        place = torch.linspace(0, knots.shape[1] - 1, 2 * k + 1, device=knots.device)
-        low = place.floor().long().clamp_max(knots.shape[1] - 2)
-        q = knots[:, low] + (place - low) * (knots[:, low + 1] - knots[:, low])  # (dim, 2k+1)
-        loc = torch.cat([q[:, 1::2], knots.median(1, keepdim=True).values], 1)
-        width = ((q[:, 2::2] - q[:, :-2:2]) / 2).clamp_min(NARROWEST_START)
-        log_scale = torch.cat([width.log(), torch.zeros_like(loc[:, :1])], 1)
+        place = torch.linspace(0, knots.shape[-1] - 1, 2 * k + 1, device=knots.device)
+        low = place.floor().long().clamp_max(knots.shape[-1] - 2)
+        q = knots[..., low] + (place - low) * (knots[..., low + 1] - knots[..., low])
+        loc = torch.cat([q[..., 1::2], knots.median(-1, keepdim=True).values], -1)
+        width = ((q[..., 2::2] - q[..., :-2:2]) / 2).clamp_min(NARROWEST_START)
+        log_scale = torch.cat([width.log(), torch.zeros_like(loc[..., :1])], -1)
         logits = torch.zeros_like(loc)
-        logits[:, -1] = math.log(0.02 * k)
-        bias = torch.stack([logits, loc, log_scale], 1).flatten()  # (dim * 3 * (k + 1),)
+        logits[..., -1] = math.log(0.02 * k)
+        bias = torch.stack([logits, loc, log_scale], -2).flatten(-3)  # (..., dim * 3 * (k + 1))
         assert self.mixture_head.bias is not None
         self.mixture_head.bias.copy_(bias.expand_as(self.mixture_head.bias))
 
@@ -207,11 +207,21 @@ class Chain(nn.Module, ABC):
     ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
         """:meth:`at_rows` of a batch of training rows."""
 
-    def factors_of(self, features: Tensor) -> Factors:
-        """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``."""
+    def weights_of(self, batch: tuple[Tensor, ...]) -> Tensor | None:
+        """``(R, n)``: how much the rows of a batch count for each order; ``None``: all alike."""
+        del batch
+        return None
+
+    def factors_of(self, features: Tensor, line: tuple[Tensor, Tensor] | None = None) -> Factors:
+        """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
+
+        ``line``: place and scale ``(R, N, dim)`` from which proposals are told.
+        """
         raw = self.trunk.outputs(self.mixture_head, features, 3 * self.n_components)
         context = self.trunk.outputs(self.context_head, features, self.n_context)
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        if line is not None:
+            proposal = proposal.moved(*line)
         context = dropout(context, self.context_drop, self.training)
         return self._described(proposal, self._seen_by_energies(proposal, features), context)
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
 from selfnorm.chain.model import Chain, Factors, orderings_of
 from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
-from selfnorm.distributions import Mixture1d
+from selfnorm.distributions import Mixture1d, ridge_lines
 from selfnorm.errors import DataError
 from selfnorm.functional import log_mean_exp
 from selfnorm.networks import ResMADE
@@ -92,6 +93,8 @@ class TableChain(Chain):
         (torch.Size([1]), torch.Size([5, 2, 4]))
     """
 
+    slopes: Tensor
+    spread: Tensor
     log_unseen: Tensor
     log_known: Tensor
     numbers: Tensor
@@ -123,6 +126,7 @@ class TableChain(Chain):
         embedding: int = 16,
         n_knots: int = 64,
         masked: float = 0.4,
+        lines: bool = False,
     ) -> None:
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
@@ -131,7 +135,7 @@ class TableChain(Chain):
             "parts": [asdict(part) for part in parts], "orderings": ranks.tolist(),
             "hidden": hidden, "blocks": blocks, "components": components, "context": context,
             "energy_hidden": energy_hidden, "energy_blocks": energy_blocks, "drop": drop,
-            "embedding": embedding, "n_knots": n_knots, "masked": masked,
+            "embedding": embedding, "n_knots": n_knots, "masked": masked, "lines": lines,
         }  # fmt: skip
         self.dim, self.masked = len(parts), masked
         self.columns = CodedColumns(parts, n_knots)
@@ -159,7 +163,12 @@ class TableChain(Chain):
         sizes = n_codes + 2  # tokens: the codes, a number, a gap
         self._buffer("first_token", sizes.cumsum(0) - sizes)
         self._buffer("gap_token", sizes - 1)
-        per_part = embedding + N_KNOTS
+        self.lines = lines
+        if lines:
+            stack, of_numbers = len(ranks), len(numbers)
+            self.register_buffer("slopes", torch.zeros(stack, of_numbers, of_numbers))
+            self.register_buffer("spread", torch.ones(stack, of_numbers))
+        per_part = embedding + N_KNOTS + lines
         self.tokens = nn.Embedding(int(sizes.sum()), embedding)
         nn.init.normal_(self.tokens.weight, std=0.5)
         shape = {"per_column": per_part, "condition_dim": len(parts) * per_part}
@@ -195,6 +204,38 @@ class TableChain(Chain):
         return self
 
     @torch.no_grad()
+    def start_at_lines(self, packed: Tensor, weights: Tensor) -> TableChain:
+        """Begin at linear regressions of the numbers of packed rows on those before them.
+
+        Args:
+            packed: training rows ``(n, p, 4)``.
+            weights: ``(n, R)``: how much a row counts for an order.
+        """
+        z = self._scores_of_numbers(Rows.of(packed)).double().cpu().numpy()
+        ranks = self.trunk.ranks[:, self.numbers].cpu().numpy()
+        quantiles = []
+        for r, rank in enumerate(ranks):
+            weight = weights[:, r].double().cpu().numpy()
+            slopes, spread, left = ridge_lines(z, np.argsort(rank), weight)
+            self.slopes[r] = torch.from_numpy(slopes)
+            self.spread[r] = torch.from_numpy(spread)
+            here = weight > 0
+            levels = torch.special.ndtr(self.places.double()).cpu().numpy()
+            quantiles.append(np.quantile(left[here] / spread, levels, axis=0).T)
+        self._start_numbers_at(torch.from_numpy(np.stack(quantiles)).to(self.places))
+        return self
+
+    def _scores_of_numbers(self, rows: Rows) -> Tensor:
+        """``(..., D)``: normal scores of the numbers that were seen, 0 where there is none."""
+        is_number = rows.seen & (rows.code == self.rest_code)
+        return rows.z.where(is_number, 0.0)[..., self.numbers]
+
+    def line(self, rows: Rows) -> Tensor:
+        """``(R, n, D)``: what the numbers before it in each order say of a number, linearly."""
+        z = self._scores_of_numbers(rows)
+        return torch.matmul(z, self.slopes.transpose(1, 2))
+
+    @torch.no_grad()
     def start_at_marginals(self) -> None:
         """Begin at independent columns: frequencies of codes, the normal law of scores."""
         self._start_numbers_at(self.places.expand(self.n_numbers, -1))
@@ -217,9 +258,9 @@ class TableChain(Chain):
             return None
         return torch.as_tensor(mask, dtype=torch.bool, device=self.device).expand(n, self.dim)
 
-    def start(self, x: Tensor, condition: Tensor | None = None) -> None:
+    def start(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Check packed rows; the columns were fitted before, or the rows could not be packed."""
-        del condition
+        del weights
         if not bool(torch.isfinite(self.check(x)).all()):
             raise DataError("packed rows hold NaN or infinity")
 
@@ -239,11 +280,25 @@ class TableChain(Chain):
     def features(self, rows: Rows, given: Tensor | None = None) -> Tensor:
         """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``."""
         inputs, condition, stack = self._inputs(rows), None, self.n_orderings
+        if self.lines:
+            inputs = nn.functional.pad(inputs, (0, 1))
         if given is not None:
             shown = inputs * (given & rows.seen).unsqueeze(-1)
             condition = shown.flatten(-2).expand(stack, -1, -1)
+        if self.lines:
+            # how far a number is from its line: not shown of those given, whose lines may come
+            # from the very number that is asked for
+            off = (self._scores_of_numbers(rows) - self.line(rows)) / self.spread.unsqueeze(1)
+            is_number = (rows.seen & (rows.code == self.rest_code))[..., self.numbers]
+            off = torch.asinh(off).where(is_number, 0.0)
+            whole = off.new_zeros(*off.shape[:-1], self.dim).index_copy(-1, self.numbers, off)
+            inputs = torch.cat([inputs[..., :-1].expand(*whole.shape, -1), whole.unsqueeze(-1)], -1)
         features: Tensor = self.trunk(inputs.flatten(-2).expand(stack, -1, -1), condition)
         return features
+
+    def _told_from(self, rows: Rows) -> tuple[Tensor, Tensor] | None:
+        """Place and scale ``(R, n, D)`` from which proposals of rows are told."""
+        return (self.line(rows), self.spread.unsqueeze(1)) if self.lines else None
 
     def code_log_probs(self, features: Tensor) -> Tensor:
         """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
@@ -269,7 +324,7 @@ class TableChain(Chain):
         rows, stack = Rows.of(x), self.n_orderings
         features = self.features(rows, given)
         asked = rows.seen if given is None else rows.seen & ~given
-        at = self.factors_of(features)
+        at = self.factors_of(features, self._told_from(rows))
         is_number = (asked & (rows.code == self.rest_code))[:, self.numbers]
         active = is_number.expand(stack, -1, -1)
         at = at._replace(active=active)
@@ -342,6 +397,10 @@ class TableChain(Chain):
             x = torch.cat([code.unsqueeze(-1), x[..., 1:]], -1)
         return self.at_rows(x, given, n_samples=n_samples, exact=False)
 
+    def weights_of(self, batch: tuple[Tensor, ...]) -> Tensor | None:
+        """The second part of a batch, ``(n, R)``."""
+        return batch[1].T if len(batch) > 1 else None
+
     def _random_masks(self, n: int) -> tuple[Tensor, Tensor]:
         """Which parts ``(n, p)`` are given, and which are missing; parts of a column alike.
 
@@ -397,7 +456,7 @@ class TableChain(Chain):
             none = x.new_zeros(0, len(x))
             return ColumnLaw(log_codes, none, none, none, none.sum(0))
         place = numbers.index(part)
-        every = self.factors_of(features)
+        every = self.factors_of(features, self._told_from(rows))
         column = slice(place, place + 1)
         at = Factors(
             every.proposal.columns(column), every.context[:, :, column],
@@ -510,8 +569,10 @@ class TableChain(Chain):
                 code = drawn.where(is_finite[part].unsqueeze(1), code)
             z = rows.new_zeros(stack, n)
             if bool(is_number[part].any()):
+                of_number = place_of[1, part]
+                line = self.line(Rows.of(rows))[chain, :, of_number] if self.lines else None
                 z = self._draw_numbers(
-                    features, weights, place_of[1, part], part, chain, n_candidates, within
+                    features, weights, of_number, part, chain, n_candidates, within, line
                 )
             value = torch.stack(
                 [code.to(rows), z.where(code == self.rest_code[part, None], 0.0)], -1
@@ -561,6 +622,7 @@ class TableChain(Chain):
         chain: Tensor,
         n_candidates: int,
         within: bool,
+        line: Tensor | None = None,
     ) -> Tensor:
         """``(R, n)``: normal scores of a number of one part for each order."""
         stack, n = features.shape[:2]
@@ -571,6 +633,8 @@ class TableChain(Chain):
             return flat.unsqueeze(2)
 
         proposal = Mixture1d.from_raw(output("mixture"), self.n_components, family=self.family)
+        if line is not None:
+            proposal = proposal.moved(line.unsqueeze(-1), self.spread[chain, place].view(-1, 1, 1))
         at = self._described(proposal, proposal, output("context"))
         y = proposal.sample(n_candidates)  # (S, R, n, 1)
         if self.has_cells:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -203,7 +203,8 @@ def fit(
         int | None, Option(min=1, help="Passes over the data (with --target only).")
     ] = None,
     contamination: Annotated[
-        float | None, Option(help="Share of rows to call outliers (density only); 0.1.")
+        float | None,
+        Option(help="Share of training rows to call outliers (density only); 1 % of unseen rows."),
     ] = None,
     model_gaps: Annotated[
         bool, Option("--model-gaps", help="Model which cells are missing, too (density only).")
@@ -254,7 +255,7 @@ def fit(
     estimator: Any
     if target is None:
         common |= {"method": method, "max_steps": max_steps, "max_time": max_time}
-        share = 0.1 if contamination is None else contamination
+        share = "auto" if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
         schema = _about(data, Schema.detect, rows[0], missing=True, model_gaps=model_gaps)
         estimator = EnergyDensity(schema=schema, contamination=share, **common)
@@ -280,6 +281,8 @@ def fit(
     }
     if target is None:
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
+        report |= {"judgement": asdict(estimator.judgement_)}
+        report |= {"members": [asdict(member) for member in estimator.members_]}
         report |= {"measure": schema.fingerprint, "consistency": estimator.consistency_}
         report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
     estimator.feature_names_in_ = np.array(features, dtype=object)
@@ -291,10 +294,7 @@ def fit(
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
     ]
     if target is None:
-        # small tables spare no rows to hold out
-        judged = "training" if estimator.history_.best_score is None else "held-out"
-        lower = f"{estimator.lower_bound_:.4f} nats/row"
-        lines.append(f"log-likelihood of {judged} rows at least {lower}")
+        lines.append(str(estimator.judgement_))
         lines.append(f"what the columns are:\n{schema}")
     _tell(report, as_json, *lines)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from selfnorm._door import lazy
 
 if TYPE_CHECKING:
-    from selfnorm.columns.coded import GAP, UNSEEN, CodedColumns, knots_for
+    from selfnorm.columns.coded import FAR, GAP, UNSEEN, CodedColumns, knots_for
     from selfnorm.columns.coding import Column, Part
     from selfnorm.columns.columns import Columns, label_step, log_cell_mass
     from selfnorm.columns.detection import detect_step
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from selfnorm.columns.text import MISSING
 else:  # files are read before torch is there
     _NAMES = {
-        "coded": "GAP UNSEEN CodedColumns knots_for",
+        "coded": "FAR GAP UNSEEN CodedColumns knots_for",
         "coding": "Column Part",
         "columns": "Columns label_step log_cell_mass",
         "detection": "detect_step",
@@ -25,6 +25,7 @@ else:  # files are read before torch is there
     __getattr__ = lazy(__name__, {n: file for file, names in _NAMES.items() for n in names.split()})
 
 __all__ = [
+    "FAR",
     "GAP",
     "MISSING",
     "UNSEEN",

@@ -97,8 +97,11 @@ class CodedColumns(nn.Module):
         return len(self.parts)
 
     @torch.no_grad()
-    def fit(self, x: Tensor) -> CodedColumns:
-        """Read quantiles and frequencies off coded rows ``(n, p, 2)``, in double precision."""
+    def fit(self, x: Tensor, *, straight: bool = False) -> CodedColumns:
+        """Read quantiles and frequencies off coded rows ``(n, p, 2)``, in double precision.
+
+        ``straight``: no quantiles; numbers are only centred and scaled.
+        """
         table = x.detach().cpu().double().numpy()
         for j, part in enumerate(self.parts):
             code, number = table[:, j, 0], table[:, j, 1]
@@ -112,7 +115,11 @@ class CodedColumns(nn.Module):
                 free = self._unlimited(torch.from_numpy(values)[:, None], which)[0][:, 0].numpy()
                 limited = part.step == 0 and (part.low is not None or part.high is not None)
                 width = 0.0 if limited else part.step or part.resolution
-                scores, knots = _quantile_knots(free, width, self.n_knots)
+                if straight:
+                    scores = np.linspace(-1.0, 1.0, self.n_knots)
+                    knots = free.mean() + scores * max(free.std(), 1e-9 * abs(free).max(), 1e-30)
+                else:
+                    scores, knots = _quantile_knots(free, width, self.n_knots)
                 self.scores[j], self.knots[j] = torch.from_numpy(scores), torch.from_numpy(knots)
             elif len(values) == 1:
                 self.knots[j] = self.scores[j] * (part.step or 1.0) + float(values[0])

@@ -2,6 +2,7 @@
 
 from selfnorm.distributions.defensive import Defensive, mix_log_probs, mix_samples
 from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
+from selfnorm.distributions.lines import ridge_lines
 from selfnorm.distributions.mdn import (
     MDN,
     DefensiveLabels,
@@ -16,6 +17,7 @@ from selfnorm.distributions.mixtures import (
     ends_of_cells,
     gaussian_log_prob,
     interpolate,
+    log_normal_mass,
     mixture_log_prob,
     pick_component,
     stratified_uniform,
@@ -30,6 +32,7 @@ from selfnorm.distributions.proposals import (
     as_proposal,
     proposal_for,
 )
+from selfnorm.distributions.table_mixture import TableMixture
 
 __all__ = [
     "MDN",
@@ -45,6 +48,7 @@ __all__ = [
     "MixtureLabels",
     "Proposal",
     "StudentT",
+    "TableMixture",
     "Uniform",
     "UniformLabels",
     "UnnormalisedModel",
@@ -53,11 +57,13 @@ __all__ = [
     "ends_of_cells",
     "gaussian_log_prob",
     "interpolate",
+    "log_normal_mass",
     "mix_log_probs",
     "mix_samples",
     "mixture_log_prob",
     "pick_component",
     "proposal_for",
     "proposal_loss",
+    "ridge_lines",
     "stratified_uniform",
 ]

@@ -143,8 +143,13 @@ def _log_logistic_mass(a: Tensor, b: Tensor) -> Tensor:
     return logsigmoid(b) + logsigmoid(-a) + torch.log(-torch.expm1(-width))
 
 
-def _log_normal_mass(a: Tensor, b: Tensor) -> Tensor:
-    """Log-mass that a standard normal law gives to ``(a, b)``."""
+def log_normal_mass(a: Tensor, b: Tensor) -> Tensor:
+    """Log-mass that a standard normal law gives to ``(a, b)``.
+
+    Example:
+        >>> log_normal_mass(torch.tensor(-1.0), torch.tensor(1.0)).exp()
+        tensor(0.6827)
+    """
     # on the left side, where neither function is near one
     flip = a > 0
     low, high = torch.where(flip, -b, a), torch.where(flip, -a, b)
@@ -198,6 +203,12 @@ class Mixture1d:
             self.log_pi.detach(), self.loc.detach(), self.log_scale.detach(), self.family
         )
 
+    def moved(self, shift: Tensor, scale: Tensor) -> Mixture1d:
+        """The laws of ``shift + scale * y``; both of a shape that broadcasts to ``(*batch,)``."""
+        shift, scale = shift.unsqueeze(-1), scale.unsqueeze(-1)
+        log_scale = self.log_scale + scale.log()
+        return Mixture1d(self.log_pi, shift + scale * self.loc, log_scale, self.family)
+
     def columns(self, which: Tensor | slice) -> Mixture1d:
         """The laws at some places of the last dimension of the batch."""
         return self._picked(lambda t: t[..., which, :])
@@ -241,7 +252,7 @@ class Mixture1d:
         (body_a, tail_a), (body_b, tail_b) = a.split(sizes, -1), b.split(sizes, -1)
         tail_a, tail_b = (2 * torch.asinh(e / math.sqrt(2)) for e in (tail_a, tail_b))
         if self.family == "gaussian":
-            log_body = _log_normal_mass(body_a, body_b)
+            log_body = log_normal_mass(body_a, body_b)
         else:
             log_body = _log_logistic_mass(body_a, body_b)
         log_parts = torch.cat([log_body, _log_logistic_mass(tail_a, tail_b)], -1)

@@ -250,6 +250,8 @@ def _compare(
             "This is the table that the model was fitted to, and too small to hold rows out: all "
             "figures flatter model and simple laws alike. Rows that were not in it judge fairly."
         )
+        if np.isfinite(estimator.judgement_.score):
+            words += f" When it was fitted it was judged so: {estimator.judgement_}."
     else:
         words = (
             "The model was fitted to another table; whether it shares rows with this one is not "
@@ -465,9 +467,12 @@ def _strangest(
     tails = {n: v for n, v in _by_name(tails, list(cells)).items() if n in modelled}
     share = 100 * float((ordinary < 0).mean())
     of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
+    rare = estimator.contamination
+    whose = "one row not trained on in a hundred is"
+    if rare != "auto":
+        whose = f"{100 * rare:.3g} % of the training rows are"
     page.words(
-        f"{share:.3g} % of the rows are below the threshold that "
-        f"{100 * estimator.contamination:.3g} % of the training rows are below.{of} A cell is to "
+        f"{share:.3g} % of the rows are below the threshold that {whose} below.{of} A cell is to "
         "blame if few draws would be as unusual, given the rest of its row."
     )
     listed, marked = [], []

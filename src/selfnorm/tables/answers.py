@@ -14,7 +14,7 @@ from selfnorm.columns import GAP, UNSEEN
 
 FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
 ROWS_AT_ONCE = 256
-CHECKED_ROWS = 500
+CHECKED_PLACES = 15_000  # rows x columns x orders: a second or so
 MAX_COMPLETIONS = 64  # of a row, over which a conditional is summed
 MAX_ROWS = 2**16  # of a finite table, which may be summed over as a whole
 
@@ -43,6 +43,11 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
     return torch.cat(found, 1)
 
 
+def checked_rows(model: TableChain) -> int:
+    """How many rows are enough, and soon done, for a figure of the whole model."""
+    return max(50, CHECKED_PLACES // (model.dim * model.n_orderings))
+
+
 def consistency(model: TableChain, packed: Tensor, seed: int) -> dict[str, float]:
     """How far the answers of a chain are from those of one joint law, on rows ``(n, p, 4)``.
 
@@ -50,7 +55,7 @@ def consistency(model: TableChain, packed: Tensor, seed: int) -> dict[str, float
     halves ``S`` of the columns. ``orders``: median standard deviation of ``log p_r(x)`` over the
     orders ``r``.
     """
-    packed = packed[:CHECKED_ROWS]
+    packed = packed[: checked_rows(model)]
     with seeded(seed), on_cpu():
         chosen = torch.rand(len(packed), model.n_columns) < 0.5
         given = chosen[:, model.column_of]

@@ -40,18 +40,21 @@ from selfnorm.columns import (
     Columns,
     Part,
     Schema,
-    knots_for,
     numbers_like,
 )
 from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
+from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.report import About, check_page, density_report, write_page
-from selfnorm.tables import answers
+from selfnorm.tables import answers, members
 from selfnorm.training import History, TrainingOptions, seconds, split_rows
 
 MINIMUM_ROWS = 5
-SCORED_ROWS = 5000  # of the training table, for the threshold of outliers
+SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
+JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
+SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
+RARE = 0.01  # share of rows not seen that are called outliers
 PIECE = 2**16  # rows coded and scored at a time
 MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
@@ -85,9 +88,13 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         Number of restarts; the one with the best held-out lower bound is kept. The joint method
         trains them as one batched model, chains one after another.
     validation_fraction : float, default 0.1
-        Share of the rows held out to choose the best state (none in tables of fewer than 200 rows).
-    contamination : float, default 0.1
-        Share of the training rows that ``predict`` calls outliers.
+        Share of the rows held out to choose the best state, of two thousand rows and more; smaller
+        tables are judged by folds, and all of their rows are used (one energy over all columns
+        spares none of fewer than 200).
+    contamination : float or "auto", default "auto"
+        Share of the training rows that ``predict`` calls outliers. ``"auto"``: the threshold is
+        the score that one row in a hundred falls below among rows that were not trained on (among
+        those of training where none are spared).
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model always scores on the CPU in float64.
     random_state : int, RandomState instance or None
@@ -103,9 +110,17 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         the measure: log-likelihoods of different measures cannot be compared.
     history_ : History
         Record of the training run.
+    judgement_ : Judgement
+        What the fit came to: rows used, how it was judged, log-likelihood of rows not seen with its
+        standard error, what the energies add to simple densities, seconds. Its text closes a
+        ``verbose`` fit.
+    members_ : list of Member
+        The densities that were tried, chain first: ``name``, ``weight`` in the mixture that
+        ``score_samples``, ``sample`` and ``bounds`` are of, ``score`` on rows not seen. Answers on
+        some columns given others are the chain's. Empty for the joint method.
     lower_bound_ : float
-        Lower bound ``l_SNL`` of the log-likelihood (nats per row, held-out rows where there are
-        any), in the units of the table.
+        Log-likelihood of rows not seen (nats per row), in the units of the table; of one energy its
+        lower bound ``l_SNL`` (of training rows where none are spared).
     consistency_ : dict
         How far the answers of a chain are from those of one joint law, in nats per row of held-out
         rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` for
@@ -137,6 +152,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     ['kind', 'size']
     """
 
+    held_out_: np.ndarray
+
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
         "method": [StrOptions({"auto", "joint", "autoregressive"})],
         "schema": [Schema, dict, None],
@@ -148,7 +165,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         "hidden": [Interval(Integral, 1, None, closed="left"), None],
         "n_init": [Interval(Integral, 1, None, closed="left")],
         "validation_fraction": [Interval(Real, 0, 1, closed="left")],
-        "contamination": [Interval(Real, 0, 0.5, closed="right")],
+        "contamination": [StrOptions({"auto"}), Interval(Real, 0, 0.5, closed="right")],
         "device": [str, None],
         "random_state": ["random_state"],
         "verbose": ["boolean"],
@@ -167,7 +184,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         hidden: int | None = None,
         n_init: int = 1,
         validation_fraction: float = 0.1,
-        contamination: float = 0.1,
+        contamination: float | str = "auto",
         device: str | None = None,
         random_state: Any = None,
         verbose: bool = False,
@@ -200,14 +217,18 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         self,
         X: Any,
         y: Any = None,  # noqa: ARG002 sklearn's signature
+        sample_weight: Any = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> EnergyDensity:
         """Fit the law of the rows of the table ``X``; ``y`` is ignored.
 
-        Progress is saved to the file ``checkpoint``, from which the same fit goes on after a kill.
+        A row counts by its ``sample_weight (n,)``: two as much as two such rows, 0 not at all (one
+        energy over all columns is fitted to rows drawn by their weights). Progress is saved to the
+        file ``checkpoint``, from which the same fit goes on after a kill.
         """
         check_device(self.device)
+        began = time.perf_counter()
         self._deadline = None
         if self.max_time is not None:
             self._deadline = time.perf_counter() + seconds(self.max_time)
@@ -224,6 +245,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if self.verbose:
             print(self.schema_)
         x, extra = self.schema_.encode(X)
+        weights = _weights(sample_weight, n)
         plain = _plainly_continuous(self.schema_.parts) and bool((x[..., 0] != GAP).all())
         self.method_ = self.method
         if self.method == "auto":
@@ -236,23 +258,36 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             )
         seed = _seed(self.random_state)
         self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
-        coded, open_ = torch.from_numpy(x), torch.from_numpy(extra)
+        counted = weights > 0
+        coded, open_ = (torch.from_numpy(each[counted]) for each in (x, extra))
+        of_rows = torch.from_numpy(weights[counted])
+        rng = np.random.default_rng(seed)
+        some = torch.from_numpy(rng.permutation(len(coded))[:SCORED_ROWS])
+        self.consistency_: dict[str, float] = {}
+        self._how = "rows held out"
+        self.members_: list[members.Member] = []
+        self._simple: list[TableMixture] = []
         with float32_on_cpu():
             if self.method_ == "joint":
                 numbers = coded[..., 1].contiguous()
-                lower, checked = self._train_joint(numbers, seed, checkpoint), None
+                if sample_weight is not None:
+                    share = weights[counted] / weights.sum()
+                    numbers = numbers[rng.choice(len(numbers), len(numbers), p=share)]
+                lower = self._train_joint(numbers, seed, checkpoint)
+                places = some[:0]
+                if sample_weight is None:
+                    places = torch.from_numpy(self.held_out_)[:JUDGED_ROWS]
+                scores = self._log_prob(coded[places], open_[places])
             else:
-                lower, checked = self._train_chain(coded, open_, seed, checkpoint)
-        some = np.random.default_rng(seed).permutation(n)[:SCORED_ROWS]
-        self.consistency_: dict[str, float] = {}
-        if isinstance(self.model_, TableChain) and checked is not None:
+                places, scores = self._train_chain(coded, open_, of_rows, seed, checkpoint)
+                lower = math.nan
+        if sample_weight is not None:
+            self.held_out_ = np.flatnonzero(counted)[self.held_out_]
+        if isinstance(self.model_, TableChain):
+            checked = self.model_.columns.pack(coded[some if len(places) == 0 else places])[0]
             self._worth = self._worth_of_parts(checked)
             self.consistency_ = answers.consistency(self.model_, checked, seed)
-        # one pass by the learned b: a threshold does not need more
-        scores = self._log_prob(coded[some], open_[some], normalizer="learned")
-        self.lower_bound_: float = lower if math.isfinite(lower) else float(scores.mean())
-        scores = scores + self._correction(coded[some])
-        self.offset_: float = float(np.percentile(scores.numpy(), 100.0 * self.contamination))
+        self._conclude(coded, open_, of_rows, some, places, scores, lower, began)
         return self
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -360,10 +395,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
-                # in float32: a few digits of a random number cost twice the time in float64
-                chain = copy.deepcopy(self.model_).float()
-                drawn = chain.sample(int(n_samples), within=True, gaps=missing, seed=seed)
-                return self.schema_.decode(self._unpacked(drawn), seed)
+                drawn = self._sampled(int(n_samples), seed, missing)
+                return self.schema_.decode(drawn, seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
         return self.schema_.decode(np.stack([np.zeros_like(numbers), numbers], -1), seed)
@@ -575,6 +608,14 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             "model": saving.describe(self.model_),
             "proposal": saving.describe(self.proposal_),
             "training": self.history_.to_dict(),
+            "members": [
+                [m.name, m.weight, m.score if math.isfinite(m.score) else None]
+                for m in self.members_
+            ],
+            "simple": [saving.describe(law) for law in self._simple],
+            "judgement": {
+                k: None if v != v else v for k, v in dataclasses.asdict(self.judgement_).items()
+            },
         }
         if self.method_ == "joint":
             tensors = {
@@ -587,7 +628,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         else:
             tensors = {"worth": self._worth}
         tensors["held_out"] = torch.from_numpy(self.held_out_)
-        for part, module in (("model", self.model_), ("proposal", self.proposal_)):
+        parts = [("model", self.model_), ("proposal", self.proposal_)]
+        for part, module in parts + [(f"simple{k}", law) for k, law in enumerate(self._simple)]:
             state = {} if module is None else module.state_dict()
             tensors |= {f"{part}.{name}": tensor for name, tensor in state.items()}
         return config, tensors
@@ -613,13 +655,26 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         parameters = {k: v for k, v in config["parameters"].items() if k != "discrete"}
         estimator = cls(**parameters)
         estimator._validate_params()
+        simple = config.get("simple", [])
         state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}}
+        state |= {f"simple{k}": {} for k in range(len(simple))}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             if part in state:
                 state[part][rest] = tensor
         estimator.model_ = saving.build(config["model"], state["model"]).double()
         estimator.proposal_ = saving.build(config["proposal"], state["proposal"])
+        estimator._simple = [saving.build(law, state[f"simple{k}"]) for k, law in enumerate(simple)]
+        only = [(members.CHAIN, 1.0, math.nan)] if config["method"] != "joint" else []
+        told = config.get("members", only)
+        estimator.members_ = [
+            members.Member(name, weight, math.nan if score is None else score)
+            for name, weight, score in told
+        ]
+        early = {"rows": 0, "how": "fitted by an earlier version", "verdict": ""}
+        judged = config.get("judgement", early | dict.fromkeys(("score", "error", "seconds")))
+        judged = {k: math.nan if v is None else v for k, v in judged.items()}
+        estimator.judgement_ = members.Judgement(**judged)
         estimator.n_features_in_ = int(config["n_features"])
         if "schema" in config:
             estimator.schema_ = Schema.from_dict(config["schema"])
@@ -683,7 +738,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             histories = [fit(models[0], train, **common, options=options)]
         else:
             histories = fit_many(models, train, **common, options=options)
-        self._keep_best(models, histories)
+        best, self.history_ = _best(models, histories)
+        self.n_iter_: int = self.history_.n_steps
+        self.model_: EBM | TableChain = best.cpu().double().eval()
         self.proposal_: Any = recipe.proposal.cpu().double().eval()
         at_best = [
             r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step
@@ -691,56 +748,140 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         return at_best[-1] + float(columns.log_jacobian) if at_best else math.nan
 
     def _train_chain(
-        self, x: Tensor, extra: Tensor, seed: int, checkpoint: Any
-    ) -> tuple[float, Tensor]:
-        """A chain over the parts of coded rows ``(n, p, 2)``.
+        self, x: Tensor, extra: Tensor, weights: Tensor, seed: int, checkpoint: Any
+    ) -> tuple[Tensor, Tensor]:
+        """A chain over the parts of coded rows ``(n, p, 2)``, and what is mixed with it.
 
-        Returns the lower bound of held-out rows, if there are any, and those rows packed (the
-        training rows where none are held out).
+        Small tables are judged by folds: each order of the chain is trained without one of them,
+        all at once; then all orders go on with all rows. Of larger ones a part is held out.
+
+        Returns the rows that were judged and their scores.
         """
         n, parts, device = len(x), self.schema_.parts, self.device or "cpu"
         defaults = table_options(n, parts, device)
         sizes, task = dict(defaults.model), dict(defaults.task)
         if self.hidden is not None:
             sizes["hidden"] = self.hidden
+        n_folds = sizes["orderings"] // defaults.orders_per_fold if defaults.orders_per_fold else 1
         with seeded(seed):
-            train, held_out = split_rows(torch.arange(n), self.validation_fraction)
-            self.held_out_ = _in_order(held_out)
-            columns = CodedColumns(parts, knots_for(len(train))).double().fit(x[train])
+            train, held_out = torch.arange(n), None
+            if n_folds == 1:
+                train, held_out = split_rows(train, self.validation_fraction)
+            folds = members.folds_of(n, n_folds, held_out)
+        self.held_out_ = _in_order(held_out)
+        judged = folds >= 0
+        complete = bool((x[..., 0] != GAP).all())
+        kinds = []
+        if n < SIMPLE_BELOW and bool(judged.any()) and not any(part.gap for part in parts):
+            kinds = list(
+                members.kinds_for(int(n - judged.sum() / n_folds), parts, complete=complete)
+            )
+        simple = members.held_out_scores(kinds, parts, x, weights, folds, seed)
+        lines = n_folds > 1 and bool(kinds)
+        straight = lines and members.coordinates(simple)
+        columns = members.columns_of(parts, x[train], straight=straight)
+        packed = columns.pack(x)[0]
+        # how much a row counts for each order: in training, and where it is held out
+        order_fold = torch.arange(sizes["orderings"]) % n_folds
+        out = folds.unsqueeze(1) == order_fold
+        counts = (weights / weights.mean()).float().unsqueeze(1)
+        counted, held = counts * ~out, counts * out
+        with seeded(seed):
             models = [
-                TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
+                TableChain(parts, n_knots=columns.n_knots, lines=lines, **sizes)
+                .set_columns(columns)
                 for _ in range(int(self.n_init))
-            ]
+            ]  # fmt: skip
         options = defaults.fit | self._stated(seed)
-        if held_out is None:
+        if not bool(judged.any()):
             options["patience"] = None
         # a step for b alone draws many samples: no more than an eighth of the run
-        task["polish_steps"] = min(task["polish_steps"], max(1, options["max_steps"] // 8))
+        task["polish_steps"] = min(task["polish_steps"], max(0, options["max_steps"] // 8))
         if self._deadline is not None:
             task["polish_steps"] = min(task["polish_steps"], 10)
-        packed, slope = columns.pack(x)
-        checked = train if held_out is None else held_out
         common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
-        common["val_data"] = None if held_out is None else packed[held_out].float()
-        rows, histories = packed[train].float(), []
+        rows = packed.float()
+        data = rows[train], (counted / counted[train].mean())[train]
+        common["val_data"] = (rows[judged], held[judged]) if bool(judged.any()) else None
+        histories = []
         for k, model in enumerate(models):
             own = None if checkpoint is None else f"{os.fspath(checkpoint)}{f'.{k}' if k else ''}"
+            if lines:
+                model.start_at_lines(packed, counted)
             how = TrainingOptions(**options, checkpoint=own)
-            histories.append(fit(model.to(device), rows, **common, options=how))
-        self._keep_best(models, histories)
-        assert isinstance(self.model_, TableChain)
+            histories.append(fit(model.to(device), data, **common, options=how))
+        chain, self.history_ = _best(models, histories)
+        assert isinstance(chain, TableChain)
+        self.n_iter_ = self.history_.n_steps
+        log_p = self._judge(chain, x, folds, order_fold, columns, straight)
+        if n_folds > 1 and self.history_.stopped != "interrupted":
+            steps = (self.history_.best_step or self.n_iter_) // 2
+            last = {"max_steps": max(1, steps), "lr": options["lr"] / 2, "schedule": "cosine"}
+            last |= {"patience": None, "validate_every": None, "progress": False}
+            own = None if checkpoint is None else f"{os.fspath(checkpoint)}.all"
+            how = TrainingOptions(**options | last, checkpoint=own)
+            whole = (rows, counts.expand(-1, len(order_fold)).contiguous())
+            self.n_iter_ += fit(chain, whole, **common | {"val_data": None}, options=how).n_steps
+        # float64 from here on: a row's score must not depend on the rows it is scored with
+        self.model_ = chain.cpu().double().eval()
         self.model_.columns.load_state_dict(columns.state_dict())  # every digit of the map
         self.proposal_ = None
-        best = self.history_.best_score
-        units = float((slope + extra)[checked].sum(-1).mean())
-        return math.nan if best is None else best + units, packed[checked]
+        self._how = f"{n_folds} folds" if n_folds > 1 else f"{int(judged.sum())} rows held out"
+        return self._mix(simple, log_p, x, extra, weights, seed)
 
-    def _keep_best(self, models: Sequence[Any], histories: Sequence[History]) -> None:
-        best = max(range(len(histories)), key=lambda k: _score(histories[k]))
-        self.history_: History = histories[best]
-        self.n_iter_: int = self.history_.n_steps
-        # float64 from here on: a row's score must not depend on the rows it is scored with
-        self.model_: EBM | TableChain = models[best].cpu().double().eval()
+    def _mix(
+        self,
+        simple: dict[members.Kind, np.ndarray],
+        of_chain: np.ndarray,
+        x: Tensor,
+        extra: Tensor,
+        weights: Tensor,
+        seed: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Weigh chain and simple densities by rows not seen; returns these rows, their scores."""
+        names = [members.CHAIN, *(kind.name for kind in simple)]
+        places = np.flatnonzero(np.isfinite(of_chain))
+        if len(places) == 0:
+            self.members_, self._verdict = [members.Member(members.CHAIN, 1.0, math.nan)], ""
+            return torch.from_numpy(places), torch.zeros(0, dtype=torch.float64)
+        log_p = np.stack([of_chain, *simple.values()], 1)[places]
+        rows = weights.numpy()[places]
+        found = members.mixture_weights(log_p, rows, members.CHAIN_PRIOR)
+        open_ = extra.sum(-1).numpy()[places]
+        scores = np.average(log_p + open_[:, None], axis=0, weights=rows)
+        triples = zip(names, found.tolist(), scores.tolist(), strict=True)
+        self.members_ = [members.Member(*triple) for triple in triples]
+        maps = {s: members.columns_of(self.schema_.parts, x, straight=s) for s in (True, False)}
+        self._simple = [
+            members.simple_density(kind, maps[kind.straight], x, weights, seed).eval()
+            for kind, weight in zip(simple, found[1:], strict=True)
+            if weight > 0
+        ]
+        self._verdict = members.verdict(log_p, rows)
+        return torch.from_numpy(places), torch.from_numpy(members.mixed(log_p, found) + open_)
+
+    @torch.no_grad()
+    def _judge(
+        self, chain: TableChain, x: Tensor, folds: Tensor, order_fold: Tensor,
+        columns: CodedColumns, straight: bool,
+    ) -> np.ndarray:  # fmt: skip
+        """Log-densities ``(n,)`` of the rows in folds by the orders that have not seen them."""
+        parts, found = self.schema_.parts, np.full(len(x), np.nan)
+        chain.eval()
+        n_folds = int(order_fold.max()) + 1
+        for fold in range(n_folds):
+            here = torch.nonzero(folds == fold).flatten()[:JUDGED_ROWS]
+            if len(here) == 0:
+                continue
+            packed, slope = columns.pack(x[here])
+            of_orders = answers.shares(chain, packed.to(chain.places)).sum(-1)[order_fold == fold]
+            log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
+            log_p = log_p + slope.sum(-1)
+            if n_folds > 1 and not straight:
+                others = members.columns_of(parts, x[folds != fold], straight=False)
+                log_p = log_p + members.by_another_map(columns, others, x[here])
+            found[here.numpy()] = log_p.numpy()
+        return found
 
     def _stated(self, seed: int) -> dict[str, Any]:
         """Training options that the user stated."""
@@ -754,6 +895,47 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             "progress": self.verbose,
         }
         return {name: value for name, value in stated.items() if value is not None}
+
+    def _conclude(
+        self,
+        coded: Tensor,
+        open_: Tensor,
+        weights: Tensor,
+        some: Tensor,
+        places: Tensor,
+        scores: Tensor,
+        lower: float,
+        began: float,
+    ) -> None:
+        """Threshold of outliers, log-likelihood and closing words, by rows not seen if there are.
+
+        ``places`` are the rows that were judged by their ``scores``, ``some`` rows of training;
+        ``lower`` is the bound of rows held out from one energy.
+        """
+        score, error, how = math.nan, math.nan, self._how
+        if len(places):
+            share = weights[places] / weights[places].sum()
+            score = float((share * scores).sum())
+            error = float((share * (scores - score)).square().sum().sqrt())
+        else:
+            how = "not judged: too few rows to hold some out"
+        judged_by, of_rows = places, scores
+        if self.contamination != "auto" or len(places) == 0:
+            judged_by = some
+            # one pass by the learned b, where there is one: a threshold does not need more
+            quick = len(coded) > SCORED_ROWS and not self._how.endswith("folds")
+            how_normalised = "learned" if quick else "quadrature"
+            of_rows = self._log_prob(coded[some], open_[some], how_normalised)
+        known = [value for value in (lower, score) if math.isfinite(value)]
+        self.lower_bound_: float = known[0] if known else float(of_rows.mean())
+        comparable = (of_rows + self._correction(coded[judged_by])).numpy()
+        rare = RARE if self.contamination == "auto" else float(self.contamination)
+        self.offset_: float = float(np.percentile(comparable, 100.0 * rare))
+        seconds = time.perf_counter() - began
+        said = self._verdict if self.method_ != "joint" else ""
+        self.judgement_ = members.Judgement(len(coded), how, score, error, said, seconds)
+        if self.verbose:
+            print(self.judgement_)
 
     def _time_for_one(self) -> float | None:
         """Seconds for one training run: a part of those left, closing figures come after it."""
@@ -811,12 +993,22 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         with on_cpu():
             if isinstance(self.model_, TableChain):
-                packed, slope = self.model_.columns.pack(coded)
-                log_p = self.model_.log_prob(packed, normalizer=normalizer)
-                return log_p + (slope + open_).sum(-1)
+                weights = [m.weight for m in self.members_ if m.weight > 0]
+                each = [members.log_density(law, coded) for law in self._simple]
+                if self._chain_counts():
+                    packed, slope = self.model_.columns.pack(coded)
+                    log_p = self.model_.log_prob(packed, normalizer=normalizer)
+                    each.insert(0, log_p + slope.sum(-1))
+                log_weights = torch.tensor(weights, dtype=torch.float64).log()
+                log_p = torch.logsumexp(torch.stack(each, -1) + log_weights, -1)
+                return log_p + open_.sum(-1)
             z = self.columns_(coded[..., 1])[0]
             log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
         return log_p + self.columns_.log_jacobian
+
+    def _chain_counts(self) -> bool:
+        """Whether the chain, which answers all questions, has a weight in the scores."""
+        return self.members_[0].weight > 0
 
     def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
@@ -842,7 +1034,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """
         assert isinstance(self.model_, TableChain)
         columns = self.model_.columns
-        packed = packed[:SCORED_ROWS]
+        packed = packed[: 2 * answers.checked_rows(self.model_)]
         with on_cpu():
             of_parts = answers.shares(self.model_, packed, normalizer="learned").mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])
@@ -891,6 +1083,23 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded, _ = self._rows(given, partial=True)
         drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
+
+    def _sampled(self, n: int, seed: int, missing: bool = False) -> np.ndarray:
+        """Coded rows ``(n, p, 2)``, each from one of the members."""
+        weights = [m.weight for m in self.members_ if m.weight > 0]
+        rng = np.random.default_rng(seed)
+        counts = rng.multinomial(n, np.array(weights) / sum(weights)).tolist()
+        rows = []
+        if self._chain_counts():
+            # in float32: a few digits of a random number cost twice the time in float64
+            chain = copy.deepcopy(self._chain()).float()
+            rows.append(
+                self._unpacked(chain.sample(counts.pop(0), within=True, gaps=missing, seed=seed))
+            )
+        for law, count in zip(self._simple, counts, strict=True):
+            drawn = law.sample(count, within=True, seed=seed)
+            rows.append(law.columns.unpack(drawn[..., 0], drawn[..., 1]).numpy())
+        return np.concatenate(rows)[rng.permutation(n)] if self._simple else rows[0]
 
     def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
@@ -952,8 +1161,12 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 chosen = torch.randperm(len(coded))[:n_rows]
         packed, slope = model.columns.pack(coded[chosen])
         part = model.bounds(packed, n_samples=n_samples, seed=seed)
-        units = float((slope + open_[chosen]).sum(-1).mean())
-        shift = units + float(own.mean() - own[chosen].mean())
+        # what the chain's bounds are off by bounds what those of the mixture are
+        with on_cpu():
+            of_chain = own[chosen] - (slope + open_[chosen]).sum(-1)
+            if self._simple:
+                of_chain = model.log_prob(packed)
+        shift = float(own.mean() - of_chain.mean())
         error = math.hypot(error, part.log_norm_se)
         if len(chosen) < len(coded):
             error = math.hypot(error, part.learned_rms / math.sqrt(n_rows))
@@ -992,6 +1205,27 @@ EnergyDensity.__init__ = moved(  # type: ignore[method-assign]
 
 def _seed(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _weights(sample_weight: Any, n: int) -> np.ndarray:
+    """How much each of ``n`` rows counts ``(n,)``."""
+    if sample_weight is None:
+        return np.ones(n)
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(
+            f"sample_weight needs {n} numbers of zero or more, one for each row; got "
+            f"shape {weights.shape}"
+        )
+    if (weights > 0).sum() < MINIMUM_ROWS:
+        raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
+    return weights
+
+
+def _best(models: Sequence[Any], histories: Sequence[History]) -> tuple[Any, History]:
+    """The restart with the best score, and its record."""
+    best = max(range(len(histories)), key=lambda k: _score(histories[k]))
+    return models[best], histories[best]
 
 
 def _score(history: History) -> float:

@@ -1,0 +1,280 @@
+"""Mixtures of Gaussians over the coded rows of a table: the simple laws of its columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, softplus
+
+from selfnorm._context import SeedLike, seeded
+from selfnorm.columns import UNSEEN, CodedColumns, Part
+from selfnorm.distributions.lines import ridge_lines
+from selfnorm.distributions.mixtures import log_normal_mass
+
+PLACES_AT_ONCE = 2**22  # rows x components x numbers
+BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class TableMixture(nn.Module):
+    r"""``p(x) = sum_k w_k prod_j P_k(c_j) f_k(z_j | z_before j)`` over parts of every kind.
+
+    A component has probabilities ``P_k`` of the codes of each part and a normal law of its numbers,
+    written as a chain of lines: ``f_k`` is normal around a linear function of the numbers before
+    it, or the mass of that law in the cell of the number, given the centres of the cells before.
+    So all of it is exactly normalised, in the measure of a :class:`~selfnorm.chain.TableChain`.
+    Numbers that a row does not have (gaps, point masses) are integrated out.
+
+    One component is a Gaussian law; some are a mixture; one for each row, all of one shape
+    (``shared``), are a kernel density.
+
+    Args:
+        parts: what the parts of the table are.
+        components: how many.
+        shared: whether all components have one shape.
+        n_knots: of the map of the numbers.
+
+    Example:
+        >>> parts = [Part(0, "a", 0, rest=True), Part(1, "b", 0, rest=True)]
+        >>> x = torch.randn(200, 2, dtype=torch.float64)
+        >>> coded = torch.stack([torch.zeros_like(x), x], -1)
+        >>> law = TableMixture(parts).double()
+        >>> packed, _ = law.columns.fit(coded, straight=True).pack(coded)
+        >>> law.fit(packed, torch.ones(200, 1)).log_prob(packed).shape
+        torch.Size([200])
+    """
+
+    log_weights: Tensor
+    means: Tensor
+    slopes: Tensor
+    spread: Tensor
+    log_codes: Tensor
+
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        *,
+        components: int = 1,
+        shared: bool = False,
+        n_knots: int = 2,
+    ) -> None:
+        super().__init__()
+        parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
+        self.config: dict[str, Any] = {
+            "parts": [asdict(part) for part in parts], "components": components,
+            "shared": shared, "n_knots": n_knots,
+        }  # fmt: skip
+        self.columns = CodedColumns(parts, n_knots)
+        self.n_components, self.shared, self.dim = components, shared, len(parts)
+        self.numbers = [j for j, part in enumerate(parts) if part.rest]
+        d, shapes = len(self.numbers), 1 if shared else components
+        outcomes = [part.n_codes + part.rest for part in parts]
+        self.finite = [j for j in range(len(parts)) if outcomes[j] > 1]
+        self.register_buffer("log_weights", torch.full((components,), -math.log(components)))
+        self.register_buffer("means", torch.zeros(components, d))
+        self.register_buffer("slopes", torch.zeros(shapes, d, d))
+        self.register_buffer("spread", torch.ones(shapes, d))
+        log_codes = torch.full((components, len(self.finite), max(outcomes)), -torch.inf)
+        for i, j in enumerate(self.finite):
+            log_codes[:, i, : outcomes[j]] = -math.log(outcomes[j])
+        self.register_buffer("log_codes", log_codes)
+
+    # -- fits -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def fit(self, packed: Tensor, shares: Tensor) -> TableMixture:
+        """Fit each component to packed rows ``(n, p, 4)`` by its shares ``(n, K)`` in them."""
+        z, present = (each.numpy() for each in self._numbers(packed))
+        for k in range(self.n_components):
+            weight = shares[:, k].double().numpy()
+            of = weight[:, None] * present
+            counts = np.maximum(of.sum(0), 1e-12)
+            mean = (of * z).sum(0) / counts
+            away = np.where(present, z - mean, 0.0)
+            slopes, spread, _ = ridge_lines(away, np.arange(z.shape[1]), weight)
+            spread = spread / np.sqrt(np.clip(counts / weight.sum(), 1e-2, 1))  # of those present
+            self.means[k], self.slopes[k] = torch.from_numpy(mean), torch.from_numpy(slopes)
+            self.spread[k] = torch.from_numpy(spread)
+        self.log_weights.copy_((shares.sum(0) / shares.sum()).log())
+        self._fit_codes(packed, shares)
+        return self
+
+    @torch.no_grad()
+    def fit_kernels(self, packed: Tensor, weights: Tensor) -> TableMixture:
+        """One component around each of the packed rows, which have all their numbers.
+
+        All have the shape of the lines; their width is the one under which each row is most likely
+        given the others.
+        """
+        z, _ = self._numbers(packed)
+        d = z.shape[1]
+        away = (z - z.mean(0)).numpy()
+        slopes, spread, _ = ridge_lines(away, np.arange(d), weights.double().numpy())
+        self.slopes[0], self.spread[0] = torch.from_numpy(slopes), torch.from_numpy(spread)
+        self.means.copy_(z)
+        log_weights = (weights / weights.sum()).double().log()
+        self.log_weights.copy_(log_weights)
+        straight = (z - z @ self.slopes[0].double().T) / self.spread[0].double()
+        distance = torch.cdist(straight, straight).square().fill_diagonal_(torch.inf)
+        best, width = -math.inf, 1.0
+        for each in BANDWIDTHS:
+            log_p = torch.logsumexp(log_weights - distance / (2 * each**2), 1) - d * math.log(each)
+            score = float((log_weights.exp() * log_p).sum())
+            if score > best:
+                best, width = score, float(each)
+        self.spread.mul_(width)
+        return self
+
+    def _fit_codes(self, packed: Tensor, shares: Tensor) -> None:
+        """Frequencies of the codes in each component, drawn to those of all rows by one row."""
+        for i, j in enumerate(self.finite):
+            part = self.columns.parts[j]
+            code, outcomes = packed[:, j, 0].long(), part.n_codes + part.rest
+            seen = (code >= 0).to(shares)
+            hot = one_hot(code.clamp_min(0), outcomes).to(shares)
+            counts = (shares * seen.unsqueeze(1)).T @ hot  # (K, outcomes)
+            pooled = (counts.sum(0) + 0.5) / (counts.sum(0) + 0.5).sum()
+            found = (counts + pooled) / (counts.sum(1, keepdim=True) + 1)
+            self.log_codes[:, i, :outcomes] = found.log().to(self.log_codes)
+
+    # -- densities ------------------------------------------------------------------------------
+
+    def _numbers(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of numbers ``(n, D)``, 0 where there is none, and where there is one."""
+        some = packed[:, self.numbers]
+        present = some[..., 0] == self.columns.n_codes[self.numbers]
+        return some[..., 1].where(present, 0.0).double(), present
+
+    @torch.no_grad()
+    def log_prob(self, packed: Tensor) -> Tensor:
+        """``(n,)``: log-probability of packed rows; gaps are left out."""
+        packed = packed.to(self.means)
+        log_p = self._log_of_codes(packed)
+        _, present = self._numbers(packed)
+        # rows with the same numbers missing share a law
+        patterns, which = torch.unique(present, dim=0, return_inverse=True)
+        size = max(1, PLACES_AT_ONCE // max(1, self.n_components * len(self.numbers)))
+        for number, pattern in enumerate(patterns):
+            here = torch.nonzero(which == number).flatten()
+            for rows in here.split(size):
+                log_p[rows] += self._log_of_cells_at_masses(packed[rows], pattern)
+                if bool(pattern.any()):
+                    log_p[rows] += self._log_of_numbers(packed[rows], pattern)
+        return torch.logsumexp(self.log_weights + log_p, 1)
+
+    def _lines(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes ``(k, d, d)`` and spreads ``(k, d)`` of the numbers of a pattern alone."""
+        if bool(pattern.all()):
+            return self.slopes, self.spread
+        eye = torch.eye(len(pattern)).to(self.slopes)
+        root = torch.linalg.solve_triangular(
+            eye - self.slopes, torch.diag_embed(self.spread), upper=False
+        )[:, pattern]
+        lower = torch.linalg.cholesky(root @ root.transpose(1, 2))
+        spread = lower.diagonal(dim1=1, dim2=2)
+        inverse = torch.linalg.solve_triangular(lower, eye[: lower.shape[1], : lower.shape[1]],
+                                                upper=False)  # fmt: skip
+        return eye[: lower.shape[1], : lower.shape[1]] - inverse * spread.unsqueeze(2), spread
+
+    def _log_of_numbers(self, packed: Tensor, pattern: Tensor) -> Tensor:
+        """``(n, K)``: of the numbers of rows that all have those of one pattern."""
+        places = torch.tensor(self.numbers)[pattern]
+        slopes, spread = self._lines(pattern)
+        _, z, left, right = packed[:, places].unbind(-1)
+        means = self.means[:, pattern]
+        if self.shared:
+            off = (z - z @ slopes[0].T).unsqueeze(1) - (means - means @ slopes[0].T)
+        else:
+            away = z.unsqueeze(1) - means  # (n, K, d)
+            off = away - torch.einsum("nki,kji->nkj", away, slopes)
+        off = off / spread
+        log_f = -0.5 * (off.square() + _LOG_2PI) - spread.log()
+        has_cells = self.columns.step[places] > 0
+        if bool(has_cells.any()):
+            unit = spread[:, has_cells]
+            ends = (
+                off[..., has_cells] + ((end - z)[:, has_cells].unsqueeze(1)) / unit
+                for end in (left, right)
+            )
+            log_f[..., has_cells] = log_normal_mass(*ends)
+        return log_f.sum(-1)
+
+    def _log_of_codes(self, packed: Tensor) -> Tensor:
+        """``(n, K)``: of the codes of the parts that have any."""
+        log_p = packed.new_zeros(len(packed), self.n_components)
+        for i, j in enumerate(self.finite):
+            part, code = self.columns.parts[j], packed[:, j, 0].long()
+            outcomes = part.n_codes + part.rest
+            known = self.log_codes[:, i].T[code.clamp(0, outcomes - 1)]  # (n, K)
+            if part.unseen > 0:
+                never = (code == UNSEEN).unsqueeze(1)
+                known = torch.where(never, math.log(part.unseen), known + math.log1p(-part.unseen))
+            log_p = log_p + known.where((code != -1).unsqueeze(1), 0.0)
+        return log_p
+
+    def _log_of_cells_at_masses(self, packed: Tensor, pattern: Tensor) -> Tensor:
+        """``(n, K)``: what numbers in the cells of point masses add to the log of their codes."""
+        added = packed.new_zeros(len(packed), self.n_components)
+        for i, j in enumerate(self.finite):
+            part = self.columns.parts[j]
+            if not (part.rest and part.step > 0):
+                continue
+            code, place = packed[:, j, 0].long(), self.numbers.index(j)
+            at_mass = (code >= 0) & (code < part.n_codes)
+            if not bool(at_mass.any()):
+                continue
+            before = pattern.clone()
+            before[place:] = False
+            with_it = before.clone()
+            with_it[place] = True
+            slopes, spread = self._lines(with_it)
+            z = packed[:, torch.tensor(self.numbers)[before], 1]
+            away = z.unsqueeze(1) - self.means[:, before]
+            line = self.means[:, place] + (away * slopes[:, -1, :-1]).sum(-1)  # (n, K)
+            ends = ((e.unsqueeze(1) - line) / spread[:, -1] for e in packed[:, j, 2:].unbind(-1))
+            log_rest = self.log_codes[:, i, part.n_codes] + log_normal_mass(*ends)
+            more = softplus(log_rest - self.log_codes[:, i].T[code.clamp(0, part.n_codes)])
+            added = added + more.where(at_mass.unsqueeze(1), 0.0)
+        return added
+
+    # -- samples --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(self, n: int, *, within: bool = False, seed: SeedLike = None) -> Tensor:
+        """Packed rows ``(n, p, 4)``, whose last two numbers are not filled in.
+
+        ``within`` keeps numbers in the range of the training rows.
+        """
+        rows = torch.zeros(n, self.dim, 4).to(self.means)
+        if n == 0:
+            return rows
+        with seeded(seed):
+            component = torch.multinomial(self.log_weights.exp(), n, replacement=True)
+            of = torch.zeros_like(component) if self.shared else component
+            rows[..., 0] = self.columns.n_codes.to(rows)
+            for i, j in enumerate(self.finite):
+                drawn = torch.multinomial(self.log_codes[component, i].exp(), 1)[:, 0]
+                rows[:, j, 0] = drawn.to(rows)
+            away = torch.zeros(n, len(self.numbers)).to(rows)
+            for i, j in enumerate(self.numbers):
+                line = self.means[component, i] + (self.slopes[of, i] * away).sum(-1)
+                z = line + self.spread[of, i] * torch.randn(n).to(rows)
+                low, high = (
+                    self.columns.span[j] if within else torch.tensor([-torch.inf, torch.inf])
+                )
+                for _ in range(20):  # the sliver of mass beyond the range is left out
+                    beyond = (z < low) | (z > high)
+                    if not bool(beyond.any()):
+                        break
+                    again = line + self.spread[of, i] * torch.randn(n).to(rows)
+                    z = torch.where(beyond, again, z)
+                z = z.clamp(low, high)
+                away[:, i] = z - self.means[component, i]
+                rows[:, j, 1] = z
+        return rows

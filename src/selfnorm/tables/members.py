@@ -1,0 +1,263 @@
+"""The members of a table's law: simple densities beside the chain, and their weights.
+
+A mixture of normalised densities is one. Members are judged on rows that they have not seen, by
+folds or on a part held out, and weighed by the likelihood of the mixture on these rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import logsumexp
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
+from torch import Tensor
+
+from selfnorm.columns import FAR, CodedColumns, Part, knots_for
+from selfnorm.distributions import TableMixture
+
+LEAST_WEIGHT = 1e-2  # of a member that is kept
+ROWS_PER_COMPONENT = 20
+COMPONENTS = (1, 2, 4, 8)
+MOST_KERNELS = 1500
+MOST_CODES = 12  # of a column by which rows are grouped
+CHAIN = "chain"
+CHAIN_PRIOR = 0.1  # share of rows counted for the chain beforehand: all orders and all rows make it
+# better than the two orders by which it is judged, and its tails are heavier
+
+
+@dataclass(frozen=True)
+class Member:
+    """A density that was tried: its weight in the mixture, and how it did on rows not seen.
+
+    Attributes:
+        name: ``"chain"``, or what it is and in which coordinates.
+        weight: in the mixture; 0 where it is not part of it.
+        score: mean log-likelihood of rows not seen, in the units of the table.
+    """
+
+    name: str
+    weight: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a fit came to, on rows that it had not seen.
+
+    Attributes:
+        rows: that were used.
+        how: it was judged.
+        score: mean log-likelihood of rows not seen, in the units of the table (NaN: none were
+            spared).
+        error: standard error of the score.
+        verdict: what the energies add to simple densities.
+        seconds: that the fit took.
+    """
+
+    rows: int
+    how: str
+    score: float
+    error: float
+    verdict: str
+    seconds: float
+
+    def __str__(self) -> str:
+        parts = [f"{self.rows} rows in {self.seconds:.1f} s"]
+        if np.isfinite(self.score):
+            score = f"log-likelihood {self.score:.4g} +- {self.error:.2g} nats/row"
+            parts.append(f"{score} ({self.how})")
+        else:
+            parts.append(self.how)
+        return "; ".join(parts + [self.verdict] * bool(self.verdict))
+
+
+def verdict(log_p: np.ndarray, rows: np.ndarray) -> str:
+    """What the chain, first of the members ``log_p (n, M)``, adds on rows that were not seen."""
+    if log_p.shape[1] == 1:
+        return ""
+    whole = mixed(log_p, mixture_weights(log_p, rows))
+    gain = whole - mixed(log_p[:, 1:], mixture_weights(log_p[:, 1:], rows))
+    mean = float(np.average(gain, weights=rows))
+    error = float(np.std(gain) / np.sqrt(len(gain)))
+    if mean < max(2 * error, 0.01):
+        return "the mixture alone is as good: the energies add nothing that can be told"
+    return f"the energies add {mean:.2g} +- {error:.2g} to the best mixture"
+
+
+class Kind(NamedTuple):
+    """A simple density: how many components (0: one at each row), in which coordinates."""
+
+    components: int
+    straight: bool
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        what = {0: "kernels", 1: "Gaussian"}.get(self.components)
+        where = "columns" if self.straight else "normal scores"
+        return f"{what or f'{self.components} Gaussians'} of {where}"
+
+
+def columns_of(parts: Sequence[Part], x: Tensor, *, straight: bool) -> CodedColumns:
+    """The map of coded rows ``x``: centred and scaled, or to normal scores."""
+    n_knots = 2 if straight else knots_for(len(x))
+    return CodedColumns(parts, n_knots).double().fit(x, straight=straight)
+
+
+def kinds_for(n: int, parts: Sequence[Part], *, complete: bool) -> Iterator[Kind]:
+    """The simple densities worth trying on ``n`` rows: of tables whose columns are all numbers.
+
+    Elsewhere the chain stays alone, so that conditionals of categories are those of the joint law.
+    """
+    if not all(part.rest for part in parts):
+        return
+    plain = all(part.n_codes == 0 for part in parts) and complete
+    for straight in (True, False):
+        for components in COMPONENTS:
+            if components == 1 or n >= ROWS_PER_COMPONENT * components:
+                yield Kind(components, straight)
+        if plain and n <= MOST_KERNELS:
+            yield Kind(0, straight)
+
+
+def simple_density(
+    kind: Kind, columns: CodedColumns, x: Tensor, weights: Tensor, seed: int
+) -> TableMixture:
+    """A simple density fitted to coded rows ``x`` that count by ``weights``."""
+    packed = columns.pack(x)[0]
+    components = kind.components or len(x)
+    law = TableMixture(
+        columns.parts, components=components, shared=kind.components == 0, n_knots=columns.n_knots
+    ).double()
+    law.columns.load_state_dict(columns.state_dict())
+    if kind.components == 0:
+        return law.fit_kernels(packed, weights)
+    shares = torch.ones(len(x), 1, dtype=torch.float64)
+    if components > 1:
+        shares = torch.from_numpy(_groups(packed, columns.parts, weights, components, seed))
+    return law.fit(packed, shares * weights.unsqueeze(1))
+
+
+def _groups(
+    packed: Tensor, parts: Sequence[Part], weights: Tensor, components: int, seed: int
+) -> np.ndarray:
+    """``(n, K)``: how far each row belongs to each group."""
+    seen = []
+    for j, part in enumerate(parts):
+        code = packed[:, j, 0].numpy()
+        if part.rest:
+            seen.append(np.where(code == part.n_codes, packed[:, j, 1].numpy(), 0.0))
+        if 0 < part.n_codes <= MOST_CODES:
+            seen += [(code == each).astype(float) for each in range(part.n_codes)]
+    rows = np.clip(np.stack(seen, 1), -10, 10)
+    rng, share = np.random.default_rng(seed), weights.numpy() / float(weights.sum())
+    alike = bool((weights == weights[0]).all())
+    drawn = rows if alike else rows[rng.choice(len(rows), len(rows), p=share)]
+    groups = GaussianMixture(components, reg_covar=1e-3, max_iter=60, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return np.asarray(groups.fit(drawn).predict_proba(rows))
+
+
+def log_density(law: Any, coded: Tensor) -> Tensor:
+    """``(n,)``: log-density of coded rows in the units of the table, but for what is open."""
+    packed, slope = law.columns.pack(coded)
+    found: Tensor = law.log_prob(packed) + slope.sum(-1)
+    return found
+
+
+def by_another_map(columns: CodedColumns, other: CodedColumns, x: Tensor) -> Tensor:
+    """``(n,)``: what the log-density of coded rows changes by where ``other`` maps their columns.
+
+    To first order: the stretch of each number, or of its cell, differs. So a map that knows the
+    rows is made up for.
+    """
+    (packed, slope), (others, other_slope) = columns.pack(x), other.pack(x)
+    wide, other_wide = ((p[..., 3] - p[..., 2]).clamp_min(1e-12) for p in (packed, others))
+    inside = (wide < FAR / 2) & (other_wide < FAR / 2) & (columns.step > 0)
+    cells = (other_wide.log() - wide.log()).where(inside, 0.0)
+    return (other_slope - slope + cells).sum(-1)
+
+
+def held_out_scores(
+    kinds: Sequence[Kind],
+    parts: Sequence[Part],
+    x: Tensor,
+    weights: Tensor,
+    folds: Tensor,
+    seed: int,
+) -> dict[Kind, np.ndarray]:
+    """Log-densities ``(n,)`` of coded rows by fits to the other folds; NaN where ``folds`` < 0."""
+    found = {kind: np.full(len(x), np.nan) for kind in kinds}
+    for fold in range(int(folds.max()) + 1):
+        here = folds == fold
+        rows, counts = x[~here], weights[~here]
+        maps = {s: columns_of(parts, rows, straight=s) for s in {kind.straight for kind in kinds}}
+        for kind in kinds:
+            law = simple_density(kind, maps[kind.straight], rows, counts, seed)
+            found[kind][here.numpy()] = log_density(law, x[here]).numpy()
+    return found
+
+
+def folds_of(n: int, n_folds: int, held_out: Tensor | None) -> Tensor:
+    """``(n,)``: the fold in which a row is judged, -1 where it is in none."""
+    if n_folds > 1:
+        return torch.randperm(n) % n_folds
+    folds = torch.full((n,), -1)
+    if held_out is not None:
+        folds[held_out] = 0
+    return folds
+
+
+def coordinates(scores: dict[Kind, np.ndarray]) -> bool:
+    """Whether lines fit columns as they are (straight) better than their normal scores.
+
+    By rows not seen, but for the least likely twentieth: a chain has heavier tails.
+    """
+    if not scores:
+        return False
+
+    def middle(kind: Kind) -> float:
+        known = np.sort(scores[kind][np.isfinite(scores[kind])])
+        return float(known[len(known) // 20 :].mean())
+
+    return middle(Kind(1, straight=True)) > middle(Kind(1, straight=False))
+
+
+def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarray:
+    """Weights ``(M,)`` under which the mixture of ``log_p (n, M)`` is most likely, by EM.
+
+    ``rows (n,)`` is how much each row counts. Members of no account are dropped. ``first``: the
+    share of all rows that is counted for the first member beforehand.
+
+    Example:
+        >>> log_p = np.log([[0.5, 0.1], [0.5, 0.1], [0.1, 0.3]])
+        >>> mixture_weights(log_p, np.ones(3)).round(2)
+        array([0.71, 0.29])
+    """
+    log_p = np.where(np.isfinite(log_p), log_p, -1e9)
+    kept = np.ones(log_p.shape[1], dtype=bool)
+    weights, prior = kept / kept.sum(), first * (np.arange(len(kept)) == 0)
+    for _ in range(3):
+        for _ in range(300):
+            with np.errstate(divide="ignore"):
+                shares = np.log(weights) + log_p
+            shares = np.exp(shares - logsumexp(shares, axis=1, keepdims=True))
+            weights = (rows @ shares / rows.sum() + prior) / (1 + first)
+        if (weights[kept] >= LEAST_WEIGHT).all():
+            break
+        kept = weights >= min(LEAST_WEIGHT, weights.max())
+        weights = np.where(kept, weights, 0.0) / weights[kept].sum()
+    return weights
+
+
+def mixed(log_p: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """``(n,)``: log-density of the mixture of members ``(n, M)``."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(logsumexp(log_p + np.log(weights), axis=1))

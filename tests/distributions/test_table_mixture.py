@@ -1,0 +1,105 @@
+"""Mixtures of Gaussians over coded rows are exactly normalised, whatever the columns are."""
+
+import numpy as np
+import pytest
+import torch
+
+from selfnorm.columns import CodedColumns, Part
+from selfnorm.distributions import TableMixture, ridge_lines
+
+PARTS = (
+    Part(0, "kind", 2),
+    Part(1, "count", 1, rest=True, step=1.0, values=(0.0,)),
+    Part(2, "size", 0, rest=True),
+)
+
+
+def rows(n, seed=0):
+    """Coded rows of a category, whole numbers with a point mass at 0, and a continuous number."""
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(0, 2, n)
+    count = np.round(rng.normal(3 + kind, 2, n))
+    mass = rng.random(n) < 0.3
+    size = 0.5 * count + rng.normal(size=n)
+    code = np.stack([kind, np.where(mass | (count == 0), 0, 1), np.zeros(n)], 1)
+    number = np.stack([np.zeros(n), np.where(code[:, 1] == 1, count, 0), size], 1)
+    return torch.from_numpy(np.stack([code, number], -1).astype(np.float64))
+
+
+@pytest.fixture(scope="module")
+def law():
+    x = rows(300)
+    mixture = TableMixture(PARTS, components=2).double()
+    packed, _ = mixture.columns.fit(x, straight=True).pack(x)
+    shares = torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return mixture.fit(packed, shares)
+
+
+def test_sums_and_integrals_over_all_rows_are_one(law):
+    size = torch.linspace(-12, 16, 561, dtype=torch.float64)
+    counts = torch.arange(-12.0, 20.0, dtype=torch.float64)
+    total = 0.0
+    for kind in (0.0, 1.0):
+        for count in counts:
+            x = torch.zeros(len(size), 3, 2, dtype=torch.float64)
+            x[:, 0, 0], x[:, 1, 0], x[:, 1, 1] = kind, float(count != 0), count
+            x[:, 2, 1] = size
+            packed, slope = law.columns.pack(x)
+            density = (law.log_prob(packed) + slope.sum(-1)).exp()
+            total += float(torch.trapezoid(density, size))
+    assert total == pytest.approx(1.0, abs=2e-3)
+
+
+def test_a_gap_is_integrated_out(law):
+    x = rows(5, seed=1)
+    x[:, 2, 0] = -1
+    packed, _ = law.columns.pack(x)
+    size = torch.linspace(-30, 30, 3001, dtype=torch.float64)
+    whole = x[:1].repeat(len(size), 1, 1)
+    whole[:, 2, 0], whole[:, 2, 1] = 0, size
+    of_all, slope = law.columns.pack(whole)
+    density = (law.log_prob(of_all) + slope.sum(-1)).exp()
+    alone = float(law.log_prob(packed[:1]).exp())
+    assert float(torch.trapezoid(density, size)) == pytest.approx(alone, rel=1e-3)
+
+
+def test_samples_have_the_frequencies_and_moments_of_the_law(law):
+    drawn = law.sample(20_000, seed=0)
+    mean = float(law.log_weights.exp() @ law.means[:, 1])
+    assert float(drawn[:, 2, 1].mean()) == pytest.approx(mean, abs=0.03)
+    share = float(law.log_weights.exp() @ law.log_codes[:, 0, 1].exp())
+    assert float((drawn[:, 0, 0] == 1).double().mean()) == pytest.approx(share, abs=0.02)
+
+
+def test_kernels_follow_two_far_groups():
+    parts = [Part(0, "a", 0, rest=True)]
+    centre = np.repeat([-4.0, 4.0], 100)
+    x = torch.from_numpy(centre + 0.3 * np.random.default_rng(0).normal(size=200))
+    coded = torch.stack([torch.zeros_like(x), x], -1).unsqueeze(1)
+    law = TableMixture(parts, components=200, shared=True).double()
+    packed, slope = law.columns.fit(coded, straight=True).pack(coded)
+    law.fit_kernels(packed, torch.ones(200, dtype=torch.float64))
+    truth = np.log(
+        0.5 * np.exp(-0.5 * ((x.numpy() - centre) / 0.3) ** 2) / (0.3 * np.sqrt(2 * np.pi))
+    )
+    score = float((law.log_prob(packed) + slope.sum(-1)).mean())
+    assert score == pytest.approx(float(truth.mean()), abs=0.15)
+
+
+def test_lines_count_rows_by_their_weights():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(400, 2))
+    z[:, 1] += np.where(np.arange(400) < 200, 2.0, -2.0) * z[:, 0]
+    slopes, spread, _ = ridge_lines(z, np.array([0, 1]), (np.arange(400) < 200).astype(float))
+    assert slopes[1, 0] == pytest.approx(2.0, abs=0.2)
+    assert spread[1] == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_straight_map_keeps_sums_of_columns():
+    parts = [Part(j, str(j), 0, rest=True) for j in range(3)]
+    x = torch.randn(50, 3, dtype=torch.float64)
+    x[:, 2] = x[:, 0] + x[:, 1]
+    coded = torch.stack([torch.zeros_like(x), x], -1)
+    z = CodedColumns(parts, 2).double().fit(coded, straight=True).pack(coded)[0][..., 1]
+    _, spread, _ = ridge_lines(z.numpy(), np.arange(3), np.ones(50))
+    assert spread[2] < 1e-2

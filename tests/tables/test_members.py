@@ -1,0 +1,70 @@
+"""Small tables: simple densities beside the chain, judged by folds; weights of rows."""
+
+import numpy as np
+import pytest
+
+from selfnorm import EnergyDensity, load, save
+from selfnorm.tables.members import mixture_weights
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    x[:, 2] = x[:, 0] + x[:, 1] + 0.01 * rng.normal(size=120)
+    return x
+
+
+@pytest.fixture(scope="module")
+def density(table):
+    return EnergyDensity(random_state=0, max_steps=20).fit(table)
+
+
+def test_a_gaussian_table_is_not_lost_to_a_gaussian(density, table):
+    rng = np.random.default_rng(1)
+    new = rng.normal(size=(500, 3))
+    new[:, 2] = new[:, 0] + new[:, 1] + 0.01 * rng.normal(size=500)
+    truth = -1.5 * np.log(2 * np.pi) - np.log(0.01) - 1.5
+    assert density.score(new) == pytest.approx(truth, abs=0.3)
+    assert density.judgement_.score == pytest.approx(truth, abs=0.5)
+    assert sum(member.weight for member in density.members_) == pytest.approx(1.0)
+    assert density.members_[0].name == "chain"
+    drawn = density.sample(2000, random_state=0)
+    assert np.std(drawn[:, 2] - drawn[:, 0] - drawn[:, 1]) < 0.05
+    bounds = density.bounds(table, n_samples=256, random_state=0)
+    assert bounds.lower <= density.score(table) + 0.01
+    assert bounds.upper >= density.score(table) - 0.01
+
+
+def test_the_closing_words_tell_rows_folds_score_and_time(density):
+    told = str(density.judgement_)
+    assert "120 rows" in told
+    assert "3 folds" in told
+    assert "+-" in told
+    assert " s;" in told
+    assert density.lower_bound_ == density.judgement_.score
+
+
+def test_members_are_saved(density, table, tmp_path):
+    save(density, tmp_path / "m")
+    again = load(tmp_path / "m")
+    assert np.array_equal(again.score_samples(table), density.score_samples(table))
+    assert again.members_ == density.members_
+    assert again.judgement_ == density.judgement_
+
+
+def test_rows_count_by_their_weights():
+    rng = np.random.default_rng(0)
+    table = {"kind": rng.choice(["a", "b"], 200), "size": rng.normal(size=200)}
+    weights = np.where(np.array(table["kind"]) == "a", 4.0, 1.0)
+    density = EnergyDensity(random_state=0, max_steps=40).fit(table, sample_weight=weights)
+    expected = weights[weights == 4].sum() / weights.sum()
+    found = density.probabilities({"size": table["size"]}, "kind")["a"].mean()
+    assert found == pytest.approx(expected, abs=0.05)
+    with pytest.raises(ValueError, match="200 numbers"):
+        density.fit(table, sample_weight=weights[1:])
+
+
+def test_a_member_that_adds_nothing_is_dropped():
+    log_p = np.stack([np.zeros(100), np.full(100, -5.0)], 1)
+    assert mixture_weights(log_p, np.ones(100)).tolist() == [1.0, 0.0]
