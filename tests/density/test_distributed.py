@@ -27,6 +27,8 @@ OPTIONS = {
     "max_epochs": 100,
     "lr": 3e-3,
     "seed": 5,
+    "ema": 0,
+    "patience": 0,
 }
 
 

@@ -41,7 +41,10 @@ EXPECTED_FAILURES = {
 }
 
 
-@parametrize_with_checks([EnergyRegressor()], expected_failed_checks=lambda _: EXPECTED_FAILURES)
+@parametrize_with_checks(
+    [EnergyRegressor(n_members=2, hidden=32, max_epochs=40, network=SMALL["network"])],
+    expected_failed_checks=lambda _: EXPECTED_FAILURES,
+)
 def test_scikit_learn_checks(estimator, check) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)

@@ -239,7 +239,7 @@ def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> 
     Example:
         >>> log_p = np.log([[0.5, 0.1], [0.5, 0.1], [0.1, 0.3]])
         >>> mixture_weights(log_p, np.ones(3)).round(2)
-        array([0.71, 0.29])
+        array([0.92, 0.08])
     """
     log_p = np.where(np.isfinite(log_p), log_p, -1e9)
     kept = np.ones(log_p.shape[1], dtype=bool)
