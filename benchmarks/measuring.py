@@ -33,8 +33,10 @@ def commit(tree: Path = Path(__file__).parent) -> str:
 def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Where the figures of this process come from."""
     script = f"benchmarks/{Path(sys.argv[0]).name}"
+    # where a folder lies on this machine is nobody's business
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return {
-        "command": shlex.join(["python", script, *sys.argv[1:]]),
+        "command": shlex.join(["python", script, *words]),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(device),
