@@ -63,6 +63,11 @@ class About:
         """Above the names of rows."""
         return "row, from 0" if self.lines is None else "line"
 
+    @property
+    def file(self) -> str:
+        """A file to read the table from, in examples."""
+        return self.source if "." in self.source else "table.csv"
+
 
 @dataclass
 class Comparison:
@@ -180,7 +185,7 @@ def density_report(
     some_drawn = figures.rows_of(drawn, np.arange(min(figures.n_rows(drawn), 500)))
     of_drawn = scored(some_drawn)[0]
 
-    page = Page(about.title or f"Density of {about.source}", _subtitle(estimator))
+    page = Page(about.title or f"Density of {about.source}", subtitle(estimator))
     page.section("Verdict")
     _verdict(page, estimator, comparison, bounds, of_drawn)
     page.section("What was fitted")
@@ -209,7 +214,8 @@ def _error(values: np.ndarray) -> float:
     return 2 * float(values.std()) / math.sqrt(max(len(values) - 1, 1))
 
 
-def _subtitle(estimator: Any) -> str:
+def subtitle(estimator: Any) -> str:
+    """What kind of model the page is about."""
     from selfnorm.saving import __version__
 
     return (
@@ -279,21 +285,40 @@ def _compare(
     return found
 
 
-def _verdict(
-    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, of_drawn: np.ndarray
-) -> None:
-    good = bounds.reliable
+def show_verdict(page: Page, comparison: Comparison, bounds: Bounds, calibrated: str = "") -> None:
+    """Model against peers, whether its normaliser holds, and what is wrong."""
     trusted = (
         f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
         f"{max(bounds.gap, 0.0):.2g} nats."
-        if good
+        if bounds.reliable
         else "The check of its normaliser failed, so the figures are not to be trusted."
     )
-    page.words(f"{comparison.verdict()} {trusted}", kind="verdict" if good else "warning")
+    told = [comparison.verdict(), *([calibrated] if calibrated else []), trusted]
+    page.words(" ".join(told), kind="verdict" if bounds.reliable else "warning")
     for reason in bounds.reasons:
         page.words(reason, kind="warning")
     if not comparison.fair:
         page.words(comparison.words, kind="warning")
+
+
+def show_checks(page: Page, bounds: Bounds, n_checked: int, more: Sequence[list[str]] = ()) -> None:
+    """What was found when the normaliser was checked on ``n_checked`` rows."""
+    rows = [
+        ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
+        ["effective samples", f"{100 * bounds.ess:.1f} %"],
+        ["tail index of the weights (below 0.7)", f"{bounds.pareto_k:.2f}"],
+    ]
+    if not math.isfinite(bounds.pareto_k):
+        rows = [["normaliser", "exact: all columns are finite"], rows[0]]
+    verdict = ["verdict", "reliable" if bounds.reliable else "not reliable"]
+    caption = f"Can the number be trusted? ({n_checked:,} rows)"
+    page.table(caption, ["check", "found"], [*rows, *more, verdict])
+
+
+def _verdict(
+    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, of_drawn: np.ndarray
+) -> None:
+    show_verdict(page, comparison, bounds)
     mean, error = float(comparison.model.mean()), _error(comparison.model)
     in_training = estimator.lower_bound_
     if comparison.fair and math.isfinite(in_training) and mean + 2 * error < in_training - 0.5:
@@ -352,20 +377,11 @@ def _likelihood(
             "the columns' own marginal laws has the same measure.",
             kind="note",
         )
-    rows = [
-        ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
-        ["effective samples", f"{100 * bounds.ess:.1f} %"],
-        ["tail index of the weights (below 0.7)", f"{bounds.pareto_k:.2f}"],
-        ["verdict", "reliable" if bounds.reliable else "not reliable"],
-    ]
-    if not math.isfinite(bounds.pareto_k):
-        rows = [["normaliser", "exact: all columns are finite"], *rows[:1], *rows[3:]]
-    consistency = estimator.consistency_
-    if consistency:
-        rows.append(
-            ["conditionals against the joint law", f"{consistency['conditionals']:.3f} nats apart"]
-        )
-    page.table(f"Can the number be trusted? ({n_checked:,} rows)", ["check", "found"], rows)
+    apart = []
+    if estimator.consistency_:
+        nats = estimator.consistency_["conditionals"]
+        apart.append(["conditionals against the joint law", f"{nats:.3f} nats apart"])
+    show_checks(page, bounds, n_checked, apart)
     page.words(
         f"Likelihoods compare only under the same measure: {schema.fingerprint}.", kind="note"
     )
@@ -460,7 +476,7 @@ def _strangest(
 ) -> None:
     order = np.argsort(ordinary, kind="stable")[: min(N_STRANGE, len(ordinary))]
     some = figures.rows_of(rows, order)
-    cells = _cells(some, [c.name for c in estimator.schema_.columns])
+    cells = cells_of(some, [c.name for c in estimator.schema_.columns])
     joint = estimator.method_ == "joint"
     modelled = [column.name for column in estimator.schema_.columns if column.modelled]
     tails = _tails(estimator, some) if joint else estimator.explain(some)
@@ -500,7 +516,7 @@ def _strangest(
         page.table("The same rows in full, cells to blame marked", header, full, marked=marked)
 
 
-def _cells(frame: Any, names: Sequence[Any]) -> dict[Any, list[str]]:
+def cells_of(frame: Any, names: Sequence[Any]) -> dict[Any, list[str]]:
     """The cells of a few rows as text."""
     return {name: [_cell(v) for v in values] for name, values in _by_name(frame, names).items()}
 
@@ -588,18 +604,14 @@ def _load(page: Page, joint: bool, about: About) -> None:
     )
     page.code(
         f"{saved}import pandas as pd\nimport selfnorm\n\n"
-        f'density = selfnorm.load("{folder}")\ntable = pd.read_csv("{_file(about)}")\n'
+        f'density = selfnorm.load("{folder}")\ntable = pd.read_csv("{about.file}")\n'
         f"density.score_samples(table)              # log-likelihood of each row\n{asked}"
         "density.sample(1000, random_state=0)      # synthetic rows\n",
         "Python code",
     )
     page.code(
-        f"pip install selfnorm\nselfnorm score {folder} {_file(about)} --explain -o scored.csv\n"
+        f"pip install selfnorm\nselfnorm score {folder} {about.file} --explain -o scored.csv\n"
         if not joint
-        else f"pip install selfnorm\nselfnorm score {folder} {_file(about)} -o scored.csv\n",
+        else f"pip install selfnorm\nselfnorm score {folder} {about.file} -o scored.csv\n",
         "Commands",
     )
-
-
-def _file(about: About) -> str:
-    return about.source if "." in about.source else "table.csv"

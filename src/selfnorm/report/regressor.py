@@ -17,7 +17,14 @@ from selfnorm.plotting import (
     plot_reliability,
 )
 from selfnorm.report import figures, peers
-from selfnorm.report.density import About, Comparison, _cells, _subtitle
+from selfnorm.report.density import (
+    About,
+    Comparison,
+    cells_of,
+    show_checks,
+    show_verdict,
+    subtitle,
+)
 from selfnorm.report.page import Page
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -63,11 +70,11 @@ def regressor_report(
     )
     page = Page(
         about.title or f"{about.target} given the other columns: {about.source}",
-        _subtitle(estimator),
+        subtitle(estimator),
     )
     if not one:
         page.section("Verdict")
-        page.words(f"{comparison.verdict()} {_trust(bounds)}", kind="verdict")
+        show_verdict(page, comparison, bounds)
         _fitted(page, estimator, X, n, about)
         _likelihood(page, estimator, comparison, bounds, len(few))
         _training(page, estimator)
@@ -138,15 +145,6 @@ def _numbers(estimator: Any, X: Any) -> np.ndarray:
     return np.asarray(X, dtype=np.float64)
 
 
-def _trust(bounds: Bounds) -> str:
-    if bounds.reliable:
-        return (
-            f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
-            f"{max(bounds.gap, 0.0):.2g} nats."
-        )
-    return "The check of its normaliser failed: " + " ".join(bounds.reasons)
-
-
 def _verdict(page: Page, comparison: Comparison, bounds: Bounds, pit: np.ndarray) -> None:
     inside = central_coverage(pit, 0.9)
     error = 2 * math.sqrt(0.09 / len(pit))
@@ -156,10 +154,7 @@ def _verdict(page: Page, comparison: Comparison, bounds: Bounds, pit: np.ndarray
         else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
         f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
     )
-    kind = "verdict" if bounds.reliable else "warning"
-    page.words(f"{comparison.verdict()} {calibrated} {_trust(bounds)}", kind=kind)
-    if not comparison.fair:
-        page.words(comparison.words, kind="warning")
+    show_verdict(page, comparison, bounds, calibrated)
 
 
 def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
@@ -212,14 +207,8 @@ def _likelihood(
             "The target has steps: all figures are logarithms of the probability of a step.",
             kind="note",
         )
-    rows = [
-        ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
-        ["effective samples", f"{100 * bounds.ess:.1f} %"],
-        ["tail index of the weights (below 0.7)", f"{bounds.pareto_k:.2f}"],
-        ["learned against exact normaliser", f"{estimator.log_norm_error_:.4f} nats apart"],
-        ["verdict", "reliable" if bounds.reliable else "not reliable"],
-    ]
-    page.table(f"Can the number be trusted? ({n_checked:,} rows)", ["check", "found"], rows)
+    apart = ["learned against exact normaliser", f"{estimator.log_norm_error_:.4f} nats apart"]
+    show_checks(page, bounds, n_checked, [apart])
 
 
 def _calibration(
@@ -300,7 +289,7 @@ def _surprises(
     some = figures.rows_of(X, order)
     ends = estimator.predict_quantiles(some, [0.05, 0.5, 0.95])
     names = _input_names(estimator, X, about)
-    cells = _cells(some, names if not hasattr(X, "columns") else list(X.columns))
+    cells = cells_of(some, names if not hasattr(X, "columns") else list(X.columns))
     rows = []
     for i, k in enumerate(order):
         low, middle, high = (f"{v:.4g}" for v in ends[i])
@@ -347,18 +336,18 @@ def _load(page: Page, about: About) -> None:
     page.section("How to load the model")
     folder = about.folder or "model"
     saved = "" if about.folder else f'regressor.save("{folder}")  # where it was fitted\n\n'
-    file = about.source if "." in about.source else "table.csv"
     page.code(
         f"{saved}import pandas as pd\nimport selfnorm\n\n"
         f'regressor = selfnorm.load("{folder}")\n'
-        f'X = pd.read_csv("{file}").drop(columns="{about.target}")\n'
+        f'X = pd.read_csv("{about.file}").drop(columns="{about.target}")\n'
         "regressor.predict(X)                             # means\n"
         "regressor.predict_interval(X, 0.9)               # 90 % intervals\n"
         "regressor.predict_quantiles(X, [0.1, 0.5, 0.9])\n",
         "Python code",
     )
     page.code(
-        f"pip install selfnorm\nselfnorm predict {folder} {file} -o predicted.csv\n", "Commands"
+        f"pip install selfnorm\nselfnorm predict {folder} {about.file} -o predicted.csv\n",
+        "Commands",
     )
 
 
