@@ -73,7 +73,7 @@ def test_a_table_of_any_kind(mixed, tmp_path):
     assert "People &amp; more" in text
     assert "<i>c</i>" not in text
     assert "When it was fitted it was judged so: 260 rows" in text
-    assert "A Gaussian has only densities" in text
+    assert "a Gaussian of the numbers" in text
     assert "1 draw in" in text
 
 

@@ -272,8 +272,8 @@ def _compare(
     if hasattr(estimator.model_, "n_orderings"):  # a chain knows the marginals of its own rows
         own = peers.marginals(estimator.model_.columns)
         fits[alone] = lambda _: own
-    if peers.continuous(parts, x) and (known is None or peers.continuous(parts, known)):
-        fits["a Gaussian"] = peers.gaussian
+    if any(part.rest for part in parts):
+        fits["a Gaussian of the numbers"] = partial(peers.gaussian, parts)
     found = Comparison(scores[judged], words=words, fair=fair)
     for name, fit in fits.items():
         if known is None:
@@ -370,13 +370,6 @@ def _likelihood(
     schema = estimator.schema_
     comparison.show(page)
     page.words(comparison.words)
-    if "a Gaussian" not in comparison.peers:
-        page.words(
-            "Rows here have probabilities in columns of categories, steps and point masses. A "
-            "Gaussian has only densities, so there is no fair comparison with one; the product of "
-            "the columns' own marginal laws has the same measure.",
-            kind="note",
-        )
     apart = []
     if estimator.consistency_:
         nats = estimator.consistency_["conditionals"]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr
 from sklearn.linear_model import RidgeCV
 
-from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part, knots_for
+from selfnorm.columns import CodedColumns, Part, knots_for
+from selfnorm.distributions import TableMixture
 
 N_FOLDS = 5
-_LEAST = 1e-300  # mass of a cell that no digit is left of
 
 LogLaw = Callable[[np.ndarray], np.ndarray]
 
@@ -27,29 +27,15 @@ def cross_fitted(fit: Callable[[np.ndarray], LogLaw], rows: np.ndarray, seed: in
     return out
 
 
-def continuous(parts: tuple[Part, ...], coded: np.ndarray) -> bool:
-    """Whether rows hold a continuous number in every column: a Gaussian has the same measure."""
-    numbers = all(part.rest and part.n_codes == 0 and part.step == 0 for part in parts)
-    return numbers and bool((coded[..., 0] == 0).all())
+def gaussian(parts: tuple[Part, ...], coded: np.ndarray) -> LogLaw:
+    """A Gaussian of the numbers in coded rows ``(n, p, 2)``, categories and point masses apart.
 
-
-def gaussian(coded: np.ndarray) -> LogLaw:
-    """A Gaussian fitted to coded rows ``(n, p, 2)`` of continuous numbers."""
-    x = coded[..., 1]
-    mean, scale = x.mean(0), np.where(x.std(0) > 0, x.std(0), 1.0)
-    z = (x - mean) / scale
-    d = x.shape[1]
-    # as much weight on independence as d rows have: few rows would give a singular matrix
-    covariance = (z.T @ z + d * np.eye(d)) / (len(z) + d)
-    root = np.linalg.cholesky(covariance)
-    constant = -np.log(scale).sum() - np.log(np.diag(root)).sum() - d / 2 * math.log(2 * math.pi)
-
-    def log_law(rows: np.ndarray) -> np.ndarray:
-        white = np.linalg.solve(root, ((rows[..., 1] - mean) / scale).T)
-        found: np.ndarray = constant - 0.5 * (white**2).sum(0)
-        return found
-
-    return log_law
+    Of a number with cells it gives the mass of the cell: the measure is the model's.
+    """
+    x = torch.from_numpy(coded)
+    law = TableMixture(parts).double()
+    packed, _ = law.columns.fit(x, straight=True).pack(x)
+    return _log_law(law.fit(packed, torch.ones(len(x), 1, dtype=torch.float64)))
 
 
 def independent_columns(parts: tuple[Part, ...], coded: np.ndarray) -> LogLaw:
@@ -65,31 +51,20 @@ def marginals(columns: CodedColumns) -> LogLaw:
     Levels and point masses have their frequencies; numbers a density that is linear in normal
     scores between quantiles, or the masses of their cells under it.
     """
-    parts = columns.parts
-    share = columns.log_share.numpy()
-    n_codes = np.array([part.n_codes for part in parts])
-    n_values = n_codes - np.array([part.gap for part in parts])
-    has_rest = np.array([part.rest for part in parts])
-    unseen = np.array([part.unseen for part in parts])
-    step = np.array([part.step for part in parts])
+    law = TableMixture(columns.parts, n_knots=columns.n_knots).double()
+    law.columns.load_state_dict(columns.state_dict())
+    shares = columns.log_share[law.finite].double()
+    law.log_codes[0] = shares[:, : law.log_codes.shape[-1]].where(
+        law.log_codes[0].isfinite(), -torch.inf
+    )
+    return _log_law(law)
 
+
+def _log_law(law: TableMixture) -> LogLaw:
     def log_law(rows: np.ndarray) -> np.ndarray:
-        packed, slope = columns.pack(torch.from_numpy(rows))
-        code, z, left, right = np.moveaxis(packed.numpy(), -1, 0)
-        upper = left > 0  # where the other tail has the digits
-        ends = np.where(upper, -right, left), np.where(upper, -left, right)
-        mass = np.maximum(ndtr(ends[1]) - ndtr(ends[0]), _LEAST)
-        density = slope.numpy() - 0.5 * z**2 - 0.5 * math.log(2 * math.pi)
-        number = share[np.arange(len(parts)), n_codes] + np.where(step > 0, np.log(mass), density)
-        places = np.clip(code, 0, n_codes).astype(int)
-        known = share[np.arange(len(parts)), places] + np.log1p(-unseen)
-        # the cell of numbers at the place of a point mass counts for it, too
-        shared = (step > 0) & (code >= 0) & (code < n_values) & has_rest
-        known = np.where(shared, np.logaddexp(known, number), known)
-        out = np.where(code == n_codes, number, known)
-        out = np.where(code == UNSEEN, np.log(np.where(unseen > 0, unseen, 1.0)), out)
-        total: np.ndarray = np.where(code == GAP, 0.0, out).sum(-1)
-        return total
+        packed, slope = law.columns.pack(torch.from_numpy(rows))
+        found: np.ndarray = (law.log_prob(packed) + slope.sum(-1)).numpy()
+        return found
 
     return log_law
 
