@@ -144,7 +144,8 @@ def test_simple_laws_are_normalised_in_the_measure_of_the_table():
     x = rng.normal(size=(2000, 2)) @ np.array([[1.0, 0.8], [0.0, 0.6]])
     coded = np.stack([np.zeros_like(x), x], -1)
     expected = stats.multivariate_normal(x.mean(0), np.cov(x.T)).logpdf(x)
-    assert np.allclose(peers.gaussian(coded)(coded), expected, atol=0.05)
+    numbers = Schema.detect({"a": x[:, 0], "b": x[:, 1]}).parts
+    assert np.allclose(peers.gaussian(numbers, coded)(coded), expected, atol=0.05)
     known = np.column_stack([np.zeros((500, 1)), rng.normal(0, 3, 500)])
     cells = np.column_stack([np.zeros((81, 1)), np.arange(-40, 41)])
     assert np.exp(peers.gaussian_target(known, 1.0)(cells)).sum() == pytest.approx(1, abs=1e-6)
