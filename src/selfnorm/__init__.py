@@ -5,11 +5,11 @@ without MCMC; every number comes with a lower and an upper bound.
 """
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from selfnorm._door import __version__ as __version__
-from selfnorm._door import lazy
+__version__ = "0.1.0"  # also written into every model folder
 
 # Rooms are entered when a name of theirs is first asked for: torch alone takes two seconds.
 # The same names stand in __init__.pyi, for type checkers and editors.
@@ -17,14 +17,12 @@ _NAMES = {
     "chain": "AutoregressiveEBM",
     "columns": "Schema",
     "conditional": "ConditionalEBM LabelEnergy",
-    "density": "EBM Ensemble fit fit_distributed fit_many log_weights",
-    "density.mcmc_objectives": "mcmc_objectives",
-    "density.score_matching": "score_matching",
+    "density": "EBM Ensemble fit fit_distributed fit_many log_weights "
+    "mcmc_objectives score_matching",
     "distributions": "Defensive Flow Gaussian GaussianMixture MDN StudentT Uniform as_proposal",
     "errors": "SelfnormError SelfnormWarning",
     "evaluation": "Bounds evaluate exact_log_norm",
     "evidence": "Evidence evidence",
-    "functional": "functional",
     "images": "ImageRegressor",
     "networks": "MLP ExponentialFamily FourierFeatures",
     "saving": "load save",
@@ -33,10 +31,21 @@ _NAMES = {
     "vae": "EnergyVAE add_energy_prior",
 }
 _PLACES = {name: room for room, names in _NAMES.items() for name in names.split()}
-_ROOMS = {room: room for room in (*_NAMES, "sampling") if "." not in room}
+_ROOMS = {*_NAMES, "functional", "sampling"}
 
-__all__ = sorted(_PLACES)
-__getattr__ = lazy(__name__, {**_ROOMS, **_PLACES})
+__all__ = sorted([*_PLACES, "functional"])
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the library, or a room of it (PEP 562)."""
+    if name in _PLACES:
+        found = getattr(import_module(f"selfnorm.{_PLACES[name]}"), name)
+    elif name in _ROOMS:
+        found = import_module(f"selfnorm.{name}")
+    else:
+        raise AttributeError(f"module 'selfnorm' has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,4 @@
 from selfnorm import functional as functional
-from selfnorm._door import __version__ as __version__
 from selfnorm.chain import AutoregressiveEBM as AutoregressiveEBM
 from selfnorm.columns import Schema as Schema
 from selfnorm.conditional import ConditionalEBM as ConditionalEBM
@@ -40,3 +39,5 @@ from selfnorm.training import History as History
 from selfnorm.training import TrainingOptions as TrainingOptions
 from selfnorm.vae import EnergyVAE as EnergyVAE
 from selfnorm.vae import add_energy_prior as add_energy_prior
+
+__version__: str

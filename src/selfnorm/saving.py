@@ -40,7 +40,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selfnorm._context import float32_on_cpu, seeded
-from selfnorm._door import __version__
 from selfnorm.errors import ModelFileError, SelfnormWarning
 
 fcntl: Any
@@ -49,6 +48,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 T = TypeVar("T")
+__version__: str = import_module("selfnorm").__version__  # to mypy a plain import is a circle
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"

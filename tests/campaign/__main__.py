@@ -26,20 +26,70 @@ OUT, KEPT = Path("out/campaign"), Path("results/reliability")
 
 
 def drawn(number, seed, only):
-    """Kinds and seeds of so many trials."""
+    """Kinds and seeds of so many trials: each kind has its share, to the last one by lot."""
     rng, names = np.random.default_rng(seed), only or list(TRIALS)
     shares = np.array([1.0 if only else TRIALS[name][0] for name in names])
-    for _ in range(number):
-        yield str(rng.choice(names, p=shares / shares.sum())), int(rng.integers(2**31))
+    shares /= shares.sum()
+    kinds = [
+        name
+        for name, share in zip(names, shares, strict=True)
+        for _ in range(int(number * share + 1e-9))
+    ]
+    kinds += [str(name) for name in rng.choice(names, p=shares, size=number - len(kinds))]
+    return [(str(kind), int(rng.integers(2**31))) for kind in rng.permutation(kinds)]
 
 
 def asked(worker, kind, seed, limit):
+    """Verdict, a word on it and figures."""
     try:
         return worker.ask([kind, seed], limit)
     except TimeoutError as error:
-        return "hang", str(error)
+        return "hang", str(error), {}
     except EOFError as error:
-        return "traceback", str(error)
+        return "traceback", str(error), {}
+
+
+def summary(rows):
+    """The table of verdicts; what default fits came to, and how long trials took."""
+    kinds = [name for name in TRIALS if any(row["kind"] == name for row in rows)]
+    of = {name: [row for row in rows if row["kind"] == name] for name in kinds}
+    counts = {name: Counter(row["verdict"] for row in of[name]) for name in kinds}
+    table = {name: {verdict: counts[name][verdict] for verdict in VERDICTS} for name in kinds}
+    table["all"] = {verdict: sum(table[name][verdict] for name in kinds) for verdict in VERDICTS}
+    found = {"tried": len(rows), "table": table}
+    fitted = [row for row in of.get("default", []) if "reliable" in row["figures"]]
+    if fitted:
+        doubted = [row for row in fitted if not row["figures"]["reliable"]]
+        above = sorted(
+            row["figures"]["above_gaussian"] for row in fitted if "above_gaussian" in row["figures"]
+        )
+        found["default_fits"] = {
+            "tried": len(of["default"]),
+            "fitted": len(fitted),
+            "unreliable": len(doubted),
+            "share_unreliable": round(len(doubted) / len(fitted), 4),
+            "compared_with_a_gaussian": len(above),
+            "nats_above_it": {"least": above[0], "median": median(above)} if above else {},
+        }
+    for clock, of_row in (
+        ("seconds", lambda row: row["seconds"]),
+        ("processor_seconds", lambda row: row["figures"].get("processor_seconds", 0.0)),
+    ):
+        spent = {name: sorted(of_row(row) for row in of[name]) for name in kinds}
+        found[f"median_{clock}"] = {name: round(median(spent[name]), 2) for name in kinds}
+        found[f"longest_{clock}"] = {name: spent[name][-1] for name in kinds}
+    found["failures"] = [row for row in rows if row["verdict"] not in FINE]
+    unreliable = [row for row in fitted if not row["figures"]["reliable"]]
+    found["told"] = rows if len(rows) <= 5 else unreliable
+    return found
+
+
+def write_whole(path, content):
+    """A kill leaves the file of before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content, indent=1) + "\n")
+    beside.replace(path)
 
 
 def main() -> int:
@@ -54,53 +104,42 @@ def main() -> int:
         print(*attempt(given.replay[0], int(given.replay[1])), sep=": ")
         return 0
     OUT.mkdir(parents=True, exist_ok=True)
-    counts, seconds, failures, told_of = Counter(), {name: [] for name in TRIALS}, [], []
+    commit = ["git", "describe", "--always", "--dirty"]
+    about = {
+        "command": f"python -m tests.campaign {' '.join(sys.argv[1:])}",
+        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "seed": given.seed,
+    }
+    rows, seconds, content = [], {name: [] for name in TRIALS}, {}
     worker, began = Worker("tests.campaign.answers"), time.perf_counter()
     with open(OUT / f"{given.keep or given.number}_{given.seed}.jsonl", "w") as log:
         for kind, seed in drawn(given.number, given.seed, given.only):
             usual = median(seconds[kind]) if len(seconds[kind]) > 4 else 0.0
             start = time.perf_counter()
-            verdict, told = asked(worker, kind, seed, max(TRIALS[kind][1], 10 * usual))
+            limit = max(TRIALS[kind][1], 10 * usual)
+            verdict, told, figures = asked(worker, kind, seed, limit)
             seconds[kind].append(time.perf_counter() - start)
-            counts[kind, verdict] += 1
             row = {"kind": kind, "seed": seed, "verdict": verdict, "told": told}
-            told_of.append(row)
-            log.write(json.dumps({**row, "seconds": round(seconds[kind][-1], 2)}) + "\n")
+            row |= {"figures": figures, "seconds": round(seconds[kind][-1], 2)}
+            rows.append(row)
+            log.write(json.dumps(row) + "\n")
             log.flush()
             if verdict not in FINE:
-                failures.append(row)
                 print(f"{verdict}: {told}\n  python -m tests.campaign --replay {kind} {seed}")
                 sys.stdout.flush()
+            content = {**about, "seconds": round(time.perf_counter() - began, 1), **summary(rows)}
+            if given.keep:
+                write_whole(KEPT / f"{given.keep}.json", content)
     worker.end()
-    kinds = [name for name in TRIALS if seconds[name]]
-    table = {name: {verdict: counts[name, verdict] for verdict in VERDICTS} for name in kinds}
-    table["all"] = {verdict: sum(table[name][verdict] for name in kinds) for verdict in VERDICTS}
     print(" | ".join(["trial", "tried", *VERDICTS]))
-    for name, row in table.items():
+    for name, row in content["table"].items():
         print(" | ".join(map(str, (name, sum(row.values()), *row.values()))))
-    fitted = [row for row in told_of if row["kind"] == "default" and row["verdict"] == "right"]
-    doubted = sum(row["told"].startswith("UNRELIABLE") for row in fitted)
-    if fitted:
-        print(f"unreliable: {doubted} of {len(fitted)} default fits")
-    print(f"campaign of {given.number}, seed {given.seed}: {len(failures)} failures")
-    if given.keep:
-        commit = ["git", "describe", "--always", "--dirty"]
-        content = {
-            "command": f"python -m tests.campaign {' '.join(sys.argv[1:])}",
-            "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
-            "versions": versions(),
-            "hardware": hardware(),
-            "seed": given.seed,
-            "seconds": round(time.perf_counter() - began, 1),
-            "table": table,
-            "default_fits": len(fitted),
-            "unreliable": doubted,
-            "median_seconds": {name: round(median(seconds[name]), 2) for name in kinds},
-            "failures": failures,
-            "told": told_of if len(told_of) <= 5 else [],
-        }
-        KEPT.mkdir(parents=True, exist_ok=True)
-        (KEPT / f"{given.keep}.json").write_text(json.dumps(content, indent=1) + "\n")
+    if "default_fits" in content:
+        print(", ".join(f"{key} {value}" for key, value in content["default_fits"].items()))
+    failures = len(content["failures"])
+    print(f"campaign of {given.number}, seed {given.seed}: {failures} failures")
     return 1 if failures else 0
 
 

@@ -120,25 +120,33 @@ def test_protocol(method):
     assert torch.isfinite(one.samples).all()
 
 
-def test_kernels_are_pure_and_return_state_and_info():
+def test_steps_are_pure_and_return_state_and_info():
     torch.manual_seed(0)
     log_density = sampling.as_log_density(TARGET)
     q = wide_proposal()
-    starts = {
-        sampling.sir: (lambda k: k.init(log_density, q, 50), (q,), {"n_candidates": 500}),
-        sampling.imh: (lambda k: k.init(log_density, q, 50), (q,), {}),
-        sampling.rejection: (lambda k: k.init(log_density, q, 50), (q,), {"log_bound": BOUND}),
-        sampling.smc: (lambda k: k.init(log_density, q, 50), (q,), {}),
-        sampling.mala: (lambda k: k.init(log_density, q.sample((50,))), (), {"step_size": 0.3}),
-        sampling.hmc: (lambda k: k.init(log_density, q.sample((50,))), (), {"step_size": 0.3}),
+    places = {
+        sampling.rejection_step: sampling.rejection_init(q, 50),
+        sampling.smc.step: sampling.smc.init(log_density, q, 50),
+        **dict.fromkeys(
+            (sampling.sir_step, sampling.imh_step), sampling.weighted_init(log_density, q, 50)
+        ),
+        **dict.fromkeys(
+            (sampling.mala_step, sampling.hmc_step),
+            sampling.gradient_init(log_density, q.sample((50,))),
+        ),
     }
-    for kernel, (init, arguments, options) in starts.items():
-        state = init(kernel)
-        assert isinstance(state, kernel.State)
-        copy = kernel.State(*(v.clone() if torch.is_tensor(v) else v for v in state))
-        new, info = kernel.step(state, log_density, *arguments, **options)
-        assert isinstance(new, kernel.State)
-        assert isinstance(info, kernel.Info)
+    options = {
+        sampling.sir_step: {"n_candidates": 500},
+        sampling.rejection_step: {"log_bound": BOUND},
+        sampling.mala_step: {"step_size": 0.3},
+        sampling.hmc_step: {"step_size": 0.3},
+    }
+    for step, state in places.items():
+        arguments = () if hasattr(state, "gradient") else (q,)
+        copy = [v.clone() if torch.is_tensor(v) else v for v in state]
+        new, info = step(state, log_density, *arguments, **options.get(step, {}))
+        assert type(new) is type(state)
+        assert isinstance(info, tuple)
         assert new.positions.shape == state.positions.shape
         for old, kept in zip(state, copy, strict=True):
             assert torch.equal(torch.as_tensor(old), torch.as_tensor(kept))

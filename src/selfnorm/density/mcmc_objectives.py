@@ -6,7 +6,7 @@ with ``"pcd"`` from a replay buffer of earlier chains (persistent). The loss ``m
 mean E(chains)`` has that gradient; its value says nothing about the likelihood, so bounds come from
 :func:`selfnorm.evaluate`, and ``fit`` ends with ``b <- log Z_hat`` as for any other objective.
 
-The chains are Metropolis-adjusted (:mod:`selfnorm.sampling.mala`): an unadjusted chain with a step
+The chains are Metropolis-adjusted (``sampling.mala_step``): an unadjusted chain with a step
 and a noise of unrelated sizes trains a tempered energy.
 """
 
@@ -22,7 +22,7 @@ from selfnorm.density.fit import Objective, register
 from selfnorm.density.model import EBM
 from selfnorm.density.score_matching import column_spread
 from selfnorm.distributions import Proposal
-from selfnorm.sampling import as_log_density, mala
+from selfnorm.sampling import as_log_density, gradient_init, mala_step
 
 __all__ = ["ContrastiveDivergence"]
 
@@ -128,10 +128,10 @@ class ContrastiveDivergence(Objective):
             # The density that is evaluated is what chains walk on: in training mode a row's energy
             # would hang on the other chains (batch normalisation), whose averages took them in.
             with evaluating(model):
-                state = mala.init(log_density, start)
+                state = gradient_init(log_density, start)
                 rates = []
                 for _ in range(self.n_steps):
-                    state, info = mala.step(
+                    state, info = mala_step(
                         state, log_density, step_size=self.step_size, scale=scale
                     )
                     rates.append(info.acceptance.mean())

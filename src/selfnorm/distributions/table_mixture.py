@@ -156,6 +156,8 @@ class TableMixture(nn.Module):
         """``(n,)``: log-probability of packed rows; gaps are left out."""
         packed = packed.to(self.means)
         log_p = self._log_of_codes(packed)
+        if not self.numbers:
+            return torch.logsumexp(self.log_weights + log_p, 1)
         _, present = self._numbers(packed)
         # rows with the same numbers missing share a law
         patterns, which = torch.unique(present, dim=0, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Samplers: one algorithm per file, each with ``State``, ``Info`` and pure ``init``/``step``.
+"""Samplers as pure functions: a step takes a state and returns a new one with what it saw.
 
 ================== ================================ =======================================
 method             needs                            exact?
@@ -13,23 +13,40 @@ method             needs                            exact?
 :func:`draw` runs any of them; all randomness is torch's global stream.
 """
 
-from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
+from selfnorm.sampling import smc
 from selfnorm.sampling.driver import METHODS, Draws, chain_ess, draw, r_hat
-from selfnorm.sampling.target import as_log_density, value_and_gradient
+from selfnorm.sampling.gradient import (
+    StepSize,
+    gradient_init,
+    hmc_step,
+    mala_step,
+    value_and_gradient,
+)
+from selfnorm.sampling.target import as_log_density
+from selfnorm.sampling.weighted import (
+    imh_step,
+    rejection_init,
+    rejection_step,
+    sir_step,
+    weighted_init,
+)
 
 __all__ = [
     "METHODS",
     "Draws",
-    "adaptation",
+    "StepSize",
     "as_log_density",
     "chain_ess",
     "draw",
-    "hmc",
-    "imh",
-    "mala",
+    "gradient_init",
+    "hmc_step",
+    "imh_step",
+    "mala_step",
     "r_hat",
-    "rejection",
-    "sir",
+    "rejection_init",
+    "rejection_step",
+    "sir_step",
     "smc",
     "value_and_gradient",
+    "weighted_init",
 ]

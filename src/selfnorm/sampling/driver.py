@@ -6,7 +6,6 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,8 +13,17 @@ from torch import Tensor
 
 from selfnorm._context import SeedLike, alone, seeded
 from selfnorm.errors import ProposalError
-from selfnorm.sampling import adaptation, hmc, imh, mala, rejection, sir, smc
+from selfnorm.sampling import smc
+from selfnorm.sampling.gradient import StepSize, gradient_init, hmc_step, mala_step
 from selfnorm.sampling.target import LogDensity, as_log_density
+from selfnorm.sampling.weighted import (
+    WeightedState,
+    imh_step,
+    rejection_init,
+    rejection_step,
+    sir_step,
+    weighted_init,
+)
 
 
 @dataclass(frozen=True)
@@ -82,8 +90,8 @@ def _device_of(proposal: Any) -> torch.device:
 
 def _sir(log_density: LogDensity, proposal: Any, n: int, n_candidates: int | None = None) -> Draws:
     n_candidates = max(10 * n, 10_000) if n_candidates is None else n_candidates
-    state = sir.State(proposal.sample((n,)), torch.zeros(n))
-    state, info = sir.step(state, log_density, proposal, n_candidates=n_candidates)
+    state = WeightedState(proposal.sample((n,)), torch.zeros(n))
+    state, info = sir_step(state, log_density, proposal, n_candidates=n_candidates)
     return Draws(
         state.positions,
         ess=min(float(info.ess) * n_candidates, float(n)),
@@ -93,10 +101,10 @@ def _sir(log_density: LogDensity, proposal: Any, n: int, n_candidates: int | Non
 
 
 def _imh(log_density: LogDensity, proposal: Any, n: int, n_steps: int = 100) -> Draws:
-    state = imh.init(log_density, proposal, n)
+    state = weighted_init(log_density, proposal, n)
     rates = []
     for _ in range(n_steps):
-        state, info = imh.step(state, log_density, proposal)
+        state, info = imh_step(state, log_density, proposal)
         rates.append(info.acceptance.double().mean())
     rate = float(torch.stack(rates).mean()) if rates else 0.0
     moved = 1.0 - (1.0 - rate) ** n_steps if rates else 0.0
@@ -115,10 +123,10 @@ def _rejection(
             "rejection needs log_bound, an upper bound of log p~(x) - log q(x) over all x; "
             "where none is known use method='sir' or method='imh'"
         )
-    state = rejection.init(log_density, proposal, n)
+    state = rejection_init(proposal, n)
     rates: list[float] = []
     while not bool(state.done.all()):
-        state, info = rejection.step(state, log_density, proposal, log_bound=log_bound)
+        state, info = rejection_step(state, log_density, proposal, log_bound=log_bound)
         if int(info.exceeded):
             raise ProposalError(
                 f"log_bound={log_bound:g} is no bound: {int(info.exceeded)} proposal samples have "
@@ -135,7 +143,7 @@ def _rejection(
 
 
 def _gradient_chains(
-    kernel: ModuleType,
+    step: Callable[..., Any],
     target_acceptance: float,
     log_density: LogDensity,
     proposal: Any,
@@ -155,16 +163,16 @@ def _gradient_chains(
             "and mala and hmc walk between them, where it is not defined: use method='sir' or 'imh'"
         )
     scale = start.std(0).clamp_min(1e-12) if n_chains > 1 else torch.ones_like(start[0])
-    state = kernel.init(log_density, start)
-    tuner = adaptation.init(0.5)
+    state = gradient_init(log_density, start)
+    tuner = StepSize.start(0.5)
     for _ in range(warmup):
         step_size = math.exp(tuner.log_step)
-        state, info = kernel.step(state, log_density, step_size=step_size, scale=scale, **extra)
-        tuner = adaptation.step(tuner, float(info.acceptance.mean()), target=target_acceptance)
+        state, info = step(state, log_density, step_size=step_size, scale=scale, **extra)
+        tuner = tuner.after(float(info.acceptance.mean()), target=target_acceptance)
     step_size = math.exp(tuner.log_step_average)
     kept, rates = [], []
     for _ in range(math.ceil(n / n_chains) * thin):
-        state, info = kernel.step(state, log_density, step_size=step_size, scale=scale, **extra)
+        state, info = step(state, log_density, step_size=step_size, scale=scale, **extra)
         kept.append(state.positions)
         rates.append(info.acceptance.double().mean())
     history = torch.stack(kept)
@@ -184,7 +192,7 @@ def _mala(
     warmup: int = 200,
     thin: int = 50,
 ) -> Draws:
-    return _gradient_chains(mala, 0.574, log_density, proposal, n, n_chains, warmup, thin)
+    return _gradient_chains(mala_step, 0.574, log_density, proposal, n, n_chains, warmup, thin)
 
 
 def _hmc(
@@ -197,7 +205,7 @@ def _hmc(
     n_leapfrog: int = 8,
 ) -> Draws:
     return _gradient_chains(
-        hmc, 0.8, log_density, proposal, n, n_chains, warmup, thin, n_leapfrog=n_leapfrog
+        hmc_step, 0.8, log_density, proposal, n, n_chains, warmup, thin, n_leapfrog=n_leapfrog
     )
 
 

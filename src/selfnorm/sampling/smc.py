@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from selfnorm.functional import ess, log_mean_exp
-from selfnorm.sampling.sir import systematic
 from selfnorm.sampling.target import LogDensity
+from selfnorm.sampling.weighted import systematic
 
 _TARGET_ACCEPTANCE = 0.3  # of the local moves
 

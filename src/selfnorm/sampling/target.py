@@ -1,4 +1,4 @@
-"""What the samplers share: the density they sample, states of chains, the Metropolis decision.
+"""What the samplers share: the density they sample and the Metropolis decision.
 
 The density is one function ``x (n, d) -> log density (n,)``, normalised or not.
 """
@@ -42,48 +42,6 @@ def _without_nan(function: Callable[[Tensor], Tensor]) -> LogDensity:
         return torch.where(torch.isnan(value), torch.full_like(value, -torch.inf), value)
 
     return log_density
-
-
-def value_and_gradient(log_density: LogDensity, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """``log p`` and its gradient at ``positions (n, d)``; a non-finite gradient counts as zero.
-
-    With a zero gradient the move is a random walk, and the Metropolis step still makes it exact.
-    """
-    # Also where the caller works in inference mode, whose tensors ask for no gradient.
-    with torch.inference_mode(False), torch.enable_grad():
-        x = (positions.clone() if positions.is_inference() else positions.detach()).requires_grad_()
-        value = log_density(x)
-        # rows that are -inf have no useful gradient, and would poison the sum with nan
-        total = torch.where(torch.isfinite(value), value, torch.zeros_like(value)).sum()
-        (gradient,) = torch.autograd.grad(total, x)
-    return value.detach(), torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-class WeightedState(NamedTuple):
-    """``positions (n, d)``, each with its ``log_weights (n,)``."""
-
-    positions: Tensor
-    log_weights: Tensor
-
-
-def init_weighted(log_density: LogDensity, proposal: Any, n: int) -> WeightedState:
-    """``n`` plain proposal samples with their weights (not yet samples of the target)."""
-    positions = proposal.sample((n,))
-    return WeightedState(positions, log_density(positions) - proposal.log_prob(positions))
-
-
-class GradientState(NamedTuple):
-    """``positions (n, d)``, ``log_density (n,)`` and its ``gradient (n, d)`` there."""
-
-    positions: Tensor
-    log_density: Tensor
-    gradient: Tensor
-
-
-def init_with_gradient(log_density: LogDensity, positions: Tensor) -> GradientState:
-    """Chains at ``positions (n, d)``."""
-    positions = positions.detach().clone()
-    return GradientState(positions, *value_and_gradient(log_density, positions))
 
 
 class MoveInfo(NamedTuple):
