@@ -7,7 +7,7 @@ folds or on a part held out, and weighed by the likelihood of the mixture on the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -192,17 +192,26 @@ def held_out_scores(
     weights: Tensor,
     folds: Tensor,
     seed: int,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> dict[Kind, np.ndarray]:
-    """Log-densities ``(n,)`` of coded rows by fits to the other folds; NaN where ``folds`` < 0."""
-    found = {kind: np.full(len(x), np.nan) for kind in kinds}
-    for fold in range(int(folds.max()) + 1):
-        here = folds == fold
-        rows, counts = x[~here], weights[~here]
-        maps = {s: columns_of(parts, rows, straight=s) for s in {kind.straight for kind in kinds}}
-        for kind in kinds:
-            law = simple_density(kind, maps[kind.straight], rows, counts, seed)
+    """Log-densities ``(n,)`` of coded rows by fits to the other folds; NaN where ``folds`` < 0.
+
+    Of those kinds that were reached while ``go_on``, one Gaussian in both coordinates at least.
+    """
+    found: dict[Kind, np.ndarray] = {}
+    every = [folds == fold for fold in range(int(folds.max()) + 1)]
+    maps = {
+        s: [columns_of(parts, x[~here], straight=s) for here in every]
+        for s in {kind.straight for kind in kinds}
+    }
+    for kind in sorted(kinds, key=lambda kind: kind.components != 1):
+        if kind.components != 1 and not go_on():
+            break
+        found[kind] = np.full(len(x), np.nan)
+        for here, columns in zip(every, maps[kind.straight], strict=True):
+            law = simple_density(kind, columns, x[~here], weights[~here], seed)
             found[kind][here.numpy()] = log_density(law, x[here]).numpy()
-    return found
+    return {kind: found[kind] for kind in kinds if kind in found}
 
 
 def folds_of(n: int, n_folds: int, held_out: Tensor | None) -> Tensor:
