@@ -631,9 +631,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 for m in self.members_
             ],
             "simple": [saving.describe(law) for law in self._simple],
-            "judgement": {
-                k: None if v != v else v for k, v in dataclasses.asdict(self.judgement_).items()
-            },
+            "judgement": self.judgement_.to_dict(),
         }
         if self.method_ == "joint":
             tensors = {
@@ -689,10 +687,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             members.Member(name, weight, math.nan if score is None else score)
             for name, weight, score in told
         ]
-        early = {"rows": 0, "how": "fitted by an earlier version", "verdict": ""}
-        judged = config.get("judgement", early | dict.fromkeys(("score", "error", "seconds")))
-        judged = {k: math.nan if v is None else v for k, v in judged.items()}
-        estimator.judgement_ = members.Judgement(**judged)
+        estimator.judgement_ = members.Judgement.from_dict(config.get("judgement"))
         estimator.n_features_in_ = int(config["n_features"])
         if "schema" in config:
             estimator.schema_ = Schema.from_dict(config["schema"])

@@ -54,7 +54,7 @@ class Clock:
         """Seconds until the end."""
         return self.total - self.gone
 
-    def run_for(self, share: float = 1.0, spared: float = 0.0) -> dict[str, float]:
+    def run_for(self, share: float = 1.0, spared: float = 0.0) -> dict[str, Any]:
         """The option that gives a training run a share of the seconds left but those spared."""
         if math.isinf(self.total):
             return {}

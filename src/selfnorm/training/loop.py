@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -510,7 +511,8 @@ class _Run:
             steps = min(steps, round(self.time_to_step / per_step))
         if steps * per_step >= _LONG:
             early = "" if self.options.patience is None else ", fewer where it stops early"
-            tqdm.write(f"about {steps} of {self.total} steps in {steps * per_step:.0f} s{early}")
+            told = f"about {steps} of {self.total} steps in {steps * per_step:.0f} s{early}"
+            tqdm.write(told, file=sys.stderr)
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
