@@ -684,8 +684,8 @@ class _Run:
         check_same_run(path, state, self.task, self.options.of_the_run(), fingerprint(self.data))
         if state["step"] > self.total:
             raise CheckpointError(
-                f"{path} was trained for {state['step']} steps, and {self.total} are asked for; ask "
-                "for as many, or use another checkpoint path"
+                f"{path} was trained for {state['step']} steps, and {self.total} are asked for; "
+                "ask for as many, or use another checkpoint path"
             )
         try:
             for earlier in (state["best"], state["good"] and state["good"]["module"]):
