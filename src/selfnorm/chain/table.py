@@ -413,6 +413,19 @@ class TableChain(Chain):
         given = masked & (draw[0] < share)
         return given, masked & (half < 0.5) & (draw[1] < rest) & ~given
 
+    def of_random_columns(self, batch: tuple[Tensor, ...], n_samples: int) -> Tensor | None:
+        """``(R, n)``: log-likelihood of random columns given the others.
+
+        ``None`` where fewer than half of the rows are trained so.
+        """
+        if self.masked <= 0.5:
+            return None
+        n = len(batch[0])
+        draw = torch.rand(n, self.n_columns, device=self.device)[:, self.column_of]
+        given = draw < torch.rand(n, 1, device=self.device)
+        _, log_q, f, log_w, _ = self.at_rows(batch[0], given, n_samples=n_samples, exact=False)
+        return log_q.sum(-1) + (f - log_mean_exp(log_w)).sum(-1)
+
     # -- densities ----------------------------------------------------------------------------
 
     @torch.no_grad()
