@@ -497,12 +497,11 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        found = {}
+        tails, found = answers.tail_probabilities(model, packed), {}
         for column in self.schema_.columns:
             if column.modelled:
                 places = self.schema_.parts_of([column.name])
-                tails = [answers.tail_probabilities(model, packed, part) for part in places]
-                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+                found[column.name] = 1 - (1 - tails[:, places].min(1)) ** len(places)
             elif isinstance(X, np.ndarray | list):  # by position
                 found[column.name] = np.full(len(packed), np.nan)
         return numbers_like(X, found)
