@@ -874,7 +874,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             if len(here) == 0:
                 continue
             packed, slope = columns.pack(x[here])
-            of_orders = answers.shares(chain, packed.to(chain.places)).sum(-1)[order_fold == fold]
+            law = chain.of_orders(torch.nonzero(order_fold == fold).flatten().tolist())
+            of_orders = answers.shares(law, packed.to(law.places)).sum(-1)
             log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
             log_p = log_p + slope.sum(-1)
             if n_folds > 1 and not straight:
