@@ -44,7 +44,7 @@ from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.report import About, check_page, density_report, findings_of, write_page
+from selfnorm.report import About, Facts, check_page, density_report, findings_of, write_page
 from selfnorm.tables import answers, members, training
 from selfnorm.training import History, split_rows
 
@@ -55,7 +55,7 @@ MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
-class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
+class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
     r"""The normalised law of the rows of any table, with bounds on every log-likelihood.
 
     Columns may hold numbers, text, booleans, categories, dates and gaps; a table may be a pandas or
@@ -514,12 +514,11 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        found = {}
+        tails, found = answers.tail_probabilities(model, packed), {}
         for column in self.schema_.columns:
             if column.modelled:
                 places = self.schema_.parts_of([column.name])
-                tails = [answers.tail_probabilities(model, packed, part) for part in places]
-                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+                found[column.name] = 1 - (1 - tails[:, places].min(1)) ** len(places)
             elif isinstance(X, np.ndarray | list):  # by position
                 found[column.name] = np.full(len(packed), np.nan)
         return numbers_like(X, found)
@@ -595,6 +594,21 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             )
         write_page(page, path)
         return path
+
+    def facts(self) -> dict[str, str]:
+        """What was fitted, in words; empty before the fit."""
+        if not hasattr(self, "judgement_"):
+            return {}
+        how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
+        kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns[:20]]
+        more = len(self.schema_.columns) - len(kinds)
+        return {
+            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} columns",
+            "method": f"{self.method_}: {how[self.method_]}",
+            "judged": str(self.judgement_),
+            "columns": ", ".join(kinds) + (f" and {more} more" if more else ""),
+            "measure": self.schema_.fingerprint,
+        }
 
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""

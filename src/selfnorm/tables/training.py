@@ -120,7 +120,8 @@ def train_law(
     ``sizes`` and ``options`` are those that were stated, in place of the defaults.
     """
     n, seed = len(rows), options["seed"]
-    defaults = table_options(n, parts, device)
+    with_gaps = float((rows.coded[..., 0] == GAP).any(-1).double().mean())
+    defaults = table_options(n, parts, device, gaps=with_gaps)
     sizes, task = defaults.model | sizes, dict(defaults.task)
     n_folds = sizes["orderings"] // defaults.orders_per_fold if defaults.orders_per_fold else 1
     with seeded(seed):
@@ -129,7 +130,7 @@ def train_law(
             train, held_out = split_rows(train, min(validation_fraction, MOST_HELD_OUT / n))
         folds = members.folds_of(n, n_folds, held_out)
     judged = folds >= 0
-    simple = _scores_of_simple(rows, parts, folds, seed, clock)
+    simple = _scores_of_simple(rows, parts, folds, with_gaps == 0, seed, clock)
     lines = n_folds > 1 and bool(simple)
     straight = lines and members.coordinates(simple)
     columns = members.columns_of(parts, rows.coded[train], straight=straight)
@@ -248,13 +249,12 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock) -> _Closing:
 
 
 def _scores_of_simple(
-    rows: Rows, parts: Sequence[Part], folds: Tensor, seed: int, clock: Clock
+    rows: Rows, parts: Sequence[Part], folds: Tensor, complete: bool, seed: int, clock: Clock
 ) -> dict[members.Kind, np.ndarray]:
     """Log-densities of rows not seen by simple densities; none where they are not worth trying."""
     n, judged = len(rows), int((folds >= 0).sum())
     if n >= SIMPLE_BELOW or judged == 0 or any(part.gap for part in parts):
         return {}
-    complete = bool((rows.coded[..., 0] != GAP).all())
     n_folds = int(folds.max()) + 1
     kinds = list(members.kinds_for(n - judged // n_folds, parts, complete=complete))
     until = clock.gone + SIMPLE_SHARE * clock.left
