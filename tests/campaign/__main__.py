@@ -42,8 +42,7 @@ def drawn(number, seed, only):
 def asked(worker, kind, seed, limit):
     """Verdict, a word on it and figures."""
     try:
-        verdict, told, *figures = worker.ask([kind, seed], limit)
-        return verdict, told, figures[0] if figures else {}
+        return worker.ask([kind, seed], limit)
     except TimeoutError as error:
         return "hang", str(error), {}
     except EOFError as error:
@@ -72,9 +71,13 @@ def summary(rows):
             "compared_with_a_gaussian": len(above),
             "nats_above_it": {"least": above[0], "median": median(above)} if above else {},
         }
-    seconds = {name: [row["seconds"] for row in of[name]] for name in kinds}
-    found["median_seconds"] = {name: round(median(seconds[name]), 2) for name in kinds}
-    found["longest_seconds"] = {name: max(seconds[name]) for name in kinds}
+    for clock, of_row in (
+        ("seconds", lambda row: row["seconds"]),
+        ("processor_seconds", lambda row: row["figures"].get("processor_seconds", 0.0)),
+    ):
+        spent = {name: sorted(of_row(row) for row in of[name]) for name in kinds}
+        found[f"median_{clock}"] = {name: round(median(spent[name]), 2) for name in kinds}
+        found[f"longest_{clock}"] = {name: spent[name][-1] for name in kinds}
     found["failures"] = [row for row in rows if row["verdict"] not in FINE]
     unreliable = [row for row in fitted if not row["figures"]["reliable"]]
     found["told"] = rows if len(rows) <= 5 else unreliable

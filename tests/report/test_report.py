@@ -10,7 +10,7 @@ from scipy import stats
 
 import selfnorm as sn
 from selfnorm.columns import Schema
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.report import About, peers
 from selfnorm.tables import RegressorNetwork
 
@@ -75,6 +75,18 @@ def test_a_table_of_any_kind(mixed, tmp_path):
     assert "When it was fitted it was judged so: 260 rows" in text
     assert "a Gaussian of the numbers" in text
     assert "1 draw in" in text
+
+
+def test_levels_never_seen_are_told_and_rows_keep_their_names(mixed, tmp_path):
+    frame, density = mixed
+    other = (
+        frame[:40].assign(kind=["new", *frame["kind"][1:40]]).set_axis([f"p{i}" for i in range(40)])
+    )
+    with pytest.warns(SelfnormWarning, match="new"):
+        density.report(other, tmp_path / "r.html", train=frame[40:])
+    text = checked(tmp_path / "r.html")
+    assert re.search(r'class="warning">[^<]*new', text)
+    assert '<th scope="row">p0</th>' in text
 
 
 def test_held_out_rows_survive_a_folder_and_other_rows_are_told_apart(mixed, tmp_path):

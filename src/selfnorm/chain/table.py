@@ -203,6 +203,16 @@ class TableChain(Chain):
         self.start_at_marginals()
         return self
 
+    def of_orders(self, orders: Sequence[int]) -> TableChain:
+        """A copy with some of the orders alone."""
+        ranks = self.trunk.ranks[list(orders)]
+        chain = TableChain(**self.config | {"orderings": ranks.tolist()}).to(self.places)
+        here, there = self.state_dict(), chain.state_dict()
+        whole = {k: here[k] if here[k].shape == v.shape else here[k][list(orders)]
+                 for k, v in there.items()}  # fmt: skip
+        chain.load_state_dict(whole)
+        return chain.train(self.training)
+
     @torch.no_grad()
     def start_at_lines(self, packed: Tensor, weights: Tensor) -> TableChain:
         """Begin at linear regressions of the numbers of packed rows on those before them.

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from selfnorm.chain.model import Chain
 
 MAX_SAMPLES = 32
-FEWEST_IN_FOLDS, FOLDED_BELOW = 15, 2000  # rows of tables that are judged by folds
+FEWEST_IN_FOLDS, FOLDED_BELOW = 15, 2500  # rows of tables that are judged by folds
 N_FOLDS = 3
-PLACES = 1_200_000  # rows x columns x orders of all steps on a small table
+PLACES = 50  # rows x columns x orders of all steps on a small table, in units of its cells,
+FEWEST_CELLS = 24_000  # which count as so many at least
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
         batch, n_samples, lr, ema = 128, 4, 1.5e-3, 0.998
         if numbers > 0.5:
             batch, lr = 256, 2e-3
-        steps = min(4500 if batch == 256 else 8000, max(500, passes * n / batch))
+        steps = min(8000, max(500, passes * n / batch))
+        if numbers > 0.5:  # a longer run gains little, and takes as long as it is
+            steps = min(steps, 4500, 19 * n**0.5)
         if n < FEWEST_IN_FOLDS:
             model |= {"orderings": 1, "hidden": 16, "components": 2, "context": 4}
             batch, steps, ema = n, 20, 0.9
@@ -165,12 +168,13 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
 def _folded_options(n: int, p: int) -> Defaults:
     """Those of a small table, whose orders are trained without one fold each, all at once.
 
-    The longest run is one of some ten seconds on one core.
+    Those of up to 800 rows of 30 columns take some ten seconds on one core.
     """
     tiny, orders_per_fold = n < 500, 2 if n * p <= 6000 else 1
     orders = orders_per_fold * N_FOLDS
-    batch = min(64, max(16, n // 8))
-    steps = int(max(40, min(8 * n**0.65, PLACES / (batch * p * orders))))
+    batch = min(64, max(16, n // 8)) if n < 1000 else 128
+    places = PLACES * max(n * p, FEWEST_CELLS)
+    steps = int(max(40, min(8 * n**0.65, places / (batch * p * orders))))
     model = {
         "orderings": orders,
         "hidden": 32 if tiny else 64,
@@ -188,7 +192,7 @@ def _folded_options(n: int, p: int) -> Defaults:
         "clip_norm": 5.0,
         "ema": 0.95 if tiny else 0.98,
         "validate_every": max(5, steps // 20),
-        "patience": 5,
+        "patience": 4,
     }
     # b is never asked for: every factor is normalised by a quadrature
     task = {"n_samples": 4, "validation_samples": 6, "polish_steps": 0}

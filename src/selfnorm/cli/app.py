@@ -219,7 +219,7 @@ def fit(
     progress: Progress = True,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the density of a table, or with --target the law of one column given the others."""
+    """Fit the density of a table, or with --target of one column given the others."""
     _check_folder(output)
     if output.is_dir() and any(output.iterdir()) and not force:
         raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
@@ -511,7 +511,7 @@ def report(
     data: DataFile,
     output: Annotated[Path, Option("--output", "-o", help="File to write.")] = Path("report.html"),
     train: Annotated[
-        Path | None, Option(help="Table that the model was fitted to, for the simple laws.")
+        Path | None, Option(help="Table that the model was fitted to, for simple models.")
     ] = None,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     seed: Seed = 0,

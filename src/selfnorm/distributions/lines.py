@@ -35,24 +35,26 @@ def ridge_lines(
     d = z.shape[1]
     root = np.sqrt(weights / weights.sum())[:, None]  # squares add to one
     slopes, spread, left = np.zeros((d, d)), np.ones(d), z.copy()
+    rows = root * z[:, order]
+    counted = root[:, 0] > 0
+    # the columns before a place are the first of an orthogonal basis, turned by a small matrix
+    basis, upper = np.linalg.qr(rows[counted])
     for place, i in enumerate(order):
-        y = root[:, 0] * z[:, i]
-        before = order[:place]
-        if place:
-            u, s, vt = np.linalg.svd(root * z[:, before], full_matrices=False)
-            toward = u.T @ y
-            best = np.inf
-            for strength in STRENGTHS:
-                kept = s**2 / (s**2 + strength)
-                leverage = (u**2 * kept).sum(1) + root[:, 0] ** 2
-                out = (y - u @ (kept * toward)) / np.clip(1 - leverage, 1e-3, None)
-                if (out**2).sum() < best:
-                    best, chosen, residual = (out**2).sum(), strength, out
-            slopes[i, before] = vt.T @ (s / (s**2 + chosen) * toward)
-            spread[i] = np.sqrt(best)
-            left[:, i] = z[:, i] - z[:, before] @ slopes[i, before]
-            counted = root[:, 0] > 0
-            left[counted, i] = residual[counted] / root[counted, 0]
-        else:
+        y = rows[counted, place]
+        if place == 0 or basis.shape[1] == 0:
             spread[i] = np.sqrt((y**2).sum())
+            continue
+        before = order[:place]
+        turn, s, vt = np.linalg.svd(upper[:place, :place], full_matrices=False)
+        u = basis[:, : len(turn)] @ turn
+        toward = u.T @ y
+        kept = (s**2 / (s**2 + STRENGTHS[:, None])).T  # (place, strengths)
+        leverage = u**2 @ kept + root[counted] ** 2
+        out = (y[:, None] - u @ (kept * toward[:, None])) / np.clip(1 - leverage, 1e-3, None)
+        squares = (out**2).sum(0)
+        best = int(squares.argmin())
+        slopes[i, before] = vt.T @ (s / (s**2 + STRENGTHS[best]) * toward)
+        spread[i] = np.sqrt(squares[best])
+        left[:, i] = z[:, i] - z[:, before] @ slopes[i, before]
+        left[counted, i] = out[:, best] / root[counted, 0]
     return slopes, np.maximum(spread, LEAST_SPREAD), left

@@ -14,7 +14,7 @@ from selfnorm.columns import GAP, UNSEEN
 
 FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
 ROWS_AT_ONCE = 256
-CHECKED_PLACES = 15_000  # rows x columns x orders: a second or so
+CHECKED_PLACES = 6000  # rows x columns x orders: a second or so
 MAX_COMPLETIONS = 64  # of a row, over which a conditional is summed
 MAX_ROWS = 2**16  # of a finite table, which may be summed over as a whole
 
@@ -45,7 +45,7 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
 
 def checked_rows(model: TableChain) -> int:
     """How many rows are enough, and soon done, for a figure of the whole model."""
-    return max(50, CHECKED_PLACES // (model.dim * model.n_orderings))
+    return max(30, CHECKED_PLACES // (model.dim * model.n_orderings))
 
 
 def consistency(model: TableChain, packed: Tensor, seed: int) -> dict[str, float]:

@@ -46,7 +46,7 @@ from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.report import About, check_page, density_report, write_page
+from selfnorm.report import About, check_page, density_report, findings_of, write_page
 from selfnorm.tables import answers, members
 from selfnorm.training import History, TrainingOptions, seconds, split_rows
 
@@ -562,16 +562,17 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         'report.html'
         """
         path = check_page(path)
-        coded, _ = self._rows(X)
-        again = self.fitted_to_.get("digest") == digest(coded.numpy())
+        unseen = findings_of(lambda: self._rows(X))
         with warnings.catch_warnings():  # what is odd about the rows was told above
             warnings.simplefilter("ignore", SelfnormWarning)
+            again = self.fitted_to_.get("digest") == digest(self._rows(X)[0].numpy())
             page = density_report(
                 self,
                 X,
                 self._scored,
                 train=train,
                 held_out=self.held_out_ if again else None,
+                unseen=unseen,
                 about=about or About(),
                 seed=_seed(random_state),
             )
@@ -874,7 +875,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             if len(here) == 0:
                 continue
             packed, slope = columns.pack(x[here])
-            of_orders = answers.shares(chain, packed.to(chain.places)).sum(-1)[order_fold == fold]
+            law = chain.of_orders(torch.nonzero(order_fold == fold).flatten().tolist())
+            of_orders = answers.shares(law, packed.to(law.places)).sum(-1)
             log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
             log_p = log_p + slope.sum(-1)
             if n_folds > 1 and not straight:

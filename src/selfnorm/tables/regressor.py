@@ -47,7 +47,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.report import About, check_page, regressor_report, write_page
+from selfnorm.report import About, check_page, findings_of, regressor_report, write_page
 from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import History, TrainingOptions
 
@@ -602,18 +602,19 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             For samples and folds.
         """
         path = check_page(path)
-        self._pairs(X, y)  # refuses what does not fit, before the work
+        unseen = findings_of(lambda: self._pairs(X, y))  # refuses what does not fit, too
         labels = np.asarray(y, dtype=np.float64)
         labels = labels.reshape(len(labels), -1)
-        again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
         with warnings.catch_warnings():  # what is odd about the rows was told above
             warnings.simplefilter("ignore", SelfnormWarning)
+            again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
             page = regressor_report(
                 self,
                 X,
                 y,
                 train=train,
                 seen=again,
+                unseen=unseen,
                 about=about or About(),
                 seed=_seed(random_state),
             )
