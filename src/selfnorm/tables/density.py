@@ -497,12 +497,11 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        found = {}
+        tails, found = answers.tail_probabilities(model, packed), {}
         for column in self.schema_.columns:
             if column.modelled:
                 places = self.schema_.parts_of([column.name])
-                tails = [answers.tail_probabilities(model, packed, part) for part in places]
-                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+                found[column.name] = 1 - (1 - tails[:, places].min(1)) ** len(places)
             elif isinstance(X, np.ndarray | list):  # by position
                 found[column.name] = np.full(len(packed), np.nan)
         return numbers_like(X, found)
@@ -759,7 +758,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         Returns the rows that were judged and their scores.
         """
         n, parts, device = len(x), self.schema_.parts, self.device or "cpu"
-        defaults = table_options(n, parts, device)
+        with_gaps = float((x[..., 0] == GAP).any(-1).double().mean())
+        defaults = table_options(n, parts, device, gaps=with_gaps)
         sizes, task = dict(defaults.model), dict(defaults.task)
         if self.hidden is not None:
             sizes["hidden"] = self.hidden
@@ -771,11 +771,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             folds = members.folds_of(n, n_folds, held_out)
         self.held_out_ = _in_order(held_out)
         judged = folds >= 0
-        complete = bool((x[..., 0] != GAP).all())
         kinds = []
         if n < SIMPLE_BELOW and bool(judged.any()) and not any(part.gap for part in parts):
             kinds = list(
-                members.kinds_for(int(n - judged.sum() / n_folds), parts, complete=complete)
+                members.kinds_for(int(n - judged.sum() / n_folds), parts, complete=with_gaps == 0)
             )
         simple = members.held_out_scores(kinds, parts, x, weights, folds, seed)
         lines = n_folds > 1 and bool(kinds)
