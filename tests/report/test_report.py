@@ -161,3 +161,12 @@ def test_simple_laws_are_normalised_in_the_measure_of_the_table():
     known = np.column_stack([np.zeros((500, 1)), rng.normal(0, 3, 500)])
     cells = np.column_stack([np.zeros((81, 1)), np.arange(-40, 41)])
     assert np.exp(peers.gaussian_target(known, 1.0)(cells)).sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_notebook_and_the_card_of_a_folder_say_what_was_fitted(mixed, tmp_path):
+    _, density = mixed
+    shown = density._repr_mimebundle_()["text/html"]
+    assert "260 rows of 3 columns" in shown
+    assert sn.EnergyDensity().facts() == {}
+    density.save(tmp_path)
+    assert "| fitted to | 260 rows of 3 columns |" in (tmp_path / "model_card.md").read_text()

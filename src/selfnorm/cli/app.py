@@ -150,6 +150,9 @@ def reproduce(
     from selfnorm._inputs import check_device
 
     check_device(device)
+    from selfnorm.plotting import need_matplotlib
+
+    need_matplotlib()  # figures come last, an hour later
     run = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}").run
     taken = {*inspect.signature(run).parameters, *_EVERY_TABLE}
     options: dict[str, Any] = {}
@@ -716,12 +719,23 @@ def _about(path: Path, function: Any, *args: Any, **options: Any) -> Any:
 
 
 def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
-    """Print a report: as JSON, or these lines, or its entries on one."""
+    """Print a report: as JSON, or these lines, or an entry on each line."""
     if as_json:
         from selfnorm import saving
 
         lines = (json.dumps(saving.json_safe(report), allow_nan=False),)
-    typer.echo("\n".join(lines) or ", ".join(f"{key} {value}" for key, value in report.items()))
+    wide = max(map(len, report))
+    told = (f"{key.replace('_', ' '):<{wide}}  {_shown(value)}" for key, value in report.items())
+    typer.echo("\n".join(lines or told))
+
+
+def _shown(value: Any) -> str:
+    """Six digits of a number, the names of a list."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def main() -> None:

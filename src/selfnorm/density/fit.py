@@ -462,6 +462,16 @@ class DensityTask(Task):
                 SelfnormWarning,
                 stacklevel=5,
             )
+        parts = self.proposal.modules()
+        raw = [part for part in parts if not bool(getattr(part, "fitted", True))]
+        if raw:
+            name = type(raw[0]).__name__
+            warnings.warn(
+                f"the proposal is a {name} that was not trained: its samples are not where the "
+                f"data are. Train it first: selfnorm.fit(flow, x)",
+                SelfnormWarning,
+                stacklevel=5,
+            )
         if self.proposal.dim != x.shape[1]:
             raise ProposalError(
                 f"the proposal is over rows of {self.proposal.dim} numbers, the data have "

@@ -46,7 +46,7 @@ from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.report import About, check_page, density_report, findings_of, write_page
+from selfnorm.report import About, Facts, check_page, density_report, findings_of, write_page
 from selfnorm.tables import answers, members
 from selfnorm.training import History, TrainingOptions, seconds, split_rows
 
@@ -60,7 +60,7 @@ MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
-class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
+class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
     r"""The normalised law of the rows of any table, with bounds on every log-likelihood.
 
     Columns may hold numbers, text, booleans, categories, dates and gaps; a table may be a pandas or
@@ -577,6 +577,21 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             )
         write_page(page, path)
         return path
+
+    def facts(self) -> dict[str, str]:
+        """What was fitted, in words; empty before the fit."""
+        if not hasattr(self, "judgement_"):
+            return {}
+        how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
+        kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns[:20]]
+        more = len(self.schema_.columns) - len(kinds)
+        return {
+            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} columns",
+            "method": f"{self.method_}: {how[self.method_]}",
+            "judged": str(self.judgement_),
+            "columns": ", ".join(kinds) + (f" and {more} more" if more else ""),
+            "measure": self.schema_.fingerprint,
+        }
 
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""

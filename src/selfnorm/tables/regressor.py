@@ -47,7 +47,7 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.report import About, check_page, findings_of, regressor_report, write_page
+from selfnorm.report import About, Facts, check_page, findings_of, regressor_report, write_page
 from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import History, TrainingOptions
 
@@ -126,7 +126,7 @@ class RegressorNetwork:
 _OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
 
 
-class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
+class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
     r"""The whole law of ``y`` given ``x``: multimodal, skewed, bounded, normalised for every ``x``.
 
     ``p(y|x) = mean_k q_k(y|x) exp(-E_k(x, y)) / Z_k(x)`` over ``n_members`` members: ``q_k`` a
@@ -620,6 +620,19 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             )
         write_page(page, path)
         return path
+
+    def facts(self) -> dict[str, str]:
+        """What was fitted, in words; empty before the fit."""
+        if not hasattr(self, "history_"):
+            return {}
+        steps = sum(history.n_steps for history in self.history_)
+        values = f"in steps of {self.label_step_:.4g}" if self.label_step_ > 0 else "continuous"
+        return {
+            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} inputs",
+            "target": values if self.n_outputs_ == 1 else f"{self.n_outputs_} targets, {values}",
+            "members": f"{self.n_members} mixture density networks, each tilted by an energy",
+            "training": f"{steps:,} steps in {sum(h.seconds for h in self.history_):.1f} s",
+        }
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Mean :meth:`log_prob` of the pairs (nats per row): higher is better."""

@@ -141,7 +141,8 @@ class Checkpoint:
     Args:
         path: the file.
         every: steps between two savings, those between validations by default.
-        resume: go on from an existing file of the same run; false starts afresh.
+        resume: go on from an existing file of the same run, for longer where more steps or epochs
+            are asked for; false starts afresh.
 
     Example:
         >>> options = TrainingOptions(checkpoint=Checkpoint("run.ckpt", every=100))
@@ -258,8 +259,9 @@ class TrainingOptions:
         return replace(found, ema=found.ema or None, patience=found.patience or None)
 
     def of_the_run(self) -> dict[str, Any]:
-        """The options a resumed run must share with the one it continues."""
-        return {k: v for k, v in asdict(self).items() if k not in ("progress", "checkpoint")}
+        """The options a resumed run must share with the one it continues: all but its length."""
+        free = ("progress", "checkpoint", "max_epochs", "max_steps")
+        return {k: v for k, v in asdict(self).items() if k not in free}
 
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -680,6 +682,11 @@ class _Run:
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         check_structure(path, state, self.n_rows)
         check_same_run(path, state, self.task, self.options.of_the_run(), fingerprint(self.data))
+        if state["step"] > self.total:
+            raise CheckpointError(
+                f"{path} was trained for {state['step']} steps, and {self.total} are asked for; "
+                "ask for as many, or use another checkpoint path"
+            )
         try:
             for earlier in (state["best"], state["good"] and state["good"]["module"]):
                 if earlier is not None:
@@ -703,5 +710,7 @@ class _Run:
         self.step, self.order = state["step"], state["order"].to(self.device)
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
         self.seconds_before = state["seconds"]
+        if self.history.stopped == "max_epochs" and self.step < self.total:
+            self.history.stopped = ""  # it is to go on for longer
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
