@@ -42,7 +42,7 @@ EXPECTED_FAILURES = {
 
 
 @parametrize_with_checks(
-    [EnergyRegressor(n_members=2, hidden=32, max_epochs=40, network=SMALL["network"])],
+    [EnergyRegressor(n_members=2, hidden=32, max_epochs=40, network=TINY["network"])],
     expected_failed_checks=lambda _: EXPECTED_FAILURES,
 )
 def test_scikit_learn_checks(estimator, check) -> None:
@@ -465,7 +465,7 @@ def test_members_with_bins_of_their_own_make_a_normalised_law(tmp_path) -> None:
     model = EnergyRegressor(network=network, **options).fit(X, y)
     edges = model._predictive.model.label_features.bins.edges
     assert edges.shape == (3, 1, 1, 9)
-    grid = np.linspace(-30, 30, 60_001)
+    grid = np.linspace(-30, 30, 12_001)
     mass = np.trapezoid(model.pdf(X[:3], grid), grid, axis=1)
     np.testing.assert_allclose(mass, 1.0, atol=1e-3)
     model.save(tmp_path / "model")
@@ -479,7 +479,7 @@ def test_jumps_along_the_input_are_learned() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(1200, 1))
     y = np.sign(np.sin(10 * np.pi * X[:, 0])) + 0.2 * rng.uniform(size=1200)
-    options = {"n_members": 2, "hidden": 32, "max_epochs": 60, "random_state": 0}
+    options = {"n_members": 2, "hidden": 32, "max_epochs": 40, "random_state": 0}
     scores = []
     for extra in ({"input_bins": 0}, {"input_bins": 40, "label_bins": 10}):
         network = RegressorNetwork(energy_epochs=1, **extra)
