@@ -396,7 +396,7 @@ def test_rows_scored_in_pieces_are_those_scored_at_once(monkeypatch):
     answers = model.score_samples, model.decision_function
     with pytest.warns(SelfnormWarning, match="never seen as 'c'"):
         whole = [answer(table) for answer in answers]
-    monkeypatch.setattr("selfnorm.tables.density.PIECE", 64)
+    monkeypatch.setattr("selfnorm.tables.training.PIECE", 64)
     with pytest.warns(SelfnormWarning, match="never seen as 'c'") as told:
         pieces = [answer(table) for answer in answers]
     assert len(told) == 2  # one for each call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -507,3 +508,22 @@ def test_inputs_of_every_kind_with_gaps(tmp_path):
     assert np.array_equal(again.predict(table), found)
     with pytest.warns(SelfnormWarning, match="never seen as 'new'"):
         assert np.isfinite(model.predict(table.assign(kind="new"))).all()
+
+
+def test_the_closing_words_tell_rows_score_and_time(fitted: EnergyRegressor, tmp_path) -> None:
+    X, y = skewed_data(400, seed=5)
+    told = fitted.judgement_
+    assert told.rows == len(skewed_data()[0])
+    assert told.score == pytest.approx(fitted.score(X, y), abs=0.3)
+    assert told.error > 0
+    assert "+-" in str(told)
+    fitted.save(tmp_path / "m")
+    assert EnergyRegressor.load(tmp_path / "m").judgement_ == told
+
+
+def test_time_covers_both_stages() -> None:
+    X, y = skewed_data()
+    began = time.perf_counter()
+    model = EnergyRegressor(n_members=2, random_state=0, max_time="2s").fit(X, y)
+    assert time.perf_counter() - began < 2.2 + 2  # of a machine that does other things, too
+    assert {history.stopped for history in model.history_} <= {"max_time", "patience"}

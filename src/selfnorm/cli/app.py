@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -199,9 +201,7 @@ def fit(
     drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
     method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto",
     max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None,
-    max_time: Annotated[
-        str | None, Option(help="Time for the fit, e.g. 90s or 5min (density only).")
-    ] = None,
+    max_time: Annotated[str | None, Option(help="Time for the fit, e.g. 90s or 5min.")] = None,
     max_epochs: Annotated[
         int | None, Option(min=1, help="Passes over the data (with --target only).")
     ] = None,
@@ -233,7 +233,6 @@ def fit(
     if target is not None:
         given = {
             "max-steps": max_steps,
-            "max-time": max_time,
             "method": method,
             "contamination": contamination,
         }
@@ -255,9 +254,10 @@ def fit(
     check_device(device)
     begin = time.perf_counter()
     common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
+    common |= {"max_time": max_time}
     estimator: Any
     if target is None:
-        common |= {"method": method, "max_steps": max_steps, "max_time": max_time}
+        common |= {"method": method, "max_steps": max_steps}
         share = "auto" if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
         schema = _about(data, Schema.detect, rows[0], missing=True, model_gaps=model_gaps)
@@ -266,7 +266,7 @@ def fit(
         network = RegressorNetwork(energy_epochs=max_epochs)
         estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
         rows = (_inputs(table, features), numeric(table, [target])[:, 0])
-    with warnings.catch_warnings():  # it is told below, with what became of the model
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # told below, in one place
         warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
         _about(data, estimator.fit, *rows, checkpoint=checkpoint)
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
@@ -281,10 +281,10 @@ def fit(
         "target": target,
         "steps": int(estimator.n_iter_),
         "seconds": round(time.perf_counter() - begin, 2),
+        "judgement": asdict(estimator.judgement_),
     }
     if target is None:
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
-        report |= {"judgement": asdict(estimator.judgement_)}
         report |= {"members": [asdict(member) for member in estimator.members_]}
         report |= {"measure": schema.fingerprint, "consistency": estimator.consistency_}
         report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
@@ -296,8 +296,8 @@ def fit(
         f"{report['kind']} fitted to {len(table)} rows x {len(features)} columns in "
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
     ]
+    lines.append(str(estimator.judgement_))
     if target is None:
-        lines.append(str(estimator.judgement_))
         lines.append(f"what the columns are:\n{schema}")
     _tell(report, as_json, *lines)
 
