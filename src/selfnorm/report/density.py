@@ -404,7 +404,9 @@ def _likelihood(
     apart = []
     if estimator.consistency_:
         nats = estimator.consistency_["conditionals"]
-        apart.append(["conditionals against the joint distribution", f"{nats:.3f} nats apart"])
+        apart.append(
+            ["conditionals against the joint distribution", f"{nats:.3g} nats apart, in the median"]
+        )
     show_checks(page, bounds, n_checked, apart)
     page.words(
         f"Likelihoods compare only under the same measure: {schema.fingerprint}.", kind="note"

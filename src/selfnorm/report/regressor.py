@@ -155,7 +155,7 @@ def _verdict(
     inside = central_coverage(pit, 0.9)
     error = 2 * math.sqrt(0.09 / len(pit))
     calibrated = f"Its 90 % intervals hold {100 * inside:.1f} % of the labels" + (
-        ", as they should."
+        f", within chance of 90 % on {len(pit):,} rows."
         if abs(inside - 0.9) <= error
         else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
         f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
