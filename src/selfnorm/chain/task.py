@@ -21,7 +21,7 @@ MAX_SAMPLES = 32
 FEWEST_IN_FOLDS, FOLDED_BELOW = 15, 2500  # rows of tables that are judged by folds
 N_FOLDS = 3
 MASKED = 0.4, 0.9  # share of the rows trained with columns given: without gaps, with gaps in all
-PLACES = 50  # rows x columns x orders of all steps on a small table, in units of its cells,
+PLACES = 42  # rows x columns x orders of all steps on a small table, in units of its cells,
 FEWEST_CELLS = 24_000  # which count as so many at least
 
 
