@@ -19,7 +19,8 @@ help:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install --quiet 'pip>=25.1'  # knows dependency groups
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]' --group dev
 	@touch $(READY)
 
 # Small tables are quickest on one thread.
@@ -46,7 +47,7 @@ campaign: $(READY)
 	$(BIN)/python -m tests.campaign $(N) $(SEED)
 
 bench: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/vs_torchebm.py
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/many.py
@@ -58,14 +59,14 @@ bench: $(READY)
 	$(BIN)/python docs/generate.py
 
 docs: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group docs
 	rm -rf site docs/reference/generated
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -d out/doctrees docs site
 	@echo "Open site/index.html"
 
 # Chromium of the system where there is one, else Debian's package, else playwright's own.
 test-web: docs
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[web]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group web
 	@command -v chromium chromium-browser google-chrome >/dev/null \
 	  || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) \
 	  || $(BIN)/playwright install chromium

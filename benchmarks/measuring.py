@@ -64,7 +64,7 @@ def peer(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        sys.exit(f"{error}; the libraries compared with: pip install -e '.[all,bench]'")
+        sys.exit(f"{error}; the libraries compared with: pip install -e '.[all]' --group bench")
 
 
 def synchronise(device: torch.device | str) -> None:

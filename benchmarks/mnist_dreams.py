@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import selfnorm as sn
-from selfnorm.datasets import mnist as digits_of
+from selfnorm.datasets.images import load_binarized
 from selfnorm.paper.mnist import MODELS, Job, report_figures, rows, train_row, write_page
 from selfnorm.paper.report import Table
 from selfnorm.paper.runner import Settings
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--n-prior-samples", type=int, default=1_000_000)
     given = parser.parse_args()
     table = Table("mnist", RECIPE, Path(given.out), device=given.device)
-    digits = digits_of.load_binarized(given.data_dir)
+    digits = load_binarized(given.data_dir)
     parts = tuple(part[: given.n_rows].to(given.device) for part in digits)
     for seed in given.seed or [0, 1]:
         for row in rows("best"):

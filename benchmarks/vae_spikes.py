@@ -27,7 +27,7 @@ from torch import Tensor
 
 import selfnorm as sn
 from measuring import provenance
-from selfnorm.datasets import mnist
+from selfnorm.datasets.images import load_binarized
 from selfnorm.errors import SelfnormWarning
 from selfnorm.vae import (
     ConvDecoder,
@@ -96,7 +96,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor]:
 
 def load(data: str, data_dir: str | None, n_rows: int | None) -> list[Tensor]:
     """Training, validation and test part, at most ``n_rows`` of each."""
-    parts = digits() if data == "digits" else mnist.load_binarized(data_dir)
+    parts = digits() if data == "digits" else load_binarized(data_dir)
     return [part[:n_rows] for part in parts]
 
 

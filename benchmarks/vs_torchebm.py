@@ -8,7 +8,7 @@ counted. torchebm is given the bare network (``plain``) and the network on the G
 (``base``), each with several Langevin step sizes and the full budget; the best run of each counts.
 SNL also runs once with a tenth of the budget (``snl_short``).
 
-    pip install -e '.[bench]'
+    pip install -e . --group bench
     python benchmarks/vs_torchebm.py [--seconds 40] [--out results/speed]
 """
 

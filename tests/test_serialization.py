@@ -20,7 +20,7 @@ import selfnorm as sn
 from selfnorm import EnergyDensity, saving
 from selfnorm.distributions import DefensiveLabels, LabelGaussian, LabelUniform
 from selfnorm.errors import ModelFileError, SelfnormError, SelfnormWarning
-from selfnorm.saving import CONFIG_FILE, WEIGHTS_FILE
+from selfnorm.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from tests.golden import cases
 
 
@@ -49,7 +49,8 @@ def test_round_trip_is_exact(saved):
     assert loaded.get_params() == density.get_params()
     assert loaded.history_.n_steps == density.history_.n_steps
     assert loaded.lower_bound_ == density.lower_bound_
-    assert {p.name for p in path.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
+    assert {p.name for p in path.iterdir()} == {CARD_FILE, CONFIG_FILE, WEIGHTS_FILE}
+    assert str(density.judgement_) in (path / CARD_FILE).read_text()
     assert loaded.bounds(X, n_samples=500, random_state=0) == density.bounds(
         X, n_samples=500, random_state=0
     )

@@ -295,5 +295,5 @@ def digest(*arrays: np.ndarray) -> str:
     """
     found = hashlib.sha256()
     for array in arrays:
-        found.update(np.ascontiguousarray(array, dtype=np.float64).tobytes())
+        found.update(np.ascontiguousarray(array, dtype=np.float64).data)
     return found.hexdigest()[:16]

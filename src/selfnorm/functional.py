@@ -17,7 +17,7 @@ for discrete ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 __all__ = [
     "MAX_EXPONENT",
+    "adaptive_log_mean",
     "bound_gap",
     "bregman",
     "capped_exp",
@@ -67,6 +68,47 @@ def combine_log_means(log_means: Iterable[Tensor], counts: Iterable[int]) -> Ten
     log_sizes = torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device).log()
     shape = (-1,) + (1,) * (stacked.dim() - 1)
     return torch.logsumexp(stacked + log_sizes.view(shape), 0) - math.log(sum(sizes))
+
+
+@torch.no_grad()
+def adaptive_log_mean(
+    draw: Callable[[int], Tensor],
+    *,
+    tolerance: float = 2e-3,
+    min_samples: int = 0,
+    max_samples: int = 2**20,
+    chunk_size: int = 16_384,
+) -> tuple[Tensor, Tensor, int]:
+    """``log mean(w)``, with as many weights as its standard error asks for.
+
+    Args:
+        draw: gives ``(n, *batch)`` fresh log-weights for a number ``n``; one estimate for every
+            place of ``batch`` (one of each of several models).
+        tolerance: draw until every standard error is below it ...
+        min_samples, max_samples: ... but at least, and at most, so many.
+        chunk_size: number of weights drawn at a time.
+
+    Returns:
+        The estimates and their standard errors, both ``(*batch,)`` in double precision, and the
+        number of samples.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> log_z, error, n = adaptive_log_mean(lambda n: torch.randn(n, 2), tolerance=0.01)
+        >>> bool((log_z - 0.5).abs().max() < 0.03), n
+        (True, 32768)
+    """
+    n, log_sum, log_squares = 0, torch.tensor(-math.inf), torch.tensor(-math.inf)
+    while True:
+        log_w = draw(chunk_size).double()
+        n += chunk_size
+        log_sum = torch.logaddexp(log_sum.to(log_w), torch.logsumexp(log_w, 0))
+        log_squares = torch.logaddexp(log_squares.to(log_w), torch.logsumexp(2 * log_w, 0))
+        excess = torch.expm1(log_squares - 2 * log_sum + math.log(n))  # relative variance of w
+        error = (excess.clamp_min(0) / n).sqrt()
+        enough = n >= min_samples and not bool((error >= tolerance).any())
+        if enough or n + chunk_size > max_samples:
+            return log_sum - math.log(n), error, n
 
 
 def ess(log_w: Tensor, dim: int = 0) -> Tensor:

@@ -2,8 +2,8 @@
 
 A folder holds ``model.safetensors`` and ``config.json``: the schema version, the library version,
 the kind of object, what is needed to rebuild it, and two hashes, of the weights file and of the
-config itself. It loads with exactly the numbers it was saved with, or not at all; every failure is
-a :class:`ModelFileError`.
+config itself; and ``model_card.md``, which only people read. It loads with exactly the numbers it
+was saved with, or not at all; every failure is a :class:`ModelFileError`.
 
 A model is replaced by one rename, that of its config: the new weights lie beside the old ones by
 then, under a name made of their hash, and take their place afterwards. Whenever the process is
@@ -52,6 +52,7 @@ __version__: str = import_module("selfnorm").__version__  # to mypy a plain impo
 SCHEMA_VERSION = 1
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+CARD_FILE = "model_card.md"
 MAX_CONFIG_BYTES = 64 * 2**20
 _TEMPORARY = f".{CONFIG_FILE}.tmp"
 
@@ -107,7 +108,33 @@ def save(model: Any, path: str | os.PathLike[str], *, notes: dict[str, Any] | No
             f"a {name} cannot be saved to a model folder, for its code is not part of the library; "
             "save its state_dict() and build it in code"
         )
-    save_folder(path, name, config, tensors, notes)
+    save_folder(path, name, config, tensors, notes, card=_card(model))
+
+
+def _card(model: Any) -> str:
+    """What a person who finds the folder should know."""
+    name = type(model).__name__
+    about = (type(model).__doc__ or "").strip().splitlines()[:1]
+    facts = model.facts() if hasattr(model, "facts") else {}
+    cells = ((key, value.replace("|", r"\|").replace("\n", " ")) for key, value in facts.items())
+    table = ["| what | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in cells)]
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            *about,
+            "",
+            *([*table, ""] if facts else []),
+            f"Saved by selfnorm {__version__}; loading it runs no code of the folder's:",
+            "",
+            "```python",
+            "import selfnorm",
+            "",
+            'model = selfnorm.load("this folder")',
+            "```",
+            "",
+        ]
+    )
 
 
 def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -> Any:
@@ -203,7 +230,7 @@ class Saved:
     """A class whose objects say themselves what a folder holds: ``to_folder``, ``from_folder``."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to a folder (``model.safetensors``, ``config.json``)."""
+        """Write the fitted estimator to a folder: weights, config and a card for people."""
         save(self, path)
 
     @classmethod
@@ -267,11 +294,13 @@ def save_folder(
     config: dict[str, Any],
     tensors: dict[str, Tensor],
     notes: dict[str, Any] | None = None,
+    card: str | None = None,
 ) -> None:
     """Write a model folder; an older model in it is replaced.
 
     ``config`` and ``notes`` (what a program wants to remember beside the model, such as the name of
-    the target column) must be JSON-safe. Tensors are stored on the CPU in their own dtype.
+    the target column) must be JSON-safe. Tensors are stored on the CPU in their own dtype. ``card``
+    is a text for people.
 
     >>> import tempfile, torch
     >>> folder = tempfile.mkdtemp()
@@ -297,6 +326,10 @@ def save_folder(
         path.mkdir(parents=True, exist_ok=True)
         with _only_writer(path):
             _replace_model(path, weights, document["weights_sha256"], text.encode())
+            with suppress(OSError):  # the model is there, and no worse without
+                (path / CARD_FILE).unlink(missing_ok=True)
+                if card is not None:
+                    (path / CARD_FILE).write_text(card, encoding="utf-8")
     except OSError as error:
         if made:
             with suppress(OSError):

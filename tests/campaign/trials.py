@@ -433,7 +433,7 @@ def kill(rng, folder):
                 linear(folder / str(numbers[-1]))
             sn.save(torch.nn.Linear(2, 2), folder / str(numbers[-1]))
             left = sorted(file.name for file in (folder / str(numbers[-1])).iterdir())
-            if left != [saving.CONFIG_FILE, saving.WEIGHTS_FILE]:
+            if left != [saving.CONFIG_FILE, saving.WEIGHTS_FILE, saving.CARD_FILE]:
                 return "silent wrong", f"{what}: left behind {left}"
         return "right", f"{what}: {len(numbers)} folders"
     saving.save_folder(
@@ -599,7 +599,7 @@ def full_disk(rng, folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     names = sorted(file.name for file in (folder / "m").iterdir())
-    if names != [saving.CONFIG_FILE, saving.WEIGHTS_FILE]:
+    if names != [saving.CONFIG_FILE, saving.WEIGHTS_FILE, saving.CARD_FILE]:
         return "silent wrong", f"left behind: {names}"
     if not np.array_equal(sn.load(folder / "m").score_samples(x), expected):
         return "lost", "the old model is gone"

@@ -140,3 +140,12 @@ def test_numbers_are_drawn_within_the_range_that_was_seen():
     numbers, seen = drawn[drawn[:, 0] == 1, 1], x[x[:, 2, 0] == 1, 2, 1]
     assert float(numbers.min()) >= float(seen.min()) - 1e-9
     assert float(numbers.max()) <= float(seen.max()) + 1e-9
+
+
+def test_a_chain_of_some_orders_answers_as_they_do_in_the_whole():
+    parts = [Part(j, f"c{j}", 3) for j in range(4)]
+    model = shaken(parts, orderings=3)
+    packed = model.sample(20, seed=0)
+    each = torch.stack([model.of_orders([r]).log_prob(packed) for r in range(3)])
+    whole = torch.logsumexp(each, 0) - math.log(3)
+    torch.testing.assert_close(whole, model.log_prob(packed))

@@ -66,7 +66,7 @@ def places(tmp_path_factory):
 
 def test_fit_reports_as_json(selfnorm, places, tmp_path):
     fit = ("fit", places / "train.csv", "-o", tmp_path / "m", "--max-steps", 5)
-    code, out, _ = selfnorm(*fit, "--columns", "a,b", "--no-progress", "--json")
+    code, out, _ = selfnorm(*fit, "--columns", "a,b", "--json")
     report = json.loads(out)
     assert code == 0
     wanted = {"rows": 400, "columns": ["a", "b"], "method": "joint", "steps": 5}

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import selfnorm as sn
 from selfnorm import functional as F
 from selfnorm.conditional import ConditionalTask
-from selfnorm.distributions import MDN, LabelGaussian, LabelUniform
-from selfnorm.distributions.mdn import DefensiveLabels
+from selfnorm.distributions import MDN, DefensiveLabels, LabelGaussian, LabelUniform
 from selfnorm.errors import DataError, EnergyError, ProposalError
 
 

@@ -5,7 +5,7 @@ import gzip
 import pytest
 import torch
 
-from selfnorm.datasets import mnist
+from selfnorm.datasets import images
 from selfnorm.errors import DataError, MissingDataError
 
 ROWS = {"train": 12, "valid": 4, "test": 5}
@@ -34,13 +34,13 @@ def test_binarised_digits(tmp_path, packed, folder):
         rows, content = amat(n, seed)
         truth.append(rows)
         write(tmp_path / folder / f"binarized_mnist_{part}.amat", content, packed)
-    for read, written in zip(mnist.load_binarized(tmp_path), truth, strict=True):
+    for read, written in zip(images.load_binarized(tmp_path), truth, strict=True):
         assert torch.equal(read, written)
 
 
 def test_missing_files_say_where_to_get_them(tmp_path):
     with pytest.raises(MissingDataError, match="Larochelle"):
-        mnist.load_binarized(tmp_path)
+        images.load_binarized(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_missing_files_say_where_to_get_them(tmp_path):
 def test_broken_text(tmp_path, content, message):
     (tmp_path / "x.amat").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        mnist.read_amat(tmp_path / "x.amat", width=3)
+        images.read_amat(tmp_path / "x.amat", width=3)
 
 
 def test_a_broken_archive(tmp_path):
     (tmp_path / "x.amat.gz").write_bytes(gzip.compress(b"0 1 1\n")[:-6])
     with pytest.raises(DataError, match="copy the file again"):
-        mnist.read_amat(tmp_path / "x.amat.gz", width=3)
+        images.read_amat(tmp_path / "x.amat.gz", width=3)

@@ -169,3 +169,13 @@ def test_conditions_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match="condition_dim=0, got 1 columns"):
         plain.sample((3,), given)
     assert conditional.sample((), given.numpy()).shape == (50, 2)
+
+
+def test_a_proposal_that_was_not_trained_is_told_of():
+    x = banana(200)
+    model = sn.EBM(sn.MLP(2, (8,)), base=sn.Gaussian.fit_to(x))
+    options = {"max_epochs": 1, "seed": 0, "progress": False}
+    with pytest.warns(sn.SelfnormWarning, match="a Flow that was not trained"):
+        sn.fit(
+            model, x, proposal=sn.Defensive(sn.Flow(2, **SMALL), sn.StudentT.fit_to(x)), **options
+        )

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from selfnorm.distributions import MDN, LabelGaussian, LabelUniform, MixtureLabels
-from selfnorm.distributions.mdn import DefensiveLabels
+from selfnorm.distributions import MDN, DefensiveLabels, LabelGaussian, LabelUniform, MixtureLabels
 from selfnorm.errors import DataError, ProposalError
 
 

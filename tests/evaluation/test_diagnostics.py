@@ -7,11 +7,11 @@ from torch import distributions as td
 import selfnorm as sn
 from selfnorm.evaluation import (
     WeightStream,
-    adaptive_log_mean,
     data_side_check,
     tail_index,
     verdict,
 )
+from selfnorm.functional import adaptive_log_mean
 from tests.analytic.models import Potential
 
 

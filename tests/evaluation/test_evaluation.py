@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import selfnorm as sn
+from selfnorm.distributions import draw_log_weights
 from selfnorm.errors import DataError, ProposalError
-from selfnorm.evaluation import draw_log_weights
 from selfnorm.evaluation.bounds import summarise
 from tests.analytic.models import ANALYTIC, Potential
 

@@ -23,6 +23,9 @@ def short_runs(monkeypatch):
 
     for name in ("fit", "fit_many"):
         monkeypatch.setattr(sn, name, short(getattr(sn, name)))
+    exact = sn.exact_log_norm
+    monkeypatch.setattr(sn, "exact_log_norm", lambda *a, **k: exact(*a, **{**k, "n_points": 257}))
+    monkeypatch.setattr(toy2d, "_N_EXACT", 3000)
 
 
 def test_paper_table_is_written_and_resumed(tmp_path, short_runs):
@@ -49,7 +52,7 @@ def test_paper_table_is_written_and_resumed(tmp_path, short_runs):
 def test_best_recipe_row(tmp_path, short_runs):
     table = toy2d.run(recipe="best", seeds=1, out=tmp_path, progress=False, datasets=("funnel",))
     assert len(table.rows) == 1
-    assert table.rows[0]["n_test"] == 50_000
+    assert table.rows[0]["n_test"] == 3000
 
 
 def test_other_recipe_in_the_same_place_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from scipy import stats
 
 import selfnorm as sn
 from selfnorm.columns import Schema
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.report import About, peers
 from selfnorm.tables import RegressorNetwork
 
@@ -75,6 +75,18 @@ def test_a_table_of_any_kind(mixed, tmp_path):
     assert "When it was fitted it was judged so: 260 rows" in text
     assert "a Gaussian of the numbers" in text
     assert "1 draw in" in text
+
+
+def test_levels_never_seen_are_told_and_rows_keep_their_names(mixed, tmp_path):
+    frame, density = mixed
+    other = (
+        frame[:40].assign(kind=["new", *frame["kind"][1:40]]).set_axis([f"p{i}" for i in range(40)])
+    )
+    with pytest.warns(SelfnormWarning, match="new"):
+        density.report(other, tmp_path / "r.html", train=frame[40:])
+    text = checked(tmp_path / "r.html")
+    assert re.search(r'class="warning">[^<]*new', text)
+    assert '<th scope="row">p0</th>' in text
 
 
 def test_held_out_rows_survive_a_folder_and_other_rows_are_told_apart(mixed, tmp_path):
@@ -149,3 +161,24 @@ def test_simple_laws_are_normalised_in_the_measure_of_the_table():
     known = np.column_stack([np.zeros((500, 1)), rng.normal(0, 3, 500)])
     cells = np.column_stack([np.zeros((81, 1)), np.arange(-40, 41)])
     assert np.exp(peers.gaussian_target(known, 1.0)(cells)).sum() == pytest.approx(1, abs=1e-6)
+
+
+def test_a_notebook_and_the_card_of_a_folder_say_what_was_fitted(mixed, tmp_path):
+    _, density = mixed
+    shown = density._repr_mimebundle_()["text/html"]
+    assert "260 rows of 3 columns" in shown
+    assert sn.EnergyDensity().facts() == {}
+    density.save(tmp_path)
+    assert "| fitted to | 260 rows of 3 columns |" in (tmp_path / "model_card.md").read_text()
+
+
+def test_columns_set_aside_are_not_missed_in_samples(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": [f"p{i:04}" for i in range(200)], "size": rng.normal(size=200)})
+    with pytest.warns(SelfnormWarning, match="'id'"):
+        density = sn.EnergyDensity(random_state=0, max_steps=10).fit(frame)
+    drawn = density.sample(5, random_state=0)
+    assert "id" not in drawn
+    assert np.isfinite(density.score_samples(drawn)).all()
+    density.report(frame, tmp_path / "r.html")
+    checked(tmp_path / "r.html")

@@ -52,8 +52,9 @@ def density(frame):
 def test_a_table_of_every_kind_is_fitted_scored_and_drawn(density, frame):
     assert density.method_ == "autoregressive"
     assert np.isfinite(density.score_samples(frame)).all()
-    assert density.bounds(frame, n_samples=300, random_state=0).lower == pytest.approx(
-        density.score(frame), abs=1e-2
+    some = frame.iloc[:80]
+    assert density.bounds(some, n_samples=300, random_state=0).lower == pytest.approx(
+        density.score(some), abs=1e-2
     )
     assert density.lower_bound_ == pytest.approx(density.score(frame), abs=1.0)
     assert density.consistency_.keys() == {"conditionals", "orders"}
@@ -76,17 +77,17 @@ def test_a_table_of_every_kind_is_fitted_scored_and_drawn(density, frame):
     ],
 )
 def test_frames_in_frames_out(of, frame):
-    table = of(frame[["kind", "count", "zero"]])
+    table = of(frame[["kind", "count", "zero"]].head(100))
     density = EnergyDensity(**QUICK).fit(table)
     drawn, filled = density.sample(3, random_state=0), density.impute(table, random_state=0)
     assert type(drawn) is type(filled) is type(table)
     if hasattr(table, "schema"):
         assert drawn.schema == filled.schema == table.schema
-    assert density.score_samples(table).shape == (300,)
+    assert density.score_samples(table).shape == (100,)
     why, odds = density.explain(table), density.probabilities(table, "kind")
     assert type(why) is type(odds) is type(table)
     assert sum(np.asarray(odds[level]) for level in "abc") == pytest.approx(1)
-    assert np.asarray(why["count"]).shape == (300,)
+    assert np.asarray(why["count"]).shape == (100,)
 
 
 def test_answers_keep_the_index_of_a_frame(density, frame):
@@ -107,7 +108,7 @@ def test_an_array_with_gaps_is_an_array_again():
     assert drawn.shape == (5, 3)
     assert np.isfinite(filled).all()
     assert np.array_equal(filled[~np.isnan(X)], X[~np.isnan(X)])
-    assert np.array_equal(np.isnan(density.explain(X)), np.isnan(X))
+    assert np.array_equal(np.isnan(density.explain(X[:40])), np.isnan(X[:40]))
 
 
 def test_imputed_tables_keep_all_that_was_seen(density, frame):
@@ -246,13 +247,13 @@ def test_probabilities_are_the_conditionals_and_explain_adds_up_the_least(model)
 
 def test_explain_names_the_cell_that_does_not_fit():
     rng = np.random.default_rng(0)
-    kind = rng.choice(["a", "b"], 1000)
+    kind = rng.choice(["a", "b"], 500)
     table = {
         "kind": kind,
-        "size": rng.normal(size=1000) + 6 * (kind == "b"),
-        "x": rng.normal(size=1000),
+        "size": rng.normal(size=500) + 6 * (kind == "b"),
+        "x": rng.normal(size=500),
     }
-    density = EnergyDensity(random_state=0, max_steps=400).fit(table)
+    density = EnergyDensity(random_state=0, max_steps=150).fit(table)
     found = density.explain(
         {"kind": ["a", "a", None], "size": [0.0, 6.0, 0.1], "x": [0.1, 0.2, 9.0]}
     )
@@ -291,7 +292,8 @@ def test_gaps_that_are_modelled_have_probabilities_and_are_drawn():
     odds = density.probabilities({"kind": ["x", "y"]}, "n")
     assert sorted(odds) == [0, 1, 2]
     assert sum(odds.values()) == pytest.approx(1)
-    assert not np.isnan(density.explain(table)["n"]).any()
+    some = {name: values[:30] for name, values in table.items()}
+    assert not np.isnan(density.explain(some)["n"]).any()
 
 
 def test_gaps_of_numbers_cells_and_dates_are_outcomes_too(frame, tmp_path):
@@ -302,8 +304,8 @@ def test_gaps_of_numbers_cells_and_dates_are_outcomes_too(frame, tmp_path):
     again = schema.decode(schema.encode(holes)[0])
     pd.testing.assert_frame_equal(again, holes, check_dtype=False)
     density = EnergyDensity(**QUICK, schema=schema).fit(holes)
-    bounds = density.bounds(holes, n_samples=300, random_state=0)
-    assert bounds.lower == pytest.approx(density.score(holes), abs=1e-2)
+    bounds = density.bounds(holes[:60], n_samples=300, random_state=0)
+    assert bounds.lower == pytest.approx(density.score(holes[:60]), abs=1e-2)
     drawn = density.sample(400, random_state=0, missing=True)
     assert drawn["count"].isna().mean() == pytest.approx(0.25, abs=0.1)
     assert (drawn.drop(columns="count").dtypes == holes.drop(columns="count").dtypes).all()
@@ -320,15 +322,6 @@ def test_rows_given_are_completed_in_turn(density):
     assert len(set(drawn["size"].tolist()[3:])) == 3
 
 
-def test_one_schema_over_all_folds(frame):
-    schema = Schema.detect(frame)
-    search = GridSearchCV(EnergyDensity(**QUICK, schema=schema), {"weight_decay": [0.0, 0.1]}, cv=2)
-    assert np.isfinite(search.fit(frame).best_score_)
-    assert search.best_estimator_.schema_.fingerprint == schema.fingerprint
-    asked = EnergyDensity(**QUICK, schema={"count": "category"}).fit(frame)
-    assert [c.kind for c in asked.schema_.columns][2] == "category"
-
-
 def test_pipelines_and_searches_of_one_schema(frame):
     table = frame.drop(columns="day")
     inputs, y = table.drop(columns="count"), table["count"].astype(float)
@@ -339,8 +332,8 @@ def test_pipelines_and_searches_of_one_schema(frame):
         verbose_feature_names_out=False,
     ).set_output(transform="pandas")
     schema = Schema.detect(clean.fit_transform(table))
-    steps = make_pipeline(clean, EnergyDensity(**QUICK, schema=schema))
-    search = GridSearchCV(steps, {"energydensity__weight_decay": [0.0, 0.1]}, cv=2)
+    steps = make_pipeline(clean, EnergyDensity(**QUICK | {"max_steps": 3}, schema=schema))
+    search = GridSearchCV(steps, {"energydensity__weight_decay": [0.1]}, cv=2)
     assert np.isfinite(search.fit(table).best_score_)
     assert search.best_estimator_[-1].schema_ == schema
     schema = Schema.detect(clean.fit_transform(inputs))
@@ -348,7 +341,7 @@ def test_pipelines_and_searches_of_one_schema(frame):
     short = EnergyRegressor(n_members=1, max_epochs=1, network=network, random_state=0)
     steps = make_pipeline(clean, short)
     with pytest.warns(SelfnormWarning, match="few distinct"):
-        search = GridSearchCV(steps, {"energyregressor__dropout": [0.0, 0.1]}, cv=2).fit(inputs, y)
+        search = GridSearchCV(steps, {"energyregressor__dropout": [0.1]}, cv=2).fit(inputs, y)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert search.best_estimator_[-1].inputs_.schema == schema
     with pytest.raises(TypeError, match=r"RegressorNetwork\(schema="):
@@ -356,12 +349,14 @@ def test_pipelines_and_searches_of_one_schema(frame):
 
 
 def test_comparing_log_likelihoods_of_different_measures_warns(density, frame):
-    own = density.bounds(frame, n_samples=300, random_state=0)
+    some = frame.iloc[:60]
+    own = density.bounds(some, n_samples=300, random_state=0)
     low, high = own.minus(own)
     assert low <= 0 <= high
     other = EnergyDensity(**QUICK, schema={"count": "continuous"}).fit(frame)
+    assert other.schema_.columns[2].kind == "continuous"
     with pytest.warns(SelfnormWarning, match="different measures"):
-        own.minus(other.bounds(frame, n_samples=300, random_state=0))
+        own.minus(other.bounds(some, n_samples=300, random_state=0))
 
 
 def test_what_cannot_be_answered_says_why(density, frame):
@@ -401,7 +396,7 @@ def test_rows_scored_in_pieces_are_those_scored_at_once(monkeypatch):
     answers = model.score_samples, model.decision_function
     with pytest.warns(SelfnormWarning, match="never seen as 'c'"):
         whole = [answer(table) for answer in answers]
-    monkeypatch.setattr("selfnorm.tables.density.PIECE", 64)
+    monkeypatch.setattr("selfnorm.tables.training.PIECE", 64)
     with pytest.warns(SelfnormWarning, match="never seen as 'c'") as told:
         pieces = [answer(table) for answer in answers]
     assert len(told) == 2  # one for each call

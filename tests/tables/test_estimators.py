@@ -24,7 +24,7 @@ def _cannot_hold(estimator):
     return {"check_sample_weight_equivalence_on_dense_data": "rows that come twice are repeated"}
 
 
-@parametrize_with_checks([EnergyDensity()], expected_failed_checks=_cannot_hold)
+@parametrize_with_checks([EnergyDensity(max_steps=20)], expected_failed_checks=_cannot_hold)
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
 
@@ -44,7 +44,7 @@ def fitted():
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_one_dimension_integrates_to_one_in_the_units_of_x(scale):
     X = scale * (skewed(400, d=1) + 3.0)
-    density = EnergyDensity(random_state=0).fit(X)
+    density = EnergyDensity(random_state=0, max_steps=100).fit(X)
     grid = scale * np.linspace(-60, 80, 20_001)[:, None]
     mass = np.exp(density.score_samples(grid)).sum() * (grid[1, 0] - grid[0, 0])
     assert mass == pytest.approx(1.0, abs=0.01)
@@ -53,7 +53,7 @@ def test_one_dimension_integrates_to_one_in_the_units_of_x(scale):
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-6, 1e6)])
 def test_two_dimensions_integrate_to_one_in_the_units_of_x(scales):
     X = skewed(500) * scales + np.multiply(scales, (5.0, -7.0))
-    density = EnergyDensity(random_state=0).fit(X)
+    density = EnergyDensity(random_state=0, max_steps=100).fit(X)
     # even in the middle, ever wider outside: the base has polynomial tails
     u = np.linspace(-9, 9, 601)
     axis = np.sign(u) * np.where(np.abs(u) < 4, np.abs(u), 4 + np.expm1(np.abs(u) - 4)) * 1.5
@@ -68,10 +68,10 @@ def test_two_dimensions_integrate_to_one_in_the_units_of_x(scales):
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_scaling_a_column_shifts_the_score_by_minus_its_log(d):
     X = skewed(150, d=d)
-    a = EnergyDensity(random_state=0, max_steps=30).fit(X)
-    for factor in (1e-6, 7.0, 1e6):
+    a = EnergyDensity(random_state=0, max_steps=15).fit(X)
+    for factor in (1e-6, 1e6):
         scaled = X * np.r_[factor, np.ones(d - 1)]
-        b = EnergyDensity(random_state=0, max_steps=30).fit(scaled)
+        b = EnergyDensity(random_state=0, max_steps=15).fit(scaled)
         shift = b.score_samples(scaled) - a.score_samples(X)
         assert np.allclose(shift, -math.log(factor), atol=2e-3)
 
@@ -96,12 +96,12 @@ def test_density_is_close_to_the_truth(fitted):
 
 def test_autoregressive_is_the_default_from_three_columns_on():
     X = skewed(400, d=3)
-    density = EnergyDensity(random_state=0).fit(X)
+    density = EnergyDensity(random_state=0, max_steps=150).fit(X)
     assert density.method_ == "autoregressive"
     truth = stats.gumbel_r.logpdf(X[:, :2]).sum(1)
     truth += stats.gumbel_r.logpdf(X[:, 2] - 0.5 * X[:, 0])
     assert density.score(X) > truth.mean() - 0.5
-    bounds = density.bounds(X[:100], n_samples=500, random_state=0)
+    bounds = density.bounds(X[:50], n_samples=500, random_state=0)
     assert bounds.gap < 0.1
     assert density.sample(20, random_state=0).shape == (20, 3)
 
@@ -109,19 +109,19 @@ def test_autoregressive_is_the_default_from_three_columns_on():
 def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
     from selfnorm.tables import density as room
 
-    X = skewed(3000, d=3)
+    X = skewed(1500, d=3)
     density = EnergyDensity(random_state=0, max_steps=30).fit(X[:300])
-    every_row = density.bounds(X, n_samples=256, random_state=0)
-    monkeypatch.setattr(room, "MAX_FACTOR_SAMPLES", 256 * 3 * 1000)
-    subset = density.bounds(X, n_samples=256, random_state=0)
-    assert subset.n_samples == 256
+    every_row = density.bounds(X, n_samples=128, random_state=0)
+    monkeypatch.setattr(room, "MAX_FACTOR_SAMPLES", 128 * 3 * 500)
+    subset = density.bounds(X, n_samples=128, random_state=0)
+    assert subset.n_samples == 128
     assert subset.lower == pytest.approx(every_row.lower, abs=2e-3)
     assert subset.upper == pytest.approx(every_row.upper, abs=2e-3)
     assert subset.upper_se == pytest.approx(every_row.upper_se, rel=0.1)
     assert subset.reliable == every_row.reliable
 
 
-@pytest.mark.parametrize(("rows", "d"), [(400, 2), (1200, 1), (120, 2), (250, 3)])
+@pytest.mark.parametrize(("rows", "d"), [(400, 2), (1200, 1), (120, 2), (100, 3)])
 def test_restarts_keep_the_best(rows, d):
     X = skewed(rows, d)
     once = EnergyDensity(random_state=0, max_steps=12).fit(X)
@@ -239,7 +239,7 @@ def test_frames_keep_their_names(make):
 def test_integer_columns_get_a_density_not_a_spike():
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.poisson(3.0, 800), rng.normal(size=800)]).astype(float)
-    density = EnergyDensity(random_state=0).fit(X)
+    density = EnergyDensity(random_state=0, max_steps=300).fit(X)
     truth = stats.poisson.logpmf(X[:, 0], 3.0) + stats.norm.logpdf(X[:, 1])
     # step 1: density of a value = its mass
     assert density.score(X) == pytest.approx(truth.mean(), abs=0.15)

@@ -1,5 +1,7 @@
 """Small tables: simple densities beside the chain, judged by folds; weights of rows."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,11 @@ def test_rows_count_by_their_weights():
 def test_a_member_that_adds_nothing_is_dropped():
     log_p = np.stack([np.zeros(100), np.full(100, -5.0)], 1)
     assert mixture_weights(log_p, np.ones(100)).tolist() == [1.0, 0.0]
+
+
+def test_time_covers_all_of_a_fit(table):
+    EnergyDensity(random_state=0, max_steps=1).fit(table)  # what is loaded once does not count
+    began = time.perf_counter()
+    density = EnergyDensity(random_state=0, max_time=3.0).fit(table)
+    assert time.perf_counter() - began < 3.3 + 2  # of a machine that does other things, too
+    assert density.judgement_.score > -20

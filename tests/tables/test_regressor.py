@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ EXPECTED_FAILURES = {
 
 
 @parametrize_with_checks(
-    [EnergyRegressor(n_members=2, hidden=32, max_epochs=40, network=SMALL["network"])],
+    [EnergyRegressor(n_members=2, hidden=32, max_epochs=40, network=TINY["network"])],
     expected_failed_checks=lambda _: EXPECTED_FAILURES,
 )
 def test_scikit_learn_checks(estimator, check) -> None:
@@ -465,7 +466,7 @@ def test_members_with_bins_of_their_own_make_a_normalised_law(tmp_path) -> None:
     model = EnergyRegressor(network=network, **options).fit(X, y)
     edges = model._predictive.model.label_features.bins.edges
     assert edges.shape == (3, 1, 1, 9)
-    grid = np.linspace(-30, 30, 60_001)
+    grid = np.linspace(-30, 30, 12_001)
     mass = np.trapezoid(model.pdf(X[:3], grid), grid, axis=1)
     np.testing.assert_allclose(mass, 1.0, atol=1e-3)
     model.save(tmp_path / "model")
@@ -479,7 +480,7 @@ def test_jumps_along_the_input_are_learned() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(1200, 1))
     y = np.sign(np.sin(10 * np.pi * X[:, 0])) + 0.2 * rng.uniform(size=1200)
-    options = {"n_members": 2, "hidden": 32, "max_epochs": 60, "random_state": 0}
+    options = {"n_members": 2, "hidden": 32, "max_epochs": 40, "random_state": 0}
     scores = []
     for extra in ({"input_bins": 0}, {"input_bins": 40, "label_bins": 10}):
         network = RegressorNetwork(energy_epochs=1, **extra)
@@ -507,3 +508,22 @@ def test_inputs_of_every_kind_with_gaps(tmp_path):
     assert np.array_equal(again.predict(table), found)
     with pytest.warns(SelfnormWarning, match="never seen as 'new'"):
         assert np.isfinite(model.predict(table.assign(kind="new"))).all()
+
+
+def test_the_closing_words_tell_rows_score_and_time(fitted: EnergyRegressor, tmp_path) -> None:
+    X, y = skewed_data(400, seed=5)
+    told = fitted.judgement_
+    assert told.rows == len(skewed_data()[0])
+    assert told.score == pytest.approx(fitted.score(X, y), abs=0.3)
+    assert told.error > 0
+    assert "+-" in str(told)
+    fitted.save(tmp_path / "m")
+    assert EnergyRegressor.load(tmp_path / "m").judgement_ == told
+
+
+def test_time_covers_both_stages() -> None:
+    X, y = skewed_data()
+    began = time.perf_counter()
+    model = EnergyRegressor(n_members=2, random_state=0, max_time="2s").fit(X, y)
+    assert time.perf_counter() - began < 2.2 + 2  # of a machine that does other things, too
+    assert {history.stopped for history in model.history_} <= {"max_time", "patience"}

@@ -39,7 +39,7 @@ if kind == "pass":
 elif kind == "write":
     replace = os.replace
     checkpoint.os.replace = lambda *paths: (count_down(), replace(*paths))
-sn.fit(model, x[:600], val_data=x[600:], seed=3, max_epochs=60, batch_size=64, n_samples=512,
+sn.fit(model, x[:600], val_data=x[600:], seed=3, max_epochs=30, batch_size=64, n_samples=512,
        lr=3e-3, progress=False,
        options=sn.TrainingOptions(ema=0.99, checkpoint=path and sn.Checkpoint(path, every=7)))
 torch.save(model.state_dict(), result)
@@ -51,15 +51,15 @@ def run(checkpoint, result, kind="none", count=0, delay=0.0):
     return subprocess.run([sys.executable, "-c", SCRIPT, *arguments], check=False).returncode
 
 
-def test_five_kills_change_nothing(tmp_path):
+def test_kills_change_nothing(tmp_path):
     whole = tmp_path / "whole.pt"
     assert run("", whole) == 0
 
     checkpoint, resumed = tmp_path / "run.ckpt", tmp_path / "resumed.pt"
     rng = random.Random(0)
     reached = [0]
-    for kind in ("pass", "pass", "write", "pass", "pass"):
-        # at most 80 of the 540 steps before each kill, at least one checkpoint
+    for kind in ("pass", "write", "pass"):
+        # at most 80 of the 270 steps before each kill, at least one checkpoint
         count = rng.randint(40, 80) if kind == "pass" else 3
         code = run(checkpoint, resumed, kind, count, rng.uniform(0, 0.02))
         assert code == -signal.SIGKILL

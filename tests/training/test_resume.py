@@ -55,6 +55,19 @@ def test_a_finished_run_does_not_answer_for_another_one(x, tmp_path, change, wor
     )
 
 
+def test_a_finished_run_is_trained_longer(x, tmp_path):
+    path = tmp_path / "run.ckpt"
+    model = model_on(sn.Gaussian.fit_to(x))
+    fit(model, x, **SETTINGS, checkpoint=path)
+    longer = model_on(sn.Gaussian.fit_to(x))
+    history = fit(longer, x, **{**SETTINGS, "max_steps": 30}, checkpoint=path)
+    assert history.n_steps == 30
+    assert history.records[0]["step"] <= 12
+    assert not torch.equal(weights(longer), weights(model))
+    with pytest.raises(CheckpointError, match="trained for 30 steps, and 12 are asked for"):
+        fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path)
+
+
 def test_weights_are_not_read_into_another_network_of_their_shape(x, tmp_path):
     def normal(scale):
         return Independent(Normal(x.mean(0), scale * x.std(0)), 1)

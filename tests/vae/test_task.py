@@ -16,7 +16,7 @@ from selfnorm.vae import (
     MixturePrior,
     evaluate_vae,
 )
-from selfnorm.vae.task import without_gradient
+from selfnorm.vae.model import without_gradient
 from tests.fitting import fit
 
 PRIORS = {
@@ -93,7 +93,7 @@ def test_spikes_where_no_estimator_looks_are_flagged(sharp, where):
 
 @pytest.fixture
 def few_samples(monkeypatch):
-    monkeypatch.setattr("selfnorm.vae.task._CHUNKS", 1)
+    monkeypatch.setattr("selfnorm.vae.model._CHUNKS", 1)
 
 
 @pytest.mark.usefixtures("few_samples")

@@ -30,6 +30,9 @@ from playwright.sync_api import (
 
 WIDTHS = (400, 800, 1400)
 KEPT = ("index", "theory", "is-this-real", "how-to", "reproduce", "tables/mixed", "reference/index")
+CUT_OFF = """[...document.querySelectorAll('.bd-article .highlight pre')]
+    .filter(e => e.scrollWidth > e.clientWidth + 1)
+    .map(e => e.innerText.split('\\n').sort((a, b) => b.length - a.length)[0])"""
 FLAGS = [
     "--no-sandbox",  # as root, in a container
     "--disable-gpu",
@@ -90,8 +93,11 @@ def look(page: Page, address: str, home: str, axe: Axe, shot: Path | None) -> li
         over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         if over > 0:
             wrong.append(f"{over} pixels too wide at {width}")
+        cut = page.evaluate(CUT_OFF) if width == max(WIDTHS) else []
+        wrong += [f"code cut off at {width}: {line}" for line in cut]
         if shot is not None:
             shot.parent.mkdir(parents=True, exist_ok=True)
+            page.wait_for_timeout(500)  # sidebars slide away
             page.screenshot(path=shot.with_name(f"{shot.name}-{width}.png"), full_page=width > 400)
     # axe's preload moves style sheets into the page, where their imports lead nowhere
     for finding in axe.run(page, options={"preload": False}).response["violations"]:

@@ -212,6 +212,11 @@ class Chain(nn.Module, ABC):
         del batch
         return None
 
+    def of_random_columns(self, batch: tuple[Tensor, ...], n_samples: int) -> Tensor | None:
+        """``(R, n)``: log-likelihood of random columns given the others; ``None``: not asked."""
+        del batch, n_samples
+        return None
+
     def factors_of(self, features: Tensor, line: tuple[Tensor, Tensor] | None = None) -> Factors:
         """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
 

@@ -203,6 +203,16 @@ class TableChain(Chain):
         self.start_at_marginals()
         return self
 
+    def of_orders(self, orders: Sequence[int]) -> TableChain:
+        """A copy with some of the orders alone."""
+        ranks = self.trunk.ranks[list(orders)]
+        chain = TableChain(**self.config | {"orderings": ranks.tolist()}).to(self.places)
+        here, there = self.state_dict(), chain.state_dict()
+        whole = {k: here[k] if here[k].shape == v.shape else here[k][list(orders)]
+                 for k, v in there.items()}  # fmt: skip
+        chain.load_state_dict(whole)
+        return chain.train(self.training)
+
     @torch.no_grad()
     def start_at_lines(self, packed: Tensor, weights: Tensor) -> TableChain:
         """Begin at linear regressions of the numbers of packed rows on those before them.
@@ -413,6 +423,19 @@ class TableChain(Chain):
         given = masked & (draw[0] < share)
         return given, masked & (half < 0.5) & (draw[1] < rest) & ~given
 
+    def of_random_columns(self, batch: tuple[Tensor, ...], n_samples: int) -> Tensor | None:
+        """``(R, n)``: log-likelihood of random columns given the others.
+
+        ``None`` where fewer than half of the rows are trained so.
+        """
+        if self.masked <= 0.5:
+            return None
+        n = len(batch[0])
+        draw = torch.rand(n, self.n_columns, device=self.device)[:, self.column_of]
+        given = draw < torch.rand(n, 1, device=self.device)
+        _, log_q, f, log_w, _ = self.at_rows(batch[0], given, n_samples=n_samples, exact=False)
+        return log_q.sum(-1) + (f - log_mean_exp(log_w)).sum(-1)
+
     # -- densities ----------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -465,8 +488,10 @@ class TableChain(Chain):
         which = self.numbers[column]
         cells = float(self.columns.step[part]) > 0
 
+        exact = self.columns.knots  # whose map may keep more digits than the network
+
         def rounded(y: Tensor, shift: float = 0.0) -> Tensor:
-            return self.columns.rounded(y, shift, which) if cells else y
+            return self.columns.rounded(y.to(exact), shift, which).to(y) if cells else y
 
         y, log_mass = at.proposal.nodes(
             n_nodes, rounded if self.has_cells else None
@@ -480,8 +505,8 @@ class TableChain(Chain):
             """``(m, n)`` mixture over the orders at scores ``(m, n)``."""
             z = z.unsqueeze(1).unsqueeze(-1).expand(-1, stack, -1, -1)
             if cells:
-                ends = self.columns.ends(self.columns.from_scores(z, which), which)
-                log_q = at.proposal.log_mass(*ends)
+                ends = self.columns.ends(self.columns.from_scores(z.to(exact), which), which)
+                log_q = at.proposal.log_mass(*(end.to(z) for end in ends))
             else:
                 log_q = at.proposal.log_prob(z)
             of_order = (log_q + self.energy(z, at) - log_z).squeeze(-1) + law[..., -1]
@@ -490,6 +515,15 @@ class TableChain(Chain):
         nodes = y.squeeze(-1).flatten(0, 1)
         own = log_density(rows.z[None, :, part])[0]
         return ColumnLaw(log_codes, nodes, log_weights, log_density(nodes), own)
+
+    def first_orders(self, k: int) -> TableChain:
+        """A chain of its first ``k`` orders alone, in float32 but for the map of the columns."""
+        few = TableChain(**self.config | {"orderings": self.config["orderings"][:k]})
+        state, own = self.state_dict(), few.state_dict()
+        few.load_state_dict({name: state[name][: len(t)] if t.dim() else state[name]
+                             for name, t in own.items()})  # fmt: skip
+        few.columns.double().load_state_dict(self.columns.state_dict())
+        return few.eval()
 
     def _law_of_codes(self, features: Tensor, part: int) -> Tensor:
         """``(R, n, K)``: log-probabilities of the outcomes of one part, a number's last."""

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from selfnorm.chain.model import Chain
 
 MAX_SAMPLES = 32
-FEWEST_IN_FOLDS, FOLDED_BELOW = 15, 2000  # rows of tables that are judged by folds
+FEWEST_IN_FOLDS, FOLDED_BELOW = 15, 2500  # rows of tables that are judged by folds
 N_FOLDS = 3
-PLACES = 1_200_000  # rows x columns x orders of all steps on a small table
+MASKED = 0.4, 0.9  # share of the rows trained with columns given: without gaps, with gaps in all
+PLACES = 50  # rows x columns x orders of all steps on a small table, in units of its cells,
+FEWEST_CELLS = 24_000  # which count as so many at least
 
 
 @dataclass(frozen=True)
@@ -96,29 +98,35 @@ def default_options(n: int, d: int, device: str | torch.device = "cpu") -> Defau
     return Defaults({"encoding": "quantiles", "blocks": 2, **model}, task, fit)
 
 
-def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "cpu") -> Defaults:
+def table_options(
+    n: int, parts: Sequence[Part], device: str | torch.device = "cpu", *, gaps: float = 0.0
+) -> Defaults:
     """Sizes and training options of a :class:`~selfnorm.chain.TableChain`.
 
     Categories are overfitted after some twenty passes over the rows, numbers after a hundred and
     more: the length of the run follows from the share of the parts that are numbers. The best
-    state by held-out rows is kept, and a run that no longer gains ends early.
+    state by held-out rows is kept, and a run that no longer gains ends early. The more rows have
+    gaps, the more are trained with random columns given, so that gaps can be filled; that takes
+    longer to learn, and to overfit.
 
     Args:
         n: rows of the table.
         parts: its parts.
         device: where it is trained.
+        gaps: share of the rows that have some.
 
     Example:
         >>> table_options(20_000, [Part(0, "size", 0, rest=True)]).model["orderings"]
         2
     """
     on_gpu = torch.device(device).type == "cuda"
+    asked = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0])}
     if FEWEST_IN_FOLDS <= n < FOLDED_BELOW:
-        return _folded_options(n, len(parts))
+        return _folded_options(n, len(parts), asked)
     p = len(parts)
     numbers = sum(part.rest for part in parts) / p
     wide, large = p > 20, n >= 30_000 and numbers > 0.5
-    passes = 20 + 150 * numbers**2
+    passes = (20 + 150 * numbers**2) * (1 + 2 * gaps)
     if on_gpu and n >= FOLDED_BELOW:
         model: dict[str, Any] = {
             "orderings": 8 if numbers > 0.5 and n < 30_000 and not wide else 4,
@@ -129,7 +137,7 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
             "drop": 0.1 if large and not wide else 0.3 if wide or numbers < 0.5 else 0.2,
         }
         batch, n_samples, lr, ema = 512, 8, 1e-3, 0.998
-        steps = min(3000 if wide else 6000, max(500, passes * n / batch))
+        steps = min(3000 if wide else 6000, max(500 * (1 + 2 * gaps), passes * n / batch))
     else:
         model = {
             "orderings": 1 if p > 40 else 2,
@@ -142,7 +150,9 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
         batch, n_samples, lr, ema = 128, 4, 1.5e-3, 0.998
         if numbers > 0.5:
             batch, lr = 256, 2e-3
-        steps = min(4500 if batch == 256 else 8000, max(500, passes * n / batch))
+        steps = min(8000, max(500, passes * n / batch))
+        if numbers > 0.5:  # a longer run gains little, and takes as long as it is
+            steps = min(steps, 4500, 19 * n**0.5)
         if n < FEWEST_IN_FOLDS:
             model |= {"orderings": 1, "hidden": 16, "components": 2, "context": 4}
             batch, steps, ema = n, 20, 0.9
@@ -154,23 +164,24 @@ def table_options(n: int, parts: Sequence[Part], device: str | torch.device = "c
         "weight_decay": 1e-2,
         "clip_norm": 5.0,
         "ema": ema,
-        "validate_every": max(20, int(steps) // 12),
+        "validate_every": max(20, int(steps) // (20 if gaps > 0.5 else 12)),
         "patience": 4,
     }
     polish = min(60, int(steps) // 8)
     task = {"n_samples": n_samples, "validation_samples": 16, "polish_steps": polish}
-    return Defaults(model, task, fit)
+    return Defaults(model | asked, task, fit)
 
 
-def _folded_options(n: int, p: int) -> Defaults:
+def _folded_options(n: int, p: int, asked: dict[str, Any]) -> Defaults:
     """Those of a small table, whose orders are trained without one fold each, all at once.
 
-    The longest run is one of some ten seconds on one core.
+    Those of up to 800 rows of 30 columns take some ten seconds on one core.
     """
     tiny, orders_per_fold = n < 500, 2 if n * p <= 6000 else 1
     orders = orders_per_fold * N_FOLDS
-    batch = min(64, max(16, n // 8))
-    steps = int(max(40, min(8 * n**0.65, PLACES / (batch * p * orders))))
+    batch = min(64, max(16, n // 8)) if n < 1000 else 128
+    places = PLACES * max(n * p, FEWEST_CELLS)
+    steps = int(max(40, min(8 * n**0.65, places / (batch * p * orders))))
     model = {
         "orderings": orders,
         "hidden": 32 if tiny else 64,
@@ -188,11 +199,11 @@ def _folded_options(n: int, p: int) -> Defaults:
         "clip_norm": 5.0,
         "ema": 0.95 if tiny else 0.98,
         "validate_every": max(5, steps // 20),
-        "patience": 5,
+        "patience": 4,
     }
     # b is never asked for: every factor is normalised by a quadrature
     task = {"n_samples": 4, "validation_samples": 6, "polish_steps": 0}
-    return Defaults(model, task, fit, orders_per_fold)
+    return Defaults(model | asked, task, fit, orders_per_fold)
 
 
 class AutoregressiveTask(Task):
@@ -254,7 +265,11 @@ class AutoregressiveTask(Task):
         return loss, {"lower": log_det.mean() - loss.detach(), "gap": gap}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """Bounds of the held-out log-likelihood, under noise that is the same every time."""
+        """Bounds of the held-out log-likelihood, under noise that is the same every time.
+
+        The ``score`` of a chain that is trained for conditionals counts those of random columns,
+        given the others, as much as whole rows.
+        """
         totals = torch.zeros(5, device=data[0].device, dtype=torch.float64)
         counted = 0.0
         with seeded(0, data[0].device):
@@ -272,7 +287,11 @@ class AutoregressiveTask(Task):
                     among = (weights / of_row.clamp_min(1e-30)).log().clamp_min(-1e3)
                     lower, own, upper, log_q = (t + among for t in (lower, own, upper, log_q))
                 bounds = mixture_lower(lower, own), log_mean_exp(upper)
-                figures = (bounds[0], *bounds, ess(log_w).mean((0, 2)), log_mean_exp(log_q))
+                score = bounds[0]
+                of_some = self.module.of_random_columns(part, self.validation_samples)
+                if of_some is not None:
+                    score = score + log_mean_exp(of_some if weights is None else of_some + among)
+                figures = (score, *bounds, ess(log_w).mean((0, 2)), log_mean_exp(log_q))
                 of_row = of_row.to(totals)
                 totals += torch.stack([(of_row * t).sum() for t in figures])
                 counted += float(of_row.sum())

@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,6 +160,9 @@ def reproduce(
     from selfnorm._inputs import check_device
 
     check_device(device)
+    from selfnorm.plotting import need_matplotlib
+
+    need_matplotlib()  # figures come last, an hour later
     run = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}").run
     taken = {*inspect.signature(run).parameters, *_EVERY_TABLE}
     options: dict[str, Any] = {}
@@ -211,9 +216,7 @@ def fit(
     ] = None,
     method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto",
     max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None,
-    max_time: Annotated[
-        str | None, Option(help="Time for the fit, e.g. 90s or 5min (density only).")
-    ] = None,
+    max_time: Annotated[str | None, Option(help="Time for the fit, e.g. 90s or 5min.")] = None,
     max_epochs: Annotated[
         int | None, Option(min=1, help="Passes over the data (with --target only).")
     ] = None,
@@ -234,7 +237,7 @@ def fit(
     progress: Progress = True,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the density of a table, or with --target the law of one column given the others."""
+    """Fit the density of a table, or with --target of one column given the others."""
     _check_folder(output)
     if output.is_dir() and any(output.iterdir()) and not force:
         raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
@@ -245,7 +248,6 @@ def fit(
     if target is not None:
         given = {
             "max-steps": max_steps,
-            "max-time": max_time,
             "method": method,
             "contamination": contamination,
             "kinds": kinds,
@@ -269,9 +271,10 @@ def fit(
     check_device(device)
     begin = time.perf_counter()
     common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
+    common |= {"max_time": max_time}
     estimator: Any
     if target is None:
-        common |= {"method": method, "max_steps": max_steps, "max_time": max_time}
+        common |= {"method": method, "max_steps": max_steps}
         share = "auto" if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
         schema = _about(table, Schema.detect, rows[0], told, missing=True, model_gaps=model_gaps)
@@ -280,7 +283,7 @@ def fit(
         network = RegressorNetwork(energy_epochs=max_epochs)
         estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
         rows = (_inputs(table, features), numeric(table, [target])[:, 0])
-    with warnings.catch_warnings():  # it is told below, with what became of the model
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # told below, in one place
         warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
         _about(table, estimator.fit, *rows, checkpoint=checkpoint)
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
@@ -295,10 +298,10 @@ def fit(
         "target": target,
         "steps": int(estimator.n_iter_),
         "seconds": round(time.perf_counter() - begin, 2),
+        "judgement": asdict(estimator.judgement_),
     }
     if target is None:
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
-        report |= {"judgement": asdict(estimator.judgement_)}
         report |= {"members": [asdict(member) for member in estimator.members_]}
         report |= {"measure": schema.fingerprint, "consistency": estimator.consistency_}
         report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
@@ -313,8 +316,8 @@ def fit(
         f"{report['kind']} fitted to {len(table)} rows x {len(features)} columns in "
         f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
     ]
+    lines.append(str(estimator.judgement_))
     if target is None:
-        lines.append(str(estimator.judgement_))
         lines.append(f"what the columns are:\n{schema}")
     _tell(report, as_json, *lines)
 
@@ -531,7 +534,7 @@ def report(
     data: DataFile,
     output: Annotated[Path, Option("--output", "-o", help="File to write.")] = Path("report.html"),
     train: Annotated[
-        Path | None, Option(help="Table that the model was fitted to, for the simple laws.")
+        Path | None, Option(help="Table that the model was fitted to, for simple models.")
     ] = None,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     seed: Seed = 0,
@@ -745,12 +748,23 @@ def _about(table: Table, function: Any, *args: Any, **options: Any) -> Any:
 
 
 def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
-    """Print a report: as JSON, or these lines, or its entries on one."""
+    """Print a report: as JSON, or these lines, or an entry on each line."""
     if as_json:
         from selfnorm import saving
 
         lines = (json.dumps(saving.json_safe(report), allow_nan=False),)
-    typer.echo("\n".join(lines) or ", ".join(f"{key} {value}" for key, value in report.items()))
+    wide = max(map(len, report))
+    told = (f"{key.replace('_', ' '):<{wide}}  {_shown(value)}" for key, value in report.items())
+    typer.echo("\n".join(lines or told))
+
+
+def _shown(value: Any) -> str:
+    """Six digits of a number, the names of a list."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from selfnorm.conditional.members import (
     build_ensemble,
     quantile_edges,
     train_ensemble,
+    unseen_scores,
 )
 from selfnorm.conditional.model import ConditionalEBM, LabelEnergy, check_pairs
 from selfnorm.conditional.predictive import LabelGrid, PredictiveLaw, PredictiveModel
@@ -22,4 +23,5 @@ __all__ = [
     "check_pairs",
     "quantile_edges",
     "train_ensemble",
+    "unseen_scores",
 ]

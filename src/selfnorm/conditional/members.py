@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -336,16 +336,33 @@ class _EnergyStage(_MemberTask):
 
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """``l_IS`` of each member, ``Z`` from a deterministic rule on slices of its proposal."""
-        model, parts = self.module, []
-        points = _VALIDATION_POINTS[x.shape[1] > _MANY_ROWS]
-        for part in torch.arange(x.shape[1], device=x.device).split(1000):
-            h = model.features(x[:, part])
-            q = model.law(x[:, part], h)
-            here = y[:, part]
-            samples = q.midpoints(points) if y.shape[-1] == 1 else q.sample((points,))
-            f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)
-            parts.append(q.log_prob(here) + f[0] - F.log_mean_exp(f[1:]))
-        return weighted_mean(torch.cat(parts, dim=1), weight)
+        return weighted_mean(_log_laws(self.module, x, y)[1], weight)
+
+
+def _log_laws(model: ConditionalEBM, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """``log q`` and ``log p`` ``(members, n)`` of labels by every member."""
+    found = []
+    points = _VALIDATION_POINTS[x.shape[1] > _MANY_ROWS]
+    for part in torch.arange(x.shape[1], device=x.device).split(1000):
+        h = model.features(x[:, part])
+        q = model.law(x[:, part], h)
+        here = y[:, part]
+        samples = q.midpoints(points) if y.shape[-1] == 1 else q.sample((points,))
+        f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)
+        log_q = q.log_prob(here)
+        found.append((log_q, log_q + f[0] - F.log_mean_exp(f[1:])))
+    log_q, log_p = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
+    return log_q, log_p
+
+
+@torch.no_grad()
+def unseen_scores(
+    model: ConditionalEBM, rows: MemberRows, most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``log q``, ``log p`` and weights ``(members, n)`` of rows that a member has held out."""
+    x, y, *weight = rows.take(rows.held_out[:most])
+    log_q, log_p = _log_laws(model.eval(), x, y)
+    return log_q, log_p, weight[0] if weight else torch.ones_like(log_q)
 
 
 def train_ensemble(
@@ -353,10 +370,13 @@ def train_ensemble(
     rows: MemberRows,
     *,
     proposal_options: TrainingOptions,
-    energy_options: TrainingOptions | None,
+    energy_options: Callable[[], TrainingOptions] | None,
     n_samples: int,
 ) -> list[History]:
-    """Both stages; ``energy_options=None`` leaves the model at its mixture proposal."""
+    """Both stages; ``energy_options=None`` leaves the model at its mixture proposal.
+
+    They are asked for when the second stage begins: its time is what the first one has left.
+    """
     assert isinstance(model.proposal, MDN)
     model.proposal.place(rows.y)
     data, held_out = (rows.train,), (rows.held_out,)
@@ -367,5 +387,5 @@ def train_ensemble(
     # whoever has stopped the first stage does not want the second one
     if energy_options is not None and histories[0].stopped != "interrupted":
         stage = _EnergyStage(model, rows, n_samples)
-        histories.append(run(stage, data, val_data=held_out, options=energy_options))
+        histories.append(run(stage, data, val_data=held_out, options=energy_options()))
     return histories

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -16,9 +15,8 @@ from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import MOVED_OPTIONS, check_rows, moved
 from selfnorm.density.model import EBM
-from selfnorm.distributions import Proposal, proposal_for
+from selfnorm.distributions import Proposal, draw_log_weights, proposal_for
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
-from selfnorm.evaluation import draw_log_weights, estimate_log_norm
 from selfnorm.training import History, Task, TrainingOptions, run, split_rows, whole_number
 
 Metrics = dict[str, Tensor]
@@ -464,6 +462,16 @@ class DensityTask(Task):
                 SelfnormWarning,
                 stacklevel=5,
             )
+        parts = self.proposal.modules()
+        raw = [part for part in parts if not bool(getattr(part, "fitted", True))]
+        if raw:
+            name = type(raw[0]).__name__
+            warnings.warn(
+                f"the proposal is a {name} that was not trained: its samples are not where the "
+                f"data are. Train it first: selfnorm.fit(flow, x)",
+                SelfnormWarning,
+                stacklevel=5,
+            )
         if self.proposal.dim != x.shape[1]:
             raise ProposalError(
                 f"the proposal is over rows of {self.proposal.dim} numbers, the data have "
@@ -527,13 +535,15 @@ class DensityTask(Task):
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
         """``b <- log Z_hat`` on fresh samples: the closed-form maximiser of SNL in ``b``."""
         learned = float(self.module.log_norm.detach())
-        log_z, error, n_used = estimate_log_norm(self.module, self.proposal)
-        if math.isfinite(log_z):
+        log_z, error, n_used = F.adaptive_log_mean(
+            partial(draw_log_weights, self.module, self.proposal)
+        )
+        if torch.isfinite(log_z):
             with torch.no_grad():
                 self.module.log_norm.fill_(log_z)
         return {
-            "log_norm": log_z,
-            "log_norm_se": error,
+            "log_norm": float(log_z),
+            "log_norm_se": float(error),
             "log_norm_learned": learned,
             "log_norm_samples": n_used,
         }

@@ -49,7 +49,6 @@ from selfnorm.distributions import (
     proposal_for,
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
-from selfnorm.evaluation import adaptive_log_mean
 from selfnorm.training import (
     History,
     Stepper,
@@ -542,7 +541,7 @@ class ManyTask(Task):
             samples = self.module.ask(lambda m, _: m.proposal.sample((n,)), b)
             return self.module.ask(lambda m, x: log_weights(m.model, m.proposal, x), samples).T
 
-        log_z, error, n_used = adaptive_log_mean(draw)
+        log_z, error, n_used = F.adaptive_log_mean(draw)
         b.copy_(torch.where(torch.isfinite(log_z), log_z.to(b), b))
         self.module.write_back()
         figures = {"log_norm": log_z, "log_norm_se": error, "log_norm_learned": learned}

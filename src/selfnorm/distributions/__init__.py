@@ -1,18 +1,16 @@
 """Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""
 
-from selfnorm.distributions.defensive import Defensive, mix_log_probs, mix_samples
-from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
-from selfnorm.distributions.lines import ridge_lines
-from selfnorm.distributions.mdn import (
-    MDN,
+from selfnorm.distributions.defensive import (
+    Defensive,
     DefensiveLabels,
-    LabelGaussian,
-    LabelUniform,
-    MixtureLabels,
-    UniformLabels,
+    mix_log_probs,
+    mix_samples,
 )
+from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
 from selfnorm.distributions.mixtures import (
+    MDN,
     Mixture1d,
+    MixtureLabels,
     choose_component,
     ends_of_cells,
     gaussian_log_prob,
@@ -23,18 +21,25 @@ from selfnorm.distributions.mixtures import (
     stratified_uniform,
 )
 from selfnorm.distributions.proposals import (
+    CHUNK_SIZE,
     Gaussian,
     GaussianMixture,
+    LabelGaussian,
+    LabelUniform,
     Proposal,
     StudentT,
     Uniform,
+    UniformLabels,
     UnnormalisedModel,
     as_proposal,
+    draw_log_weights,
+    log_weight_chunks,
     proposal_for,
 )
-from selfnorm.distributions.table_mixture import TableMixture
+from selfnorm.distributions.table_mixture import TableMixture, ridge_lines
 
 __all__ = [
+    "CHUNK_SIZE",
     "MDN",
     "Defensive",
     "DefensiveLabels",
@@ -54,10 +59,12 @@ __all__ = [
     "UnnormalisedModel",
     "as_proposal",
     "choose_component",
+    "draw_log_weights",
     "ends_of_cells",
     "gaussian_log_prob",
     "interpolate",
     "log_normal_mass",
+    "log_weight_chunks",
     "mix_log_probs",
     "mix_samples",
     "mixture_log_prob",

@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm._context import alone, seeded
-from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT, as_proposal
+from selfnorm.distributions.proposals import (
+    GaussianMixture,
+    Proposal,
+    StudentT,
+    as_proposal,
+)
 from selfnorm.errors import ProposalError
 
 
@@ -111,3 +116,43 @@ class Defensive(Proposal):
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows."""
         return mix_log_probs(self.sharp.log_prob(x), self.heavy.log_prob(x), self.weight)
+
+
+class _TwoLabels:
+    """``(1 - a) q + a r`` for two label laws of the same batch shape."""
+
+    def __init__(self, sharp: Any, wide: Any, weight: float) -> None:
+        self.sharp, self.wide, self.weight = sharp, wide, weight
+        self.batch_shape, self.event_shape = sharp.batch_shape, sharp.event_shape
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Independent draws ``(*shape, *batch, d)``."""
+        return mix_samples(self.sharp.sample(shape), self.wide.sample(shape), self.weight)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of the mixture."""
+        return mix_log_probs(self.sharp.log_prob(y), self.wide.log_prob(y), self.weight)
+
+
+class DefensiveLabels(nn.Module):
+    """``(1 - a) q(y|x) + a r(y)``: a sharp conditional proposal with a wide law mixed in.
+
+    The importance weights are then bounded by ``1 / a`` times those under ``r`` wherever the sharp
+    proposal misses mass.
+
+    >>> from selfnorm.distributions import MDN, LabelGaussian
+    >>> y = torch.randn(50, 1)
+    >>> q = DefensiveLabels(MDN(2), LabelGaussian.fit_to(3 * y), weight=0.1)
+    >>> q(torch.zeros(4, 2)).sample((3,)).shape
+    torch.Size([3, 4, 1])
+    """
+
+    def __init__(self, proposal: nn.Module, wide: nn.Module, *, weight: float = 0.1) -> None:
+        super().__init__()
+        if not 0.0 < weight < 1.0:
+            raise ProposalError(f"the weight of the wide part must be in (0, 1), got {weight}")
+        self.proposal, self.wide, self.weight = proposal, wide, weight
+
+    def forward(self, h: Tensor) -> _TwoLabels:
+        """The mixture for features ``(*batch, context)``."""
+        return _TwoLabels(self.proposal(h), self.wide(h), self.weight)

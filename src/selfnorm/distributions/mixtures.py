@@ -1,4 +1,4 @@
-"""Mixtures ``q(x) = sum_k pi_k f_k(x)``: what all of them share, and the one-dimensional ones.
+"""Mixtures ``q(x) = sum_k pi_k f_k(x)``: what they share, one-dimensional ones, those of labels.
 
 A law writes its own components; the sum over them, the choice of one and the look-up of its
 parameters are these functions. Components are the last dimension of weights and log-densities,
@@ -17,17 +17,28 @@ torch.Size([5])
 components and one Student-t component with two degrees of freedom. Logistic and t2 have closed-form
 quantiles, so a uniform number becomes a sample without rejection and without inverting the mixture:
 stratified uniforms give stratified samples, a regular grid of them gives quadrature nodes.
+
+:class:`MDN` is a proposal for labels. A conditional proposal is a module whose ``forward(h)`` takes
+features ``h`` of shape ``(*batch, d_h)`` and returns a distribution over labels ``y`` of shape
+``(*batch, d)`` with ``sample(shape)`` and ``log_prob(y)``; densities are with respect to Lebesgue
+measure on ``y``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import hardtanh, logsigmoid, softplus
+
+from selfnorm._inputs import check_rows
+from selfnorm.errors import DataError
+from selfnorm.networks import StackedMLP, perceptron
 
 _LOG_2PI = math.log(2 * math.pi)
 _LOGISTIC_SD = math.pi / math.sqrt(3)
@@ -347,3 +358,183 @@ class Mixture1d:
         edge = torch.zeros_like(below[:1])
         masses = torch.diff(torch.cat([edge, below, edge + 1]), dim=0).clamp_min(0)
         return nodes, torch.log(masses)
+
+
+class FromUniforms(ABC):
+    """A law of labels whose draws are a function of uniform numbers, one law per batch element."""
+
+    def __init__(self, like: Tensor, batch_shape: Sequence[int], event_shape: torch.Size) -> None:
+        self.batch_shape, self.event_shape = torch.Size(batch_shape), event_shape
+        self.tensor_options: dict[str, Any] = {"device": like.device, "dtype": like.dtype}
+
+    @abstractmethod
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Map uniforms ``(*shape, *batch, d)`` to labels of that shape."""
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Independent draws ``(*shape, *batch, d)``."""
+        return self.from_uniforms(self._uniforms(*shape))
+
+    def stratified_sample(self, n_samples: int) -> Tensor:
+        """``n_samples`` draws ``(M, *batch, d)``, one from each of ``M`` slices of equal mass.
+
+        Slices are in the first uniform number; averages over the draws are unbiased, with less
+        variance than independent draws have.
+        """
+        u = self._uniforms(n_samples)
+        first = (self._slices(n_samples) + u[..., :1]) / n_samples
+        return self.from_uniforms(torch.cat([first, u[..., 1:]], dim=-1))
+
+    def midpoints(self, n_samples: int) -> Tensor:
+        """The middle of each of ``M`` slices of a one-dimensional label: a deterministic rule."""
+        u = (self._slices(n_samples) + 0.5) / n_samples
+        return self.from_uniforms(u.expand(n_samples, *self.batch_shape, 1))
+
+    def _uniforms(self, *shape: int) -> Tensor:
+        return torch.rand((*shape, *self.batch_shape, *self.event_shape), **self.tensor_options)
+
+    def _slices(self, n_samples: int) -> Tensor:
+        index = torch.arange(n_samples, **self.tensor_options)
+        return index.view(-1, *[1] * (len(self.batch_shape) + 1))
+
+
+class MixtureLabels(FromUniforms):
+    """Mixture of diagonal Gaussians over ``y``, one mixture per batch element.
+
+    ``q(y) = sum_k pi_k prod_j N(y_j; mu_kj, sigma_kj^2)``
+
+    Args:
+        log_weights: ``(*batch, K)``, normalised: ``logsumexp`` over the last dimension is zero.
+        means: ``(*batch, K, d)``.
+        scales: ``(*batch, K, d)``, positive.
+
+    >>> q = MixtureLabels(torch.tensor([[0.0]]), torch.tensor([[[1.0]]]), torch.tensor([[[2.0]]]))
+    >>> round(q.log_prob(torch.tensor([[1.0]])).item(), 4)
+    -1.6121
+    """
+
+    def __init__(self, log_weights: Tensor, means: Tensor, scales: Tensor) -> None:
+        super().__init__(means, log_weights.shape[:-1], means.shape[-1:])
+        self.log_weights, self.means, self.scales = log_weights, means, scales
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """``log q(y|x)`` of labels ``(*samples, *batch, d)``; shape ``(*samples, *batch)``."""
+        check_width(y, self.means.shape[-1])
+        z = (y.unsqueeze(-2) - self.means) / self.scales
+        return mixture_log_prob(self.log_weights, gaussian_log_prob(z, self.scales.log().sum(-1)))
+
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Map uniforms ``(*shape, *batch, d)`` to labels of that shape.
+
+        The first coordinate chooses the component by weight and, by what is left of it, the
+        quantile of the component's first coordinate; the others are quantiles of theirs.
+        """
+        component, level = choose_component(self.log_weights.exp(), u[..., 0])
+        levels = torch.cat([level.unsqueeze(-1), u[..., 1:]], dim=-1)
+        eps = torch.finfo(u.dtype).eps
+        noise = torch.special.ndtri(levels.clamp(eps, 1 - eps))
+        mean, scale = (pick_component(t, component, 1) for t in (self.means, self.scales))
+        return mean + scale * noise
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Per-coordinate mixture CDF of ``(*samples, *batch, d)``, the same shape."""
+        check_width(y, self.means.shape[-1])
+        z = (y.unsqueeze(-2) - self.means) / self.scales
+        inside = torch.special.ndtr(z)
+        return (inside * self.log_weights.exp().unsqueeze(-1)).sum(-2)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean, ``(*batch, d)``."""
+        return (self.log_weights.exp().unsqueeze(-1) * self.means).sum(-2)
+
+    @property
+    def stddev(self) -> Tensor:
+        """Standard deviation of each coordinate, ``(*batch, d)``."""
+        weights = self.log_weights.exp().unsqueeze(-1)
+        spread = self.scales.square() + (self.means - self.mean.unsqueeze(-2)).square()
+        return (weights * spread).sum(-2).sqrt()
+
+
+class MDN(nn.Module):
+    """Mixture density network: features ``h`` to a mixture of ``components`` Gaussians over ``y``.
+
+    Three small networks give logits, means and log-scales, as in the paper; with ``hidden=()`` they
+    are linear heads. With ``members`` the heads are stacked and ``h`` is ``(members, n, d_h)``.
+
+    Args:
+        context: number of features.
+        dim: number of label coordinates.
+        components: number ``K`` of Gaussians.
+        hidden: hidden layer sizes of each of the three networks.
+        activation: "relu", "silu", "gelu" or "tanh".
+        members: stack this many networks (None: one, without a member dimension).
+        min_scale: lower limit of every standard deviation.
+
+    >>> mdn = MDN(context=4, components=3)
+    >>> mdn(torch.randn(6, 4)).log_prob(torch.zeros(6, 1)).shape
+    torch.Size([6])
+    """
+
+    offsets: Tensor
+    log_start: Tensor
+
+    def __init__(
+        self,
+        context: int,
+        dim: int = 1,
+        components: int = 5,
+        *,
+        hidden: Sequence[int] = (10,),
+        activation: str = "relu",
+        members: int | None = None,
+        min_scale: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        self.dim, self.components, self.min_scale = dim, components, min_scale
+        self.config = {
+            "context": context,
+            "dim": dim,
+            "components": components,
+            "hidden": list(hidden),
+            "activation": activation,
+            "members": members,
+            "min_scale": min_scale,
+        }
+        sizes = (components, components * dim, components * dim)
+        # Saved models know the layers by these names: stacked ones are those of a StackedMLP.
+        make: Any = perceptron if members is None else StackedMLP
+        self.logits, self.means, self.log_scales = (
+            make(members, context, hidden, size, activation=activation) for size in sizes
+        )
+        # Apart from the start: components that begin equal learn the same thing for long.
+        self.register_buffer(
+            "offsets", torch.linspace(-1.0, 1.0, components)[:, None].expand(-1, dim).clone()
+        )
+        self.register_buffer("log_start", torch.full((dim,), -0.7))
+
+    def place(self, y: Tensor) -> None:
+        """Spread the components over the quantiles of labels ``(n, d)``, with matching scales."""
+        y = check_rows(y, "the labels", constant_ok=True)
+        levels = (torch.arange(self.components, device=y.device) + 0.5) / self.components
+        quantiles = torch.quantile(y.float(), levels.float(), dim=0)
+        self.offsets.copy_(quantiles.to(self.offsets))
+        self.log_start.copy_(y.std(0).clamp_min(1e-6).mul(0.5).log().to(self.log_start))
+
+    def forward(self, h: Tensor) -> MixtureLabels:
+        """The mixture for features ``(*batch, context)``."""
+        shape = (*h.shape[:-1], self.components, self.dim)
+        log_weights = torch.log_softmax(self.logits(h), dim=-1)
+        unit = self.log_start.exp()
+        means = self.means(h).view(shape) * unit + self.offsets
+        scales = (self.log_scales(h).view(shape).clamp(-12.0, 8.0) + self.log_start).exp()
+        return MixtureLabels(log_weights, means, scales + self.min_scale)
+
+
+def check_width(y: Tensor, dim: int) -> None:
+    """Refuse labels ``(n,)``: they would broadcast against the laws of all inputs."""
+    if y.ndim == 0 or y.shape[-1] != dim:
+        raise DataError(
+            f"labels must have {dim} number(s) in their last dimension, got shape "
+            f"{tuple(y.shape)}" + ("; use y[:, None]" if dim == 1 and y.ndim == 1 else "")
+        )

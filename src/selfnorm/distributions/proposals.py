@@ -9,7 +9,7 @@ distribution (of torch, of zuko, your own object) is made one of them by :func:`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,10 +18,17 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
 from selfnorm._context import alone, seeded
-from selfnorm._inputs import as_rows
-from selfnorm.distributions.mixtures import choose_component, mixture_log_prob, pick_component
+from selfnorm._inputs import as_rows, check_rows
+from selfnorm.distributions.mixtures import (
+    FromUniforms,
+    check_width,
+    choose_component,
+    mixture_log_prob,
+    pick_component,
+)
 from selfnorm.errors import ProposalError
 
+CHUNK_SIZE = 16_384  # rows per forward pass where the caller does not say
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -530,3 +537,89 @@ def _whitening(tril: Tensor) -> tuple[Tensor, Tensor]:
     eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device).expand_as(tril)
     whiten = torch.linalg.solve_triangular(tril, eye, upper=False)
     return whiten, tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def log_weight_chunks(
+    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
+) -> Iterator[Tensor]:
+    """Log-weights ``log p~(x) - log q(x)`` of fresh proposal samples, a chunk at a time."""
+    for start in range(0, n_samples, chunk_size):
+        samples = proposal.sample((min(chunk_size, n_samples - start),))
+        yield model.log_unnormalized(samples) - proposal.log_prob(samples)
+
+
+@torch.no_grad()
+def draw_log_weights(
+    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
+) -> Tensor:
+    """Log-weights of ``n_samples`` fresh proposal samples, in chunks: ``(n_samples,)``."""
+    return torch.cat(list(log_weight_chunks(model, proposal, n_samples, chunk_size)))
+
+
+class LabelGaussian(nn.Module):
+    """``N(mu, Sigma)`` over labels, the same for every input; ``fit_to`` takes training labels.
+
+    >>> q = LabelGaussian.fit_to(torch.randn(100, 2))
+    >>> q(torch.zeros(5, 3)).sample((4,)).shape
+    torch.Size([4, 5, 2])
+    """
+
+    shared = True  # one law for every input
+    mean: Tensor
+    scale_tril: Tensor
+
+    def __init__(self, mean: Tensor, scale_tril: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale_tril", scale_tril)
+
+    @classmethod
+    def fit_to(cls, y: Tensor) -> LabelGaussian:
+        """Mean and full covariance of labels ``(n, d)``."""
+        y = check_rows(y, "the labels")
+        return cls(y.mean(0), torch.linalg.cholesky(torch.atleast_2d(torch.cov(y.T))))
+
+    def forward(self, h: Tensor) -> torch.distributions.MultivariateNormal:
+        """The Gaussian, expanded to the batch of ``h``."""
+        law = torch.distributions.MultivariateNormal(
+            self.mean, scale_tril=self.scale_tril, validate_args=False
+        )
+        return law.expand(h.shape[:-1])
+
+
+class UniformLabels(FromUniforms):
+    """Uniform law on a box, ``log_prob`` of ``-inf`` outside; batch shape as given."""
+
+    def __init__(self, low: Tensor, high: Tensor, batch_shape: Sequence[int]) -> None:
+        super().__init__(low, batch_shape, low.shape)
+        self.low, self.high = low, high
+
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Uniforms ``(*shape, *batch, d)`` moved onto the box."""
+        return self.low + (self.high - self.low) * u
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of ``(*samples, *batch, d)``."""
+        check_width(y, self.low.shape[-1])
+        inside = ((y >= self.low) & (y <= self.high)).all(-1)
+        return torch.where(inside, -(self.high - self.low).log().sum(), -math.inf)
+
+
+class LabelUniform(Uniform):
+    """Uniform over a box of labels, the same for every input.
+
+    ``shared``: training draws one set of labels for a whole batch, not one for every input.
+    A label outside has density zero and breaks the bounds: hence the margin of ``fit_to``.
+
+    >>> q = LabelUniform.fit_to(torch.tensor([[0.0], [2.0]]), margin=0.5)
+    >>> q(torch.zeros(1, 1)).log_prob(torch.tensor([[2.5], [3.5]]))
+    tensor([-1.3863,    -inf])
+    """
+
+    def __init__(self, low: Tensor, high: Tensor, *, shared: bool = True) -> None:
+        super().__init__(low, high)
+        self.shared = shared
+
+    def forward(self, h: Tensor) -> UniformLabels:
+        """The uniform law, expanded to the batch of ``h``."""
+        return UniformLabels(self.low, self.high, h.shape[:-1])

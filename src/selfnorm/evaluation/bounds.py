@@ -17,10 +17,16 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import check_rows
-from selfnorm.distributions import Defensive, Proposal, StudentT, UnnormalisedModel, proposal_for
+from selfnorm.distributions import (
+    CHUNK_SIZE,
+    Defensive,
+    Proposal,
+    StudentT,
+    UnnormalisedModel,
+    proposal_for,
+)
 from selfnorm.errors import DataError, ProposalError, SelfnormWarning
 from selfnorm.evaluation.diagnostics import (
-    CHUNK_SIZE,
     LARGEST_ERROR,
     WRONG,
     DataSideCheck,

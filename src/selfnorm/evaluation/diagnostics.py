@@ -1,4 +1,4 @@
-r"""Log-weights drawn and summed up, and the verdict: can this log-likelihood be trusted?
+r"""Log-weights summed up, and the verdict: can this log-likelihood be trusted?
 
 ``log_w`` are the log-weights ``log p~(x_m) - log q(x_m)`` of proposal samples, ``log_w_data`` the
 same at held-out data. The estimate of ``log Z`` sees only what the proposal visits; three questions
@@ -16,7 +16,6 @@ decide whether that was enough:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ from scipy import stats
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.distributions import Proposal, UnnormalisedModel
+from selfnorm.distributions import CHUNK_SIZE, Proposal, UnnormalisedModel, log_weight_chunks
 
 PARETO_K_LIMIT = 0.7
 WRONG = 0.1  # nats: a log Z that is off by more is wrong
@@ -32,24 +31,7 @@ LARGEST_ERROR = 0.3 * WRONG  # standard error beyond which chance alone makes wr
 # The proposal may miss one per cent of the data before the verdict changes: log Z is then off by
 # about 0.01 nats. A finite sample always misses something (for Pareto k = 0.5 about 1/sqrt(M)).
 TOLERATED_SHARE = 0.01
-CHUNK_SIZE = 16_384  # rows per forward pass where the caller does not say
 _ALWAYS_KEPT = 500  # the narrow reading of the tail index looks at so many
-
-
-def _log_weight_chunks(
-    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int
-) -> Iterator[Tensor]:
-    for start in range(0, n_samples, chunk_size):
-        samples = proposal.sample((min(chunk_size, n_samples - start),))
-        yield model.log_unnormalized(samples) - proposal.log_prob(samples)
-
-
-@torch.no_grad()
-def draw_log_weights(
-    model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
-) -> Tensor:
-    """Log-weights of ``n_samples`` fresh proposal samples, in chunks: ``(n_samples,)``."""
-    return torch.cat(list(_log_weight_chunks(model, proposal, n_samples, chunk_size)))
 
 
 @torch.no_grad()
@@ -58,72 +40,9 @@ def stream_log_weights(
 ) -> WeightStream:
     """Summary of ``n_samples`` fresh log-weights, of which one chunk at a time is held."""
     stream = WeightStream(n_samples)
-    for log_w in _log_weight_chunks(model, proposal, n_samples, chunk_size):
+    for log_w in log_weight_chunks(model, proposal, n_samples, chunk_size):
         stream.update(log_w)
     return stream
-
-
-@torch.no_grad()
-def adaptive_log_mean(
-    draw: Callable[[int], Tensor],
-    *,
-    tolerance: float = 2e-3,
-    min_samples: int = 0,
-    max_samples: int = 2**20,
-    chunk_size: int = CHUNK_SIZE,
-) -> tuple[Tensor, Tensor, int]:
-    """``log mean(w)``, with as many weights as its standard error asks for.
-
-    Args:
-        draw: gives ``(n, *batch)`` fresh log-weights for a number ``n``; one estimate for every
-            place of ``batch`` (one of each of several models).
-        tolerance: draw until every standard error is below it ...
-        min_samples, max_samples: ... but at least, and at most, so many.
-        chunk_size: number of weights drawn at a time.
-
-    Returns:
-        The estimates and their standard errors, both ``(*batch,)`` in double precision, and the
-        number of samples.
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> log_z, error, n = adaptive_log_mean(lambda n: torch.randn(n, 2), tolerance=0.01)
-        >>> bool((log_z - 0.5).abs().max() < 0.03), n
-        (True, 32768)
-    """
-    n, log_sum, log_squares = 0, torch.tensor(-math.inf), torch.tensor(-math.inf)
-    while True:
-        log_w = draw(chunk_size).double()
-        n += chunk_size
-        log_sum = torch.logaddexp(log_sum.to(log_w), torch.logsumexp(log_w, 0))
-        log_squares = torch.logaddexp(log_squares.to(log_w), torch.logsumexp(2 * log_w, 0))
-        excess = torch.expm1(log_squares - 2 * log_sum + math.log(n))  # relative variance of w
-        error = (excess.clamp_min(0) / n).sqrt()
-        enough = n >= min_samples and not bool((error >= tolerance).any())
-        if enough or n + chunk_size > max_samples:
-            return log_sum - math.log(n), error, n
-
-
-def estimate_log_norm(
-    model: UnnormalisedModel,
-    proposal: Proposal,
-    *,
-    tolerance: float = 2e-3,
-    max_samples: int = 2**20,
-    chunk_size: int = CHUNK_SIZE,
-) -> tuple[float, float, int]:
-    """Draw samples until the standard error of ``log Z`` is below ``tolerance``.
-
-    Returns:
-        The estimate, its standard error and the number of samples used.
-    """
-    log_z, error, n = adaptive_log_mean(
-        lambda n: draw_log_weights(model, proposal, n, chunk_size),
-        tolerance=tolerance,
-        max_samples=max_samples,
-        chunk_size=chunk_size,
-    )
-    return float(log_z), float(error), n
 
 
 class WeightStream:

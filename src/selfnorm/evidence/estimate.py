@@ -17,8 +17,7 @@ from selfnorm.evidence.bridge import TOO_FEW, Side, bridge, reciprocal
 from selfnorm.evidence.draws import Draws, disagreement, effective_draws, read_draws, two_parts
 from selfnorm.evidence.proposal import FittedProposal
 from selfnorm.evidence.result import Evidence
-from selfnorm.evidence.support import Support
-from selfnorm.evidence.target import Target
+from selfnorm.evidence.target import Support, Target
 
 R_HAT_LIMIT = 1.05
 FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations

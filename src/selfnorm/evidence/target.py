@@ -1,16 +1,23 @@
-"""The user's log-density, whichever way it is written, counted and checked."""
+r"""The user's log-density, whichever way it is written, and the support that it has.
+
+A density of ``x`` on its support is ``log p~(x(y)) + log |dx/dy|`` in unconstrained coordinates
+``y``, with the same ``log Z``. Lebesgue measure throughout; on a simplex of ``d`` coordinates that
+is Lebesgue measure of the first ``d - 1``, the convention of Stan, PyMC and SciPy's Dirichlet law.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit, log_expit
 
 from selfnorm.errors import DataError
 from selfnorm.evidence.draws import Draws
 
+Interval = tuple[float | None, float | None]
 CHUNK = 4096  # rows given to a batched density at once
 
 
@@ -95,3 +102,136 @@ def _numbers(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().double().numpy()
     return np.asarray(value, dtype=np.float64)
+
+
+def stated_support(support: Any, draws: Draws) -> list[tuple[slice, str | Interval]]:
+    """One ``(columns, kind)`` per parameter or column, in order, from what the user stated."""
+    d, shapes = draws.values.shape[2], draws.shapes
+    if support is None:
+        return [(slice(0, d), (None, None))]
+    if shapes is not None:
+        if not isinstance(support, Mapping) or not set(support) <= set(shapes):
+            raise DataError(f"support must be a dict over the parameters {list(shapes)}")
+        blocks, start = [], 0
+        for name, shape in shapes.items():
+            stop = start + int(np.prod(shape))
+            blocks.append((slice(start, stop), _kind(support.get(name), name)))
+            start = stop
+        return blocks
+    if isinstance(support, str) or not isinstance(support, Sequence) or len(support) != d:
+        raise DataError(
+            f"support must have an entry for each of the {d} columns: None, 'positive', 'simplex' "
+            "(on consecutive columns) or (low, high)"
+        )
+    columns: list[tuple[slice, str | Interval]] = []
+    for j, stated in enumerate(support):
+        kind = _kind(stated, draws.names[j])
+        if kind == "simplex" and columns and columns[-1][1] == "simplex":
+            columns[-1] = (slice(columns[-1][0].start, j + 1), kind)
+        else:
+            columns.append((slice(j, j + 1), kind))
+    return columns
+
+
+def _kind(stated: Any, name: str) -> str | Interval:
+    if stated is None or stated == "real":
+        return None, None
+    if stated == "positive":
+        return 0.0, None
+    if stated == "simplex":
+        return "simplex"
+    if not isinstance(stated, str) and isinstance(stated, Sequence) and len(stated) == 2:
+        low, high = (None if e is None or np.isinf(e) else float(e) for e in stated)
+        if low is None or high is None or low < high:
+            return low, high
+    raise DataError(
+        f"the support of {name!r} must be 'real', 'positive', 'simplex' or (low, high), "
+        f"not {stated!r}"
+    )
+
+
+class Support:
+    """The map between the user's coordinates ``x (n, d)`` and unconstrained ``y (n, k)``.
+
+    Example:
+        >>> draws = Draws(np.full((1, 1, 4), 0.25), None, ("a", "b", "c", "s"))
+        >>> support = Support(["simplex", "simplex", "simplex", "positive"], draws)
+        >>> x = np.array([[0.2, 0.3, 0.5, 2.0]])
+        >>> y = support.unconstrained(x)
+        >>> y.shape, np.allclose(support.constrained(y)[0], x)
+        ((1, 3), True)
+    """
+
+    def __init__(self, support: Any, draws: Draws) -> None:
+        self.blocks = stated_support(support, draws)
+        self.names = draws.names
+
+    def unconstrained(self, x: np.ndarray) -> np.ndarray:
+        """Coordinates ``y``, or an error where a draw is not inside the support."""
+        parts = []
+        for columns, kind in self.blocks:
+            part = x[:, columns]
+            if isinstance(kind, str):
+                parts.append(self._log_ratios(part, columns))
+                continue
+            low, high = kind
+            inside = np.ones(part.shape, bool)
+            if low is not None:
+                inside &= part > low
+            if high is not None:
+                inside &= part < high
+            if not inside.all():
+                j = columns.start + int(np.argwhere(~inside)[0][1])
+                raise DataError(
+                    f"{int((~inside).any(1).sum())} draws of {self.names[j]!r} are not inside its "
+                    f"support {kind}: check the support, and drop draws on its boundary"
+                )
+            if low is not None and high is not None:
+                parts.append(np.log(part - low) - np.log(high - part))
+            elif low is not None:
+                parts.append(np.log(part - low))
+            elif high is not None:
+                parts.append(-np.log(high - part))
+            else:
+                parts.append(part)
+        return np.concatenate(parts, axis=1)
+
+    def _log_ratios(self, part: np.ndarray, columns: slice) -> np.ndarray:
+        named = self.names[columns.start]
+        if part.shape[1] < 2:
+            raise DataError(f"a simplex needs two columns at least; {named!r} has one")
+        if not (part > 0).all() or np.abs(part.sum(1) - 1).max() > 1e-4:
+            raise DataError(
+                f"draws of the simplex that begins with {named!r} must be positive and add to 1: "
+                "give all its coordinates, the last one too"
+            )
+        return np.log(part[:, :-1]) - np.log(part[:, -1:])
+
+    def constrained(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The user's coordinates ``(n, d)`` of ``y``, and ``log |dx/dy|`` ``(n,)``."""
+        parts, log_jacobian, start = [], np.zeros(len(y)), 0
+        for columns, kind in self.blocks:
+            width = columns.stop - columns.start - int(kind == "simplex")
+            part, start = y[:, start : start + width], start + width
+            if isinstance(kind, str):
+                ratios = np.concatenate([part, np.zeros((len(y), 1))], 1)
+                top = ratios.max(1, keepdims=True)
+                log_x = ratios - top - np.log(np.exp(ratios - top).sum(1, keepdims=True))
+                parts.append(np.exp(log_x))
+                log_jacobian = log_jacobian + log_x.sum(1)
+                continue
+            low, high = kind
+            if low is not None and high is not None:
+                parts.append(low + (high - low) * expit(part))
+                log_jacobian = log_jacobian + (
+                    np.log(high - low) + log_expit(part) + log_expit(-part)
+                ).sum(1)
+            elif low is not None:
+                parts.append(low + np.exp(part))
+                log_jacobian = log_jacobian + part.sum(1)
+            elif high is not None:
+                parts.append(high - np.exp(-part))
+                log_jacobian = log_jacobian - part.sum(1)
+            else:
+                parts.append(part)
+        return np.concatenate(parts, axis=1), log_jacobian

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import selfnorm as sn
-from selfnorm.datasets import mnist
+from selfnorm.datasets.images import load_binarized
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
 from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.vae import (
@@ -240,7 +240,7 @@ def run(
 @lru_cache(maxsize=1)
 def _digits(data_dir: str | Path | None, device: str) -> tuple[Tensor, ...]:
     """Training, validation and test part, loaded once for all rows of a process."""
-    return tuple(part.to(device) for part in mnist.load_binarized(data_dir))
+    return tuple(part.to(device) for part in load_binarized(data_dir))
 
 
 def _run_row(job: Job) -> tuple[dict[str, Any], None]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DATA, MODEL = "C0", "C1"
 MAX_BARS = 12
 MAX_BINS = 40
+FEW_STEPS = 25  # have a bin each, however few the rows are
 _MIDDLE = (0.005, 0.995)  # what is further out is left out, not piled up at the ends
 
 
@@ -261,15 +262,15 @@ def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: b
 def _edges(scale: Scale, values: np.ndarray, n: int) -> np.ndarray:
     """Ends of bins: whole steps where values have steps, one for each step where these are few."""
     low, high = np.quantile(values, _MIDDLE)
+    bins = int(np.clip(2 * n ** (1 / 2.5), 8, MAX_BINS))
     if scale.step > 0:
         steps = max(round((high - low) / scale.step) + 1, 1)
-        width = scale.step * max(1, -(-steps // MAX_BINS))
+        width = scale.step * (1 if steps <= FEW_STEPS else -(-steps // bins))
         count = -(-steps * scale.step // width)
         return low - scale.step / 2 + width * np.arange(round(count) + 1)
     if high <= low:
         half = max(abs(low) * 1e-3, 1e-9)
         return np.array([low - half, low + half])
-    bins = int(np.clip(2 * n ** (1 / 2.5), 8, MAX_BINS))
     return np.linspace(low, high, bins + 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from selfnorm.report import figures, peers
 from selfnorm.report.page import Page
 
 N_STRANGE = 10
+N_DRAWN = 1000  # rows at least, for histograms: chance is then that of the data
 _CELLS = 40_000  # rows x parts x orders that are scored: some seconds on one core
 _JOINT_ROWS = 20_000
 _BOUND_CELLS = 4_000  # the same, for both bounds, which need many samples each
@@ -45,6 +46,7 @@ class About:
         title: of the report; ``None`` makes one.
         lines: names of the rows (lines of a file); their numbers, from 0, by default.
         target: name of a regressor's target, and ``inputs`` those of its inputs.
+        row_word: what ``lines`` are.
     """
 
     source: str = "the table"
@@ -53,6 +55,15 @@ class About:
     lines: Sequence[Any] | np.ndarray | None = None
     target: str = "y"
     inputs: tuple[str, ...] = ()
+    row_word: str = "line"
+
+    def of_frame(self, X: Any) -> About:
+        """The same; rows of a pandas table that have names of their own are called by them."""
+        if self.lines is not None or not hasattr(X, "iloc"):
+            return self
+        names = X.index.tolist()
+        own = names != list(range(len(names)))
+        return replace(self, lines=names, row_word="row") if own else self
 
     def row(self, i: int) -> str:
         """What to call a row."""
@@ -61,7 +72,7 @@ class About:
     @property
     def row_heading(self) -> str:
         """Above the names of rows."""
-        return "row, from 0" if self.lines is None else "line"
+        return "row, from 0" if self.lines is None else self.row_word
 
     @property
     def file(self) -> str:
@@ -71,14 +82,14 @@ class About:
 
 @dataclass
 class Comparison:
-    """Log-likelihoods of the same rows under a model and under simple laws.
+    """Log-likelihoods of the same rows under a model and under simple models.
 
     Attributes:
         model: ``(n,)``.
         peers: by name, ``(n,)`` each.
         parts: the same of what the model is made of, which are no peers.
         words: what the rows are, in a sentence.
-        fair: whether no law has seen the rows.
+        fair: whether none has seen the rows.
     """
 
     model: np.ndarray
@@ -114,11 +125,11 @@ class Comparison:
             return (
                 f"{name[0].upper()}{name[1:]} describe{'s' if name[-1] != 's' else ''} {rows} "
                 f"better than the model, by {-gain:.2f} ± {2 * error:.2f} nats per row: more rows, "
-                "a longer fit or the simpler law are the remedies."
+                "a longer fit or the simpler model are the remedies."
             )
         return (
             f"On {rows} the model and {name} cannot be told apart ({gain:+.2f} ± {2 * error:.2f} "
-            "nats per row): the simpler law does as well."
+            "nats per row): the simpler one does as well."
         )
 
     def show(self, page: Page, what: str = "nats per row") -> None:
@@ -130,7 +141,7 @@ class Comparison:
             gain, error = self.difference(name)
             shown = f"{scores.mean():.3f} ± {_error(scores):.3f}"
             rows.append([name, shown, f"{gain:+.3f} ± {2 * error:.3f}"])
-        header = ["law", f"mean log-likelihood, {what}", "model ahead by"]
+        header = ["model", f"mean log-likelihood, {what}", "model ahead by"]
         page.table(
             f"{len(self.model):,} rows; ± two standard errors; higher is better",
             header,
@@ -146,6 +157,7 @@ def density_report(
     *,
     train: Any = None,
     held_out: np.ndarray | None = None,
+    unseen: Sequence[str] = (),
     about: About,
     seed: int = 0,
 ) -> str:
@@ -155,12 +167,14 @@ def density_report(
         estimator: the model.
         X: a table of any kind.
         scored: gives log-likelihoods and ordinariness (``decision_function``) of a table's rows.
-        train: the table that the simple laws are fitted to.
+        train: the table that the simple models are fitted to.
         held_out: rows of ``X`` that training held out, where it is the training table.
+        unseen: what is odd about the rows, such as levels that training had not.
         about: names.
         seed: for samples, folds and which rows of a large table are looked at.
     """
     need_matplotlib()
+    about = about.of_frame(X)
     schema: Schema = estimator.schema_
     n = figures.n_rows(X)
     places = len(schema.parts) * getattr(estimator.model_, "n_orderings", 1)
@@ -181,16 +195,17 @@ def density_report(
     bounds = estimator.bounds(
         figures.rows_of(X, judged[few]), n_samples=n_samples, random_state=seed
     )
-    drawn = estimator.sample(min(len(looked_at), figures.MAX_POINTS), random_state=seed)
+    n_drawn = min(max(len(looked_at), N_DRAWN), figures.MAX_POINTS)
+    drawn = estimator.sample(n_drawn, random_state=seed)
     some_drawn = figures.rows_of(drawn, np.arange(min(figures.n_rows(drawn), 500)))
     of_drawn = scored(some_drawn)[0]
 
     page = Page(about.title or f"Density of {about.source}", subtitle(estimator))
     page.section("Verdict")
-    _verdict(page, estimator, comparison, bounds, of_drawn)
+    _verdict(page, estimator, comparison, bounds, of_drawn, unseen)
     page.section("What was fitted")
     _fitted(page, estimator, schema, n, about)
-    page.section("Likelihood against simple laws")
+    page.section("Likelihood against simple models")
     _likelihood(page, estimator, comparison, bounds, len(few))
     of_data = figures.coordinates(schema, rows)
     shown = figures.some_rows(len(of_data), figures.MAX_POINTS, seed)
@@ -220,7 +235,7 @@ def subtitle(estimator: Any) -> str:
 
     return (
         f"{type(estimator).__name__} of selfnorm {__version__}: a normalised energy-based model, "
-        "whose log-likelihoods can be compared with those of any other law of the same rows."
+        "whose log-likelihoods can be compared with those of any other model of the same rows."
     )
 
 
@@ -233,7 +248,7 @@ def _compare(
     held_out: np.ndarray | None,
     seed: int,
 ) -> Comparison:
-    """The model and simple laws on rows that none of them has seen, where there are any."""
+    """The model and simple models on rows that none of them has seen, where there are any."""
     schema: Schema = estimator.schema_
     parts = schema.parts
     x, open_ = schema.encode(X)
@@ -242,7 +257,7 @@ def _compare(
     fair = True
     if train is not None:
         known = schema.encode(train)[0]
-        words = "The simple laws are fitted to the training table that was given."
+        words = "The simple models are fitted to the training table that was given."
     elif held_out is not None and len(held_out):
         judged = np.flatnonzero(np.isin(looked_at, held_out))
         known = np.delete(x, held_out, axis=0)
@@ -254,7 +269,8 @@ def _compare(
         known, fair = x, False
         words = (
             "This is the table that the model was fitted to, and too small to hold rows out: all "
-            "figures flatter model and simple laws alike. Rows that were not in it judge fairly."
+            "figures flatter this model and simple ones alike. Rows that were not in it judge "
+            "fairly."
         )
         if np.isfinite(estimator.judgement_.score):
             words += f" When it was fitted it was judged so: {estimator.judgement_}."
@@ -262,7 +278,7 @@ def _compare(
         words = (
             "The model was fitted to another table; whether it shares rows with this one is not "
             "known here. Independent columns are those of the model's own training rows where it "
-            "is a chain; other simple laws are fitted to four fifths of this table and judged on "
+            "is a chain; other simple models are fitted to four fifths of this table and judged on "
             "the last, five times over."
         )
     rows = x[looked_at[judged]]
@@ -285,7 +301,13 @@ def _compare(
     return found
 
 
-def show_verdict(page: Page, comparison: Comparison, bounds: Bounds, calibrated: str = "") -> None:
+def show_verdict(
+    page: Page,
+    comparison: Comparison,
+    bounds: Bounds,
+    calibrated: str = "",
+    unseen: Sequence[str] = (),
+) -> None:
     """Model against peers, whether its normaliser holds, and what is wrong."""
     trusted = (
         f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
@@ -295,8 +317,8 @@ def show_verdict(page: Page, comparison: Comparison, bounds: Bounds, calibrated:
     )
     told = [comparison.verdict(), *([calibrated] if calibrated else []), trusted]
     page.words(" ".join(told), kind="verdict" if bounds.reliable else "warning")
-    for reason in bounds.reasons:
-        page.words(reason, kind="warning")
+    for words in (*bounds.reasons, *unseen):
+        page.words(words, kind="warning")
     if not comparison.fair:
         page.words(comparison.words, kind="warning")
 
@@ -316,9 +338,14 @@ def show_checks(page: Page, bounds: Bounds, n_checked: int, more: Sequence[list[
 
 
 def _verdict(
-    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, of_drawn: np.ndarray
+    page: Page,
+    estimator: Any,
+    comparison: Comparison,
+    bounds: Bounds,
+    of_drawn: np.ndarray,
+    unseen: Sequence[str],
 ) -> None:
-    show_verdict(page, comparison, bounds)
+    show_verdict(page, comparison, bounds, unseen=unseen)
     mean, error = float(comparison.model.mean()), _error(comparison.model)
     in_training = estimator.lower_bound_
     if comparison.fair and math.isfinite(in_training) and mean + 2 * error < in_training - 0.5:
@@ -360,6 +387,10 @@ def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) ->
         for c in schema.columns
     ]
     page.table("What the columns are", ["column", "kind", "values", "gaps"], rows, numbers=(3,))
+    if any(column.kind == "cells" for column in schema.columns):
+        page.words(
+            "Cells: values on a grid of steps, each with a probability of its own.", kind="note"
+        )
     for note in schema.notes:
         page.words(note, kind="note")
 
@@ -373,7 +404,9 @@ def _likelihood(
     apart = []
     if estimator.consistency_:
         nats = estimator.consistency_["conditionals"]
-        apart.append(["conditionals against the joint law", f"{nats:.3f} nats apart"])
+        apart.append(
+            ["conditionals against the joint distribution", f"{nats:.3g} nats apart, in the median"]
+        )
     show_checks(page, bounds, n_checked, apart)
     page.words(
         f"Likelihoods compare only under the same measure: {schema.fingerprint}.", kind="note"
@@ -428,6 +461,7 @@ def _in_words(scale: Scale, data: np.ndarray, model: np.ndarray) -> str:
 
 
 def _pairs(page: Page, scales: Sequence[Scale], of_data: np.ndarray, of_model: np.ndarray) -> None:
+    of_model = of_model[: len(of_data)]  # chance makes few rows depend more
     in_data, in_model = figures.dependence(scales, of_data, of_model)
     pairs = figures.strongest_pairs(in_data)
     page.words(
@@ -572,6 +606,7 @@ def _tails(estimator: Any, rows: Any) -> dict[Any, np.ndarray]:
 def _training(page: Page, estimator: Any, scores: np.ndarray, of_drawn: np.ndarray) -> None:
     densities, axes = new_figure(figsize=(4.2, 2.8))
     plot_log_densities(of_drawn, scores, axes=axes)
+    axes.set_title("log-likelihood of rows")
     words = (
         f"Log-likelihoods: rows of the table have median {np.median(scores):.2f}, rows drawn from "
         f"the model {np.median(of_drawn):.2f} nats"

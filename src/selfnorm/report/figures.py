@@ -13,7 +13,7 @@ from selfnorm._context import seeded
 from selfnorm.chain import row_bounds
 from selfnorm.columns import Column, Schema
 from selfnorm.density import EBM
-from selfnorm.evaluation import draw_log_weights
+from selfnorm.distributions import draw_log_weights
 from selfnorm.plotting import (
     Scale,
     new_figure,

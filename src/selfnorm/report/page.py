@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,6 +149,16 @@ def check_page(path: str | os.PathLike[str]) -> Path:
     if not path.absolute().parent.is_dir():
         raise DataError(f"{path.parent}: no such folder; create it first")
     return path
+
+
+def findings_of(function: Callable[[], Any]) -> list[str]:
+    """What a function warns of, which is passed on, too."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", SelfnormWarning)
+        function()
+    for each in found:
+        warnings.warn(each.message, stacklevel=3)
+    return [str(each.message) for each in found if issubclass(each.category, SelfnormWarning)]
 
 
 def write_page(html: str, path: Path) -> None:

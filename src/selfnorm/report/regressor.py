@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,7 @@ def regressor_report(
     *,
     train: Any = None,
     seen: bool = False,
+    unseen: Sequence[str] = (),
     about: About,
     seed: int = 0,
 ) -> str:
@@ -50,12 +52,14 @@ def regressor_report(
         estimator: the model.
         X: inputs, a table of any kind that it takes.
         y: targets ``(n,)``; of several, ``(n, d)``, only likelihoods and training are shown.
-        train: ``(X, y)`` that the simple laws are fitted to.
+        train: ``(X, y)`` that the simple models are fitted to.
         seen: whether the model was fitted to these rows.
+        unseen: what is odd about the rows, such as levels that training had not.
         about: names.
         seed: for folds, samples and which rows of a large table are looked at.
     """
     need_matplotlib()
+    about = about.of_frame(X)
     y = np.asarray(y, dtype=np.float64)
     n = figures.n_rows(X)
     looked_at = figures.some_rows(n, _MAX_ROWS, seed)
@@ -74,7 +78,7 @@ def regressor_report(
     )
     if not one:
         page.section("Verdict")
-        show_verdict(page, comparison, bounds)
+        show_verdict(page, comparison, bounds, unseen=unseen)
         _fitted(page, estimator, X, n, about)
         _likelihood(page, estimator, comparison, bounds, len(few))
         _training(page, estimator)
@@ -82,7 +86,7 @@ def regressor_report(
         return page.html()
     pit, crps = estimator.pit_and_crps(rows, labels)
     page.section("Verdict")
-    _verdict(page, comparison, bounds, pit)
+    _verdict(page, comparison, bounds, pit, unseen)
     _fitted(page, estimator, X, n, about)
     _likelihood(page, estimator, comparison, bounds, len(few))
     page.section("Calibration")
@@ -99,22 +103,22 @@ def regressor_report(
 def _compare(
     estimator: Any, X: Any, y: np.ndarray, train: Any, seen: bool, seed: int
 ) -> Comparison:
-    """The model and simple laws of the same targets."""
+    """The model and simple models of the same targets."""
     step = float(estimator.label_step_) if estimator.n_outputs_ == 1 else 0.0
     log_prob = estimator.log_mass if step else estimator.log_prob
     words = (
-        f"The simple laws are fitted to four fifths of these rows and judged on the last, "
+        f"The simple models are fitted to four fifths of these rows and judged on the last, "
         f"{peers.N_FOLDS} times over. The model was fitted to another table; whether it shares "
         "rows with this one is not known here."
     )
     if seen:
         words = (
             "This is the table that the model was fitted to; each of its members held out a tenth "
-            "of the rows, another one each. All figures flatter model and simple laws alike. Rows "
-            "that were not in it judge fairly."
+            "of the rows, another one each. All figures flatter this model and simple ones alike. "
+            "Rows that were not in it judge fairly."
         )
     elif train is not None:
-        words = "The simple laws are fitted to the training table that was given."
+        words = "The simple models are fitted to the training table that was given."
     found = Comparison(log_prob(X, y), words=words, fair=not seen)
     if estimator.n_outputs_ > 1:
         return found
@@ -145,16 +149,18 @@ def _numbers(estimator: Any, X: Any) -> np.ndarray:
     return np.asarray(X, dtype=np.float64)
 
 
-def _verdict(page: Page, comparison: Comparison, bounds: Bounds, pit: np.ndarray) -> None:
+def _verdict(
+    page: Page, comparison: Comparison, bounds: Bounds, pit: np.ndarray, unseen: Sequence[str]
+) -> None:
     inside = central_coverage(pit, 0.9)
     error = 2 * math.sqrt(0.09 / len(pit))
     calibrated = f"Its 90 % intervals hold {100 * inside:.1f} % of the labels" + (
-        ", as they should."
+        f", within chance of 90 % on {len(pit):,} rows."
         if abs(inside - 0.9) <= error
         else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
         f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
     )
-    show_verdict(page, comparison, bounds, calibrated)
+    show_verdict(page, comparison, bounds, calibrated, unseen)
 
 
 def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
@@ -199,7 +205,7 @@ def _shortened(names: list[str], most: int = 12) -> str:
 def _likelihood(
     page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, n_checked: int
 ) -> None:
-    page.section("Likelihood against simple laws")
+    page.section("Likelihood against simple models")
     comparison.show(page)
     page.words(comparison.words)
     if estimator.n_outputs_ == 1 and estimator.label_step_ > 0:
@@ -248,7 +254,7 @@ def _calibration(
     page.figures([(figure, words)], wide=True)
     page.words(
         "Left: of a calibrated model the dots lie on the diagonal. Right: the histogram is flat; a "
-        "bowl is a sign of laws that are too narrow, a hill of laws that are too wide.",
+        "bowl is a sign of distributions that are too narrow, a hill of ones that are too wide.",
     )
 
 
@@ -256,7 +262,7 @@ def _examples(
     page: Page, estimator: Any, X: Any, y: np.ndarray, looked_at: np.ndarray, about: About
 ) -> None:
     page.words(
-        "The whole law of the target for some rows, from the lowest to the highest prediction: "
+        "The whole distribution of the target for some rows, lowest to highest prediction: "
         "shaded the central 90 %, dashed what was observed."
     )
     panels = []

@@ -2,11 +2,13 @@
 
 from selfnorm.report import plot_density_model, plot_regressor
 from selfnorm.tables.density import EnergyDensity
+from selfnorm.tables.detector import OutlierDetector
 from selfnorm.tables.regressor import EnergyRegressor, RegressorNetwork
 
 __all__ = [
     "EnergyDensity",
     "EnergyRegressor",
+    "OutlierDetector",
     "RegressorNetwork",
     "plot_density_model",
     "plot_regressor",

@@ -13,7 +13,6 @@ import copy
 import dataclasses
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -32,10 +31,9 @@ from torch import Tensor
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
-from selfnorm.chain import N_NODES, TableChain, table_options
+from selfnorm.chain import N_NODES, TableChain
 from selfnorm.columns import (
     GAP,
-    CodedColumns,
     Column,
     Columns,
     Part,
@@ -46,21 +44,18 @@ from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.report import About, check_page, density_report, write_page
-from selfnorm.tables import answers, members
-from selfnorm.training import History, TrainingOptions, seconds, split_rows
+from selfnorm.report import About, Facts, check_page, density_report, findings_of, write_page
+from selfnorm.tables import answers, members, training
+from selfnorm.training import History, split_rows
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
-JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
-SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
 RARE = 0.01  # share of rows not seen that are called outliers
-PIECE = 2**16  # rows coded and scored at a time
 MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
-class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
+class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
     r"""The normalised law of the rows of any table, with bounds on every log-likelihood.
 
     Columns may hold numbers, text, booleans, categories, dates and gaps; a table may be a pandas or
@@ -153,6 +148,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     """
 
     held_out_: np.ndarray
+    n_iter_: int
+    model_: EBM | TableChain
+    proposal_: Any
 
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
         "method": [StrOptions({"auto", "joint", "autoregressive"})],
@@ -228,10 +226,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         file ``checkpoint``, from which the same fit goes on after a kill.
         """
         check_device(self.device)
-        began = time.perf_counter()
-        self._deadline = None
-        if self.max_time is not None:
-            self._deadline = time.perf_counter() + seconds(self.max_time)
+        clock = training.Clock(self.max_time)
         X, n = self._check(X, reset=True)
         if n < MINIMUM_ROWS:
             raise DataError(
@@ -259,35 +254,55 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         seed = _seed(self.random_state)
         self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
         counted = weights > 0
-        coded, open_ = (torch.from_numpy(each[counted]) for each in (x, extra))
-        of_rows = torch.from_numpy(weights[counted])
+        if not counted.all():
+            x, extra = x[counted], extra[counted]
+        rows = training.Rows(*(torch.from_numpy(each) for each in (x, extra, weights[counted])))
+        coded, open_ = rows.coded, rows.open_
         rng = np.random.default_rng(seed)
         some = torch.from_numpy(rng.permutation(len(coded))[:SCORED_ROWS])
         self.consistency_: dict[str, float] = {}
         self._how = "rows held out"
         self.members_: list[members.Member] = []
         self._simple: list[TableMixture] = []
+        lower, verdict = math.nan, ""
         with float32_on_cpu():
             if self.method_ == "joint":
                 numbers = coded[..., 1].contiguous()
                 if sample_weight is not None:
                     share = weights[counted] / weights.sum()
                     numbers = numbers[rng.choice(len(numbers), len(numbers), p=share)]
-                lower = self._train_joint(numbers, seed, checkpoint)
+                lower = self._train_joint(numbers, seed, checkpoint, clock)
                 places = some[:0]
                 if sample_weight is None:
-                    places = torch.from_numpy(self.held_out_)[:JUDGED_ROWS]
+                    places = torch.from_numpy(self.held_out_)[: training.JUDGED_ROWS]
                 scores = self._log_prob(coded[places], open_[places])
             else:
-                places, scores = self._train_chain(coded, open_, of_rows, seed, checkpoint)
-                lower = math.nan
+                law = training.train_law(
+                    rows,
+                    self.schema_.parts,
+                    sizes={} if self.hidden is None else {"hidden": self.hidden},
+                    options=self._stated(seed),
+                    n_init=int(self.n_init),
+                    validation_fraction=self.validation_fraction,
+                    device=self.device or "cpu",
+                    checkpoint=checkpoint,
+                    clock=clock,
+                )
+                self.model_, self.proposal_ = law.chain, None
+                self.history_, self.n_iter_ = law.history, law.n_steps
+                self.members_, self._simple = law.members, law.simple
+                self.held_out_, self._how, verdict = law.held_out, law.how, law.verdict
+                places, scores = law.places, law.scores
         if sample_weight is not None:
             self.held_out_ = np.flatnonzero(counted)[self.held_out_]
         if isinstance(self.model_, TableChain):
-            checked = self.model_.columns.pack(coded[some if len(places) == 0 else places])[0]
-            self._worth = self._worth_of_parts(checked)
-            self.consistency_ = answers.consistency(self.model_, checked, seed)
-        self._conclude(coded, open_, of_rows, some, places, scores, lower, began)
+            checked = coded[some if len(places) == 0 else places]
+            if math.isfinite(clock.total):
+                checked = checked[: training.CHECKED_ROWS]
+            packed = self.model_.columns.pack(checked)[0]
+            self._worth = self._worth_of_parts(packed)
+            self.consistency_ = answers.consistency(self.model_, packed, seed)
+        self._conclude(rows, some, places, scores, lower, verdict, clock)
         return self
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -297,7 +312,9 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         is that of the row's other columns. A value that was never seen has the probability that
         the schema reserves for such, and a warning names it.
         """
-        return np.concatenate([self._log_prob(*piece).numpy() for piece in self._pieces(X, PIECE)])
+        return np.concatenate(
+            [self._log_prob(*piece).numpy() for piece in self._pieces(X, training.PIECE)]
+        )
 
     def log_mass(self, X: Any) -> np.ndarray:
         """The same as :meth:`score_samples`, where whole numbers have probabilities already."""
@@ -497,12 +514,11 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         coded, _ = self._rows(X)
         model = self._chain()
         packed = model.columns.pack(coded)[0]
-        found = {}
+        tails, found = answers.tail_probabilities(model, packed), {}
         for column in self.schema_.columns:
             if column.modelled:
                 places = self.schema_.parts_of([column.name])
-                tails = [answers.tail_probabilities(model, packed, part) for part in places]
-                found[column.name] = 1 - (1 - np.min(tails, axis=0)) ** len(places)
+                found[column.name] = 1 - (1 - tails[:, places].min(1)) ** len(places)
             elif isinstance(X, np.ndarray | list):  # by position
                 found[column.name] = np.full(len(packed), np.nan)
         return numbers_like(X, found)
@@ -562,21 +578,37 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         'report.html'
         """
         path = check_page(path)
-        coded, _ = self._rows(X)
-        again = self.fitted_to_.get("digest") == digest(coded.numpy())
+        unseen = findings_of(lambda: self._rows(X))
         with warnings.catch_warnings():  # what is odd about the rows was told above
             warnings.simplefilter("ignore", SelfnormWarning)
+            again = self.fitted_to_.get("digest") == digest(self._rows(X)[0].numpy())
             page = density_report(
                 self,
                 X,
                 self._scored,
                 train=train,
                 held_out=self.held_out_ if again else None,
+                unseen=unseen,
                 about=about or About(),
                 seed=_seed(random_state),
             )
         write_page(page, path)
         return path
+
+    def facts(self) -> dict[str, str]:
+        """What was fitted, in words; empty before the fit."""
+        if not hasattr(self, "judgement_"):
+            return {}
+        how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
+        kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns[:20]]
+        more = len(self.schema_.columns) - len(kinds)
+        return {
+            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} columns",
+            "method": f"{self.method_}: {how[self.method_]}",
+            "judged": str(self.judgement_),
+            "columns": ", ".join(kinds) + (f" and {more} more" if more else ""),
+            "measure": self.schema_.fingerprint,
+        }
 
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
@@ -613,9 +645,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 for m in self.members_
             ],
             "simple": [saving.describe(law) for law in self._simple],
-            "judgement": {
-                k: None if v != v else v for k, v in dataclasses.asdict(self.judgement_).items()
-            },
+            "judgement": self.judgement_.to_dict(),
         }
         if self.method_ == "joint":
             tensors = {
@@ -671,10 +701,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             members.Member(name, weight, math.nan if score is None else score)
             for name, weight, score in told
         ]
-        early = {"rows": 0, "how": "fitted by an earlier version", "verdict": ""}
-        judged = config.get("judgement", early | dict.fromkeys(("score", "error", "seconds")))
-        judged = {k: math.nan if v is None else v for k, v in judged.items()}
-        estimator.judgement_ = members.Judgement(**judged)
+        estimator.judgement_ = members.Judgement.from_dict(config.get("judgement"))
         estimator.n_features_in_ = int(config["n_features"])
         if "schema" in config:
             estimator.schema_ = Schema.from_dict(config["schema"])
@@ -703,7 +730,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
 
     # -- training -------------------------------------------------------------------------------
 
-    def _train_joint(self, x: Tensor, seed: int, checkpoint: Any) -> float:
+    def _train_joint(self, x: Tensor, seed: int, checkpoint: Any, clock: training.Clock) -> float:
         """One energy over all columns; returns the lower bound, if there is one.
 
         Restarts differ in their energies alone: base and proposal are those of
@@ -728,7 +755,8 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
                 EBM(joint_energy(d, n, self.hidden), base=recipe.model.base)
                 for _ in range(int(self.n_init) - len(kept))
             ]
-        options = recipe.options.given(**self._stated(seed), checkpoint=checkpoint)
+        stated = self._stated(seed) | clock.run_for(0.95)
+        options = recipe.options.given(**stated, checkpoint=checkpoint)
         if options.validate_every is None and options.max_steps is not None:
             options = options.given(validate_every=max(25, options.max_steps // 20))
         common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
@@ -738,156 +766,19 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
             histories = [fit(models[0], train, **common, options=options)]
         else:
             histories = fit_many(models, train, **common, options=options)
-        best, self.history_ = _best(models, histories)
-        self.n_iter_: int = self.history_.n_steps
-        self.model_: EBM | TableChain = best.cpu().double().eval()
-        self.proposal_: Any = recipe.proposal.cpu().double().eval()
+        best, self.history_ = training.best(models, histories)
+        self.n_iter_ = self.history_.n_steps
+        self.model_ = best.cpu().double().eval()
+        self.proposal_ = recipe.proposal.cpu().double().eval()
         at_best = [
             r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step
         ]
         return at_best[-1] + float(columns.log_jacobian) if at_best else math.nan
 
-    def _train_chain(
-        self, x: Tensor, extra: Tensor, weights: Tensor, seed: int, checkpoint: Any
-    ) -> tuple[Tensor, Tensor]:
-        """A chain over the parts of coded rows ``(n, p, 2)``, and what is mixed with it.
-
-        Small tables are judged by folds: each order of the chain is trained without one of them,
-        all at once; then all orders go on with all rows. Of larger ones a part is held out.
-
-        Returns the rows that were judged and their scores.
-        """
-        n, parts, device = len(x), self.schema_.parts, self.device or "cpu"
-        defaults = table_options(n, parts, device)
-        sizes, task = dict(defaults.model), dict(defaults.task)
-        if self.hidden is not None:
-            sizes["hidden"] = self.hidden
-        n_folds = sizes["orderings"] // defaults.orders_per_fold if defaults.orders_per_fold else 1
-        with seeded(seed):
-            train, held_out = torch.arange(n), None
-            if n_folds == 1:
-                train, held_out = split_rows(train, self.validation_fraction)
-            folds = members.folds_of(n, n_folds, held_out)
-        self.held_out_ = _in_order(held_out)
-        judged = folds >= 0
-        complete = bool((x[..., 0] != GAP).all())
-        kinds = []
-        if n < SIMPLE_BELOW and bool(judged.any()) and not any(part.gap for part in parts):
-            kinds = list(
-                members.kinds_for(int(n - judged.sum() / n_folds), parts, complete=complete)
-            )
-        simple = members.held_out_scores(kinds, parts, x, weights, folds, seed)
-        lines = n_folds > 1 and bool(kinds)
-        straight = lines and members.coordinates(simple)
-        columns = members.columns_of(parts, x[train], straight=straight)
-        packed = columns.pack(x)[0]
-        # how much a row counts for each order: in training, and where it is held out
-        order_fold = torch.arange(sizes["orderings"]) % n_folds
-        out = folds.unsqueeze(1) == order_fold
-        counts = (weights / weights.mean()).float().unsqueeze(1)
-        counted, held = counts * ~out, counts * out
-        with seeded(seed):
-            models = [
-                TableChain(parts, n_knots=columns.n_knots, lines=lines, **sizes)
-                .set_columns(columns)
-                for _ in range(int(self.n_init))
-            ]  # fmt: skip
-        options = defaults.fit | self._stated(seed)
-        if not bool(judged.any()):
-            options["patience"] = None
-        # a step for b alone draws many samples: no more than an eighth of the run
-        task["polish_steps"] = min(task["polish_steps"], max(0, options["max_steps"] // 8))
-        if self._deadline is not None:
-            task["polish_steps"] = min(task["polish_steps"], 10)
-        common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
-        rows = packed.float()
-        data = rows[train], (counted / counted[train].mean())[train]
-        common["val_data"] = (rows[judged], held[judged]) if bool(judged.any()) else None
-        histories = []
-        for k, model in enumerate(models):
-            own = None if checkpoint is None else f"{os.fspath(checkpoint)}{f'.{k}' if k else ''}"
-            if lines:
-                model.start_at_lines(packed, counted)
-            how = TrainingOptions(**options, checkpoint=own)
-            histories.append(fit(model.to(device), data, **common, options=how))
-        chain, self.history_ = _best(models, histories)
-        assert isinstance(chain, TableChain)
-        self.n_iter_ = self.history_.n_steps
-        log_p = self._judge(chain, x, folds, order_fold, columns, straight)
-        if n_folds > 1 and self.history_.stopped != "interrupted":
-            steps = (self.history_.best_step or self.n_iter_) // 2
-            last = {"max_steps": max(1, steps), "lr": options["lr"] / 2, "schedule": "cosine"}
-            last |= {"patience": None, "validate_every": None, "progress": False}
-            own = None if checkpoint is None else f"{os.fspath(checkpoint)}.all"
-            how = TrainingOptions(**options | last, checkpoint=own)
-            whole = (rows, counts.expand(-1, len(order_fold)).contiguous())
-            self.n_iter_ += fit(chain, whole, **common | {"val_data": None}, options=how).n_steps
-        # float64 from here on: a row's score must not depend on the rows it is scored with
-        self.model_ = chain.cpu().double().eval()
-        self.model_.columns.load_state_dict(columns.state_dict())  # every digit of the map
-        self.proposal_ = None
-        self._how = f"{n_folds} folds" if n_folds > 1 else f"{int(judged.sum())} rows held out"
-        return self._mix(simple, log_p, x, extra, weights, seed)
-
-    def _mix(
-        self,
-        simple: dict[members.Kind, np.ndarray],
-        of_chain: np.ndarray,
-        x: Tensor,
-        extra: Tensor,
-        weights: Tensor,
-        seed: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Weigh chain and simple densities by rows not seen; returns these rows, their scores."""
-        names = [members.CHAIN, *(kind.name for kind in simple)]
-        places = np.flatnonzero(np.isfinite(of_chain))
-        if len(places) == 0:
-            self.members_, self._verdict = [members.Member(members.CHAIN, 1.0, math.nan)], ""
-            return torch.from_numpy(places), torch.zeros(0, dtype=torch.float64)
-        log_p = np.stack([of_chain, *simple.values()], 1)[places]
-        rows = weights.numpy()[places]
-        found = members.mixture_weights(log_p, rows, members.CHAIN_PRIOR)
-        open_ = extra.sum(-1).numpy()[places]
-        scores = np.average(log_p + open_[:, None], axis=0, weights=rows)
-        triples = zip(names, found.tolist(), scores.tolist(), strict=True)
-        self.members_ = [members.Member(*triple) for triple in triples]
-        maps = {s: members.columns_of(self.schema_.parts, x, straight=s) for s in (True, False)}
-        self._simple = [
-            members.simple_density(kind, maps[kind.straight], x, weights, seed).eval()
-            for kind, weight in zip(simple, found[1:], strict=True)
-            if weight > 0
-        ]
-        self._verdict = members.verdict(log_p, rows)
-        return torch.from_numpy(places), torch.from_numpy(members.mixed(log_p, found) + open_)
-
-    @torch.no_grad()
-    def _judge(
-        self, chain: TableChain, x: Tensor, folds: Tensor, order_fold: Tensor,
-        columns: CodedColumns, straight: bool,
-    ) -> np.ndarray:  # fmt: skip
-        """Log-densities ``(n,)`` of the rows in folds by the orders that have not seen them."""
-        parts, found = self.schema_.parts, np.full(len(x), np.nan)
-        chain.eval()
-        n_folds = int(order_fold.max()) + 1
-        for fold in range(n_folds):
-            here = torch.nonzero(folds == fold).flatten()[:JUDGED_ROWS]
-            if len(here) == 0:
-                continue
-            packed, slope = columns.pack(x[here])
-            of_orders = answers.shares(chain, packed.to(chain.places)).sum(-1)[order_fold == fold]
-            log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
-            log_p = log_p + slope.sum(-1)
-            if n_folds > 1 and not straight:
-                others = members.columns_of(parts, x[folds != fold], straight=False)
-                log_p = log_p + members.by_another_map(columns, others, x[here])
-            found[here.numpy()] = log_p.numpy()
-        return found
-
     def _stated(self, seed: int) -> dict[str, Any]:
         """Training options that the user stated."""
         stated = {
             "max_steps": self.max_steps,
-            "max_time": self._time_for_one(),
             "batch_size": self.batch_size,
             "lr": self.learning_rate,
             "weight_decay": self.weight_decay,
@@ -898,14 +789,13 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
 
     def _conclude(
         self,
-        coded: Tensor,
-        open_: Tensor,
-        weights: Tensor,
+        rows: training.Rows,
         some: Tensor,
         places: Tensor,
         scores: Tensor,
         lower: float,
-        began: float,
+        verdict: str,
+        clock: training.Clock,
     ) -> None:
         """Threshold of outliers, log-likelihood and closing words, by rows not seen if there are.
 
@@ -914,7 +804,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         """
         score, error, how = math.nan, math.nan, self._how
         if len(places):
-            share = weights[places] / weights[places].sum()
+            share = rows.weights[places] / rows.weights[places].sum()
             score = float((share * scores).sum())
             error = float((share * (scores - score)).square().sum().sqrt())
         else:
@@ -923,25 +813,17 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if self.contamination != "auto" or len(places) == 0:
             judged_by = some
             # one pass by the learned b, where there is one: a threshold does not need more
-            quick = len(coded) > SCORED_ROWS and not self._how.endswith("folds")
+            quick = len(rows) > SCORED_ROWS and not self._how.endswith("folds")
             how_normalised = "learned" if quick else "quadrature"
-            of_rows = self._log_prob(coded[some], open_[some], how_normalised)
+            of_rows = self._log_prob(rows.coded[some], rows.open_[some], how_normalised)
         known = [value for value in (lower, score) if math.isfinite(value)]
         self.lower_bound_: float = known[0] if known else float(of_rows.mean())
-        comparable = (of_rows + self._correction(coded[judged_by])).numpy()
+        comparable = (of_rows + self._correction(rows.coded[judged_by])).numpy()
         rare = RARE if self.contamination == "auto" else float(self.contamination)
         self.offset_: float = float(np.percentile(comparable, 100.0 * rare))
-        seconds = time.perf_counter() - began
-        said = self._verdict if self.method_ != "joint" else ""
-        self.judgement_ = members.Judgement(len(coded), how, score, error, said, seconds)
+        self.judgement_ = members.Judgement(len(rows), how, score, error, verdict, clock.gone)
         if self.verbose:
             print(self.judgement_)
-
-    def _time_for_one(self) -> float | None:
-        """Seconds for one training run: a part of those left, closing figures come after it."""
-        if self._deadline is None:
-            return None
-        return max(0.1, 0.92 * (self._deadline - time.perf_counter())) / int(self.n_init)
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -965,6 +847,10 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
         if 0 in X.shape:
             what = "sample(s)" if X.shape[0] == 0 else "feature(s)"
             raise DataError(f"X has 0 {what} (shape={X.shape}) while a minimum of 1 is required.")
+        if not reset and hasattr(X, "columns"):
+            aside = {c.name for c in self.schema_.columns if not c.modelled} - {*X.columns}
+            if aside and aside == {c.name for c in self.schema_.columns} - {*X.columns}:
+                return X, int(X.shape[0])  # samples, too, have no columns that were set aside
         validate_data(self, X, reset=reset, skip_check_array=True)
         return X, int(X.shape[0])
 
@@ -1013,7 +899,7 @@ class EnergyDensity(saving.Saved, OutlierMixin, DensityMixin, BaseEstimator):
     def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
         scores, ordinary = [], []
-        for coded, open_ in self._pieces(X, PIECE):
+        for coded, open_ in self._pieces(X, training.PIECE):
             scores.append(self._log_prob(coded, open_))
             ordinary.append(scores[-1] + self._correction(coded))
         return torch.cat(scores).numpy(), torch.cat(ordinary).numpy() - self.offset_
@@ -1220,19 +1106,6 @@ def _weights(sample_weight: Any, n: int) -> np.ndarray:
     if (weights > 0).sum() < MINIMUM_ROWS:
         raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
     return weights
-
-
-def _best(models: Sequence[Any], histories: Sequence[History]) -> tuple[Any, History]:
-    """The restart with the best score, and its record."""
-    best = max(range(len(histories)), key=lambda k: _score(histories[k]))
-    return models[best], histories[best]
-
-
-def _score(history: History) -> float:
-    """What restarts are chosen by: held-out rows where there are any, else the training's."""
-    if history.best_score is not None:
-        return history.best_score
-    return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
 
 
 def _in_order(rows: Tensor | None) -> np.ndarray:

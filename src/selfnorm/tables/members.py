@@ -6,8 +6,9 @@ folds or on a part held out, and weighed by the likelihood of the mixture on the
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class Judgement:
         rows: that were used.
         how: it was judged.
         score: mean log-likelihood of rows not seen, in the units of the table (NaN: none were
-            spared).
+            spared); of a regressor that of a target, given the inputs, by single members.
         error: standard error of the score.
         verdict: what the energies add to simple densities.
         seconds: that the fit took.
@@ -76,13 +77,28 @@ class Judgement:
             parts.append(self.how)
         return "; ".join(parts + [self.verdict] * bool(self.verdict))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; ``None`` for what is not known."""
+        return {name: None if value != value else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any] | None) -> Judgement:
+        """Of plain values, or of a model that does not tell."""
+        told = told or {"rows": 0, "how": "fitted by an earlier version", "verdict": ""}
+        unknown: dict[str, Any] = dict.fromkeys(("score", "error", "seconds"), math.nan)
+        return cls(**unknown | {name: v for name, v in told.items() if v is not None})
+
 
 def verdict(log_p: np.ndarray, rows: np.ndarray) -> str:
     """What the chain, first of the members ``log_p (n, M)``, adds on rows that were not seen."""
     if log_p.shape[1] == 1:
         return ""
     whole = mixed(log_p, mixture_weights(log_p, rows))
-    gain = whole - mixed(log_p[:, 1:], mixture_weights(log_p[:, 1:], rows))
+    return words_of_gain(whole - mixed(log_p[:, 1:], mixture_weights(log_p[:, 1:], rows)), rows)
+
+
+def words_of_gain(gain: np.ndarray, rows: np.ndarray) -> str:
+    """What is said of the ``gain (n,)`` that energies bring on rows that count by ``rows (n,)``."""
     mean = float(np.average(gain, weights=rows))
     error = float(np.std(gain) / np.sqrt(len(gain)))
     if mean < max(2 * error, 0.01):
@@ -192,17 +208,26 @@ def held_out_scores(
     weights: Tensor,
     folds: Tensor,
     seed: int,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> dict[Kind, np.ndarray]:
-    """Log-densities ``(n,)`` of coded rows by fits to the other folds; NaN where ``folds`` < 0."""
-    found = {kind: np.full(len(x), np.nan) for kind in kinds}
-    for fold in range(int(folds.max()) + 1):
-        here = folds == fold
-        rows, counts = x[~here], weights[~here]
-        maps = {s: columns_of(parts, rows, straight=s) for s in {kind.straight for kind in kinds}}
-        for kind in kinds:
-            law = simple_density(kind, maps[kind.straight], rows, counts, seed)
+    """Log-densities ``(n,)`` of coded rows by fits to the other folds; NaN where ``folds`` < 0.
+
+    Of those kinds that were reached while ``go_on``, one Gaussian in both coordinates at least.
+    """
+    found: dict[Kind, np.ndarray] = {}
+    every = [folds == fold for fold in range(int(folds.max()) + 1)]
+    maps = {
+        s: [columns_of(parts, x[~here], straight=s) for here in every]
+        for s in {kind.straight for kind in kinds}
+    }
+    for kind in sorted(kinds, key=lambda kind: kind.components != 1):
+        if kind.components != 1 and not go_on():
+            break
+        found[kind] = np.full(len(x), np.nan)
+        for here, columns in zip(every, maps[kind.straight], strict=True):
+            law = simple_density(kind, columns, x[~here], weights[~here], seed)
             found[kind][here.numpy()] = log_density(law, x[here]).numpy()
-    return found
+    return {kind: found[kind] for kind in kinds if kind in found}
 
 
 def folds_of(n: int, n_folds: int, held_out: Tensor | None) -> Tensor:

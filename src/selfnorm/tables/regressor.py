@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,19 @@ from selfnorm.conditional import (
     build_ensemble,
     quantile_edges,
     train_ensemble,
+    unseen_scores,
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.report import About, check_page, regressor_report, write_page
+from selfnorm.report import About, Facts, check_page, findings_of, regressor_report, write_page
 from selfnorm.tables.inputs import TableInputs
+from selfnorm.tables.members import Judgement, words_of_gain
+from selfnorm.tables.training import JUDGED_ROWS, Clock
 from selfnorm.training import History, TrainingOptions
 
 MINIMUM_ROWS = 5
+# shares of the time that may be taken: for the proposals, and after all training
+_PROPOSAL_SHARE, _CLOSING_SHARE = 0.5, 0.05
 _SMALLEST_SPREAD = 1e-300  # of a target: densities are up to one over it
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
 _RANGES = ("low", "high", "label_low", "label_high")
@@ -68,8 +74,10 @@ class RegressorNetwork:
 
     Parameters
     ----------
-    energy_hidden, energy_dropout : int and float
-        Width of the energies, and dropout in their trunk.
+    energy_hidden : int, default 64
+        Width of the energies.
+    dropout, energy_dropout : float, default 0.05 and 0.1
+        In the trunk of the proposals, and in that of the energies.
     energy_epochs : int, default None
         Passes over the data for the energies; ``None`` chooses by the number of rows, 0 leaves the
         ensemble of mixture density networks.
@@ -95,6 +103,7 @@ class RegressorNetwork:
     """
 
     energy_hidden: int = 64
+    dropout: float = 0.05
     energy_dropout: float = 0.1
     energy_epochs: int | None = None
     energy_learning_rate: float = 1e-3
@@ -109,6 +118,7 @@ class RegressorNetwork:
     def __post_init__(self) -> None:
         allowed = {
             "energy_hidden": [_POSITIVE_COUNT],
+            "dropout": [_SHARE],
             "energy_dropout": [_SHARE],
             "energy_epochs": [_COUNT, None],
             "energy_learning_rate": [_POSITIVE],
@@ -126,7 +136,7 @@ class RegressorNetwork:
 _OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
 
 
-class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
+class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
     r"""The whole law of ``y`` given ``x``: multimodal, skewed, bounded, normalised for every ``x``.
 
     ``p(y|x) = mean_k q_k(y|x) exp(-E_k(x, y)) / Z_k(x)`` over ``n_members`` members: ``q_k`` a
@@ -146,12 +156,13 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         What is seldom tuned: the energies' width, epochs and learning rate, bins and waves.
     max_epochs : int, default None
         Passes over the data for the proposals; ``None`` chooses by the number of rows.
+    max_time : float or str, default None
+        Seconds that a fit may take, or a text such as ``"90s"`` or ``"5min"``; the learning rate
+        falls with the time. The numbers then depend on the machine.
     batch_size : int, default None
         Rows per step; ``None`` chooses.
     learning_rate, weight_decay : float
         Of AdamW: of the proposals, and of both stages.
-    dropout : float, default 0.05
-        In the trunk of the proposals.
     validation_fraction : float, default 0.1
         Share of the rows each member holds out to stop early; every member holds out other rows.
     patience : int, default 15
@@ -164,7 +175,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
     random_state : int, RandomState instance or None
         Same value, same bits on the CPU.
     verbose : bool, default False
-        Show progress bars.
+        Show progress bars, and what the fit came to.
 
     Attributes
     ----------
@@ -183,6 +194,10 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         ``cdf`` are those of the law that is spread over the cells.
     fitted_to_ : dict
         Number of ``rows`` of the training table and a ``digest``, by which it is known again.
+    judgement_ : Judgement
+        What the fit came to: rows used, log-likelihood of rows not seen with its standard error,
+        each member on those that it held out, what the energies add to the mixtures, seconds. Its
+        text closes a ``verbose`` fit.
     log_norm_error_ : float
         Mean distance of ``log`` mass under the learned ``b(x)`` from 0, over at most 256 training
         inputs evenly spaced in the table (128 with several targets).
@@ -201,16 +216,18 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
     (3, 3)
     """
 
+    judgement_: Judgement
+
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
         "n_members": [_POSITIVE_COUNT],
         "n_components": [_POSITIVE_COUNT],
         "hidden": [_POSITIVE_COUNT],
         "network": [RegressorNetwork, None],
         "max_epochs": [_POSITIVE_COUNT, None],
+        "max_time": [_POSITIVE, str, None],
         "batch_size": [_POSITIVE_COUNT, None],
         "learning_rate": [_POSITIVE],
         "weight_decay": [_NOT_NEGATIVE],
-        "dropout": [_SHARE],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
         "patience": [_POSITIVE_COUNT, None],
         "discrete": [StrOptions({"auto"}), None],
@@ -228,10 +245,10 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         hidden: int = 128,
         network: RegressorNetwork | None = None,
         max_epochs: int | None = None,
+        max_time: float | str | None = None,
         batch_size: int | None = None,
         learning_rate: float = 3e-3,
         weight_decay: float = 0.03,
-        dropout: float = 0.05,
         validation_fraction: float = 0.1,
         patience: int | None = 15,
         discrete: str | None = "auto",
@@ -244,10 +261,10 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         self.hidden = hidden
         self.network = network
         self.max_epochs = max_epochs
+        self.max_time = max_time
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
-        self.dropout = dropout
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.discrete = discrete
@@ -283,6 +300,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         ends in ``.energy``), from which the same fit goes on after a kill.
         """
         check_device(self.device)
+        clock = Clock(self.max_time)
         refuse_repeated_names(X)
         refuse_repeated_names(y, "y")
         refuse_text_target(y)
@@ -314,11 +332,20 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
                 f"{weighted} (and some hundreds to be of use)"
             )
         weight = None if weight is None else weight / weight.mean()
-        self._fit_rows(rows, labels, weight, None if checkpoint is None else os.fspath(checkpoint))
+        saved = None if checkpoint is None else os.fspath(checkpoint)
+        self._fit_rows(rows, labels, weight, saved, clock)
+        self.judgement_ = dataclasses.replace(self.judgement_, seconds=clock.gone)
+        if self.verbose:
+            print(self.judgement_)
         return self
 
     def _fit_rows(
-        self, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, checkpoint: str | None
+        self,
+        X: np.ndarray,
+        y: np.ndarray,
+        weight: np.ndarray | None,
+        checkpoint: str | None,
+        clock: Clock,
     ) -> None:
         if (np.ptp(y, axis=0) <= 1e-12 * np.abs(y).max(axis=0)).any():
             raise DataError(
@@ -342,7 +369,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         seed = _seed(self.random_state)
         jitter = np.asarray(steps) / self._y_columns.scale.numpy()
         with float32_on_cpu():
-            self._train(X, y, weight, jitter, seed, checkpoint)
+            self._train(X, y, weight, jitter, seed, checkpoint, clock)
         self.label_grid_ = LabelGrid.of(y[:, 0], steps[0]) if self.n_outputs_ == 1 else None
         if self.label_grid_ is not None:
             ends = _mapped(self.label_grid_.ends.numpy()[:, None], self._y_columns).T
@@ -362,6 +389,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         jitter: np.ndarray,
         seed: int,
         checkpoint: str | None,
+        clock: Clock,
     ) -> None:
         n = len(X)
         device = torch.device(self.device or "cpu")
@@ -399,23 +427,31 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
                 "progress": self.verbose,
             }
             per_epoch = max(1, len(rows.train) // common["batch_size"])
-            epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 40, 400))
-            first = TrainingOptions(
-                max_epochs=epochs, lr=self.learning_rate, checkpoint=checkpoint, **common
+            epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 25, 400))
+            energy_epochs = network.energy_epochs
+            if energy_epochs is None:
+                energy_epochs = int(np.clip(1200 / per_epoch, 10, 150))
+            closing = _CLOSING_SHARE * clock.total if self.max_time is not None else 0.0
+
+            def options(suffix: str, share: float, **own: Any) -> TrainingOptions:
+                """Of one stage, which has its share of the time that is left."""
+                saved = None if checkpoint is None else f"{checkpoint}{suffix}"
+                return TrainingOptions(
+                    **common, **own, **clock.run_for(share, closing), checkpoint=saved
+                )
+
+            energies = partial(
+                options, ".energy", 1.0, max_epochs=energy_epochs, lr=network.energy_learning_rate
             )
-            if network.energy_epochs is None:
-                epochs = int(np.clip(1200 / per_epoch, 15, 150))
-            else:
-                epochs = network.energy_epochs
-            second = None
-            if epochs > 0:
-                lr = network.energy_learning_rate
-                saved = None if checkpoint is None else f"{checkpoint}.energy"
-                second = TrainingOptions(max_epochs=epochs, lr=lr, checkpoint=saved, **common)
-            n_samples = network.n_samples or (8 if n > 5000 else 16)
+            share = _PROPOSAL_SHARE if energy_epochs else 1.0
             self.history_: list[History] = train_ensemble(
-                model, rows, proposal_options=first, energy_options=second, n_samples=n_samples
+                model,
+                rows,
+                proposal_options=options("", share, max_epochs=epochs, lr=self.learning_rate),
+                energy_options=energies if energy_epochs else None,
+                n_samples=network.n_samples or (8 if n > 5000 else 16),
             )
+            self._judge(model, rows)
         self.n_iter_ = sum(h.n_steps for h in self.history_)
         z, t = z.cpu(), t.cpu()
         ranges = (z.amin(0), z.amax(0), t.amin(0), t.amax(0))
@@ -425,6 +461,25 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             some = z[:: -(-n // _CHECKED_ROWS[self.n_outputs_ > 1])].double()
             error = self._predictive.log_norm_error(some)
         self.log_norm_error_ = float(error.abs().mean())
+
+    def _judge(self, model: ConditionalEBM, rows: MemberRows) -> None:
+        """What the fit came to, by rows that each member has held out."""
+        log_q, log_p, weight = (
+            each.double().flatten().cpu().numpy()
+            for each in unseen_scores(model, rows, JUDGED_ROWS // self.n_members)
+        )
+        share = weight / weight.sum()
+        score = float((share * log_p).sum())
+        error = float(np.sqrt(np.square(share * (log_p - score)).sum()))
+        score -= float(self._y_columns.scale.log().sum())
+        self.judgement_ = Judgement(
+            rows=len(rows.x),
+            how="each member on rows that it held out",
+            score=score,
+            error=error,
+            verdict=words_of_gain(log_p - log_q, weight),
+            seconds=math.nan,
+        )
 
     def _build(
         self,
@@ -442,7 +497,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             components=self.n_components,
             width=self.hidden,
             energy_width=network.energy_hidden,
-            dropout=(self.dropout, network.energy_dropout),
+            dropout=(network.dropout, network.energy_dropout),
             frequencies=[2.0**j for j in range(network.n_frequencies)],
             input_edges=input_edges,
             label_edges=label_edges,
@@ -602,23 +657,37 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             For samples and folds.
         """
         path = check_page(path)
-        self._pairs(X, y)  # refuses what does not fit, before the work
+        unseen = findings_of(lambda: self._pairs(X, y))  # refuses what does not fit, too
         labels = np.asarray(y, dtype=np.float64)
         labels = labels.reshape(len(labels), -1)
-        again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
         with warnings.catch_warnings():  # what is odd about the rows was told above
             warnings.simplefilter("ignore", SelfnormWarning)
+            again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
             page = regressor_report(
                 self,
                 X,
                 y,
                 train=train,
                 seen=again,
+                unseen=unseen,
                 about=about or About(),
                 seed=_seed(random_state),
             )
         write_page(page, path)
         return path
+
+    def facts(self) -> dict[str, str]:
+        """What was fitted, in words; empty before the fit."""
+        if not hasattr(self, "history_"):
+            return {}
+        steps = sum(history.n_steps for history in self.history_)
+        values = f"in steps of {self.label_step_:.4g}" if self.label_step_ > 0 else "continuous"
+        return {
+            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} inputs",
+            "target": values if self.n_outputs_ == 1 else f"{self.n_outputs_} targets, {values}",
+            "members": f"{self.n_members} mixture density networks, each tilted by an energy",
+            "training": f"{steps:,} steps in {sum(h.seconds for h in self.history_):.1f} s",
+        }
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Mean :meth:`log_prob` of the pairs (nats per row): higher is better."""
@@ -647,6 +716,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
             "log_norm_error": float(self.log_norm_error_),
             "fitted_to": self.fitted_to_,
             "training": [h.to_dict() for h in self.history_],
+            "judgement": self.judgement_.to_dict(),
         }
         tensors = {f"model.{k}": v for k, v in self._predictive.model.state_dict().items()}
         tensors |= {name: getattr(self._predictive, name) for name in _RANGES}
@@ -696,6 +766,7 @@ class EnergyRegressor(saving.Saved, RegressorMixin, BaseEstimator):
         self.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
         self.history_ = [History.from_dict(h) for h in config["training"]]
         self.n_iter_ = sum(h.n_steps for h in self.history_)
+        self.judgement_ = Judgement.from_dict(config.get("judgement"))
         return self
 
     def _inputs(self, X: ArrayLike) -> Tensor:

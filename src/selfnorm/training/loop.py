@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -39,7 +40,10 @@ from selfnorm.training.step import Stepper
 _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 _MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 _MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
-_STEPPING, _LOOK_EVERY = 0.93, 0.02  # shares of max_time: for steps, and between validations
+_STEPPING, _LOOK_EVERY = 0.93, 0.02  # shares of max_time: for steps, and between validations,
+_STEPS_PER_LOOK = 5  # between which at least this many times as long is spent as on one
+_LONG = 20.0  # seconds: of a run that takes longer it is said how long
+_TIMED_STEPS = 20  # by which the time of a run is foretold
 _CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
 
 
@@ -141,7 +145,8 @@ class Checkpoint:
     Args:
         path: the file.
         every: steps between two savings, those between validations by default.
-        resume: go on from an existing file of the same run; false starts afresh.
+        resume: go on from an existing file of the same run, for longer where more steps or epochs
+            are asked for; false starts afresh.
 
     Example:
         >>> options = TrainingOptions(checkpoint=Checkpoint("run.ckpt", every=100))
@@ -258,8 +263,9 @@ class TrainingOptions:
         return replace(found, ema=found.ema or None, patience=found.patience or None)
 
     def of_the_run(self) -> dict[str, Any]:
-        """The options a resumed run must share with the one it continues."""
-        return {k: v for k, v in asdict(self).items() if k not in ("progress", "checkpoint")}
+        """The options a resumed run must share with the one it continues: all but its length."""
+        free = ("progress", "checkpoint", "max_epochs", "max_steps")
+        return {k: v for k, v in asdict(self).items() if k not in free}
 
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -456,6 +462,8 @@ class _Run:
                 self._take_step()
                 bar.update()
                 due = self.step % self.validate_every == 0 or self.step == self.total
+                if self.step == _TIMED_STEPS and options.progress:
+                    self._tell_estimate()
                 if math.isfinite(self.time_to_step):
                     due = self._due_by_time()
                 if due:
@@ -492,18 +500,21 @@ class _Run:
 
     def _due_by_time(self) -> bool:
         """Whether to look now; the last time before the run's time is over."""
-        if self.step == 20 and self.options.progress:
-            self._tell_estimate()
         if self.elapsed + 1.2 * self.look_seconds >= self.time_to_step:
             self.history.stopped = "max_time"
         due = bool(self.history.stopped) or self.elapsed >= self.next_look
         return due or self.step == self.total
 
     def _tell_estimate(self) -> None:
-        """Say how far the time will go, once a few steps were timed."""
-        per_step = self.elapsed / self.step
-        steps = min(self.total, round(self.time_to_step / per_step))
-        tqdm.write(f"about {steps} of {self.total} steps in {steps * per_step:.0f} s")
+        """Say how long the run may take, once a few steps were timed."""
+        per_step = (self.elapsed - self.seconds_before) / _TIMED_STEPS
+        steps = self.total
+        if math.isfinite(self.time_to_step):
+            steps = min(steps, round(self.time_to_step / per_step))
+        if steps * per_step >= _LONG:
+            early = "" if self.options.patience is None else ", fewer where it stops early"
+            told = f"about {steps} of {self.total} steps in {steps * per_step:.0f} s{early}"
+            tqdm.write(told, file=sys.stderr)
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
@@ -577,7 +588,6 @@ class _Run:
         """Read metrics, validate, keep the best state, decide whether to go on."""
         began = time.perf_counter()
         means = self.stepper.read()
-        self.next_look = self.elapsed + _LOOK_EVERY * self.time_to_step
         if not self._guard(looking=True):
             return
         self.good = self._training_state()
@@ -610,6 +620,8 @@ class _Run:
             self.shown or _figures(record) or {"loss": f"{record.get('loss', math.nan):.3f}"}
         )
         self.look_seconds = max(self.look_seconds, time.perf_counter() - began)
+        between = max(_LOOK_EVERY * self.time_to_step, _STEPS_PER_LOOK * self.look_seconds)
+        self.next_look = self.elapsed + between
 
     def _adopt_best(self) -> None:
         if self.best is not None:
@@ -680,6 +692,11 @@ class _Run:
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         check_structure(path, state, self.n_rows)
         check_same_run(path, state, self.task, self.options.of_the_run(), fingerprint(self.data))
+        if state["step"] > self.total:
+            raise CheckpointError(
+                f"{path} was trained for {state['step']} steps, and {self.total} are asked for; "
+                "ask for as many, or use another checkpoint path"
+            )
         try:
             for earlier in (state["best"], state["good"] and state["good"]["module"]):
                 if earlier is not None:
@@ -703,5 +720,7 @@ class _Run:
         self.step, self.order = state["step"], state["order"].to(self.device)
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
         self.seconds_before = state["seconds"]
+        if self.history.stopped == "max_epochs" and self.step < self.total:
+            self.history.stopped = ""  # it is to go on for longer
         if state["random_cuda"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["random_cuda"], self.device)

@@ -22,12 +22,12 @@ from selfnorm.distributions import (
     Mixture1d,
     Proposal,
     choose_component,
+    draw_log_weights,
     gaussian_log_prob,
     mixture_log_prob,
     pick_component,
 )
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.evaluation import draw_log_weights
 from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
 from selfnorm.networks import MLP
 from selfnorm.sampling import draw

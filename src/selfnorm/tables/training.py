@@ -1,0 +1,322 @@
+"""How the law of a table is trained: a chain, judged on rows not seen, mixed with simple laws."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfnorm._context import seeded
+from selfnorm.chain import TableChain, table_options
+from selfnorm.columns import GAP, CodedColumns, Part
+from selfnorm.density import fit
+from selfnorm.distributions import TableMixture
+from selfnorm.tables import answers, members
+from selfnorm.training import History, TrainingOptions, seconds, split_rows
+
+JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
+MOST_HELD_OUT = 10_000
+SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
+PIECE = 2**16  # rows coded and scored at a time
+# Shares of the time that may be taken: for simple densities, for the first of two runs, for closing
+# figures; and rows in one figure of consistency by the time of one that is judged.
+SIMPLE_SHARE, FIRST_SHARE, CLOSING_SHARE, CHECKED_ROWS = 0.2, 0.65, 0.05, 32
+
+
+class Clock:
+    """The time of a fit, all of which counts against ``max_time``.
+
+    Example:
+        >>> Clock(None).left
+        inf
+        >>> 59 < Clock("1min").left <= 60
+        True
+    """
+
+    def __init__(self, max_time: float | str | None) -> None:
+        self.began = time.perf_counter()
+        self.total = math.inf if max_time is None else seconds(max_time)
+
+    @property
+    def gone(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self.began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.total - self.gone
+
+    def run_for(self, share: float = 1.0, spared: float = 0.0) -> dict[str, Any]:
+        """The option that gives a training run a share of the seconds left but those spared."""
+        if math.isinf(self.total):
+            return {}
+        return {"max_time": max(0.05, share * (self.left - spared))}
+
+
+@dataclass
+class TableLaw:
+    """What was trained.
+
+    Attributes:
+        chain: in double precision.
+        history: of the run that chose its state.
+        n_steps: of all runs.
+        held_out: numbers of the rows that were held out.
+        members: all that were tried, chain first; ``simple``, those kept beside it.
+        places, scores: rows that were judged, and their log-likelihoods.
+        how: they were judged.
+        verdict: what the energies add.
+    """
+
+    chain: TableChain
+    history: History
+    n_steps: int
+    held_out: np.ndarray
+    members: list[members.Member]
+    simple: list[TableMixture]
+    places: Tensor
+    scores: Tensor
+    how: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Coded rows ``(n, p, 2)``, what their codes leave open ``(n, p)``, and their weights."""
+
+    coded: Tensor
+    open_: Tensor
+    weights: Tensor
+
+    def __len__(self) -> int:
+        return len(self.coded)
+
+
+def train_law(
+    rows: Rows,
+    parts: Sequence[Part],
+    *,
+    sizes: dict[str, Any],
+    options: dict[str, Any],
+    n_init: int,
+    validation_fraction: float,
+    device: str,
+    checkpoint: Any,
+    clock: Clock,
+) -> TableLaw:
+    """A chain over the parts of coded rows, and what is mixed with it.
+
+    Small tables are judged by folds: each order of the chain is trained without one of them, all at
+    once; then all orders go on with all rows. Of larger ones a part is held out.
+
+    ``sizes`` and ``options`` are those that were stated, in place of the defaults.
+    """
+    n, seed = len(rows), options["seed"]
+    with_gaps = float((rows.coded[..., 0] == GAP).any(-1).double().mean())
+    defaults = table_options(n, parts, device, gaps=with_gaps)
+    sizes, task = defaults.model | sizes, dict(defaults.task)
+    n_folds = sizes["orderings"] // defaults.orders_per_fold if defaults.orders_per_fold else 1
+    with seeded(seed):
+        train, held_out = torch.arange(n), None
+        if n_folds == 1:
+            train, held_out = split_rows(train, min(validation_fraction, MOST_HELD_OUT / n))
+        folds = members.folds_of(n, n_folds, held_out)
+    judged = folds >= 0
+    simple = _scores_of_simple(rows, parts, folds, with_gaps == 0, seed, clock)
+    lines = n_folds > 1 and bool(simple)
+    straight = lines and members.coordinates(simple)
+    columns = members.columns_of(parts, rows.coded[train], straight=straight)
+    packed = _packed(columns, rows.coded, torch.float64 if lines else torch.float32)
+    # how much a row counts for each order: in training, and where it is held out
+    order_fold = torch.arange(sizes["orderings"]) % n_folds
+    out = folds.unsqueeze(1) == order_fold
+    counts = (rows.weights / rows.weights.mean()).float().unsqueeze(1)
+    counted, held = counts * ~out, counts * out
+    with seeded(seed):
+        models = [
+            TableChain(parts, n_knots=columns.n_knots, lines=lines, **sizes).set_columns(columns)
+            for _ in range(n_init)
+        ]
+    options = defaults.fit | options
+    if not bool(judged.any()):
+        options["patience"] = None
+    closing = _closing(models[0].to(device), packed, clock)
+    # a step for b alone draws many samples: no more than an eighth of the run
+    most = min(task["polish_steps"], closing.polish_steps)
+    task["polish_steps"] = min(most, max(0, options["max_steps"] // 8))
+    common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
+    seen = torch.nonzero(judged).flatten()[: closing.validated_rows]
+    common["val_data"] = (packed[seen].float(), held[seen]) if len(seen) else None
+    data = packed[train].float(), (counted / counted[train].mean())[train]
+    histories = []
+    for k, model in enumerate(models):
+        if lines:
+            model.start_at_lines(packed, counted)
+        share = (FIRST_SHARE if n_folds > 1 else 1.0) / (n_init - k)
+        how = TrainingOptions(
+            **options | clock.run_for(share, closing.seconds), checkpoint=_beside(checkpoint, k)
+        )
+        histories.append(fit(model.to(device), data, **common, options=how))
+    chain, history = best(models, histories)
+    n_steps = history.n_steps
+    log_p = _judge(chain, rows.coded, parts, folds, order_fold, columns, straight, closing)
+    if n_folds > 1 and history.stopped != "interrupted":
+        steps = max(1, (history.best_step or n_steps) // 2)
+        last = {"max_steps": steps, "lr": options["lr"] / 2, "schedule": "cosine"}
+        last |= {"patience": None, "validate_every": None, "progress": False}
+        how = TrainingOptions(
+            **options | last | clock.run_for(spared=closing.seconds),
+            checkpoint=_beside(checkpoint, "all"),
+        )
+        whole = (packed.float(), counts.expand(-1, len(order_fold)).contiguous())
+        n_steps += fit(chain, whole, **common | {"val_data": None}, options=how).n_steps
+    # float64 from here on: a row's score must not depend on the rows it is scored with
+    chain = chain.cpu().double().eval()
+    chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
+    how_judged = f"{n_folds} folds" if n_folds > 1 else f"{int(judged.sum())} rows held out"
+    spared = np.zeros(0, dtype=np.int64) if held_out is None else np.sort(held_out.numpy())
+    law = TableLaw(
+        chain, history, n_steps, spared, [], [], torch.zeros(0, dtype=torch.long),
+        torch.zeros(0, dtype=torch.float64), how_judged, "",
+    )  # fmt: skip
+    return _mix(law, simple, log_p, rows, parts, seed)
+
+
+def best(models: Sequence[Any], histories: Sequence[History]) -> tuple[Any, History]:
+    """The restart with the best score, and its record."""
+
+    def score(history: History) -> float:
+        """By held-out rows where there are any, else by the training's."""
+        if history.best_score is not None:
+            return history.best_score
+        return history.records[-1].get("lower", -math.inf) if history.records else -math.inf
+
+    chosen = max(range(len(histories)), key=lambda k: score(histories[k]))
+    return models[chosen], histories[chosen]
+
+
+def _beside(checkpoint: Any, name: Any) -> str | None:
+    """The file of one of several runs."""
+    if checkpoint is None:
+        return None
+    return f"{os.fspath(checkpoint)}.{name}" if name else os.fspath(checkpoint)
+
+
+def _packed(columns: CodedColumns, coded: Tensor, dtype: torch.dtype) -> Tensor:
+    """Packed rows ``(n, p, 4)``, made some at a time: their intermediates are many times as big."""
+    packed = torch.empty(*coded.shape[:2], 4, dtype=dtype)
+    for here, piece in zip(packed.split(PIECE), coded.split(PIECE), strict=True):
+        here.copy_(columns.pack(piece)[0])
+    return packed
+
+
+@dataclass(frozen=True)
+class _Closing:
+    """How much a fit may do beside its steps, so that it ends in time."""
+
+    seconds: float = 0.0  # spared for closing figures
+    judged_rows: int = JUDGED_ROWS
+    validated_rows: int | None = None
+    polish_steps: int = 10**6
+
+
+def _closing(chain: TableChain, packed: Tensor, clock: Clock) -> _Closing:
+    """Closing figures that fit into their share of the time, by the time of a few rows."""
+    if math.isinf(clock.total):
+        return _Closing()
+    few = packed[:16].to(chain.places)
+    answers.shares(chain, few)
+    began = time.perf_counter()
+    answers.shares(chain, few)
+    per_row = (time.perf_counter() - began) / len(few)
+    affordable = int(CLOSING_SHARE * max(0.0, clock.left) / per_row)
+    # three passes in double precision over the rows whose consistency is told
+    judged = min(JUDGED_ROWS, max(100, affordable - 6 * CHECKED_ROWS))
+    return _Closing(
+        seconds=1.2 * per_row * (judged + 6 * CHECKED_ROWS),
+        judged_rows=judged,
+        validated_rows=max(100, 2 * affordable),  # by a quarter of the nodes
+        polish_steps=min(60, affordable // 100),
+    )
+
+
+def _scores_of_simple(
+    rows: Rows, parts: Sequence[Part], folds: Tensor, complete: bool, seed: int, clock: Clock
+) -> dict[members.Kind, np.ndarray]:
+    """Log-densities of rows not seen by simple densities; none where they are not worth trying."""
+    n, judged = len(rows), int((folds >= 0).sum())
+    if n >= SIMPLE_BELOW or judged == 0 or any(part.gap for part in parts):
+        return {}
+    n_folds = int(folds.max()) + 1
+    kinds = list(members.kinds_for(n - judged // n_folds, parts, complete=complete))
+    until = clock.gone + SIMPLE_SHARE * clock.left
+    return members.held_out_scores(
+        kinds, parts, rows.coded, rows.weights, folds, seed, lambda: clock.gone < until
+    )
+
+
+@torch.no_grad()
+def _judge(
+    chain: TableChain, x: Tensor, parts: Sequence[Part], folds: Tensor, order_fold: Tensor,
+    columns: CodedColumns, straight: bool, closing: _Closing,
+) -> np.ndarray:  # fmt: skip
+    """Log-densities ``(n,)`` of the rows in folds by the orders that have not seen them."""
+    found = np.full(len(x), np.nan)
+    chain.eval()
+    n_folds = int(order_fold.max()) + 1
+    for fold in range(n_folds):
+        here = torch.nonzero(folds == fold).flatten()[: closing.judged_rows]
+        if len(here) == 0:
+            continue
+        packed, slope = columns.pack(x[here])
+        law = chain.of_orders(torch.nonzero(order_fold == fold).flatten().tolist())
+        of_orders = answers.shares(law, packed.to(law.places)).sum(-1)
+        log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
+        log_p = log_p + slope.sum(-1)
+        if n_folds > 1 and not straight:
+            others = members.columns_of(parts, x[folds != fold], straight=False)
+            log_p = log_p + members.by_another_map(columns, others, x[here])
+        found[here.numpy()] = log_p.numpy()
+    return found
+
+
+def _mix(
+    law: TableLaw,
+    simple: dict[members.Kind, np.ndarray],
+    of_chain: np.ndarray,
+    rows: Rows,
+    parts: Sequence[Part],
+    seed: int,
+) -> TableLaw:
+    """Weigh chain and simple densities by rows not seen."""
+    names = [members.CHAIN, *(kind.name for kind in simple)]
+    places = np.flatnonzero(np.isfinite(of_chain))
+    if len(places) == 0:
+        return replace(law, members=[members.Member(members.CHAIN, 1.0, math.nan)])
+    log_p = np.stack([of_chain, *simple.values()], 1)[places]
+    weights = rows.weights.numpy()[places]
+    found = members.mixture_weights(log_p, weights, members.CHAIN_PRIOR)
+    open_ = rows.open_[places].sum(-1).numpy()
+    scores = np.average(log_p + open_[:, None], axis=0, weights=weights)
+    triples = zip(names, found.tolist(), scores.tolist(), strict=True)
+    kept = [kind for kind, weight in zip(simple, found[1:], strict=True) if weight > 0]
+    maps = {s: members.columns_of(parts, rows.coded, straight=s) for s in {k[1] for k in kept}}
+    return replace(
+        law,
+        members=[members.Member(*triple) for triple in triples],
+        simple=[
+            members.simple_density(k, maps[k.straight], rows.coded, rows.weights, seed).eval()
+            for k in kept
+        ],
+        places=torch.from_numpy(places),
+        scores=torch.from_numpy(members.mixed(log_p, found) + open_),
+        verdict=members.verdict(log_p, weights),
+    )
