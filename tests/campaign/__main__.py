@@ -94,11 +94,11 @@ def summary(rows):
     return found
 
 
-def write_whole(path, content):
-    """A kill leaves the file of before."""
+def replaced(path, text):
+    """Write a file at once: a kill leaves the one of before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(content, indent=1) + "\n")
+    beside.write_text(text)
     beside.replace(path)
 
 
@@ -131,8 +131,8 @@ def main() -> int:
     rows, earlier = [row for row in known if row["verdict"] in FINE], failed(known)
     done = {(row["kind"], row["seed"]) for row in rows}
     worker = Worker("tests.campaign.answers")
-    with open(path, "w") as log:
-        log.writelines(lines)
+    replaced(path, "".join(lines))
+    with open(path, "a") as log:
         for kind, seed in drawn(given.number, given.seed, given.only):
             if (kind, seed) in done:
                 continue
@@ -151,7 +151,7 @@ def main() -> int:
                 sys.stdout.flush()
             content = {**about, **summary(rows), "failures_before": earlier}
             if given.keep:
-                write_whole(KEPT / f"{given.keep}.json", content)
+                replaced(KEPT / f"{given.keep}.json", json.dumps(content, indent=1) + "\n")
     worker.end()
     if not content:
         print(f"all {given.number} trials are done, see {path}")
