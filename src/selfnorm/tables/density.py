@@ -602,8 +602,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
         kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns[:20]]
         more = len(self.schema_.columns) - len(kinds)
+        rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
         return {
-            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} columns",
+            "fitted to": f"{rows} of {self.n_features_in_} columns",
             "method": f"{self.method_}: {how[self.method_]}",
             "judged": str(self.judgement_),
             "columns": ", ".join(kinds) + (f" and {more} more" if more else ""),
