@@ -83,7 +83,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Number of restarts; the one with the best held-out lower bound is kept. The joint method
         trains them as one batched model, chains one after another.
     validation_fraction : float, default 0.1
-        Share of the rows held out to choose the best state, of two thousand rows and more; smaller
+        Share of the rows held out to choose the best state, of more than 2,500 rows; smaller
         tables are judged by folds, and all of their rows are used (one energy over all columns
         spares none of fewer than 200).
     contamination : float or "auto", default "auto"
