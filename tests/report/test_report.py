@@ -170,3 +170,15 @@ def test_a_notebook_and_the_card_of_a_folder_say_what_was_fitted(mixed, tmp_path
     assert sn.EnergyDensity().facts() == {}
     density.save(tmp_path)
     assert "| fitted to | 260 rows of 3 columns |" in (tmp_path / "model_card.md").read_text()
+
+
+def test_columns_set_aside_are_not_missed_in_samples(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"id": [f"p{i:04}" for i in range(200)], "size": rng.normal(size=200)})
+    with pytest.warns(SelfnormWarning, match="'id'"):
+        density = sn.EnergyDensity(random_state=0, max_steps=10).fit(frame)
+    drawn = density.sample(5, random_state=0)
+    assert "id" not in drawn
+    assert np.isfinite(density.score_samples(drawn)).all()
+    density.report(frame, tmp_path / "r.html")
+    checked(tmp_path / "r.html")

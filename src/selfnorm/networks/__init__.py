@@ -1,5 +1,12 @@
-"""Networks: energies of rows, masked residual networks, features of numbers, ResNet-18."""
+"""Networks: energies of rows, features of numbers, masked residual networks, those of images."""
 
+from selfnorm.networks.convolutional import (
+    ConvDecoder,
+    ConvEncoder,
+    DenseDecoder,
+    DenseEncoder,
+    ResNet18,
+)
 from selfnorm.networks.perceptrons import (
     MLP,
     ExponentialFamily,
@@ -11,11 +18,14 @@ from selfnorm.networks.perceptrons import (
     perceptron,
 )
 from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
-from selfnorm.networks.resnet import ResNet18
 
 __all__ = [
     "MLP",
     "ChainLinear",
+    "ConvDecoder",
+    "ConvEncoder",
+    "DenseDecoder",
+    "DenseEncoder",
     "ExponentialFamily",
     "FourierFeatures",
     "ResMADE",

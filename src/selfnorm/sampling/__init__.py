@@ -15,19 +15,17 @@ method             needs                            exact?
 
 from selfnorm.sampling import smc
 from selfnorm.sampling.driver import METHODS, Draws, chain_ess, draw, r_hat
-from selfnorm.sampling.gradient import (
+from selfnorm.sampling.steps import (
     StepSize,
+    as_log_density,
     gradient_init,
     hmc_step,
-    mala_step,
-    value_and_gradient,
-)
-from selfnorm.sampling.target import as_log_density
-from selfnorm.sampling.weighted import (
     imh_step,
+    mala_step,
     rejection_init,
     rejection_step,
     sir_step,
+    value_and_gradient,
     weighted_init,
 )
 

@@ -14,11 +14,15 @@ from torch import Tensor
 from selfnorm._context import SeedLike, alone, seeded
 from selfnorm.errors import ProposalError
 from selfnorm.sampling import smc
-from selfnorm.sampling.gradient import StepSize, gradient_init, hmc_step, mala_step
-from selfnorm.sampling.target import LogDensity, as_log_density
-from selfnorm.sampling.weighted import (
+from selfnorm.sampling.steps import (
+    LogDensity,
+    StepSize,
     WeightedState,
+    as_log_density,
+    gradient_init,
+    hmc_step,
     imh_step,
+    mala_step,
     rejection_init,
     rejection_step,
     sir_step,

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.functional import ess, log_mean_exp
-from selfnorm.sampling.target import LogDensity
-from selfnorm.sampling.weighted import systematic
+from selfnorm.sampling.steps import LogDensity, systematic
 
 _TARGET_ACCEPTANCE = 0.3  # of the local moves
 

@@ -1,9 +1,9 @@
 """Variational auto-encoders with energy-based priors, trained by the SNELBO."""
 
+from selfnorm.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
 from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise
 from selfnorm.vae.evaluation import VAEReport, evaluate_vae
 from selfnorm.vae.model import EnergyVAE, add_energy_prior
-from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
 from selfnorm.vae.priors import (
     AutoregressivePrior,
     EnergyPrior,

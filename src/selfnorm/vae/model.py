@@ -56,7 +56,7 @@ class EnergyVAE(nn.Module):
     and categorical rows, Lebesgue otherwise). Train it with :func:`selfnorm.fit`.
 
     Example:
-        >>> from selfnorm.vae.networks import DenseDecoder, DenseEncoder
+        >>> from selfnorm.vae import DenseDecoder, DenseEncoder
         >>> _ = torch.manual_seed(0)
         >>> vae = EnergyVAE(DenseEncoder(6, 2), DenseDecoder(2, 6), prior=2)
         >>> x = torch.randint(2, (8, 6)).float()
