@@ -6,6 +6,8 @@ library itself decided to refuse, and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class SelfnormError(Exception):
     """Base class of all errors raised on purpose by selfnorm.
@@ -21,7 +23,24 @@ class SelfnormError(Exception):
 
 
 class DataError(SelfnormError, ValueError):
-    """The data cannot be used as they are (NaN, wrong shape, constant column, too few rows)."""
+    """The data cannot be used as they are (NaN, wrong shape, constant column, too few rows).
+
+    Attributes:
+        problems: all that were found, where several were looked for.
+    """
+
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, problems: Sequence[str]) -> DataError:
+        """One error for all problems; twenty of them are named."""
+        shown = [f"- {problem}" for problem in problems[:20]]
+        if len(problems) > 20:
+            shown.append(f"- and {len(problems) - 20} more")
+        lines = [f"{len(problems)} problems:", *shown] if len(problems) > 1 else problems
+        error = cls("\n".join(lines))
+        error.problems = tuple(problems)
+        return error
 
 
 class ProposalError(SelfnormError, ValueError):

@@ -1,8 +1,9 @@
 """``python -m tests.campaign N SEED``: one table of verdicts; every failure with its replay.
 
 ``--only KIND,KIND`` asks for these trials alone, ``--keep NAME`` writes the table to
-``results/reliability/NAME.json``, too. ``python -m tests.campaign --replay KIND SEED`` runs one
-trial again, in this process.
+``results/reliability/NAME.json``, too, as it goes: the same command goes on where it was stopped,
+from ``out/campaign/NAME.jsonl``, and tries again what failed.
+``python -m tests.campaign --replay KIND SEED`` runs one trial again, in this process.
 """
 
 import argparse
@@ -49,6 +50,10 @@ def asked(worker, kind, seed, limit):
         return "traceback", str(error), {}
 
 
+def failed(rows):
+    return [row for row in rows if row["verdict"] not in FINE]
+
+
 def summary(rows):
     """The table of verdicts; what default fits came to, and how long trials took."""
     kinds = [name for name in TRIALS if any(row["kind"] == name for row in rows)]
@@ -56,7 +61,12 @@ def summary(rows):
     counts = {name: Counter(row["verdict"] for row in of[name]) for name in kinds}
     table = {name: {verdict: counts[name][verdict] for verdict in VERDICTS} for name in kinds}
     table["all"] = {verdict: sum(table[name][verdict] for name in kinds) for verdict in VERDICTS}
-    found = {"tried": len(rows), "table": table}
+    found = {
+        "commits": Counter(row["commit"] for row in rows),
+        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "tried": len(rows),
+        "table": table,
+    }
     fitted = [row for row in of.get("default", []) if "reliable" in row["figures"]]
     if fitted:
         doubted = [row for row in fitted if not row["figures"]["reliable"]]
@@ -78,17 +88,17 @@ def summary(rows):
         spent = {name: sorted(of_row(row) for row in of[name]) for name in kinds}
         found[f"median_{clock}"] = {name: round(median(spent[name]), 2) for name in kinds}
         found[f"longest_{clock}"] = {name: spent[name][-1] for name in kinds}
-    found["failures"] = [row for row in rows if row["verdict"] not in FINE]
+    found["failures"] = failed(rows)
     unreliable = [row for row in fitted if not row["figures"]["reliable"]]
     found["told"] = rows if len(rows) <= 5 else unreliable
     return found
 
 
-def write_whole(path, content):
-    """A kill leaves the file of before."""
+def replaced(path, text):
+    """Write a file at once: a kill leaves the one of before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(content, indent=1) + "\n")
+    beside.write_text(text)
     beside.replace(path)
 
 
@@ -104,35 +114,48 @@ def main() -> int:
         print(*attempt(given.replay[0], int(given.replay[1])), sep=": ")
         return 0
     OUT.mkdir(parents=True, exist_ok=True)
-    commit = ["git", "describe", "--always", "--dirty"]
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     about = {
         "command": f"python -m tests.campaign {' '.join(sys.argv[1:])}",
-        "commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(),
+        "commit": commit,
         "versions": versions(),
         "hardware": hardware(),
         "seed": given.seed,
     }
-    rows, seconds, content = [], {name: [] for name in TRIALS}, {}
-    worker, began = Worker("tests.campaign.answers"), time.perf_counter()
-    with open(OUT / f"{given.keep or given.number}_{given.seed}.jsonl", "w") as log:
+    seconds, content = {name: [] for name in TRIALS}, {}
+    path = OUT / f"{given.keep or given.number}.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if given.keep and path.exists() else []
+    lines = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one
+    known = [json.loads(line) for line in lines]
+    rows, earlier = [row for row in known if row["verdict"] in FINE], failed(known)
+    done = {(row["kind"], row["seed"]) for row in rows}
+    worker = Worker("tests.campaign.answers")
+    replaced(path, "".join(lines))
+    with open(path, "a") as log:
         for kind, seed in drawn(given.number, given.seed, given.only):
+            if (kind, seed) in done:
+                continue
             usual = median(seconds[kind]) if len(seconds[kind]) > 4 else 0.0
             start = time.perf_counter()
             limit = max(TRIALS[kind][1], 10 * usual)
             verdict, told, figures = asked(worker, kind, seed, limit)
             seconds[kind].append(time.perf_counter() - start)
             row = {"kind": kind, "seed": seed, "verdict": verdict, "told": told}
-            row |= {"figures": figures, "seconds": round(seconds[kind][-1], 2)}
+            row |= {"figures": figures, "seconds": round(seconds[kind][-1], 2), "commit": commit}
             rows.append(row)
             log.write(json.dumps(row) + "\n")
             log.flush()
             if verdict not in FINE:
                 print(f"{verdict}: {told}\n  python -m tests.campaign --replay {kind} {seed}")
                 sys.stdout.flush()
-            content = {**about, "seconds": round(time.perf_counter() - began, 1), **summary(rows)}
+            content = {**about, **summary(rows), "failures_before": earlier}
             if given.keep:
-                write_whole(KEPT / f"{given.keep}.json", content)
+                replaced(KEPT / f"{given.keep}.json", json.dumps(content, indent=1) + "\n")
     worker.end()
+    if not content:
+        print(f"all {given.number} trials are done, see {path}")
+        return 0
     print(" | ".join(["trial", "tried", *VERDICTS]))
     for name, row in content["table"].items():
         print(" | ".join(map(str, (name, sum(row.values()), *row.values()))))

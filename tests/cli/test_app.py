@@ -138,7 +138,7 @@ def test_report(selfnorm, places, tmp_path):
     (tmp_path / "other.csv").write_text("u,v\n1,2\n2,3\n")
     code, _, err = selfnorm("report", places / "model", tmp_path / "other.csv", "-o", page)
     assert code == 2
-    assert "is missing" in err
+    assert "are missing" in err
 
 
 def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
@@ -283,11 +283,52 @@ def test_parquet_comes_back_as_parquet(selfnorm, tmp_path):
 
 
 def test_all_problems_of_a_file_are_told_at_once(selfnorm, tmp_path):
-    (tmp_path / "t.csv").write_text("a,a,\n1,2,3\n1,2\n")
+    (tmp_path / "t.csv").write_text("a,a,,d\n1,2,3,4\n1,2\n5,6,7,inf\n")
     code, _, err = selfnorm("fit", tmp_path / "t.csv", "-o", tmp_path / "m")
     assert code == 2
-    for words in ("'a' appears twice", "column 3 has no name", "line 3 has 2 cells"):
+    assert "t.csv: 4 problems:" in err
+    for words in (
+        "'a' appears twice",
+        "column 3 has no name",
+        "line 3 has 2 cells",
+        "column 'd' holds an infinite value (inf) in line 4",
+    ):
         assert words in err
+    (tmp_path / "t.csv").write_text("d,e\n1,x\n\n5,y\ninf,z\n")
+    code, _, err = selfnorm(
+        "fit", tmp_path / "t.csv", "-o", tmp_path / "m", "--kinds", "e=date,f=cells"
+    )
+    assert (code, "'f', which the table does not have" in err) == (2, True)
+    code, _, err = selfnorm("fit", tmp_path / "t.csv", "-o", tmp_path / "m", "--kinds", "e=date")
+    assert "infinite value (inf) in line 5" in err
+    assert "column 'e' is to be date" in err
+
+
+def test_a_user_says_what_columns_are(selfnorm, tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [f"N{i};{v};{i % 7},5" for i, v in enumerate(rng.permutation(60))]
+    (tmp_path / "t.csv").write_text("\n".join(["id;code;price", *lines]) + "\n")
+    fit = ("fit", tmp_path / "t.csv", "-o", tmp_path / "m", "--max-steps", 3, "--no-progress")
+    code, out, err = selfnorm(*fit, "--kinds", "code = cells, id=ignore", "--json")
+    assert code == 0, err
+    kinds = {"id": "ignored", "code": "cells", "price": "cells"}
+    assert json.loads(out)["kinds"] == kinds
+    # a file of semicolons and decimal commas begets such files
+    assert selfnorm("sample", tmp_path / "m", "-n", 9, "-o", tmp_path / "s.csv")[0] == 0
+    drawn = pd.read_csv(tmp_path / "s.csv", sep=";", decimal=",")
+    assert drawn.dtypes.astype(str).to_dict() == {"code": "int64", "price": "float64"}
+    impute = ("impute", tmp_path / "m", tmp_path / "t.csv", "-o", tmp_path / "i.csv")
+    assert selfnorm(*impute)[0] == 0
+    assert (tmp_path / "i.csv").read_text() == (tmp_path / "t.csv").read_text()
+    score = ("score", tmp_path / "m", tmp_path / "t.csv", "--explain", "-o", tmp_path / "e.csv")
+    assert selfnorm(*score)[0] == 0
+    scored = pd.read_csv(tmp_path / "e.csv", sep=";", decimal=",")
+    assert scored["log_density"].dtype == float
+    for wrong in ("code", "code=cells,", "=cells"):
+        code, _, err = selfnorm(*fit, "--force", "--kinds", wrong)
+        assert (code, "--kinds must be such as" in err) == (2, True)
+    code, _, err = selfnorm(*fit[:4], "--force", "--target", "price", "--kinds", "code=cells")
+    assert (code, "--kinds is for densities" in err) == (2, True)
 
 
 def test_other_refusals(selfnorm, places, tmp_path):

@@ -66,7 +66,7 @@ def test_columns_are_put_in_the_order_asked_for(tmp_path):
         ("a,b\n1,\n2,\n", "missing value in row 1"),
         ("NA,2.5\n1.5,3.5\n", r"missing value in row 1 \(line 1\), column 'x0'"),
         (",0,1\n0,1.5,2.5\n", "column 1 has no name"),
-        ("a;b\n1,5;2,5\n", r"holds text \('1,5' in row 1 .*decimal point"),
+        ('a,b\n"1,5",2\n', r"holds text \('1,5' in row 1 .*decimal point"),
         ('a,b\n"1,234.5",2\n', "separators of thousands"),
     ],
 )
@@ -90,6 +90,40 @@ def test_csv_dialects(tmp_path):
     assert read_table(path).names == ["a, b", "c"]
     path.write_text('"height, cm";"weight, kg"\n180;75\n')
     assert read_table(path).names == ["height, cm", "weight, kg"]
+
+
+def test_semicolons_and_decimal_commas_are_read_and_written(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a;b;c\n1,5;x,y;7\n;z;8\n1.234,25;z;9\n")
+    read = read_table(path)
+    assert read.columns["a"][[0, 2]].tolist() == [1.5, 1234.25]
+    write_table(read.added({"d": np.array([0.5, 1.0, np.nan])}), tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == ("a;b;c;d\n1,5;x,y;7;0,5\n;z;8;1\n1234,25;z;9;\n")
+    path.write_text("1,5;2,5\n2,5;3\n")  # no header
+    assert numeric(read_table(path)).tolist() == [[1.5, 2.5], [2.5, 3.0]]
+    path.write_text("a;b\n1,234;0.5\n2,345;1.5\n")  # who writes points may group by commas
+    assert read_table(path).columns["a"].tolist() == ["1,234", "2,345"]
+
+
+def test_encodings(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("größe\tort\n1\tKöln\n", encoding="utf-16")
+    assert read_table(path).names == ["größe", "ort"]
+    path.write_text("größe,ort\n1,Köln\n", encoding="latin-1")
+    with pytest.raises(DataError, match=r"not UTF-8 text.*iconv -f latin1"):
+        read_table(path)
+
+
+def test_all_that_is_no_number_is_told_at_once(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,c\n1,x,\n2,y,3\n")
+    with pytest.raises(DataError) as caught:
+        numeric(read_table(path))
+    assert "2 problems" in str(caught.value)
+    assert "column 'b' holds text" in str(caught.value)
+    assert "missing value in row 1 (line 2), column 'c'" in str(caught.value)
+    with pytest.raises(DataError, match="columns 'd', 'e' are missing"):
+        numeric(read_table(path), ["d", "a", "e"])
 
 
 def test_the_names_of_a_frame_without_names_are_no_row(tmp_path):

@@ -213,11 +213,20 @@ def test_what_a_user_says_goes():
     assert again["text"].astype(int).tolist() == frame["age"].tolist()
 
 
-def test_decimal_commas_are_named():
-    table = {"price": [f"{i},{i % 7}5" for i in range(40)], "n": list(range(40)) * 1}
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("{},{}5", "decimal commas: use points"),
+        ("${}.{}", r"written as '\$0.0': leave its marks out"),
+        ("{}.{}", "all numbers but for 2 ('unknown', 'see note'): empty these cells"),
+    ],
+)
+def test_what_keeps_texts_from_being_numbers_is_named(written, words):
+    price = [written.format(i, i % 7) for i in range(40)]
+    price[20:22] = ["unknown", "see note"] if written == "{}.{}" else price[20:22]
     with pytest.warns(SelfnormWarning, match="price"):
-        notes = Schema.detect(table, {"n": "cells"}).notes
-    assert any("decimal commas" in note for note in notes)
+        notes = Schema.detect({"price": price, "n": list(range(40))}, {"n": "cells"}).notes
+    assert any(words.replace("\\", "") in note for note in notes), notes
 
 
 def test_the_fingerprint_names_the_measure():

@@ -16,6 +16,9 @@ FORMATS = {
     "YYYY-MM-DDThh:mm:ssZ": "%Y-%m-%dT%H:%M:%SZ",
     "DD/MM/YYYY hh:mm:ss": "%d/%m/%Y %H:%M:%S",
     "YYYY-MM-DD hh:mm:ss.ff": "%Y-%m-%d %H:%M:%S.00",
+    "M/D/YYYY": "%-m/%-d/%Y",
+    "D.M.YYYY h:mm": "%-d.%-m.%Y %-H:%M",
+    "M/D/YYYY hh:mm:ss.ff": "%-m/%-d/%Y %H:%M:%S.00",
 }
 
 
@@ -42,7 +45,10 @@ def test_offsets_are_read_and_written():
     assert dates_as_text(np.array([seconds]), template) == texts
 
 
-@pytest.mark.parametrize("texts", [["2020-02-30"], ["2020-13-01"], ["2020-01-01x"], ["1234567890"]])
+@pytest.mark.parametrize(
+    "texts",
+    [["2020-02-30"], ["2020-13-01"], ["2020-01-01x"], ["1234567890"], ["2020.1.31"], ["1/2/2020"]],
+)
 def test_no_dates(texts):
     frame = pd.DataFrame({"a": [*texts, "2020-01-01"] * 8, "b": np.arange(16) % 5})
     assert Schema.detect(frame).columns[0].kind == "category"

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import warnings
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -238,3 +240,11 @@ def test_what_would_not_be_exact_is_refused():
         fit_distributed(model, x, fabric=fabric, samples="typo")
     with pytest.raises(TypeError, match="cannot train"):
         fit_distributed(torch.nn.Linear(2, 1), x, fabric=fabric)
+
+
+def test_the_example_imports_what_the_extra_installs():
+    needed = requires("selfnorm") or []
+    extra = [each for each in needed if re.search("extra == .distributed", each)]
+    installed = {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in extra}
+    imported = set(re.findall(r">>> (?:from|import) (\w+)", sn.fit_distributed.__doc__))
+    assert imported - {"selfnorm"} == installed

@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -28,7 +28,15 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 import selfnorm
-from selfnorm.cli.files import Table, check_output, numeric, read_table, table_of, write_table
+from selfnorm.cli.files import (
+    Table,
+    check_output,
+    missing,
+    numeric,
+    read_table,
+    table_of,
+    write_table,
+)
 from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning
 
 if TYPE_CHECKING:
@@ -199,6 +207,13 @@ def fit(
     ] = None,
     columns: Annotated[str | None, Option(help="Use only these columns (comma-separated).")] = None,
     drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
+    kinds: Annotated[
+        str | None,
+        Option(
+            help="What columns are, where the rules would say otherwise, e.g. "
+            "zip=category,day=date: continuous, cells, category, date or ignore (density only)."
+        ),
+    ] = None,
     method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto",
     max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None,
     max_time: Annotated[str | None, Option(help="Time for the fit, e.g. 90s or 5min.")] = None,
@@ -235,10 +250,12 @@ def fit(
             "max-steps": max_steps,
             "method": method,
             "contamination": contamination,
+            "kinds": kinds,
         }
         for flag, value in (given | {"model-gaps": model_gaps or None}).items():
             if value not in (None, "auto"):
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
+    told = _kinds(kinds)
     table = read_table(data)
     chosen = _chosen_columns(table, columns, drop)
     if target is not None and target not in table.columns:
@@ -260,7 +277,7 @@ def fit(
         common |= {"method": method, "max_steps": max_steps}
         share = "auto" if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
-        schema = _about(data, Schema.detect, rows[0], missing=True, model_gaps=model_gaps)
+        schema = _about(table, Schema.detect, rows[0], told, missing=True, model_gaps=model_gaps)
         estimator = EnergyDensity(schema=schema, contamination=share, **common)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
@@ -268,7 +285,7 @@ def fit(
         rows = (_inputs(table, features), numeric(table, [target])[:, 0])
     with warnings.catch_warnings(), redirect_stdout(StringIO()):  # told below, in one place
         warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
-        _about(data, estimator.fit, *rows, checkpoint=checkpoint)
+        _about(table, estimator.fit, *rows, checkpoint=checkpoint)
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
     stopped = any(history.stopped == "interrupted" for history in histories)
     if stopped and checkpoint is not None and checkpoint.exists():
@@ -289,7 +306,10 @@ def fit(
         report |= {"measure": schema.fingerprint, "consistency": estimator.consistency_}
         report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
     estimator.feature_names_in_ = np.array(features, dtype=object)
-    saving.save(estimator, output, notes=None if target is None else {"target": target})
+    notes: dict[str, Any] = {} if target is None else {"target": target}
+    if table.style != Table.style:  # draws are written as the table was
+        notes["style"] = list(table.style)
+    saving.save(estimator, output, notes=notes or None)
     if stopped:
         raise _Stopped(f"the best state after {estimator.n_iter_} steps is kept in {output}")
     lines = [
@@ -327,7 +347,7 @@ def evaluate(
         X, y = found.matrices(table)
         rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
         options = {"n_samples": n_samples or usual, "random_state": seed}
-        return _about(data, found.estimator.bounds, *rows, **options)
+        return _about(table, found.estimator.bounds, *rows, **options)
 
     bounds = bounds_of(model)
     report = {"rows": len(table), "interval_95": list(bounds.interval(0.95)), **bounds.to_dict()}
@@ -356,14 +376,14 @@ def score(
     X, y = found.matrices(table)
     added: dict[str, np.ndarray] = {}
     if y is not None:
-        added["log_density"] = _about(data, found.estimator.log_prob, X, y)
+        added["log_density"] = _about(table, found.estimator.log_prob, X, y)
         if explain:
             raise DataError("--explain is for densities; this model predicts a target")
     else:
-        added["log_density"] = _about(data, found.estimator.score_samples, X)
+        added["log_density"] = _about(table, found.estimator.score_samples, X)
         added["outlier"] = (found.estimator.decision_function(X) < 0).astype(np.float64)
         if explain:
-            cells = table_of(found.estimator.explain(X)).columns
+            cells = table_of(_about(table, found.estimator.explain, X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
             added["least_expected"] = np.array(list(cells), dtype=object)[least]
             added |= {f"p_{name}": values for name, values in cells.items()}
@@ -391,7 +411,7 @@ def impute(
     check_output(output)
     table, found = read_table(data), _load(model, "impute")
     X, _ = found.matrices(table)
-    filled = _about(data, found.estimator.impute, X, n_draws=draws, random_state=seed)
+    filled = _about(table, found.estimator.impute, X, n_draws=draws, random_state=seed)
     tables = [table_of(each) for each in (filled if draws > 1 else [filled])]
     joined: dict[str, Any] = {}
     for name in table.names:
@@ -400,7 +420,7 @@ def impute(
     if draws > 1:
         joined["draw"] = np.repeat(np.arange(1.0, draws + 1), len(table))
     alone = tables[0] if draws == 1 and tables[0].names == table.names else table_of(joined)
-    write_table(alone, output)
+    write_table(replace(alone, style=table.style), output)
     _tell({"rows": len(table) * draws, "output": str(output)}, as_json)
 
 
@@ -430,7 +450,7 @@ def sample(
     drawn = found.estimator.sample(n, random_state=seed, missing=missing)
     if isinstance(drawn, np.ndarray):
         drawn = dict(zip(found.names, drawn.T, strict=True))
-    write_table(table_of(drawn), output)
+    write_table(replace(table_of(drawn), style=found.style), output)
     _tell({"rows": n, "output": str(output)}, as_json)
 
 
@@ -536,7 +556,7 @@ def report(
         known = found.matrices(read_table(train))
         options["train"] = known[0] if y is None else known
     rows = (X,) if y is None else (X, y)
-    _about(data, found.estimator.report, *rows, output, **options)
+    _about(table, found.estimator.report, *rows, output, **options)
     told = {"rows": len(table), "output": str(output)}
     _tell(told, as_json, f"report on {len(table):,} rows: {output}")
 
@@ -599,6 +619,7 @@ class _Model:
     names: list[str]
     named: bool
     target: str
+    style: tuple[str, str]
 
     def numbers(self, table: Table) -> Any:
         """The inputs of a regressor; by position where the model knows no names."""
@@ -627,9 +648,8 @@ class _Model:
             by_place = zip(columns, frame.values(), strict=True)
             return {column.name: values for column, values in by_place}
         raise DataError(
-            f"{table.source}: column {absent[0]!r} is missing"
-            + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
-            + f"; the model needs {names}, the table has {table.names}"
+            f"{table.source}: {missing(absent)}; the model needs {names}, the table has "
+            f"{table.names}"
         )
 
     def matrices(self, table: Table) -> tuple[Any, np.ndarray | None]:
@@ -667,7 +687,8 @@ def _load(path: Path, command: str | None = None) -> _Model:
         raise ModelFileError(
             f"{path} holds a model that cannot compute ({detail}); refit it"
         ) from error
-    return _Model(estimator, folder.kind, names, bool(known), target)
+    delimiter, decimal = folder.notes.get("style", Table.style)
+    return _Model(estimator, folder.kind, names, bool(known), target, (delimiter, decimal))
 
 
 def _one_row(regressor: EnergyRegressor) -> Any:
@@ -687,6 +708,14 @@ def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list
         if chosen.count(name) > 1:
             raise DataError(f"--columns names {name!r} twice; leave one out")
     return [name for name in chosen if name not in dropped]
+
+
+def _kinds(text: str | None) -> dict[str, str]:
+    """What ``--kinds`` says of columns."""
+    pieces = [] if text is None else [piece.rpartition("=") for piece in text.split(",")]
+    if not all(name.strip() for name, _, _ in pieces):
+        raise DataError(f"--kinds must be such as zip=category,day=date, not {text!r}")
+    return {name.strip(): kind.strip() for name, _, kind in pieces}
 
 
 def _check_folder(output: Path) -> None:
@@ -710,12 +739,12 @@ def _inputs(table: Table, names: list[str]) -> Any:
     return table.without_gaps(names)
 
 
-def _about(path: Path, function: Any, *args: Any, **options: Any) -> Any:
-    """What a function says of a table; an error names the file."""
+def _about(table: Table, function: Any, *args: Any, **options: Any) -> Any:
+    """What a function says of a table; an error names the file and its lines."""
     try:
         return function(*args, **options)
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(f"{table.source}: {table.by_line(str(error))}") from None
 
 
 def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:

@@ -8,6 +8,7 @@ column. Output is written whole or not at all.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
 import os
@@ -15,6 +16,7 @@ import re
 import struct
 import tempfile
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns import MISSING
-from selfnorm.errors import DataError
+from selfnorm.columns import MISSING, Schema
+from selfnorm.errors import DataError, SelfnormWarning
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
 
@@ -38,7 +40,8 @@ class Table:
     ``lines`` holds the line of each row in the file, where there are lines, so that an error can
     name the line an editor shows. ``named`` is false where the names were made up. ``cells`` holds
     columns as they were read, where a float might say less (007, 2**60 + 1): for passing them on;
-    ``arrow`` the whole table, where it came from Parquet.
+    ``arrow`` the whole table, where it came from Parquet. ``style`` is what stands between cells
+    and before decimals where it is written as CSV.
     """
 
     columns: dict[str, np.ndarray]
@@ -47,6 +50,14 @@ class Table:
     named: bool = True
     cells: dict[str, np.ndarray] = field(default_factory=dict)
     arrow: Any = None
+    style: tuple[str, str] = (",", ".")
+
+    def by_line(self, text: str) -> str:
+        """Words of a schema, which counts rows from 0, with the line that an editor shows."""
+        lines = self.lines
+        if lines is None:
+            return text
+        return re.sub(r"\bin row (\d+)", lambda row: f"in line {lines[int(row[1])]}", text)
 
     def frame(self, names: Sequence[str] | None = None) -> Any:
         """The columns as they were read: an Arrow table, or a dict."""
@@ -87,9 +98,9 @@ class Table:
 def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
     """The ``(n, d)`` float64 matrix of the named columns (default: all), or a :class:`DataError`.
 
-    The error names the column that is absent or holds text, or the first row and column with a
-    missing or infinite cell. Columns come in the order asked for, whatever their order in the file.
-    A table without names (an array) is taken by position.
+    The error names all columns that are absent, or those that hold text and the first row of each
+    with a missing or infinite cell. Columns come in the order asked for, whatever their order in
+    the file. A table without names (an array) is taken by position.
     """
     if columns is None:
         columns = table.names
@@ -99,24 +110,24 @@ def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
     absent = [name for name in columns if name not in table.columns]
     if absent:
         raise DataError(
-            f"{table.source}: column {absent[0]!r} is missing"
-            + (f" (and {len(absent) - 1} more)" if len(absent) > 1 else "")
-            + f"; the model needs {list(columns)}, the table has {table.names}"
+            f"{table.source}: {missing(absent)}; the model needs {list(columns)}, the table has "
+            f"{table.names}"
         )
-    for name in columns:
-        if table.columns[name].dtype.kind != "f":
-            _refuse_text(table, name)
-    matrix = np.column_stack([table.columns[name] for name in columns])
-    bad = ~np.isfinite(matrix)
-    if bad.any():
-        row, column = (int(i) for i in np.argwhere(bad)[0])
-        value = matrix[row, column]
-        what = "missing value" if math.isnan(value) else f"infinite value ({value})"
-        raise DataError(
-            f"{table.source}: {what} in {_place(table, row)}, column {columns[column]!r}"
-            f" ({int(bad.sum())} such cell(s)); remove the row or fill the cell in"
-        )
-    return matrix
+    found = [_no_numbers(table, name) for name in columns]
+    problems = [problem for problem in found if problem]
+    if problems:
+        raise DataError(f"{table.source}: {DataError.of(problems)}")
+    return np.column_stack([table.columns[name] for name in columns])
+
+
+def missing(names: Sequence[str]) -> str:
+    """Words on columns that are not there.
+
+    >>> missing(["a"]), missing(["a", "b"])
+    ("column 'a' is missing", "columns 'a', 'b' are missing")
+    """
+    called = ", ".join(repr(name) for name in names)
+    return f"column {called} is missing" if len(names) == 1 else f"columns {called} are missing"
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
@@ -223,16 +234,17 @@ def atomic_output(path: Path) -> Iterator[Path]:
 
 def _read_csv(path: Path, delimiter: str | None) -> Table:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
+        with path.open("rb") as stream:  # spreadsheets write "Unicode text" so, with a mark
+            utf16 = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        with path.open(newline="", encoding="utf-16" if utf16 else "utf-8-sig") as stream:
             head = stream.read(65_536)
             stream.seek(0)
             if not head.strip():
                 raise DataError(f"{path} is empty: it needs a header line and rows of numbers")
             if "\0" in head:
                 raise DataError(f"{path} is not a text table (it holds zero bytes)")
-            reader = csv.reader(
-                stream, delimiter=delimiter or _delimiter(head), skipinitialspace=True
-            )
+            mark = delimiter or _delimiter(head)
+            reader = csv.reader(stream, delimiter=mark, skipinitialspace=True)
             rows, lines = [], []
             for row in reader:
                 if row and (len(row) > 1 or row[0].strip()):  # blank lines are no rows
@@ -240,7 +252,8 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
                     lines.append(reader.line_num)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start})"
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8, "
+            f"for example: iconv -f latin1 -t utf-8 {path.name} > utf8_{path.name}"
         ) from None
     except csv.Error as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
@@ -248,7 +261,7 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
         rows.pop()
         lines.pop()
     header = rows[0]
-    named = _has_names(rows)
+    named = _has_names(rows, mark)
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]
     body = rows[1:] if named else rows
     body_lines = lines[1:] if named else lines
@@ -267,24 +280,74 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
         for row, line in zip(body, body_lines, strict=True)
         if len(row) != len(names)
     ]
-    if problems:
-        more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
-        raise DataError("\n".join(f"{path}: {problem}" for problem in problems[:20] + more))
+    width = len(names)
+    whole = [row[:width] + [""] * (width - len(row)) for row in body] if problems else body
     cells = {
         name: np.array(column, dtype=object)
-        for name, column in zip(names, zip(*body, strict=True), strict=True)
+        for name, column in zip(names, zip(*whole, strict=True), strict=True)
     }
+    pointed = _with_points(cells) if mark == ";" else None
+    style = (mark if delimiter is None else ",", "." if pointed is None else ",")
+    cells = cells if pointed is None else pointed
     columns = {name: _parsed(column) for name, column in cells.items()}
-    return Table(columns, str(path), np.array(body_lines), named, cells)
+    table = Table(columns, str(path), np.array(body_lines), named, cells, style=style)
+    if problems:  # what is wrong with the cells is told with them, not after they are mended
+        problems += [table.by_line(problem) for problem in _problems_of(cells)]
+        raise DataError(f"{path}: {DataError.of(problems)}")
+    return table
 
 
-def _has_names(rows: list[list[str]]) -> bool:
+def _problems_of(cells: dict[str, np.ndarray]) -> tuple[str, ...]:
+    """What a schema refuses in columns."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SelfnormWarning)
+            Schema.detect(cells, missing=True)
+    except DataError as error:
+        return error.problems
+    return ()
+
+
+_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
+
+
+def _with_points(cells: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    """Decimal commas made points; ``None`` where there are none, or points beside them.
+
+    >>> cells = {"a": np.array(["1.234,5", "", "2"], dtype=object)}
+    >>> _with_points(cells)["a"].tolist()
+    ['1234.5', '', '2']
+    """
+    seen = {name: [c for c in column if not _is_missing(c)] for name, column in cells.items()}
+    commas = {
+        name
+        for name, column in seen.items()
+        if any("," in c for c in column) and all(_COMMA.fullmatch(c) for c in column)
+    }
+    points = any(
+        any("." in c for c in column) and all(_is_number(c) for c in column)
+        for name, column in seen.items()
+        if name not in commas
+    )
+    if not commas or points:
+        return None
+    made = dict(cells)
+    for name in commas:
+        made[name] = np.array(
+            [cell.replace(".", "").replace(",", ".") for cell in cells[name]], dtype=object
+        )
+    return made
+
+
+def _has_names(rows: list[list[str]], mark: str = ",") -> bool:
     """Whether the first line holds names: words, or the 0, 1, 2, ... of a frame without names."""
     first = [cell.strip() for cell in rows[0]]
-    numbers = [_is_number(cell) for cell in first]
+    # between semicolons numbers may have decimal commas
+    plain = [cell.replace(",", ".") for cell in first] if mark == ";" else first
+    numbers = [_is_number(cell) for cell in plain]
     if not all(numbers):
         # numbers beside missing cells (NA, ?) are a row of data; a cell left empty has no name
-        words = [cell for cell in first if not _is_number(cell)]
+        words = [cell for cell, number in zip(first, numbers, strict=True) if not number]
         return not any(numbers) or any(word == "" or word.lower() not in MISSING for word in words)
     if first != [str(i) for i in range(len(first))] or len(rows) == 1:
         return False
@@ -381,7 +444,8 @@ def _pyarrow() -> Any:
 
 
 def _write_csv(table: Table, path: Path) -> None:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    delimiter, decimal = table.style
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else delimiter
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, delimiter=delimiter, lineterminator="\n")
         writer.writerow(table.names)
@@ -391,6 +455,13 @@ def _write_csv(table: Table, path: Path) -> None:
             else _cells(column)
             for name, column in table.columns.items()
         ]
+        if decimal != ".":
+            columns = [
+                [cell.replace(".", decimal) for cell in cells]
+                if column.dtype.kind == "f"
+                else cells
+                for cells, column in zip(columns, table.columns.values(), strict=True)
+            ]
         writer.writerows(zip(*columns, strict=True))
 
 
@@ -430,6 +501,8 @@ def _text(cell: Any) -> str:
 def _delimiter(head: str) -> str:
     line = head.lstrip("\n\r").split("\n", 1)[0]
     bare = re.sub(r'"[^"]*"', "", line)  # a mark within quotes is part of a name
+    if ";" in bare and all(_COMMA.fullmatch(cell) for cell in bare.split(";")):
+        return ";"  # numbers with decimal commas, and no names above them
     counts = {mark: bare.count(mark) for mark in (",", ";", "\t")}
     best = max(counts, key=lambda mark: counts[mark])
     return best if counts[best] else ","
@@ -496,14 +569,25 @@ def _place(table: Table, row: int) -> str:
     return place if table.lines is None else f"{place} (line {int(table.lines[row])})"
 
 
-def _refuse_text(table: Table, name: str) -> None:
-    for row, cell in enumerate(table.columns[name]):
+def _no_numbers(table: Table, name: str) -> str:
+    """What keeps a column from being finite numbers; empty where nothing does."""
+    column = table.columns[name]
+    if column.dtype.kind == "f":
+        bad = ~np.isfinite(column)
+        if not bad.any():
+            return ""
+        row = int(bad.argmax())
+        what = "missing value" if math.isnan(column[row]) else f"infinite value ({column[row]})"
+        return (
+            f"{what} in {_place(table, row)}, column {name!r}"
+            f" ({int(bad.sum())} such cell(s)); remove the row or fill the cell in"
+        )
+    for row, cell in enumerate(column):
         if not _is_missing(cell) and not _is_number(cell):
             cure = "drop the column or turn it into numbers"
             if "," in str(cell) and _is_number(str(cell).replace(".", "").replace(",", "")):
                 cure = "write numbers with a decimal point and without separators of thousands"
-            raise DataError(
-                f"{table.source}: column {name!r} holds text ({str(cell)[:40]!r} in "
-                f"{_place(table, row)}); {cure}"
+            return (
+                f"column {name!r} holds text ({str(cell)[:40]!r} in {_place(table, row)}); {cure}"
             )
-    raise DataError(f"{table.source}: column {name!r} holds no numbers; drop the column")
+    return f"column {name!r} holds no numbers; drop the column"

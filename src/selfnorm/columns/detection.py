@@ -32,7 +32,7 @@ from selfnorm.columns.coding import (
     tie_unit,
 )
 from selfnorm.columns.frames import Cells
-from selfnorm.columns.text import interpreted
+from selfnorm.columns.text import interpreted, numbers_from
 from selfnorm.errors import DataError
 
 Support = tuple[float | None, float | None]
@@ -41,6 +41,7 @@ MASS_SHARE, MASS_ROWS = 0.002, 10
 MAX_ROWS = 20_000  # of which relations between columns are read off
 MAX_COLUMNS = 100
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d+")
+_MARKS = re.compile(r"[$€£%,' ]")
 IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
 
 
@@ -244,14 +245,26 @@ def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> 
         return None
     if cells.kind == "label":
         if any(isinstance(v, str | int) for v in labels) and 2 * len(labels) > n:
-            commas = all(_COMMA.fullmatch(str(v).strip()) for v in labels)
-            written = ", written with decimal commas: use points to have numbers" if commas else ""
-            return f"{len(labels)} distinct in {n} rows{written}"
+            return f"{len(labels)} distinct in {n} rows{_almost_numbers(labels)}"
         return None
     whole = len(values) == n and not (values != np.round(values)).any()
     if whole and n * (n - 1) / 2 > 9 * (values[-1] - values[0] + 1):
         return "whole numbers, none twice"
     return None
+
+
+def _almost_numbers(labels: Sequence[Any]) -> str:
+    """What keeps texts from being numbers, where most of them look like such; else empty."""
+    texts = [str(label).strip() for label in labels]
+    odd = [text for text in texts if numbers_from([text]) is None]
+    if 2 * len(odd) < len(texts):
+        shown = ", ".join(repr(text[:20]) for text in odd[:3])
+        return f", all numbers but for {len(odd)} ({shown}): empty these cells to have numbers"
+    if all(_COMMA.fullmatch(text) for text in texts):
+        return ", written with decimal commas: use points to have numbers"
+    if numbers_from([_MARKS.sub("", text) for text in texts]) is not None:
+        return f", written as {texts[0][:20]!r}: leave its marks out to have numbers"
+    return ""
 
 
 def _resolution(local: np.ndarray) -> str:
@@ -279,7 +292,7 @@ def _category(
     )
     summary = f"{len(order)} levels" + (f", {len(tail)} in a shared tail" if tail else "")
     if len(order) <= 4:
-        summary += ": " + ", ".join(label_text(labels[i])[:20] for i in own)
+        summary += ": " + ", ".join(" ".join(label_text(labels[i]).split())[:20] for i in own)
     column = replace(
         column,
         kind="category",

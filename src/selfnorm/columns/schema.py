@@ -26,6 +26,8 @@ from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain,
 from selfnorm.columns.text import MISSING, as_written
 from selfnorm.errors import DataError, SelfnormWarning
 
+SAY = "say what it is: kinds={name: kind}, --kinds name=kind at the command line"
+
 
 class Schema:
     """The columns of a table, the measure of its rows, and the map to *coded rows* and back.
@@ -119,13 +121,12 @@ class Schema:
             raise DataError(
                 "no column is left to model: "
                 + "; ".join(found.notes or ["all are ignored"])
-                + "; say what they are with kinds={name: kind}"
+                + f"; {SAY}"
             )
         aside = [repr(c.name) for c in found.columns if c.kind == "identifier"]
         if aside:
             warnings.warn(
-                f"set aside as identifiers: {', '.join(aside)}; to keep one, say what it is with "
-                "kinds={name: kind}",
+                f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}",
                 SelfnormWarning,
                 stacklevel=2,
             )
@@ -404,10 +405,5 @@ class Schema:
 
 def _refuse(problems: Sequence[str]) -> None:
     """Raise what is wrong, all of it at once."""
-    if len(problems) == 1:
-        raise DataError(problems[0])
     if problems:
-        shown = [f"- {problem}" for problem in problems[:20]]
-        if len(problems) > 20:
-            shown.append(f"- and {len(problems) - 20} more")
-        raise DataError("\n".join([f"{len(problems)} problems:", *shown]))
+        raise DataError.of(problems)

@@ -85,19 +85,53 @@ def date_template(texts: Sequence[str]) -> str | None:
     """How dates are written: ``YYYY-MM-DD hh:mm:ss`` and the like; ``None`` if not all are dates.
 
     What follows the date and is the same in all of them (``Z``, ``+02:00``) is part of it; a
-    fraction of a second is ``f``. Days and months that could be either (01/02/2020 alone) are no
-    dates.
+    fraction of a second is ``f``. Days, months and hours may be written without a leading zero.
+    Days and months that could be either (01/02/2020 alone) are no dates.
 
     Example:
         >>> date_template(["2020-02-29T12:00:00Z", "2021-01-01T00:30:00Z"])
         'YYYY-MM-DDThh:mm:ssZ'
         >>> date_template(["01/02/2020", "31/12/2020"]), date_template(["01/02/2020"])
         ('DD/MM/YYYY', None)
+        >>> date_template(["1/31/2020 9:05", "12/1/2020 17:30"])
+        'M/D/YYYY h:mm'
     """
-    if len(texts) == 0 or len({len(text) for text in texts}) > 1 or not 10 <= len(texts[0]) <= 40:
+    if len(texts) == 0 or not all(8 <= len(text) <= 40 for text in texts):
+        return None
+    bare = _bare_fields(texts)
+    if bare:
+        template = date_template([_SINGLE.sub(r"0\1", text) for text in texts])
+        if template is None or ("D" in bare and template.startswith("Y")):
+            return None
+        for letter in bare:
+            template = template.replace(2 * letter, letter)
+        return template
+    if len({len(text) for text in texts}) > 1:
         return None
     found = [t for t in _templates(texts[0]) if dates_from(texts, t) is not None]
     return found[0] if len(found) == 1 else None
+
+
+_SINGLE = re.compile(r"(?<!\d)(\d)(?=[/.:])")  # a digit alone: of a day, a month or an hour
+
+
+def _bare_fields(texts: Sequence[str]) -> str:
+    """Fields without a leading zero: of dates, of hours, where one is so and none has a zero."""
+    marks = {"DM": "/.", "h": ":"}
+    return "".join(
+        letters
+        for letters, after in marks.items()
+        if any(re.search(rf"(?<![\d:])\d[{after}]", text) for text in texts)
+        and not any(re.search(rf"(?<![\d:])0\d[{after}]", text) for text in texts)
+    )
+
+
+def _padded(texts: Sequence[str], template: str) -> tuple[Sequence[str], str]:
+    """Texts and their template with two digits for every field."""
+    bare = [letter for letter in "DMh" if len(_places(template, letter)) == 1]
+    for letter in bare:
+        template = template.replace(letter, 2 * letter)
+    return [_SINGLE.sub(r"0\1", text) for text in texts] if bare else texts, template
 
 
 def _templates(text: str) -> list[str]:
@@ -134,6 +168,7 @@ def dates_from(texts: Sequence[str], template: str) -> np.ndarray | None:
         >>> dates_from(["1970-01-02 00:00:10"], "YYYY-MM-DD hh:mm:ss")
         array([86410])
     """
+    texts, template = _padded(texts, template)
     if any(len(text) != len(template) for text in texts):
         return None
     letters = np.array(texts, dtype=f"U{len(template)}").view("U1").reshape(len(texts), -1)
@@ -181,7 +216,15 @@ def dates_as_text(seconds: np.ndarray, template: str) -> list[str]:
     Example:
         >>> dates_as_text(np.array([86410]), "DD.MM.YYYY hh:mm:ss")
         ['02.01.1970 00:00:10']
+        >>> dates_as_text(np.array([86400 + 3600]), "M/D/YYYY h:mm")
+        ['1/2/1970 1:00']
     """
+    bare = [letter for letter in "DMh" if len(_places(template, letter)) == 1]
+    if bare:
+        written = dates_as_text(seconds, _padded([], template)[1])
+        after = ("/." if "D" in bare else "") + (":" if "h" in bare else "")
+        zero = re.compile(rf"(?<![\d:])0(?=\d[{after}])")
+        return [zero.sub("", text) for text in written]
     local = seconds + (template_offset(template) or 0)
     days = (local // 86_400).astype("datetime64[D]")
     months = days.astype("datetime64[M]")
@@ -236,8 +279,9 @@ def as_dates(cells: Cells, template: str) -> Cells:
     offset = template_offset(template)
     if offset is not None:
         form["offset"] = offset
-    fraction = slice(template.find("f"), template.rfind("f") + 1)
-    if any(text[fraction].strip("0") for text in dates):
+    padded, whole = _padded(dates, template)
+    fraction = slice(whole.find("f"), whole.rfind("f") + 1)
+    if any(text[fraction].strip("0") for text in padded):
         form["finer"] = True
     return Cells("date", seconds[cells.values], cells.missing, [], form)
 

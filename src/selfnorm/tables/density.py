@@ -870,7 +870,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             if self.method_ == "joint" and (x[..., 0] == GAP).any():
                 raise DataError(
                     "this model has one energy over all columns, which knows no gaps; fit it with "
-                    "method='autoregressive'"
+                    "method='autoregressive' (--method autoregressive)"
                 )
             yield torch.from_numpy(x), torch.from_numpy(extra)
 
@@ -935,7 +935,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if not isinstance(self.model_, TableChain):
             raise DataError(
                 "this model has one energy over all columns; to ask for conditionals, imputations "
-                "and explanations, fit it with method='autoregressive'"
+                "and explanations, fit it with method='autoregressive' (--method autoregressive)"
             )
         return self.model_
 
