@@ -203,6 +203,7 @@ def test_clear_errors(folder, edit, words):
     ("size", "model"),
     [
         ("blocks", lambda: sn.AutoregressiveEBM(2, hidden=8, components=2, context=2)),
+        ("drop", lambda: sn.AutoregressiveEBM(2, hidden=8, components=2, context=2)),
         ("n_components", lambda: sn.GaussianMixture.fit_to(torch.randn(50, 2), n_components=2)),
         ("dim", lambda: sn.Gaussian(torch.zeros(2), scale=1.0)),
     ],

@@ -89,6 +89,7 @@ Device = Annotated[str, Option(help="'cpu' or 'cuda'.")]
 Progress = Annotated[bool, Option(help="Show progress bars.")]
 DataDir = Annotated[Path | None, Option(help="Data directory; default $SELFNORM_DATA.")]
 Names = list[str] | None
+_OF_SOME = "Options of some tables"
 
 
 def _show_version(wanted: bool) -> None:
@@ -120,17 +121,33 @@ def reproduce(
     device: Device = "cpu",
     data_dir: DataDir = None,
     datasets: Annotated[Names, Option("--dataset", help="Only these sets (repeatable).")] = None,
-    bases: Annotated[Names, Option("--base", help="toy2d: only these (repeatable).")] = None,
+    bases: Annotated[
+        Names, Option("--base", help="toy2d: only these (repeatable).", rich_help_panel=_OF_SOME)
+    ] = None,
     objectives: Annotated[
-        Names, Option("--objective", help="toy2d, toy1d, images: only these (repeatable).")
+        Names,
+        Option(
+            "--objective",
+            help="toy2d, toy1d, images: only these (repeatable).",
+            rich_help_panel=_OF_SOME,
+        ),
     ] = None,
     proposals: Annotated[
-        Names, Option("--proposal", help="images: only these (repeatable).")
+        Names,
+        Option("--proposal", help="images: only these (repeatable).", rich_help_panel=_OF_SOME),
     ] = None,
-    models: Annotated[Names, Option("--model", help="mnist: only these (repeatable).")] = None,
-    ngf: Annotated[int | None, Option(min=1, help="mnist: width of networks; 16, or 64.")] = None,
+    models: Annotated[
+        Names, Option("--model", help="mnist: only these (repeatable).", rich_help_panel=_OF_SOME)
+    ] = None,
+    ngf: Annotated[
+        int | None,
+        Option(min=1, help="mnist: width of networks; 16, or 64.", rich_help_panel=_OF_SOME),
+    ] = None,
     energy_layers: Annotated[
-        int | None, Option(min=1, help="mnist: hidden layers of the energy; 2, or 3.")
+        int | None,
+        Option(
+            min=1, help="mnist: hidden layers of the energy; 2, or 3.", rich_help_panel=_OF_SOME
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -140,7 +157,8 @@ def reproduce(
         Names,
         Option(
             help="all: only these pieces, e.g. toy2d/paper or toy2d (repeatable); images/paper and "
-            "mnist/paper, which take hours, run only when named so."
+            "mnist/paper, which take hours, run only when named so.",
+            rich_help_panel=_OF_SOME,
         ),
     ] = None,
     together: Annotated[
@@ -148,6 +166,7 @@ def reproduce(
         Option(
             "--together/--one-by-one",
             help="toy2d: train all runs as one batched model (default on a GPU).",
+            rich_help_panel=_OF_SOME,
         ),
     ] = None,
     progress: Progress = True,

@@ -135,6 +135,8 @@ class ResMADE(nn.Module):
         drop: float = 0.0,
     ) -> None:
         super().__init__()
+        if not 0.0 <= drop < 1.0:  # at once, not in the first pass
+            raise ValueError(f"drop must be a probability below 1, not {drop}")
         stack, dim = ranks.shape
         # Degree 0 units see nothing of x: useful only where a condition feeds them.
         lowest = 0 if condition_dim or dim == 1 else 1

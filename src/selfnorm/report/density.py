@@ -309,12 +309,14 @@ def show_verdict(
     unseen: Sequence[str] = (),
 ) -> None:
     """Model against peers, whether its normaliser holds, and what is wrong."""
-    trusted = (
-        f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
-        f"{max(bounds.gap, 0.0):.2g} nats."
-        if bounds.reliable
-        else "The check of its normaliser failed, so the figures are not to be trusted."
-    )
+    trusted = "Its normaliser is exact."
+    if not bounds.reliable:
+        trusted = "The check of its normaliser failed, so the figures are not to be trusted."
+    elif math.isfinite(bounds.pareto_k):
+        trusted = (
+            f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
+            f"{max(bounds.gap, 0.0):.2g} nats."
+        )
     told = [comparison.verdict(), *([calibrated] if calibrated else []), trusted]
     page.words(" ".join(told), kind="verdict" if bounds.reliable else "warning")
     for words in (*bounds.reasons, *unseen):

@@ -17,7 +17,7 @@ FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be
 ROWS_AT_ONCE = 256
 CHECKED_PLACES = 6000  # rows x columns x orders: a second or so
 MAX_COMPLETIONS = 64  # of a row, over which a conditional is summed
-EXPLAINING_ORDERS, EXPLAINING_NODES = 2, 32
+WEIGHTS_PER_REASON = 2 * 512**2  # of a layer, over the orders that are asked
 MAX_ROWS = 2**16  # of a finite table, which may be summed over as a whole
 
 
@@ -108,14 +108,12 @@ def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
     return out
 
 
-def laws(
-    model: TableChain, packed: Tensor, part: int, n_nodes: int = 64
-) -> Iterator[tuple[slice, ColumnLaw]]:
+def laws(model: TableChain, packed: Tensor, part: int) -> Iterator[tuple[slice, ColumnLaw]]:
     """``p(x_j | all other columns)`` of one part, block by block of the rows."""
     for start in range(0, len(packed), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         with on_cpu():
-            law = model.column_law(packed[rows], part, n_nodes=n_nodes)
+            law = model.column_law(packed[rows], part)
         yield rows, law
 
 
@@ -124,11 +122,11 @@ def tail_probabilities(model: TableChain, packed: Tensor) -> np.ndarray:
     """``(n, p)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of every part; NaN at gaps.
 
     A density counts by the probability of its :func:`resolutions`, as does the value itself, which
-    is one of those at most as probable. The laws are those of two of the orders: reasons for many
-    rows are soon wanted.
+    is one of those at most as probable. The laws are those of all orders where their networks are
+    small, of two where they are large: the reasons of many rows should come soon.
     """
     with float32_on_cpu(), seeded(0):  # the caller's random stream stays where it is
-        few = model.first_orders(EXPLAINING_ORDERS)
+        few = model.first_orders(max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2))
     found = [_tails(model, few, packed, part) for part in range(model.dim)]
     return np.stack(found, 1)
 
@@ -141,7 +139,7 @@ def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.
     log_width = float(resolutions(model)[part].log())
     which = torch.tensor([part])
     out = np.full(len(packed), np.nan)
-    for rows, found in laws(few, packed, part, EXPLAINING_NODES):
+    for rows, found in laws(few, packed, part):
         law = ColumnLaw(*(each.double() for each in found))
         code = packed[rows, part, 0].long()
 

@@ -83,7 +83,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Number of restarts; the one with the best held-out lower bound is kept. The joint method
         trains them as one batched model, chains one after another.
     validation_fraction : float, default 0.1
-        Share of the rows held out to choose the best state, of two thousand rows and more; smaller
+        Share of the rows held out to choose the best state, of more than 2,500 rows; smaller
         tables are judged by folds, and all of their rows are used (one energy over all columns
         spares none of fewer than 200).
     contamination : float or "auto", default "auto"
@@ -602,8 +602,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
         kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns[:20]]
         more = len(self.schema_.columns) - len(kinds)
+        rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
         return {
-            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} columns",
+            "fitted to": f"{rows} of {self.n_features_in_} columns",
             "method": f"{self.method_}: {how[self.method_]}",
             "judged": str(self.judgement_),
             "columns": ", ".join(kinds) + (f" and {more} more" if more else ""),

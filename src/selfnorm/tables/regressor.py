@@ -681,9 +681,10 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         if not hasattr(self, "history_"):
             return {}
         steps = sum(history.n_steps for history in self.history_)
+        rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
         values = f"in steps of {self.label_step_:.4g}" if self.label_step_ > 0 else "continuous"
         return {
-            "fitted to": f"{self.fitted_to_['rows']:,} rows of {self.n_features_in_} inputs",
+            "fitted to": f"{rows} of {self.n_features_in_} inputs",
             "target": values if self.n_outputs_ == 1 else f"{self.n_outputs_} targets, {values}",
             "members": f"{self.n_members} mixture density networks, each tilted by an energy",
             "training": f"{steps:,} steps in {sum(h.seconds for h in self.history_):.1f} s",
