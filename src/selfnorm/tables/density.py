@@ -56,7 +56,7 @@ MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
 class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
-    r"""The normalised law of the rows of any table, with bounds on every log-likelihood.
+    r"""The normalised distribution of the rows of any table, with bounds on every log-likelihood.
 
     Columns may hold numbers, text, booleans, categories, dates and gaps; a table may be a pandas or
     polars DataFrame, an Arrow table, an array or a dict of columns. ``score_samples`` is

@@ -137,7 +137,8 @@ _OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
 
 
 class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
-    r"""The whole law of ``y`` given ``x``: multimodal, skewed, bounded, normalised for every ``x``.
+    r"""The whole distribution of ``y`` given ``x``: multimodal, skewed, bounded, normalised.
+
 
     ``p(y|x) = mean_k q_k(y|x) exp(-E_k(x, y)) / Z_k(x)`` over ``n_members`` members: ``q_k`` a
     mixture density network, ``E_k`` an energy trained by SNL. For one target ``Z_k(x)`` comes from
