@@ -221,7 +221,7 @@ class TableChain(Chain):
             packed: training rows ``(n, p, 4)``.
             weights: ``(n, R)``: how much a row counts for an order.
         """
-        z = self._scores_of_numbers(Rows.of(packed)).double().cpu().numpy()
+        z = self._scores_of_numbers(Rows.of(packed.to(self.device))).double().cpu().numpy()
         ranks = self.trunk.ranks[:, self.numbers].cpu().numpy()
         quantiles = []
         for r, rank in enumerate(ranks):
