@@ -528,9 +528,18 @@ def strike(monkeypatch, number, at):
     monkeypatch.setattr(Stepper, "step", step)
 
 
+@pytest.fixture
+def interruptible():
+    """Interrupts arrive, although a shell that starts the tests in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 SIGNALS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
 @pytest.mark.parametrize("target", [(), ("--target", "a", "--max-epochs", 9)])
 def test_a_signal_ends_a_fit_with_what_was_kept(
@@ -570,6 +579,7 @@ def test_the_same_command_goes_on_from_a_checkpoint(
     assert whole.read_bytes() == resumed.read_bytes()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_signal_elsewhere_says_that_nothing_was_written(selfnorm, places, tmp_path, monkeypatch):
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGINT)

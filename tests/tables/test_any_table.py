@@ -341,7 +341,7 @@ def test_pipelines_and_searches_of_one_schema(frame):
     short = EnergyRegressor(n_members=1, max_epochs=1, network=network, random_state=0)
     steps = make_pipeline(clean, short)
     with pytest.warns(SelfnormWarning, match="few distinct"):
-        search = GridSearchCV(steps, {"energyregressor__dropout": [0.1]}, cv=2).fit(inputs, y)
+        search = GridSearchCV(steps, {"energyregressor__weight_decay": [0.1]}, cv=2).fit(inputs, y)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert search.best_estimator_[-1].inputs_.schema == schema
     with pytest.raises(TypeError, match=r"RegressorNetwork\(schema="):

@@ -206,7 +206,8 @@ class TableChain(Chain):
     def of_orders(self, orders: Sequence[int]) -> TableChain:
         """A copy with some of the orders alone."""
         ranks = self.trunk.ranks[list(orders)]
-        chain = TableChain(**self.config | {"orderings": ranks.tolist()}).to(self.places)
+        with seeded(0):  # the caller's random stream stays where it is
+            chain = TableChain(**self.config | {"orderings": ranks.tolist()}).to(self.places)
         here, there = self.state_dict(), chain.state_dict()
         whole = {k: here[k] if here[k].shape == v.shape else here[k][list(orders)]
                  for k, v in there.items()}  # fmt: skip
@@ -515,15 +516,6 @@ class TableChain(Chain):
         nodes = y.squeeze(-1).flatten(0, 1)
         own = log_density(rows.z[None, :, part])[0]
         return ColumnLaw(log_codes, nodes, log_weights, log_density(nodes), own)
-
-    def first_orders(self, k: int) -> TableChain:
-        """A chain of its first ``k`` orders alone, in float32 but for the map of the columns."""
-        few = TableChain(**self.config | {"orderings": self.config["orderings"][:k]})
-        state, own = self.state_dict(), few.state_dict()
-        few.load_state_dict({name: state[name][: len(t)] if t.dim() else state[name]
-                             for name, t in own.items()})  # fmt: skip
-        few.columns.double().load_state_dict(self.columns.state_dict())
-        return few.eval()
 
     def _law_of_codes(self, features: Tensor, part: int) -> Tensor:
         """``(R, n, K)``: log-probabilities of the outcomes of one part, a number's last."""

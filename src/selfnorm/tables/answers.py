@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm._context import float32_on_cpu, on_cpu, seeded
+from selfnorm._context import on_cpu, seeded
 from selfnorm.chain import ColumnLaw, TableChain
 from selfnorm.columns import GAP, UNSEEN
 
@@ -125,8 +125,10 @@ def tail_probabilities(model: TableChain, packed: Tensor) -> np.ndarray:
     is one of those at most as probable. The laws are those of all orders where their networks are
     small, of two where they are large: the reasons of many rows should come soon.
     """
-    with float32_on_cpu(), seeded(0):  # the caller's random stream stays where it is
-        few = model.first_orders(max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2))
+    most = max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2)
+    with on_cpu():
+        few = model.of_orders(range(min(most, model.n_orderings))).float()
+    few.columns.double().load_state_dict(model.columns.state_dict())  # every digit of the map
     found = [_tails(model, few, packed, part) for part in range(model.dim)]
     return np.stack(found, 1)
 
