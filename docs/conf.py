@@ -11,7 +11,7 @@ import selfnorm
 
 
 def names_of(module: str) -> list[str]:
-    """What a module's page lists: its public names, less constants and those at the top."""
+    """What a module's page lists: its own public names, less constants and those at the top."""
     found = import_module(module)
     names = getattr(found, "__all__", None) or [
         name for name, each in vars(found).items() if getattr(each, "__module__", None) == module
@@ -19,7 +19,9 @@ def names_of(module: str) -> list[str]:
     return [
         name
         for name in names
-        if (callable(getattr(found, name)) or inspect.ismodule(getattr(found, name)))
+        # what another room lends is on that room's page
+        if getattr(getattr(found, name), "__module__", module).startswith(module)
+        and (callable(getattr(found, name)) or inspect.ismodule(getattr(found, name)))
         and getattr(selfnorm, name, None) is not getattr(found, name)
         and not name.startswith("_")
     ]
