@@ -362,3 +362,10 @@ def test_categories_that_determine_others():
 def test_few_rows_determine_nothing():
     frame = {"a": [f"n{i}" for i in range(15)], "b": ["x"] * 14 + ["y"]}
     assert Schema.detect(frame).notes == []
+
+
+def test_a_cell_that_is_no_date_is_named():
+    days = [f"2001-{month:02d}-{day:02d}" for month in range(1, 13) for day in range(1, 25)]
+    schema = Schema.detect({"when": days, "size": np.arange(len(days)) ** 0.5})
+    with pytest.raises(DataError, match="'when' holds dates, but here 'yesterday'"):
+        schema.encode({"when": ["2001-03-05", "yesterday"], "size": [0.5, 1.5]})

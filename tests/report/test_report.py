@@ -12,6 +12,7 @@ import selfnorm as sn
 from selfnorm.columns import Schema
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.report import About, peers
+from selfnorm.report.density import Comparison, fewer_rows
 from selfnorm.tables import RegressorNetwork
 
 
@@ -101,6 +102,13 @@ def test_held_out_rows_survive_a_folder_and_other_rows_are_told_apart(mixed, tmp
     assert "were held out: they chose the best state" in checked(tmp_path / "r.html")
     again.report(frame[:50], tmp_path / "r.html", train=frame[50:])
     assert "training table that was given" in checked(tmp_path / "r.html")
+
+
+def test_a_lead_over_models_of_fewer_rows_is_hedged():
+    scores = np.linspace(-1.0, 0.0, 50)
+    few, many = fewer_rows(50, {"rows": 400}), fewer_rows(500, {"rows": 400})
+    assert "--train" in Comparison(scores + 1, {"a Gaussian": scores}, hedge=few).verdict()
+    assert "--train" not in Comparison(scores + 1, {"a Gaussian": scores}, hedge=many).verdict()
 
 
 @pytest.mark.parametrize("d", [1, 2])

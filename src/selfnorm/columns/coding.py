@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from selfnorm.columns.frames import Cells
-from selfnorm.columns.text import as_dates, interpreted, is_gap, numbers_from, without_gaps
+from selfnorm.columns.text import (
+    as_dates,
+    dates_from,
+    interpreted,
+    is_gap,
+    numbers_from,
+    without_gaps,
+)
 from selfnorm.errors import DataError
 
 KINDS = ("continuous", "cells", "category", "date")
@@ -171,7 +178,11 @@ def as_column(column: Column, cells: Cells, missing: Collection[str]) -> Cells:
         cells = interpreted(cells, missing)
         if cells.kind == "date" or cells.missing.all():
             return replace(cells, kind="date")
-        wrong = cells.labels[cells.seen[0]] if cells.kind == "label" else cells.seen[0]
+        wrong: Any = cells.seen[0]
+        if cells.kind == "label":
+            seen = [cells.labels[k] for k in dict.fromkeys(cells.seen.tolist())]
+            template = column.form.get("template", "")
+            wrong = next((t for t in seen if dates_from([t], template) is None), seen[0])
         raise DataError(f"column {column.name!r} holds dates, but here {wrong!r}")
     if cells.kind == "label":
         return without_gaps(cells, missing)

@@ -90,6 +90,7 @@ class Comparison:
         parts: the same of what the model is made of, which are no peers.
         words: what the rows are, in a sentence.
         fair: whether none has seen the rows.
+        hedge: what to know before a lead of the model is believed.
     """
 
     model: np.ndarray
@@ -97,6 +98,7 @@ class Comparison:
     parts: dict[str, np.ndarray] = field(default_factory=dict)
     words: str = ""
     fair: bool = True
+    hedge: str = ""
 
     def difference(self, name: str) -> tuple[float, float]:
         """Mean of model less peer, and its standard error."""
@@ -119,7 +121,7 @@ class Comparison:
             times = f", {math.exp(gain):.3g} times the likelihood" if gain < 14 else ""
             return (
                 f"The model describes {rows} better than {name}: by {gain:.2f} ± {2 * error:.2f} "
-                f"nats per row{times}."
+                f"nats per row{times}.{self.hedge}"
             )
         if gain < -2 * error:
             return (
@@ -269,7 +271,7 @@ def _compare(
         known, fair = x, False
         words = (
             "This is the table that the model was fitted to, and too small to hold rows out: all "
-            "figures flatter this model and simple ones alike. Rows that were not in it judge "
+            "figures flatter this model, and simple ones less. Rows that were not in it judge "
             "fairly."
         )
         if np.isfinite(estimator.judgement_.score):
@@ -291,6 +293,8 @@ def _compare(
     if any(part.rest for part in parts):
         fits["a Gaussian of the numbers"] = partial(peers.gaussian, parts)
     found = Comparison(scores[judged], words=words, fair=fair)
+    if known is None:
+        found.hedge = fewer_rows(len(looked_at), estimator.fitted_to_)
     for name, fit in fits.items():
         if known is None:
             log_p = peers.cross_fitted(fit, rows, seed) if len(rows) > 1 else None
@@ -323,6 +327,16 @@ def show_verdict(
         page.words(words, kind="warning")
     if not comparison.fair:
         page.words(comparison.words, kind="warning")
+
+
+def fewer_rows(n: int, fitted_to: dict[str, Any]) -> str:
+    """What to say where simple models learn from ``n`` rows, the model from more."""
+    if n >= fitted_to.get("rows", math.inf):
+        return ""
+    return (
+        " The simple models learned from fewer rows than it did: give the training table (train=, "
+        "--train) to compare them alike."
+    )
 
 
 def show_checks(page: Page, bounds: Bounds, n_checked: int, more: Sequence[list[str]] = ()) -> None:
@@ -640,8 +654,8 @@ def _load(page: Page, joint: bool, about: About) -> None:
         "Python code",
     )
     page.code(
-        f"pip install selfnorm\nselfnorm score {folder} {about.file} --explain -o scored.csv\n"
+        f"selfnorm score {folder} {about.file} --explain -o scored.csv\n"
         if not joint
-        else f"pip install selfnorm\nselfnorm score {folder} {about.file} -o scored.csv\n",
+        else f"selfnorm score {folder} {about.file} -o scored.csv\n",
         "Commands",
     )

@@ -22,6 +22,7 @@ from selfnorm.report.density import (
     About,
     Comparison,
     cells_of,
+    fewer_rows,
     show_checks,
     show_verdict,
     subtitle,
@@ -114,12 +115,14 @@ def _compare(
     if seen:
         words = (
             "This is the table that the model was fitted to; each of its members held out a tenth "
-            "of the rows, another one each. All figures flatter this model and simple ones alike. "
+            "of the rows, another one each. All figures flatter this model, and simple ones less. "
             "Rows that were not in it judge fairly."
         )
     elif train is not None:
         words = "The simple models are fitted to the training table that was given."
     found = Comparison(log_prob(X, y), words=words, fair=not seen)
+    if train is None and not seen:
+        found.hedge = fewer_rows(len(y), estimator.fitted_to_)
     if estimator.n_outputs_ > 1:
         return found
     rows = np.column_stack([_numbers(estimator, X), y])
@@ -352,7 +355,7 @@ def _load(page: Page, about: About) -> None:
         "Python code",
     )
     page.code(
-        f"pip install selfnorm\nselfnorm predict {folder} {about.file} -o predicted.csv\n",
+        f"selfnorm predict {folder} {about.file} -o predicted.csv\n",
         "Commands",
     )
 
