@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone
+from sklearn.utils.validation import check_is_fitted
 
+from selfnorm.errors import DataError
 from selfnorm.tables.density import EnergyDensity
 
 
@@ -34,6 +36,8 @@ class OutlierDetector(BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> OutlierDetector:  # noqa: ARG002 PyOD's signature
         """Fit the density to the rows of a table, outliers among them or not."""
+        if not 0 < self.contamination <= 0.5:
+            raise DataError(f"contamination must be in (0, 0.5], got {self.contamination}")
         self.density_ = clone(self.density or EnergyDensity()).fit(X)
         self.decision_scores_ = self.decision_function(X)
         self.threshold_ = float(np.quantile(self.decision_scores_, 1 - self.contamination))
@@ -42,14 +46,9 @@ class OutlierDetector(BaseEstimator):
 
     def decision_function(self, X: Any) -> np.ndarray:
         """How strange rows are ``(n,)``: minus the density's own ``decision_function``."""
+        check_is_fitted(self, "density_")
         return -self.density_.decision_function(X)
 
     def predict(self, X: Any) -> np.ndarray:
         """1 for outliers, 0 for others."""
         return (self.decision_function(X) > self.threshold_).astype(int)
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Of each row ``(n, 2)``: the share of training rows that are stranger, and the rest."""
-        known = np.sort(self.decision_scores_)
-        below = np.searchsorted(known, self.decision_function(X)) / len(known)
-        return np.column_stack([1 - below, below])
