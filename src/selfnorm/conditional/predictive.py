@@ -166,10 +166,6 @@ def _wide_cdf(y: Tensor) -> Tensor:
     return 0.5 + (s / (1 + s * s) + torch.atan(s)) / torch.pi
 
 
-def _log(mass: Tensor) -> Tensor:
-    return mass.clamp_min(1e-300).log()
-
-
 def legendre(n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes and weights of the Gauss-Legendre rule on ``[-1, 1]``, and its cumulative weights.
 
