@@ -317,7 +317,7 @@ def fit(
         "target": target,
         "steps": int(estimator.n_iter_),
         "seconds": round(time.perf_counter() - begin, 2),
-        "judgement": asdict(estimator.judgement_),
+        "judgement": estimator.judgement_.to_dict(),
     }
     if target is None:
         report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}

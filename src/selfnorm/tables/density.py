@@ -46,7 +46,7 @@ from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
 from selfnorm.report import About, Facts, check_page, density_report, findings_of, write_page
 from selfnorm.tables import answers, members, training
-from selfnorm.training import History, split_rows
+from selfnorm.training import Clock, History, Judgement, split_rows
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
@@ -226,7 +226,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         file ``checkpoint``, from which the same fit goes on after a kill.
         """
         check_device(self.device)
-        clock = training.Clock(self.max_time)
+        clock = Clock(self.max_time)
         X, n = self._check(X, reset=True)
         if n < MINIMUM_ROWS:
             raise DataError(
@@ -264,7 +264,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self._how = "rows held out"
         self.members_: list[members.Member] = []
         self._simple: list[TableMixture] = []
-        lower, verdict = math.nan, ""
+        lower, gain = math.nan, None
         with float32_on_cpu():
             if self.method_ == "joint":
                 numbers = coded[..., 1].contiguous()
@@ -291,7 +291,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 self.model_, self.proposal_ = law.chain, None
                 self.history_, self.n_iter_ = law.history, law.n_steps
                 self.members_, self._simple = law.members, law.simple
-                self.held_out_, self._how, verdict = law.held_out, law.how, law.verdict
+                self.held_out_, self._how, gain = law.held_out, law.how, law.gain
                 places, scores = law.places, law.scores
         if sample_weight is not None:
             self.held_out_ = np.flatnonzero(counted)[self.held_out_]
@@ -302,7 +302,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             packed = self.model_.columns.pack(checked)[0]
             self._worth = self._worth_of_parts(packed)
             self.consistency_ = answers.consistency(self.model_, packed, seed)
-        self._conclude(rows, some, places, scores, lower, verdict, clock)
+        self._conclude(rows, some, places, scores, lower, gain, clock)
         return self
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -702,7 +702,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             members.Member(name, weight, math.nan if score is None else score)
             for name, weight, score in told
         ]
-        estimator.judgement_ = members.Judgement.from_dict(config.get("judgement"))
+        estimator.judgement_ = Judgement.from_dict(config.get("judgement"))
         estimator.n_features_in_ = int(config["n_features"])
         if "schema" in config:
             estimator.schema_ = Schema.from_dict(config["schema"])
@@ -731,7 +731,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     # -- training -------------------------------------------------------------------------------
 
-    def _train_joint(self, x: Tensor, seed: int, checkpoint: Any, clock: training.Clock) -> float:
+    def _train_joint(self, x: Tensor, seed: int, checkpoint: Any, clock: Clock) -> float:
         """One energy over all columns; returns the lower bound, if there is one.
 
         Restarts differ in their energies alone: base and proposal are those of
@@ -795,21 +795,26 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         places: Tensor,
         scores: Tensor,
         lower: float,
-        verdict: str,
-        clock: training.Clock,
+        gain: np.ndarray | None,
+        clock: Clock,
     ) -> None:
         """Threshold of outliers, log-likelihood and closing words, by rows not seen if there are.
 
         ``places`` are the rows that were judged by their ``scores``, ``some`` rows of training;
-        ``lower`` is the bound of rows held out from one energy.
+        ``lower`` is the bound of rows held out from one energy, ``gain`` what the energies add to
+        simple densities.
         """
-        score, error, how = math.nan, math.nan, self._how
+        judged = Judgement(len(rows), "not judged: too few rows to hold some out")
         if len(places):
-            share = rows.weights[places] / rows.weights[places].sum()
-            score = float((share * scores).sum())
-            error = float((share * (scores - score)).square().sum().sqrt())
-        else:
-            how = "not judged: too few rows to hold some out"
+            weight = rows.weights[places].numpy()
+            figures = np.stack([scores.numpy(), np.full(len(places), np.nan)])
+            if gain is not None:
+                figures[1] = gain
+            means = np.average(figures, axis=1, weights=weight)
+            few = np.square(weight).sum() / weight.sum() ** 2  # one over the number of rows
+            errors = np.sqrt(few * np.diag(np.cov(figures, aweights=weight)))
+            (score, added), (error, added_error) = means.tolist(), errors.tolist()
+            judged = Judgement(len(rows), self._how, score, error, added, added_error)
         judged_by, of_rows = places, scores
         if self.contamination != "auto" or len(places) == 0:
             judged_by = some
@@ -817,12 +822,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             quick = len(rows) > SCORED_ROWS and not self._how.endswith("folds")
             how_normalised = "learned" if quick else "quadrature"
             of_rows = self._log_prob(rows.coded[some], rows.open_[some], how_normalised)
-        known = [value for value in (lower, score) if math.isfinite(value)]
+        known = [value for value in (lower, judged.score) if math.isfinite(value)]
         self.lower_bound_: float = known[0] if known else float(of_rows.mean())
         comparable = (of_rows + self._correction(rows.coded[judged_by])).numpy()
         rare = RARE if self.contamination == "auto" else float(self.contamination)
         self.offset_: float = float(np.percentile(comparable, 100.0 * rare))
-        self.judgement_ = members.Judgement(len(rows), how, score, error, verdict, clock.gone)
+        self.judgement_ = dataclasses.replace(judged, seconds=clock.gone)
         if self.verbose:
             print(self.judgement_)
 

@@ -6,7 +6,6 @@ folds or on a part held out, and weighed by the likelihood of the mixture on the
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,63 +46,12 @@ class Member:
     score: float
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What a fit came to, on rows that it had not seen.
-
-    Attributes:
-        rows: that were used.
-        how: it was judged.
-        score: mean log-likelihood of rows not seen, in the units of the table (NaN: none were
-            spared); of a regressor that of a target, given the inputs, by single members.
-        error: standard error of the score.
-        verdict: what the energies add to simple densities.
-        seconds: that the fit took.
-    """
-
-    rows: int
-    how: str
-    score: float
-    error: float
-    verdict: str
-    seconds: float
-
-    def __str__(self) -> str:
-        parts = [f"{self.rows} rows in {self.seconds:.1f} s"]
-        if np.isfinite(self.score):
-            score = f"log-likelihood {self.score:.4g} +- {self.error:.2g} nats/row"
-            parts.append(f"{score} ({self.how})")
-        else:
-            parts.append(self.how)
-        return "; ".join(parts + [self.verdict] * bool(self.verdict))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; ``None`` for what is not known."""
-        return {name: None if value != value else value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, told: dict[str, Any] | None) -> Judgement:
-        """Of plain values, or of a model that does not tell."""
-        told = told or {"rows": 0, "how": "fitted by an earlier version", "verdict": ""}
-        unknown: dict[str, Any] = dict.fromkeys(("score", "error", "seconds"), math.nan)
-        return cls(**unknown | {name: v for name, v in told.items() if v is not None})
-
-
-def verdict(log_p: np.ndarray, rows: np.ndarray) -> str:
-    """What the chain, first of the members ``log_p (n, M)``, adds on rows that were not seen."""
+def gain(log_p: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+    """``(n,)``: what the chain, first of the members ``log_p (n, M)``, adds on rows not seen."""
     if log_p.shape[1] == 1:
-        return ""
+        return None
     whole = mixed(log_p, mixture_weights(log_p, rows))
-    return words_of_gain(whole - mixed(log_p[:, 1:], mixture_weights(log_p[:, 1:], rows)), rows)
-
-
-def words_of_gain(gain: np.ndarray, rows: np.ndarray) -> str:
-    """What is said of the ``gain (n,)`` that energies bring on rows that count by ``rows (n,)``."""
-    mean = float(np.average(gain, weights=rows))
-    error = float(np.std(gain) / np.sqrt(len(gain)))
-    if mean < max(2 * error, 0.01):
-        return "the mixture alone is as good: the energies add nothing that can be told"
-    return f"the energies add {mean:.2g} +- {error:.2g} to the best mixture"
+    return whole - mixed(log_p[:, 1:], mixture_weights(log_p[:, 1:], rows))
 
 
 class Kind(NamedTuple):

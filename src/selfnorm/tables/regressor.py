@@ -51,11 +51,10 @@ from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.report import About, Facts, check_page, findings_of, regressor_report, write_page
 from selfnorm.tables.inputs import TableInputs
-from selfnorm.tables.members import Judgement, words_of_gain
-from selfnorm.tables.training import JUDGED_ROWS, Clock
-from selfnorm.training import History, TrainingOptions
+from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
+_JUDGED_ROWS = 1000  # by all members together
 # shares of the time that may be taken: for the proposals, and after all training
 _PROPOSAL_SHARE, _CLOSING_SHARE = 0.5, 0.05
 _SMALLEST_SPREAD = 1e-300  # of a target: densities are up to one over it
@@ -467,19 +466,19 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         """What the fit came to, by rows that each member has held out."""
         log_q, log_p, weight = (
             each.double().flatten().cpu().numpy()
-            for each in unseen_scores(model, rows, JUDGED_ROWS // self.n_members)
+            for each in unseen_scores(model, rows, _JUDGED_ROWS // self.n_members)
         )
-        share = weight / weight.sum()
-        score = float((share * log_p).sum())
-        error = float(np.sqrt(np.square(share * (log_p - score)).sum()))
-        score -= float(self._y_columns.scale.log().sum())
+        figures = np.stack([log_p - float(self._y_columns.scale.log().sum()), log_p - log_q])
+        means = np.average(figures, axis=1, weights=weight)
+        few = np.square(weight).sum() / weight.sum() ** 2  # one over the number of rows
+        errors = np.sqrt(few * np.diag(np.cov(figures, aweights=weight)))
         self.judgement_ = Judgement(
             rows=len(rows.x),
             how="each member on rows that it held out",
-            score=score,
-            error=error,
-            verdict=words_of_gain(log_p - log_q, weight),
-            seconds=math.nan,
+            score=float(means[0]),
+            error=float(errors[0]),
+            gain=float(means[1]),
+            gain_error=float(errors[1]),
         )
 
     def _build(

@@ -19,7 +19,7 @@ from selfnorm.columns import GAP, CodedColumns, Part
 from selfnorm.density import fit
 from selfnorm.distributions import TableMixture
 from selfnorm.tables import answers, members
-from selfnorm.training import History, TrainingOptions, seconds, split_rows
+from selfnorm.training import Clock, History, TrainingOptions, split_rows
 
 JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
 MOST_HELD_OUT = 10_000
@@ -28,37 +28,6 @@ PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities, for the first of two runs, for closing
 # figures; and rows in one figure of consistency by the time of one that is judged.
 SIMPLE_SHARE, FIRST_SHARE, CLOSING_SHARE, CHECKED_ROWS = 0.2, 0.65, 0.05, 32
-
-
-class Clock:
-    """The time of a fit, all of which counts against ``max_time``.
-
-    Example:
-        >>> Clock(None).left
-        inf
-        >>> 59 < Clock("1min").left <= 60
-        True
-    """
-
-    def __init__(self, max_time: float | str | None) -> None:
-        self.began = time.perf_counter()
-        self.total = math.inf if max_time is None else seconds(max_time)
-
-    @property
-    def gone(self) -> float:
-        """Seconds since the beginning."""
-        return time.perf_counter() - self.began
-
-    @property
-    def left(self) -> float:
-        """Seconds until the end."""
-        return self.total - self.gone
-
-    def run_for(self, share: float = 1.0, spared: float = 0.0) -> dict[str, Any]:
-        """The option that gives a training run a share of the seconds left but those spared."""
-        if math.isinf(self.total):
-            return {}
-        return {"max_time": max(0.05, share * (self.left - spared))}
 
 
 @dataclass
@@ -73,7 +42,7 @@ class TableLaw:
         members: all that were tried, chain first; ``simple``, those kept beside it.
         places, scores: rows that were judged, and their log-likelihoods.
         how: they were judged.
-        verdict: what the energies add.
+        gain: what the energies add to the score of each; ``None``: nothing to compare with.
     """
 
     chain: TableChain
@@ -85,7 +54,7 @@ class TableLaw:
     places: Tensor
     scores: Tensor
     how: str
-    verdict: str
+    gain: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +154,7 @@ def train_law(
     spared = np.zeros(0, dtype=np.int64) if held_out is None else np.sort(held_out.numpy())
     law = TableLaw(
         chain, history, n_steps, spared, [], [], torch.zeros(0, dtype=torch.long),
-        torch.zeros(0, dtype=torch.float64), how_judged, "",
+        torch.zeros(0, dtype=torch.float64), how_judged,
     )  # fmt: skip
     return _mix(law, simple, log_p, rows, parts, seed)
 
@@ -318,5 +287,5 @@ def _mix(
         ],
         places=torch.from_numpy(places),
         scores=torch.from_numpy(members.mixed(log_p, found) + open_),
-        verdict=members.verdict(log_p, weights),
+        gain=members.gain(log_p, weights),
     )

@@ -1,9 +1,10 @@
 """The engine, which knows no model: task, options, loop, step, checkpoints, history."""
 
 from selfnorm.training.checkpoint import fingerprint, load_checkpoint
-from selfnorm.training.history import History
+from selfnorm.training.history import History, Judgement
 from selfnorm.training.loop import (
     Checkpoint,
+    Clock,
     Task,
     TrainingOptions,
     lr_factor,
@@ -16,7 +17,9 @@ from selfnorm.training.step import Stepper
 
 __all__ = [
     "Checkpoint",
+    "Clock",
     "History",
+    "Judgement",
     "Stepper",
     "Task",
     "TrainingOptions",

@@ -1,8 +1,9 @@
-"""What happened in training, as a plain object: records, counts, verdict; JSON in and out."""
+"""What happened in training, as plain objects: the record of a run, what a fit came to."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,3 +95,60 @@ class History:
         from selfnorm.plotting import plot_history
 
         return plot_history(self, path)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a fit came to, on rows that it had not seen.
+
+    Attributes:
+        rows: that were used.
+        how: it was judged.
+        score: mean log-likelihood of rows not seen, in the units of the table (NaN: none were
+            spared); of a regressor that of a target, given the inputs, by single members.
+        error: standard error of the score.
+        gain: what the energies add to the best of simple densities, with its standard error
+            ``gain_error`` (NaN: nothing to compare with).
+        seconds: that the fit took.
+
+    Example:
+        >>> Judgement(200, "3 folds", -4.2, 0.1, gain=0.3, gain_error=0.02).verdict
+        'the energies add 0.3 +- 0.02 to the best mixture'
+    """
+
+    rows: int
+    how: str
+    score: float = math.nan
+    error: float = math.nan
+    gain: float = math.nan
+    gain_error: float = math.nan
+    seconds: float = math.nan
+
+    @property
+    def verdict(self) -> str:
+        """What the energies add, in words; empty where there is nothing to compare with."""
+        if math.isnan(self.gain):
+            return ""
+        if self.gain < max(2 * self.gain_error, 0.01):
+            return "the mixture alone is as good: the energies add nothing that can be told"
+        return f"the energies add {self.gain:.2g} +- {self.gain_error:.2g} to the best mixture"
+
+    def __str__(self) -> str:
+        parts = [f"{self.rows} rows in {self.seconds:.1f} s"]
+        if math.isfinite(self.score):
+            score = f"log-likelihood {self.score:.4g} +- {self.error:.2g} nats/row"
+            parts.append(f"{score} ({self.how})")
+        else:
+            parts.append(self.how)
+        return "; ".join(parts + [self.verdict] * bool(self.verdict))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; ``None`` for what is not known."""
+        cleaned: dict[str, Any] = json_safe(asdict(self) | {"verdict": self.verdict})
+        return cleaned
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any] | None) -> Judgement:
+        """Of plain values, or of a model that does not tell."""
+        told = told or {"rows": 0, "how": "fitted by an earlier version"}
+        return cls(**{k: v for k, v in told.items() if v is not None and k != "verdict"})

@@ -292,6 +292,37 @@ def seconds(time_: float | str) -> float:
     )
 
 
+class Clock:
+    """The time of a fit, all of which counts against ``max_time``.
+
+    Example:
+        >>> Clock(None).left
+        inf
+        >>> 59 < Clock("1min").left <= 60
+        True
+    """
+
+    def __init__(self, max_time: float | str | None) -> None:
+        self.began = time.perf_counter()
+        self.total = math.inf if max_time is None else seconds(max_time)
+
+    @property
+    def gone(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self.began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self.total - self.gone
+
+    def run_for(self, share: float = 1.0, spared: float = 0.0) -> dict[str, Any]:
+        """The option that gives a training run a share of the seconds left but those spared."""
+        if math.isinf(self.total):
+            return {}
+        return {"max_time": max(0.05, share * (self.left - spared))}
+
+
 TrainingOptions.__init__ = moved(**MOVED_OPTIONS)(TrainingOptions.__init__)  # type: ignore[method-assign]
 
 
