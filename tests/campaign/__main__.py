@@ -1,24 +1,30 @@
 """``python -m tests.campaign N SEED``: one table of verdicts; every failure with its replay.
 
-``--only KIND,KIND`` asks for these trials alone, ``--keep NAME`` writes the table to
+``--jobs K`` asks K processes at a time, which changes no verdict: each trial hangs on its seed
+alone. ``--only KIND,KIND`` asks for these trials alone, ``--keep NAME`` writes the table to
 ``results/reliability/NAME.json``, too, as it goes: the same command goes on where it was stopped,
-from ``out/campaign/NAME.jsonl``, and tries again what failed.
+from ``out/campaign/NAME.jsonl``, and tries again what failed. Trials that need a package which is
+not installed are left, and said to be: the same command tries them where it is.
 ``python -m tests.campaign --replay KIND SEED`` runs one trial again, in this process.
 """
 
 import argparse
 import json
+import os
+import queue
 import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from selfnorm.paper.report import hardware, versions
-from tests.campaign.trials import TRIALS, attempt
+from tests.campaign.trials import NEEDS, TRIALS, attempt
 from tests.worker import Worker
 
 VERDICTS = ("right", "clear error", "traceback", "silent wrong", "hang", "lost")
@@ -40,14 +46,34 @@ def drawn(number, seed, only):
     return [(str(kind), int(rng.integers(2**31))) for kind in rng.permutation(kinds)]
 
 
-def asked(worker, kind, seed, limit):
-    """Verdict, a word on it and figures."""
-    try:
-        return worker.ask([kind, seed], limit)
-    except TimeoutError as error:
-        return "hang", str(error), {}
-    except EOFError as error:
-        return "traceback", str(error), {}
+class Workers:
+    """Processes that are asked for one trial each; how long trials of each kind took."""
+
+    def __init__(self, number):
+        self.all = [Worker("tests.campaign.answers") for _ in range(number)]
+        self.free, self.seconds = queue.SimpleQueue(), {name: [] for name in TRIALS}
+        for worker in self.all:
+            self.free.put(worker)
+
+    def ask(self, kind, seed):
+        """Kind, seed, verdict, a word on it, figures and seconds."""
+        worker, before = self.free.get(), self.seconds[kind]
+        usual = median(before) if len(before) > 4 else 0.0
+        start = time.perf_counter()
+        try:
+            verdict, told, figures = worker.ask([kind, seed], max(TRIALS[kind][1], 10 * usual))
+        except TimeoutError as error:
+            verdict, told, figures = "hang", str(error), {}
+        except EOFError as error:
+            verdict, told, figures = "traceback", str(error), {}
+        before.append(time.perf_counter() - start)
+        self.free.put(worker)
+        row = {"kind": kind, "seed": seed, "verdict": verdict, "told": told, "figures": figures}
+        return row | {"seconds": round(before[-1], 2)}
+
+    def end(self):
+        for worker in self.all:
+            worker.end()
 
 
 def failed(rows):
@@ -63,6 +89,7 @@ def summary(rows):
     table["all"] = {verdict: sum(table[name][verdict] for name in kinds) for verdict in VERDICTS}
     found = {
         "commits": Counter(row["commit"] for row in rows),
+        "machines": Counter(row["machine"] for row in rows),
         "seconds": round(sum(row["seconds"] for row in rows), 1),
         "tried": len(rows),
         "table": table,
@@ -108,6 +135,7 @@ def main() -> int:
     parser.add_argument("seed", nargs="?", type=int, default=0)
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--keep")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--replay", nargs=2, metavar=("KIND", "SEED"))
     given = parser.parse_args()
     if given.replay:
@@ -115,7 +143,8 @@ def main() -> int:
         return 0
     OUT.mkdir(parents=True, exist_ok=True)
     describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+    commit = found or os.environ.get("SELFNORM_COMMIT", "unknown")
     about = {
         "command": f"python -m tests.campaign {' '.join(sys.argv[1:])}",
         "commit": commit,
@@ -123,39 +152,43 @@ def main() -> int:
         "hardware": hardware(),
         "seed": given.seed,
     }
-    seconds, content = {name: [] for name in TRIALS}, {}
+    here = {"commit": commit, "machine": f"{os.cpu_count()} cores, torch {versions()['torch']}"}
+    content = {}
     path = OUT / f"{given.keep or given.number}.jsonl"
     lines = path.read_text().splitlines(keepends=True) if given.keep and path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one
     known = [json.loads(line) for line in lines]
     rows, earlier = [row for row in known if row["verdict"] in FINE], failed(known)
     done = {(row["kind"], row["seed"]) for row in rows}
-    worker = Worker("tests.campaign.answers")
+    trials = drawn(given.number, given.seed, given.only)
+    place = {trial: number for number, trial in enumerate(trials)}
+    lacking = {kind: [n for n in NEEDS.get(kind, ()) if find_spec(n) is None] for kind in TRIALS}
+    left = Counter(kind for kind, _ in trials if lacking[kind])
+    asked = [trial for trial in trials if trial not in done and not lacking[trial[0]]]
     replaced(path, "".join(lines))
-    with open(path, "a") as log:
-        for kind, seed in drawn(given.number, given.seed, given.only):
-            if (kind, seed) in done:
-                continue
-            usual = median(seconds[kind]) if len(seconds[kind]) > 4 else 0.0
-            start = time.perf_counter()
-            limit = max(TRIALS[kind][1], 10 * usual)
-            verdict, told, figures = asked(worker, kind, seed, limit)
-            seconds[kind].append(time.perf_counter() - start)
-            row = {"kind": kind, "seed": seed, "verdict": verdict, "told": told}
-            row |= {"figures": figures, "seconds": round(seconds[kind][-1], 2), "commit": commit}
-            rows.append(row)
-            log.write(json.dumps(row) + "\n")
-            log.flush()
-            if verdict not in FINE:
-                print(f"{verdict}: {told}\n  python -m tests.campaign --replay {kind} {seed}")
-                sys.stdout.flush()
-            content = {**about, **summary(rows), "failures_before": earlier}
-            if given.keep:
-                replaced(KEPT / f"{given.keep}.json", json.dumps(content, indent=1) + "\n")
-    worker.end()
+    workers, pool = Workers(given.jobs), ThreadPoolExecutor(given.jobs)
+    try:
+        with open(path, "a") as log:
+            for answer in as_completed([pool.submit(workers.ask, *trial) for trial in asked]):
+                row = answer.result() | here
+                rows.append(row)
+                log.write(json.dumps(row) + "\n")
+                log.flush()
+                if row["verdict"] not in FINE:
+                    replay = f"python -m tests.campaign --replay {row['kind']} {row['seed']}"
+                    print(f"{row['verdict']}: {row['told']}\n  {replay}", flush=True)
+                rows.sort(key=lambda row: place.get((row["kind"], row["seed"]), -1))
+                content = {**about, **summary(rows), "failures_before": earlier}
+                if given.keep:
+                    replaced(KEPT / f"{given.keep}.json", json.dumps(content, indent=1) + "\n")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        workers.end()
+    for kind, count in left.items():
+        print(f"left: {count} trials {kind!r}, which need {', '.join(lacking[kind])}")
     if not content:
-        print(f"all {given.number} trials are done, see {path}")
-        return 0
+        print(f"none of {given.number} trials is to be tried, see {path}")
+        return 1 if left else 0
     print(" | ".join(["trial", "tried", *VERDICTS]))
     for name, row in content["table"].items():
         print(" | ".join(map(str, (name, sum(row.values()), *row.values()))))
@@ -163,7 +196,7 @@ def main() -> int:
         print(", ".join(f"{key} {value}" for key, value in content["default_fits"].items()))
     failures = len(content["failures"])
     print(f"campaign of {given.number}, seed {given.seed}: {failures} failures")
-    return 1 if failures else 0
+    return 1 if failures or left else 0
 
 
 if __name__ == "__main__":

@@ -49,3 +49,38 @@ def table(rng, most_rows=600, least_rows=4, only=None):
     if only is None and rng.random() < 0.1:
         x = np.repeat(x, 3, axis=0)
     return x, [name for name, _ in named]
+
+
+def frame(rng, most_rows=400):
+    """A dict of columns of any kind, and what they are; half of them have gaps."""
+    n = int(np.exp(rng.uniform(np.log(5), np.log(most_rows))))
+    words = np.array(["red", "green", "blue", "ocher", "über", "", " ", "0", "nan"])
+    days = np.datetime64("1999-12-28") + rng.integers(0, 10 ** rng.integers(1, 5), size=n)
+    kinds = {
+        "words": lambda: rng.choice(words, size=n, p=rng.dirichlet(np.ones(len(words)))),
+        "names": lambda: [f"name {k}" for k in rng.permutation(n)],
+        "flags": lambda: rng.random(n) < rng.uniform(),
+        "days": lambda: days.astype(str),
+        "moments": lambda: days.astype("datetime64[s]") + rng.integers(0, 86_400, size=n),
+        "codes": lambda: 2**53 + rng.integers(0, 4, size=n),
+        "numbers as text": lambda: [f"{v:.2f}" for v in rng.normal(size=n)],
+        "one word": lambda: ["same"] * n,
+        "nothing": lambda: [None] * n,
+        "anything": lambda: [[1, "a", 2.5, True, None][k] for k in rng.integers(5, size=n)],
+    }
+    # What a schema may set aside or refuse comes seldom, or hardly a column would be left.
+    often = list(kinds)[:7]
+    found, named = {}, []
+    for j in range(int(rng.integers(1, 6))):
+        if rng.random() < 0.4:
+            name, values = column(rng, n)
+        else:
+            name = str(rng.choice(list(kinds) if rng.random() < 0.15 else often))
+            values = kinds[name]()
+        values = np.asarray(values, dtype=object) if isinstance(values, list) else values
+        cells = values.tolist() if values.dtype.kind != "M" else list(values.astype(object))
+        if rng.random() < 0.5:
+            cells = [None if gap else v for v, gap in zip(cells, rng.random(n) < 0.2, strict=True)]
+        found[f"c{j}"] = cells
+        named.append(name)
+    return found, named

@@ -6,6 +6,7 @@ A trial that does not end is a ``hang``, see ``__main__``.
 """
 
 import contextlib
+import csv
 import functools
 import gc
 import io
@@ -30,13 +31,13 @@ from sklearn.model_selection import GridSearchCV
 
 import selfnorm as sn
 from selfnorm import saving
-from selfnorm.cli import app as cli
 from selfnorm.errors import SelfnormError
 from selfnorm.paper import toy2d
 from selfnorm.tables import RegressorNetwork
-from tests.campaign.tables import CONTINUOUS, table
+from tests.campaign.tables import CONTINUOUS, frame, table
 
 TRIALS = {}
+NEEDS = {"file": ("typer", "pandas", "pyarrow"), "raw_file": ("typer",)}  # packages
 
 
 def trial(share, limit=300.0):
@@ -101,15 +102,19 @@ def default(rng):
     return "right", told if bounds.reliable else f"{told}: {bounds.reasons}", figures
 
 
-@trial(0.25)
+@trial(0.17)
 def density(rng):
     x, kinds = table(rng)
     options = {"max_steps": int(rng.integers(1, 40))}
     if rng.random() < 0.3:
         options["method"] = str(rng.choice(["joint", "autoregressive"]))
+    weights = rng.exponential(size=len(x)) if rng.random() < 0.2 else None
     before, told = state(), f"{x.shape} {kinds} {options}"
+    told += "" if weights is None else " weighted"
     try:
-        fitted = sn.EnergyDensity(random_state=int(rng.integers(99)), **options).fit(x)
+        fitted = sn.EnergyDensity(random_state=int(rng.integers(99)), **options).fit(
+            x, sample_weight=weights
+        )
     except (SelfnormError, ValueError) as error:
         return "clear error", f"{told}: {error}"
     x = x[:150]
@@ -124,6 +129,45 @@ def density(rng):
         return "silent wrong", f"{told}: bounds {bounds}"
     if not np.allclose(fitted.score_samples(x[:3]), scores[:3], rtol=1e-9):
         return "silent wrong", f"{told}: a row's score hangs on the others"
+    return "right", told
+
+
+@trial(0.06)
+@in_folder
+def any_table(rng, folder):
+    """A table of any kind: every answer is finite, saved and loaded it gives the same ones."""
+    x, kinds = frame(rng)
+    steps = int(rng.integers(1, 40))
+    before, told = state(), f"{len(x['c0'])} rows {kinds} {steps} steps"
+    try:
+        fitted = sn.EnergyDensity(random_state=int(rng.integers(99)), max_steps=steps).fit(x)
+    except (SelfnormError, ValueError) as error:
+        return "clear error", f"{told}: {error}"
+    x = {name: cells[:100] for name, cells in x.items()}
+    scores = fitted.score_samples(x)
+    drawn = fitted.sample(30, random_state=0)
+    bounds = fitted.bounds(x, n_samples=300, random_state=0)
+    fitted.save(folder / "m")
+    loaded = sn.load(folder / "m")
+    if not np.isfinite(scores).all() or not np.isfinite(fitted.score_samples(drawn)).all():
+        return "silent wrong", f"{told}: scores are not finite"
+    if not bounds.lower <= bounds.upper + 1e-6:
+        return "silent wrong", f"{told}: bounds {bounds}"
+    if not np.array_equal(loaded.score_samples(x), scores):
+        return "silent wrong", f"{told}: other scores once loaded"
+    if loaded.sample(30, random_state=0) != drawn:
+        return "silent wrong", f"{told}: other samples once loaded"
+    if fitted.method_ == "autoregressive":
+        filled = fitted.impute(x, random_state=0)
+        for column in fitted.schema_.columns:
+            cells = zip(x[column.name], filled[column.name], strict=True)
+            if column.modelled and any(new is None for _, new in cells):
+                return "silent wrong", f"{told}: a gap is left in {column.name}"
+        why = fitted.explain({name: cells[:20] for name, cells in x.items()})
+        if any(np.isinf(np.asarray(cells, dtype=float)).any() for cells in why.values()):
+            return "silent wrong", f"{told}: an explanation is not finite"
+    if state() != before:
+        return "silent wrong", f"{told}: torch is not as before"
     return "right", told
 
 
@@ -156,6 +200,8 @@ def regressor(rng):
 
 def command(*arguments):
     """Exit code and stderr of a command, in this process."""
+    from selfnorm.cli import app as cli
+
     err, before = io.StringIO(), sys.argv
     sys.argv = ["selfnorm", *map(str, arguments)]
     try:
@@ -209,12 +255,44 @@ def file(rng, folder):
         frame = pd.DataFrame(x, columns=list("abc"))
         frame.to_csv(source, index=False) if suffix == ".csv" else frame.to_parquet(source)
     source.write_bytes(damaged(rng, source.read_bytes()))
-    code, err = command("score", path, source, "-o", folder / "s.csv")
+    return judged(suffix, command("score", path, source, "-o", folder / "s.csv"))
+
+
+def judged(what, answer):
+    """The verdict on a command."""
+    code, err = answer
     if code == 0:
-        return "right", suffix
-    if code == 2 and err.startswith("selfnorm:") and "Traceback" not in err:
-        return "clear error", err.strip()
-    return "traceback", f"{suffix}: exit {code}, {err[-300:]}"
+        return "right", what
+    if code == 2 and "Traceback" not in err and "selfnorm: " in err:
+        return "clear error", f"{what}: {err.strip()}"
+    return "traceback", f"{what}: exit {code}, {err[-300:]}"
+
+
+@trial(0.02)
+@in_folder
+def raw_file(rng, folder):
+    """A CSV of columns of any kind, half of them damaged, through one command after another."""
+    x, kinds = frame(rng, 150)
+    source, path = folder / "t.csv", folder / "m"
+    with source.open("w", newline="") as stream:
+        writer = csv.writer(stream, delimiter=str(rng.choice([",", ";", "\t"])))
+        writer.writerow(x)
+        writer.writerows(zip(*x.values(), strict=True))
+    if rng.random() < 0.5:
+        source.write_bytes(damaged(rng, source.read_bytes()))
+    asked = {
+        "fit": (source, "-o", path, "--max-steps", 5, "--seed", 0),
+        "score": (path, source, "-o", folder / "s.csv"),
+        "evaluate": (path, source),
+        "sample": (path, "-n", 20, "-o", folder / "d.csv"),
+        "impute": (path, source, "-o", folder / "i.csv"),
+        "report": (path, source, "-o", folder / "r.html"),
+    }
+    for name, arguments in asked.items():
+        verdict, told = judged(f"{name} {kinds}", command(name, *arguments))
+        if verdict == "traceback" or (name == "fit" and verdict != "right"):
+            return verdict, told
+    return "right", f"{kinds}"
 
 
 @trial(0.10)
