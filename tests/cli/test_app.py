@@ -567,7 +567,7 @@ def test_the_same_command_goes_on_from_a_checkpoint(
     fit = ("fit", places / "train.csv", "--no-progress", *target, *steps, "-o")
     assert selfnorm(*fit, tmp_path / "whole")[0] == 0
     saving = ("--checkpoint", tmp_path / "run.ckpt")
-    for at in (45, 90) if target else (45, 12):  # in both stages of a regressor
+    for at in (45, 90) if target else (45, 12, 30):  # in both stages
         with monkeypatch.context() as patched:
             strike(patched, signal.SIGTERM, at)
             code, _, err = selfnorm(*fit, tmp_path / "resumed", *saving)

@@ -1,12 +1,16 @@
 """Small tables: simple densities beside the chain, judged by folds; weights of rows."""
 
+import shutil
 import time
 
 import numpy as np
 import pytest
+import torch
 
 from selfnorm import EnergyDensity, load, save
+from selfnorm.errors import SelfnormWarning
 from selfnorm.tables.members import mixture_weights
+from selfnorm.training import Stepper
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +62,44 @@ def test_members_are_saved(density, table, tmp_path):
 def test_rows_count_by_their_weights():
     rng = np.random.default_rng(0)
     table = {"kind": rng.choice(["a", "b"], 200), "size": rng.normal(size=200)}
-    weights = np.where(np.array(table["kind"]) == "a", 4.0, 1.0)
+    weights = np.where(np.array(table["kind"]) == "a", 4e307, 1e307)  # their sum is not finite
     density = EnergyDensity(random_state=0, max_steps=40).fit(table, sample_weight=weights)
-    expected = weights[weights == 4].sum() / weights.sum()
+    counts = weights / 1e307
+    expected = counts[counts == 4].sum() / counts.sum()
     found = density.probabilities({"size": table["size"]}, "kind")["a"].mean()
     assert found == pytest.approx(expected, abs=0.05)
     with pytest.raises(ValueError, match="200 numbers"):
         density.fit(table, sample_weight=weights[1:])
+
+
+def test_a_longer_fit_does_not_end_as_the_shorter_one_did(table, tmp_path):
+    def fitted(steps, name):
+        model = EnergyDensity(method="autoregressive", random_state=0, max_steps=steps, hidden=16)
+        chain = model.fit(table[:40, :2] + table[:40, 2:], checkpoint=tmp_path / name).model_
+        return torch.nn.utils.parameters_to_vector(chain.parameters())
+
+    short = fitted(8, "a")  # two runs: without a fold each, then with all rows
+    shutil.copy(tmp_path / "a", tmp_path / "b")  # the first of them
+    longer = fitted(16, "a")
+    assert not torch.equal(longer, short)
+    assert torch.equal(longer, fitted(16, "b"))
+
+
+def test_no_restart_follows_an_interrupt(table, monkeypatch):
+    plain, taken = Stepper.step, []
+
+    def step(self, *args):
+        taken.append(1)
+        if len(taken) == 5:
+            raise KeyboardInterrupt
+        return plain(self, *args)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    with pytest.warns(SelfnormWarning, match="interrupted"):
+        density = EnergyDensity(random_state=0, max_steps=8, n_init=3).fit(table[:60])
+    assert density.history_.stopped == "interrupted"
+    assert len(taken) == 5
+    assert np.isfinite(density.score(table[:60]))
 
 
 def test_a_member_that_adds_nothing_is_dropped():

@@ -68,6 +68,25 @@ def test_a_finished_run_is_trained_longer(x, tmp_path):
         fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path)
 
 
+def test_a_run_of_limited_time_goes_on_whatever_time_is_left(x, tmp_path):
+    stopping, taken = get("snl"), []
+    inner = stopping.loss
+
+    def loss(*args):
+        taken.append(1)
+        if len(taken) > 7:
+            raise KeyboardInterrupt
+        return inner(*args)
+
+    stopping.loss = loss
+    kept = {"checkpoint": sn.Checkpoint(tmp_path / "run.ckpt", every=1)}
+    with pytest.warns(sn.SelfnormWarning, match="interrupted"):
+        fit(model_on(sn.Gaussian.fit_to(x)), x, objective=stopping, **SETTINGS, **kept, max_time=60)
+    history = fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, **kept, max_time=55)
+    assert history.n_steps == 12
+    assert len(taken) == 8
+
+
 def test_weights_are_not_read_into_another_network_of_their_shape(x, tmp_path):
     def normal(scale):
         return Independent(Normal(x.mean(0), scale * x.std(0)), 1)

@@ -370,12 +370,13 @@ def train_ensemble(
     rows: MemberRows,
     *,
     proposal_options: TrainingOptions,
-    energy_options: Callable[[], TrainingOptions] | None,
+    energy_options: Callable[[History], TrainingOptions] | None,
     n_samples: int,
 ) -> list[History]:
     """Both stages; ``energy_options=None`` leaves the model at its mixture proposal.
 
-    They are asked for when the second stage begins: its time is what the first one has left.
+    They are asked for when the first stage has ended, whose record they may depend on: the second
+    one has the time that it left.
     """
     assert isinstance(model.proposal, MDN)
     model.proposal.place(rows.y)
@@ -387,5 +388,5 @@ def train_ensemble(
     # whoever has stopped the first stage does not want the second one
     if energy_options is not None and histories[0].stopped != "interrupted":
         stage = _EnergyStage(model, rows, n_samples)
-        histories.append(run(stage, data, val_data=held_out, options=energy_options()))
+        histories.append(run(stage, data, val_data=held_out, options=energy_options(histories[0])))
     return histories

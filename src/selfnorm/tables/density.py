@@ -1109,6 +1109,7 @@ def _weights(sample_weight: Any, n: int) -> np.ndarray:
             f"sample_weight needs {n} numbers of zero or more, one for each row; got "
             f"shape {weights.shape}"
         )
+    weights = weights / max(weights.max(), np.finfo(float).tiny)  # or sums may overflow
     if (weights > 0).sum() < MINIMUM_ROWS:
         raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
     return weights

@@ -8,7 +8,6 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -324,6 +323,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             weight = _check_sample_weight(
                 sample_weight, rows, dtype=np.float64, ensure_non_negative=True
             )
+            weight = weight / max(weight.max(), np.finfo(float).tiny)  # or sums may overflow
             rows, labels, weight = rows[weight > 0], labels[weight > 0], weight[weight > 0]
         if len(rows) < MINIMUM_ROWS:
             weighted = "" if weight is None else " of a positive sample weight"
@@ -440,9 +440,12 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
                     **common, **own, **clock.run_for(share, closing), checkpoint=saved
                 )
 
-            energies = partial(
-                options, ".energy", 1.0, max_epochs=energy_epochs, lr=network.energy_learning_rate
-            )
+            def energies(first: History) -> TrainingOptions:
+                """Of the second stage, which begins where so many steps of the first ended."""
+                rate = network.energy_learning_rate
+                name = f".energy{first.n_steps}"
+                return options(name, 1.0, max_epochs=energy_epochs, lr=rate)
+
             share = _PROPOSAL_SHARE if energy_epochs else 1.0
             self.history_: list[History] = train_ensemble(
                 model,

@@ -134,19 +134,24 @@ def train_law(
             **options | clock.run_for(share, closing.seconds), checkpoint=_beside(checkpoint, k)
         )
         histories.append(fit(model.to(device), data, **common, options=how))
+        if histories[-1].stopped == "interrupted":
+            break
     chain, history = best(models, histories)
-    n_steps = history.n_steps
+    stopped, n_steps = histories[-1].stopped, history.n_steps
     log_p = _judge(chain, rows.coded, parts, folds, order_fold, columns, straight, closing)
-    if n_folds > 1 and history.stopped != "interrupted":
+    if n_folds > 1 and stopped != "interrupted":
         steps = max(1, (history.best_step or n_steps) // 2)
         last = {"max_steps": steps, "lr": options["lr"] / 2, "schedule": "cosine"}
         last |= {"patience": None, "validate_every": None, "progress": False}
         how = TrainingOptions(
             **options | last | clock.run_for(spared=closing.seconds),
-            checkpoint=_beside(checkpoint, "all"),
+            checkpoint=_beside(checkpoint, f"all{n_steps}"),  # it began where those steps ended
         )
         whole = (packed.float(), counts.expand(-1, len(order_fold)).contiguous())
-        n_steps += fit(chain, whole, **common | {"val_data": None}, options=how).n_steps
+        last_run = fit(chain, whole, **common | {"val_data": None}, options=how)
+        stopped, n_steps = last_run.stopped, n_steps + last_run.n_steps
+    if stopped == "interrupted":
+        history = replace(history, stopped="interrupted")
     # float64 from here on: a row's score must not depend on the rows it is scored with
     chain = chain.cpu().double().eval()
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map

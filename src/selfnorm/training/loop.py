@@ -264,7 +264,7 @@ class TrainingOptions:
 
     def of_the_run(self) -> dict[str, Any]:
         """The options a resumed run must share with the one it continues: all but its length."""
-        free = ("progress", "checkpoint", "max_epochs", "max_steps")
+        free = ("progress", "checkpoint", "max_epochs", "max_steps", "max_time")
         return {k: v for k, v in asdict(self).items() if k not in free}
 
 
@@ -501,7 +501,8 @@ class _Run:
                     self._look(bar)
                 elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
                     self._guard()
-                if path is not None and self.step % save_every == 0:
+                timed = due and math.isfinite(self.time_to_step)  # an epoch may be long
+                if path is not None and (timed or self.step % save_every == 0):
                     self._save(path)
         except KeyboardInterrupt:
             history.stopped = "interrupted"
