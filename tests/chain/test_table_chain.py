@@ -140,6 +140,10 @@ def test_numbers_are_drawn_within_the_range_that_was_seen():
     numbers, seen = drawn[drawn[:, 0] == 1, 1], x[x[:, 2, 0] == 1, 2, 1]
     assert float(numbers.min()) >= float(seen.min()) - 1e-9
     assert float(numbers.max()) <= float(seen.max()) + 1e-9
+    # what lies beyond comes at the ends
+    free, (low, high) = model.sample(2000, seed=0), model.columns.span[0]
+    assert bool(((free[:, 0, 1] < low) | (free[:, 0, 1] > high)).any())
+    assert torch.equal(free[:, 0, 1].clamp(low, high), packed[:, 0, 1])
 
 
 def test_a_chain_of_some_orders_answers_as_they_do_in_the_whole():

@@ -549,8 +549,9 @@ class TableChain(Chain):
 
         Each row follows one of the orders, part by part: a code by its probability, a number by
         importance resampling among ``n_candidates`` stratified proposal samples. ``within`` keeps
-        numbers in the range of the training rows: the sliver of mass beyond it, that of heavy
-        tails, is left out. With ``gaps`` those that are outcomes of a part are drawn as well.
+        numbers in the range of the training rows: those beyond it come at its ends. A sample of
+        as many rows then reaches the ends as often as rows drawn anew from the table would. With
+        ``gaps`` those that are outcomes of a part are drawn as well.
         """
         stack, like = self.n_orderings, self.places
         per_chain = -(-n // stack)
@@ -666,12 +667,12 @@ class TableChain(Chain):
         if self.has_cells:
             y = self._rounded_by_chain(y, part)
         log_w = self.energy(y, at)
-        if within:
-            low, high = self.columns.span[part].view(stack, 1, 1, 2).unbind(-1)
-            beyond = (y < low) | (y > high)
-            log_w = log_w.masked_fill(beyond & ~beyond.all(0), -torch.inf)
         pick = torch.multinomial(torch.softmax(log_w, 0).flatten(1).T, 1).T.reshape(1, stack, n, 1)
-        return torch.gather(y, 0, pick)[0, :, :, 0]
+        drawn = torch.gather(y, 0, pick)[0, :, :, 0]
+        if within:
+            low, high = self.columns.span[part].view(stack, 1, 2).unbind(-1)
+            drawn = torch.minimum(torch.maximum(drawn, low), high)
+        return drawn
 
     def _rounded_by_chain(self, y: Tensor, part: Tensor) -> Tensor:
         """Scores ``(S, R, n, 1)`` to centres of cells, order ``r`` being at part ``part[r]``."""

@@ -252,7 +252,7 @@ class TableMixture(nn.Module):
     def sample(self, n: int, *, within: bool = False, seed: SeedLike = None) -> Tensor:
         """Packed rows ``(n, p, 4)``, whose last two numbers are not filled in.
 
-        ``within`` keeps numbers in the range of the training rows.
+        ``within`` keeps numbers in the range of the training rows: those beyond come at its ends.
         """
         rows = torch.zeros(n, self.dim, 4).to(self.means)
         if n == 0:
@@ -268,16 +268,7 @@ class TableMixture(nn.Module):
             for i, j in enumerate(self.numbers):
                 line = self.means[component, i] + (self.slopes[of, i] * away).sum(-1)
                 z = line + self.spread[of, i] * torch.randn(n).to(rows)
-                low, high = (
-                    self.columns.span[j] if within else torch.tensor([-torch.inf, torch.inf])
-                )
-                for _ in range(20):  # the sliver of mass beyond the range is left out
-                    beyond = (z < low) | (z > high)
-                    if not bool(beyond.any()):
-                        break
-                    again = line + self.spread[of, i] * torch.randn(n).to(rows)
-                    z = torch.where(beyond, again, z)
-                z = z.clamp(low, high)
+                z = z.clamp(*self.columns.span[j]) if within else z
                 away[:, i] = z - self.means[component, i]
                 rows[:, j, 1] = z
         return rows

@@ -373,7 +373,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     ) -> Any:
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
 
-        Numbers come within the range that the training rows have.
+        Numbers come within the range that the training rows have: those beyond it, at its ends.
 
         Parameters
         ----------
