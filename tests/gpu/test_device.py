@@ -18,7 +18,7 @@ import torch
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask
 from tests.fitting import fit, fit_many
-from tests.gpu.test_steps import QUICK, conditional, ebm, regressor, rows, vae
+from tests.gpu.test_steps import QUICK, conditional, ebm, mixed, regressor, rows, vae
 from tests.gpu.tools import DEVICE, close, each, flat, folder, graphs, raises, skip
 
 
@@ -113,6 +113,42 @@ def test_tables_fitted_on_the_device_are_saved_and_score_on_the_cpu():
     finally:
         torch.set_default_device("cpu")
     assert np.array_equal(drawn, fitted.sample(5, random_state=0))
+
+
+WAYS = {
+    "folds": (600, {}),
+    "rows held out": (3000, {}),
+    "weights": (600, {"sample_weight": np.linspace(0, 2, 600)}),
+    "restarts": (600, {"n_init": 2}),
+    "limited time": (600, {"max_time": 3.0, "max_steps": None}),
+    "joint restarts": (600, {"n_init": 2, "method": "joint"}),
+    "joint, limited time": (600, {"max_time": 3.0, "max_steps": None, "method": "joint"}),
+}
+
+
+@each(*WAYS)
+def test_every_way_to_fit_a_table_ends_on_the_cpu(way):
+    n, options = WAYS[way]
+    joint = options.get("method") == "joint"
+    x = rows(n, 2).cpu().numpy() if joint else mixed(n)
+    options = {"max_steps": 20, "hidden": 8, "random_state": 0, "device": str(DEVICE)} | options
+    weights = options.pop("sample_weight", None)
+    with folder() as path:
+        fitted = sn.EnergyDensity(**options).fit(x, sample_weight=weights, checkpoint=path / "c")
+    assert all(p.device.type == "cpu" for p in fitted.model_.parameters())
+    assert np.isfinite(fitted.score_samples(x)).all()
+    assert fitted.bounds(x, n_samples=100, random_state=0).lower > -100
+    fitted.sample(20, random_state=0)
+    if not joint:
+        fitted.impute(x, random_state=0)
+        fitted.explain({name: cells[:20] for name, cells in x.items()})
+
+
+def test_a_regressor_of_limited_time_with_weights():
+    x = rows(400, 3).cpu().numpy()
+    model = sn.EnergyRegressor(n_members=2, max_time=4.0, random_state=0, device=str(DEVICE))
+    model.fit(x[:, :2], x[:, 2], sample_weight=np.linspace(0, 2, 400))
+    assert np.isfinite(model.log_prob(x[:, :2], x[:, 2])).all()
 
 
 def interrupted(model, path, at, **options):

@@ -67,9 +67,9 @@ def chain():
     return [model]
 
 
-def mixed():
+def mixed(n=600):
     """Numbers, some missing, whole ones and words."""
-    a, b, c = rows(600, 3).cpu().numpy().T
+    a, b, c = rows(n, 3).cpu().numpy().T
     words = np.array(["low", "middle", "high"])[(c > 0).astype(int) + (c > 1)]
     return {"a": a, "b": np.where(a > 2, np.nan, b), "c": words, "d": np.floor(3 * c)}
 
