@@ -16,7 +16,9 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm.columns import UNSEEN, CodedColumns, Part
 from selfnorm.distributions.mixtures import log_normal_mass
 
-PLACES_AT_ONCE = 2**22  # rows x components x numbers
+PLACES_AT_ONCE = (
+    2**20
+)  # rows x components x numbers; blocks of 32 MiB or more would stay with malloc
 BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
 STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
@@ -155,20 +157,21 @@ class TableMixture(nn.Module):
     @torch.no_grad()
     def log_prob(self, packed: Tensor) -> Tensor:
         """``(n,)``: log-probability of packed rows; gaps are left out."""
-        packed = packed.to(self.means)
+        size = max(1, PLACES_AT_ONCE // (self.n_components * max(1, len(self.numbers))))
+        return torch.cat([self._log_prob(rows.to(self.means)) for rows in packed.split(size)])
+
+    def _log_prob(self, packed: Tensor) -> Tensor:
         log_p = self._log_of_codes(packed)
         if not self.numbers:
             return torch.logsumexp(self.log_weights + log_p, 1)
         _, present = self._numbers(packed)
         # rows with the same numbers missing share a law
         patterns, which = torch.unique(present, dim=0, return_inverse=True)
-        size = max(1, PLACES_AT_ONCE // max(1, self.n_components * len(self.numbers)))
         for number, pattern in enumerate(patterns):
-            here = torch.nonzero(which == number).flatten()
-            for rows in here.split(size):
-                log_p[rows] += self._log_of_cells_at_masses(packed[rows], pattern)
-                if bool(pattern.any()):
-                    log_p[rows] += self._log_of_numbers(packed[rows], pattern)
+            rows = torch.nonzero(which == number).flatten()
+            log_p[rows] += self._log_of_cells_at_masses(packed[rows], pattern)
+            if bool(pattern.any()):
+                log_p[rows] += self._log_of_numbers(packed[rows], pattern)
         return torch.logsumexp(self.log_weights + log_p, 1)
 
     def _lines(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
