@@ -16,9 +16,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm.columns import UNSEEN, CodedColumns, Part
 from selfnorm.distributions.mixtures import log_normal_mass
 
-PLACES_AT_ONCE = (
-    2**20
-)  # rows x components x numbers; blocks of 32 MiB or more would stay with malloc
+PLACES_AT_ONCE = 2**20  # rows x components x numbers: malloc keeps larger blocks
 BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
 STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
