@@ -98,14 +98,6 @@ def test_bounds_bracket_the_exact_value_and_close_at_the_exact_b() -> None:
     assert loose.upper == pytest.approx(tight.upper, abs=1e-4)
 
 
-@torch.no_grad()
-def test_self_normalised_weights_without_b() -> None:
-    model = sn.ConditionalEBM(LinearGaussian(), mismatched())
-    x = torch.zeros(3, 1)
-    assert model.log_norm(x).tolist() == [0.0, 0.0, 0.0]
-    assert torch.equal(model.log_prob(x, x), model.log_unnormalized(x, x))
-
-
 def test_gradient_in_b_vanishes_only_at_log_z() -> None:
     def gradient(shift: float) -> float:
         model = normalised(LinearGaussian(), shift)

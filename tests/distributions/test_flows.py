@@ -57,20 +57,6 @@ def test_a_conditional_flow_uses_its_condition():
         assert float((flow.log_prob(x, c) - flow.log_prob(x, -c)).mean()) > 0.5
 
 
-def test_it_serves_as_proposal_of_a_joint_ebm():
-    torch.manual_seed(0)
-    x = banana(1500)
-    flow = sn.Flow(2, **SMALL)
-    sn.fit(flow, x, batch_size=256, max_steps=60, max_epochs=100, lr=5e-3, progress=False)
-    energy = sn.MLP(2, hidden=(16,), zero_init=True)
-    model = sn.EBM(energy, base=sn.StudentT.fit_to(x))
-    options = {"max_steps": 40, "max_epochs": 100, "seed": 0, "progress": False}
-    sn.fit(model, x, proposal=flow, n_samples=256, **options)
-    bounds = sn.evaluate(model, banana(500, seed=2), proposal=flow, n_samples=5000, seed=0)
-    assert bounds.lower <= bounds.upper
-    assert bounds.ess > 0.02
-
-
 def test_tilting_starts_at_the_flow_and_leaves_it_alone():
     torch.manual_seed(0)
     x = banana(800)

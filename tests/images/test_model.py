@@ -11,10 +11,8 @@ from selfnorm.conditional import ConditionalTask
 from selfnorm.distributions import LabelUniform
 from selfnorm.errors import DataError
 from selfnorm.images import EnergyHead
-from selfnorm.images.model import ImageEBM, ImageFeatures
+from selfnorm.images.model import ImageEBM, ImageFeatures, ResNet18
 from selfnorm.images.regressor import OBJECTIVES
-from selfnorm.images.task import ImageTask
-from selfnorm.networks import ResNet18
 from tests.images.image_models import Quadratic, prepared_task, quadratic_model, small_model
 
 
@@ -75,16 +73,6 @@ def test_who_learns_b_and_whose_draws_are_stratified(objective):
     model = small_model(objective, energy=EnergyHead("paper", base=None))
     assert moved(gradients(model).log_norm_net) == (objective in ("snl", "nce"))
     assert model.task().stratified == (objective != "ranking_nce")
-
-
-def test_the_task_is_for_the_graph_and_owns_its_groups():
-    task, _ = prepared_task(small_model())
-    assert isinstance(task, ImageTask)
-    assert task.capturable
-    decayed, plain = task.parameter_groups()
-    assert all(p.ndim > 1 for p in decayed["params"])
-    assert plain["weight_decay"] == 0.0
-    assert len(decayed["params"]) + len(plain["params"]) == len(list(task.module.parameters()))
 
 
 def anchored(model, k):

@@ -84,12 +84,6 @@ def test_laws_without_energy(objective):
         np.testing.assert_allclose(found, residual, rtol=0.02)
 
 
-def test_literal_protocol_keeps_integers():
-    x, y = bright_images(100)
-    assert small_model(label_step=0, max_epochs=1).fit(x, y).space_.step == 0.0
-    assert small_model(max_epochs=1).fit(x, y).space_.step == 1.0
-
-
 def test_the_backbone_given_stays_as_it_was_and_the_seed_gives_the_same_numbers():
     x, y = bright_images(120)
     backbone = Small()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfnorm.vae.evaluation import COMPARISONS, MISSES, confirmed, drift_of
+from selfnorm.vae.evaluation import COMPARISONS, confirmed, drift_of
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -28,13 +28,6 @@ def test_the_monitor_is_quiet_where_weights_are_moderate():
     # two effective samples say nothing: their estimate is 0.7 nats off as often as not
     rough = torch.cat([torch.full((2,), 20.0), torch.zeros(50_000)])
     assert not drift_of(rough, rough + 0.5).spiked
-
-
-def test_noise_flags_one_look_in_200_000_at_most():
-    chance = sum(
-        math.comb(COMPARISONS, k) * 0.8**k * 0.2 ** (COMPARISONS - k) for k in range(MISSES + 1)
-    )
-    assert chance < 1 / 200_000
 
 
 def noisy_pair(shift):
@@ -99,13 +92,3 @@ def test_the_experiment_runs_on_either_data(data, tmp_path, monkeypatch):
     assert isinstance(result["final"]["reliable"], bool)
     assert math.isfinite(result["curve"][0]["val_drift_se"])
     assert not (tmp_path / f"{name}.pt").exists()
-
-
-def test_the_recorded_runs_say_what_the_docs_say():
-    folder = RESULTS / "vae_spikes"
-    spike, honest = (json.loads((folder / f"{n}.json").read_text()) for n in ("spike", "honest"))
-    assert spike["first_flag"] <= spike["best_step"]  # before the state that looks best
-    assert not spike["final"]["reliable"]
-    assert (honest["n_steps"], honest["n_checks"], honest["n_flags"]) == (50_000, 50, 0)
-    assert honest["final"]["reliable"]
-    assert honest["final"]["elbo"] > spike["final"]["elbo"] + 2

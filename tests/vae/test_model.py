@@ -99,14 +99,6 @@ def test_rows_of_other_kinds(kind):
     assert found.to_dict() == expected.to_dict()
 
 
-def test_a_whole_vae_in_double_precision():
-    vae = small().double()
-    found = evaluate_vae(vae, IMAGES, posterior_samples=3, seed=0)
-    assert np.isfinite(found.elbo)
-    assert vae.log_prob(IMAGES, n_samples=2, seed=0).dtype == torch.float64
-    fit(vae, IMAGES.double(), max_steps=2, batch_size=20, seed=0, progress=False)
-
-
 def test_an_encoder_may_give_a_list():
     vae = small()
     listed = EnergyVAE(Encoder(list), vae.decoder, 2)

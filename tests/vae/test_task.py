@@ -12,7 +12,6 @@ from selfnorm.vae import (
     DenseEncoder,
     EnergyPrior,
     EnergyVAE,
-    GaussianNoise,
     MixturePrior,
     evaluate_vae,
 )
@@ -219,60 +218,6 @@ def test_the_betas_of_adam_reach_the_optimiser():
     optimizer = task.make_optimizer(TrainingOptions(optimizer="adam"))
     assert all(group["betas"] == (0.5, 0.999) for group in optimizer.param_groups)
     assert isinstance(optimizer, torch.optim.Adam)
-
-
-# -- encoders from the model's own rows ----------------------------------------------------------
-
-SIGMA = 0.6
-W = torch.tensor([[1.0, 0.3], [-0.5, 0.8], [0.2, -1.1]])
-
-
-class Linear(nn.Module):
-    """``x ~ N(W z, SIGMA^2)`` with the normal prior: the posterior is Gaussian, its mean linear."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(W.clone())
-
-    def forward(self, z):
-        return z @ self.weight.T
-
-
-class LinearEncoder(nn.Module):
-    """Means linear in ``x``, the variances learned: holds the exact posterior of ``Linear``
-    where the columns of ``W`` are orthogonal, and nearly so here."""
-
-    def __init__(self):
-        super().__init__()
-        self.gain = nn.Linear(3, 2)
-        self.log_variance = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        mean = self.gain(x)
-        return mean, self.log_variance.expand_as(mean)
-
-
-def test_an_encoder_finds_the_posterior_from_the_models_own_rows():
-    torch.manual_seed(0)
-    vae = EnergyVAE(LinearEncoder(), Linear(), 2, GaussianNoise(SIGMA, learned=False))
-    x = torch.randn(300, 2) @ W.T + SIGMA * torch.randn(300, 3)
-    law = torch.distributions.MultivariateNormal(torch.zeros(3), W @ W.T + SIGMA**2 * torch.eye(3))
-    # The best diagonal Gaussian has the precisions of the posterior; its KL is what stays open.
-    precision = torch.eye(2) + W.T @ W / SIGMA**2
-    open_gap = 0.5 * float(torch.log(precision.diagonal()).sum() - torch.logdet(precision))
-    best = float(law.log_prob(x).mean()) - open_gap
-    before = float(vae.elbo(x, 200, seed=0).mean())
-    fit(
-        vae, x, train="encoder", max_steps=700, max_epochs=999, batch_size=100, lr=0.02,
-        weight_decay=0.0, seed=1, progress=False,
-    )  # fmt: skip
-    after = float(vae.elbo(x, 200, seed=0).mean())
-    assert before < best - 1
-    assert after == pytest.approx(best, abs=0.03)
-    exact_gain = torch.linalg.solve(precision, W.T) / SIGMA**2
-    torch.testing.assert_close(vae.encoder.gain.weight, exact_gain, atol=0.05, rtol=0)
-    log_variance = -precision.diagonal().log()
-    torch.testing.assert_close(vae.encoder.log_variance, log_variance, atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize("kind", PRIORS)

@@ -7,9 +7,8 @@ from selfnorm.conditional.members import (
     train_ensemble,
     unseen_scores,
 )
-from selfnorm.conditional.model import ConditionalEBM, LabelEnergy, check_pairs
+from selfnorm.conditional.model import ConditionalEBM, ConditionalTask, LabelEnergy
 from selfnorm.conditional.predictive import LabelGrid, PredictiveLaw, PredictiveModel
-from selfnorm.conditional.task import ConditionalTask
 
 __all__ = [
     "ConditionalEBM",
@@ -20,7 +19,6 @@ __all__ = [
     "PredictiveLaw",
     "PredictiveModel",
     "build_ensemble",
-    "check_pairs",
     "quantile_edges",
     "train_ensemble",
     "unseen_scores",

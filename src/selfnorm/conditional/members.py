@@ -17,10 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
-from selfnorm.conditional.model import ConditionalEBM, LabelEnergy
-from selfnorm.conditional.task import ConditionalTask, decay_groups, weighted_mean
+from selfnorm.conditional.model import (
+    ConditionalEBM,
+    ConditionalTask,
+    LabelEnergy,
+    weighted_mean,
+)
 from selfnorm.distributions import MDN, MixtureLabels
-from selfnorm.networks import StackedLinear, StackedMLP
+from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
 from selfnorm.training import History, Task, TrainingOptions, fingerprint, run
 
 # Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.

@@ -20,6 +20,7 @@ from selfnorm._inputs import as_rows, check_rows
 from selfnorm.columns import Columns
 from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError, SelfnormError
+from selfnorm.networks import decay_groups
 from selfnorm.training import Task
 
 KINDS = ("nsf", "maf")
@@ -191,11 +192,7 @@ class FlowTask(Task):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices with the optimiser's weight decay, vectors without."""
-        parameters = list(self.module.parameters())
-        return [
-            {"params": [p for p in parameters if p.dim() > 1]},
-            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-        ]
+        return decay_groups(self.module.named_parameters())
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Standardise by the training data unless that was done."""

@@ -9,6 +9,7 @@ distribution (of torch, of zuko, your own object) is made one of them by :func:`
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -47,7 +48,7 @@ class UnnormalisedModel(Protocol):
         ...
 
 
-class Proposal(nn.Module):
+class Proposal(nn.Module, ABC):
     """A density over rows of ``dim`` numbers that can be sampled and evaluated."""
 
     dim: int
@@ -62,15 +63,13 @@ class Proposal(nn.Module):
         """Whether any parameter of the proposal asks for a gradient."""
         return any(p.requires_grad for p in self.parameters())
 
+    @abstractmethod
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
-        raise TypeError(f"{type(self).__name__} does not define sample({shape})")
 
+    @abstractmethod
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows: ``(*shape, dim) -> (*shape)``."""
-        raise TypeError(
-            f"{type(self).__name__} does not define log_prob() (asked for rows {tuple(x.shape)})"
-        )
 
 
 class _LocationScale(Proposal):

@@ -1,4 +1,4 @@
-"""The parts of a conditional EBM on images: features, label features, energy, fixed proposals.
+"""The parts of a conditional EBM on images: ResNet-18, features, energy, fixed proposals.
 
 The ResNet runs once per image; energy, ``b`` and proposal are heads on its features, and the energy
 head takes all ``M`` label samples at once. Labels are standardised here; a
@@ -42,7 +42,7 @@ class EnergyHead:
             0: ``b`` is a network on the features alone, as in the paper. See :class:`ImageEBM`.
         share_gradient: features also learn from the proposal's likelihood; ``False``: from the
             objective alone, as in the paper.
-        proposal_loss: see :class:`~selfnorm.conditional.task.ConditionalTask`.
+        proposal_loss: see :class:`~selfnorm.conditional.ConditionalTask`.
 
     >>> EnergyHead(anchors=51).base
     'proposal'
@@ -65,6 +65,67 @@ class EnergyHead:
         whole = isinstance(self.anchors, numbers.Integral) and not isinstance(self.anchors, bool)
         if not whole or self.anchors < 0:
             raise DataError(f"anchors must be an int of at least 0, got {self.anchors!r}")
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or before != after:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(x + shortcut)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 (He et al. 2016) without its classifier: images ``(n, c, h, w)`` to ``(n, 512)``.
+
+    Names and shapes of its parameters are those of torchvision's, so weights saved from one load
+    into the other.
+
+    Args:
+        channels: colour channels of the images.
+
+    >>> ResNet18().eval()(torch.zeros(2, 3, 64, 64)).shape
+    torch.Size([2, 512])
+    """
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layer1 = _stage(64, 64, 1)
+        self.layer2 = _stage(64, 128, 2)
+        self.layer3 = _stage(128, 256, 2)
+        self.layer4 = _stage(256, 512, 2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(n, 512)`` of images ``(n, c, h, w)``."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.avgpool(x).flatten(1)
+
+
+def _stage(before: int, after: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(_Block(before, after, stride), _Block(after, after, 1))
 
 
 class ImageFeatures(nn.Module):

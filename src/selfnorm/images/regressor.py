@@ -24,9 +24,8 @@ from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, check_coverage
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
-from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, build
+from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, ResNet18, build
 from selfnorm.images.task import Augmentation, ImageTask, LawTask
-from selfnorm.networks import ResNet18
 from selfnorm.training import History, TrainingOptions, run
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")

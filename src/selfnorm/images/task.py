@@ -118,14 +118,6 @@ class ImageTask(ConditionalTask):
                 "give one sign for each"
             )
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Kernels and matrices are decayed; norms, biases and ``b``'s are not."""
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        return [
-            {"params": [p for p in trained if p.ndim > 1]},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-
     def present(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Images and standardised labels as a training step sees them: augmented, dequantised.
 

@@ -1,12 +1,5 @@
-"""Networks: energies of rows, features of numbers, masked residual networks, those of images."""
+"""Networks: energies of rows, features of numbers, stacked and masked ones."""
 
-from selfnorm.networks.convolutional import (
-    ConvDecoder,
-    ConvEncoder,
-    DenseDecoder,
-    DenseEncoder,
-    ResNet18,
-)
 from selfnorm.networks.perceptrons import (
     MLP,
     ExponentialFamily,
@@ -14,6 +7,7 @@ from selfnorm.networks.perceptrons import (
     StackedLinear,
     StackedMLP,
     activation_module,
+    decay_groups,
     linear,
     perceptron,
 )
@@ -22,17 +16,13 @@ from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
 __all__ = [
     "MLP",
     "ChainLinear",
-    "ConvDecoder",
-    "ConvEncoder",
-    "DenseDecoder",
-    "DenseEncoder",
     "ExponentialFamily",
     "FourierFeatures",
     "ResMADE",
-    "ResNet18",
     "StackedLinear",
     "StackedMLP",
     "activation_module",
+    "decay_groups",
     "draw_orderings",
     "linear",
     "perceptron",

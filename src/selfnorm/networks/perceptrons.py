@@ -11,7 +11,7 @@ Inputs have shape ``(*samples, members, n, features)`` or, shared by the members
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +36,21 @@ def activation_module(name: str) -> nn.Module:
     if name not in _ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}; choose one of {sorted(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
+
+
+def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+    """Optimiser groups of what is trained: matrices with weight decay, all else without.
+
+    Biases of stacked networks have several dimensions, too: they are known by their name.
+
+    >>> [len(group["params"]) for group in decay_groups(StackedLinear(2, 3, 4).named_parameters())]
+    [1, 1]
+    """
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in named:
+        if parameter.requires_grad:
+            groups[parameter.ndim <= 1 or name.endswith("bias")]["params"].append(parameter)
+    return groups
 
 
 class StackedLinear(nn.Module):

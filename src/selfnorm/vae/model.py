@@ -26,10 +26,9 @@ from torch import Tensor, nn
 from selfnorm import saving
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
-from selfnorm.density import fit
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds, stream_log_weights
-from selfnorm.training import History, Stepper, Task, TrainingOptions
+from selfnorm.training import History, Stepper, Task, TrainingOptions, run
 from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
 from selfnorm.vae.evaluation import Drift, confirmed, drift_of, evaluate_vae, row_figures
 from selfnorm.vae.priors import AutoregressivePrior, EnergyPrior, LatentPrior, StandardNormal
@@ -335,10 +334,9 @@ class VAETask(Task):
         monitor: str = "warn",
         betas: tuple[float, float] | None = None,
     ) -> None:
-        name = getattr(objective, "name", objective)
-        if name not in _OBJECTIVES:
+        if objective not in _OBJECTIVES:
             raise ValueError(f"a VAE is trained by one of {_OBJECTIVES}, not by {objective!r}")
-        if name == "elbo" and not vae.prior.exact:
+        if objective == "elbo" and not vae.prior.exact:
             raise ValueError("objective='elbo' needs a normalised prior; use 'snelbo' for energies")
         if train not in _FROZEN:
             raise ValueError(f"train must be one of {tuple(_FROZEN)}, not {train!r}")
@@ -536,13 +534,11 @@ def add_energy_prior(
         raise DataError(f"latent={latent}, but the prior has {vae.latent} latent numbers")
     known = [p for m in (encoder, decoder) for p in m.parameters()]
     vae.to(known[0].device if known else None)
-    options = options or TrainingOptions(
+    usual = TrainingOptions(
         max_epochs=10**6, max_steps=2000, lr=2e-3, weight_decay=1e-2, ema=0.99, progress=False
     )
+    options = (options or usual).given(max_steps=max_steps, lr=lr, seed=seed, progress=progress)
+    held_out = None if val_data is None else (val_data,)
     with without_gradient(vae.encoder, vae.decoder):
-        history = fit(
-            vae, x, objective="snelbo", max_steps=max_steps, lr=lr, val_data=val_data, seed=seed,
-            progress=progress, options=options,
-            task_options={"train": "prior", **(task_options or {})},
-        )  # fmt: skip
-    return vae, history
+        task = vae.training_task(**{"train": "prior", **(task_options or {})})
+        return vae, run(task, (x,), val_data=held_out, options=options)
