@@ -9,8 +9,8 @@ from torch import Tensor
 
 import selfnorm as sn
 from measuring import Work
-from selfnorm.density.fit import DensityTask, WeightObjective, get
-from selfnorm.density.many import ManyTask, Member, MemberData
+from selfnorm.density.fit import DensityTask
+from selfnorm.density.many import ManyTask, MemberData
 from selfnorm.training import Stepper, TrainingOptions
 
 HIDDEN = (200, 100, 50, 50)
@@ -38,18 +38,10 @@ def single_step(
 
 
 def many_task(members: int, n_samples: int, options: TrainingOptions, device: str) -> ManyTask:
-    objective = get("snl")
-    assert isinstance(objective, WeightObjective)
-    together = [Member(m, m.base, objective) for m in models(members, device) if m.base is not None]
-    return ManyTask(
-        together,
-        MemberData([torch.randn(N_ROWS, 2, device=device)] * members),
-        None,
-        n_samples=n_samples,
-        rates=[1e-3] * members,
-        weight_decays=[0.0] * members,
-        options=options,
-    )
+    runs = [DensityTask(model, None, n_samples=n_samples) for model in models(members, device)]
+    rows = MemberData([torch.randn(N_ROWS, 2, device=device)] * members)
+    rates, decays = [1e-3] * members, [0.0] * members
+    return ManyTask(runs, rows, None, rates=rates, weight_decays=decays, options=options)
 
 
 def many_step(

@@ -3,14 +3,12 @@
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.fit import get
-from selfnorm.density.many import ManyTask, Member, Members, _tables
+from selfnorm.density.many import ManyTask, Member, Members
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
 from tests.fitting import fit, fit_many
 
@@ -217,7 +215,7 @@ def proposals_of_every_kind():
 
 @pytest.mark.parametrize("pair", list(proposals_of_every_kind()), ids=lambda p: type(p[0]).__name__)
 def test_stacked_proposals_are_the_proposals(pair):
-    stack = Members([Member(sn.EBM(sn.MLP(2, (4,))), q, get("snl")) for q in pair])
+    stack = Members([Member(sn.EBM(sn.MLP(2, (4,))), q) for q in pair])
     x = torch.cat([skewed(50, seed=4), torch.tensor([[90.0, -90.0]])]).expand(2, -1, -1)
     log_prob = stack.ask(lambda member, rows: member.proposal.log_prob(rows), x)
     for k, q in enumerate(pair):
@@ -231,19 +229,6 @@ def test_stacked_proposals_are_the_proposals(pair):
         assert float(own.mean() - stacked.mean()) == pytest.approx(0, abs=4.5 * error + 1e-5)
         ours, theirs = drawn[k].median(0).values, q.sample((4000,)).median(0).values
         torch.testing.assert_close(ours, theirs, atol=0.2, rtol=0.1)
-
-
-@pytest.mark.parametrize("given", [torch.float32, torch.float64])
-def test_rows_come_in_the_type_of_the_models(given):
-    torch.manual_seed(0)
-    x = torch.randn(60, 2)
-    models = [sn.EBM(sn.MLP(2, hidden=(6,)), base=sn.Gaussian.fit_to(x)) for _ in range(2)]
-    rows = x.to(given)
-    other = torch.float64 if given is torch.float32 else torch.float32
-    models = [model.to(other) for model in models]
-    for tables in (rows, [rows, rows[:30]]):
-        fit_many(models, tables, val_data=rows, **QUICK, max_steps=2)
-    assert {p.dtype for model in models for p in model.energy.parameters()} == {other}
 
 
 def test_what_cannot_train_together_is_refused():
@@ -284,15 +269,6 @@ def test_layers_that_change_buffers_while_training_are_refused():
     fit_many(members(2, energy=lambda: network(nn.LayerNorm(8))), skewed(100), **QUICK)
 
 
-def test_a_table_of_all_members_is_moved_once():
-    """Else each member would have a copy of it on the device."""
-    x = skewed(10)
-    first, second, third = _tables([x, x, x + 1], 3, "x", torch.device("meta"), dtype=None)
-    assert first is second
-    assert third is not first
-    assert third.device.type == "meta"
-
-
 class Scaled(nn.Module):
     """A scalar parameter, one weight in two places, and an output of shape (n, 1)."""
 
@@ -330,7 +306,3 @@ def test_double_members_with_and_without_base_and_clipped_steps():
     options = {**QUICK, "max_epochs": 2, "clip_norm": 1e-3}
     histories = fit_many(models, x, proposal=q, **options)
     assert [h.skipped_steps for h in histories] == [0, 0]
-
-
-def test_a_learning_rate_may_be_a_number_of_numpy():
-    assert fit_many(members(1), skewed(100), lr=np.float32(1e-3), **QUICK, max_steps=1)[0].n_steps

@@ -10,8 +10,7 @@ import torch
 import selfnorm as sn
 from selfnorm import functional as F
 from selfnorm._context import seeded
-from selfnorm.density.chunked import Chunked
-from selfnorm.density.fit import get
+from selfnorm.density.fit import Chunked, get
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import WeightStream, chunk_size_for, data_side_check, verdict
@@ -111,16 +110,6 @@ def test_fit_with_a_memory_budget_is_the_plain_fit_in_chunks():
         assert torch.equal(mine, theirs)
 
 
-def test_fit_in_chunks_learns_and_ends_normalised():
-    x, model, law = setting()
-    objective = Chunked("snl", max_memory=2**18)
-    options = {"n_samples": 5000, "max_steps": 20, "batch_size": 32, "lr": 1e-2, "seed": 0}
-    fit(model, x, proposal=law, objective=objective, progress=False, **options)
-    assert objective.chunk_size < 5000
-    log_z, _ = sn.exact_log_norm(model, 2, scale=2.0, n_points=513)
-    assert float(model.log_norm.detach()) == pytest.approx(log_z, abs=0.01)
-
-
 def test_chunk_sizes_follow_the_budget():
     _, model, law = setting()
     row = bytes_per_row(model, law)
@@ -168,16 +157,6 @@ def test_broken_weights_are_seen_in_any_chunk():
     bounds = summarise(torch.zeros(5), stream, torch.zeros(5), 0.0)
     assert not bounds.reliable
     assert math.isnan(bounds.upper)
-
-
-def test_evaluate_does_not_depend_on_the_budget():
-    x, model, law = setting()
-    small, large = (
-        sn.evaluate(model, x, proposal=law, n_samples=40_000, seed=2, max_memory=budget)
-        for budget in (2**20, 2**30)
-    )
-    assert small.upper == pytest.approx(large.upper, abs=4 * small.log_norm_se + 1e-6)
-    assert small.n_samples == large.n_samples == 40_000
 
 
 SCRIPT = """

@@ -9,7 +9,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError
-from tests.fitting import fit, fit_many
+from tests.fitting import fit
 
 SETTINGS = {"max_steps": 10, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
 
@@ -37,14 +37,6 @@ def test_gradients_are_on_in_training_whatever_the_caller_has_set(x, around, obj
     with around():
         fit(inside, x, objective=objective, **SETTINGS)
     assert torch.equal(weights(plain), weights(inside))
-
-
-def test_models_trained_together_under_no_grad(x):
-    models = [small_model(x, seed) for seed in (0, 1)]
-    before = weights(models[1])
-    with torch.no_grad():
-        fit_many(models, x, **SETTINGS)
-    assert not torch.equal(before, weights(models[1]))
 
 
 @pytest.mark.parametrize("objective", ["snl", "pcd", "dsm"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
@@ -17,6 +20,7 @@ from selfnorm._inputs import MOVED_OPTIONS, check_rows, moved
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal, draw_log_weights, proposal_for
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
+from selfnorm.evaluation import chunk_size_for
 from selfnorm.training import History, Task, TrainingOptions, run, split_rows, whole_number
 
 Metrics = dict[str, Tensor]
@@ -173,8 +177,6 @@ def make_task(
     )
     max_memory = of_task.pop("max_memory")
     if max_memory is not None:
-        from selfnorm.density.chunked import Chunked
-
         objective = Chunked(objective, max_memory=max_memory)
     return DensityTask(model, proposal, objective=objective, n_samples=n_samples, **of_task)
 
@@ -223,7 +225,7 @@ def _one_table(data: Parts, name: str, **checks: Any) -> Tensor:
     return check_rows(data[0], name, **checks)
 
 
-class Objective:
+class Objective(ABC):
     """What an EBM is trained by; an objective of one's own derives from it.
 
     Attributes:
@@ -239,11 +241,11 @@ class Objective:
     capturable: bool = True
     label: str = ""
 
+    @abstractmethod
     def loss(
         self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
     ) -> tuple[Tensor, Metrics]:
         """Loss to minimise on the mini-batch ``x`` of shape ``(n, d)``, and metrics."""
-        raise NotImplementedError(f"{type(self).__name__} defines no loss")
 
     def state_dict(self) -> Any:
         """What it remembers from step to step, e.g. chains; ``None`` if nothing."""
@@ -251,6 +253,7 @@ class Objective:
 
     def load_state_dict(self, state: Any) -> None:
         """Go on with what :meth:`state_dict` gave."""
+        del state  # of an objective that remembers nothing
 
 
 class Weights(NamedTuple):
@@ -260,6 +263,24 @@ class Weights(NamedTuple):
     log_w_data: Tensor
     log_w: Tensor
     log_norm: Tensor
+
+
+def weigh(model: EBM, proposal: Proposal, x: Tensor, samples: Tensor) -> Weights:
+    """Log-densities at the data and log-weights at the samples."""
+    points, sizes = torch.cat([x, samples]), [len(x), len(samples)]
+    if proposal is model.base:
+        # Base and proposal cancel in the weights: log w = -E, no density to compute there.
+        log_w_data, log_w = model.negative_energy(points).split(sizes)
+        with torch.no_grad():
+            log_q = proposal.log_prob(x)
+        log_p_data = log_w_data + log_q
+    else:
+        with torch.no_grad():
+            log_q = proposal.log_prob(points)
+        log_p = model.log_unnormalized(points)
+        log_p_data = log_p[: len(x)]
+        log_w_data, log_w = (log_p - log_q).split(sizes)
+    return Weights(log_p_data, log_w_data, log_w, model.log_norm)
 
 
 class WeightObjective(Objective):
@@ -289,7 +310,7 @@ class WeightObjective(Objective):
         """Loss and metrics on one mini-batch."""
         with torch.no_grad():
             samples = proposal.sample((n_samples,))
-        return self.judge(self.weights(model, proposal, x, samples))
+        return self.judge(weigh(model, proposal, x, samples))
 
     def judge(self, seen: Weights) -> tuple[Tensor, Metrics]:
         """Minus the value, and both bounds."""
@@ -302,22 +323,83 @@ class WeightObjective(Objective):
             lower = upper - F.bound_gap(log_z - seen.log_norm)
         return -value, {"lower": lower, "upper": upper}
 
-    def weights(self, model: EBM, proposal: Proposal, x: Tensor, samples: Tensor) -> Weights:
-        """Log-densities at the data and log-weights at the samples."""
-        points, sizes = torch.cat([x, samples]), [len(x), len(samples)]
-        if proposal is model.base:
-            # Base and proposal cancel in the weights: log w = -E, no density to compute there.
-            log_w_data, log_w = model.negative_energy(points).split(sizes)
+
+class Chunked(WeightObjective):
+    """An objective evaluated in chunks of samples, with the gradient of the whole.
+
+    A chunk's activations are not kept: where the gradient needs them the chunk runs again, with the
+    random numbers it had. Values and gradient are those of the whole.
+
+    Args:
+        objective: a name, or an objective that is a function of weights.
+        chunk_size: samples at a time; or
+        max_memory: bytes (below 1: share of the free memory) a chunk may take.
+
+    Example:
+        >>> import selfnorm as sn
+        >>> x = torch.randn(200, 2)
+        >>> q = sn.Gaussian.fit_to(x)
+        >>> model = sn.EBM(sn.MLP(2, hidden=(16,)), base=q)
+        >>> objective = Chunked("snl", max_memory=2**20)
+        >>> history = sn.fit(model, x, objective=objective, n_samples=20_000, max_steps=3,
+        ...                  progress=False)
+        >>> history.n_steps
+        3
+    """
+
+    capturable = False  # random states are put back from the host
+
+    def __init__(
+        self,
+        objective: str | Objective = "snl",
+        *,
+        chunk_size: int | None = None,
+        max_memory: float | None = None,
+    ) -> None:
+        whole = get(objective)
+        if not isinstance(whole, WeightObjective):
+            raise ValueError(
+                f"{type(whole).__name__} is no function of weights and cannot be chunked; use "
+                "snl, nce, importance_ml, ranking_nce or the Bregman family"
+            )
+        if (chunk_size is None) == (max_memory is None):
+            raise ValueError("give exactly one of chunk_size and max_memory")
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        super().__init__(
+            whole.value, whole.label, learns_log_norm=whole.learns_log_norm, linear=whole.linear
+        )
+        self.chunk_size, self.max_memory = chunk_size, max_memory
+
+    def loss(
+        self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
+    ) -> tuple[Tensor, Metrics]:
+        """Loss and metrics on one mini-batch, chunk by chunk."""
+        if any(isinstance(m, _BatchNorm) and m.training for m in model.modules()):
+            raise EnergyError(
+                "batch normalisation depends on all rows of a pass: in chunks the energy would be "
+                "another one. Train without max_memory, or normalise by nn.LayerNorm"
+            )
+        if self.chunk_size is None:
+            assert self.max_memory is not None
+            self.chunk_size = chunk_size_for(model, proposal, self.max_memory)
+
+        def log_weights(size: int, device: Tensor) -> Tensor:  # noqa: ARG001 whose state is kept
             with torch.no_grad():
-                log_q = proposal.log_prob(x)
-            log_p_data = log_w_data + log_q
-        else:
-            with torch.no_grad():
-                log_q = proposal.log_prob(points)
-            log_p = model.log_unnormalized(points)
-            log_p_data = log_p[: len(x)]
-            log_w_data, log_w = (log_p - log_q).split(sizes)
-        return Weights(log_p_data, log_w_data, log_w, model.log_norm)
+                samples = proposal.sample((size,))
+                log_q = proposal.log_prob(samples)
+            return model.log_unnormalized(samples) - log_q
+
+        size = self.chunk_size
+        at_data = [
+            checkpoint(model.log_unnormalized, rows, use_reentrant=False) for rows in x.split(size)
+        ]
+        sizes = [min(size, n_samples - start) for start in range(0, n_samples, size)]
+        at_samples = [checkpoint(log_weights, n, x, use_reentrant=False) for n in sizes]
+        with torch.no_grad():
+            log_q = torch.cat([proposal.log_prob(rows) for rows in x.split(size)])
+        log_p = torch.cat(at_data)
+        return self.judge(Weights(log_p, log_p - log_q, torch.cat(at_samples), model.log_norm))
 
 
 def _of_weights(
@@ -512,7 +594,7 @@ class DensityTask(Task):
         whose mass the validation samples miss shows as a gap and is not chosen. Objectives that
         do not learn ``b`` are scored by the upper bound.
         """
-        samples, log_q = self._validation_samples()
+        samples, log_q = self.validation_samples()
         log_w = self.module.log_unnormalized(samples) - log_q
         log_p = self.module.log_unnormalized(data[0]).mean()
         log_z = F.log_mean_exp(log_w)
@@ -525,7 +607,8 @@ class DensityTask(Task):
             "ess": float(F.ess(log_w)),
         }
 
-    def _validation_samples(self) -> tuple[Tensor, Tensor]:
+    def validation_samples(self) -> tuple[Tensor, Tensor]:
+        """Samples for ``Z`` and their ``log q``, the same at every look of a run."""
         if self._val_samples is None or self.proposal.trainable:
             with seeded(20_231_106, self.module.device):
                 samples = self.proposal.sample((self.n_val_samples,))

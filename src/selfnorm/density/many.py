@@ -31,12 +31,13 @@ from selfnorm._inputs import check_rows, moved
 from selfnorm.density.fit import (
     LOG_NORM_LR_SCALE,
     DensityTask,
+    Objective,
     WeightObjective,
     Weights,
-    get,
     in_options,
     known_options,
     usual,
+    weigh,
 )
 from selfnorm.density.model import EBM, log_weights
 from selfnorm.distributions import (
@@ -46,7 +47,6 @@ from selfnorm.distributions import (
     Proposal,
     StudentT,
     Uniform,
-    proposal_for,
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
 from selfnorm.training import (
@@ -61,7 +61,6 @@ from selfnorm.training import (
 
 PerMember = float | Sequence[float]
 _METRICS = ("loss", "grad_norm", "lower", "upper")
-_N_VAL_SAMPLES = 16_384
 _MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
 _BATCHED = (Gaussian, StudentT, Uniform, GaussianMixture, Defensive)  # laws that vmap can follow
 _PLAIN = (bool, int, float, str, tuple, type(None))
@@ -160,13 +159,18 @@ def fit_many(
     decays = _per_member(
         options.weight_decay if weight_decay is None else weight_decay, members, "weight_decay"
     )
+    given = [None] * members if proposal is None else proposal
+    proposals = _one_each(given, members, "proposals", ProposalError)
     names = _one_each(objective, members, "objectives", ValueError)
-    parts = zip(models, _proposals(proposal, models), names, strict=True)
+    scale = of_task.pop("log_norm_lr_scale")
+    runs = [
+        DensityTask(model, q, objective=name, n_samples=n_samples, log_norm_lr_scale=scale)
+        for model, q, name in zip(models, proposals, names, strict=True)
+    ]
     task = ManyTask(
-        [Member(model, q, _of_weights(name)) for model, q, name in parts],
+        runs,
         MemberData(rows),
         None if held_out is None else MemberData(held_out),
-        n_samples=n_samples,
         rates=rates,
         weight_decays=decays,
         options=options,
@@ -184,8 +188,7 @@ def fit_many(
     return task.histories(joint)
 
 
-def _of_weights(name: str) -> WeightObjective:
-    objective = get(name)
+def _of_weights(objective: Objective) -> WeightObjective:
     if not isinstance(objective, WeightObjective):
         raise ValueError(
             f"fit_many trains by objectives that are functions of weights (snl, nce, ...); "
@@ -237,17 +240,6 @@ def _per_member(value: PerMember, members: int, name: str) -> list[float]:
     return values
 
 
-def _proposals(proposal: Any, models: Sequence[EBM]) -> list[Any]:
-    given = [m.base for m in models] if proposal is None else proposal
-    given = _one_each(given, len(models), "proposals", ProposalError)
-    if any(q is None for q in given):
-        raise ProposalError(
-            "fit_many needs a proposal: pass one (or one for each member), e.g. "
-            "proposal=selfnorm.Defensive.fit_to(x_train), or give every model a base density"
-        )
-    return [proposal_for(model, q) for model, q in zip(models, given, strict=True)]
-
-
 def _row_orders(
     rows: list[Tensor], seed: int | None, settings: Tensor, same: bool, keep: bool
 ) -> Tensor:
@@ -292,75 +284,71 @@ class MemberData:
 
 
 class ManyTask(Task):
-    """Training of ``K`` EBMs at once; see :func:`selfnorm.fit_many`."""
+    """``K`` trainings of EBMs at once; see :func:`selfnorm.fit_many`.
+
+    Args:
+        runs: what each member would be trained by alone: same number of samples, objectives that
+            are functions of weights.
+        data, val_data: rows of the members; ``None``: nothing is held out.
+        rates, weight_decays: of each.
+        options: of all.
+        same_samples: whether all members see the same proposal samples.
+    """
 
     module: Members
     capturable = True
 
     def __init__(
         self,
-        members: Sequence[Member],
+        runs: Sequence[DensityTask],
         data: MemberData,
         val_data: MemberData | None,
         *,
-        n_samples: int,
         rates: Sequence[float],
         weight_decays: Sequence[float],
         options: TrainingOptions,
         same_samples: bool = False,
-        log_norm_lr_scale: float = LOG_NORM_LR_SCALE,
     ) -> None:
-        device = members[0].model.device
-        self.members, self.data, self.val_data = members, data, val_data
-        self.n_samples, self.same_samples = n_samples, same_samples
+        device, first = runs[0].module.device, runs[0].proposal
+        self.runs, self.data, self.val_data = runs, data, val_data
+        self.n_samples, self.same_samples = runs[0].n_samples, same_samples
         self.rates, self.patience = rates, options.patience
-        if same_samples and not all(_same_law(m.proposal, members[0].proposal) for m in members):
+        if same_samples and not all(_same_law(run.proposal, first) for run in runs):
             raise ValueError("same_samples needs one proposal common to all members")
+        members = [Member(run.module, run.proposal) for run in runs]
         self.module = Members(members, [rate / max(rates) for rate in rates])
-        # What a run of its own would do before the first step.
-        self.alone = [
-            DensityTask(
-                *(m.model, m.proposal),
-                objective=m.objective,
-                log_norm_lr_scale=log_norm_lr_scale,
-            )
-            for m in members
-        ]
-        self._of_b = log_norm_lr_scale
+        self._of_b = runs[0].log_norm_lr_scale
         self._decay = torch.tensor(list(weight_decays), device=device)[:, None]
         self._decoupled = options.optimizer == "adamw"
+        objectives = [_of_weights(run.objective) for run in runs]
         groups: dict[str, list[int]] = {}
-        for k, member in enumerate(members):
-            groups.setdefault(member.objective.label, []).append(k)
+        for k, objective in enumerate(objectives):
+            groups.setdefault(objective.label, []).append(k)
         self._judges = [
-            (members[numbers[0]].objective, torch.tensor(numbers, device=device))
+            (objectives[numbers[0]], torch.tensor(numbers, device=device))
             for numbers in groups.values()
         ]
         self._judged = torch.argsort(torch.cat([numbers for _, numbers in self._judges]))
-        learns = [m.objective.learns_log_norm for m in members]
+        learns = [objective.learns_log_norm for objective in objectives]
         self._learns = torch.tensor(learns, device=device)
-        self._seen = torch.zeros(3, len(members), device=device)  # loss, lower, upper
+        self._seen = torch.zeros(3, len(runs), device=device)  # loss, lower, upper
         self._before: list[Tensor] = []
         self._val_samples: tuple[Tensor, Tensor] | None = None
         self._settings = {
-            "objective": [m.objective.label for m in members],
-            "n_samples": n_samples,
             "same_samples": same_samples,
-            "log_norm_lr_scale": float(log_norm_lr_scale),
             "lr": list(rates),
             "weight_decay": list(weight_decays),
             "patience": options.patience,
+            "rows": fingerprint(tuple(data.tables[: 1 if data.shared else None])),
         }
-        self._rows = fingerprint(tuple(data.tables[: 1 if data.shared else None]))
 
     def settings(self) -> dict[str, Any]:
         """What a resumed run must share."""
-        told = {f"members' {name}": value for name, value in self._settings.items()}
-        return {**told, "rows": self._rows}
+        return {"members": [run.settings() for run in self.runs], **self._settings}
 
     def witness(self, data: tuple[Tensor, ...]) -> Tensor:  # noqa: ARG002
         """``log p~`` and ``log q`` of every member at its first rows."""
-        rows = self.data.rows[..., :64, :].expand(len(self.members), -1, -1)
+        rows = self.data.rows[..., :64, :].expand(len(self.runs), -1, -1)
         return self.module.ask(
             lambda m, x: torch.cat([m.model.log_unnormalized(x), m.proposal.log_prob(x)]), rows
         )
@@ -369,8 +357,8 @@ class ManyTask(Task):
         """The checks and the first ``b`` of every member, as in a run of its own."""
         device = self.module.table.device
         cuda = [device] if device.type == "cuda" else []
-        last = len(self.alone) - 1
-        for k, single in enumerate(self.alone):
+        last = len(self.runs) - 1
+        for k, single in enumerate(self.runs):
             # with the same samples every member begins where the random stream stands now
             with torch.random.fork_rng(cuda, enabled=self.same_samples and k < last):
                 try:
@@ -385,15 +373,14 @@ class ManyTask(Task):
         """Sum of the members' losses: the gradient of each is untouched by the others."""
 
         def weights(member: Member, x: Tensor, *common: Tensor) -> Tensor:
-            model, q = member.model, member.proposal
             with torch.no_grad():
-                samples = common[0] if common else q.sample((self.n_samples,))
-            return torch.cat(member.objective.weights(model, q, x, samples)[:3])
+                samples = common[0] if common else member.proposal.sample((self.n_samples,))
+            return torch.cat(weigh(member.model, member.proposal, x, samples)[:3])
 
         common: list[Tensor] = []
         if self.same_samples:
-            drawn = self.members[0].proposal.sample((self.n_samples,))
-            common = [drawn.expand(len(self.members), -1, -1)]
+            drawn = self.runs[0].proposal.sample((self.n_samples,))
+            common = [drawn.expand(len(self.runs), -1, -1)]
         rows = self.data.take(batch[0].T)
         found = self.module.ask(weights, rows, *common), self.module.log_norm
         sizes = [rows.shape[1], rows.shape[1], self.n_samples]
@@ -501,7 +488,7 @@ class ManyTask(Task):
             return figures
         samples, log_q = self._validation_samples()
         log_w = self._log_unnormalized(samples) - log_q
-        log_p = self._log_unnormalized(self.val_data.rows.expand(len(self.members), -1, -1))
+        log_p = self._log_unnormalized(self.val_data.rows.expand(len(self.runs), -1, -1))
         log_p = (torch.where(self.val_data.weight > 0, log_p, 0.0) * self.val_data.weight).sum(1)
         log_z = F.log_mean_exp(log_w, 1)
         upper = log_p - log_z
@@ -521,12 +508,8 @@ class ManyTask(Task):
     def _validation_samples(self) -> tuple[Tensor, Tensor]:
         """The very samples on which a run of its own would judge each member."""
         if self._val_samples is None:
-            drawn = []
-            for member in self.members:
-                with seeded(20_231_106, self.module.table.device):
-                    drawn.append(member.proposal.sample((_N_VAL_SAMPLES,)))
-            samples = torch.stack(drawn)
-            log_q = self.module.ask(lambda member, rows: member.proposal.log_prob(rows), samples)
+            drawn = [run.validation_samples() for run in self.runs]
+            samples, log_q = (torch.stack(each) for each in zip(*drawn, strict=True))
             self._val_samples = samples, log_q
         return self._val_samples
 
@@ -554,7 +537,7 @@ class ManyTask(Task):
         """The record of each member out of that of all."""
         state = self.module.outcome()
         found = []
-        for k in range(len(self.members)):
+        for k in range(len(self.runs)):
             records = [
                 _member_record(r, k, self.rates[k] / max(self.rates))
                 for r in joint.records
@@ -595,11 +578,11 @@ def _member_record(record: dict[str, float], k: int, lr_share: float) -> dict[st
 
 
 class Member(nn.Module):
-    """One model with its proposal and its objective; a call asks it a question."""
+    """One model with its proposal; a call asks it a question."""
 
-    def __init__(self, model: EBM, proposal: Proposal, objective: WeightObjective) -> None:
+    def __init__(self, model: EBM, proposal: Proposal) -> None:
         super().__init__()
-        self.model, self.proposal, self.objective = model, proposal, objective
+        self.model, self.proposal = model, proposal
 
     def forward(self, question: Callable[..., Any], *args: Tensor) -> Any:
         """``question(self, *args)``, under whatever parameters are in place."""
@@ -609,7 +592,7 @@ class Member(nn.Module):
 class Members(nn.Module):
     """``K`` models as one table of parameters, and what is known of each of them.
 
-    Members whose laws and objectives are built alike answer as one batch; energies must be.
+    Members whose laws are built alike answer as one batch; energies must be.
 
     Args:
         members: the models; they are read here, and changed by :meth:`write_back` only.
@@ -625,10 +608,9 @@ class Members(nn.Module):
 
     Example:
         >>> import selfnorm as sn
-        >>> from selfnorm.density.fit import get
         >>> q = sn.Gaussian(torch.zeros(2), scale=1.0)
         >>> models = [sn.EBM(sn.MLP(2, (8,)), base=q) for _ in range(3)]
-        >>> together = Members([Member(m, q, get("snl")) for m in models])
+        >>> together = Members([Member(m, q) for m in models])
         >>> x = torch.randn(3, 5, 2)
         >>> log_p = together.ask(lambda member, rows: member.model.log_unnormalized(rows), x)
         >>> torch.allclose(log_p[1], models[1].log_unnormalized(x[1]), atol=1e-5)

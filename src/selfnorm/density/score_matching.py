@@ -13,6 +13,8 @@ likelihood comes from :func:`selfnorm.evaluate`; ``fit`` ends with ``b <- log Z_
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -58,9 +60,9 @@ class ScoreMatching(Objective):
 
     capturable = False
 
+    @abstractmethod
     def error(self, model: EBM, x: Tensor) -> Tensor:
         """What to minimise, up to a constant the squared distance of the scores."""
-        raise NotImplementedError(f"{type(self).__name__} defines no error")
 
     def loss(
         self,
