@@ -14,7 +14,7 @@ from selfnorm.cli.app import app
 from selfnorm.datasets import images as datasets
 from selfnorm.datasets.images import load as load_images
 from selfnorm.errors import MissingDataError
-from selfnorm.images import EnergyHead, ImageRegressor, dequantised
+from selfnorm.images import EnergyHead, dequantised
 from selfnorm.paper import images, images_ablation
 from selfnorm.paper.images import (
     Config,
@@ -26,7 +26,7 @@ from selfnorm.paper.images import (
     standard_error,
 )
 from selfnorm.paper.report import Table
-from selfnorm.training import History
+from selfnorm.paper.runner import Settings
 from tests.datasets import image_files as files
 
 
@@ -168,8 +168,8 @@ def test_every_objective_has_the_same_proposals(recipe, dataset):
 
 def test_anchors_are_for_counts_and_for_who_learns_b():
     def anchors(objective, proposal="uniform", dataset="cells", recipe="best"):
-        settings = Config(dataset, objective, proposal, 64, 0, recipe).settings()
-        return settings.get("energy", EnergyHead()).anchors
+        config = Config(dataset, objective, proposal, 64, 0, Settings(recipe))
+        return config.parameters().get("energy", EnergyHead()).anchors
 
     assert anchors("snl") == anchors("nce") == 51
     assert anchors("ranking_nce") == anchors("snl", "gaussian") == 0
@@ -178,12 +178,12 @@ def test_anchors_are_for_counts_and_for_who_learns_b():
 
 def test_settings_of_the_recipes_reach_the_model(data_dir):
     data = load_images("utkface", data_dir=data_dir)
-    paper = Config("utkface", "snl", "mdn-4", 64, 0, "paper").regressor(data)
+    paper = Config("utkface", "snl", "mdn-4", 64, 0, Settings("paper")).regressor(data)
     head = EnergyHead("paper", base=None, share_gradient=False, proposal_loss="both")
     assert paper.energy == head
     assert (paper.options.optimizer, paper.options.schedule) == ("adam", "constant")
     assert (paper.batch_size, paper.max_epochs, paper.augmentation) == (32, 75, None)
-    best = Config("utkface", "snl", "mdn-4", 64, 0, "best").regressor(data)
+    best = Config("utkface", "snl", "mdn-4", 64, 0, Settings("best")).regressor(data)
     assert (best.options.patience, best.options.ema, best.dropout) == (10, 0.998, 0.3)
     assert (best.label_step, best.augmentation) == (1.0, data.augmentation)
 
@@ -191,7 +191,7 @@ def test_settings_of_the_recipes_reach_the_model(data_dir):
 def test_a_row_is_of_the_model_as_trained_and_its_temperature_of_validation_images(data_dir):
     data = load_images("utkface", data_dir=data_dir)
     other = dataclasses.replace(data, test=(data.test[0], data.test[1][::-1].copy()))
-    config = Config("utkface", "mdn", "mdn-4", 8, 0, "best", "cpu", 3, Pooled())
+    config = Config("utkface", "mdn", "mdn-4", 8, 0, Settings("best"), 3, Pooled())
     (row, arrays, model), (again, _, _) = (fit_and_judge(config, d) for d in (data, other))
     assert row["temperature"] == again["temperature"]
     assert row["exact"] != again["exact"]
@@ -217,14 +217,6 @@ def test_three_labels_have_bounds_but_no_quadrature(run):
     assert "exact" in mdn
 
 
-def test_an_interrupted_run_leaves_no_row(run, tmp_path, monkeypatch):
-    cut_short = History(stopped="interrupted")
-    monkeypatch.setattr(ImageRegressor, "_train", lambda *_: cut_short)
-    with pytest.raises(KeyboardInterrupt):
-        run(**MDN)
-    assert not (tmp_path / "images.json").exists()
-
-
 def test_other_settings_are_other_rows(run):
     for epochs in (1, 1, 2):
         table = run(**MDN, max_epochs=epochs)
@@ -235,8 +227,6 @@ def test_other_settings_are_other_rows(run):
 def test_nothing_to_run_is_an_error(tmp_path):
     with pytest.raises(MissingDataError, match=r"BIWI_train\.npz.*FSA-Net"):
         images.run(seeds=1, out=tmp_path, data_dir=tmp_path, datasets=("biwi",), progress=False)
-    with pytest.raises(ValueError, match="unknown recipe"):
-        images.run(recipe="ours", out=tmp_path)
     places = ["--data-dir", str(tmp_path), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["reproduce", "images", "--dataset", "cells", *places])
     assert isinstance(result.exception, MissingDataError)
@@ -256,19 +246,6 @@ def test_ablation_over_m(data_dir, tmp_path):
     text = (tmp_path / "images_ablation.md").read_text()
     assert "| utkface | snl | uniform | 4 |" in text
     assert "independent draws" in text
-
-
-def test_rows_side_by_side_are_the_rows_one_by_one(table, run, tmp_path):
-    asked = {"objectives": ("snl", "mdn", "l2"), "proposals": ("mdn-4",)}
-    found = run(jobs=2, **asked)
-    alone = {tuple(row[k] for k in KEYS): row for row in table.rows}
-    assert len({tuple(row[k] for k in KEYS) for row in found.rows}) == len(found.rows) == 3
-    for row in found.rows:
-        same = alone[tuple(row[k] for k in KEYS)]
-        assert row["exact"] == pytest.approx(same["exact"], rel=1e-3)
-        name = "-".join(str(row[k]) for k in (*KEYS[:3], "n_samples", "seed"))
-        assert (tmp_path / "scores" / f"{name}.npz").exists()
-    assert (tmp_path / "densities_utkface.png").stat().st_size > 5000
 
 
 def test_paired_error_covers_images_and_seeds():

@@ -207,17 +207,6 @@ def test_a_post_hoc_row_is_put_on_the_vae_it_names_or_refused(data, tmp_path):
     assert (again["max_steps"], again["vae_steps"]) == (2, 2)
 
 
-def test_bad_requests(data, tmp_path):
-    with pytest.raises(ValueError, match="unknown recipe"):
-        table_of_mnist.run(**SMALL, recipe="quick", out=tmp_path)
-    with pytest.raises(ValueError, match="unknown model"):
-        table_of_mnist.run(**SMALL, out=tmp_path, data_dir=data, models=("gan",))
-    with pytest.raises(ValueError, match="run that row first"):
-        table_of_mnist.run(
-            **SMALL, out=tmp_path, data_dir=data, models=("vae_ebm_post_hoc",), seeds=1
-        )
-
-
 def test_rows_side_by_side_come_after_their_vae_and_are_made_once(data, tmp_path):
     options = {**SMALL, "recipe": "best", "data_dir": data, "seeds": 1}
     options |= {"models": ("vae_ebm_post_hoc", "vae"), "out": tmp_path, "jobs": 2}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from selfnorm.errors import DataError, SelfnormError
+from selfnorm.paper import images, mnist, toy1d, toy2d, uci
 from selfnorm.paper.report import Table
 from selfnorm.paper.runner import run_side_by_side
 from tests.paper.tiny_table import gone
@@ -99,6 +100,26 @@ def test_whoever_stops_early_ends_the_processes(tmp_path):
     next(results)
     results.close()
     assert all(gone(int(pid)) for pids in begun(tmp_path).values() for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("table", "asked", "told"),
+    [
+        *((table, {"recipe": "fast"}, "recipe") for table in (toy1d, toy2d, uci, images, mnist)),
+        (toy1d, {"objectives": ["nope"]}, "objective"),
+        (toy2d, {"bases": ["nope"]}, "base"),
+        (uci, {"datasets": ["nope"]}, "set"),
+        (images, {"objectives": ["nope"]}, "objective"),
+        (images, {"proposals": ["nope"]}, "proposal"),
+        (mnist, {"models": ["nope"]}, "model"),
+    ],
+)
+def test_what_a_table_does_not_have_is_refused_before_anything_is_written(
+    table, asked, told, tmp_path
+):
+    with pytest.raises(ValueError, match=f"unknown {told} '(nope|fast)'; choose from "):
+        table.run(**asked, out=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def fill(table, modes, n):

@@ -33,21 +33,3 @@ def test_both_models_run_and_missing_files_are_named(data_dir, tmp_path):
         assert f"- {name}: data file not found" in text
     again = uci.run(seeds=1, out=tmp_path / "out", progress=False, data_dir=data_dir, max_steps=12)
     assert len(again.rows) == 2  # finished rows are kept
-
-
-def test_unknown_recipes_and_sets_are_refused(data_dir, tmp_path):
-    with pytest.raises(ValueError, match="recipe"):
-        uci.run(recipe="other", out=tmp_path)
-    with pytest.raises(ValueError, match="nope"):
-        uci.run(seeds=1, out=tmp_path / "out", progress=False, data_dir=data_dir, datasets=["nope"])
-
-
-def test_rows_side_by_side_are_the_rows_one_by_one(data_dir, tmp_path):
-    """Recipe ``best`` is the chain alone."""
-    options = {"recipe": "best", "seeds": 2, "progress": False, "data_dir": data_dir}
-    found = {}
-    for jobs in (1, 2):
-        table = uci.run(**options, out=tmp_path / str(jobs), max_steps=5, jobs=jobs)
-        assert [row["model"] for row in table.rows] == ["chain", "chain"]
-        found[jobs] = {row["seed"]: row["lower"] for row in table.rows}
-    assert found[2] == pytest.approx(found[1], rel=1e-4)

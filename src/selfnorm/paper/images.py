@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -36,12 +35,14 @@ from selfnorm.paper.report import (
     Table,
     bounds_columns,
     check_choices,
+    found_sets,
+    history_columns,
     markdown_table,
     mean_sd,
     paper_numbers,
     paper_value,
 )
-from selfnorm.paper.runner import refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.plotting import density_panels, plot_panels, plot_reliability
 
 Method = tuple[str, str]  # objective and proposal
@@ -102,12 +103,10 @@ class Config:
     proposal: str
     n_samples: int
     seed: int
-    recipe: str
-    device: str = "cpu"
+    settings: Settings
     max_epochs: int | None = None
     backbone: Any = "resnet18"
     n_test_samples: int = 20_000
-    data_dir: str | Path | None = None
     drawn: bool = False
 
     def keys(self) -> dict[str, Any]:
@@ -115,33 +114,35 @@ class Config:
         backbone = self.backbone
         return {
             **{name: getattr(self, name) for name in _RUN},
-            "max_epochs": self.settings().get("max_epochs"),
+            "max_epochs": self.parameters().get("max_epochs"),
             "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
         }
 
-    def settings(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """Parameters of the model in the recipe, with what this run changes."""
-        found = dict(_PAPER) if self.recipe != "best" else dict(_BEST.get(self.dataset, {}))
+        best = self.settings.recipe == "best"
+        found = dict(_BEST.get(self.dataset, {}) if best else _PAPER)
         anchors = _ANCHORS.get((self.dataset, self.proposal))
-        if anchors and self.recipe == "best" and self.objective in _LEARN_B:
+        if anchors and best and self.objective in _LEARN_B:
             found["energy"] = EnergyHead(anchors=anchors)
         return found if self.max_epochs is None else {**found, "max_epochs": self.max_epochs}
 
     def regressor(self, data: images.ImageData) -> ImageRegressor:
         """The untrained model of this run."""
         # The augmentation is the published one for head poses, our own choice elsewhere.
-        augmented = self.recipe == "best" or self.dataset == "biwi"
+        recipe = self.settings.recipe
+        augmented = recipe == "best" or self.dataset == "biwi"
         return ImageRegressor(
             self.objective,
             "mdn-4" if self.proposal == "none" else self.proposal,
             n_samples=self.n_samples,
-            label_step=0.0 if self.recipe == "literal" else data.label_step,
+            label_step=0.0 if recipe == "literal" else data.label_step,
             label_range=data.label_range,
             augmentation=data.augmentation if augmented else None,
             backbone=self.backbone,
-            device=self.device,
+            device=self.settings.device,
             random_state=self.seed,
-            **self.settings(),
+            **self.parameters(),
         )
 
 
@@ -202,10 +203,7 @@ def fit_and_judge(
             **figures,
             **{f"val_{k}": held_out[k] for k in ("exact", "mae", "coverage") if k in held_out},
             "val_score": history.best_score,
-            "best_step": history.best_step,
-            "n_steps": history.n_steps,
-            "skipped_steps": history.skipped_steps,
-            "rollbacks": history.rollbacks,
+            **history_columns(history),
             "diverged": history.stopped == "diverged" or history.best_score is None,
             "seconds": round(seconds, 2),
         },
@@ -279,44 +277,20 @@ def standard_error(values: np.ndarray, groups: np.ndarray | None = None) -> floa
     return float(np.sqrt(n_groups / (n_groups - 1) * np.sum(sums**2)) / len(values))
 
 
-def present_sets(
-    datasets: Sequence[str], data_dir: str | Path | None
-) -> tuple[list[str], dict[str, str]]:
-    """The sets whose files are there, and what is missing of the others and where to get it."""
-    missing = {}
-    for name in datasets:
-        try:
-            images.locate(name, data_dir)
-        except MissingDataError as error:  # noqa: PERF203 six at most
-            missing[name] = f"{name}: {error}."
-    present = [name for name in datasets if name not in missing]
-    if not present:
-        raise MissingDataError(" ".join(missing.values()))
-    for message in missing.values():
-        print(message, flush=True)
-    return present, missing
-
-
-def run_all(table: Table, configs: Sequence[Config], *, progress: bool, jobs: int) -> None:
-    """Run what the table lacks, ``jobs`` rows at once, and add rows as they finish."""
-    missing = [(config, table.directory) for config in table.missing(configs)]
-    # Closed at once when a row cannot be written: nobody is left training.
-    with closing(run_side_by_side(_work, missing, jobs)) as finished:
-        for _, row in finished:
-            table.add(row)
-            if progress:
-                shown = [k for k in (*_RUN, "exact", "mae", "seconds") if row.get(k) is not None]
-                print(", ".join(f"{k} {row[k]}" for k in shown), flush=True)
+def run_all(table: Table, configs: Sequence[Config], common: Settings) -> None:
+    """Run what the table lacks, and add rows as they finish."""
+    for _ in common.keep(table, run_side_by_side(_work, table.missing(configs), common.jobs)):
+        pass
     _data.cache_clear()
 
 
 _data = lru_cache(maxsize=3)(images.load)  # splits in use
 
 
-def _work(job: tuple[Config, Path]) -> dict[str, Any]:
+def _work(config: Config) -> tuple[dict[str, Any], None]:
     """Train and judge; the files of a row are there before the row is."""
-    config, directory = job
-    data = _data(config.dataset, seed=config.seed, data_dir=config.data_dir)
+    directory = Path(config.settings.out)
+    data = _data(config.dataset, seed=config.seed, data_dir=config.settings.data_dir)
     row, arrays, model = fit_and_judge(config, data)
     kept: dict[str, Any] = {name: values.astype(np.float32) for name, values in arrays.items()}
     path = _scores_file(directory, row)
@@ -330,7 +304,7 @@ def _work(job: tuple[Config, Path]) -> dict[str, Any]:
             plot_reliability({"SNL": arrays["pit"]}, directory / f"reliability_{data.name}.png")
         except SelfnormError as error:  # no matplotlib: the numbers are there, figures can wait
             print(error)
-    return row
+    return row, None
 
 
 def _scores_file(directory: Path, row: dict[str, Any]) -> Path:
@@ -342,39 +316,30 @@ def run(
     *,
     recipe: str = "best",
     seeds: int = 3,
-    out: str | Path = "out",
-    device: str = "cpu",
-    progress: bool = True,
-    data_dir: str | Path | None = None,
     datasets: Sequence[str] = DATASETS,
     objectives: Sequence[str] | None = None,
     proposals: Sequence[str] | None = None,
-    jobs: int = 1,
     max_epochs: int | None = None,
     backbone: Any = "resnet18",
     n_test_samples: int = 20_000,
+    **settings: Any,
 ) -> Table:
     """Run the table; write ``images.json``, ``images.md`` and figures into ``out``.
 
     Args:
         recipe: ``"paper"``, ``"literal"`` or ``"best"``.
         seeds: repetitions; each has a split of its own, shared by all methods.
-        out: directory of the result files; finished rows found there are kept.
-        device: torch device.
-        progress: print every run.
-        data_dir: data directory.
         datasets: which sets; those without files are named with their source, and left out.
         objectives, proposals: only the methods of :func:`methods_for` with these.
-        jobs: rows to run side by side, in processes of one thread: on a GPU one row alone leaves
-            some of it idle.
         max_epochs, backbone: in place of the recipe's.
         n_test_samples: of the proposal, for the bounds of each test image.
+        settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
     """
-    check_choices("recipe", [recipe], RECIPES)
+    common = Settings(recipe, **settings)
     check_choices("objective", objectives or (), _OBJECTIVES)
     check_choices("proposal", proposals or (), PROPOSALS)
-    table = Table("images", recipe, Path(out), device=device)
-    present, missing = present_sets(datasets, data_dir)
+    table = common.table("images", RECIPES)
+    present, missing = present_sets(datasets, common)
     wanted = objectives or _OBJECTIVES
     methods = {
         name: [m for m in methods_for(name, recipe, proposals) if m[0] in wanted]
@@ -383,17 +348,28 @@ def run(
     # Set by set within a method: whoever stops early has the most complete table.
     configs = [
         Config(
-            name, *methods[name][k], N_SAMPLES, seed, recipe, device, max_epochs, backbone,
-            n_test_samples, data_dir, drawn=seed == k == 0,
+            name, *methods[name][k], N_SAMPLES, seed, common, max_epochs, backbone, n_test_samples,
+            drawn=seed == k == 0,
         )
         for seed in range(seeds)
         for k in range(max(map(len, methods.values())))
         for name in present
         if k < len(methods[name])
     ]  # fmt: skip
-    run_all(table, configs, progress=progress, jobs=jobs)
+    run_all(table, configs, common)
     table.write_page(markdown(table, missing))
     return table
+
+
+def present_sets(datasets: Sequence[str], common: Settings) -> tuple[list[str], dict[str, str]]:
+    """The sets that can be run; what is missing of the others is told, and an error if all are."""
+    present, missing = found_sets(datasets, images.locate, common.data_dir)
+    told = [f"{name}: {reason}." for name, reason in missing.items()]
+    if not present:
+        raise MissingDataError(" ".join(told))
+    if told:
+        print("\n".join(told), flush=True)
+    return present, missing
 
 
 def paired(
@@ -548,7 +524,9 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
     if same:
         text += "\n\n## SNL minus NCE with the same proposal\n\n" + _differences(same)
     if missing:
-        text += "\n\n## Not run\n\n" + "\n".join(f"- {message}" for message in missing.values())
+        text += "\n\n## Not run\n\n" + "\n".join(
+            f"- {name}: {why}" for name, why in missing.items()
+        )
     return text
 
 

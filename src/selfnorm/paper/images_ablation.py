@@ -7,12 +7,12 @@ The paper finds that SNL saturates near ``M = 64``. Same models and training as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from selfnorm.errors import SelfnormError
 from selfnorm.paper.images import BEST_PROPOSALS, DATASETS, RECIPES, Config, present_sets, run_all
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd
+from selfnorm.paper.runner import Settings
 from selfnorm.plotting import plot_ablation
 
 SIZES = (1, 4, 16, 64, 256, 1024)
@@ -23,37 +23,31 @@ def run(
     *,
     recipe: str = "best",
     seeds: int = 3,
-    out: str | Path = "out",
-    device: str = "cpu",
-    progress: bool = True,
-    data_dir: str | Path | None = None,
     datasets: Sequence[str] = DATASETS,
     objectives: Sequence[str] = OBJECTIVES,
     sizes: Sequence[int] = SIZES,
-    jobs: int = 1,
     max_epochs: int | None = None,
     backbone: Any = "resnet18",
     n_test_samples: int = 2000,
+    **settings: Any,
 ) -> Table:
     """Run the ablation; write ``images_ablation.json``, ``.md`` and the figure into ``out``.
 
     The arguments are those of :func:`selfnorm.paper.images.run`.
     """
-    check_choices("recipe", [recipe], RECIPES)
+    common = Settings(recipe, **settings)
     check_choices("objective", objectives, OBJECTIVES)
-    table = Table("images_ablation", recipe, Path(out), device=device)
-    present, _ = present_sets(datasets, data_dir)
+    table = common.table("images_ablation", RECIPES)
+    present, _ = present_sets(datasets, common)
+    own = (common, max_epochs, backbone, n_test_samples)
     configs = [
-        Config(
-            name, objective, BEST_PROPOSALS.get(name, ("mdn-4",))[0], size, seed, recipe, device,
-            max_epochs, backbone, n_test_samples, data_dir,
-        )
+        Config(name, objective, BEST_PROPOSALS.get(name, ("mdn-4",))[0], size, seed, *own)
         for seed in range(seeds)
         for size in sizes
         for objective in objectives
         for name in present
-    ]  # fmt: skip
-    run_all(table, configs, progress=progress, jobs=jobs)
+    ]
+    run_all(table, configs, common)
     table.write_page(_markdown(table))
     try:
         plot_ablation(table.rows, table.directory / "images_ablation.png")

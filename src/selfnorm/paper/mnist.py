@@ -25,7 +25,14 @@ from torch import Tensor
 
 import selfnorm as sn
 from selfnorm.datasets.images import load_binarized
-from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd, paper_numbers
+from selfnorm.paper.report import (
+    Table,
+    check_choices,
+    history_columns,
+    markdown_table,
+    mean_sd,
+    paper_numbers,
+)
 from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
 from selfnorm.vae import (
     AutoregressivePrior,
@@ -257,10 +264,8 @@ def _run_row(job: Job) -> tuple[dict[str, Any], None]:
         **({} if job.row.on is None else {"vae_steps": job.row.on.steps}),
         **report_figures(report),
         "valid_snelbo": held_out.snelbo,
-        "diverged": history.stopped == "diverged",
+        **history_columns(history),
         "stopped": history.stopped,
-        "best_step": history.best_step,
-        "n_steps": history.n_steps,
         "step_ms": round(1e3 * history.seconds / max(history.n_steps, 1), 3),
         "seconds": round(time.perf_counter() - began, 2),
     }

@@ -13,7 +13,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
@@ -21,9 +21,10 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from selfnorm.errors import SelfnormError
+from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.evaluation import Bounds
 from selfnorm.saving import json_safe
+from selfnorm.training import History
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,6 +53,19 @@ def check_choices(what: str, given: Iterable[str], known: Sequence[str]) -> None
     for name in given:
         if name not in known:
             raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
+
+
+def found_sets(
+    names: Sequence[str], locate: Callable[..., Any], data_dir: str | Path | None
+) -> tuple[list[str], dict[str, str]]:
+    """The sets whose files are there, and what is missing of the others and where to get it."""
+    missing = {}
+    for name in names:
+        try:
+            locate(name, data_dir)
+        except MissingDataError as error:  # noqa: PERF203 six at most
+            missing[name] = str(error)
+    return [name for name in names if name not in missing], missing
 
 
 def paper_numbers() -> dict[str, Any]:
@@ -205,6 +219,13 @@ def bounds_columns(bounds: Bounds) -> dict[str, Any]:
     """What a row of a table keeps of bounds."""
     names = ("lower", "upper", "gap", "ess", "pareto_k", "reliable")
     return {name: getattr(bounds, name) for name in names}
+
+
+def history_columns(history: History) -> dict[str, Any]:
+    """What a row of a table keeps of its training."""
+    names = ("n_steps", "best_step", "skipped_steps", "rollbacks")
+    figures = {name: getattr(history, name) for name in names}
+    return {"diverged": history.stopped == "diverged", **figures}
 
 
 def mean_sd(

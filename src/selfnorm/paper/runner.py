@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -60,9 +60,9 @@ class Settings:
         """Whether every row shows a bar of its own: there is one at a time."""
         return self.progress and self.jobs == 1
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str, recipes: Sequence[str] = ("paper", "best")) -> Table:
         """The table of this name, with the rows that are there already."""
-        check_choices("recipe", [self.recipe], ("paper", "best"))
+        check_choices("recipe", [self.recipe], recipes)
         return Table(name, self.recipe, Path(self.out), device=self.device)
 
     def keep(
@@ -76,8 +76,11 @@ class Settings:
                 table.add(row)
                 if self.progress:
                     named = ", ".join(str(value) for value in run.keys().values())
-                    to = "" if row["upper"] is None else f" to {row['upper']:.3f}"
-                    print(f"{named}: {row['lower']:.3f}{to} nats", flush=True)
+                    names = ("exact", "lower", "upper")
+                    told = [
+                        f"{name} {row[name]:.3f}" for name in names if row.get(name) is not None
+                    ]
+                    print(f"{named}: {', '.join(told)} nats", flush=True)
                 yield run, extra
 
 

@@ -37,6 +37,7 @@ from selfnorm.paper.report import (
     Table,
     bounds_columns,
     check_choices,
+    history_columns,
     markdown_table,
     mean_sd,
     paper_numbers,
@@ -205,8 +206,7 @@ def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Densi
         "exact": float(density(*test).mean()),
         **bounds_columns(bounds),
         "n_test": len(data.test),
-        "diverged": history.stopped == "diverged",
-        "best_step": history.best_step,
+        **history_columns(history),
     }
     return figures, density
 
@@ -276,9 +276,7 @@ def _write_page(table: Table) -> None:
                 "ranking NCE" if row[0] == "nce" else row[0].upper(),
                 *row[1:],
                 str(len(rows)),
-                mean_sd(rows, "exact"),
-                mean_sd(rows, "upper"),
-                mean_sd(rows, "lower"),
+                *(mean_sd(rows, key) for key in ("exact", "upper", "lower")),
                 mean_sd(rows, "gap", 4),
                 *map(paper_value, both),
                 f"{both[0]['mean'] - both[1]['mean']:.3f}" if printed else "–",

@@ -19,12 +19,12 @@ import torch
 import selfnorm as sn
 from selfnorm.chain import AutoregressiveEBM, default_options
 from selfnorm.datasets import find_set, maf_benchmark
-from selfnorm.errors import MissingDataError
 from selfnorm.evaluation import Bounds
 from selfnorm.paper.report import (
     Table,
     bounds_columns,
     check_choices,
+    found_sets,
     markdown_table,
     mean_sd,
     paper_numbers,
@@ -56,16 +56,10 @@ def run(
     common = Settings(recipe, **settings)
     table = common.table("uci")
     check_choices("set", datasets, maf_benchmark.NAMES)
-    missing: dict[str, str] = {}
-    for name in datasets:
-        try:
-            find_set(name, common.data_dir)
-        except MissingDataError as error:  # noqa: PERF203
-            missing[name] = str(error)
+    present, missing = found_sets(datasets, find_set, common.data_dir)
     asked = [
         Job(name, model, seed, max_steps, common)
-        for name in datasets
-        if name not in missing
+        for name in present
         for seed in range(seeds)
         for model in (_MODELS if recipe == "paper" else ("chain",))
     ]
