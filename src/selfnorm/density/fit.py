@@ -283,6 +283,15 @@ def weigh(model: EBM, proposal: Proposal, x: Tensor, samples: Tensor) -> Weights
     return Weights(log_p_data, log_w_data, log_w, model.log_norm)
 
 
+def both_bounds(
+    log_p: Tensor, log_w: Tensor, log_norm: Tensor, dim: int = 0
+) -> tuple[Tensor, Tensor]:
+    """``l_SNL`` and ``l_IS`` from the mean ``log p~`` of the data and log-weights along ``dim``."""
+    log_z = F.log_mean_exp(log_w, dim)
+    upper = log_p - log_z
+    return upper - F.bound_gap(log_z - log_norm), upper
+
+
 class WeightObjective(Objective):
     """An objective that is a function of log-weights alone: SNL, NCE, IS-ML, the Bregman family.
 
@@ -318,9 +327,7 @@ class WeightObjective(Objective):
         with torch.no_grad():
             # l_SNL and l_IS from the numbers at hand; the ESS is left to validation, where more
             # samples make it meaningful.
-            log_z = F.log_mean_exp(seen.log_w)
-            upper = seen.log_p_data.mean() - log_z
-            lower = upper - F.bound_gap(log_z - seen.log_norm)
+            lower, upper = both_bounds(seen.log_p_data.mean(), seen.log_w, seen.log_norm)
         return -value, {"lower": lower, "upper": upper}
 
 
@@ -597,9 +604,7 @@ class DensityTask(Task):
         samples, log_q = self.validation_samples()
         log_w = self.module.log_unnormalized(samples) - log_q
         log_p = self.module.log_unnormalized(data[0]).mean()
-        log_z = F.log_mean_exp(log_w)
-        upper = log_p - log_z
-        lower = upper - F.bound_gap(log_z - self.module.log_norm)
+        lower, upper = both_bounds(log_p, log_w, self.module.log_norm)
         return {
             "score": float(lower if self.objective.learns_log_norm else upper),
             "lower": float(lower),

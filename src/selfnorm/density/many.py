@@ -34,6 +34,7 @@ from selfnorm.density.fit import (
     Objective,
     WeightObjective,
     Weights,
+    both_bounds,
     in_options,
     known_options,
     usual,
@@ -490,9 +491,7 @@ class ManyTask(Task):
         log_w = self._log_unnormalized(samples) - log_q
         log_p = self._log_unnormalized(self.val_data.rows.expand(len(self.runs), -1, -1))
         log_p = (torch.where(self.val_data.weight > 0, log_p, 0.0) * self.val_data.weight).sum(1)
-        log_z = F.log_mean_exp(log_w, 1)
-        upper = log_p - log_z
-        lower = upper - F.bound_gap(log_z - self.module.log_norm)
+        lower, upper = both_bounds(log_p, log_w, self.module.log_norm, dim=1)
         score = torch.where(self._learns, lower, upper)
         self.module.keep_best(score, self.patience)
         each = {"score": score, "lower": lower, "upper": upper, "ess": F.ess(log_w, 1)}

@@ -13,6 +13,7 @@ from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows, moved
 from selfnorm.distributions import Proposal, as_proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError
+from selfnorm.sampling import draw
 
 
 class EBM(nn.Module):
@@ -113,8 +114,9 @@ class EBM(nn.Module):
             seed: seed or ``torch.Generator``.
             options: passed to the sampler, see :func:`selfnorm.sampling.draw`.
         """
-        from selfnorm.sampling import draw
+        return self._drawn(n, seed, proposal=proposal, method=method, **options)
 
+    def _drawn(self, n: int, seed: SeedLike, *, proposal: Any, **how: Any) -> Tensor:
         if proposal is None:
             if self.base is None:
                 raise DataError(
@@ -125,7 +127,7 @@ class EBM(nn.Module):
         q = proposal_for(self, proposal, None if self.base is None else self.base.dim)
         target = self if self.base is not None else _within(self, q)
         with evaluating(self):
-            return draw(target, n, proposal=q, method=method, seed=seed, **options).samples
+            return draw(target, n, proposal=q, seed=seed, **how).samples
 
 
 def _within(model: EBM, proposal: Proposal) -> Callable[[Tensor], Tensor]:
@@ -196,23 +198,11 @@ class Ensemble(EBM):
         assert isinstance(self.energy, _MixtureEnergy)
         return [m for m in self.energy.members if isinstance(m, EBM)]
 
-    @moved(generator="give it as seed")
-    def sample(
-        self,
-        n: int,
-        *,
-        proposal: Any = None,
-        method: str = "sir",
-        seed: SeedLike = None,
-        **options: Any,
-    ) -> Tensor:
-        """Draw ``(n, dim)`` rows: a random member for each row, then a row of that member."""
+    def _drawn(self, n: int, seed: SeedLike, **how: Any) -> Tensor:
+        """A random member for each row, then a row of that member."""
         with seeded(seed, self.device):
             which = torch.randint(len(self.members), (n,), device=self.device)
             counts = torch.bincount(which, minlength=len(self.members)).tolist()
-            drawn = [
-                member.sample(count, proposal=proposal, method=method, **options)
-                for member, count in zip(self.members, counts, strict=True)
-                if count
-            ]
+            pairs = zip(self.members, counts, strict=True)
+            drawn = [member.sample(count, **how) for member, count in pairs if count]
             return torch.cat(drawn)[torch.randperm(n, device=self.device)]

@@ -15,10 +15,8 @@ from selfnorm.distributions.mixtures import (
     ends_of_cells,
     gaussian_log_prob,
     interpolate,
-    log_normal_mass,
     mixture_log_prob,
     pick_component,
-    stratified_uniform,
 )
 from selfnorm.distributions.proposals import (
     CHUNK_SIZE,
@@ -29,7 +27,6 @@ from selfnorm.distributions.proposals import (
     Proposal,
     StudentT,
     Uniform,
-    UniformLabels,
     UnnormalisedModel,
     as_proposal,
     draw_log_weights,
@@ -55,7 +52,6 @@ __all__ = [
     "StudentT",
     "TableMixture",
     "Uniform",
-    "UniformLabels",
     "UnnormalisedModel",
     "as_proposal",
     "choose_component",
@@ -63,7 +59,6 @@ __all__ = [
     "ends_of_cells",
     "gaussian_log_prob",
     "interpolate",
-    "log_normal_mass",
     "log_weight_chunks",
     "mix_log_probs",
     "mix_samples",
@@ -72,5 +67,4 @@ __all__ = [
     "proposal_for",
     "proposal_loss",
     "ridge_lines",
-    "stratified_uniform",
 ]
