@@ -1,4 +1,4 @@
-"""The paper's theory, each statement with the corrected signs, as a computation that can fail."""
+"""The paper's theory, each statement with the corrected signs, of the library's objective."""
 
 import math
 
@@ -32,21 +32,12 @@ def likelihood(theta, x):
 
 
 def exact_snl(theta, b, x):
-    return -double_well(theta, x).mean() - b - torch.exp(log_z(theta) - b) + 1
+    """The library's objective with a single weight, that of the whole integral."""
+    return F.snl(-double_well(theta, x), log_z(theta)[None], b)
 
 
 THETA = torch.tensor([0.4, -0.8, 0.7], dtype=torch.float64)
 DATA = torch.tensor([-1.3, 0.2, 0.9, 2.4, 1.7], dtype=torch.float64)
-
-
-@given(st.floats(1e-6, 1e6))
-@settings(max_examples=50, deadline=None)
-def test_variational_logarithm(z):
-    """log z = min over lambda of z exp(-lambda) + lambda - 1, attained at lambda = log z."""
-    h = lambda lam: z * math.exp(-lam) + lam - 1  # noqa: E731
-    assert h(math.log(z)) == pytest.approx(math.log(z), abs=1e-9)
-    for away in (-2.0, -0.1, 0.1, 2.0):
-        assert h(math.log(z) + away) > math.log(z)
 
 
 def test_maximum_in_b_is_the_log_likelihood_at_log_z():
@@ -106,9 +97,9 @@ def test_sandwich_in_expectation():
     torch.manual_seed(5)
     samples = q.sample((8, 20_000))
     log_w = -double_well(THETA, samples) - q.log_prob(samples)
-    log_p = -double_well(THETA, DATA).mean()
-    lower = log_p - b - torch.exp(F.log_mean_exp(log_w) - b) + 1
-    upper = log_p - F.log_mean_exp(log_w)
+    log_p = -double_well(THETA, DATA).mean().expand(20_000)
+    lower = F.snl(log_p, log_w, b, reduction="none")
+    upper = F.importance_ml(log_p, log_w, reduction="none")
     truth = likelihood(THETA, DATA)
     se = lambda v: float(v.std() / math.sqrt(len(v)))  # noqa: E731
     assert abs(float(lower.mean() - exact_snl(THETA, b, DATA))) < 4 * se(lower)
@@ -122,7 +113,7 @@ def _family(statistics, base):
     def value(point, data):
         theta, b = point[:-1], point[-1]
         z = integral(base * torch.exp(statistics(GRID) @ theta))
-        return (statistics(data) @ theta).mean() - b - z * torch.exp(-b) + 1
+        return F.snl(statistics(data) @ theta, z.log()[None], b)
 
     return value
 
@@ -159,7 +150,7 @@ def test_bernoulli_optimum_with_the_counting_measure():
     def snl(measure):
         states = torch.tensor([0.0, 1.0], dtype=torch.float64)
         z = (measure * torch.exp(theta * states)).sum()
-        return theta * x.mean() - b - z * torch.exp(-b) + 1
+        return F.snl(theta * x, z.log()[None], b)
 
     counting = torch.autograd.grad(snl(1.0), (theta, b))
     assert max(abs(float(g)) for g in counting) < 1e-12
@@ -167,33 +158,20 @@ def test_bernoulli_optimum_with_the_counting_measure():
     assert abs(float(uniform[1])) > 0.4
 
 
-def test_generalised_kl_and_its_link_to_snl():
-    """KL(p || c e^-E) = int E p - log c + c Z - 1 + int p log p = -l_SNL(b = -log c) - H(p)."""
+def test_the_generalised_divergence_is_minus_snl_and_the_normalised_one_its_minimum():
+    """KL(p || c e^-E) = -l_SNL(b = -log c) - H(p), smallest in c where c e^-E is normalised."""
     p = torch.exp(-0.5 * ((GRID - 0.7) / 0.8) ** 2) / (0.8 * math.sqrt(2 * math.pi))
-    energy = double_well(THETA, GRID)
-    z = float(torch.exp(log_z(THETA)))
-    entropy_term = float(integral(p * p.log()))
-    for c in (0.3, 1.0, 2.0):
-        f = c * torch.exp(-energy)
-        definition = float(integral(p * (p / f).log()) + integral(f) - 1)
-        expanded = float(integral(energy * p)) - math.log(c) + c * z - 1 + entropy_term
-        b = -math.log(c)  # the erratum: not +log c
-        snl = -float(integral(energy * p)) - b - math.exp(-b) * z + 1
-        assert definition == pytest.approx(expanded, abs=1e-6)
-        assert definition == pytest.approx(-snl + entropy_term, abs=1e-6)
-        assert definition > 0
+    energy, lz = double_well(THETA, GRID), log_z(THETA)
 
+    def generalised(b):
+        f = torch.exp(-b - energy)
+        return float(integral(p * (p / f).log()) + integral(f) - 1)
 
-def test_normalised_kl_is_the_minimum_over_c_of_the_generalised_one():
-    p = torch.exp(-0.5 * ((GRID - 0.7) / 0.8) ** 2) / (0.8 * math.sqrt(2 * math.pi))
-    energy = double_well(THETA, GRID)
-    lz = float(log_z(THETA))
-    kl = float(integral(p * (p.log() + energy + lz)))
-
-    def generalised(log_c):
-        f = torch.exp(log_c - energy)
-        return float(integral(p * (p.log() - (log_c - energy))) + integral(f) - 1)
-
-    assert generalised(-lz) == pytest.approx(kl, abs=1e-6)
-    assert generalised(-lz + 0.3) > kl
-    assert generalised(-lz - 0.3) > kl
+    minus_entropy = integral(p * p.log())
+    for b in (-0.7, 0.0, 1.2):  # the erratum: b is not +log c
+        snl = F.snl(-integral(energy * p)[None], lz[None], b)
+        assert generalised(b) == pytest.approx(float(minus_entropy - snl), abs=1e-6)
+        assert generalised(b) > 0
+    normalised = float(integral(p * (p.log() + energy)) + lz)
+    assert generalised(lz) == pytest.approx(normalised, abs=1e-6)
+    assert min(generalised(lz + 0.3), generalised(lz - 0.3)) > normalised
