@@ -10,21 +10,13 @@ from torch import nn
 import selfnorm as sn
 from selfnorm.tables import RegressorNetwork
 from selfnorm.training import TrainingOptions, run
-from selfnorm.vae import (
-    AutoregressivePrior,
-    DenseDecoder,
-    DenseEncoder,
-    EnergyPrior,
-    MixturePrior,
-    StandardNormal,
-    latent_energy,
-)
+from selfnorm.vae import DenseDecoder, DenseEncoder
 from tests.fitting import Deepens, Hole, fit, fit_many
+from tests.golden.cases import PRIORS, TINY, backbone
 from tests.gpu.tools import DEVICE, close, each, flat, graphs, moved, skip
 
 QUICK = {"batch_size": 64, "n_samples": 64, "max_steps": 30, "max_epochs": 1000, "lr": 2e-3}
 QUICK |= {"seed": 3, "progress": False}
-SMALL = {"hidden": 12, "components": 3, "context": 4, "energy_hidden": 8}
 
 
 def rows(n=400, dim=2, seed=0):
@@ -61,7 +53,7 @@ def conditional():
 
 
 def chain():
-    model = sn.AutoregressiveEBM(3, blocks=1, discrete=None, **SMALL).to(DEVICE)
+    model = sn.AutoregressiveEBM(3, blocks=1, discrete=None, **TINY).to(DEVICE)
     polish = {"polish_steps": 5}
     fit(model, rows(dim=3), **QUICK | {"n_samples": 4}, task_options=polish)
     return [model]
@@ -90,18 +82,9 @@ def regressor():
 def images(objective="snl"):
     x = np.random.default_rng(7).integers(0, 255, (96, 1, 8, 8), dtype=np.uint8)
     y = x[:, 0, :4].mean((1, 2)) / 4 + np.arange(96) % 3
-    backbone = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4, 6), nn.ReLU())
     options = {"n_samples": 8, "batch_size": 16, "max_epochs": 4, "random_state": 0}
-    model = sn.ImageRegressor(objective, backbone=backbone, device=str(DEVICE), **options)
+    model = sn.ImageRegressor(objective, backbone=backbone(), device=str(DEVICE), **options)
     return [model.fit(x, y).model_]
-
-
-PRIORS = {
-    "normal": lambda: StandardNormal(2),
-    "mixture": lambda: MixturePrior(2, 3),
-    "energy": lambda: EnergyPrior(latent_energy(2, (8,), zero_init=False), MixturePrior(2, 2)),
-    "chain": lambda: AutoregressivePrior(2, polish_steps=5, **SMALL),
-}
 
 
 def vae(prior):
