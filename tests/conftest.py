@@ -1,9 +1,13 @@
 """Shared set-up: one thread and one seed, so that every run of the tests sees the same numbers."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that are tested, too
 # The examples of a property are the same in every run, and a slow machine is no failure.
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]

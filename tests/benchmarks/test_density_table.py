@@ -2,12 +2,9 @@
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import density_table
 

@@ -1,14 +1,9 @@
 """Seeds of a flow trained in one run know nothing of each other."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("zuko")
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from flow_seeds import FlowSeeds, FlowSeedsTask
 from selfnorm.distributions import Flow
 from selfnorm.training import TrainingOptions, run

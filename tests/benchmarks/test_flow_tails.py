@@ -1,14 +1,9 @@
 """A flow of squashed columns is a density of the columns themselves, far out too."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("zuko")
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 from flow_seeds import FlowSeeds
 from flow_tails import SquashedFlow
 from selfnorm.distributions import Flow

@@ -1,17 +1,12 @@
 """What the benchmarks share: timing in turns, the result file, steps of one model and of many."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-import selfnorm as sn
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 import measuring
 import paper_steps
+import selfnorm as sn
 
 
 def test_variants_take_turns_and_are_compared_round_by_round():

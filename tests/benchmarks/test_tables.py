@@ -1,13 +1,9 @@
 """The benchmark of mixed tables: frames there and back, judges, resuming, pages."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import table_frames as frames
 import table_judges as judges

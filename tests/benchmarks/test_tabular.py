@@ -1,17 +1,11 @@
 """Small tables, split, scaled and dequantised one way for all."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from selfnorm.errors import DataError
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 import tabular
+from selfnorm.errors import DataError
 
 RNG = np.random.default_rng(0)
 

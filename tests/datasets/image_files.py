@@ -1,5 +1,6 @@
 """Tiny files in the official formats of the image regression sets."""
 
+import gzip
 import io
 import zipfile
 
@@ -32,6 +33,20 @@ def write_h5(root, path, labels, channels=3, names=("images", "labels")):
         for name, values in zip(names, (images, labels), strict=True):
             file[name] = values
     return labels
+
+
+def write_digits(root, train=40, valid=12, test=10, packed=False):
+    """Binarised digits of noise in three files, gzipped or not; what was written."""
+    root.mkdir(parents=True, exist_ok=True)
+    rng, written = np.random.default_rng(0), []
+    for part, n in (("train", train), ("valid", valid), ("test", test)):
+        written.append(rng.random((n, 784)) < 0.2)
+        lines = [" ".join(map(str, row)) for row in written[-1].astype(int)]
+        content, path = ("\n".join(lines) + "\n").encode(), root / f"binarized_mnist_{part}.amat"
+        if packed:
+            content, path = gzip.compress(content), path.with_name(f"{path.name}.gz")
+        path.write_bytes(content)
+    return written
 
 
 def write_steering_angle(root, n=30):

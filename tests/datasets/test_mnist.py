@@ -7,35 +7,15 @@ import torch
 
 from selfnorm.datasets import images
 from selfnorm.errors import DataError, MissingDataError
-
-ROWS = {"train": 12, "valid": 4, "test": 5}
-
-
-def amat(n, seed=0):
-    torch.manual_seed(seed)
-    x = torch.randint(2, (n, 784))
-    text = "\n".join(" ".join(str(int(v)) for v in row) for row in x) + "\n"
-    return x.float(), text.encode()
-
-
-def write(path, content, packed):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if packed:
-        path = path.with_name(path.name + ".gz")
-        content = gzip.compress(content)
-    path.write_bytes(content)
+from tests.datasets.image_files import write_digits
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("folder", ["binarized_mnist", "."])
 def test_binarised_digits(tmp_path, packed, folder):
-    truth = []
-    for seed, (part, n) in enumerate(ROWS.items()):
-        rows, content = amat(n, seed)
-        truth.append(rows)
-        write(tmp_path / folder / f"binarized_mnist_{part}.amat", content, packed)
+    truth = write_digits(tmp_path / folder, 12, 4, 5, packed=packed)
     for read, written in zip(images.load_binarized(tmp_path), truth, strict=True):
-        assert torch.equal(read, written)
+        assert torch.equal(read, torch.from_numpy(written).float())
 
 
 def test_missing_files_say_where_to_get_them(tmp_path):

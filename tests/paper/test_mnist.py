@@ -11,6 +11,7 @@ from selfnorm.paper.mnist import MODELS, gains, rows, write_page
 from selfnorm.paper.report import Table
 from selfnorm.training import lr_factor
 from selfnorm.vae import ConvEncoder
+from tests.datasets.image_files import write_digits
 
 SMALL = {"max_steps": 2, "progress": False}
 SMALL["evaluation"] = {"posterior_samples": 3, "many_samples": 4, "many_rows": 5}
@@ -20,10 +21,7 @@ SMALL["evaluation"]["n_prior_samples"] = 2000
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
-    torch.manual_seed(0)
-    for part, n in (("train", 40), ("valid", 12), ("test", 10)):
-        lines = [" ".join(str(int(v)) for v in row) for row in torch.rand(n, 784) < 0.2]
-        (folder / f"binarized_mnist_{part}.amat").write_text("\n".join(lines) + "\n")
+    write_digits(folder)
     return folder
 
 

@@ -2,19 +2,13 @@
 
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from selfnorm.vae.evaluation import COMPARISONS, confirmed, drift_of
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
 import vae_spikes
-
-RESULTS = Path(__file__).parents[2] / "results"
+from selfnorm.vae.evaluation import COMPARISONS, confirmed, drift_of
+from tests.datasets.image_files import write_digits
 
 
 def test_the_monitor_is_quiet_where_weights_are_moderate():
@@ -75,10 +69,7 @@ def test_two_comparisons_may_find_nothing(n_quiet, flagged):
 
 @pytest.mark.parametrize("data", ["digits", "mnist"])
 def test_the_experiment_runs_on_either_data(data, tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    for part, n in (("train", 40), ("valid", 12), ("test", 10)):
-        lines = [" ".join(str(int(v)) for v in row) for row in torch.rand(n, 784) < 0.2]
-        (tmp_path / f"binarized_mnist_{part}.amat").write_text("\n".join(lines) + "\n")
+    write_digits(tmp_path)
     monkeypatch.setattr(vae_spikes, "N_LOOKS", 2)
     monkeypatch.setattr(vae_spikes, "SIZES", {data: (20, 2, 1e-3, 2000)})
     options = f"--setting spike --data {data} --data-dir {tmp_path} --steps 2 --rows 30"
