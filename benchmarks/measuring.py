@@ -6,7 +6,6 @@ import importlib
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,19 +14,9 @@ from typing import Any
 
 import torch
 
-from selfnorm.paper.report import hardware, versions
+from selfnorm.paper.report import commit, hardware, versions
 
 Work = Callable[[], Any]
-
-
-def commit(tree: Path = Path(__file__).parent) -> str:
-    """The commit of a source tree, where it comes with its history."""
-    try:
-        asked = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
-        found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # no git here
-        found = ""
-    return found or "unknown"
 
 
 def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -37,7 +26,7 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return {
         "command": shlex.join(["python", script, *words]),
-        "commit": commit(),
+        "commit": commit(Path(__file__).parent),
         "versions": versions(),
         "hardware": hardware(device),
     }

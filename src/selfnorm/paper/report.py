@@ -1,8 +1,8 @@
 """Result files: one JSON row per run, one Markdown table of means beside the paper's numbers.
 
-``DIR/TABLE.json`` holds ``table, recipe, command, versions, hardware, seconds, rows``; rows are
-never averaged. It is rewritten after every run, so that an interrupted table keeps what is done,
-and a second call with the same settings only adds what is missing.
+``DIR/TABLE.json`` holds ``table, recipe, command, commit, versions, hardware, seconds, rows``;
+rows are never averaged. It is rewritten after every run, so that an interrupted table keeps what is
+done, and a second call with the same settings only adds what is missing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -82,6 +83,23 @@ def versions() -> dict[str, str]:
     return found | {name: installed[name] for name in names if name in installed}
 
 
+def commit(tree: Path = Path(__file__).parent) -> str:
+    """The commit of a source tree that comes with its history; else ``SELFNORM_COMMIT``.
+
+    A copy that is installed inside the repository of somebody else has none.
+    """
+
+    def git(*words: str) -> str:
+        try:
+            asked = ["git", "-C", str(tree), *words]
+            return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        except OSError:  # no git here
+            return ""
+
+    found = git("rev-parse", "--short", "HEAD") if git("ls-files", ".") else ""
+    return found or os.environ.get("SELFNORM_COMMIT", "unknown")
+
+
 def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
     """What the figures were measured on."""
     info: dict[str, Any] = {
@@ -120,6 +138,7 @@ class Table:
         self.directory = Path(self.directory)
         self.command = self.command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         self._began = time.perf_counter()
+        self.commit = commit()
         if self.path.exists():
             try:
                 old = json.loads(self.path.read_text())
@@ -177,6 +196,7 @@ class Table:
             "table": self.name,
             "recipe": self.recipe,
             "command": self.command,
+            "commit": self.commit,
             "versions": versions(),
             "hardware": hardware(self.device),
             "seconds": self.seconds,
