@@ -1,161 +1,257 @@
-"""Anomaly detection by density: EnergyDensity, IsolationForest, GaussianMixture, KernelDensity.
+"""Anomaly detection on the tables of ADBench and others: AUROC and rank against PyOD's detectors.
 
-    python benchmarks/anomaly.py --data-dir DATA --out results/anomaly
+    python benchmarks/anomaly.py --data DIR/adbench DIR/tabular --jobs 8 --out results/anomaly
 
-For each set and split: train on a random half of the inliers, score the other half and all
-anomalies, report the AUROC of minus the score. No labels are used to choose anything: the number of
-mixture components and the kernel bandwidth are those with the best likelihood on a tenth of the
-training rows, and the peers see columns standardised by the training rows. One JSON row per model
-and split is written as soon as it is there; a second call adds what is missing.
+Two settings. ``all``: fitted to all rows, anomalies among them, without labels, and judged on the
+same rows. ``normal``: fitted to a random half of the normal rows, judged on the other half and all
+anomalies. Of a larger table at most 10,000 rows and 300,000 cells (but 2,000 rows at least) are
+drawn at random. Every detector has its default settings; PyOD's get standardised columns, ours the
+table as it is.
+
+Rows are written as they come; a second call adds what is missing. ``--merge`` takes over the rows
+of other files, so that detectors can run on several machines; ``--scores`` keeps the scores of
+single rows. PyOD: ``pip install pyod numba``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
+import os
 import statistics
 import time
-from collections.abc import Callable
+import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.ensemble import IsolationForest
-from sklearn.metrics import roc_auc_score
-from sklearn.mixture import GaussianMixture
-from sklearn.neighbors import KernelDensity
+from scipy.stats import rankdata
+from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from selfnorm import EnergyDensity
-from selfnorm.errors import MissingDataError
-from selfnorm.paper.report import Table, markdown_table, mean_sd
+from measuring import commit, peer, write
+from selfnorm.paper.report import markdown_table
 
-SETS = ("shuttle", "mammography", "magic.gamma")
-COMPONENTS = (1, 5, 10, 20, 50)
-BANDWIDTHS = (0.05, 0.1, 0.2, 0.4, 0.8)
-KERNEL_ROWS = 5_000  # scoring takes rows x kernels: more would take longer than all the rest
-Scorer = Callable[[np.ndarray], np.ndarray]
+OURS = "selfnorm"
+PEERS = {
+    "IForest": "pyod.models.iforest",
+    "KNN": "pyod.models.knn",
+    "LOF": "pyod.models.lof",
+    "ECOD": "pyod.models.ecod",
+    "COPOD": "pyod.models.copod",
+}
+MODELS = (OURS, *PEERS)
+SETTINGS = {
+    "all": "fitted to all rows, anomalies among them",
+    "normal": "fitted to half of the normal rows",
+}
+VIEWS = ("cells", "columns", "normal_scores", "density")  # whose surprise ours is the mean of
+LEFT_OUT = ("california",)  # has no anomalies
+MOST_ROWS, MOST_CELLS, FEWEST = 10_000, 300_000, 2_000
+Row = dict[str, Any]
+KEYS = ("setting", "dataset", "model", "seed")
 
 
-def load(directory: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    path = directory / f"{name}.npz"
-    if not path.exists():
-        raise MissingDataError(f"{path}: no such file; it holds arrays X and y (1 = anomaly)")
-    with np.load(path, allow_pickle=False) as arrays:
-        return arrays["X"].astype(np.float64), arrays["y"].astype(int).ravel()
+def tables_in(folders: list[Path]) -> dict[str, Path]:
+    """Every table of the folders by its name, without the number that ADBench gives it."""
+    files = sorted(file for folder in folders for file in folder.glob("*.npz"))
+    found = {file.stem.split("_", 1)[-1]: file for file in files}
+    return {name: file for name, file in found.items() if name not in LEFT_OUT}
 
 
-def split(X: np.ndarray, y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    inliers = np.random.default_rng(seed).permutation(np.flatnonzero(y == 0))
+def split(file: Path, setting: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows to fit, rows to judge and the labels of these."""
+    rng = np.random.default_rng(seed)
+    with np.load(file, allow_pickle=True) as content:
+        n, columns = content["X"].shape
+        rows = rng.permutation(n)[: min(MOST_ROWS, max(FEWEST, MOST_CELLS // columns))]
+        X, y = content["X"][rows].astype(np.float64), content["y"][rows].ravel().astype(int)
+    if setting == "all":
+        return X, X, y
+    inliers = np.flatnonzero(y == 0)
     half = len(inliers) // 2
     test = np.concatenate([inliers[half:], np.flatnonzero(y == 1)])
     return X[inliers[:half]], X[test], y[test]
 
 
-def isolation_forest(train: np.ndarray, seed: int) -> tuple[Scorer, dict[str, Any]]:
-    return IsolationForest(random_state=seed).fit(train).score_samples, {}
+def ours(train: np.ndarray, test: np.ndarray, job: Row) -> tuple[np.ndarray, Row]:
+    """The detector with its defaults, and what one fit tells beside its scores."""
+    from selfnorm import EnergyDensity
+    from selfnorm.tables import OutlierDetector
+
+    limits = {"max_steps": job["max_steps"], "max_time": job["max_time"]}
+    density = EnergyDensity(random_state=job["seed"], device=job["device"], **limits)
+    detector = OutlierDetector(density).fit(train)
+    fitted = detector.density_
+    views = detector.views_ if test is train else detector.views(test)
+    told = {"steps": fitted.n_iter_, "method": fitted.method_, "device": job["device"]}
+    seen = {} if test is train else {"seen": detector.views_}
+    return scores_of(detector, train, test), told | {"views": views} | seen
 
 
-def gaussian_mixture(train: np.ndarray, seed: int) -> tuple[Scorer, dict[str, Any]]:
-    held_out, rest = train[: len(train) // 10], train[len(train) // 10 :]
-
-    def fitted(k: int, rows: np.ndarray) -> GaussianMixture:
-        return GaussianMixture(k, random_state=seed, reg_covar=1e-6).fit(rows)
-
-    best = max(COMPONENTS, key=lambda k: fitted(k, rest).score(held_out))
-    return fitted(best, train).score_samples, {"n_components": best}
+def scores_of(detector: Any, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Of the rows it was fitted to its own scores: a row is not its own neighbour there."""
+    return detector.decision_scores_ if test is train else detector.decision_function(test)
 
 
-def kernel_density(train: np.ndarray, _seed: int) -> tuple[Scorer, dict[str, Any]]:
-    train = train[:KERNEL_ROWS]
-    held_out, rest = train[: len(train) // 10], train[len(train) // 10 :]
-
-    def fitted(h: float, rows: np.ndarray) -> KernelDensity:
-        # rtol: scores to a thousandth of the density, many times faster
-        return KernelDensity(bandwidth=h, rtol=1e-3).fit(rows)
-
-    best = max(BANDWIDTHS, key=lambda h: fitted(h, rest).score(held_out))
-    return fitted(best, train).score_samples, {"bandwidth": best}
+def theirs(model: str, train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
+    scaler = StandardScaler().fit(train)
+    scaled = scaler.transform(train)
+    kind = getattr(peer(PEERS[model]), model)
+    detector = kind(random_state=seed) if model == "IForest" else kind()
+    return scores_of(
+        detector.fit(scaled), scaled, scaled if test is train else scaler.transform(test)
+    )
 
 
-PEERS = {
-    "isolation_forest": isolation_forest,
-    "gaussian_mixture": gaussian_mixture,
-    "kernel_density": kernel_density,
-}
+def run_one(job: Row) -> Row:
+    """One detector on one table."""
+    import torch
 
-
-def run_one(
-    model: str, parts: tuple[np.ndarray, ...], seed: int, steps: int | None
-) -> dict[str, Any]:
-    train, test, labels = parts
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    keys = {key: job[key] for key in KEYS}
+    train, test, labels = split(Path(job["file"]), job["setting"], job["seed"])
     began, cpu = time.perf_counter(), time.process_time()
-    if model == "energy_density":
-        density = EnergyDensity(random_state=seed, max_steps=steps).fit(train)
-        scores = density.score_samples(test)
-        found: dict[str, Any] = {"steps": density.n_iter_, "method": density.method_}
+    told: Row = {}
+    if job["model"] == OURS:
+        scores, told = ours(train, test, job)
     else:
-        scaler = StandardScaler().fit(train)
-        score, found = PEERS[model](scaler.transform(train), seed)
-        scores = score(scaler.transform(test))
+        scores = theirs(job["model"], train, test, job["seed"])
+    took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    kept = {"scores": scores}
+    kept |= {name: told.pop(name) for name in ("views", "seen") if name in told}
+    if job["scores"]:
+        folder = Path(job["scores"])
+        folder.mkdir(parents=True, exist_ok=True)
+        name = "-".join(str(value) for value in keys.values())
+        small = {k: v.astype(np.float32) for k, v in kept.items()}
+        np.savez_compressed(folder / f"{name}.npz", y=labels, **small)
+    found = {"auroc": roc_auc_score(labels, scores)}
+    if "views" in kept:
+        for name, view in zip(VIEWS, kept["views"].T, strict=True):
+            found[f"auroc_{name}"] = roc_auc_score(labels, view)
+    found["average_precision"] = average_precision_score(labels, scores)
+    sizes = {"n_train": len(train), "n_test": len(test), "columns": train.shape[1]}
+    sizes["anomalies"] = int(labels.sum())
+    rounded = {k: round(float(v), 5) for k, v in found.items()}
+    return keys | rounded | sizes | {k: round(v, 1) for k, v in took.items()} | told
+
+
+def means(rows: list[Row], setting: str, key: str = "auroc") -> dict[str, dict[str, float]]:
+    """The mean over the draws, by table and detector."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if row["setting"] == setting:
+            found.setdefault(row["dataset"], {}).setdefault(row["model"], []).append(row[key])
     return {
-        "auroc": float(roc_auc_score(labels, -scores)),
-        "n_train": len(train),
-        "n_test": len(test),
-        "seconds": round(time.perf_counter() - began, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-        **found,
+        name: {m: statistics.fmean(of[m]) for m in MODELS if m in of} for name, of in found.items()
     }
 
 
-def summary(table: Table) -> str:
-    groups = table.groups("dataset", "model")
-    models = ["energy_density", *PEERS]
-    n_splits = max(len(rows) for rows in groups.values())
-    body = []
-    for name in SETS:
-        cells = []
-        for m in models:
-            rows = groups.get((name, m), [])
-            short = f" ({len(rows)} splits)" if len(rows) < n_splits else ""
-            cells.append(mean_sd(rows, "auroc", 4) + short)
-        body.append([name, *cells])
-    means = []
-    for m in models:
-        per_set = [
-            statistics.fmean(r["auroc"] for r in groups[(name, m)])
-            for name in SETS
-            if (name, m) in groups
-        ]
-        means.append(f"{statistics.fmean(per_set):.4f}" if len(per_set) == len(SETS) else "–")
-    body.append(["mean", *means])
-    title = f"# Anomaly detection: AUROC, mean and sd over {n_splits} random splits"
-    return f"{title}\n\n{markdown_table(['set', *models], body)}"
+def standing(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
+    """Mean AUROC and mean rank of every detector on the tables that all of them have."""
+    whole = [of for of in means(rows, setting).values() if len(of) == len(MODELS)]
+    if not whole:
+        return {}
+    values = np.array([[of[m] for m in MODELS] for of in whole])
+    ranks = rankdata(-values.round(4), axis=1)
+    return {
+        m: {"auroc": values[:, i].mean(), "rank": ranks[:, i].mean(), "tables": len(whole)}
+        for i, m in enumerate(MODELS)
+    }
+
+
+def page(rows: list[Row]) -> str:
+    """Every table, and the means, in Markdown."""
+    draws = len({row["seed"] for row in rows})
+    sections = [f"# Anomaly detection: AUROC, mean of {draws} draw{'s' * (draws > 1)}"]
+    for setting, words in SETTINGS.items():
+        found, of = means(rows, setting), standing(rows, setting)
+        if not found:
+            continue
+        body = []
+        for name in sorted(found, key=str.lower):
+            some = next(r for r in rows if (r["setting"], r["dataset"]) == (setting, name))
+            best = max(found[name].values())
+            cells = [
+                (f"**{v:.3f}**" if v == best else f"{v:.3f}") if v is not None else "–"
+                for v in (found[name].get(m) for m in MODELS)
+            ]
+            size = [f"{some['n_train']:,}", str(some["columns"]), str(some["anomalies"])]
+            body.append([name, *size, *cells])
+        if of:
+            n = int(of[OURS]["tables"])
+            body.append([f"mean of {n}", "", "", "", *(f"{of[m]['auroc']:.3f}" for m in MODELS)])
+            body.append(["mean rank", "", "", "", *(f"{of[m]['rank']:.2f}" for m in MODELS)])
+        header = ["table", "rows fitted", "columns", "anomalies", *MODELS]
+        sections += [f"## {words[0].upper()}{words[1:]}", markdown_table(header, body)]
+    return "\n\n".join(sections) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder with the .npz files")
+    parser.add_argument("--data", nargs="+", type=Path, default=[], help="folders of .npz files")
     parser.add_argument("--out", type=Path, default=Path("results/anomaly"))
-    parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=None, help="training steps of EnergyDensity")
-    parser.add_argument("--models", default=",".join(["energy_density", *PEERS]))
-    parser.add_argument("--sets", default=",".join(SETS))
-    arguments = parser.parse_args()
-    recipe = f"steps={arguments.steps or 'default'}"
-    command = "python benchmarks/anomaly.py --data-dir DATA --out results/anomaly"
-    if arguments.steps is not None:
-        command += f" --steps {arguments.steps}"
-    table = Table("anomaly", recipe, arguments.out, command=command)
-    for seed in range(arguments.splits):
-        for name in arguments.sets.split(","):
-            parts = split(*load(arguments.data_dir, name), seed)
-            for model in arguments.models.split(","):
-                keys = {"dataset": name, "model": model, "seed": seed}
-                if not table.has(**keys):
-                    table.add({**keys, **run_one(model, parts, seed, arguments.steps)})
-                    print(table.rows[-1], flush=True)
-    table.write_page(summary(table))
-    print(summary(table))
+    parser.add_argument("--merge", nargs="*", type=Path, default=[], help="result files to add")
+    parser.add_argument("--scores", type=Path, help="folder for the scores of single rows")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--sets", nargs="+", help="tables, by default all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
+    parser.add_argument("--longest-first", action="store_true")
+    parser.add_argument("--device", default="cpu", help="where ours is trained")
+    parser.add_argument("--max-steps", type=int, help="of ours, for a quick look")
+    parser.add_argument("--max-time", type=float, help="seconds a fit of ours, where short of time")
+    args = parser.parse_args()
+
+    path = args.out / "anomaly.json"
+    rows: dict[tuple[Any, ...], Row] = {}
+    for file in [path, *args.merge]:
+        if file.exists():
+            rows |= {tuple(r[k] for k in KEYS): r for r in json.loads(file.read_text())["rows"]}
+    tables = tables_in(args.data)
+    common = {"device": args.device, "max_steps": args.max_steps, "max_time": args.max_time}
+    common["scores"] = args.scores and str(args.scores)
+    jobs = [
+        {
+            "setting": setting,
+            "dataset": name,
+            "model": model,
+            "seed": seed,
+            "file": str(tables[name]),
+        }
+        for seed in args.seeds
+        for name in args.sets or tables
+        for setting in args.settings
+        for model in args.models
+    ]
+    jobs = [job | common for job in jobs if tuple(job[k] for k in KEYS) not in rows]
+    if args.longest_first:  # so that the last to end is short
+        jobs.sort(key=lambda job: -os.path.getsize(job["file"]))
+    context = multiprocessing.get_context("spawn")
+    made_at = {"commit": commit()}
+
+    def save() -> None:
+        of = {setting: standing([*rows.values()], setting) for setting in SETTINGS}
+        write(path, [*rows.values()], args.device, standing=of)
+        path.with_suffix(".md").write_text(page([*rows.values()]))
+
+    with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+        for future in as_completed([pool.submit(run_one, job) for job in jobs]):
+            try:
+                row = future.result() | made_at
+            except (RuntimeError, ValueError, MemoryError, ArithmeticError) as error:
+                print(f"failed: {type(error).__name__}: {error}"[:300], flush=True)
+                continue
+            rows[tuple(row[k] for k in KEYS)] = row
+            print(*(f"{k}={row[k]}" for k in (*KEYS, "auroc", "seconds")), flush=True)
+            save()
+    save()
+    print(path.with_suffix(".md").read_text())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from selfnorm._context import on_cpu, seeded
 from selfnorm.chain import ColumnLaw, TableChain
-from selfnorm.columns import GAP, UNSEEN
+from selfnorm.columns import GAP, UNSEEN, CodedColumns
 
 FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
 ROWS_AT_ONCE = 256
@@ -21,17 +21,26 @@ WEIGHTS_PER_REASON = 2 * 512**2  # of a layer, over the orders that are asked
 MAX_ROWS = 2**16  # of a finite table, which may be summed over as a whole
 
 
-def resolutions(model: TableChain) -> Tensor:
+def resolutions(columns: CodedColumns) -> Tensor:
     """``(p,)``: widths at which densities of numbers count as probabilities.
 
     A thousandth of the distance between the quartiles; it moves with the units. 1 where numbers
     have cells, whose mass is one already, and where there are none.
     """
-    columns = model.columns
-    quarter = torch.full((1, model.dim), 0.6745).to(columns.knots)
+    quarter = torch.full((1, columns.dim), 0.6745).to(columns.knots)
     spread = (columns.from_scores(quarter) - columns.from_scores(-quarter))[0].clamp_min(1e-300)
     continuous = torch.tensor([part.rest and part.step == 0 for part in columns.parts])
     return (FINEST * spread).where(continuous, 1.0)
+
+
+def comparable(columns: CodedColumns, rows: Tensor) -> Tensor:
+    """``(n,)``: what makes log-likelihoods of coded rows ``(n, p, 2)`` comparable with each other.
+
+    Numbers are then taken as recorded to :func:`resolutions`, but for a constant that all rows
+    share: zero where all are numbers, and at gaps.
+    """
+    finite = (rows[..., 0] != columns.n_codes) & (rows[..., 0] != GAP)
+    return (-resolutions(columns).log()).where(finite, 0.0).sum(-1)
 
 
 @torch.no_grad()
@@ -138,7 +147,7 @@ def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.
     columns = model.columns
     n_codes, rest = columns.parts[part].n_codes, columns.parts[part].rest
     continuous = rest and columns.parts[part].step == 0
-    log_width = float(resolutions(model)[part].log())
+    log_width = float(resolutions(columns)[part].log())
     which = torch.tensor([part])
     out = np.full(len(packed), np.nan)
     for rows, found in laws(few, packed, part):

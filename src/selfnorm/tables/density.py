@@ -129,6 +129,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Which of its rows were held out to choose the best state.
     offset_ : float
         Score below which a row is called an outlier.
+    unseen_decision_ : array (n,)
+        :meth:`decision_function` of those training rows that were judged, by models that had not
+        seen them (tables of up to 2,500 rows: all); NaN for others, and not saved.
     method_ : str
         The method that was used.
     model_, proposal_ : EBM or TableChain, and the proposal of the former
@@ -303,6 +306,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             self._worth = self._worth_of_parts(packed)
             self.consistency_ = answers.consistency(self.model_, packed, seed)
         self._conclude(rows, some, places, scores, lower, gain, clock)
+        self.unseen_decision_ = np.full(n, np.nan)
+        ordinary = (scores + self._correction(coded[places])).numpy() - self.offset_
+        self.unseen_decision_[np.flatnonzero(counted)[places.numpy()]] = ordinary
         return self
 
     def score_samples(self, X: Any) -> np.ndarray:
@@ -712,6 +718,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
         estimator.consistency_ = config.get("consistency", {})
         estimator.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
+        estimator.unseen_decision_ = np.zeros(0)
         estimator.held_out_ = tensors.get("held_out", torch.zeros(0, dtype=torch.long)).numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
@@ -914,10 +921,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
         if not isinstance(self.model_, TableChain):
             return torch.zeros(len(coded), dtype=torch.float64)
-        log_width = answers.resolutions(self.model_).log()
         gap = coded[..., 0] == GAP
-        is_number = coded[..., 0] == self.model_.columns.n_codes
-        return torch.where(gap, self._worth, (-log_width).where(~is_number, 0.0)).sum(-1)
+        return answers.comparable(self.model_.columns, coded) + self._worth.where(gap, 0.0).sum(-1)
 
     def _worth_of_parts(self, packed: Tensor) -> Tensor:
         """``(p,)``: mean log-likelihood of the cells of each part, numbers in their own units.
@@ -931,7 +936,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             of_parts = answers.shares(self.model_, packed, normalizer="learned").mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])
         is_number = packed[..., 0] == columns.n_codes
-        log_width = answers.resolutions(self.model_).log()
+        log_width = answers.resolutions(columns).log()
         of_parts = of_parts + columns.pack(coded)[1] - log_width.where(~is_number, 0.0)
         seen = packed[..., 0] != GAP
         return of_parts.where(seen, 0.0).sum(0) / seen.sum(0).clamp_min(1)
