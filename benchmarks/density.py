@@ -1,4 +1,4 @@
-"""Density estimation side by side: chains of EBMs against flows, mixtures and kernels.
+"""Density estimation side by side: our chains, energy machines, flows, mixtures, kernels.
 
     python benchmarks/density.py --data DIR --out OUT --device cuda --workers 3 --cpu-workers 2
     python benchmarks/density_table.py --out results/density OUT/density.json
@@ -38,6 +38,7 @@ SETS = ("california", "magic.gamma", "mammography", "power", "shuttle", "bsds300
 SMALL = ("california", "magic.gamma", "mammography")
 CLASSIC = ("gmm", "kde")
 FLOWS = ("nsf", "maf")
+AEM_TASK = {"n_samples": 20, "validation_samples": 20}
 # what a run may end by: training and memory (RuntimeError), data, linear algebra, overflow, files
 FAILURES = (RuntimeError, ValueError, ArithmeticError, MemoryError, OSError, SelfnormError)
 SHOWN = ("test", "val", "lower", "upper", "ess", "train", "seconds")
@@ -74,6 +75,9 @@ def flow_jobs(dataset: str) -> list[dict[str, Any]]:
 def jobs_for(dataset: str, variants: list[dict[str, Any]]) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = [
         {"method": "selfnorm", "config": "default"},
+        # AEM (``aem.py``) at its authors' sizes, and at those of our chain with as many orders
+        {"method": "aem", "config": "4x512", "task": AEM_TASK},
+        {"method": "aem", "config": "as ours", "as_ours": True, "task": AEM_TASK},
         *flow_jobs(dataset),
         {"method": "gmm", "config": "by validation"},
         {"method": "kde", "config": "by validation"},

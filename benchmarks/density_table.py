@@ -22,7 +22,9 @@ import numpy as np
 from selfnorm.paper.report import markdown_table
 
 FLOWS = ("nsf", "maf")
-LABELS = {"selfnorm": "selfnorm", "nsf": "NSF", "maf": "MAF", "gmm": "GMM", "kde": "KDE"}
+LABELS = {"selfnorm": "selfnorm", "aem": "AEM", "nsf": "NSF", "maf": "MAF"}
+LABELS |= {"gmm": "GMM", "kde": "KDE"}
+TRAINED = ("selfnorm", "aem", *FLOWS)
 SPARED = 5  # rows a method likes least, left out in a second comparison
 COLUMNS = {"california": 8, "magic.gamma": 10, "mammography": 6}
 COLUMNS |= {"power": 6, "shuttle": 9, "bsds300": 63}
@@ -72,7 +74,7 @@ def chosen(rows: list[Row], dataset: str, method: str) -> list[Row]:
 def flow_configurations(rows: list[Row], dataset: str) -> list[list[str]]:
     """Every configuration of a flow that was trained, the one of the other tables first."""
     out = []
-    for method in FLOWS:
+    for method in ("aem", *FLOWS):
         groups = by_configuration(rows, dataset, method)
         shown = [r["config"] for r in chosen(rows, dataset, method)]
         for config, group in sorted(groups.items(), key=lambda item: item[0] not in shown):
@@ -147,6 +149,25 @@ def prepare(group: list[Row]) -> list[Row]:
     return out
 
 
+def normalisers(dataset: str, ours: list[Row], theirs: list[Row]) -> list[list[str]]:
+    """What it takes a sampled normaliser to be as near as the learned one, on one set."""
+    of_b = [way for row in ours for way in row.get("log_prob_by", [])]
+    sampled = [way for row in theirs for way in row.get("log_prob_by", []) if not way["stratified"]]
+    if not of_b or not sampled:
+        return []
+
+    def at(ways: list[Row], key: str, **keys: Any) -> float:
+        return statistics.fmean(w[key] for w in ways if all(w[k] == v for k, v in keys.items()))
+
+    few, many = min(w["n_samples"] for w in sampled), max(w["n_samples"] for w in sampled)
+    error, one_pass = at(of_b, "rms"), at(of_b, "us_a_row")
+    errors = [at(sampled, "rms", n_samples=n) for n in (few, many)]
+    needed = max(1.0, many * (errors[1] / error) ** 2)
+    took = at(sampled, "us_a_row", n_samples=many) * needed / many
+    cells = [f"{error:.4f}", f"{one_pass:.1f}", *(f"{e:.4f}" for e in errors)]
+    return [[dataset, *cells, f"{needed:,.0f}", f"{took:,.0f}", f"{took / one_pass:,.0f}"]]
+
+
 def markdown(tables: dict[str, Any], note: str) -> str:
     compared = [
         [
@@ -156,7 +177,7 @@ def markdown(tables: dict[str, Any], note: str) -> str:
             f"{c['difference_without_their_worst']:+.3f}",
         ]
         for c in tables["comparisons"]
-        if c["against"] in FLOWS
+        if c["against"] in TRAINED
     ]
     shown = list(LABELS.values())
     return "\n".join(
@@ -168,19 +189,35 @@ def markdown(tables: dict[str, Any], note: str) -> str:
             *([note, ""] if note else []),
             markdown_table(["set", "d", "rows", *shown], tables["test"]),
             "",
-            "## selfnorm minus flow, paired over test rows (± standard error)",
+            "## selfnorm minus AEM and flows, paired over test rows (± standard error)",
             "",
             markdown_table(
                 ["set", "against", "difference", f"without its {SPARED} worst rows"], compared
             ),
             "",
-            "## Flows: every configuration trained",
+            "## AEM and flows: every configuration trained",
             "",
-            "The first of each flow, by its validation score, is that of the other tables. "
-            "`asinh`: the same flow of squashed columns (`benchmarks/flow_tails.py`).",
+            "The first of each, by its validation score, is that of the other tables. "
+            "`asinh`: the same flow of squashed columns (`benchmarks/flow_tails.py`). AEM: "
+            "`benchmarks/aem.py`, normalised by 1,000 samples a factor, validated by 20.",
             "",
             markdown_table(
-                ["set", "flow", "configuration", "best step", "validation", "test"], tables["flows"]
+                ["set", "method", "configuration", "best step", "validation", "test"],
+                tables["flows"],
+            ),
+            "",
+            "## A normalised `log_prob`: learned b of a chain, samples of an energy machine",
+            "",
+            "Error: root mean square over rows against the exact normaliser, nats. Samples a "
+            "factor at which the error is that of the learned b (errors fall as the root of the "
+            "number), the time they would take, and how many times that of one pass it is.",
+            "",
+            markdown_table(
+                [
+                    *("set", "error of b", "µs a row", "AEM, 20 samples", "AEM, 2,000 samples"),
+                    *("samples for b's error", "µs a row", "ratio"),
+                ],
+                tables["normalisers"],
             ),
             "",
             "## Bounds and conditionals of the chains",
@@ -205,7 +242,7 @@ def markdown(tables: dict[str, Any], note: str) -> str:
             "",
             "0.5: indistinguishable.",
             "",
-            markdown_table(["set", "selfnorm", "NSF", "MAF"], tables["auroc"]),
+            markdown_table(["set", *(LABELS[m] for m in TRAINED)], tables["auroc"]),
             "",
             "## Times: training (s), `log_prob` (µs a row), sampling (µs a row)",
             "",
@@ -224,7 +261,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what a reader must know about these runs")
     args = parser.parse_args()
     rows, arrays, head = read(args.files)
-    names = ("test", "flows", "bounds", "auroc", "times", "comparisons")
+    names = ("test", "flows", "normalisers", "bounds", "auroc", "times", "comparisons")
     tables: dict[str, Any] = {name: [] for name in names}
     for dataset in (name for name in COLUMNS if any(r["dataset"] == name for r in rows)):
         groups = {method: prepare(chosen(rows, dataset, method)) for method in LABELS}
@@ -234,11 +271,12 @@ def main() -> None:
         tables["flows"] += flow_configurations(rows, dataset)
         tables["comparisons"] += compare(dataset, groups, arrays)
         ours = groups["selfnorm"]
-        trained = {m: groups[m] for m in ("selfnorm", *FLOWS)}
+        trained = {m: groups[m] for m in TRAINED}
         tables["auroc"].append([dataset, *(cell(g, "two_sample_auroc") for g in trained.values())])
         for method, group in trained.items():
             figures = [cell(group, k, 1) for k in ("train_seconds", "log_prob_us", "sample_us")]
             tables["times"].append([dataset, LABELS[method], *figures])
+        tables["normalisers"] += normalisers(dataset, ours, groups["aem"])
         if ours:
             tables["bounds"].append(
                 [

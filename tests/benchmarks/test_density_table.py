@@ -64,7 +64,17 @@ def test_table_pairs_rows_and_keeps_biased_comparisons_out(tmp_path, files, monk
     assert compared["difference"] == pytest.approx(2.1 - 1.0)
     assert compared["se"] == pytest.approx(np.std(np.tile([1, -1], 6), ddof=1) / 12**0.5)
     text = (tmp_path / "out" / "density.md").read_text()
-    assert "| power | 6 | 100 | 2.100 ± 0.141 (2) | 1.000 (1) |" in text
+    assert "| power | 6 | 100 | 2.100 ± 0.141 (2) | – | 1.000 (1) |" in text
     # gap and agreement of the newer run, the learned gap of both
     assert "| power | 0.3000 (1) | 0.3500 ± 0.0707 (2) | 0.900" in text
     assert "| 0.1000 | 1.0 |" in text
+
+
+def test_samples_are_counted_that_are_as_near_as_the_learned_normaliser():
+    ours = [{"log_prob_by": [{"normalizer": "learned", "rms": 0.01, "us_a_row": 2.0}]}]
+    way = {"stratified": False, "us_a_row": 10.0, "rms": 0.2, "n_samples": 20}
+    ways = [way, way | {"n_samples": 2000, "rms": 0.02, "us_a_row": 1000.0}]
+    ways.append(way | {"stratified": True, "rms": 1e-9})
+    ((_, *cells),) = density_table.normalisers("power", ours, [{"log_prob_by": ways}])
+    assert cells == ["0.0100", "2.0", "0.2000", "0.0200", "8,000", "4,000", "2,000"]
+    assert density_table.normalisers("power", ours, []) == []
