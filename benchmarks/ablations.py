@@ -1,0 +1,399 @@
+"""What each piece is worth: one small table for every question a reviewer asks.
+
+    python benchmarks/ablations.py --data DIR --device cuda --jobs 4 --out results/ablations
+
+``plane``: the four two-dimensional sets, whose limits are known, by the library's own recipe.
+Objectives (SNL, NCE, ranking NCE, IS-ML) at 16 to 1,024 samples a step, equal steps otherwise, and
+the share of the heavy-tailed part in the proposal. ``chain``: three real tables by one small chain
+(one order, width 128, 1,500 steps unless stated): objectives, samples, orders averaged, with and
+without energy. Every model is normalised by quadrature, whatever it was trained with; ``b`` is
+judged apart. Three seeds. Rows are written as they come; a second call adds what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tabular
+from measuring import commit, need, synchronise, write
+from selfnorm.chain.task import AutoregressiveTask
+from selfnorm.functional import importance_ml, nce, ranking_nce
+from selfnorm.paper.report import markdown_table
+
+OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
+LABELS = {"snl": "SNL", "nce": "NCE", "ranking_nce": "ranking NCE", "importance_ml": "IS-ML"}
+PLANE_SAMPLES = (16, 64, 256, 1024)
+SHARES = (0.0, 0.02, 0.1, 0.2, 0.5, 1.0)  # of the heavy-tailed part of a proposal
+CHAIN_SETS = ("mammography", "california", "magic.gamma")
+CHAIN_SAMPLES = (1, 2, 4, 8, 16, 32)
+ORDERS = (1, 2, 4, 8)
+COMPONENTS = (10, 30)  # of a mixture without energy
+NODES = (8, 16, 64, 256)  # of a quadrature that takes the place of b
+SIZES: dict[str, Any] = {
+    "hidden": 128,
+    "blocks": 2,
+    "components": 10,
+    "context": 32,
+    "energy_hidden": 32,
+    "energy_blocks": 1,
+    "drop": 0.1,
+    "encoding": "quantiles",
+}
+LOOP: dict[str, Any] = {
+    "batch_size": 256,
+    "max_epochs": 10**6,
+    "max_steps": 1500,
+    "lr": 2e-3,
+    "weight_decay": 1e-2,
+    "clip_norm": 5.0,
+    "ema": 0.995,
+    "validate_every": 100,
+    "progress": False,
+}
+KEYS = ("part", "dataset", "choice", "seed")
+Row = dict[str, Any]
+
+
+# -- the plane -----------------------------------------------------------------------------------
+
+
+def plane_groups(seeds: list[int]) -> Iterator[list[Row]]:
+    """Runs of one call of ``fit_many``: all that draw as many samples."""
+    from selfnorm.datasets import toy2d
+
+    def runs(choices: list[Row]) -> list[Row]:
+        return [{"dataset": s, "seed": k} | c for k in seeds for s in toy2d.NAMES for c in choices]
+
+    for n in PLANE_SAMPLES:
+        of = [{"part": "objectives", "objective": o, "n_samples": n} for o in OBJECTIVES]
+        yield runs([c | {"choice": f"{c['objective']}, {n}"} for c in of])
+    shares = [{"part": "defensive", "share": s, "choice": f"{s:g}"} for s in SHARES]
+    yield runs([c | {"objective": "snl", "n_samples": 1024} for c in shares])
+
+
+@functools.cache
+def prepared(dataset: str, seed: int) -> tuple[Any, Any]:
+    """A set and the recipe for it, not trained."""
+    from selfnorm.datasets import toy2d
+    from selfnorm.density import joint_density
+
+    split = toy2d.load(dataset, seed=seed)
+    torch.manual_seed(seed)
+    return split, joint_density(split.train)
+
+
+def train_plane(jobs: list[Row], device: str, max_steps: int | None) -> Iterator[Row]:
+    """All runs of a group as one batched model."""
+    import selfnorm as sn
+
+    made = []
+    for job in jobs:
+        split, recipe = prepared(job["dataset"], job["seed"])
+        recipe = copy.deepcopy(recipe)
+        proposal = recipe.proposal
+        share = job.get("share", proposal.weight)
+        if share in (0.0, 1.0):
+            proposal = proposal.heavy if share else proposal.sharp
+        else:
+            proposal = sn.Defensive(proposal.sharp, proposal.heavy, weight=share)
+        made.append((recipe.model.to(device), proposal.to(device), split, recipe.options))
+    steps = {} if max_steps is None else {"max_steps": max_steps}
+    began = time.perf_counter()
+    histories = sn.fit_many(
+        [model for model, *_ in made],
+        [split.train for _, _, split, _ in made],
+        proposal=[proposal for _, proposal, *_ in made],
+        objective=[job["objective"] for job in jobs],
+        n_samples=jobs[0]["n_samples"],
+        val_data=[split.val for _, _, split, _ in made],
+        seed=0,
+        progress=False,
+        options=made[0][3].given(**steps),
+    )
+    synchronise(device)
+    seconds = (time.perf_counter() - began) / len(jobs)
+    for job, (model, proposal, split, _), history in zip(jobs, made, histories, strict=True):
+        with torch.no_grad():
+            test = split.draw(20_000, seed=10_000 + job["seed"]).to(device)
+            bounds = sn.evaluate(model, test, proposal=proposal, n_samples=20_000, seed=0)
+            log_norm, _ = sn.exact_log_norm(model, 2, n_points=1025)
+            exact = float(model.log_unnormalized(test).double().mean()) - log_norm
+        yield {key: job[key] for key in (*KEYS, "n_samples")} | {
+            "gap_to_limit": float(split.log_density(test.cpu()).double().mean()) - exact,
+            "exact": exact,
+            "b_off": float(model.log_norm.detach()) - log_norm,
+            "ess": bounds.ess,
+            "pareto_k": bounds.pareto_k,
+            "reliable": bounds.reliable,
+            "diverged": history.stopped == "diverged",
+            "n_steps": history.n_steps,
+            "seconds": round(seconds, 3),
+        }
+
+
+# -- the chain -----------------------------------------------------------------------------------
+
+
+class ChainTask(AutoregressiveTask):
+    """The training of a chain by another objective, factor by factor; without energy: ``None``."""
+
+    def __init__(self, model: Any, objective: str | None, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.of_factors = objective
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Minus the log-likelihood of the proposals and the objective, a row."""
+        if self.of_factors == "snl":
+            return super().loss(batch)
+        at, log_q, f, log_w, _ = self.module.at_batch(batch, self.n_samples)
+        if self.of_factors is None:
+            value = 0.0 * f.sum()
+        elif self.of_factors == "nce":
+            value = nce(f, log_w, self.module.log_norm(at)) * f.shape[-1]
+        elif self.of_factors == "ranking_nce":
+            value = ranking_nce(f, log_w) * f.shape[-1]
+        else:
+            value = importance_ml(f, log_w, reduction="none").sum(-1).mean()
+        loss = -(log_q.sum(-1).mean() + value)
+        return loss, {"objective": -loss.detach()}
+
+
+def chain_jobs(seeds: list[int]) -> list[Row]:
+    """Every run once: what several tables show is trained for the first."""
+    choices: list[Row] = [
+        {"objective": objective, "n_samples": n, "choice": f"{objective}, {n}"}
+        for n in CHAIN_SAMPLES
+        for objective in OBJECTIVES
+    ]
+    choices += [{"orderings": n, "choice": f"orders, {n}"} for n in ORDERS[1:]]
+    alone = {"objective": None}
+    choices += [alone | {"components": n, "choice": f"mixture alone, {n}"} for n in COMPONENTS]
+    return [
+        {"part": "chain", "dataset": name, "seed": seed} | choice
+        for seed in seeds
+        for name in CHAIN_SETS
+        for choice in choices
+    ]
+
+
+def train_chain(job: Row, data: str, device: str, max_steps: int | None) -> Row:
+    """One chain on a real table."""
+    from selfnorm.chain import AutoregressiveEBM, row_bounds
+    from selfnorm.training import TrainingOptions, run
+
+    torch.set_num_threads(1)
+    table = tabular.load(job["dataset"], data)
+    torch.manual_seed(job["seed"])
+    changed = {k: job[k] for k in ("orderings", "components") if k in job}
+    model = AutoregressiveEBM(table.dim, **SIZES | changed).to(device)
+    objective = job.get("objective", "snl")
+    task = ChainTask(model, objective, n_samples=job.get("n_samples", 8), polish_steps=100)
+    loop = LOOP | ({} if max_steps is None else {"max_steps": max_steps})
+    synchronise(device)
+    began = time.perf_counter()
+    history = run(
+        task,
+        (table.train_values.to(device),),
+        val_data=(table.val_values.to(device),),
+        options=TrainingOptions(**loop, seed=job["seed"]),
+    )
+    synchronise(device)
+    seconds = time.perf_counter() - began
+    model.eval()
+    test = table.test.to(device)[:4000]
+    exact = model.log_prob(test, normalizer="quadrature", n_nodes=1024).double()
+    found: Row = {"exact": float(exact.mean()), "ways": []}
+    for nodes in (0, *NODES):  # 0: the learned b
+        how = {"normalizer": "quadrature", "n_nodes": nodes} if nodes else {}
+        model.log_prob(test, **how)
+        synchronise(device)
+        start = time.perf_counter()
+        off = model.log_prob(test, **how).double() - exact
+        synchronise(device)
+        took = 1e6 * (time.perf_counter() - start) / len(test)
+        error = {"rms": float(off.square().mean().sqrt()), "mean": float(off.mean())}
+        found["ways"].append({"nodes": nodes, "us_a_row": round(took, 2)} | error)
+    torch.manual_seed(0)
+    figures = row_bounds(model, test[:1000], n_samples=200)
+    at = model.at_rows(test[:1000])
+    proposal = (at[1].sum(-1) + at[4]).double()
+    found |= {
+        "proposal": float(torch.logsumexp(proposal, 0).mean())
+        - float(torch.tensor(len(at[1])).log()),
+        "ess": float(figures["ess"].mean()),
+        "learned_gap": float((figures["upper"] - figures["learned_lower"]).double().mean()),
+    }
+    told = {"best_step": history.best_step, "n_steps": history.n_steps, "stopped": history.stopped}
+    return {k: job[k] for k in KEYS} | found | told | {"seconds": round(seconds, 2)}
+
+
+# -- pages ---------------------------------------------------------------------------------------
+
+
+def spread(values: list[float], digits: int = 3) -> str:
+    if not values:
+        return "–"
+    sd = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{sd}"
+
+
+def pick(rows: list[Row], key: str, **keys: Any) -> list[float]:
+    return [r[key] for r in rows if all(r[k] == v for k, v in keys.items())]
+
+
+def page(rows: list[Row]) -> str:
+    """All tables in Markdown."""
+    sections = ["# Ablations"]
+
+    def table(title: str, note: str, header: list[str], body: list[list[str]]) -> None:
+        if any(cell != "–" for line in body for cell in line[1:]):
+            sections.extend([f"## {title}", note, markdown_table(header, body)])
+
+    plane = [r for r in rows if r["part"] in ("objectives", "defensive")]
+    sets = list(dict.fromkeys(r["dataset"] for r in plane))
+    table(
+        "Objectives in the plane: nats below the limit",
+        "By samples a step; equal steps, batches and networks, one proposal. Exact normaliser.",
+        ["objective, samples", *sets],
+        [
+            [f"{LABELS[o]}, {n:,}"]
+            + [
+                spread(
+                    pick(plane, "gap_to_limit", part="objectives", dataset=s, choice=f"{o}, {n}")
+                )
+                for s in sets
+            ]
+            for o in OBJECTIVES
+            for n in PLANE_SAMPLES
+        ],
+    )
+    table(
+        "Share of the heavy-tailed part in the proposal: nats below the limit (ESS)",
+        "SNL, 1,024 samples. 0: a mixture of 40 Gaussians alone; 1: the Student-t base alone.",
+        ["share", *sets],
+        [
+            [f"{share:g}"]
+            + [
+                (
+                    spread(pick(plane, "gap_to_limit", part="defensive", **at))
+                    + f" ({spread(pick(plane, 'ess', part='defensive', **at), 2).split(' ')[0]})"
+                ).replace("– (–)", "–")
+                for at in ({"dataset": s, "choice": f"{share:g}"} for s in sets)
+            ]
+            for share in SHARES
+        ],
+    )
+    chain = [r for r in rows if r["part"] == "chain"]
+
+    def of(choice: str, key: str = "exact", digits: int = 3) -> list[str]:
+        return [spread(pick(chain, key, dataset=s, choice=choice), digits) for s in CHAIN_SETS]
+
+    table(
+        "Objectives and samples in a chain: test log-likelihood",
+        "Samples for each factor of each row in a step. Exact normaliser.",
+        ["objective, samples", *CHAIN_SETS],
+        [[f"{LABELS[o]}, {n}", *of(f"{o}, {n}")] for o in OBJECTIVES for n in CHAIN_SAMPLES],
+    )
+    table(
+        "Orders averaged: test log-likelihood",
+        "SNL, 8 samples.",
+        ["orders", *CHAIN_SETS],
+        [["1", *of("snl, 8")], *([str(n), *of(f"orders, {n}")] for n in ORDERS[1:])],
+    )
+    table(
+        "With and without energy: test log-likelihood",
+        "The mixture alone is trained by its likelihood, with the network and steps of the chain.",
+        ["model", *CHAIN_SETS],
+        [
+            *([f"mixture alone, {n} components", *of(f"mixture alone, {n}")] for n in COMPONENTS),
+            ["mixture inside the chain", *of("snl, 8", "proposal")],
+            ["mixture of 10 with energy", *of("snl, 8")],
+        ],
+    )
+    body = []
+    for nodes in (0, *NODES):
+        cells = []
+        for s in CHAIN_SETS:
+            ways = [
+                w
+                for r in chain
+                if (r["dataset"], r["choice"]) == (s, "snl, 8")
+                for w in r["ways"]
+                if w["nodes"] == nodes
+            ]
+            if ways:
+                rms, us = (statistics.fmean(w[k] for w in ways) for k in ("rms", "us_a_row"))
+                cells.append(f"{rms:.4f}, {us:.1f}")
+            else:
+                cells.append("–")
+        body.append([f"quadrature, {nodes} nodes" if nodes else "learned b", *cells])
+    table(
+        "Learned b against quadrature: error of log p(x) in nats (rms over rows), µs a row",
+        "Of one trained chain (SNL, 8 samples); against 1,024 nodes.",
+        ["normaliser", *CHAIN_SETS],
+        body,
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="folder with tabular/*.npz, for the chain")
+    parser.add_argument("--out", type=Path, default=Path("results/ablations"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="chains trained side by side")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--parts", nargs="+", default=["plane", "chain"])
+    parser.add_argument("--max-steps", type=int, help="for a quick look")
+    args = parser.parse_args()
+    need(args.device)
+
+    path = args.out / "ablations.json"
+    rows: dict[tuple[Any, ...], Row] = {}
+    if path.exists():
+        rows = {tuple(r[k] for k in KEYS): r for r in json.loads(path.read_text())["rows"]}
+    made_at = {"commit": commit(), "device": args.device}
+
+    def add(row: Row) -> None:
+        rows[tuple(row[k] for k in KEYS)] = row | made_at
+        shown = {k: round(row[k], 4) for k in ("gap_to_limit", "exact", "seconds") if k in row}
+        print(*(row[k] for k in KEYS), shown, flush=True)
+        write(path, [*rows.values()], args.device)
+        path.with_suffix(".md").write_text(page([*rows.values()]))
+
+    def missing(jobs: list[Row]) -> list[Row]:
+        return [job for job in jobs if tuple(job[k] for k in KEYS) not in rows]
+
+    if "plane" in args.parts:
+        for group in plane_groups(args.seeds):
+            left = missing(group)
+            if left:
+                for row in train_plane(left, args.device, args.max_steps):
+                    add(row)
+    if "chain" in args.parts:
+        context = multiprocessing.get_context("spawn")
+        how = (args.data, args.device, args.max_steps)
+        with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+            futures = [
+                pool.submit(train_chain, job, *how) for job in missing(chain_jobs(args.seeds))
+            ]
+            for future in as_completed(futures):
+                add(future.result())
+    print(path.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()
