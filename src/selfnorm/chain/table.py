@@ -40,6 +40,11 @@ class Rows(NamedTuple):
         return cls(code.clamp_min(0).long(), z, left, right, code >= 0, code == UNSEEN)
 
 
+def _padded(mask: Tensor, n: int) -> Tensor:
+    """A mask ``(k, p)`` of the first of ``n`` rows, ``(n, p)``: false for the others."""
+    return nn.functional.pad(mask, (0, 0, 0, n - len(mask)))
+
+
 class ColumnLaw(NamedTuple):
     """``p(x_j | rest)`` of one part at ``n`` rows, a mixture over the orders.
 
@@ -289,12 +294,16 @@ class TableChain(Chain):
         return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
 
     def features(self, rows: Rows, given: Tensor | None = None) -> Tensor:
-        """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``."""
+        """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``.
+
+        What is ``given`` may be told of the first rows alone.
+        """
         inputs, condition, stack = self._inputs(rows), None, self.n_orderings
         if self.lines:
             inputs = nn.functional.pad(inputs, (0, 1))
         if given is not None:
-            shown = inputs * (given & rows.seen).unsqueeze(-1)
+            some = given.shape[-2]
+            shown = inputs[..., :some, :, :] * (given & rows.seen[..., :some, :]).unsqueeze(-1)
             condition = shown.flatten(-2).expand(stack, -1, -1)
         if self.lines:
             # how far a number is from its line: not shown of those given, whose lines may come
@@ -330,10 +339,13 @@ class TableChain(Chain):
 
         ``-E`` and ``log_w`` ``(.., R, n, D)`` are those of the ``D`` parts with numbers, zero where
         a row has none there. With ``exact`` a point mass includes the cell at its place; without
-        (in training) its probability is a lower bound.
+        (in training) its probability is a lower bound. ``given`` may be that of the first rows
+        alone: then the others have none.
         """
         rows, stack = Rows.of(x), self.n_orderings
         features = self.features(rows, given)
+        if given is not None:
+            given = _padded(given, len(x))
         asked = rows.seen if given is None else rows.seen & ~given
         at = self.factors_of(features, self._told_from(rows))
         is_number = (asked & (rows.code == self.rest_code))[:, self.numbers]
@@ -400,11 +412,14 @@ class TableChain(Chain):
     def at_batch(
         self, batch: tuple[Tensor, ...], n_samples: int
     ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
-        """:meth:`at_rows` of training rows; in training, with random columns given or missing."""
+        """:meth:`at_rows` of training rows; in training the first of them, a random choice as all
+        of a batch are, with random columns given or missing.
+        """
         x, given = batch[0], None
-        if self.training and self.masked > 0:
-            given, missing = self._random_masks(len(x))
-            code = torch.where(missing, float(GAP), x[..., 0])
+        n_masked = round(self.masked * len(x)) if self.training else 0
+        if n_masked:
+            given, missing = self._random_masks(n_masked)
+            code = x[..., 0].masked_fill(_padded(missing, len(x)), float(GAP))
             x = torch.cat([code.unsqueeze(-1), x[..., 1:]], -1)
         return self.at_rows(x, given, n_samples=n_samples, exact=False)
 
@@ -415,14 +430,13 @@ class TableChain(Chain):
     def _random_masks(self, n: int) -> tuple[Tensor, Tensor]:
         """Which parts ``(n, p)`` are given, and which are missing; parts of a column alike.
 
-        Most rows have neither. Of the others a random share of the columns is given, and in half of
-        them a random share of the remaining ones is missing.
+        A random share of the columns is given, and in half of the rows a random share of the
+        remaining ones is missing.
         """
         draw = torch.rand(2, n, self.n_columns, device=self.device)[..., self.column_of]
-        chosen, share, half, rest = torch.rand(4, n, 1, device=self.device)
-        masked = chosen < self.masked
-        given = masked & (draw[0] < share)
-        return given, masked & (half < 0.5) & (draw[1] < rest) & ~given
+        share, half, rest = torch.rand(3, n, 1, device=self.device)
+        given = draw[0] < share
+        return given, (half < 0.5) & (draw[1] < rest) & ~given
 
     def of_random_columns(self, batch: tuple[Tensor, ...], n_samples: int) -> Tensor | None:
         """``(R, n)``: log-likelihood of random columns given the others.

@@ -177,15 +177,25 @@ class ResMADE(nn.Module):
         return flat.unflatten(-1, (flat.shape[-1] // n, n))
 
     def forward(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``."""
-        conditioned = condition is not None and len(self.conditioners) > 0
-        h = self.first(inputs)
-        if conditioned:
-            h = h + self.conditioners[0](condition)
+        """Hidden features ``(R, N, hidden)`` of ``inputs`` ``(R, N, dim * per_column)``.
+
+        A ``condition`` ``(R, k, condition_dim)`` is that of the first ``k`` rows; the others have
+        none, as if theirs were zero.
+        """
+
+        def told(h: Tensor, i: int) -> Tensor:
+            """What the condition says, added."""
+            if condition is None or not len(self.conditioners):
+                return h
+            said = self.conditioners[i](condition)
+            some = said.shape[-2]
+            if some == h.shape[-2]:
+                return h + said
+            return torch.cat([h[..., :some, :] + said, h[..., some:, :]], -2)
+
+        h = told(self.first(inputs), 0)
         for i in range(0, len(self.layers), 2):
-            inner = self.layers[i](silu(h))
-            if conditioned:
-                inner = inner + self.conditioners[i // 2 + 1](condition)
+            inner = told(self.layers[i](silu(h)), i // 2 + 1)
             inner = dropout(silu(inner), self.drop, self.training)
             h = h + self.layers[i + 1](inner)
         return silu(h)
