@@ -21,8 +21,9 @@ MAX_SAMPLES = 32
 FEWEST_IN_FOLDS, FOLDED_BELOW = 15, 2500  # rows of tables that are judged by folds
 N_FOLDS = 3
 MASKED = 0.4, 0.9  # share of the rows trained with columns given: without gaps, with gaps in all
-PLACES = 42  # rows x columns x orders of all steps on a small table, in units of its cells,
-FEWEST_CELLS = 24_000  # which count as so many at least
+# rows x columns x orders of all steps on a small table (of fewer than 500 rows, of more), in units
+# of its cells, which count as so many at least
+PLACES, FEWEST_CELLS = (42, 30), 24_000
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def table_options(
         2
     """
     on_gpu = torch.device(device).type == "cuda"
-    asked = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0])}
+    asked: dict[str, Any] = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0])}
+    if not on_gpu:  # of numbers alone there are two tokens: one, and a gap
+        asked["embedding"] = min(16, 2 + max(part.n_codes for part in parts))
     if FEWEST_IN_FOLDS <= n < FOLDED_BELOW:
         return _folded_options(n, len(parts), asked)
     p = len(parts)
@@ -153,6 +156,9 @@ def table_options(
         steps = min(8000, max(500, passes * n / batch))
         if numbers > 0.5:  # a longer run gains little, and takes as long as it is
             steps = min(steps, 4500, 19 * n**0.5)
+        if gaps == 0 and all(part.rest and not part.n_codes for part in parts):
+            steps = min(steps, 4.3 * n**0.5 * p**0.3)
+            ema = 0.998 if steps > 2000 else 0.995
         if n < FEWEST_IN_FOLDS:
             model |= {"orderings": 1, "hidden": 16, "components": 2, "context": 4}
             batch, steps, ema = n, 20, 0.9
@@ -180,7 +186,7 @@ def _folded_options(n: int, p: int, asked: dict[str, Any]) -> Defaults:
     tiny, orders_per_fold = n < 500, 2 if n * p <= 6000 else 1
     orders = orders_per_fold * N_FOLDS
     batch = min(64, max(16, n // 8)) if n < 1000 else 128
-    places = PLACES * max(n * p, FEWEST_CELLS)
+    places = PLACES[not tiny] * max(n * p, FEWEST_CELLS)
     steps = int(max(40, min(8 * n**0.65, places / (batch * p * orders))))
     model = {
         "orderings": orders,
@@ -198,8 +204,8 @@ def _folded_options(n: int, p: int, asked: dict[str, Any]) -> Defaults:
         "weight_decay": 1e-2,
         "clip_norm": 5.0,
         "ema": 0.95 if tiny else 0.98,
-        "validate_every": max(5, steps // 20),
-        "patience": 4,
+        "validate_every": max(5, steps // (20 if tiny else 12)),
+        "patience": 4 if tiny else 3,
     }
     # b is never asked for: every factor is normalised by a quadrature
     task = {"n_samples": 4, "validation_samples": 6, "polish_steps": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +23,14 @@ from selfnorm.training import Clock, History, TrainingOptions, split_rows
 
 JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
 MOST_HELD_OUT = 10_000
+# to stop by on a CPU: cells of rows in folds, each of which most orders know; rows held out
+VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
 SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
 PIECE = 2**16  # rows coded and scored at a time
-# Shares of the time that may be taken: for simple densities, for the first of two runs, for closing
-# figures; and rows in one figure of consistency by the time of one that is judged.
-SIMPLE_SHARE, FIRST_SHARE, CLOSING_SHARE, CHECKED_ROWS = 0.2, 0.65, 0.05, 32
+# Shares of the time that may be taken: for simple densities (half as much again to fit those kept
+# to all rows), for the first of two runs, for closing figures; rows in one figure of consistency,
+# and rows judged between two looks at the clock.
+SIMPLE_SHARE, FIRST_SHARE, CLOSING_SHARE, CHECKED_ROWS, ROWS_PER_LOOK = 0.15, 0.65, 0.05, 32, 64
 
 
 @dataclass
@@ -98,8 +101,11 @@ def train_law(
         if n_folds == 1:
             train, held_out = split_rows(train, min(validation_fraction, MOST_HELD_OUT / n))
         folds = members.folds_of(n, n_folds, held_out)
-    judged = folds >= 0
+        judged = torch.randperm(n)
+    judged = judged[folds[judged] >= 0]  # in random order: some of them stand for all
+    began = clock.gone
     simple = _scores_of_simple(rows, parts, folds, with_gaps == 0, seed, clock)
+    simple_seconds = clock.gone - began
     lines = n_folds > 1 and bool(simple)
     straight = lines and members.coordinates(simple)
     columns = members.columns_of(parts, rows.coded[train], straight=straight)
@@ -115,14 +121,16 @@ def train_law(
             for _ in range(n_init)
         ]
     options = defaults.fit | options
-    if not bool(judged.any()):
+    if len(judged) == 0:
         options["patience"] = None
-    closing = _closing(models[0].to(device), packed, clock)
+    closing = _closing(models[0].to(device), packed, clock, simple_seconds / 2)
     # a step for b alone draws many samples: no more than an eighth of the run
     most = min(task["polish_steps"], closing.polish_steps)
     task["polish_steps"] = min(most, max(0, options["max_steps"] // 8))
     common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
-    seen = torch.nonzero(judged).flatten()[: closing.validated_rows]
+    seen = judged[: closing.validated_rows]
+    if torch.device(device).type == "cpu":
+        seen = seen[: VALIDATED_ROWS if n_folds == 1 else max(150, VALIDATED_CELLS // len(parts))]
     common["val_data"] = (packed[seen].float(), held[seen]) if len(seen) else None
     data = packed[train].float(), (counted / counted[train].mean())[train]
     histories = []
@@ -131,14 +139,19 @@ def train_law(
             model.start_at_lines(packed, counted)
         share = (FIRST_SHARE if n_folds > 1 else 1.0) / (n_init - k)
         how = TrainingOptions(
-            **options | clock.run_for(share, closing.seconds), checkpoint=_beside(checkpoint, k)
+            **options | clock.run_for(share, closing.seconds + closing.judging),
+            checkpoint=_beside(checkpoint, k),
         )
         histories.append(fit(model.to(device), data, **common, options=how))
         if histories[-1].stopped == "interrupted":
             break
     chain, history = best(models, histories)
     stopped, n_steps = histories[-1].stopped, history.n_steps
-    log_p = _judge(chain, rows.coded, parts, folds, order_fold, columns, straight, closing)
+    until = clock.gone + closing.judging
+    log_p = _judge(
+        chain, rows.coded, parts, judged, folds, order_fold, columns, straight,
+        lambda: clock.gone < until,
+    )  # fmt: skip
     if n_folds > 1 and stopped != "interrupted":
         steps = max(1, (history.best_step or n_steps) // 2)
         last = {"max_steps": steps, "lr": options["lr"] / 2, "schedule": "cosine"}
@@ -155,7 +168,7 @@ def train_law(
     # float64 from here on: a row's score must not depend on the rows it is scored with
     chain = chain.cpu().double().eval()
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
-    how_judged = f"{n_folds} folds" if n_folds > 1 else f"{int(judged.sum())} rows held out"
+    how_judged = f"{n_folds} folds" if n_folds > 1 else f"{len(judged)} rows held out"
     spared = np.zeros(0, dtype=np.int64) if held_out is None else np.sort(held_out.numpy())
     law = TableLaw(
         chain, history, n_steps, spared, [], [], torch.zeros(0, dtype=torch.long),
@@ -196,14 +209,17 @@ def _packed(columns: CodedColumns, coded: Tensor, dtype: torch.dtype) -> Tensor:
 class _Closing:
     """How much a fit may do beside its steps, so that it ends in time."""
 
-    seconds: float = 0.0  # spared for closing figures
-    judged_rows: int = JUDGED_ROWS
-    validated_rows: int | None = None
+    judging: float = math.inf  # seconds for scores of rows not seen,
+    seconds: float = 0.0  # and for what comes after all training
+    validated_rows: int = 10**9
     polish_steps: int = 10**6
 
 
-def _closing(chain: TableChain, packed: Tensor, clock: Clock) -> _Closing:
-    """Closing figures that fit into their share of the time, by the time of a few rows."""
+def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _Closing:
+    """Closing figures that fit into their share of the time, by the time of a few rows.
+
+    ``refit``: seconds that simple densities will take once more.
+    """
     if math.isinf(clock.total):
         return _Closing()
     few = packed[:16].to(chain.places)
@@ -211,14 +227,14 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock) -> _Closing:
     began = time.perf_counter()
     answers.shares(chain, few)
     per_row = (time.perf_counter() - began) / len(few)
-    affordable = int(CLOSING_SHARE * max(0.0, clock.left) / per_row)
-    # three passes in double precision over the rows whose consistency is told
-    judged = min(JUDGED_ROWS, max(100, affordable - 6 * CHECKED_ROWS))
+    share = CLOSING_SHARE * max(0.0, clock.left)
+    affordable = int(share / per_row)
     return _Closing(
-        seconds=1.2 * per_row * (judged + 6 * CHECKED_ROWS),
-        judged_rows=judged,
-        validated_rows=max(100, 2 * affordable),  # by a quarter of the nodes
-        polish_steps=min(60, affordable // 100),
+        judging=min(share, JUDGED_ROWS * per_row),
+        # three passes in double precision over the rows whose consistency is told
+        seconds=refit + 6 * CHECKED_ROWS * per_row,
+        validated_rows=max(100, affordable),  # by a quarter of the nodes
+        polish_steps=affordable // 300,  # of 512 rows each
     )
 
 
@@ -239,26 +255,32 @@ def _scores_of_simple(
 
 @torch.no_grad()
 def _judge(
-    chain: TableChain, x: Tensor, parts: Sequence[Part], folds: Tensor, order_fold: Tensor,
-    columns: CodedColumns, straight: bool, closing: _Closing,
+    chain: TableChain, x: Tensor, parts: Sequence[Part], judged: Tensor, folds: Tensor,
+    order_fold: Tensor, columns: CodedColumns, straight: bool, go_on: Callable[[], bool],
 ) -> np.ndarray:  # fmt: skip
-    """Log-densities ``(n,)`` of the rows in folds by the orders that have not seen them."""
+    """Log-densities ``(n,)`` of ``judged`` rows by the orders that have not seen them.
+
+    Of some rows of each fold at least, and of as many as are reached while ``go_on``.
+    """
     found = np.full(len(x), np.nan)
     chain.eval()
     n_folds = int(order_fold.max()) + 1
     for fold in range(n_folds):
-        here = torch.nonzero(folds == fold).flatten()[: closing.judged_rows]
-        if len(here) == 0:
-            continue
-        packed, slope = columns.pack(x[here])
+        here = judged[folds[judged] == fold][:JUDGED_ROWS]
         law = chain.of_orders(torch.nonzero(order_fold == fold).flatten().tolist())
-        of_orders = answers.shares(law, packed.to(law.places)).sum(-1)
-        log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
-        log_p = log_p + slope.sum(-1)
+        others = columns
         if n_folds > 1 and not straight:
             others = members.columns_of(parts, x[folds != fold], straight=False)
-            log_p = log_p + members.by_another_map(columns, others, x[here])
-        found[here.numpy()] = log_p.numpy()
+        for some in here.split(ROWS_PER_LOOK):
+            packed, slope = columns.pack(x[some])
+            of_orders = answers.shares(law, packed.to(law.places)).sum(-1)
+            log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
+            log_p = log_p + slope.sum(-1)
+            if others is not columns:
+                log_p = log_p + members.by_another_map(columns, others, x[some])
+            found[some.numpy()] = log_p.numpy()
+            if not go_on():
+                break
     return found
 
 
