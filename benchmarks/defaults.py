@@ -14,6 +14,7 @@ repeated. The recipe of the defaults was chosen on ``CHOOSING`` and ``DRAWN_WHIL
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import time
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import torch
 from sklearn import datasets
 from sklearn.covariance import LedoitWolf
@@ -36,6 +36,7 @@ from measuring import peer, write
 from selfnorm import EnergyDensity, Schema
 
 SPLITS = 5
+PENGUINS = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
 LARGE = ("california", "magic.gamma", "mammography", "shuttle", "power", "bsds300")
 REPORTED = (
     "iris", "wine", "breast_cancer", "diabetes", "glass", "ecoli", "wheat-seeds", "new-thyroid",
@@ -61,11 +62,12 @@ def rows_of(name: str, data: Path) -> np.ndarray:
         x = loaded.train.double().numpy()
         return x[np.random.default_rng(0).permutation(len(x))[:100]]
     if name == "penguins":
-        frame = pandas.read_csv(data / "mixed" / "penguins.csv")
-        return frame.select_dtypes("number").dropna().to_numpy(dtype=float)
+        with (data / "mixed" / "penguins.csv").open() as file:
+            cells = [[row[column] for column in PENGUINS] for row in csv.DictReader(file)]
+        return np.array([row for row in cells if all(row)], dtype=float)
     if (data / "small" / f"{name}.csv").exists():
-        frame = pandas.read_csv(data / "small" / f"{name}.csv", header=None)
-        return frame.iloc[:, :-1].to_numpy(dtype=float)
+        text = np.loadtxt(data / "small" / f"{name}.csv", delimiter=",", dtype=str)
+        return text[:, :-1].astype(float)
     if (data / "adbench" / f"{name}.npz").exists():
         return np.load(data / "adbench" / f"{name}.npz", allow_pickle=True)["X"].astype(float)
     return np.loadtxt(data / "uci_regression" / name / "data" / "data.txt")
@@ -203,13 +205,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/defaults"))
     parser.add_argument("--choosing", action="store_true")
     parser.add_argument("--flows", action="store_true")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, help="those given alone")
     parser.add_argument("--splits", type=int, default=SPLITS)
     parser.add_argument("--tables", nargs="*", default=[])
     args = parser.parse_args()
     path = args.out / ("choosing.json" if args.choosing else "small.json")
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     done = {(row["table"], row["split"], row["method"]) for row in rows}
-    methods = [m for m in METHODS if args.flows or m != "spline flow"]
+    methods = args.methods or [m for m in METHODS if args.flows or m != "spline flow"]
     for split in range(args.splits):
         for name in args.tables or (CHOOSING if args.choosing else REPORTED):
             for method in methods:

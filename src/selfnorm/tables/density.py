@@ -9,7 +9,6 @@ A :class:`~selfnorm.Schema` says what the columns are. Models see rows in units 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import os
@@ -31,7 +30,7 @@ from torch import Tensor
 from selfnorm import saving
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
-from selfnorm.chain import N_NODES, TableChain
+from selfnorm.chain import TableChain
 from selfnorm.columns import (
     GAP,
     Column,
@@ -51,8 +50,6 @@ from selfnorm.training import Clock, History, Judgement, split_rows
 MINIMUM_ROWS = 5
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 RARE = 0.01  # share of rows not seen that are called outliers
-MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
-MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
 class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
@@ -418,7 +415,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
-                drawn = self._sampled(int(n_samples), seed, missing)
+                drawn = self._law().sample(int(n_samples), seed, missing)
                 return self.schema_.decode(drawn, seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
@@ -539,7 +536,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         seed = _seed(random_state)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
-                bounds = self._chain_bounds(self.model_, coded, open_, n_samples, seed)
+                bounds = self._law().bounds(coded, open_, n_samples, seed)
             else:
                 options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
                 z = self.columns_(coded[..., 1])[0]
@@ -890,24 +887,16 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     @torch.no_grad()
     def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
+        if isinstance(self.model_, TableChain):
+            return self._law().log_prob(coded, normalizer) + open_.sum(-1)
         with on_cpu():
-            if isinstance(self.model_, TableChain):
-                weights = [m.weight for m in self.members_ if m.weight > 0]
-                each = [members.log_density(law, coded) for law in self._simple]
-                if self._chain_counts():
-                    packed, slope = self.model_.columns.pack(coded)
-                    log_p = self.model_.log_prob(packed, normalizer=normalizer)
-                    each.insert(0, log_p + slope.sum(-1))
-                log_weights = torch.tensor(weights, dtype=torch.float64).log()
-                log_p = torch.logsumexp(torch.stack(each, -1) + log_weights, -1)
-                return log_p + open_.sum(-1)
             z = self.columns_(coded[..., 1])[0]
             log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
         return log_p + self.columns_.log_jacobian
 
-    def _chain_counts(self) -> bool:
-        """Whether the chain, which answers all questions, has a weight in the scores."""
-        return self.members_[0].weight > 0
+    def _law(self) -> members.Mixture:
+        """The chain and what is mixed with it."""
+        return members.Mixture(self._chain(), self.members_, self._simple)
 
     def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
@@ -981,93 +970,16 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
 
-    def _sampled(self, n: int, seed: int, missing: bool = False) -> np.ndarray:
-        """Coded rows ``(n, p, 2)``, each from one of the members."""
-        weights = [m.weight for m in self.members_ if m.weight > 0]
-        rng = np.random.default_rng(seed)
-        counts = rng.multinomial(n, np.array(weights) / sum(weights)).tolist()
-        rows = []
-        if self._chain_counts():
-            # in float32: a few digits of a random number cost twice the time in float64
-            chain = copy.deepcopy(self._chain()).float()
-            rows.append(
-                self._unpacked(chain.sample(counts.pop(0), within=True, gaps=missing, seed=seed))
-            )
-        for law, count in zip(self._simple, counts, strict=True):
-            drawn = law.sample(count, within=True, seed=seed)
-            rows.append(law.columns.unpack(drawn[..., 0], drawn[..., 1]).numpy())
-        return np.concatenate(rows)[rng.permutation(n)] if self._simple else rows[0]
-
     def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
-        model = self._chain()
-        packed = model.columns.pack(coded)[0]
         seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
-        out = coded.clone()
-        todo = (~seen).any(-1)
-        if bool(todo.any()):
-            with float32_on_cpu():
-                drawn = (
-                    copy.deepcopy(model)
-                    .float()
-                    .sample(
-                        int(todo.sum()),
-                        packed[todo].float(),
-                        seen[todo],
-                        within=True,
-                        gaps=missing,
-                        seed=seed,
-                    )
-                )
-            new = self._unpacked(drawn)
-            out[todo] = torch.where(seen[todo].unsqueeze(-1), coded[todo], torch.from_numpy(new))
-        return out.numpy()
-
-    def _unpacked(self, drawn: Tensor) -> np.ndarray:
-        """Coded rows of packed ones."""
-        columns = self._chain().columns
-        rows: np.ndarray = columns.unpack(drawn[..., 0].double(), drawn[..., 1].double()).numpy()
-        return rows
+        return self._law().complete(coded, seen, seed, missing)
 
     def _on_grid(self, rows: np.ndarray) -> np.ndarray:
         """Columns on a grid were spread over its steps to be fitted: back to the grid."""
         step, (first, last) = self.columns_.step.numpy(), self._seen
         on_grid = first + np.round((rows - first) / np.where(step > 0, step, 1.0)) * step
         return np.where(step > 0, np.clip(on_grid, first, last), rows)
-
-    def _chain_bounds(
-        self, model: TableChain, coded: Tensor, open_: Tensor, n_samples: int, seed: int
-    ) -> Bounds:
-        """Bounds of a chain, whose samples are drawn for every factor of every row.
-
-        A large table would take minutes. The distance of both bounds from the log-likelihood
-        hardly differs between rows, so it is measured on as many rows as are affordable, and the
-        log-likelihood itself on all of them.
-        """
-        own = self._log_prob(coded, open_)
-        error = float(own.std(correction=min(1, len(own) - 1))) / math.sqrt(len(own))
-        if model.n_numbers == 0:
-            exact = float(own.mean())
-            return Bounds(exact, exact, error, error, 0.0, 0.0, 1.0, -math.inf, n_samples)
-        places = model.n_numbers * model.n_orderings
-        n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(coded) * places)))
-        n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
-        chosen = torch.arange(len(coded))
-        if len(coded) > n_rows:
-            with seeded(seed):
-                chosen = torch.randperm(len(coded))[:n_rows]
-        packed, slope = model.columns.pack(coded[chosen])
-        part = model.bounds(packed, n_samples=n_samples, seed=seed)
-        # what the chain's bounds are off by bounds what those of the mixture are
-        with on_cpu():
-            of_chain = own[chosen] - (slope + open_[chosen]).sum(-1)
-            if self._simple:
-                of_chain = model.log_prob(packed)
-        shift = float(own.mean() - of_chain.mean())
-        error = math.hypot(error, part.log_norm_se)
-        if len(chosen) < len(coded):
-            error = math.hypot(error, part.learned_rms / math.sqrt(n_rows))
-        return dataclasses.replace(part.shifted(shift), lower_se=error, upper_se=error)
 
 
 @dataclasses.dataclass(frozen=True)

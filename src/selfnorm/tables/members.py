@@ -6,9 +6,11 @@ folds or on a part held out, and weighed by the likelihood of the mixture on the
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +20,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
+from selfnorm._context import float32_on_cpu, on_cpu, seeded
+from selfnorm.chain import N_NODES, TableChain
 from selfnorm.columns import FAR, CodedColumns, Part, knots_for
 from selfnorm.distributions import TableMixture
+from selfnorm.evaluation import Bounds
 
 LEAST_WEIGHT = 1e-2  # of a member that is kept
 ROWS_PER_COMPONENT = 20
@@ -29,6 +34,10 @@ MOST_CODES = 12  # of a column by which rows are grouped
 CHAIN = "chain"
 CHAIN_PRIOR = 0.1  # share of rows counted for the chain beforehand: all orders and all rows make it
 # better than the two orders by which it is judged, and its tails are heavier
+
+
+MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
+MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,107 @@ class Member:
     name: str
     weight: float
     score: float
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The law of coded rows: a chain, which alone answers questions, and what is mixed with it.
+
+    ``members`` are all that were tried, chain first; ``simple`` the others that have a weight.
+    """
+
+    chain: TableChain
+    members: list[Member]
+    simple: list[TableMixture]
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the chain, if it counts, and of the others."""
+        return [member.weight for member in self.members if member.weight > 0]
+
+    @property
+    def chain_counts(self) -> bool:
+        """Whether the chain has a weight in the scores."""
+        return self.members[0].weight > 0
+
+    @torch.no_grad()
+    def log_prob(self, coded: Tensor, normalizer: str = "quadrature") -> Tensor:
+        """Log-likelihood ``(n,)`` of coded rows in the units of the table, but for what is open."""
+        with on_cpu():
+            each = [log_density(law, coded) for law in self.simple]
+            if self.chain_counts:
+                each.insert(0, log_density(self.chain, coded, normalizer=normalizer))
+            log_weights = torch.tensor(self.weights, dtype=torch.float64).log()
+            return torch.logsumexp(torch.stack(each, -1) + log_weights, -1)
+
+    def sample(self, n: int, seed: int, missing: bool = False) -> np.ndarray:
+        """Coded rows ``(n, p, 2)``, each from one of the members."""
+        rng = np.random.default_rng(seed)
+        counts = rng.multinomial(n, np.array(self.weights) / sum(self.weights)).tolist()
+        rows = []
+        if self.chain_counts:
+            # in float32: a few digits of a random number cost twice the time in float64
+            chain = copy.deepcopy(self.chain).float()
+            drawn = chain.sample(counts.pop(0), within=True, gaps=missing, seed=seed)
+            rows.append(_unpacked(self.chain, drawn))
+        for law, count in zip(self.simple, counts, strict=True):
+            rows.append(_unpacked(law, law.sample(count, within=True, seed=seed)))
+        return np.concatenate(rows)[rng.permutation(n)] if self.simple else rows[0]
+
+    def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
+        """Coded rows ``(n, p, 2)`` whose cells that are not ``seen`` are drawn, given the others.
+
+        Of the chain.
+        """
+        todo = (~seen).any(-1)
+        if not bool(todo.any()):
+            return coded.numpy()
+        packed = self.chain.columns.pack(coded[todo])[0].float()
+        with float32_on_cpu():
+            chain = copy.deepcopy(self.chain).float()
+            how: dict[str, Any] = {"within": True, "gaps": missing, "seed": seed}
+            drawn = chain.sample(len(packed), packed, seen[todo], **how)
+        out, new = coded.clone(), torch.from_numpy(_unpacked(self.chain, drawn))
+        out[todo] = torch.where(seen[todo].unsqueeze(-1), coded[todo], new)
+        return out.numpy()
+
+    def bounds(self, coded: Tensor, open_: Tensor, n_samples: int, seed: int) -> Bounds:
+        """Bounds of the mean log-likelihood; those of the chain, moved.
+
+        Samples are drawn for every factor of every row: a large table would take minutes. The
+        distance of both bounds from the log-likelihood hardly differs between rows, so it is
+        measured on as many rows as are affordable, and the log-likelihood itself on all of them.
+        """
+        own, model = self.log_prob(coded) + open_.sum(-1), self.chain
+        error = float(own.std(correction=min(1, len(own) - 1))) / math.sqrt(len(own))
+        if model.n_numbers == 0:
+            exact = float(own.mean())
+            return Bounds(exact, exact, error, error, 0.0, 0.0, 1.0, -math.inf, n_samples)
+        places = model.n_numbers * model.n_orderings
+        n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(coded) * places)))
+        n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
+        chosen = torch.arange(len(coded))
+        if len(coded) > n_rows:
+            with seeded(seed):
+                chosen = torch.randperm(len(coded))[:n_rows]
+        packed, slope = model.columns.pack(coded[chosen])
+        part = model.bounds(packed, n_samples=n_samples, seed=seed)
+        # what the chain's bounds are off by bounds what those of the mixture are
+        with on_cpu():
+            of_chain = own[chosen] - (slope + open_[chosen]).sum(-1)
+            if self.simple:
+                of_chain = model.log_prob(packed)
+        shift = float(own.mean() - of_chain.mean())
+        error = math.hypot(error, part.log_norm_se)
+        if len(chosen) < len(coded):
+            error = math.hypot(error, part.learned_rms / math.sqrt(n_rows))
+        return replace(part.shifted(shift), lower_se=error, upper_se=error)
+
+
+def _unpacked(law: TableChain | TableMixture, drawn: Tensor) -> np.ndarray:
+    """Coded rows ``(n, p, 2)`` of packed ones, by the digits of the law's own map."""
+    rows: np.ndarray = law.columns.unpack(drawn[..., 0].double(), drawn[..., 1].double()).numpy()
+    return rows
 
 
 def gain(log_p: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
@@ -129,11 +239,10 @@ def _groups(
         return np.asarray(groups.fit(drawn).predict_proba(rows))
 
 
-def log_density(law: Any, coded: Tensor) -> Tensor:
+def log_density(law: TableChain | TableMixture, coded: Tensor, **how: Any) -> Tensor:
     """``(n,)``: log-density of coded rows in the units of the table, but for what is open."""
     packed, slope = law.columns.pack(coded)
-    found: Tensor = law.log_prob(packed) + slope.sum(-1)
-    return found
+    return law.log_prob(packed, **how) + slope.sum(-1)
 
 
 def by_another_map(columns: CodedColumns, other: CodedColumns, x: Tensor) -> Tensor:
