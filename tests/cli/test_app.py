@@ -1,12 +1,14 @@
 """The command line, in process: arguments in, exit code and files out."""
 
 import errno
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from functools import wraps
 from importlib import import_module
 
@@ -14,12 +16,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import typer
 
 import selfnorm as sn
 from selfnorm import saving
 from selfnorm.cli import app as cli
 from selfnorm.cli.files import numeric, read_table
 from selfnorm.paper import toy2d
+from selfnorm.paper.runner import Settings
 from selfnorm.training.step import Stepper
 
 
@@ -437,15 +441,9 @@ def test_datasets_says_what_is_there_and_where_it_looked(selfnorm, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("nonsense", "unknown table 'nonsense'"),
         ("toy2d --recipe typo", "unknown recipe 'typo'"),
-        ("toy2d --only toy2d/paper", "takes no --only"),
-        ("toy2d --ngf 64", "takes no --ngf"),
         ("toy2d --device abacus", "device 'abacus' cannot be used"),
-        ("mnist --dataset cells", "takes no --dataset"),
         ("mnist --model gan", "unknown model"),
-        ("all --recipe best", "takes no --recipe"),
-        ("all --dataset cells", "takes no --dataset"),
         ("all --only toy3d", "no piece 'toy3d'"),
     ],
 )
@@ -454,6 +452,32 @@ def test_refusals_of_tables_are_one_line_and_exit_two(selfnorm, arguments, words
     assert code == 2
     assert words in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("nonsense", "No such command 'nonsense'"),
+        ("toy2d --ngf 64", "No such option: --ngf"),
+        ("mnist --dataset cells", "No such option: --dataset"),
+        ("all --recipe best", "No such option: --recipe"),
+    ],
+)
+def test_a_table_takes_its_own_options_alone(selfnorm, arguments, words):
+    code, _, err = selfnorm("reproduce", *arguments.split())
+    assert code == 2
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    "table", ["toy2d", "toy1d", "uci", "images", "images_ablation", "mnist", "all"]
+)
+def test_the_options_of_a_table_are_those_it_takes(table):
+    told = {p.name for p in typer.main.get_command(cli.paper).commands[table].params} - {"help"}
+    module = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}")
+    taken = set(inspect.signature(module.run).parameters)
+    common = {each.name for each in fields(Settings)} if "settings" in taken else set()
+    assert told <= taken | common
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -7,7 +7,6 @@ imported where it is used, after tables and names are checked: help and refusals
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import signal
@@ -71,14 +70,20 @@ def _terminate(number: int, frame: Any) -> None:  # noqa: ARG001 the signal modu
 app = typer.Typer(
     name="selfnorm",
     cls=_Commands,
-    help="Energy-based models that are normalised: fit, evaluate, score, sample, reproduce.",
+    help="Energy-based models that are normalised, for tables: fit one, then ask it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-TABLES = ("toy2d", "toy1d", "uci", "images", "images_ablation", "mnist")
+paper = typer.Typer(
+    help="Reproduce a table of the paper; finished rows in --out are kept, so it can be resumed.",
+    no_args_is_help=True,
+)
+app.add_typer(paper, name="reproduce")
+
 NOT_RELIABLE = 3
+OUT = Path("out")
 
 DataFile = Annotated[Path, Argument(help="Table: .csv, .tsv, .parquet, .npy or .npz.")]
 ModelFolder = Annotated[Path, Argument(help="Folder written by 'selfnorm fit'.")]
@@ -89,7 +94,6 @@ Device = Annotated[str, Option(help="'cpu' or 'cuda'.")]
 Progress = Annotated[bool, Option(help="Show progress bars.")]
 DataDir = Annotated[Path | None, Option(help="Data directory; default $SELFNORM_DATA.")]
 Names = list[str] | None
-_OF_SOME = "Options of some tables"
 
 
 def _show_version(wanted: bool) -> None:
@@ -105,116 +109,6 @@ def _options(
     ] = False,
 ) -> None:
     del version
-
-
-@app.command()
-def reproduce(
-    table: Annotated[str, Argument(help=f"Which table of the paper: {', '.join(TABLES)}; or all.")],
-    recipe: Annotated[
-        str | None,
-        Option(help="'paper' (default) pins its set-up, 'best' is ours; all runs both."),
-    ] = None,
-    seeds: Annotated[
-        int | None, Option(min=1, help="Repetitions; default: what the table asks.")
-    ] = None,
-    out: Annotated[Path, Option(help="Where the JSON, Markdown and figures go.")] = Path("out"),
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    datasets: Annotated[Names, Option("--dataset", help="Only these sets (repeatable).")] = None,
-    bases: Annotated[
-        Names, Option("--base", help="toy2d: only these (repeatable).", rich_help_panel=_OF_SOME)
-    ] = None,
-    objectives: Annotated[
-        Names,
-        Option(
-            "--objective",
-            help="toy2d, toy1d, images: only these (repeatable).",
-            rich_help_panel=_OF_SOME,
-        ),
-    ] = None,
-    proposals: Annotated[
-        Names,
-        Option("--proposal", help="images: only these (repeatable).", rich_help_panel=_OF_SOME),
-    ] = None,
-    models: Annotated[
-        Names, Option("--model", help="mnist: only these (repeatable).", rich_help_panel=_OF_SOME)
-    ] = None,
-    ngf: Annotated[
-        int | None,
-        Option(min=1, help="mnist: width of networks; 16, or 64.", rich_help_panel=_OF_SOME),
-    ] = None,
-    energy_layers: Annotated[
-        int | None,
-        Option(
-            min=1, help="mnist: hidden layers of the energy; 2, or 3.", rich_help_panel=_OF_SOME
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        Option(min=1, help="Runs at once, in processes; 1. all: on a GPU 8."),
-    ] = None,
-    only: Annotated[
-        Names,
-        Option(
-            help="all: only these pieces, e.g. toy2d/paper or toy2d (repeatable); images/paper and "
-            "mnist/paper, which take hours, run only when named so.",
-            rich_help_panel=_OF_SOME,
-        ),
-    ] = None,
-    together: Annotated[
-        bool | None,
-        Option(
-            "--together/--one-by-one",
-            help="toy2d: train all runs as one batched model (default on a GPU).",
-            rich_help_panel=_OF_SOME,
-        ),
-    ] = None,
-    progress: Progress = True,
-) -> None:
-    """Reproduce a table of the paper; finished rows in --out are kept, so it can be resumed."""
-    asked = locals()
-    if asked.pop("table") not in (*TABLES, "all"):
-        raise SelfnormError(f"unknown table {table!r}; choose one of {', '.join(TABLES)} or all")
-    _check_folder(out)
-    from selfnorm._inputs import check_device
-
-    check_device(device)
-    from selfnorm.plotting import need_matplotlib
-
-    need_matplotlib()  # figures come last, an hour later
-    run = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}").run
-    taken = {*inspect.signature(run).parameters, *_EVERY_TABLE}
-    options: dict[str, Any] = {}
-    for name, value in asked.items():
-        if value is None:
-            continue
-        if name not in taken:  # an error, not a wish unheard
-            flag = name.removesuffix("s").replace("_", "-")
-            raise SelfnormError(f"the table {table!r} takes no --{flag}; leave it out")
-        # A name given twice is meant once: its rows would be run and counted twice.
-        options[name] = tuple(dict.fromkeys(value)) if isinstance(value, list) else value
-    if table != "all":
-        options.setdefault("recipe", "paper")
-    try:
-        run(**options)
-    except KeyboardInterrupt:
-        kept = f"finished rows are kept in {out}; the same command goes on from there"
-        raise _Stopped(kept) from None
-    written = out / f"{table}.md"
-    if written.exists():
-        typer.echo(written.read_text())
-
-
-_EVERY_TABLE = ("out", "device", "progress", "data_dir", "jobs")
-
-
-@app.command()
-def datasets(data_dir: DataDir = None) -> None:
-    """List the data sets: built in, found on disk, missing, and where they were looked for."""
-    from selfnorm.datasets import listing
-
-    for line in listing(data_dir):
-        typer.echo(line)
 
 
 @app.command()
@@ -627,6 +521,187 @@ def evidence(
     _tell({"columns": chosen, **found.to_dict()}, as_json, f"{len(table)} draws: {found}")
     if strict and not found.reliable:
         raise typer.Exit(NOT_RELIABLE)
+
+
+@app.command()
+def datasets(data_dir: DataDir = None) -> None:
+    """List the data sets: built in, found on disk, missing, and where they were looked for."""
+    from selfnorm.datasets import listing
+
+    for line in listing(data_dir):
+        typer.echo(line)
+
+
+def _reproduce(table: str, asked: dict[str, Any]) -> None:
+    """Run a table of the paper with the options that were given."""
+    _check_folder(asked["out"])
+    from selfnorm._inputs import check_device
+
+    check_device(asked["device"])
+    from selfnorm.plotting import need_matplotlib
+
+    need_matplotlib()  # figures come last, an hour later
+    run = import_module(f"selfnorm.paper.{'everything' if table == 'all' else table}").run
+    # A name given twice is meant once: its rows would be run and counted twice.
+    options = {
+        name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+        for name, value in asked.items()
+        if value is not None
+    }
+    try:
+        run(**options)
+    except KeyboardInterrupt:
+        kept = f"finished rows are kept in {asked['out']}; the same command goes on from there"
+        raise _Stopped(kept) from None
+    written = asked["out"] / f"{table}.md"
+    if written.exists():
+        typer.echo(written.read_text())
+
+
+Recipe = Annotated[str, Option(help="'paper' pins its set-up, 'best' is ours.")]
+ImageRecipe = Annotated[
+    str, Option(help="'paper' pins its set-up, 'literal' adds no noise to labels, 'best' is ours.")
+]
+Repeats = Annotated[int | None, Option(min=1, help="Repetitions; default: what the table asks.")]
+Results = Annotated[Path, Option(help="Where the JSON, Markdown and figures go.")]
+Sets = Annotated[Names, Option("--dataset", help="Only these sets (repeatable).")]
+Objectives = Annotated[Names, Option("--objective", help="Only these, e.g. snl (repeatable).")]
+Jobs = Annotated[int | None, Option(min=1, help="Runs at once, in processes; default 1.")]
+
+
+@paper.command()
+def toy2d(
+    recipe: Recipe = "paper",
+    seeds: Repeats = None,
+    datasets: Sets = None,
+    objectives: Objectives = None,
+    bases: Annotated[
+        Names, Option("--base", help="Only these: none, standard_normal (repeatable).")
+    ] = None,
+    together: Annotated[
+        bool | None,
+        Option(
+            "--together/--one-by-one",
+            help="Train all runs as one batched model (default on a GPU).",
+        ),
+    ] = None,
+    out: Results = OUT,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    jobs: Jobs = None,
+    progress: Progress = True,
+) -> None:
+    """Densities of four sets of points in the plane, SNL beside NCE (minutes on a CPU)."""
+    _reproduce("toy2d", locals())
+
+
+@paper.command()
+def toy1d(
+    recipe: Recipe = "paper",
+    seeds: Repeats = None,
+    datasets: Sets = None,
+    objectives: Objectives = None,
+    out: Results = OUT,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    jobs: Jobs = None,
+    progress: Progress = True,
+) -> None:
+    """Regression on two one-dimensional sets, twelve rows each."""
+    _reproduce("toy1d", locals())
+
+
+@paper.command()
+def uci(
+    recipe: Recipe = "paper",
+    seeds: Repeats = None,
+    datasets: Sets = None,
+    out: Results = OUT,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    jobs: Jobs = None,
+    progress: Progress = True,
+) -> None:
+    """Densities of tables of 6 to 63 columns, those whose files are there."""
+    _reproduce("uci", locals())
+
+
+@paper.command()
+def images(
+    recipe: ImageRecipe = "paper",
+    seeds: Repeats = None,
+    datasets: Sets = None,
+    objectives: Objectives = None,
+    proposals: Annotated[
+        Names, Option("--proposal", help="Only these, e.g. mdn-4 (repeatable).")
+    ] = None,
+    out: Results = OUT,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    jobs: Jobs = None,
+    progress: Progress = True,
+) -> None:
+    """Regression from images: age, pose, steering, cells (a GPU is needed in practice)."""
+    _reproduce("images", locals())
+
+
+@paper.command("images_ablation")
+def images_ablation(
+    recipe: ImageRecipe = "paper",
+    seeds: Repeats = None,
+    datasets: Sets = None,
+    objectives: Objectives = None,
+    out: Results = OUT,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    jobs: Jobs = None,
+    progress: Progress = True,
+) -> None:
+    """The same with few and many samples from the proposal."""
+    _reproduce("images_ablation", locals())
+
+
+@paper.command()
+def mnist(
+    recipe: Recipe = "paper",
+    seeds: Repeats = None,
+    models: Annotated[
+        Names, Option("--model", help="Only these, e.g. vae_ebm (repeatable).")
+    ] = None,
+    ngf: Annotated[int | None, Option(min=1, help="Width of networks: 16, or 64.")] = None,
+    energy_layers: Annotated[
+        int | None, Option(min=1, help="Hidden layers of the energy: 2, or 3.")
+    ] = None,
+    out: Results = OUT,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    jobs: Jobs = None,
+    progress: Progress = True,
+) -> None:
+    """Energy priors of VAEs of binary MNIST (hours on a GPU)."""
+    _reproduce("mnist", locals())
+
+
+@paper.command("all")
+def everything(
+    only: Annotated[
+        Names,
+        Option(
+            help="Only these pieces, e.g. toy2d/paper or toy2d (repeatable); images/paper and "
+            "mnist/paper, which take hours, run only when named so."
+        ),
+    ] = None,
+    seeds: Repeats = None,
+    out: Results = OUT,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    jobs: Annotated[
+        int | None, Option(min=1, help="Runs at once, in processes; 1, on a GPU 8.")
+    ] = None,
+    progress: Progress = True,
+) -> None:
+    """Every table whose data are there, by both recipes, and one page of them."""
+    _reproduce("all", locals())
 
 
 @dataclass
