@@ -50,6 +50,11 @@ def test_every_objective_improves_on_the_base(objective):
     assert history.final["log_norm_se"] < 0.01
 
 
+def test_a_bar_keeps_quiet_where_nobody_watches(capfd):
+    fit(small_model(skewed(300)), skewed(300), max_epochs=1, seed=0, progress=True)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_snl_learns_b_itself_before_the_closing_step():
     x = skewed()
     model = small_model(x)

@@ -183,7 +183,7 @@ class TrainingOptions:
         patience: stop after so many validations without a better score; 0 for never.
         validate_every: steps between validations (an epoch, or a hundredth of the run).
         seed: same seed, same bits on CPU; the caller's random state is left alone.
-        progress: show a progress bar with both bounds.
+        progress: show a progress bar with both bounds, in a terminal or a notebook.
         checkpoint: file to save progress to, or a :class:`Checkpoint` that says more; an existing
             one of the same run is resumed. On CPU a resumed run ends with the same bits as one
             never stopped.
@@ -483,7 +483,7 @@ class _Run:
         bar = tqdm(
             total=self.total,
             initial=self.step,
-            disable=not options.progress,
+            disable=None if options.progress else True,  # None: shown in terminals and notebooks
             desc="fit",
             unit="step",
             dynamic_ncols=True,
@@ -493,8 +493,8 @@ class _Run:
                 self._take_step()
                 bar.update()
                 due = self.step % self.validate_every == 0 or self.step == self.total
-                if self.step == _TIMED_STEPS and options.progress:
-                    self._tell_estimate()
+                if self.step == _TIMED_STEPS and not bar.disable:
+                    self._tell_estimate(bar.format_dict["elapsed"] / (bar.n - bar.initial))
                 if math.isfinite(self.time_to_step):
                     due = self._due_by_time()
                 if due:
@@ -537,15 +537,14 @@ class _Run:
         due = bool(self.history.stopped) or self.elapsed >= self.next_look
         return due or self.step == self.total
 
-    def _tell_estimate(self) -> None:
-        """Say how long the run may take, once a few steps were timed."""
-        per_step = (self.elapsed - self.seconds_before) / _TIMED_STEPS
+    def _tell_estimate(self, per_step: float) -> None:
+        """Say how long the run may take, by the seconds of a step."""
         steps = self.total
         if math.isfinite(self.time_to_step):
             steps = min(steps, round(self.time_to_step / per_step))
         if steps * per_step >= _LONG:
             early = "" if self.options.patience is None else ", fewer where it stops early"
-            told = f"about {steps} of {self.total} steps in {steps * per_step:.0f} s{early}"
+            told = f"up to {steps:,} steps in about {steps * per_step:.0f} s{early}"
             tqdm.write(told, file=sys.stderr)
 
     def _save(self, path: Path) -> None:
