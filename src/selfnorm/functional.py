@@ -317,7 +317,7 @@ def mixture_lower(lower: Tensor, own: Tensor) -> Tensor:
 
 
 def pareto_k(log_w: Tensor, dim: int = 0, *, n_total: int | None = None) -> Tensor:
-    r"""Shape ``k`` of a generalised Pareto law fitted to the largest weights.
+    r"""Shape ``k`` of a generalised Pareto distribution fitted to the largest weights.
 
     Weights have about ``1/k`` finite moments: below 0.5 the variance is finite, above 0.7 no
     practical number of samples makes the average reliable (Vehtari et al. 2024). The fit is the

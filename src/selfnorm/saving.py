@@ -619,7 +619,7 @@ def _conditional(found: Any, frozen: bool, **parts: Any) -> Any:
 
 # Every class that a folder may name.
 def _config_with_parts(model: Any) -> dict[str, Any]:
-    """The config of a law of tables, whose parts are dicts."""
+    """The config of a distribution of tables, whose parts are dicts."""
     return {**model.config, "parts": [list(part.items()) for part in model.config["parts"]]}
 
 

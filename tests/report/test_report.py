@@ -148,6 +148,10 @@ def test_a_regressor(whole, tmp_path):
     assert "table that the model was fitted to" in text
     assert "Predictive density of row" in text
     assert ("probability of a step" in text) == whole
+    model.fit(pd.DataFrame(X, columns=["height", "width"]), y).save(tmp_path / "model")
+    card = (tmp_path / "model" / "model_card.md").read_text()
+    assert "| inputs | height, width |" in card
+    assert "| judged | 200 rows" in card
     with pytest.raises(DataError):
         model.report(X, y[:-1], tmp_path / "no.html")
 

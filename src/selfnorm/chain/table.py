@@ -50,7 +50,7 @@ class ColumnLaw(NamedTuple):
 
     Args:
         log_codes: ``(n, K)`` log-probabilities of the codes, that of "a number" last.
-        nodes: ``(m, n)`` normal scores at which the law of the number is known.
+        nodes: ``(m, n)`` normal scores at which the distribution of the number is known.
         log_weights: ``(m, n)`` log-probabilities of the nodes, given that it is a number.
         log_density: ``(m, n)`` log-density there, with respect to normal scores, or log-mass of
             the cell.
@@ -253,7 +253,7 @@ class TableChain(Chain):
 
     @torch.no_grad()
     def start_at_marginals(self) -> None:
-        """Begin at independent columns: frequencies of codes, the normal law of scores."""
+        """Begin at independent columns: frequencies of codes, the normal distribution of scores."""
         self._start_numbers_at(self.places.expand(self.n_numbers, -1))
         logits = self.columns.log_share[self.finite].to(self.places)  # (F, widest or more)
         flat = logits[:, : self.logit_absent.shape[1]][~self.logit_absent]

@@ -22,7 +22,7 @@ class CodedColumns(nn.Module):
     r"""The map of a table's numbers to normal scores, and the cells of those that have any.
 
     ``z = t_j(x)`` is piecewise linear between quantiles of the numbers of part ``j`` and the same
-    quantiles of a standard normal law, linear beyond the outermost ones. Some sixty rows stand
+    quantiles of a standard normal, linear beyond the outermost ones. Some sixty rows stand
     behind each knot. Every marginal is then nearly normal, however skewed or heavy-tailed, and
     ``log dz/dx`` belongs to a density in the units of ``x``. Where numbers have cells the ends of a
     cell are mapped, and its mass needs no such term.

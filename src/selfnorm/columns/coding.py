@@ -74,7 +74,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Part:
-    """One factor of a table's law: finite codes, and perhaps numbers beside them.
+    """One factor of a table's distribution: finite codes, and perhaps numbers beside them.
 
     Attributes:
         column: index into the schema's modelled columns.
@@ -225,7 +225,7 @@ def encode_numbers(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes, numbers and the log-density of what is left open, for numbers of one part.
 
-    A number never seen in a finite part is open: its law is a Cauchy law around the median of the
+    A number never seen in a finite part is open: its density is Cauchy's around the median of the
     part's values with their range as scale.
 
     Example:

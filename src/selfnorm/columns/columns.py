@@ -80,7 +80,7 @@ class Columns(nn.Module):
 
     ``z = (t(x) - center) / scale`` with ``t`` the identity, or a map of ``(low, high)`` onto the
     line for columns with limits: logit for two limits, inverse softplus for one. ``center`` and
-    ``scale`` are the median and the 5-95 % range (in units of a normal law's), so that a
+    ``scale`` are the median and the 5-95 % range (in units of a normal distribution's), so that a
     heavy-tailed column is not shrunk by its outliers.
 
     Args:

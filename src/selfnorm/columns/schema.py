@@ -39,7 +39,7 @@ class Schema:
     value never seen.
 
     A week and a weekday, and where times are recorded an hour and the seconds within it, are the
-    parts of a date: exact, and with the law of the calendar in plain sight. Dates in a time zone
+    parts of a date: exact, and with the rules of the calendar in plain sight. Dates in a time zone
     are taken by the clock that most of them show, without its summer time. A date that follows an
     earlier column closely (drop-off after pick-up) is the time between the two.
 

@@ -1,4 +1,4 @@
-"""``ConditionalEBM``: ``p(y|x)`` normalised for every ``x``, and the law of ``y`` on a grid."""
+"""``ConditionalEBM``: ``p(y|x)`` normalised for every ``x``, and the density of ``y`` on a grid."""
 
 from selfnorm.conditional.members import (
     MemberRows,

@@ -100,7 +100,7 @@ class LabelWaves(nn.Module):
 
     ``z = 3 tanh((y - mean_q) / (3 sd_q))``; ``cos(pi j F_q(y))`` for ``j = 1..4``; ``sin`` and
     ``cos`` of ``f z`` for every frequency ``f``. With ``edges (d, bins + 1)`` also how far ``y``
-    itself reaches into each bin, for edges of the law that stay in place as ``x`` moves.
+    itself reaches into each bin, for edges of the distribution that stay in place as ``x`` moves.
 
     >>> q = MixtureLabels(torch.zeros(4, 1), torch.zeros(4, 1, 1), torch.ones(4, 1, 1))
     >>> LabelWaves()(torch.zeros(4, 1), q).shape

@@ -102,8 +102,8 @@ class ConditionalEBM(nn.Module):
     Args:
         energy: module on ``(h, y)``; ``y`` has shape ``(*samples, *batch, d)`` and the result
             ``(*samples, *batch)``. :class:`LabelEnergy` is one.
-        proposal: module whose ``forward(h)`` returns a law of labels with ``sample(shape)`` and
-            ``log_prob(y)``: :class:`~selfnorm.MDN`,
+        proposal: module whose ``forward(h)`` returns a distribution of labels with
+            ``sample(shape)`` and ``log_prob(y)``: :class:`~selfnorm.MDN`,
             :class:`~selfnorm.distributions.LabelGaussian`, ...
         features: ``h(x)``; the input itself by default. It learns from the energy alone: the
             proposal sees ``h`` detached.
@@ -187,7 +187,7 @@ class ConditionalEBM(nn.Module):
         return next(self.parameters()).device
 
     def law(self, x: Tensor, h: Tensor) -> Any:
-        """The proposal's law for inputs ``x`` with features ``h``, which it sees detached."""
+        """The proposal's density for inputs ``x`` with features ``h``, which it sees detached."""
         if self.proposal_features is not None:
             return self.proposal(self.proposal_features(x))
         return self.proposal(h.detach())
@@ -365,7 +365,7 @@ def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
 
     ``log_w (M, ..., inputs)`` holds the inputs from number ``first`` on. Where the largest weight
     holds too little of the sum for a tail with ``k > 0.7`` (see :func:`selfnorm.evaluation
-    .tail_index`) k is 0.5 at most, whatever law fits the shoulder of weights that end.
+    .tail_index`) k is 0.5 at most, whatever distribution fits the shoulder of weights that end.
     """
     k = torch.full(log_w.shape[1:], torch.nan, dtype=torch.float64, device=log_w.device)
     step = max(1, n // 200)
@@ -404,7 +404,7 @@ def conditional_bounds(figures: Tensor, m: int, *, shared: bool = False) -> Boun
     if tail > PARETO_K_LIMIT:
         reasons.append(
             f"The weights have a heavy tail (Pareto k {tail:.2f} > {PARETO_K_LIMIT} at the 95 % "
-            "point of the inputs): mix a wider law into the proposal (DefensiveLabels)."
+            "point of the inputs): mix a wider distribution into the proposal (DefensiveLabels)."
         )
     few = float((ess * m < 50).double().mean())
     if few > 0.05:
@@ -415,7 +415,7 @@ def conditional_bounds(figures: Tensor, m: int, *, shared: bool = False) -> Boun
     if not few_beyond(float(beyond.sum()), n, float(by_chance.mean())):
         reasons.append(
             f"{100 * float(beyond.mean()):.1f} % of the labels have larger weights than any "
-            "proposal sample: the proposal misses mass that the model has; mix in a wider law."
+            "proposal sample: the proposal misses mass that the model has; mix in a wider one."
         )
     variance = float(((1 / ess.clamp_min(1e-12) - 1) / m).mean()) / (1 if shared else n)
     se = tail_factor(tail, m) * variance**0.5
@@ -545,7 +545,7 @@ class ConditionalTask(Task):
             if bool(missed.any()):
                 raise ProposalError(
                     f"the proposal has zero density at {int(missed.sum())} labels: what it cannot "
-                    "reach it cannot normalise; widen it, or mix in a wide law with DefensiveLabels"
+                    "reach it cannot normalise; widen it, or mix in a wide one with DefensiveLabels"
                 )
             if model.log_norm_scalar is not None:
                 log_w, _ = model.log_weights(x[head], 256 * self._thrift)

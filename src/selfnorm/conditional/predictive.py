@@ -1,4 +1,4 @@
-"""The law of ``y`` given ``x`` on a grid, and that of a fitted ensemble.
+"""The distribution of ``y`` given ``x`` on a grid, and that of a fitted ensemble.
 
 :class:`PredictiveLaw` answers every question about one label from a grid for each input; whoever
 has densities on cells can make one. :class:`PredictiveModel` makes them of an ensemble of
@@ -44,7 +44,7 @@ _SOBOL_POINTS = 1024  # labels per input where quadrature is out of reach
 
 @dataclass(frozen=True)
 class PredictiveLaw:
-    """Density and distribution function of one label on a grid, one law per input.
+    """Density and distribution function of one label on a grid, one distribution per input.
 
     A density constant on each cell and so a distribution function linear in it. Densities are with
     respect to Lebesgue measure in the units of the grid.
@@ -161,7 +161,7 @@ def _member_cdf(nodes: Tensor, half: Tensor, density: Tensor) -> Tensor:
 
 
 def _wide_cdf(y: Tensor) -> Tensor:
-    """Distribution function of the wide law: Student-t with three degrees of freedom."""
+    """Distribution function of the wide distribution: Student-t with three degrees of freedom."""
     s = y / (WIDE_SCALE * 3**0.5)
     return 0.5 + (s / (1 + s * s) + torch.atan(s)) / torch.pi
 
@@ -245,7 +245,7 @@ class LabelGrid:
         """Shares by which labels that were never seen get what the rule of succession leaves them.
 
         ``(1 + s) / (n + 2)`` at either end of ``n`` labels ``y``, where ``s`` is 1 if the label at
-        that end was seen only once; ``beyond`` is the mean mass that the laws have there.
+        that end was seen only once; ``beyond`` is the mean mass that the distributions have there.
         """
         shares = []
         for end, mass in zip((self.first, self.last), beyond, strict=True):
@@ -376,7 +376,7 @@ class PredictiveModel:
     def _at_labels(
         self, h: Tensor, q: MixtureLabels, y: Tensor, grid: LabelGrid | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What labels ``(*samples, n, d)`` have of each member, and of the wide law.
+        """What labels ``(*samples, n, d)`` have of each member, and of the wide distribution.
 
         Of members ``log f_k`` before normalisation, ``(*samples, K, n)``; of the wide law its
         log-density. With a grid, of labels ``(n, 1)``, both are the mass of the label divided by

@@ -237,7 +237,7 @@ class Split2D:
         name: name of the set.
         train, val, test: standardised points ``(x - shift) / scale``, float32, shape ``(n, 2)``.
         shift, scale: mean and standard deviation of the raw training points, shape ``(2,)``.
-        density: the law of the raw points.
+        density: the distribution of the raw points.
     """
 
     name: str
@@ -262,7 +262,7 @@ class Split2D:
         return self.density.log_density(raw) + self.scale.log().sum()
 
     def draw(self, n: int, seed: int | np.random.Generator | None = None) -> Tensor:
-        """Fresh points from the same law in the same units, float32 ``(n, 2)``.
+        """Fresh points from the same distribution in the same units, float32 ``(n, 2)``.
 
         A large draw removes the sampling noise of a 2,000-point test split from a comparison.
         """

@@ -518,7 +518,7 @@ class DensityTask(Task):
         }
 
     def witness(self, data: tuple[Tensor, ...]) -> Tensor:
-        """``log p~`` and ``log q`` of the first rows: other laws, other numbers."""
+        """``log p~`` and ``log q`` of the first rows: other distributions, other numbers."""
         x = data[0][:64]
         return torch.cat([self.module.log_unnormalized(x), self.proposal.log_prob(x)])
 

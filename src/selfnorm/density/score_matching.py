@@ -2,8 +2,8 @@ r"""Score matching: baselines that never touch the normaliser.
 
 With ``s(x) = grad_x log p~(x)``:
 
-- denoising (``"dsm"``): ``1/2 E |sigma s(x + sigma eps) + eps|^2`` fits the law of the data blurred
-  by ``sigma`` (given in units of each column's spread);
+- denoising (``"dsm"``): ``1/2 E |sigma s(x + sigma eps) + eps|^2`` fits the density of the data
+  blurred by ``sigma`` (given in units of each column's spread);
 - sliced (``"ssm"``): ``E [ v's'(x) v + 1/2 |s(x)|^2 ]`` with random ``v``: no blur, but second
   derivatives.
 

@@ -1,7 +1,7 @@
 """Defensive mixtures: keep a sharp proposal, lose its blind spots.
 
-:func:`mix_log_probs` and :func:`mix_samples` are the whole of it, for laws of any kind (one law per
-input, a stack of them); :class:`Defensive` is the proposal made of them.
+:func:`mix_log_probs` and :func:`mix_samples` are the whole of it, for densities of any kind (one
+per input, a stack of them); :class:`Defensive` is the proposal made of them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Defensive(Proposal):
 
 
 class _TwoLabels:
-    """``(1 - a) q + a r`` for two label laws of the same batch shape."""
+    """``(1 - a) q + a r`` for two label distributions of the same batch shape."""
 
     def __init__(self, sharp: Any, wide: Any, weight: float) -> None:
         self.sharp, self.wide, self.weight = sharp, wide, weight
@@ -135,7 +135,7 @@ class _TwoLabels:
 
 
 class DefensiveLabels(nn.Module):
-    """``(1 - a) q(y|x) + a r(y)``: a sharp conditional proposal with a wide law mixed in.
+    """``(1 - a) q(y|x) + a r(y)``: a sharp conditional proposal with a wide distribution mixed in.
 
     The importance weights are then bounded by ``1 / a`` times those under ``r`` wherever the sharp
     proposal misses mass.

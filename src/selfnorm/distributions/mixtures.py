@@ -1,6 +1,6 @@
 """Mixtures ``q(x) = sum_k pi_k f_k(x)``: what they share, one-dimensional ones, those of labels.
 
-A law writes its own components; the sum over them, the choice of one and the look-up of its
+A mixture writes its own components; the sum over them, the choice of one and the look-up of its
 parameters are these functions. Components are the last dimension of weights and log-densities,
 ``(*batch, K)``; parameters may have dimensions of an event behind it, ``(*batch, K, d)``; samples
 stand in front, ``(*shape, *batch)``:
@@ -149,13 +149,13 @@ def stratified_uniform(n: int, shape: torch.Size, like: Tensor) -> Tensor:
 
 
 def _log_logistic_mass(a: Tensor, b: Tensor) -> Tensor:
-    """Log-mass that a standard logistic law gives to ``(a, b)``."""
+    """Log-mass that a standard logistic distribution gives to ``(a, b)``."""
     width = (b - a).clamp_min(torch.finfo(a.dtype).tiny)
     return logsigmoid(b) + logsigmoid(-a) + torch.log(-torch.expm1(-width))
 
 
 def log_normal_mass(a: Tensor, b: Tensor) -> Tensor:
-    """Log-mass that a standard normal law gives to ``(a, b)``.
+    """Log-mass that a standard normal distribution gives to ``(a, b)``.
 
     Example:
         >>> log_normal_mass(torch.tensor(-1.0), torch.tensor(1.0)).exp()
@@ -171,7 +171,7 @@ def log_normal_mass(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixture1d:
-    r"""``q(y) = sum_k pi_k f_k((y - loc_k)/scale_k)/scale_k``, one law per place of a batch.
+    r"""``q(y) = sum_k pi_k f_k((y - loc_k)/scale_k)/scale_k``, one for each place of a batch.
 
     The last component is a Student-t with two degrees of freedom (tails ``|y|^-3``), the others are
     logistic or Gaussian. Density with respect to Lebesgue measure.
@@ -209,23 +209,23 @@ class Mixture1d:
         return cls(torch.log_softmax(logits, -1), loc, log_scale, family)
 
     def detach(self) -> Mixture1d:
-        """The same law, cut from the graph."""
+        """The same distribution, cut from the graph."""
         return Mixture1d(
             self.log_pi.detach(), self.loc.detach(), self.log_scale.detach(), self.family
         )
 
     def moved(self, shift: Tensor, scale: Tensor) -> Mixture1d:
-        """The laws of ``shift + scale * y``; both of a shape that broadcasts to ``(*batch,)``."""
+        """Those of ``shift + scale * y``; both of a shape that broadcasts to ``(*batch,)``."""
         shift, scale = shift.unsqueeze(-1), scale.unsqueeze(-1)
         log_scale = self.log_scale + scale.log()
         return Mixture1d(self.log_pi, shift + scale * self.loc, log_scale, self.family)
 
     def columns(self, which: Tensor | slice) -> Mixture1d:
-        """The laws at some places of the last dimension of the batch."""
+        """The distributions at some places of the last dimension of the batch."""
         return self._picked(lambda t: t[..., which, :])
 
     def rows(self, which: Tensor | slice) -> Mixture1d:
-        """The laws at some places of the last dimension but one of the batch."""
+        """The distributions at some places of the last dimension but one of the batch."""
         return self._picked(lambda t: t[..., which, :, :])
 
     def _picked(self, pick: Callable[[Tensor], Tensor]) -> Mixture1d:
@@ -332,7 +332,7 @@ class Mixture1d:
         component, however narrow, is counted twice or missed. The cuts come from interpolating the
         distribution function between quantiles of the components. ``rounded(y, shift)`` moves
         places to the nearest centre of a cell (``shift=0``) or to the nearest edge between two
-        (``shift=0.5``) where a law has cells: nodes are then centres, and the sum is exact as soon
+        (``shift=0.5``) where there are cells: nodes are then centres, and the sum is exact as soon
         as there are more nodes than cells that matter.
         """
         levels = torch.linspace(-14, 14, 15, dtype=self.loc.dtype, device=self.loc.device)
@@ -361,7 +361,7 @@ class Mixture1d:
 
 
 class FromUniforms(ABC):
-    """A law of labels whose draws are a function of uniform numbers, one law per batch element."""
+    """Labels whose draws are a function of uniform numbers, one density per batch element."""
 
     def __init__(self, like: Tensor, batch_shape: Sequence[int], event_shape: torch.Size) -> None:
         self.batch_shape, self.event_shape = torch.Size(batch_shape), event_shape
@@ -532,7 +532,7 @@ class MDN(nn.Module):
 
 
 def check_width(y: Tensor, dim: int) -> None:
-    """Refuse labels ``(n,)``: they would broadcast against the laws of all inputs."""
+    """Refuse labels ``(n,)``: they would broadcast against the distributions of all inputs."""
     if y.ndim == 0 or y.shape[-1] != dim:
         raise DataError(
             f"labels must have {dim} number(s) in their last dimension, got shape "

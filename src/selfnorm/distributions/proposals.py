@@ -73,7 +73,7 @@ class Proposal(nn.Module, ABC):
 
 
 class _LocationScale(Proposal):
-    """``x = loc + L e`` with ``e`` a standard law: what Gaussian and Student-t share."""
+    """``x = loc + L e`` with ``e`` a standard distribution: what Gaussian and Student-t share."""
 
     loc: Tensor
     scale_tril: Tensor
@@ -383,7 +383,7 @@ def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
 
 
 class _Foreign(Proposal):
-    """Somebody's own law, whose first sample tells its width and type.
+    """Somebody's own distribution, whose first sample tells its width and type.
 
     ``nn.Module.to`` does not reach it: its samples take the type asked for there.
     """
@@ -587,7 +587,7 @@ class LabelGaussian(nn.Module):
 
 
 class UniformLabels(FromUniforms):
-    """Uniform law on a box, ``log_prob`` of ``-inf`` outside; batch shape as given."""
+    """Uniform distribution on a box, ``log_prob`` of ``-inf`` outside; batch shape as given."""
 
     def __init__(self, low: Tensor, high: Tensor, batch_shape: Sequence[int]) -> None:
         super().__init__(low, batch_shape, low.shape)
@@ -620,5 +620,5 @@ class LabelUniform(Uniform):
         self.shared = shared
 
     def forward(self, h: Tensor) -> UniformLabels:
-        """The uniform law, expanded to the batch of ``h``."""
+        """The uniform distribution, expanded to the batch of ``h``."""
         return UniformLabels(self.low, self.high, h.shape[:-1])

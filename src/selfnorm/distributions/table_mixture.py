@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians over the coded rows of a table: the simple laws of its columns."""
+"""Mixtures of Gaussians over the coded rows of a table: the simple distributions of its columns."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LOG_2PI = math.log(2 * math.pi)
 class TableMixture(nn.Module):
     r"""``p(x) = sum_k w_k prod_j P_k(c_j) f_k(z_j | z_before j)`` over parts of every kind.
 
-    A component has probabilities ``P_k`` of the codes of each part and a normal law of its numbers,
+    A component has probabilities ``P_k`` of the codes of each part and a Gaussian of its numbers,
     written as a chain of lines: ``f_k`` is normal around a linear function of the numbers before
-    it, or the mass of that law in the cell of the number, given the centres of the cells before.
+    it, or the mass of that in the cell of the number, given the centres of the cells before.
     So all of it is exactly normalised, in the measure of a :class:`~selfnorm.chain.TableChain`.
     Numbers that a row does not have (gaps, point masses) are integrated out.
 
-    One component is a Gaussian law; some are a mixture; one for each row, all of one shape
+    One component is a Gaussian distribution; some are a mixture; one for each row, all of one shape
     (``shared``), are a kernel density.
 
     Args:

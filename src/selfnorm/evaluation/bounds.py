@@ -44,7 +44,7 @@ B_TOLERANCE = 0.05  # nats between b and log Z before a word is said, ...
 B_LIMIT = 0.15  # ... and by which b may lie above it; five standard errors at least, both of them
 MORE_SAMPLES = 8  # times n_samples, at most, where the first ones were not enough
 _ROWS_TO_FIT = 20_000
-_JOINED = "The proposal alone was not enough: a law fitted to the rows has joined it."
+_JOINED = "The proposal alone was not enough: a distribution fitted to the rows has joined it."
 _CLIMBING = (2.0**4, 2.0**12)  # radii, in deviations
 _FAR_MASS = math.log(1e-3)  # of the whole, below which it does not matter what is far out
 
@@ -190,7 +190,7 @@ def evaluate(
     """Bounds of the mean log-likelihood of ``x`` under ``model``.
 
     Where the proposal's samples are not enough (a heavy tail, few effective samples, rows that they
-    do not reach, a ``b`` that is elsewhere) a Student-t law fitted to the rows joins the proposal,
+    do not reach, a ``b`` that is elsewhere) a Student-t fitted to the rows joins the proposal,
     half and half, and up to eight times as many samples are drawn. The verdict is on those.
 
     Args:
@@ -260,7 +260,7 @@ def evaluate(
         return torch.cat([log_density(part) for part in rows.split(chunk)]).double()
 
     def bounds_by(law: Proposal, n: int) -> tuple[Bounds, bool]:
-        """Bounds from ``n`` samples of a law; and whether they leave no doubt at all."""
+        """Bounds from ``n`` samples of a distribution; and whether they leave no doubt at all."""
         log_w = stream_log_weights(model, law, n, chunk)
         log_w_data = log_p - at_rows(law.log_prob, x)
         found = summarise(log_p, log_w, log_w_data, b)
@@ -305,11 +305,11 @@ def _spikes(check: DataSideCheck, n: int) -> str:
 
 
 def joined_by_rows(q: Proposal, x: Tensor) -> Proposal | None:
-    """``q`` and a Student-t law fitted to rows ``x``, half and half; ``None`` where it cannot be.
+    """``q`` and a Student-t fitted to rows ``x``, half and half; ``None`` where it cannot be.
 
     The joint weights are at most twice those by ``q`` alone, and bounded wherever the rows are. Not
-    for laws of whole numbers, for bounded supports (outside ``q``'s the model is not defined), for
-    fewer than five rows a column.
+    for models of whole numbers, for bounded supports (outside ``q``'s the model is not defined),
+    for fewer than five rows a column.
 
     Example:
         >>> import selfnorm as sn

@@ -1,4 +1,4 @@
-"""Are predictive laws honest, and are they sharp: PIT, coverage, CRPS, interval width.
+"""Are predictive distributions honest, and are they sharp: PIT, coverage, CRPS, interval width.
 
 Everything here takes plain numbers, so that any model can be judged by it.
 """
@@ -34,7 +34,7 @@ def central_coverage(pit: ArrayLike, coverage: float = 0.9) -> float:
 
 
 def pit_distance(pit: ArrayLike) -> float:
-    """Kolmogorov distance of the PIT values from the uniform law: 0 for a calibrated model.
+    """Kolmogorov distance of the PIT values from uniform ones: 0 for a calibrated model.
 
     >>> round(pit_distance([0.25, 0.75]), 3)
     0.25
@@ -46,7 +46,7 @@ def pit_distance(pit: ArrayLike) -> float:
 
 
 def crps_from_cdf(y: Tensor, grid: Tensor, cdf: Tensor) -> Tensor:
-    """``integral (F(t) - [t >= y])^2 dt`` of each law at its label, in the units of ``y``.
+    """``integral (F(t) - [t >= y])^2 dt`` of each distribution at its label, in the units of ``y``.
 
     ``F`` is linear between grid points, 0 before the first and 1 behind the last; lower is better.
 

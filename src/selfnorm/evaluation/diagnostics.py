@@ -6,8 +6,8 @@ decide whether that was enough:
 
 - standard error: does a handful of samples carry the estimate? An error of more than
   :data:`WRONG` nats is a wrong number, so the standard error has to stay well below that.
-- Pareto k: do the largest weights belong to a law with a mean and a variance? Between 0.5 and 0.7
-  the sample's variance is too small too often, and the standard error is widened.
+- Pareto k: do the largest weights belong to a distribution with a mean and a variance? Between 0.5
+  and 0.7 the sample's variance is too small too often, and the standard error is widened.
 - the data-side check: are there data where ``p~/q`` is larger than at *every* proposal sample?
   Such data lie in a region that the proposal (almost) never visits: a missed mode, a lighter tail,
   a collapsed proposal. ESS and Pareto k are blind to it, for both look at proposal samples only.
@@ -231,7 +231,7 @@ def tail_index(log_w: Tensor | WeightStream) -> float:
     """Pareto k of the weights, read again in two other ways where the first reading is high.
 
     A defensive mixture bounds the weights and lets many of them pile up just below a plateau, with
-    a shoulder of larger ones where only its broad part reaches. A generalised Pareto law fitted
+    a shoulder of larger ones where only its broad part reaches. A generalised Pareto fitted
     across the two reads k = 5 for weights that never exceed 1.7. The 70 or so largest weights lie
     on the shoulder alone and show that it ends; a tail that is truly heavy looks the same there.
     And of Pareto weights with ``k >= 0.7`` the largest one holds more than ``0.1 n^-0.3`` of the

@@ -142,8 +142,8 @@ def bridge(log_weights_draws: np.ndarray, log_weights: np.ndarray) -> Side:
 def _drift(l1: np.ndarray, l2: np.ndarray, log_s1: float, log_s2: float) -> tuple[float, float]:
     """``log Z`` of a bridge leaning on the samples minus that of one leaning on the draws; its se.
 
-    ``Z = E_q[w h] / E_p[h]`` for every ``h``. If the draws have another law than ``p``, and ``q``
-    follows them, both bounds may agree and be wrong; then ``Z`` changes with ``h``.
+    ``Z = E_q[w h] / E_p[h]`` for every ``h``. If the draws have another density than ``p``, and
+    ``q`` follows them, both bounds may agree and be wrong; then ``Z`` changes with ``h``.
     """
 
     def relative_terms(log_h: np.ndarray) -> tuple[np.ndarray, float]:

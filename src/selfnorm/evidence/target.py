@@ -2,7 +2,7 @@ r"""The user's log-density, whichever way it is written, and the support that it
 
 A density of ``x`` on its support is ``log p~(x(y)) + log |dx/dy|`` in unconstrained coordinates
 ``y``, with the same ``log Z``. Lebesgue measure throughout; on a simplex of ``d`` coordinates that
-is Lebesgue measure of the first ``d - 1``, the convention of Stan, PyMC and SciPy's Dirichlet law.
+is Lebesgue measure of the first ``d - 1``, the convention of Stan, PyMC and SciPy's Dirichlet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Labels of images with their whole law: ``ImageRegressor``."""
+"""Labels of images with their whole distribution: ``ImageRegressor``."""
 
 from selfnorm.images.labels import dequantised
 from selfnorm.images.model import LAWS, PROPOSALS, EnergyHead

@@ -187,7 +187,7 @@ class GaussianHead(nn.Module):
     Args:
         dim: size of the label.
         context: size of the features, in which the mean is linear: what L2 regression fits.
-            ``None``: mean 0, the law of standardised labels, the same for every image.
+            ``None``: mean 0, the distribution of standardised labels, the same for every image.
 
     >>> GaussianHead(1)(torch.zeros(5, 3)).stratified_sample(4).shape
     torch.Size([4, 5, 1])
@@ -205,7 +205,7 @@ class GaussianHead(nn.Module):
         self.register_buffer("scale", torch.ones(dim))
 
     def forward(self, h: Tensor) -> MixtureLabels:
-        """The law, one for each row of ``h``."""
+        """The distribution, one for each row of ``h``."""
         mean = self.mean.expand(*h.shape[:-1], -1) if self.means is None else self.means(h)
         means = mean.unsqueeze(-2)
         return MixtureLabels(means.new_zeros(means.shape[:-1]), means, self.scale.expand_as(means))
@@ -244,15 +244,15 @@ class ImageEBM(ConditionalEBM):
     for the same image. SNL bounds the likelihood for every function ``b`` of the image. This one
     follows the energy at once, the head is left with what the rule misses, and the level of the
     energy, which does not matter, is no longer pushed about by the draws. For proposals whose
-    slices resolve the law (uniform with one anchor in each label step, a mixture): where the rule
-    is poor, its error makes the gradient noisier instead.
+    slices resolve the density (uniform with one anchor in each label step, a mixture): where the
+    rule is poor, its error makes the gradient noisier instead.
     """
 
     share_gradient = False
     anchors = 0
 
     def law(self, x: Tensor, h: Tensor) -> Any:  # noqa: ARG002 all that is used of x is in h
-        """The proposal's law at features ``h``."""
+        """The proposal's distribution at features ``h``."""
         return self.proposal(h if self.share_gradient else h.detach())
 
     def b(self, h: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Labels of images with their whole law: :class:`ImageRegressor`."""
+"""Labels of images with their whole distribution: :class:`ImageRegressor`."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ _IN_OPTIONS = "options=TrainingOptions({}=...)"
 
 
 class ImageRegressor(BaseEstimator):
-    r"""The law ``p(y|image)`` of one or more labels, as an energy on ResNet features.
+    r"""The distribution ``p(y|image)`` of one or more labels, as an energy on ResNet features.
 
     ``log p(y|x) = -E(h, y) + log q(y|h) - b(h)`` with ``h = ResNet(x)``, computed once per image;
     ``E``, ``b`` and the proposal ``q`` are heads on it. Densities refer to Lebesgue measure in the
     units of ``y``.
 
     Args:
-        objective: ``"snl"``, ``"nce"``, ``"ranking_nce"``, ``"importance_ml"``; or a law without an
-            energy: ``"mdn"`` (maximum likelihood), ``"gaussian"``, ``"l2"`` (least squares).
+        objective: ``"snl"``, ``"nce"``, ``"ranking_nce"``, ``"importance_ml"``; or a model without
+            an energy: ``"mdn"`` (maximum likelihood), ``"gaussian"``, ``"l2"`` (least squares).
         proposal: ``"mdn-4"``, ``"mdn-8"``, ``"gaussian"``, ``"uniform"``.
         n_samples: ``M``, label samples per image and step.
         energy: ``"steps"`` (ours: indicators of label steps and waves), ``"paper"``, or an
@@ -331,7 +331,7 @@ class ImageRegressor(BaseEstimator):
         return h, labels.to(h.device)
 
     def law(self, images: Any) -> PredictiveLaw:
-        """The predictive law of one label on the cells of a grid, normalised by quadrature."""
+        """The predictive density of one label on the cells of a grid, normalised by quadrature."""
         return self._law(self.features(images))
 
     def _law(self, h: Tensor) -> PredictiveLaw:
@@ -366,7 +366,7 @@ class ImageRegressor(BaseEstimator):
 
         It reaches half a range beyond the labels' on each side, or not at all where the model lives
         on the range (uniform base or proposal). ``refine`` divides the cells, by default as much as
-        the fitted laws need.
+        the fitted distributions need.
         """
         refine = self.refine_ if refine is None else refine
         return self.space_.grid(margin=0.0 if self.lives_on_range else 0.5, refine=refine)
@@ -386,7 +386,7 @@ class ImageRegressor(BaseEstimator):
     def refine_grid(self, images: Any) -> float:
         """Halve the grid's cells until ``log Z`` of these images stands still; the last change.
 
-        Laws of continuous labels may be as narrow as they like. Warns where the finest grid is
+        Densities of continuous labels may be as narrow as they like. Warns where the finest grid is
         still too coarse.
         """
         h = self.features(images)[:_REFINE_IMAGES]
@@ -402,8 +402,8 @@ class ImageRegressor(BaseEstimator):
                 return change
             before = after
         warnings.warn(
-            f"the predictive laws are narrower than the finest quadrature grid resolves (log Z "
-            f"still moves by {change:.2g}): exact figures are off by as much. Give label_step if "
+            f"the predictive densities are narrower than the finest quadrature grid resolves (log "
+            f"Z still moves by {change:.2g}): exact figures are off by as much. Give label_step if "
             "the labels are rounded, or a narrower label_range",
             SelfnormWarning,
             stacklevel=3,
@@ -484,8 +484,9 @@ class ImageRegressor(BaseEstimator):
         """Fit a temperature ``T`` to held-out pairs and use ``p^(1/T)``, renormalised, from now on.
 
         ``T`` maximises their mean log-density, which is concave in ``1/T``: its slope is that of
-        the labels' ``log p`` against its mean under the tempered law. Above 1 it widens laws that
-        are too sure. It is looked for between 1/4 and 4, with a warning where it lies beyond. For
+        the labels' ``log p`` against its mean under the tempered density. Above 1 it widens those
+        that are too sure. It is looked for between 1/4 and 4, with a warning where it lies beyond.
+        For
         one label. Returns ``T``, which is also ``temperature_``.
         """
         h, labels = self._features_and_labels(images, y)
@@ -507,7 +508,7 @@ class ImageRegressor(BaseEstimator):
         if not _TEMPERATURES[0] * 1.002 < self.temperature_ < _TEMPERATURES[1] / 1.002:
             warnings.warn(
                 f"the best temperature lies beyond {_TEMPERATURES[0]:g} to {_TEMPERATURES[1]:g}: "
-                f"{self.temperature_:.3g}, the nearest one, is used. Laws so far off are better "
+                f"{self.temperature_:.3g}, the nearest one, is used. Models so far off are better "
                 "fitted anew; look at the labels of the held-out pairs, too",
                 SelfnormWarning,
                 stacklevel=2,
@@ -525,8 +526,8 @@ class ImageRegressor(BaseEstimator):
         """
         if self.objective in LAWS:
             raise DataError(
-                f"objective {self.objective!r} has a normalised law: log_prob is exact, there is "
-                "nothing to bound"
+                f"objective {self.objective!r} has a normalised density: log_prob is exact, there "
+                "is nothing to bound"
             )
         h, labels = self._features_and_labels(images, y)
         z = self.space_.standardise(labels).to(h)
@@ -539,7 +540,7 @@ class ImageRegressor(BaseEstimator):
         return float(np.mean(self.log_prob(images, y)))
 
     def sample(self, images: Any, n: int = 1, *, seed: int | None = None) -> np.ndarray:
-        """``(n_images, n[, d])`` labels drawn from each law."""
+        """``(n_images, n[, d])`` labels drawn from each distribution."""
         h = self.features(images)
         if self.space_.dim > 1:
             return self._over_draws(h, lambda y: y, n, seed).cpu().numpy()

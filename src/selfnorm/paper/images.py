@@ -471,7 +471,7 @@ _NOTE = (
     "normalises by quadrature (one label); `l_IS` and `l_SNL` use 20,000 samples of the "
     "model's own proposal. Ranking NCE gives `b` no gradient: its `l_SNL` is loose by "
     "construction. `with temperature`: after one temperature for all images is fitted to the "
-    "validation images, the law normalised again. The paper's rows are for its own files and a "
+    "validation images, the density normalised again. The paper's rows are for its own files and a "
     "pretrained ResNet; `cells` and `driving` are other data than its cell count and steering "
     "angle. Ranking NCE trains on independent draws, as it must, the others on stratified "
     "ones. SNL and binary NCE with the uniform proposal on `cells` have a `b` with anchors. "

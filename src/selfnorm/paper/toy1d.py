@@ -290,7 +290,7 @@ def _write_page(table: Table) -> None:
     note = (
         "Test log-likelihood in nats, mean ± sd over seeds. `exact` normalises by quadrature; "
         "`l_IS` and `l_SNL` use samples of the marginal Gaussian (recipe `best`: of its own "
-        "proposal). `limit on test` is the mean log-density of the true law on the same test "
+        "proposal). `limit on test` is the mean log-density of the truth on the same test "
         "points. Ranking NCE gives `b` no gradient: its `l_SNL` is loose by construction."
     )
     title = f"# One-dimensional regression, recipe `{table.recipe}`"
@@ -298,7 +298,7 @@ def _write_page(table: Table) -> None:
 
 
 def _grid(data: toy1d.Toy1d, n_points: int = 200) -> tuple[Tensor, Tensor]:
-    """Inputs ``(n, 1)`` and labels ``(n, n, 1)`` at which the figure shows a law."""
+    """Inputs ``(n, 1)`` and labels ``(n, n, 1)`` at which the figure shows a distribution."""
     x, y = data.train.x[:, 0], data.train.y[:, 0]
     margin = 0.05 * float(y.max() - y.min())
     xs = torch.linspace(float(x.min()), float(x.max()), n_points)[:, None]

@@ -261,7 +261,7 @@ def _write_page(table: Table) -> None:
     note = (
         "Test log-likelihood in nats, mean ± sd over seeds. `exact` normalises by quadrature; the "
         "paper reports the importance-sampling value `l_IS`. `limit` is the expected log-density "
-        "of the true law in the units of the run."
+        "of the true distribution in the units of the run."
     )
     title = f"# Two-dimensional density estimation, recipe `{table.recipe}`"
     table.write_page(title, note, markdown_table(header, body))

@@ -297,7 +297,7 @@ def _ticks(axis: Any, scale: Scale, crowded: bool = False) -> None:
         if crowded and axis.axis_name == "x":
             axis.set_tick_params(rotation=90)
     elif scale.dates:
-        locator = dates.AutoDateLocator(maxticks=5)
+        locator = dates.AutoDateLocator(minticks=2, maxticks=5)  # as few as never fail
         axis.set_major_locator(locator)
         axis.set_major_formatter(dates.ConciseDateFormatter(locator))
     else:

@@ -1,7 +1,7 @@
 """What a person sees of a fitted model of tables: figures, and a report in one HTML file."""
 
 from selfnorm.report.density import About, density_report
-from selfnorm.report.facts import Facts
+from selfnorm.report.facts import Facts, input_names, shortened
 from selfnorm.report.figures import plot_density_model, plot_regressor
 from selfnorm.report.page import check_page, findings_of, write_page
 from selfnorm.report.regressor import regressor_report
@@ -12,8 +12,10 @@ __all__ = [
     "check_page",
     "density_report",
     "findings_of",
+    "input_names",
     "plot_density_model",
     "plot_regressor",
     "regressor_report",
+    "shortened",
     "write_page",
 ]

@@ -343,8 +343,8 @@ def show_checks(page: Page, bounds: Bounds, n_checked: int, more: Sequence[list[
     """What was found when the normaliser was checked on ``n_checked`` rows."""
     rows = [
         ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
-        ["effective samples", f"{100 * bounds.ess:.1f} %"],
-        ["tail index of the weights (below 0.7)", f"{bounds.pareto_k:.2f}"],
+        ["samples that count (ESS)", f"{100 * bounds.ess:.1f} %"],
+        ["weight of a few of them (Pareto k)", f"{bounds.pareto_k:.2f}; good below 0.7"],
     ]
     if not math.isfinite(bounds.pareto_k):
         rows = [["normaliser", "exact: all columns are finite"], rows[0]]
@@ -393,16 +393,18 @@ def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) ->
         ["reported on", f"{n:,} rows of {about.source}"],
         ["columns", f"{len(schema.modelled)} modelled of {len(schema.columns)}"],
         ["training", f"{history.n_steps:,} steps in {history.seconds:.1f} s"],
-        ["measure", schema.fingerprint],
     ]
     if history.stopped == "interrupted":
         facts.append(["interrupted", "the best state so far was kept"])
     page.table("The model", ["what", "value"], facts)
-    rows = [
-        [str(c.name), c.kind, c.summary, f"{100 * c.gaps:.3g} %" if c.gaps else ""]
-        for c in schema.columns
-    ]
-    page.table("What the columns are", ["column", "kind", "values", "gaps"], rows, numbers=(3,))
+    header, rows = (
+        ["column", "kind", "values"],
+        [[str(c.name), c.kind, c.summary] for c in schema.columns],
+    )
+    if any(column.gaps for column in schema.columns):
+        header.append("gaps")
+        rows = [[*r, f"{100 * c.gaps:.3g} %"] for r, c in zip(rows, schema.columns, strict=True)]
+    page.table("What the columns are", header, rows, numbers=(3,))
     if any(column.kind == "cells" for column in schema.columns):
         page.words(
             "Cells: values on a grid of steps, each with a probability of its own.", kind="note"
@@ -420,12 +422,12 @@ def _likelihood(
     apart = []
     if estimator.consistency_:
         nats = estimator.consistency_["conditionals"]
-        apart.append(
-            ["conditionals against the joint distribution", f"{nats:.3g} nats apart, in the median"]
-        )
+        apart.append(["a column given others, against the whole model", f"{nats:.3g} nats apart"])
     show_checks(page, bounds, n_checked, apart)
     page.words(
-        f"Likelihoods compare only under the same measure: {schema.fingerprint}.", kind="note"
+        "Likelihoods compare only where columns have the same kinds and steps: their fingerprint "
+        f"is {schema.fingerprint}.",
+        kind="note",
     )
 
 
@@ -527,12 +529,14 @@ def _strangest(
     share = 100 * float((ordinary < 0).mean())
     of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
     rare = estimator.contamination
-    whose = "one row not trained on in a hundred is"
+    whose = "1 % of rows not trained on are"
     if rare != "auto":
         whose = f"{100 * rare:.3g} % of the training rows are"
     page.words(
-        f"{share:.3g} % of the rows are below the threshold that {whose} below.{of} A cell is to "
-        "blame if few draws would be as unusual, given the rest of its row."
+        f"By score, the strangest first. The score is the log-likelihood with gaps and kinds of "
+        f"columns made comparable, less a threshold: {share:.3g} % of the rows are below 0, where "
+        f"{whose} expected.{of} A cell is to blame if few draws would be as unusual, given the "
+        "rest of its row."
     )
     listed, marked = [], []
     names = list(cells)
@@ -543,15 +547,13 @@ def _strangest(
         listed.append(
             [
                 about.row(int(looked_at[order[i]])),
+                f"{ordinary[order[i]]:+.2f}",
                 f"{scores[order[i]]:.2f}",
-                f"{ordinary[order[i]]:.2f}",
                 blame or "no single column: the row as a whole",
             ]
         )
         marked += [(i, 1 + names.index(name)) for name in worst if name in names]
-    header = [about.row_heading, "log-likelihood", "below the threshold by", "columns to blame"]
-    for row in listed:
-        row[2] = f"{-float(row[2]):.2f}" if float(row[2]) < 0 else "not below"
+    header = [about.row_heading, "score", "log-likelihood", "columns to blame"]
     page.table("The strangest rows", header, listed, numbers=(1, 2))
     if len(names) <= _MAX_SHOWN:
         full = [[row[0], *(cells[name][i] for name in names)] for i, row in enumerate(listed)]

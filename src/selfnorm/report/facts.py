@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
+
+
+def shortened(names: Sequence[str], most: int = 20) -> str:
+    """Names in a line.
+
+    >>> shortened(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def input_names(regressor: Any) -> list[str]:
+    """Names of a fitted regressor's inputs; none where they were an array."""
+    if hasattr(regressor, "feature_names_in_"):
+        return [str(name) for name in regressor.feature_names_in_]
+    inputs = regressor.inputs_
+    return [] if inputs is None else [str(column.name) for column in inputs.schema.columns]
 
 
 class Facts:

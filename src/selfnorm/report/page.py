@@ -31,7 +31,7 @@ class Page:
     Example:
         >>> page = Page("Wine", "A report")
         >>> page.section("What was fitted")
-        >>> page.words("A law of 3 < 4 columns.")
+        >>> page.words("A density of 3 < 4 columns.")
         >>> "3 &lt; 4" in page.html()
         True
     """

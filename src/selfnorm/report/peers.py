@@ -1,4 +1,4 @@
-"""Simple laws that a model must beat, in the measure of the model's own log-likelihoods."""
+"""Simple models that a model must beat, in the measure of the model's own log-likelihoods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LogLaw = Callable[[np.ndarray], np.ndarray]
 
 
 def cross_fitted(fit: Callable[[np.ndarray], LogLaw], rows: np.ndarray, seed: int) -> np.ndarray:
-    """Log-likelihoods ``(n,)`` of rows under laws that were fitted to the other folds."""
+    """Log-likelihoods ``(n,)`` of rows under distributions that were fitted to the other folds."""
     fold = np.random.default_rng(seed).permutation(len(rows)) % min(N_FOLDS, len(rows))
     out = np.zeros(len(rows))
     for k in np.unique(fold):

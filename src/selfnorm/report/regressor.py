@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.evaluation import Bounds, central_coverage, pit_distance
+from selfnorm.evaluation import Bounds, central_coverage
 from selfnorm.plotting import (
     need_matplotlib,
     new_figure,
@@ -27,6 +27,7 @@ from selfnorm.report.density import (
     show_verdict,
     subtitle,
 )
+from selfnorm.report.facts import input_names, shortened
 from selfnorm.report.page import Page
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -181,7 +182,7 @@ def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
             "networks, each tilted by an energy",
         ],
         ["target", target if estimator.n_outputs_ == 1 else f"{estimator.n_outputs_} targets"],
-        ["inputs", f"{estimator.n_features_in_}: {_shortened(_input_names(estimator, X, about))}"],
+        ["inputs", f"{estimator.n_features_in_}: {shortened(_input_names(estimator, X, about))}"],
         ["fitted to", f"{fitted_to['rows']:,} rows" if fitted_to else "rows not recorded"],
         ["reported on", f"{n:,} rows of {about.source}"],
         ["training", f"{steps:,} steps in {seconds:.1f} s"],
@@ -192,17 +193,10 @@ def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
 def _input_names(estimator: Any, X: Any, about: About) -> list[str]:
     if about.inputs:
         return list(about.inputs)
-    known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
-    if not known and estimator.inputs_ is not None:
-        known = [str(column.name) for column in estimator.inputs_.schema.columns]
+    known = input_names(estimator)
     if not known and hasattr(X, "columns"):
         known = [str(name) for name in X.columns]
     return known or [f"x{i}" for i in range(estimator.n_features_in_)]
-
-
-def _shortened(names: list[str], most: int = 12) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _likelihood(
@@ -216,7 +210,7 @@ def _likelihood(
             "The target has steps: all figures are logarithms of the probability of a step.",
             kind="note",
         )
-    apart = ["learned against exact normaliser", f"{estimator.log_norm_error_:.4f} nats apart"]
+    apart = ["learned against exact log Z", f"{estimator.log_norm_error_:.4f} nats apart"]
     show_checks(page, bounds, n_checked, [apart])
 
 
@@ -245,8 +239,8 @@ def _calibration(
     )
     error = float(np.abs(np.asarray(estimator.predict(X)).ravel() - y).mean())
     page.words(
-        f"Mean CRPS {crps.mean():.4g}, mean absolute error {error:.4g}, both in the units of "
-        f"{about.target}; distance of F(y | x) from uniform {pit_distance(pit):.3f}."
+        f"In the units of {about.target}: mean absolute error of the mean {error:.4g}; mean CRPS, "
+        f"the same for whole distributions, {crps.mean():.4g}."
     )
     figure, axes = new_figure(1, 2, figsize=(5.6, 2.7))
     plot_reliability({"model": pit}, axes=axes)
@@ -319,7 +313,7 @@ def _surprises(
         about.row_heading,
         f"{about.target} observed",
         "median (90 % interval)",
-        "probability of less",
+        "probability of a lower value",
         "log-likelihood",
         *map(str, list(cells)[:_MAX_INPUTS]),
     ]
@@ -338,7 +332,10 @@ def _training(page: Page, estimator: Any) -> None:
         words = f"Training of the {stage}: {history.n_steps:,} steps, kept is {history.best_step:,}"
         panels.append((figure, words))
     page.figures(panels, wide=True)
-    page.words("In standardised units of the target; the dotted line is the state kept.")
+    page.words(
+        "In standardised units of the target, the mean over members. Each keeps the state that is "
+        "best on the rows it held out; the dotted line is where the last of them found it."
+    )
 
 
 def _load(page: Page, about: About) -> None:

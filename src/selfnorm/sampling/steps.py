@@ -248,7 +248,7 @@ def mala_step(
 
     ``y = x + (eps^2 / 2) S^2 grad log p(x) + eps S xi``, ``xi ~ N(0, I)``, ``eps = step_size``,
     ``S = diag(scale)``, accepted with the Metropolis-Hastings ratio of the two Gaussian moves. The
-    factor 1/2 and the unit noise make ``p`` itself (not a tempered ``p``) the invariant law.
+    factor 1/2 and the unit noise make ``p`` itself (not a tempered ``p``) invariant.
     """
     spread = step_size * torch.as_tensor(scale, device=state.positions.device)
     mean = state.positions + 0.5 * spread**2 * state.gradient

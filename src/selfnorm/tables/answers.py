@@ -1,4 +1,4 @@
-"""What a chain over a table knows of single columns: their share of a row, their law, its tails."""
+"""What a chain over a table knows of single columns: their share of a row, density, tails."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def checked_rows(model: TableChain) -> int:
 
 
 def consistency(model: TableChain, packed: Tensor, seed: int) -> dict[str, float]:
-    """How far the answers of a chain are from those of one joint law, on rows ``(n, p, 4)``.
+    """How far the answers of a chain are from those of one joint density, on rows ``(n, p, 4)``.
 
     ``conditionals``: median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` over rows and random
     halves ``S`` of the columns. ``orders``: median standard deviation of ``log p_r(x)`` over the
@@ -83,7 +83,7 @@ def consistency(model: TableChain, packed: Tensor, seed: int) -> dict[str, float
 def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
     r"""``log p(x_T | x_S)`` ``(n,)`` of packed rows, ``S`` the parts of the mask ``given (p,)``.
 
-    Where ``T`` is finite and small, that of the joint law itself, ``log p(x) - log sum_T p(x)``:
+    Where ``T`` is finite and small, that of the joint itself, ``log p(x) - log sum_T p(x)``:
     a sum over 64 completions of a row at most, or over a finite table of ``2^16`` rows at most.
     Otherwise the network's own answer. Cells of ``T`` that are missing are not asked for.
     """
@@ -131,7 +131,7 @@ def tail_probabilities(model: TableChain, packed: Tensor) -> np.ndarray:
     """``(n, p)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of every part; NaN at gaps.
 
     A density counts by the probability of its :func:`resolutions`, as does the value itself, which
-    is one of those at most as probable. The laws are those of all orders where their networks are
+    is one of those at most as probable. They are those of all orders where their networks are
     small, of two where they are large: the reasons of many rows should come soon.
     """
     most = max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2)

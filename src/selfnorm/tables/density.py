@@ -1,4 +1,4 @@
-"""``EnergyDensity``: the law of a table of any kind, behind the scikit-learn contract.
+"""``EnergyDensity``: the distribution of a table of any kind, behind the scikit-learn contract.
 
 A :class:`~selfnorm.Schema` says what the columns are. Models see rows in units of their own:
 
@@ -43,7 +43,15 @@ from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
-from selfnorm.report import About, Facts, check_page, density_report, findings_of, write_page
+from selfnorm.report import (
+    About,
+    Facts,
+    check_page,
+    density_report,
+    findings_of,
+    shortened,
+    write_page,
+)
 from selfnorm.tables import answers, members, training
 from selfnorm.training import Clock, History, Judgement, split_rows
 
@@ -114,8 +122,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Log-likelihood of rows not seen (nats per row), in the units of the table; of one energy its
         lower bound ``l_SNL`` (of training rows where none are spared).
     consistency_ : dict
-        How far the answers of a chain are from those of one joint law, in nats per row of held-out
-        rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` for
+        How far the answers of a chain are from those of one joint density, in nats per row of
+        held-out rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) - log p(x_T |
+        x_S)|`` for
         random halves ``S`` of the columns, and ``orders``, the median standard deviation of
         ``log p`` over the saved orders. Empty for the joint method.
     n_iter_ : int
@@ -132,7 +141,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     method_ : str
         The method that was used.
     model_, proposal_ : EBM or TableChain, and the proposal of the former
-        The law of rows as the model sees them (:meth:`standardise`).
+        The distribution of rows as the model sees them (:meth:`standardise`).
 
     Examples
     --------
@@ -219,7 +228,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         *,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> EnergyDensity:
-        """Fit the law of the rows of the table ``X``; ``y`` is ignored.
+        """Fit the distribution of the rows of the table ``X``; ``y`` is ignored.
 
         A row counts by its ``sample_weight (n,)``: two as much as two such rows, 0 not at all (one
         energy over all columns is fitted to rows drawn by their weights). Progress is saved to the
@@ -344,7 +353,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def log_prob(self, X: Any, given: Sequence[Any] = ()) -> np.ndarray:
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
-        That of the joint law where the columns asked for have few values together (64, or all
+        That of the joint density where the columns asked for have few values together (64, or all
         columns of a table up to 65,536); otherwise the network's own answer, trained with random
         columns given and missing. Columns that ``X`` does not have are left out, as gaps are.
 
@@ -407,7 +416,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
         if missing and not any(part.gap for part in self.schema_.parts):
             raise DataError(
-                "this model knows no law of gaps: fit it with "
+                "this model does not know where gaps fall: fit it with "
                 "schema=Schema.detect(table, model_gaps=True), of a table that has some"
             )
         seed = _seed(random_state)
@@ -446,7 +455,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return found[0] if n_draws == 1 else found
 
     def marginal(self, columns: Sequence[Any]) -> Marginal:
-        """The law of some of the columns, the others unknown: its scores and samples."""
+        """The distribution of some of the columns, the others unknown: its scores and samples."""
         check_is_fitted(self)
         self._chain()
         mask = self._mask(columns)
@@ -555,8 +564,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     ) -> Path:
         """Write a report on the model and the rows of ``X``: one HTML file that needs no network.
 
-        A verdict, what was fitted, the likelihood against simple laws of the same measure, columns
-        and pairs, the strangest rows with the columns to blame, training. Needs matplotlib.
+        A verdict, what was fitted, the likelihood against simple models of the same measure,
+        columns and pairs, the strangest rows with the columns to blame, training. Needs matplotlib.
 
         Parameters
         ----------
@@ -566,7 +575,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         path : str or path
             File to write, ``.html``.
         train : table, default None
-            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+            What the simple models are fitted to; by default the rest of ``X``, fold by fold.
         about : About, default None
             Names for the reader: ``selfnorm.report.About(source=, folder=, title=)``.
         random_state : int, RandomState instance or None
@@ -603,14 +612,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if not hasattr(self, "judgement_"):
             return {}
         how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
-        kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns[:20]]
-        more = len(self.schema_.columns) - len(kinds)
+        kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns]
         rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
         return {
             "fitted to": f"{rows} of {self.n_features_in_} columns",
             "method": f"{self.method_}: {how[self.method_]}",
             "judged": str(self.judgement_),
-            "columns": ", ".join(kinds) + (f" and {more} more" if more else ""),
+            "columns": shortened(kinds),
             "measure": self.schema_.fingerprint,
         }
 
@@ -984,13 +992,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
 @dataclasses.dataclass(frozen=True)
 class Marginal:
-    """The law of some columns of a fitted :class:`EnergyDensity`, the others unknown.
+    """The distribution of some columns of a fitted :class:`EnergyDensity`, the others unknown.
 
     ``score_samples(X)`` is the log-likelihood ``(n,)`` of rows, whose other columns are not looked
     at; ``sample(n_samples=1, random_state=None)`` draws a table of these columns.
 
     Its scores are the network's own answers with the other columns missing: normalised for each
-    choice of columns, not exactly the integral of the joint law (see ``consistency_``).
+    choice of columns, not exactly the integral of the joint distribution (see ``consistency_``).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The members of a table's law: simple densities beside the chain, and their weights.
+"""The members of a table's distribution: simple densities beside the chain, and their weights.
 
 A mixture of normalised densities is one. Members are judged on rows that they have not seen, by
 folds or on a part held out, and weighed by the likelihood of the mixture on these rows.
@@ -187,7 +187,7 @@ def columns_of(parts: Sequence[Part], x: Tensor, *, straight: bool) -> CodedColu
 def kinds_for(n: int, parts: Sequence[Part], *, complete: bool) -> Iterator[Kind]:
     """The simple densities worth trying on ``n`` rows: of tables whose columns are all numbers.
 
-    Elsewhere the chain stays alone, so that conditionals of categories are those of the joint law.
+    Elsewhere the chain stays alone, so that conditionals of categories are those of the joint.
     """
     if not all(part.rest for part in parts):
         return

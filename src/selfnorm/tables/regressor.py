@@ -48,7 +48,16 @@ from selfnorm.conditional import (
 )
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.report import About, Facts, check_page, findings_of, regressor_report, write_page
+from selfnorm.report import (
+    About,
+    Facts,
+    check_page,
+    findings_of,
+    input_names,
+    regressor_report,
+    shortened,
+    write_page,
+)
 from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
@@ -84,17 +93,17 @@ class RegressorNetwork:
         chooses).
     n_frequencies : int, default 3
         Waves ``sin, cos(2^j z)`` of the standardised label that the energy sees: more of them for
-        laws with hard edges.
+        distributions with hard edges.
     input_bins, label_bins : int, default 16 and 0
         Piecewise linear features: how far each input, and the label, reaches into bins that hold
-        equally many training rows. They let the law jump along ``x``, or have edges at labels that
-        stay in place as ``x`` moves; some hundreds of rows per jump are needed to gain by it.
+        equally many training rows. They let the density jump along ``x``, or have edges at labels
+        that stay in place as ``x`` moves; some hundreds of rows per jump are needed to gain by it.
     bin_jitter : float, default 0
         Between 0 and 1: every member gets bins of its own, each inner edge moved at random by up to
         half this share of a bin, so that the mixture of members shows less of the bins.
     input_noise : float, default 0
         Normal noise added to the standardised inputs at every step, in their deviations: smooths
-        the law along ``x`` as a kernel of that width does.
+        the distribution along ``x`` as a kernel of that width does.
     schema : Schema, default None
         What the columns of the inputs are, the same for all folds; ``None`` reads it off a table
         that has more than numbers.
@@ -190,7 +199,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
     label_grid_ : LabelGrid or None
         Of whole-number targets (all values on a grid of that step): the cells whose masses
         ``log_prob``, ``score``, ``bounds`` and ``sample`` are of. Quantiles, intervals, ``pdf`` and
-        ``cdf`` are those of the law that is spread over the cells.
+        ``cdf`` are those of the distribution that is spread over the cells.
     fitted_to_ : dict
         Number of ``rows`` of the training table and a ``digest``, by which it is known again.
     judgement_ : Judgement
@@ -531,7 +540,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         """``(n, 2)`` ends of an interval that holds ``coverage`` of the mass.
 
         ``kind="central"`` leaves equal mass on both sides; ``"highest_density"`` is the shortest
-        interval. For laws with several modes see :meth:`highest_density_regions`.
+        interval. For distributions with several modes see :meth:`highest_density_regions`.
         """
         if kind not in ("central", "highest_density"):
             raise DataError(f'kind must be "central" or "highest_density", not {kind!r}')
@@ -595,7 +604,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         return self.pit_and_crps(X, y)[1]
 
     def pit_and_crps(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """``F(y|x)`` and the CRPS of pairs, from one pass over the laws."""
+        """``F(y|x)`` and the CRPS of pairs, from one pass over the distributions."""
         t = self._pairs(X, y)[1]
 
         def both(law: PredictiveLaw, rows: slice) -> Tensor:
@@ -643,7 +652,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
     ) -> Path:
         """Write a report on the model and the pairs: one HTML file that needs no network.
 
-        A verdict, what was fitted, the likelihood against simple laws, calibration, predictive
+        A verdict, what was fitted, the likelihood against simple models, calibration, predictive
         densities, the labels it did not expect, training. Needs matplotlib.
 
         Parameters
@@ -653,7 +662,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         path : str or path
             File to write, ``.html``.
         train : pair of inputs and targets, default None
-            What the simple laws are fitted to; by default the rest of ``X``, fold by fold.
+            What the simple models are fitted to; by default the rest of ``X``, fold by fold.
         about : About, default None
             Names for the reader: ``selfnorm.report.About(source=, target=, folder=, title=)``.
         random_state : int, RandomState instance or None
@@ -686,12 +695,15 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         steps = sum(history.n_steps for history in self.history_)
         rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
         values = f"in steps of {self.label_step_:.4g}" if self.label_step_ > 0 else "continuous"
-        return {
+        facts = {
             "fitted to": f"{rows} of {self.n_features_in_} inputs",
             "target": values if self.n_outputs_ == 1 else f"{self.n_outputs_} targets, {values}",
+            "judged": str(self.judgement_),
+            "inputs": shortened(input_names(self)),
             "members": f"{self.n_members} mixture density networks, each tilted by an energy",
             "training": f"{steps:,} steps in {sum(h.seconds for h in self.history_):.1f} s",
         }
+        return {name: words for name, words in facts.items() if words}
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Mean :meth:`log_prob` of the pairs (nats per row): higher is better."""

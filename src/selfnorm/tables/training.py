@@ -1,4 +1,4 @@
-"""How the law of a table is trained: a chain, judged on rows not seen, mixed with simple laws."""
+"""How a density of a table is fitted: a chain, judged on rows not seen, mixed with simple ones."""
 
 from __future__ import annotations
 

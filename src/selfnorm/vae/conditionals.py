@@ -1,4 +1,4 @@
-"""The two conditional laws of a VAE: the decoder's ``p(x|z)`` and the encoder's ``q(z|x)``.
+"""The two conditionals of a VAE: the decoder's ``p(x|z)`` and the encoder's ``q(z|x)``.
 
 A likelihood maps decoder outputs ``(..., n_parameters)`` and rows ``(..., dim)`` to
 ``log p(x|z)``, summed over the row. Leading dimensions broadcast. The posteriors of a batch are
