@@ -1,13 +1,18 @@
 """How Sphinx builds the site: ``make docs``. Nothing in it is fetched by a reader's browser."""
 
 import inspect
+import re
 import shutil
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import typer
+from typer.cli import get_docs_for_click
+
 import selfnorm
+from selfnorm.cli.app import app as commands
 
 
 def names_of(module: str) -> list[str]:
@@ -107,6 +112,18 @@ def copy_mathjax(app: Any, error: Exception | None) -> None:
         shutil.copyfile(str(source), target)
 
 
+def write_commands(app: Any) -> None:
+    """The page of the command line, from what each command says of itself."""
+    command = typer.main.get_command(commands)
+    context = typer.Context(command, info_name="selfnorm")
+    page = get_docs_for_click(obj=command, ctx=context, name="selfnorm", title="Command line")
+    page = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+", "", page)  # cut-off lines; all follow in full
+    folder = Path(app.srcdir) / "reference" / "generated"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "command-line.md").write_text(page, encoding="utf-8")
+
+
 def setup(app: Any) -> None:
     """Sphinx calls this."""
+    app.connect("builder-inited", write_commands)
     app.connect("build-finished", copy_mathjax)

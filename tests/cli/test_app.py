@@ -81,7 +81,7 @@ def test_evaluate(selfnorm, places):
     evaluate = ("evaluate", places / "model", places / "test.csv", "--n-samples", 500)
     code, out, _ = selfnorm(*evaluate)
     assert code == 0
-    assert "log-likelihood in [" in out
+    assert "log-likelihood  -" in out
     assert "95 % interval" in out
     report = json.loads(selfnorm(*evaluate, "--json")[1])
     assert report["lower"] <= report["upper"] + 1e-9

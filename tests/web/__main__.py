@@ -57,24 +57,27 @@ def serve(folder: Path) -> str:
     return f"http://127.0.0.1:{server.server_port}/"
 
 
-def look(page: Page, address: str, home: str, axe: Axe, shot: Path | None) -> list[str]:
-    """What is wrong with one page."""
-    wrong: list[str] = []
+def overhear(page: Page, home: str, wrong: list[str]) -> None:
+    """Note errors of the console and of scripts, and what is asked of other hosts."""
 
     def said(message: ConsoleMessage) -> None:
         if message.type == "error":
             wrong.append(f"console: {message.text} {message.location.get('url')}")
 
-    page.on("console", said)
-    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
-
     def asked(request: Request) -> None:
         if not request.url.startswith((home, "data:", "blob:", "file:")):
             wrong.append(f"asks another host: {request.url}")
 
+    page.on("console", said)
+    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
     page.on("request", asked)
+
+
+def look(page: Page, address: str, axe: Axe, shot: Path | None) -> list[str]:
+    """What is wrong with one page."""
+    wrong: list[str] = []
+    page.set_viewport_size({"width": max(WIDTHS), "height": 900})
     page.goto(address)
-    page.wait_for_load_state("networkidle")
     broken = page.evaluate(
         "[...document.images].filter(i => !i.naturalWidth && i.loading !== 'lazy').map(i => i.src)"
     )
@@ -100,7 +103,8 @@ def look(page: Page, address: str, home: str, axe: Axe, shot: Path | None) -> li
             page.wait_for_timeout(500)  # sidebars slide away
             page.screenshot(path=shot.with_name(f"{shot.name}-{width}.png"), full_page=width > 400)
     # axe's preload moves style sheets into the page, where their imports lead nowhere
-    for finding in axe.run(page, options={"preload": False}).response["violations"]:
+    options = {"preload": False, "resultTypes": ["violations"]}
+    for finding in axe.run(page, options=options).response["violations"]:
         if finding["impact"] in ("serious", "critical"):
             where = "; ".join(str(node["target"][0]) for node in finding["nodes"][:3])
             wrong.append(f"axe, {finding['impact']}: {finding['id']} at {where}")
@@ -116,13 +120,8 @@ def search(page: Page, home: str) -> list[str]:
     return [] if wanted else ["search does not find EnergyDensity"]
 
 
-def make_report(folder: Path) -> Path | None:
-    """A report of a small model, where the library can write one."""
-    commands = subprocess.run(
-        [sys.executable, "-m", "selfnorm", "--help"], capture_output=True, text=True, check=True
-    )
-    if " report " not in commands.stdout:
-        return None
+def make_report(folder: Path) -> Path:
+    """A report of a small model."""
     from sklearn.datasets import load_wine
 
     from selfnorm import EnergyDensity
@@ -151,18 +150,16 @@ def main(site: Path, out: Path) -> int:
     with sync_playwright() as playwright, TemporaryDirectory() as folder:
         browser = chromium(playwright)
         addresses = {name: f"{home}{name}.html" for name in names if name != "search"}
-        report = make_report(Path(folder))
-        if report is not None:
-            addresses["report"] = report.as_uri()
+        addresses["report"] = make_report(Path(folder)).as_uri()
+        page, heard = browser.new_page(), list[str]()
+        overhear(page, home, heard)
         for name, address in addresses.items():
             keep = name in KEPT or name.startswith("tutorials/") or name == "report"
-            page = browser.new_page()
-            wrong = look(page, address, home, axe, out / name if keep else None)
-            page.close()
+            wrong = look(page, address, axe, out / name if keep else None) + heard
+            heard.clear()
             bad += bool(wrong)
             for each in dict.fromkeys(wrong):
-                print(f"{name}: {each}")
-        page = browser.new_page()
+                print(f"{name}: {each}", flush=True)
         lost = search(page, home)
         browser.close()
     bad += bool(lost)

@@ -225,10 +225,8 @@ def fit(
     saving.save(estimator, output, notes=notes or None)
     if stopped:
         raise _Stopped(f"the best state after {estimator.n_iter_} steps is kept in {output}")
-    lines = [
-        f"{report['kind']} fitted to {len(table)} rows x {len(features)} columns in "
-        f"{report['seconds']:.1f} s ({report['steps']} steps): {output}"
-    ]
+    given = "of" if target is None else f"of {target} given"
+    lines = [f"{output}: {report['kind']} {given} {len(features)} columns"]
     lines.append(str(estimator.judgement_))
     if target is None:
         lines.append(f"what the columns are:\n{schema}")
@@ -263,12 +261,21 @@ def evaluate(
         return _about(table, found.estimator.bounds, *rows, **options)
 
     bounds = bounds_of(model)
-    report = {"rows": len(table), "interval_95": list(bounds.interval(0.95)), **bounds.to_dict()}
-    lines = [f"{len(table)} rows: {bounds}"]
+    low, high = bounds.interval(0.95)
+    report = {"rows": len(table), "interval_95": [low, high], **bounds.to_dict()}
+    told = {
+        "rows": len(table),
+        "log-likelihood": f"{low:.4f} to {high:.4f} nats a row (95 % interval)",
+        "bounds": f"{bounds.lower:.4f} and {bounds.upper:.4f}",
+        "log Z": f"{bounds.log_norm:.4f} ± {bounds.log_norm_se:.4f}, learned b off by "
+        f"{bounds.learned_error:+.4f}",
+        "samples": f"ESS {bounds.ess:.3f}, Pareto k {bounds.pareto_k:.2f}",
+        "verdict": "reliable" if bounds.reliable else "NOT RELIABLE",
+    }
     if against is not None:
         low, high = report["higher_by"] = bounds.minus(bounds_of(against))
-        lines.append(f"higher than {against} by {low:.4f} to {high:.4f} nats a row")
-    _tell(report, as_json, *lines)
+        told["against"] = f"higher than {against} by {low:.4f} to {high:.4f} nats a row"
+    _tell(report, as_json, _aligned(told), *bounds.reasons, *bounds.remarks)
     if strict and not bounds.reliable:
         raise typer.Exit(NOT_RELIABLE)
 
@@ -847,9 +854,14 @@ def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
         from selfnorm import saving
 
         lines = (json.dumps(saving.json_safe(report), allow_nan=False),)
-    wide = max(map(len, report))
-    told = (f"{key.replace('_', ' '):<{wide}}  {_shown(value)}" for key, value in report.items())
-    typer.echo("\n".join(lines or told))
+    typer.echo("\n".join(lines or [_aligned(report)]))
+
+
+def _aligned(entries: dict[str, Any]) -> str:
+    """An entry on each line, values below each other."""
+    wide = max(map(len, entries))
+    told = (f"{key.replace('_', ' '):<{wide}}  {_shown(value)}" for key, value in entries.items())
+    return "\n".join(told)
 
 
 def _shown(value: Any) -> str:
