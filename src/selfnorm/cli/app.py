@@ -220,13 +220,20 @@ def fit(
         report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
     estimator.feature_names_in_ = np.array(features, dtype=object)
     notes: dict[str, Any] = {} if target is None else {"target": target}
-    if table.style != Table.style:  # draws are written as the table was
+    # Draws are written as the table was, by commands; in Python numbers are numbers.
+    if table.style != Table.style:
         notes["style"] = list(table.style)
+    if target is None:
+        texts = [c for c in schema.columns if c.numeric and c.form.get("text")]
+        types = {str(c.name): "float64" if c.gaps or c.decimals != 0 else "int64" for c in texts}
+        notes["forms"] = {str(column.name): column.form for column in texts}
+        schema = schema.stored_as({name: {"dtype": kind} for name, kind in types.items()})
+        estimator.schema_ = schema
     saving.save(estimator, output, notes=notes or None)
     if stopped:
         raise _Stopped(f"the best state after {estimator.n_iter_} steps is kept in {output}")
-    given = "of" if target is None else f"of {target} given"
-    lines = [f"{output}: {report['kind']} {given} {len(features)} columns"]
+    asked_of = "of" if target is None else f"of {target} given"
+    lines = [f"{output}: {report['kind']} {asked_of} {len(features)} columns"]
     lines.append(str(estimator.judgement_))
     if target is None:
         lines.append(f"what the columns are:\n{schema}")
@@ -778,6 +785,8 @@ def _load(path: Path, command: str | None = None) -> _Model:
         del estimator.feature_names_in_
     names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
     target = str(folder.notes.get("target", "y"))
+    if folder.kind == "EnergyDensity":
+        estimator.schema_ = estimator.schema_.stored_as(folder.notes.get("forms", {}))
     try:  # a config may be changed, its hash too, and the weights still fit
         if folder.kind == "EnergyRegressor":
             estimator.predict(_one_row(estimator))
