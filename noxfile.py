@@ -71,7 +71,8 @@ def wheel(session: nox.Session) -> None:
             session.run("python", "-m", "venv", f"{folder}/venv")
             bin_ = Path(folder) / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
             python = str(bin_ / "python")
-            session.run(python, "-m", "pip", "install", "--quiet", str(each), external=True)
+            pinned = ("-c", str(Path("constraints.txt").resolve()))
+            session.run(python, "-m", "pip", "install", "-q", *pinned, str(each), external=True)
             with session.chdir(folder):  # not where the sources are
                 one = {"OMP_NUM_THREADS": "1"}  # small models are quickest on one thread
                 session.run(python, str(script), env=one, external=True)
