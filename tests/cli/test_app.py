@@ -680,7 +680,8 @@ def test_wrong_types_in_a_config_with_the_right_hash(selfnorm, places, tmp_path,
         model = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=8, random_state=0)
         model.fit(pd.DataFrame(X[:, :2], columns=names[:2]), X[:, 2])
         commands = (("predict", "-o", tmp_path / "s.csv"),)
-    sn.save(model, tmp_path / "m", notes={"target": "c"})
+    notes = {"target": "c", "forms": {"x0": {"dtype": "object", "text": True}}}
+    sn.save(model, tmp_path / "m", notes=notes)
     document = json.loads((tmp_path / "m" / "config.json").read_text())
     rng = np.random.default_rng(0)
     entries = [*_entries(document["config"]), *_entries(document["notes"], ("notes",))]

@@ -30,6 +30,7 @@ import selfnorm
 from selfnorm.cli.files import (
     Table,
     check_output,
+    listed,
     missing,
     numeric,
     read_table,
@@ -172,7 +173,7 @@ def fit(
     table = read_table(data)
     chosen = _chosen_columns(table, columns, drop)
     if target is not None and target not in table.columns:
-        raise DataError(f"{data}: there is no column {target!r}; the table has {table.names}")
+        raise DataError(f"{data}: there is no column {target!r}; it has {listed(table.names)}")
     features = [name for name in chosen if name != target]
     if not features:
         raise DataError(f"{data}: no column is left to fit; check --columns and --drop")
@@ -755,10 +756,7 @@ class _Model:
                 return frame.rename_columns(names)
             by_place = zip(columns, frame.values(), strict=True)
             return {column.name: values for column, values in by_place}
-        raise DataError(
-            f"{table.source}: {missing(absent)}; the model needs {names}, the table has "
-            f"{table.names}"
-        )
+        raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")
 
     def matrices(self, table: Table) -> tuple[Any, np.ndarray | None]:
         """What the model is asked about, and the target of a regressor."""
@@ -785,12 +783,12 @@ def _load(path: Path, command: str | None = None) -> _Model:
         del estimator.feature_names_in_
     names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
     target = str(folder.notes.get("target", "y"))
-    if folder.kind == "EnergyDensity":
-        estimator.schema_ = estimator.schema_.stored_as(folder.notes.get("forms", {}))
     try:  # a config may be changed, its hash too, and the weights still fit
         if folder.kind == "EnergyRegressor":
             estimator.predict(_one_row(estimator))
         else:
+            forms = folder.notes.get("forms", {})
+            estimator.schema_ = estimator.schema_.stored_as(forms)
             estimator.score_samples(estimator.sample(1, random_state=0))
     except _CANNOT_COMPUTE as error:
         detail = " ".join(str(error).split())[:300]
@@ -814,7 +812,9 @@ def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list
     dropped = set() if drop is None else {c.strip() for c in drop.split(",")}
     for name in (*chosen, *dropped):
         if name not in table.columns:
-            raise DataError(f"there is no column {name!r}; the table has {table.names}")
+            raise DataError(
+                f"{table.source}: there is no column {name!r}; it has {listed(table.names)}"
+            )
         if chosen.count(name) > 1:
             raise DataError(f"--columns names {name!r} twice; leave one out")
     return [name for name in chosen if name not in dropped]

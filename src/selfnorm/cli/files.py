@@ -109,10 +109,7 @@ def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
         table = Table(renamed, table.source, table.lines)
     absent = [name for name in columns if name not in table.columns]
     if absent:
-        raise DataError(
-            f"{table.source}: {missing(absent)}; the model needs {list(columns)}, the table has "
-            f"{table.names}"
-        )
+        raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")
     found = [_no_numbers(table, name) for name in columns]
     problems = [problem for problem in found if problem]
     if problems:
@@ -126,8 +123,18 @@ def missing(names: Sequence[str]) -> str:
     >>> missing(["a"]), missing(["a", "b"])
     ("column 'a' is missing", "columns 'a', 'b' are missing")
     """
-    called = ", ".join(repr(name) for name in names)
-    return f"column {called} is missing" if len(names) == 1 else f"columns {called} are missing"
+    are = "column {} is missing" if len(names) == 1 else "columns {} are missing"
+    return are.format(listed(names))
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """The first of some names.
+
+    >>> listed(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:
