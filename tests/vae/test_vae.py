@@ -8,7 +8,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import ModelFileError
-from selfnorm.functional import ess, log_mean_exp
+from selfnorm.functional import log_mean_exp
 from selfnorm.vae import (
     AutoregressivePrior,
     DenseDecoder,
@@ -310,36 +310,3 @@ def test_add_energy_prior_leaves_encoder_and_decoder_alone():
     assert all(torch.equal(v, before[k]) for k, v in better.encoder.state_dict().items())
     assert all(p.requires_grad for p in better.decoder.parameters())
     assert history.n_steps == 60
-
-
-@pytest.mark.parametrize("proposal", ["base", "mixture"])
-def test_one_pass_of_the_energy_serves_posteriors_and_proposals(proposal):
-    """The objective is its formula, term by term, and the energy is asked once."""
-    torch.manual_seed(0)
-    prior = EnergyPrior(LinearEnergy(0.4), MixturePrior(2, 3), proposal=proposal)
-    prior.log_norm.data.fill_(0.3)
-    posterior = linear_vae()[0].encode(torch.randn(20, 4))
-    z = posterior.sample(1)[0].detach()
-    asked = []
-    prior.energy.register_forward_hook(lambda _m, inputs, _o: asked.append(len(inputs[0])))
-    torch.manual_seed(1)
-    value, in_training = prior.objective(z, posterior, 64)
-    assert asked == [20 + 64]
-    torch.manual_seed(1)
-    at_z, log_w = prior.weigh(z, posterior, 64)
-    wanted = prior.base.log_prob(z) + at_z - prior.log_norm + 1
-    wanted = wanted - log_w.exp().mean() * torch.exp(-prior.log_norm)
-    assert torch.allclose(value, wanted, atol=1e-5)
-    assert torch.allclose(at_z, prior.negative_energy(z))
-    parameters = list(prior.parameters())
-    pairs = zip(
-        torch.autograd.grad(value.sum(), parameters, retain_graph=True),
-        torch.autograd.grad(wanted.sum(), parameters),
-        strict=True,
-    )
-    assert all(torch.allclose(mine, plain, atol=1e-4) for mine, plain in pairs)
-    with torch.no_grad():
-        torch.manual_seed(1)
-        _, metrics = prior.objective(z, posterior, 64)
-    assert in_training == {}
-    assert float(metrics["ess"]) == pytest.approx(float(ess(log_w.detach())), rel=1e-4)
