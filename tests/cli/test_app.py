@@ -250,6 +250,11 @@ def test_a_raw_file_is_fitted_drawn_filled_and_explained(selfnorm, tmp_path):
     assert (drawn.dtypes == raw.dtypes.iloc[1:]).all()
     assert not drawn.isna().any().any()
     assert pd.to_datetime(drawn["day"], format="%Y-%m-%d").notna().all()
+    # in Python they come as what they are, not as the file writes them
+    loaded = sn.EnergyDensity.load(model)
+    kinds = {name: column.dtype.kind for name, column in loaded.sample(5, random_state=0).items()}
+    assert kinds == dict(colour="O", size="f", count="i", day="M", ok="O", always="i")
+    assert (loaded.impute(raw).dtypes == raw.dtypes).all()
     fill = ("impute", model, tmp_path / "raw.csv", "-o")
     assert selfnorm(*fill, tmp_path / "i.csv")[0] == 0
     filled = pd.read_csv(tmp_path / "i.csv")

@@ -192,6 +192,7 @@ def fit(
         share = "auto" if contamination is None else contamination
         rows: tuple[Any, ...] = (table.frame(features),)
         schema = _about(table, Schema.detect, rows[0], told, missing=True, model_gaps=model_gaps)
+        schema.frame = "file" if isinstance(rows[0], dict) else schema.frame
         estimator = EnergyDensity(schema=schema, contamination=share, **common)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
@@ -782,6 +783,8 @@ def _load(path: Path, command: str | None = None) -> _Model:
     ):  # columns are put in the model's order here: scikit-learn need not ask for names
         del estimator.feature_names_in_
     names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
+    if folder.kind == "EnergyDensity" and estimator.schema_.frame == "file":
+        estimator.schema_.frame = "dict"  # texts are written as the file has them
     target = str(folder.notes.get("target", "y"))
     try:  # a config may be changed, its hash too, and the weights still fit
         if folder.kind == "EnergyRegressor":

@@ -21,7 +21,7 @@ import numpy as np
 
 from selfnorm.errors import DataError
 
-FRAMES = ("pandas", "polars", "arrow", "dict", "array")
+FRAMES = ("pandas", "polars", "arrow", "dict", "array", "file")  # the last: a dict of its texts
 EXACT = 2**53  # whole numbers beyond are not all held by a float
 _EPOCH = dt.datetime(1970, 1, 1)
 _PLAIN = (str, bool, int, float, dt.date, Decimal)  # labels that JSON can hold
@@ -128,7 +128,7 @@ def write(kind: str, columns: dict[Any, Cells]) -> Any:
 
         return pl.from_arrow(table)
     arrays = {name: _write_array(cells) for name, cells in columns.items()}
-    if kind == "dict":
+    if kind in ("dict", "file"):
         lists = {name: columns[name].form.get("list") for name in columns}
         return {name: a.tolist() if lists[name] else a for name, a in arrays.items()}
     if any(array.dtype.kind == "O" for array in arrays.values()):

@@ -23,7 +23,7 @@ from selfnorm.columns.coding import (
 )
 from selfnorm.columns.detection import Detection, relations
 from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain, write
-from selfnorm.columns.text import MISSING, as_written
+from selfnorm.columns.text import MISSING, as_read, as_written
 from selfnorm.errors import DataError, SelfnormWarning
 
 SAY = "say what it is: kinds={name: kind}, --kinds name=kind at the command line"
@@ -285,7 +285,8 @@ class Schema:
             rng: for the levels of tails.
             columns: names of those wanted; all by default.
         """
-        made = self._decoded(x, rng)
+        stored = as_read if self.frame == "file" else as_written
+        made = {name: stored(cells) for name, cells in self._decoded(x, rng).items()}
         if columns is not None:
             made = {name: cells for name, cells in made.items() if name in columns}
         return write(self.frame, made)
@@ -314,6 +315,7 @@ class Schema:
             gap = cells[here].missing
             if name in modelled:  # texts may stand for gaps
                 gap = np.any(self.is_gap(was)[:, self.parts_of([name])], axis=1)
+            new = as_written(new) if cells[here].kind == "label" else as_read(new)
             cells[here] = filled(cells[here], new, gap)
         made = write(kind, cells)
         if kind == "pandas":
@@ -321,7 +323,7 @@ class Schema:
         return made
 
     def _decoded(self, x: Any, rng: np.random.Generator | int | None) -> dict[Any, Cells]:
-        """The cells of all columns that coded rows tell, as the table writes them."""
+        """The cells of all columns that coded rows tell."""
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 3 or x.shape[1:] != (len(self.parts), 2):
             raise DataError(f"coded rows must have shape (n, {len(self.parts)}, 2), got {x.shape}")
@@ -337,7 +339,7 @@ class Schema:
                 made[j] = decode_column(column, parts, x[:, places], base, rng)
             elif column.kind == "constant" or self.frame == "array":
                 made[j] = constant_cells(column, len(x))
-        return {self.columns[j].name: as_written(cells) for j, cells in made.items()}
+        return {self.columns[j].name: cells for j, cells in made.items()}
 
     def stored_as(self, forms: Mapping[str, dict[str, Any]]) -> Schema:
         """The same columns, some of them stored otherwise: ``form`` by name.

@@ -299,6 +299,16 @@ def without_gaps(cells: Cells, missing: Collection[str]) -> Cells:
     return replace(cells, values=values, missing=cells.missing | gone, form=cells.form | written)
 
 
+def as_read(cells: Cells) -> Cells:
+    """Numbers and dates that the table keeps as text, of the types that they are."""
+    form = cells.form
+    if cells.kind == "number" and "text" in form:
+        return replace(cells, form={"dtype": "int64" if form["text_decimals"] == 0 else "float64"})
+    if cells.kind == "date" and "template" in form:
+        return replace(cells, form={"dtype": "datetime64[s]"})
+    return cells
+
+
 def as_written(cells: Cells) -> Cells:
     """Numbers and dates that the table keeps as text, as text again; gaps as it writes them."""
     form = cells.form
