@@ -12,6 +12,12 @@ from selfnorm.errors import DataError, EnergyError, ProposalError
 from tests.analytic.models import Potential
 
 
+def test_what_is_printed_names_the_base():
+    based = sn.EBM(sn.MLP(2, (4,)), base=sn.StudentT(3.0, torch.zeros(2), 1.0))
+    assert "(base): StudentT(dim=2, df=3)" in repr(based)
+    assert "base=None" in repr(sn.EBM(sn.MLP(2, (4,))))
+
+
 def test_log_prob_is_minus_energy_plus_base_minus_b():
     base = sn.Gaussian(torch.tensor([1.0]), scale=2.0)
     model = sn.EBM(Potential(lambda x: x.squeeze(-1) ** 2), base=base, log_norm=0.5)

@@ -78,6 +78,11 @@ class EBM(nn.Module):
             )
         return self.log_unnormalized(x) - self.log_norm
 
+    def extra_repr(self) -> str:
+        """``b``, and that there is no base where there is none."""
+        b = f"log_norm={float(self.log_norm.detach()):.4g}" if self.log_norm.numel() == 1 else ""
+        return ", ".join(filter(None, [b, "base=None" * (self.base is None)]))
+
     def forward(self, x: Tensor) -> Tensor:
         """Same as :meth:`log_prob`."""
         return self.log_prob(x)

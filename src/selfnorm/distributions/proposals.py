@@ -53,6 +53,10 @@ class Proposal(nn.Module, ABC):
 
     dim: int
 
+    def extra_repr(self) -> str:
+        """What stands between the brackets where it is printed."""
+        return f"dim={self.dim}"
+
     @property
     def event_shape(self) -> torch.Size:
         """``(dim,)``, as in ``torch.distributions``."""
@@ -173,6 +177,10 @@ class StudentT(_LocationScale):
             raise ProposalError(f"the degrees of freedom must be positive, got {df}")
         self.register_buffer("df", torch.as_tensor(float(df), dtype=self.loc.dtype))
         self._log_const = _student_const(float(df), self.dim)
+
+    def extra_repr(self) -> str:
+        """With the degrees of freedom."""
+        return f"dim={self.dim}, df={float(self.df):g}"
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         super()._load_from_state_dict(*args, **options)
