@@ -11,12 +11,17 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -458,3 +463,32 @@ class Results:
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(finite, indent=1) + "\n")
         os.replace(part, self.path)
+
+
+def in_processes(
+    function: Callable[..., Row], calls: Sequence[tuple[Any, ...]], jobs: int
+) -> Iterator[Row]:
+    """``function(*call)`` for each call, as they end; ``jobs`` processes, or here where it is 1."""
+    if jobs == 1:
+        for call in calls:
+            yield function(*call)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(function, *call) for call in calls]):
+            yield done.result()
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise ``TimeoutError`` after so many seconds of the clock."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"did not end in {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, data_side_check, tail_index
+from selfnorm.evaluation import B_LIMIT, PARETO_K_LIMIT, Bounds, data_side_check, tail_index
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ def row_bounds(
     Returns ``lower``, ``upper`` and ``quadrature`` ``(n,)``, the bounds and the log-density by
     ``n_nodes`` nodes; ``variance`` ``(n,)`` that the samples cause in either bound; ``learned`` and
     ``learned_lower`` ``(n,)``, log-density and lower bound by the learned ``b_i``; ``log_norm``
-    ``(n,)``, summed over factors; ``ess`` ``(n, dim)``, the mean over orderings; ``log_weights``
-    and ``log_weights_data``, self-normalised log-weights at a few thousand samples and at the data,
+    ``(n,)``, summed over factors; ``ess`` and ``b_above`` ``(n, dim)``, means over orderings, the
+    latter of the learned ``b_i`` minus ``log Z_i`` by the nodes; ``log_weights`` and
+    ``log_weights_data``, self-normalised log-weights at a few thousand samples and at the data,
     pooled over factors.
 
     ``quadrature - lower`` is linear in the samples: it has mean zero and ``variance``, whereas
@@ -106,6 +107,7 @@ def row_bounds(
             "learned_lower": mixture_lower(learned_lower, learned),
             "log_norm": log_z.sum(-1).mean(0),
             "ess": fraction.mean(0),
+            "b_above": (b - nodes).mean(0),
             "log_weights": (log_w - log_z).flatten()[:4096],
             "log_weights_data": (f - log_z).flatten()[:4096],
         }
@@ -164,6 +166,13 @@ def _reasons(
         yield (
             f"Samples and quadrature nodes disagree by {apart:.3f} nats (standard error {se:.3f}): "
             "an energy has spikes that one of them misses; raise n_nodes and n_samples."
+        )
+    above = rows["b_above"].double().mean(0)
+    if float(above.max()) > max(B_LIMIT, 5 * se):
+        yield (
+            f"The learned b of column {int(above.argmax())} is {float(above.max()):.2f} above what "
+            "samples and nodes find: the energy has mass that neither meets and training has met; "
+            "raise n_nodes and n_samples, or train b for longer."
         )
     worst = int(columns.argmin())
     if float(columns[worst]) * n_samples < 100:

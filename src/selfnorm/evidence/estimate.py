@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
@@ -23,6 +25,7 @@ R_HAT_LIMIT = 1.05
 FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations
 TOLERATED_BEYOND = 0.1  # share of held-out draws that q may miss: the bridge does without them
 BEYOND = 4.0  # times Z: weights that count as beyond q
+LEAST_SHIFT = 0.02  # of a bounded mean, of standard deviations of some half
 PRIOR_HALVES = 4  # how many differences between halves the delta method's variance is worth
 
 UNSEEN = "A mode that is in no draw cannot be seen from the draws."
@@ -102,22 +105,29 @@ def evidence(
     start = _first_seed(seed)
     sides: list[Side] = []
     held: list[np.ndarray] = []
-    n_nan, unseen = 0, []
+    n_nan, unseen, shifts = 0, [], []
+    box = y.min((0, 1)), y.max((0, 1))
     for k, (own, other) in enumerate((parts, parts[::-1])):
         q = FittedProposal(_part(y, own), start + k, max_steps)
-        chosen = other & kept
+        mine, chosen = own & kept, other & kept
+        n_probes, n_learnt = max(1, n_samples // 10), n_samples // 4
+        if target is not None:
+            evaluate = partial(_at_samples, target, space)
+            q.learn(_part(y, mine), _part(log_p, mine), evaluate, n_learnt, start + 6 + k)
         l1 = _part(log_p, chosen) - q.log_prob(_part(y, chosen).reshape(-1, y.shape[2])).reshape(
             _part(log_p, chosen).shape
         )
         held.append(l1)
         if target is not None:
-            n_probes = max(1, n_samples // 10)
-            samples = q.sample(n_samples - n_probes, start + 2 + k)
+            samples = q.sample(n_samples - n_probes - n_learnt, start + 2 + k)
             log_p_samples = _at_samples(target, space, samples)
             n_nan += int(np.isnan(log_p_samples).sum())
             log_p_samples = np.nan_to_num(log_p_samples, nan=-math.inf, neginf=-math.inf)
             sides.append(bridge(l1, log_p_samples - q.log_prob(samples)))
-            unseen.append(_unseen(sides[-1], q, target, space, n_probes, start + 4 + k))
+            unseen.append(_unseen(sides[-1], q, evaluate, box, n_probes, start + 4 + k))
+            at_draws = _features(q, _part(y, chosen), _part(log_p, chosen))
+            at_samples = _features(q, samples, log_p_samples)
+            shifts.append(_shift(at_draws, at_samples, sides[-1].log_weights))
     rows = _evenly(kept, y)
     common: dict[str, Any] = {
         "n_draws": shape[0] * shape[1],
@@ -132,11 +142,16 @@ def evidence(
     if target is None:
         return _by_reciprocal(held, reasons, common)
     excess, excess_se = np.mean([e for e, _ in unseen]), math.hypot(*(se for _, se in unseen)) / 2
-    if excess > 0.02 + 4 * excess_se:
+    if excess > 0.02 + 2 * y.shape[2] / slowest + 4 * excess_se:
         reasons.append(
             f"There is mass around the draws that no draw has seen (about {excess:.2f} of theirs): "
             "they come from a part of the support only; check limits and truncation of the sampler."
         )
+    known_law = min(
+        len(side.log_weights) * float(F.ess(torch.from_numpy(side.log_weights))) for side in sides
+    )
+    if known_law > 2 * TOO_FEW:
+        reasons += _of_shifts(shifts, space.free_names)
     return _by_bridge(sides, reasons, n_nan, common)
 
 
@@ -233,22 +248,60 @@ def _at_samples(target: Target, space: Support, y: np.ndarray) -> np.ndarray:
 
 
 def _unseen(
-    side: Side, q: FittedProposal, target: Target, space: Support, n: int, seed: int
+    side: Side,
+    q: FittedProposal,
+    evaluate: Callable[[np.ndarray], np.ndarray],
+    box: tuple[np.ndarray, np.ndarray],
+    n: int,
+    seed: int,
 ) -> tuple[float, float]:
-    """Mass where ``p~ / q`` is large, in units of ``Z``, that the held-out draws lack; its error.
+    """Mass where no draw is, or ``p~ / q`` is large, less what the held-out draws have; its error.
 
-    ``E_r[p~ / (r Z); A] = P(A)`` for the event ``A`` that ``p~ / q`` exceeds ``BEYOND Z`` and any
-    wide density ``r``. In few dimensions this shows draws that were cut off; in many, ``r`` hardly
-    ever meets ``p``, and it shows nothing.
+    ``E_r[p~ / (r Z); A] = P(A)`` for any wide density ``r`` and the event ``A``: outside the
+    ``box`` of all draws, or ``p~ / q`` above ``BEYOND Z``. In few dimensions this shows draws that
+    were cut off; in many, ``r`` hardly ever meets ``p``, and it shows nothing.
     """
     y, log_r = q.probe(n, seed)
-    log_p = np.nan_to_num(_at_samples(target, space, y), nan=-math.inf, neginf=-math.inf)
+    log_p = np.nan_to_num(evaluate(y), nan=-math.inf, neginf=-math.inf)
     threshold = side.log_z + math.log(BEYOND)
-    beyond = log_p - q.log_prob(y) > threshold
+    beyond = (log_p - q.log_prob(y) > threshold) | ((y < box[0]) | (y > box[1])).any(1)
     terms = np.where(beyond, np.exp(np.minimum(log_p - log_r - side.log_z, 300.0)), 0.0)
     of_draws = (side.log_weights_draws > threshold).astype(float)
     variance = terms.var() / n + of_draws.var() / effective_draws(of_draws)
     return float(terms.mean() - of_draws.mean()), math.sqrt(variance)
+
+
+def _features(q: FittedProposal, y: np.ndarray, log_p: np.ndarray) -> np.ndarray:
+    """Bounded functions ``(..., 2 d + 1)`` of rows: where they are, how wide, how likely."""
+    place = np.tanh(q.standardised(y))
+    likely = np.tanh((log_p - q.log_level) / math.sqrt(y.shape[-1]))
+    return np.concatenate([place, place**2, likely[..., None]], axis=-1)
+
+
+def _shift(draws: np.ndarray, samples: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
+    """``E h`` by draws minus that by weighted samples, and standard errors: ``(2, f)``."""
+    weights = np.exp(log_weights - logsumexp(log_weights))
+    by_samples = weights @ samples
+    variance = weights**2 @ (samples - by_samples) ** 2
+    flat = draws.reshape(-1, draws.shape[-1])
+    effective = [effective_draws(draws[..., j]) for j in range(draws.shape[-1])]
+    return np.stack([flat.mean(0) - by_samples, np.sqrt(variance + flat.var(0) / effective)])
+
+
+def _of_shifts(shifts: list[np.ndarray], names: Sequence[str]) -> Iterator[str]:
+    away = (shifts[0][0] + shifts[1][0]) / 2
+    se = np.hypot(shifts[0][1], shifts[1][1]) / 2
+    found = np.abs(away) - LEAST_SHIFT - 5 * se
+    worst = int(found.argmax())
+    if found[worst] > 0:
+        d = len(names)
+        what = ("place", "spread")[worst // d] if worst < 2 * d else "log-density"
+        of = f" of {names[worst % d]!r}" if worst < 2 * d else ""
+        yield (
+            f"The draws differ from the density in the {what}{of}: its mean is off by "
+            f"{abs(away[worst]) / se[worst]:.0f} standard errors. They are not from this density; "
+            "check parametrisation, Jacobians, limits and convergence."
+        )
 
 
 def _first_seed(seed: SeedLike) -> int:

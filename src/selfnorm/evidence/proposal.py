@@ -1,35 +1,90 @@
-"""``q``: a normalised density close to the draws, which can be sampled."""
+"""``q``: a normalised density close to the draws and to the density, which can be sampled."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm.chain import AutoregressiveEBM
 from selfnorm.density import fit
-from selfnorm.distributions import StudentT
+from selfnorm.distributions import GaussianMixture, StudentT
 from selfnorm.errors import DataError
 from selfnorm.training import TrainingOptions
 
 N_NODES = 96  # per factor: the log Z of a chain of 20 is right to 1e-3
 FEWEST_FOR_CHAIN = 200  # rows; fewer tell no more than location, scatter and tails
-TAILS = (3.0, 5.0, 10.0, 30.0, 1000.0)  # degrees of freedom tried
+TAILS = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 1000.0)  # degrees of freedom tried
+COMPONENTS = (1, 2, 4, 8)  # of the mixtures tried
 PROBE_TAILS, PROBE_WIDTH = 3.0, 2.0
-LEAST_GAIN = 0.01  # nats per held-out row that a part of the mixture must bring
+LEAST_GAIN = 0.01  # nats per held-out row that the chain must bring
+LIKELIHOOD = 0.1  # what a nat of likelihood counts beside the discrepancy
+LEAST_MASS = 0.8  # of q where the samples are: what hides elsewhere is charged in full
+LARGEST_RATIO = 10.0  # by which a sample's density may grow while q is adjusted
+
+
+class StudentMixture(nn.Module):
+    r"""``sum_k w_k t(x; m_k, S_k, nu_k)`` with full scatter matrices, all of it trainable.
+
+    Args:
+        weights: ``(K,)``.
+        locs: ``(K, d)``.
+        whiten: ``(K, d, d)``, lower triangular ``W_k`` with ``S_k^-1 = W_k^T W_k``.
+        df: degrees of freedom that all components start with.
+
+    Example:
+        >>> q = StudentMixture(torch.ones(1), torch.zeros(1, 2), torch.eye(2)[None], df=3.0)
+        >>> t = StudentT(3.0, torch.zeros(2), scale=1.0)
+        >>> x = torch.randn(5, 2)
+        >>> torch.allclose(q.log_prob(x), t.log_prob(x))
+        True
+    """
+
+    def __init__(self, weights: Tensor, locs: Tensor, whiten: Tensor, df: float) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(weights.log())
+        self.locs = nn.Parameter(locs.clone())
+        self.whiten = nn.Parameter(whiten.clone(memory_format=torch.contiguous_format))
+        self.log_df = nn.Parameter(torch.full_like(weights, math.log(df)))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of rows ``(n, d)``."""
+        d, df = x.shape[1], self.log_df.exp()
+        z = torch.einsum("kij,nkj->nki", self.whiten.tril(), x.unsqueeze(1) - self.locs)
+        log_const = torch.lgamma((df + d) / 2) - torch.lgamma(df / 2) - d / 2 * (df * math.pi).log()
+        log_const = log_const + self.whiten.diagonal(dim1=1, dim2=2).abs().log().sum(1)
+        log_parts = log_const - (df + d) / 2 * (z.square().sum(-1) / df).log1p()
+        return torch.logsumexp(self.logits.log_softmax(0) + log_parts, -1)
+
+    @torch.no_grad()
+    def sample(self, n: int) -> Tensor:
+        """``(n, d)`` independent rows."""
+        k = torch.multinomial(self.logits.softmax(0), n, replacement=True)
+        half_df = self.log_df.exp()[k, None] / 2
+        mixing = torch._standard_gamma(half_df) / half_df  # noqa: SLF001
+        noise = torch.randn(n, self.locs.shape[1]).to(self.locs) / mixing.clamp_min(1e-30).sqrt()
+        spread = torch.linalg.solve_triangular(
+            self.whiten.tril()[k], noise.unsqueeze(-1), upper=False
+        )
+        return self.locs[k] + spread.squeeze(-1)
 
 
 class FittedProposal:
-    r"""``q = s q_chain + (1 - s) q_t``, fitted to draws in unconstrained space.
+    r"""``q = s q_chain + (1 - s) q_mixture`` in unconstrained space.
 
-    ``q_t`` is a multivariate Student-t by maximum likelihood; its scatter also whitens the rows for
-    the chain, an :class:`~selfnorm.AutoregressiveEBM` normalised by quadrature. The share ``s`` is
-    the one of highest likelihood on rows the chain did not see: a posterior that is Gaussian keeps
-    the t, which a network trained on 2,000 rows does not reach, any other gets the chain. All
-    columns are continuous: repeated rows are rejected moves of a sampler, no point masses.
+    First by likelihood: a Student-t, mixtures of Gaussians, and a chain, an
+    :class:`~selfnorm.AutoregressiveEBM` normalised by quadrature on rows that the t has whitened;
+    the number of components and the share ``s`` are those of highest likelihood on rows not fitted.
+    A posterior that is Gaussian keeps the t, which a network trained on 2,000 rows does not reach.
+    Then :meth:`learn` adjusts the mixture to the density itself. All columns are continuous:
+    repeated rows are rejected moves of a sampler, no point masses.
 
     Args:
         rows: ``(chains, n, d)`` draws to fit.
@@ -40,8 +95,8 @@ class FittedProposal:
     def __init__(self, rows: np.ndarray, seed: int, steps: int | None = None) -> None:
         n = rows.shape[1]
         # the end of each chain: neighbours of training rows would say little
-        held = max(1, n // 6) if rows.shape[0] * n >= FEWEST_FOR_CHAIN else 0
-        train = rows[:, : n - held].reshape(-1, rows.shape[2])
+        self.n_held = max(1, n // 6) if rows.shape[0] * n >= FEWEST_FOR_CHAIN else 0
+        train = rows[:, : n - self.n_held].reshape(-1, rows.shape[2])
         self.center, self.scale = np.median(train, 0), train.std(0)
         if not (self.scale > 0).all():
             raise DataError(
@@ -49,25 +104,113 @@ class FittedProposal:
                 "the sampler is stuck; run it longer"
             )
         z = self._scaled(train)
-        z_held = self._scaled(rows[:, n - held :].reshape(-1, rows.shape[2]))
+        z_held = self._scaled(rows[:, n - self.n_held :].reshape(-1, rows.shape[2]))
         self.ellipse = _ellipse(z)
+        self.mixtures = _mixtures(z, self.ellipse, seed)
+        self.mixture = self.mixtures[0]
         self.chain: AutoregressiveEBM | None = None
-        self.share = 0.0
-        if held:
+        self.share, self.log_level = 0.0, 0.0
+        if self.n_held:
+            with torch.no_grad():
+                likely = [mixture.log_prob(z_held) for mixture in self.mixtures]
+            best = max(range(len(likely)), key=lambda k: float(likely[k].mean()))
+            self.mixture = self.mixtures[best]
             self.chain = _fitted_chain(self._white(z), self._white(z_held), seed, steps)
-            log_chain, log_t = self._log_chain(z_held), self.ellipse.log_prob(z_held)
-            self.share = _best_share((log_chain - log_t).numpy())
+            self.share = _best_share((self._log_chain(z_held) - likely[best]).numpy())
             if self.share == 0:
                 self.chain = None
 
+    def learn(
+        self,
+        rows: np.ndarray,
+        log_p: np.ndarray,
+        evaluate: Callable[[np.ndarray], np.ndarray],
+        n_samples: int,
+        seed: int,
+    ) -> None:
+        r"""Adjust the mixture to ``log p~`` at the draws that were fitted and at samples of ``q``.
+
+        What is made small is what bridge sampling has as its variance, with ``u = log p~ - log q``
+        up to a constant,
+
+        .. math:: E_p[\tanh^2(u / 2)] + E_q[\tanh^2(u / 2)].
+
+        Likelihood knows the draws; this knows the density, without noise: if ``p`` is a member of
+        the family it is found, not estimated. Of all mixtures, and all stages of their adjustment,
+        the one of least discrepancy on rows held out is kept.
+
+        Args:
+            rows: ``(chains, n, d)``, of the draws given before.
+            log_p: ``log p~`` there, ``(chains, n)``.
+            evaluate: ``log p~`` of other rows.
+            n_samples: how many to evaluate.
+            seed: of those samples.
+        """
+        self.log_level = float(np.median(log_p))
+        split = rows.shape[1] - max(1, rows.shape[1] // 6)
+        samples = self._sample_all(n_samples, seed)
+        log_p_samples = np.nan_to_num(evaluate(samples), nan=-math.inf, neginf=-math.inf)
+        log_scale = np.log(self.scale).sum()
+        parts = []
+        for held in (False, True):
+            draws, places = slice(split, None) if held else slice(split), np.arange(n_samples)
+            places = places[places % 6 == 5] if held else places[places % 6 != 5]
+            z = self._scaled(rows[:, draws].reshape(-1, rows.shape[2]))
+            z_samples = self._scaled(samples[places])
+            laws = self._log_all(torch.cat([z, z_samples]))
+            parts.append(
+                _Evaluated(
+                    torch.cat([z, z_samples]),
+                    torch.from_numpy(
+                        np.concatenate([log_p[:, draws].ravel(), log_p_samples[places]]) + log_scale
+                    ),
+                    laws[len(z) :].logsumexp(1) - math.log(laws.shape[1]),
+                    None if self.chain is None else laws[:, -1],
+                )
+            )
+        share = torch.tensor(self.share).logit().clamp(-3, 3).double()
+        found = [_adjusted(deepcopy(mixture), share, *parts) for mixture in self.mixtures]
+        if self.chain is not None:
+            alone = [replace(part, log_chain=None) for part in parts]
+            found += [_adjusted(mixture, share, *alone) for mixture in self.mixtures]
+        _, self.mixture, self.share = min(found, key=lambda each: each[0])
+        if self.share == 0:
+            self.chain = None
+
     def _scaled(self, x: np.ndarray) -> Tensor:
-        return torch.from_numpy((x - self.center) / self.scale)
+        return torch.from_numpy(self.standardised(x))
 
     def _white(self, z: Tensor) -> Tensor:
         """Rows whitened by the t's scatter, in float32: what the chain sees."""
         away = (z - self.ellipse.loc).T
         return torch.linalg.solve_triangular(self.ellipse.scale_tril, away, upper=False).T.float()
 
+    def _log_all(self, z: Tensor) -> Tensor:
+        """Log-densities ``(n, L)`` of scaled rows by all mixtures, then by the chain."""
+        with torch.no_grad():
+            found = [mixture.log_prob(z) for mixture in self.mixtures]
+        return torch.stack(found + ([] if self.chain is None else [self._log_chain(z)]), 1)
+
+    def _sample_all(self, n: int, seed: int) -> np.ndarray:
+        """``(n, d)`` rows, in turn from all mixtures and the chain."""
+        n_laws = len(self.mixtures) + (self.chain is not None)
+        each = -(-n // n_laws)
+        with seeded(seed):
+            found = [mixture.sample(each) for mixture in self.mixtures]
+            found += [] if self.chain is None else [self._of_chain(each)]
+        z = torch.stack(found, 1).flatten(0, 1)[:n]
+        return z.numpy() * self.scale + self.center
+
+    @torch.no_grad()
+    def _of_chain(self, n: int) -> Tensor:
+        assert self.chain is not None
+        return self.chain.sample(n).double() @ self.ellipse.scale_tril.T + self.ellipse.loc
+
+    def standardised(self, x: np.ndarray) -> np.ndarray:
+        """Rows relative to the median and the standard deviation of the draws fitted."""
+        return (x - self.center) / self.scale
+
+    @torch.no_grad()
     def _log_chain(self, z: Tensor) -> Tensor:
         assert self.chain is not None
         log_q = self.chain.log_prob(self._white(z), normalizer="quadrature", n_nodes=N_NODES)
@@ -77,7 +220,7 @@ class FittedProposal:
     def log_prob(self, x: np.ndarray) -> np.ndarray:
         """``log q`` ``(n,)`` of rows in unconstrained space."""
         z = self._scaled(x)
-        log_q = self.ellipse.log_prob(z)
+        log_q = self.mixture.log_prob(z)
         if self.chain is not None:
             log_shares = torch.tensor([self.share, 1 - self.share], dtype=torch.float64).log()
             log_q = torch.logaddexp(log_shares[0] + self._log_chain(z), log_shares[1] + log_q)
@@ -88,11 +231,10 @@ class FittedProposal:
         """``(n, d)`` independent rows."""
         with seeded(seed):
             from_chain = torch.rand(n) < self.share
-            z = self.ellipse.sample((n,)).double()
+            z = self.mixture.sample(n)
             count = int(from_chain.sum())
             if self.chain is not None and count:
-                white = self.chain.sample(count).double()
-                z[from_chain] = white @ self.ellipse.scale_tril.T + self.ellipse.loc
+                z[from_chain] = self._of_chain(count)
         return z.numpy() * self.scale + self.center
 
     @torch.no_grad()
@@ -106,6 +248,104 @@ class FittedProposal:
             z = wide.sample((n,))
         log_r = wide.log_prob(z).numpy() - np.log(self.scale).sum()
         return z.numpy() * self.scale + self.center, log_r
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """Draws of ``p``, then samples, with ``log p~``; in scaled coordinates.
+
+    ``log_q0`` is the density ``(m,)`` that the samples come from, ``log_chain`` the chain's at all.
+    """
+
+    rows: Tensor
+    log_p: Tensor
+    log_q0: Tensor
+    log_chain: Tensor | None
+
+    def discrepancy(self, mixture: StudentMixture, share: Tensor) -> Tensor:
+        """``E_p[tanh^2(u / 2)] + E_q[tanh^2(u / 2)]``; some likelihood keeps ``q`` at the draws."""
+        log_q = mixture.log_prob(self.rows)
+        if self.log_chain is not None:
+            log_q = torch.logaddexp(
+                nn.functional.logsigmoid(share) + self.log_chain,
+                nn.functional.logsigmoid(-share) + log_q,
+            )
+        n = len(log_q) - len(self.log_q0)
+        grown = (log_q[n:] - self.log_q0).exp().clamp_max(LARGEST_RATIO)
+        weights = torch.cat([torch.full((n,), 1 / n).to(grown), grown / len(grown)])
+        u = self.log_p - log_q
+        half = (u - _middle(u.detach(), weights.detach())) / 2
+        hidden = (LEAST_MASS - grown.mean()).clamp_min(0)
+        return (weights * half.tanh().square()).sum() + hidden - LIKELIHOOD * log_q[:n].mean()
+
+
+def _middle(u: Tensor, weights: Tensor) -> Tensor:
+    """The ``c`` for which ``sum w tanh((u - c) / 2) = 0``: the bridge estimate of ``log Z``."""
+    finite = u[torch.isfinite(u)]
+    if not len(finite):
+        return torch.zeros(()).to(u)
+    low, high = finite.min(), finite.max()
+    for _ in range(40):
+        c = (low + high) / 2
+        above = (weights * ((u - c) / 2).tanh()).sum() > 0
+        low, high = torch.where(above, c, low), torch.where(above, high, c)
+    return (low + high) / 2
+
+
+def _adjusted(
+    mixture: StudentMixture, share: Tensor, train: _Evaluated, held: _Evaluated
+) -> tuple[float, StudentMixture, float]:
+    """Least discrepancy on rows held out, and the mixture and the chain's share that have it."""
+    share = share.clone().requires_grad_()
+    with_chain = train.log_chain is not None
+    parameters = [*mixture.parameters()] + ([share] if with_chain else [])
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=1, max_eval=10, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = train.discrepancy(mixture, share)
+        loss.backward()
+        return loss
+
+    def judged() -> float:
+        with torch.no_grad():
+            return float(held.discrepancy(mixture, share))
+
+    best = (judged(), [p.detach().clone() for p in parameters])
+    since = 0
+    for _ in range(80):
+        optimizer.step(closure)
+        loss = judged()
+        if not math.isfinite(loss):
+            break
+        since = 0 if loss < best[0] - 1e-6 else since + 1
+        if loss < best[0]:
+            best = (loss, [p.detach().clone() for p in parameters])
+        if since >= 8:
+            break
+    with torch.no_grad():
+        for parameter, kept in zip(parameters, best[1], strict=True):
+            parameter.copy_(kept)
+    found = float(share.detach().sigmoid()) if with_chain else 0.0
+    return best[0], mixture.requires_grad_(False), found
+
+
+def _mixtures(z: Tensor, ellipse: StudentT, seed: int) -> list[StudentMixture]:
+    """The ellipse, and mixtures of as many components as the rows allow, by likelihood."""
+    n, d = z.shape
+    whiten = torch.linalg.inv(ellipse.scale_tril)
+    first = StudentMixture(
+        torch.ones(1).double(), ellipse.loc[None], whiten[None], float(ellipse.df)
+    )
+    found = [first]
+    for k in COMPONENTS[1:]:
+        if n < max(100, 10 * k * (d + 1)) or k * d * (d + 3) / 2 > 4 * n:
+            break
+        law = GaussianMixture.fit_to(z, n_components=k, seed=seed % 2**31)
+        found.append(StudentMixture(law.weights, law.means, law.whiten, 100.0))
+    return found
 
 
 def _ellipse(z: Tensor) -> StudentT:

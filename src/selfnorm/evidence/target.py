@@ -166,6 +166,14 @@ class Support:
         self.blocks = stated_support(support, draws)
         self.names = draws.names
 
+    @property
+    def free_names(self) -> list[str]:
+        """Of the columns that the unconstrained coordinates stand for."""
+        found: list[str] = []
+        for columns, kind in self.blocks:
+            found += self.names[columns][: -1 if kind == "simplex" else None]
+        return found
+
     def unconstrained(self, x: np.ndarray) -> np.ndarray:
         """Coordinates ``y``, or an error where a draw is not inside the support."""
         parts = []
