@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # options of the regressor, of its netw
     "half the bins": {"network": {"input_bins": 64, "label_bins": 32}},
     "energy twice as long": {"network": {"energy_epochs": 160}},
     "40 components": {"n_components": 40},
-    "less dropout": {"dropout": 0.15, "network": {"energy_dropout": 0.5}},
+    "less dropout": {"network": {"dropout": 0.15, "energy_dropout": 0.5}},
     "weaker decay": {"weight_decay": 0.1},
 }
 KEYS = ("variant", "draw", "seed")

@@ -51,3 +51,8 @@ def test_best_recipe_reports_exact_value_and_gap(tmp_path, monkeypatch) -> None:
     assert row["gap"] == pytest.approx(row["upper"] - row["lower"])
     assert row["n_test"] == 200
     assert "limit" in (tmp_path / "toy1d.md").read_text()
+
+
+@pytest.mark.parametrize("name", toy1d.DATASETS)
+def test_the_regressor_takes_the_best_recipe_as_it_stands(name) -> None:
+    sn.EnergyRegressor(**toy1d.BEST[name])

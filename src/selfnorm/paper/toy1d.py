@@ -222,9 +222,9 @@ BEST: dict[str, dict[str, Any]] = {
         "hidden": 64,
         "n_components": 20,
         "weight_decay": 0.3,
-        "dropout": 0.3,
         "patience": 50,
         "network": RegressorNetwork(
+            dropout=0.3,
             n_frequencies=4,
             input_bins=128,
             label_bins=64,
