@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -458,6 +459,21 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     assert sn.load(tmp_path / "old").in_features == 2
     assert sorted(f.name for f in (tmp_path / "old").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
     assert not (tmp_path / "new").exists()
+
+
+def test_the_same_weights_half_written_do_not_take_the_place_of_the_whole(tmp_path):
+    resource = pytest.importorskip("resource")
+    put(tmp_path, 300, 1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))  # a disk that is full
+    try:
+        with pytest.raises(ModelFileError, match="File too large"):
+            put(tmp_path, 300, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert sn.load(tmp_path).in_features == 300
 
 
 def test_a_model_is_read_while_two_others_write_it(tmp_path):

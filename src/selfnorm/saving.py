@@ -370,10 +370,16 @@ def _replace_model(path: Path, weights: bytes, digest: str, config: bytes) -> No
 
 
 def _settle(path: Path) -> None:
-    """Give waiting weights their name if their config is in place; remove what else is left."""
+    """Give waiting weights their name if their config is in place; remove what else is left.
+
+    They must be whole: where the same weights are saved again, those of the config are there
+    already, and what waits under their name may be half written.
+    """
     with suppress(ModelFileError, OSError):
         digest = _read_config(path / CONFIG_FILE)["weights_sha256"]
-        (path / _waiting(digest)).replace(path / WEIGHTS_FILE)
+        waiting = path / _waiting(digest)
+        if hashlib.sha256(waiting.read_bytes()).hexdigest() == digest:
+            waiting.replace(path / WEIGHTS_FILE)
     for left in (path / _TEMPORARY, *path.glob(f".{WEIGHTS_FILE}.*")):
         left.unlink(missing_ok=True)
 
