@@ -1,5 +1,6 @@
 """Small tables: simple densities beside the chain, judged by folds; weights of rows."""
 
+import json
 import shutil
 import time
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from selfnorm import EnergyDensity, load, save
-from selfnorm.errors import SelfnormWarning
+from selfnorm import EnergyDensity, load, save, saving
+from selfnorm.errors import ModelFileError, SelfnormWarning
 from selfnorm.tables.members import mixture_weights
 from selfnorm.training import Stepper
 
@@ -58,6 +59,17 @@ def test_members_are_saved(density, table, tmp_path):
     assert np.array_equal(again.score_samples(table), density.score_samples(table))
     assert again.members_ == density.members_
     assert again.judgement_ == density.judgement_
+
+
+@pytest.mark.parametrize("weight", [-0.5, 0.5, 1e9])
+def test_weights_that_are_no_shares_are_refused(density, tmp_path, weight):
+    save(density, tmp_path)
+    document = json.loads((tmp_path / saving.CONFIG_FILE).read_text())
+    document["config"]["members"][1][1] += weight  # by somebody who repairs the hash, too
+    document["config_sha256"] = saving._config_hash(document)
+    (tmp_path / saving.CONFIG_FILE).write_text(json.dumps(document))
+    with pytest.raises(ModelFileError, match="no shares of its densities"):
+        load(tmp_path)
 
 
 def test_rows_count_by_their_weights():

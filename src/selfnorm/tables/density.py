@@ -713,6 +713,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             members.Member(name, weight, math.nan if score is None else score)
             for name, weight, score in told
         ]
+        weights = [member.weight for member in estimator.members_]
+        if only and (
+            min(weights, default=-1) < 0
+            or not math.isclose(sum(weights), 1.0, abs_tol=1e-6)
+            or sum(weight > 0 for weight in weights) != len(simple) + (weights[0] > 0)
+        ):
+            raise ValueError("the weights of the members are no shares of its densities")
         estimator.judgement_ = Judgement.from_dict(config.get("judgement"))
         estimator.n_features_in_ = int(config["n_features"])
         if "schema" in config:
