@@ -4,7 +4,9 @@
     python benchmarks/default_times.py --out /tmp/t.json --cases 800x30 50000x10 --max-time 30
 
 Tables are made here: groups of rows, curved dependence, heavy tails and spreads that vary, in any
-number of columns. Needs nothing but the library. Runs that the file has are not repeated.
+number of columns. Needs nothing but the library. Runs that the file has are not repeated. On a
+machine of many cores several fits may run side by side, each bound to two of them: ``--beside``
+tells how many others did.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def table(n: int, d: int, seed: int = 0) -> np.ndarray:
     return x
 
 
-def measure(case: str, max_time: float | None) -> dict[str, Any]:
+def measure(case: str, max_time: float | None, beside: int = 0) -> dict[str, Any]:
     """Fit one case; time and log-likelihood of rows not seen."""
     *kind, size = case.split()
     n, d = (int(part) for part in size.split("x"))
@@ -61,6 +63,7 @@ def measure(case: str, max_time: float | None) -> dict[str, Any]:
         "case": case, "max_time": max_time, "limit": max_time or LIMITS.get(case),
         "seconds": round(seconds, 2), "cpu_seconds": round(worked, 2), "steps": model.n_iter_,
         "test": float(np.mean(np.asarray(log_p))), "threads": torch.get_num_threads(),
+        "beside": beside,
     }  # fmt: skip
 
 
@@ -71,13 +74,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(LIMITS))
     parser.add_argument("--max-time", type=float, default=None)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--beside", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     done = {(row["case"], row["max_time"]) for row in rows}
     for case in args.cases:
         if (case, args.max_time) not in done:
-            rows.append(measure(case, args.max_time))
+            rows.append(measure(case, args.max_time, args.beside))
             print(json.dumps(rows[-1]), flush=True)
             write(args.out, rows)
 
