@@ -87,7 +87,7 @@ def test_rows_count_by_their_weights():
 
 def test_a_longer_fit_does_not_end_as_the_shorter_one_did(table, tmp_path):
     def fitted(steps, name):
-        model = EnergyDensity(method="autoregressive", random_state=0, max_steps=steps, hidden=16)
+        model = EnergyDensity(method="autoregressive", max_steps=steps, hidden=16)
         chain = model.fit(table[:40, :2] + table[:40, 2:], checkpoint=tmp_path / name).model_
         return torch.nn.utils.parameters_to_vector(chain.parameters())
 

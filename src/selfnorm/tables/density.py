@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, _fit_context
-from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -53,6 +52,7 @@ from selfnorm.report import (
     write_page,
 )
 from selfnorm.tables import answers, members, training
+from selfnorm.tables.inputs import seed_of
 from selfnorm.training import Clock, History, Judgement, split_rows
 
 MINIMUM_ROWS = 5
@@ -232,7 +232,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
         A row counts by its ``sample_weight (n,)``: two as much as two such rows, 0 not at all (one
         energy over all columns is fitted to rows drawn by their weights). Progress is saved to the
-        file ``checkpoint``, from which the same fit goes on after a kill.
+        file ``checkpoint``, from which the same fit goes on after a kill; ``random_state=None`` is
+        0 then.
         """
         check_device(self.device)
         clock = Clock(self.max_time)
@@ -260,7 +261,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 "method='joint' is for continuous columns without gaps; use 'auto' or "
                 f"'autoregressive' for this table:\n{self.schema_}"
             )
-        seed = _seed(self.random_state)
+        seed = seed_of(self.random_state, checkpoint)
         self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
         counted = weights > 0
         if not counted.all():
@@ -419,7 +420,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 "this model does not know where gaps fall: fit it with "
                 "schema=Schema.detect(table, model_gaps=True), of a table that has some"
             )
-        seed = _seed(random_state)
+        seed = seed_of(random_state)
         if given is not None:
             return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
@@ -448,7 +449,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         coded, _ = self._rows(X)
         if n_draws < 1:
             raise DataError(f"n_draws must be at least 1, got {n_draws}")
-        seed = _seed(random_state)
+        seed = seed_of(random_state)
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
         found = [self.schema_.fill(X, part, rng) for part in np.split(drawn, n_draws)]
@@ -542,7 +543,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         compares two models, and warns where their schemas have different measures.
         """
         coded, open_ = self._rows(X)
-        seed = _seed(random_state)
+        seed = seed_of(random_state)
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
                 bounds = self._law().bounds(coded, open_, n_samples, seed)
@@ -602,7 +603,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 held_out=self.held_out_ if again else None,
                 unseen=unseen,
                 about=about or About(),
-                seed=_seed(random_state),
+                seed=seed_of(random_state),
             )
         write_page(page, path)
         return path
@@ -970,7 +971,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self, n_samples: int = 1, random_state: Any = None, *, columns: Sequence[Any]
     ) -> Any:
         coded = torch.zeros(n_samples, len(self.schema_.parts), 2, dtype=torch.float64)
-        coded[..., 0], seed = GAP, _seed(random_state)
+        coded[..., 0], seed = GAP, seed_of(random_state)
         return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
 
     def _complete(self, given: Any, n_samples: int, seed: int, missing: bool) -> Any:
@@ -1025,10 +1026,6 @@ class Marginal:
 EnergyDensity.__init__ = moved(  # type: ignore[method-assign]
     discrete="schema={column: 'continuous'} says that a column is no grid"
 )(EnergyDensity.__init__)
-
-
-def _seed(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def _weights(sample_weight: Any, n: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
-from sklearn.utils import check_random_state, check_X_y
+from sklearn.utils import check_X_y
 from sklearn.utils._param_validation import Interval, StrOptions, validate_parameter_constraints
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -58,7 +58,7 @@ from selfnorm.report import (
     shortened,
     write_page,
 )
-from selfnorm.tables.inputs import TableInputs
+from selfnorm.tables.inputs import TableInputs, seed_of
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
@@ -304,8 +304,8 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         ``X`` may be a table with text, categories, dates and gaps, read by a
         :class:`~selfnorm.Schema`: ``inputs_.schema``.
 
-        Progress is saved to the file ``checkpoint`` (and for the energies to one beside it that
-        ends in ``.energy``), from which the same fit goes on after a kill.
+        Progress is saved to the file ``checkpoint`` (and for the energies to one beside it), from
+        which the same fit goes on after a kill; ``random_state=None`` is 0 then.
         """
         check_device(self.device)
         clock = Clock(self.max_time)
@@ -375,7 +375,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
                 SelfnormWarning,
                 stacklevel=4,
             )
-        seed = _seed(self.random_state)
+        seed = seed_of(self.random_state, checkpoint)
         jitter = np.asarray(steps) / self._y_columns.scale.numpy()
         with float32_on_cpu():
             self._train(X, y, weight, jitter, seed, checkpoint, clock)
@@ -625,7 +625,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         if n < 1:
             raise DataError(f"n must be at least 1, got {n}")
         z = self._inputs(X)
-        with seeded(_seed(random_state)):
+        with seeded(seed_of(random_state)):
             drawn = self._in_units(self._predictive.sample(z, n))
             if self.label_grid_ is not None:
                 drawn = self.label_grid_.whole(torch.from_numpy(drawn)).numpy()
@@ -636,7 +636,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
     ) -> Bounds:
         """Lower and upper bound of :meth:`score`: ``Z_k(x)`` by samples, the learned ``b_k(x)``."""
         z, t = self._pairs(X, y)
-        with seeded(_seed(random_state)):
+        with seeded(seed_of(random_state)):
             found = self._predictive.bounds(z, t, n_samples, self._grid_of())
         return found.shifted(self._y_columns.log_jacobian)
 
@@ -683,7 +683,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
                 seen=again,
                 unseen=unseen,
                 about=about or About(),
-                seed=_seed(random_state),
+                seed=seed_of(random_state),
             )
         write_page(page, path)
         return path
@@ -875,10 +875,6 @@ def _standard_units(x: np.ndarray, weight: np.ndarray | None) -> Columns:
 def _mapped(values: np.ndarray, columns: Columns) -> Tensor:
     z: Tensor = columns(torch.from_numpy(np.array(values)))[0]  # a copy: arrays may be read-only
     return z
-
-
-def _seed(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def _power_of_two(value: float, low: int, high: int) -> int:
