@@ -174,7 +174,7 @@ def table_options(
         "patience": 4,
     }
     polish = min(60, int(steps) // 8)
-    task = {"n_samples": n_samples, "validation_samples": 16, "polish_steps": polish}
+    task = {"n_samples": n_samples, "validation_samples": 16 if on_gpu else 8, "polish_steps": polish}
     return Defaults(model | asked, task, fit)
 
 
