@@ -173,8 +173,11 @@ def table_options(
         "validate_every": max(20, int(steps) // (20 if gaps > 0.5 else 12)),
         "patience": 4,
     }
-    polish = min(60, int(steps) // 8)
-    task = {"n_samples": n_samples, "validation_samples": 16 if on_gpu else 8, "polish_steps": polish}
+    task = {
+        "n_samples": n_samples,
+        "validation_samples": 16 if on_gpu else 8,
+        "polish_steps": min(60, int(steps) // 8),
+    }
     return Defaults(model | asked, task, fit)
 
 
