@@ -284,7 +284,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 lower = self._train_joint(numbers, seed, checkpoint, clock)
                 places = some[:0]
                 if sample_weight is None:
-                    places = torch.from_numpy(self.held_out_)[: training.JUDGED_ROWS]
+                    places = torch.from_numpy(rng.permutation(self.held_out_))
+                    places = places[: training.JUDGED_ROWS]
                 scores = self._log_prob(coded[places], open_[places])
             else:
                 law = training.train_law(
@@ -306,7 +307,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if sample_weight is not None:
             self.held_out_ = np.flatnonzero(counted)[self.held_out_]
         if isinstance(self.model_, TableChain):
-            checked = coded[some if len(places) == 0 else places]
+            checked = coded[some if len(places) == 0 else rng.permutation(places)]
             if math.isfinite(clock.total):
                 checked = checked[: training.CHECKED_ROWS]
             packed = self.model_.columns.pack(checked)[0]
