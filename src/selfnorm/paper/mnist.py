@@ -87,6 +87,12 @@ class Row:
         energy = latent_energy(LATENT, (200,) * energy_layers)
         return EnergyPrior(energy, dim=LATENT, **self.prior)
 
+    def changed(self, fit: dict[str, Any]) -> Row:
+        """The same row with other options of training, of encoder and decoder."""
+        if self.on is not None:
+            return replace(self, on=self.on.changed(fit))
+        return replace(self, fit=self.fit | fit)
+
     def at_most(self, max_steps: int | None) -> Row:
         """The same row with fewer steps."""
         if max_steps is None:
@@ -161,6 +167,7 @@ class Job:
     energy_layers: int
     evaluation: dict[str, int]
     settings: Settings
+    encoder_ngf: int | None = None  # as that of the decoder
 
     def keys(self) -> dict[str, Any]:
         """What identifies the row in the result file."""
@@ -175,7 +182,8 @@ class Job:
     def model_folder(self, row: Row | None = None) -> Path:
         """Where the model of this row, or of one with the same seed and sizes, is kept."""
         row = row or self.row
-        sizes = f"{self.seed}-ngf{self.ngf}-layers{self.energy_layers}"
+        encoder = f"-encoder{self.encoder_ngf}" if self.encoder_ngf else ""
+        sizes = f"{self.seed}-ngf{self.ngf}{encoder}-layers{self.energy_layers}"
         return Path(self.settings.out) / "models" / f"{row.model}-{sizes}-{row.steps}"
 
     @property
@@ -192,6 +200,8 @@ def run(
     max_steps: int | None = None,
     ngf: int = 16,
     energy_layers: int = 2,
+    encoder_ngf: int | None = None,
+    fit: dict[str, Any] | None = None,
     evaluation: dict[str, int] | None = None,
     **settings: Any,
 ) -> Table:
@@ -205,6 +215,8 @@ def run(
         models: which rows.
         max_steps: shorter training than the recipe's.
         ngf, energy_layers: 16 and 2 as printed; the authors' code has 64 and 3.
+        encoder_ngf, fit: another width of the encoder alone, and other options of training (of the
+            models that priors are put on), where something is tried; in an ``out`` of its own.
         evaluation: other numbers of samples than 100 for each row, 5,000 for some of them and a
             million of the prior; see :func:`selfnorm.vae.evaluate_vae`.
         settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
@@ -214,7 +226,15 @@ def run(
     table = common.table("mnist")
     numbers = {**_EVALUATION, **(evaluation or {})}
     asked = [
-        Job(row.at_most(max_steps), seed, ngf, energy_layers, numbers, common)
+        Job(
+            row.changed(fit or {}).at_most(max_steps),
+            seed,
+            ngf,
+            energy_layers,
+            numbers,
+            common,
+            encoder_ngf,
+        )
         for seed in range(seeds)
         for row in rows(recipe)
         if row.model in models
@@ -280,7 +300,7 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     """
     row = job.row
     torch.manual_seed(job.seed)
-    encoder, decoder = ConvEncoder(ngf=job.ngf), ConvDecoder(ngf=job.ngf)
+    encoder, decoder = ConvEncoder(ngf=job.encoder_ngf or job.ngf), ConvDecoder(ngf=job.ngf)
     vae = EnergyVAE(encoder, decoder, row.make_prior(job.energy_layers)).to(job.settings.device)
     options = dict(row.fit)
     if row.on is not None:

@@ -7,6 +7,7 @@ done, and a second call with the same settings only adds what is missing.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -83,6 +84,7 @@ def versions() -> dict[str, str]:
     return found | {name: installed[name] for name in names if name in installed}
 
 
+@functools.cache  # that of the code which runs, whatever is done to the tree meanwhile
 def commit(tree: Path = Path(__file__).parent) -> str:
     """The commit of a source tree that comes with its history; else ``SELFNORM_COMMIT``.
 
@@ -138,7 +140,6 @@ class Table:
         self.directory = Path(self.directory)
         self.command = self.command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         self._began = time.perf_counter()
-        self.commit = commit()
         if self.path.exists():
             try:
                 old = json.loads(self.path.read_text())
@@ -196,7 +197,7 @@ class Table:
             "table": self.name,
             "recipe": self.recipe,
             "command": self.command,
-            "commit": self.commit,
+            "commit": commit(),
             "versions": versions(),
             "hardware": hardware(self.device),
             "seconds": self.seconds,
