@@ -138,7 +138,7 @@ def perceptron(
 
 
 class StackedMLP(nn.Module):
-    """The :func:`perceptron` of every member.
+    """The :func:`perceptron` of every member, with its options.
 
     >>> net = StackedMLP(2, 3, (8, 8), 1)
     >>> net(torch.randn(10, 3)).shape
@@ -151,14 +151,10 @@ class StackedMLP(nn.Module):
         in_features: int,
         hidden: Sequence[int],
         out_features: int | None = None,
-        *,
-        activation: str = "silu",
-        dropout: float = 0.0,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self.layers = perceptron(
-            members, in_features, hidden, out_features, activation=activation, dropout=dropout
-        )
+        self.layers = perceptron(members, in_features, hidden, out_features, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply every member's network to its slice of ``x``."""
