@@ -274,7 +274,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self._how = "rows held out"
         self.members_: list[members.Member] = []
         self._simple: list[TableMixture] = []
-        lower, gain = math.nan, None
+        lower = math.nan
         with float32_on_cpu():
             if self.method_ == "joint":
                 numbers = coded[..., 1].contiguous()
@@ -287,6 +287,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                     places = torch.from_numpy(rng.permutation(self.held_out_))
                     places = places[: training.JUDGED_ROWS]
                 scores = self._log_prob(coded[places], open_[places])
+                gain = np.full(len(places), np.nan)
             else:
                 law = training.train_law(
                     rows,
@@ -816,7 +817,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         places: Tensor,
         scores: Tensor,
         lower: float,
-        gain: np.ndarray | None,
+        gain: np.ndarray,
         clock: Clock,
     ) -> None:
         """Threshold of outliers, log-likelihood and closing words, by rows not seen if there are.
@@ -828,9 +829,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         judged = Judgement(len(rows), "not judged: too few rows to hold some out")
         if len(places):
             weight = rows.weights[places].numpy()
-            figures = np.stack([scores.numpy(), np.full(len(places), np.nan)])
-            if gain is not None:
-                figures[1] = gain
+            figures = np.stack([scores.numpy(), gain])
             means = np.average(figures, axis=1, weights=weight)
             few = np.square(weight).sum() / weight.sum() ** 2  # one over the number of rows
             errors = np.sqrt(few * np.diag(np.cov(figures, aweights=weight)))

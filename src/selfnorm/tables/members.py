@@ -156,10 +156,13 @@ def _unpacked(law: TableChain | TableMixture, drawn: Tensor) -> np.ndarray:
     return rows
 
 
-def gain(log_p: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
-    """``(n,)``: what the chain, first of the members ``log_p (n, M)``, adds on rows not seen."""
+def gain(log_p: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """``(n,)``: what the chain, first of the members ``log_p (n, M)``, adds on rows not seen.
+
+    NaN where it is the only one.
+    """
     if log_p.shape[1] == 1:
-        return None
+        return np.full(len(log_p), np.nan)
     whole = mixed(log_p, mixture_weights(log_p, rows))
     return whole - mixed(log_p[:, 1:], mixture_weights(log_p[:, 1:], rows))
 

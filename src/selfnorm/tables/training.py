@@ -45,7 +45,7 @@ class TableLaw:
         members: all that were tried, chain first; ``simple``, those kept beside it.
         places, scores: rows that were judged, and their log-likelihoods.
         how: they were judged.
-        gain: what the energies add to the score of each; ``None``: nothing to compare with.
+        gain: what the energies add to the score of each; NaN: nothing to compare with.
     """
 
     chain: TableChain
@@ -57,7 +57,7 @@ class TableLaw:
     places: Tensor
     scores: Tensor
     how: str
-    gain: np.ndarray | None = None
+    gain: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def train_law(
     spared = np.zeros(0, dtype=np.int64) if held_out is None else np.sort(held_out.numpy())
     law = TableLaw(
         chain, history, n_steps, spared, [], [], torch.zeros(0, dtype=torch.long),
-        torch.zeros(0, dtype=torch.float64), how_judged,
+        torch.zeros(0, dtype=torch.float64), how_judged, np.zeros(0),
     )  # fmt: skip
     return _mix(law, simple, log_p, rows, parts, seed)
 
