@@ -281,15 +281,12 @@ class _Evaluated:
 
 def _middle(u: Tensor, weights: Tensor) -> Tensor:
     """The ``c`` for which ``sum w tanh((u - c) / 2) = 0``: the bridge estimate of ``log Z``."""
-    finite = u[torch.isfinite(u)]
-    if not len(finite):
-        return torch.zeros(()).to(u)
-    low, high = finite.min(), finite.max()
-    for _ in range(40):
-        c = (low + high) / 2
-        above = (weights * ((u - c) / 2).tanh()).sum() > 0
-        low, high = torch.where(above, c, low), torch.where(above, high, c)
-    return (low + high) / 2
+    c = u.median()
+    for _ in range(8):
+        t = ((u - c) / 2).tanh()
+        slope = (weights * (1 - t.square())).sum() / 2
+        c = c + ((weights * t).sum() / slope.clamp_min(1e-3)).clamp(-3, 3)
+    return c
 
 
 def _adjusted(
