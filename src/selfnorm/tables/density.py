@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu, on_cpu, seeded
+from selfnorm._context import float32_on_cpu, on_cpu
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import TableChain
 from selfnorm.columns import (
@@ -38,7 +38,7 @@ from selfnorm.columns import (
     Schema,
     numbers_like,
 )
-from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
+from selfnorm.density import EBM
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds, evaluate
@@ -53,7 +53,7 @@ from selfnorm.report import (
 )
 from selfnorm.tables import answers, members, training
 from selfnorm.tables.inputs import seed_of
-from selfnorm.training import Clock, History, Judgement, split_rows
+from selfnorm.training import Clock, History, Judgement
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
@@ -275,13 +275,26 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self.members_: list[members.Member] = []
         self._simple: list[TableMixture] = []
         lower = math.nan
+        how: dict[str, Any] = {
+            "options": self._stated(seed),
+            "n_init": int(self.n_init),
+            "validation_fraction": self.validation_fraction,
+            "device": self.device or "cpu",
+            "checkpoint": checkpoint,
+            "clock": clock,
+        }
         with float32_on_cpu():
             if self.method_ == "joint":
                 numbers = coded[..., 1].contiguous()
                 if sample_weight is not None:
                     share = weights[counted] / weights.sum()
                     numbers = numbers[rng.choice(len(numbers), len(numbers), p=share)]
-                lower = self._train_joint(numbers, seed, checkpoint, clock)
+                joint = training.train_joint(numbers, self.hidden, **how)
+                self.model_, self.proposal_ = joint.model, joint.proposal
+                self.columns_, self.history_ = joint.columns, joint.history
+                self.n_iter_, self.held_out_ = joint.history.n_steps, joint.held_out
+                self._seen = numbers.numpy().min(axis=0), numbers.numpy().max(axis=0)
+                lower = joint.lower
                 places = some[:0]
                 if sample_weight is None:
                     places = torch.from_numpy(rng.permutation(self.held_out_))
@@ -289,17 +302,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 scores = self._log_prob(coded[places], open_[places])
                 gain = np.full(len(places), np.nan)
             else:
-                law = training.train_law(
-                    rows,
-                    self.schema_.parts,
-                    sizes={} if self.hidden is None else {"hidden": self.hidden},
-                    options=self._stated(seed),
-                    n_init=int(self.n_init),
-                    validation_fraction=self.validation_fraction,
-                    device=self.device or "cpu",
-                    checkpoint=checkpoint,
-                    clock=clock,
-                )
+                sizes = {} if self.hidden is None else {"hidden": self.hidden}
+                law = training.train_law(rows, self.schema_.parts, sizes=sizes, **how)
                 self.model_, self.proposal_ = law.chain, None
                 self.history_, self.n_iter_ = law.history, law.n_steps
                 self.members_, self._simple = law.members, law.simple
@@ -753,51 +757,6 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     # -- training -------------------------------------------------------------------------------
 
-    def _train_joint(self, x: Tensor, seed: int, checkpoint: Any, clock: Clock) -> float:
-        """One energy over all columns; returns the lower bound, if there is one.
-
-        Restarts differ in their energies alone: base and proposal are those of
-        :func:`~selfnorm.density.recipes.joint_density`.
-        """
-        n, d = x.shape
-        self._seen = x.numpy().min(axis=0), x.numpy().max(axis=0)
-        with seeded(seed):
-            columns = self.columns_ = Columns(d).double().fit(x)
-            chosen, spared = split_rows(torch.arange(n), self.validation_fraction)
-            self.held_out_ = _in_order(spared)
-            train, held_out = x[chosen], None if spared is None else x[spared]
-            if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
-                # fresh noise for each copy, so that the noise itself cannot be learned
-                copies = max(1, min(8, 20_000 // len(train)))
-                train = columns.dequantise(train.repeat(copies, 1))
-                held_out = None if held_out is None else columns.dequantise(held_out)
-            train = columns(train)[0].float()
-            recipe = joint_density(train, rows=n)
-            kept = [recipe.model] if self.hidden is None else []
-            models = kept + [
-                EBM(joint_energy(d, n, self.hidden), base=recipe.model.base)
-                for _ in range(int(self.n_init) - len(kept))
-            ]
-        stated = self._stated(seed) | clock.run_for(0.95)
-        options = recipe.options.given(**stated, checkpoint=checkpoint)
-        if options.validate_every is None and options.max_steps is not None:
-            options = options.given(validate_every=max(25, options.max_steps // 20))
-        common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
-        common["val_data"] = None if held_out is None else columns(held_out)[0].float()
-        models = [model.to(self.device or "cpu") for model in models]
-        if len(models) == 1:
-            histories = [fit(models[0], train, **common, options=options)]
-        else:
-            histories = fit_many(models, train, **common, options=options)
-        best, self.history_ = training.best(models, histories)
-        self.n_iter_ = self.history_.n_steps
-        self.model_ = best.cpu().double().eval()
-        self.proposal_ = recipe.proposal.cpu().double().eval()
-        at_best = [
-            r["lower"] for r in self.history_.records if r["step"] == self.history_.best_step
-        ]
-        return at_best[-1] + float(columns.log_jacobian) if at_best else math.nan
-
     def _stated(self, seed: int) -> dict[str, Any]:
         """Training options that the user stated."""
         stated = {
@@ -1042,11 +1001,6 @@ def _weights(sample_weight: Any, n: int) -> np.ndarray:
     if (weights > 0).sum() < MINIMUM_ROWS:
         raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
     return weights
-
-
-def _in_order(rows: Tensor | None) -> np.ndarray:
-    """Numbers of rows, ascending; none for ``None``."""
-    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _plainly_continuous(parts: Sequence[Part]) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from selfnorm._context import seeded
 from selfnorm.chain import TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Part
-from selfnorm.density import fit
+from selfnorm.columns import GAP, CodedColumns, Columns, Part
+from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.tables import answers, members
 from selfnorm.training import Clock, History, TrainingOptions, split_rows
@@ -169,12 +169,83 @@ def train_law(
     chain = chain.cpu().double().eval()
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
     how_judged = f"{n_folds} folds" if n_folds > 1 else f"{len(judged)} rows held out"
-    spared = np.zeros(0, dtype=np.int64) if held_out is None else np.sort(held_out.numpy())
     law = TableLaw(
-        chain, history, n_steps, spared, [], [], torch.zeros(0, dtype=torch.long),
+        chain, history, n_steps, _in_order(held_out), [], [], torch.zeros(0, dtype=torch.long),
         torch.zeros(0, dtype=torch.float64), how_judged, np.zeros(0),
     )  # fmt: skip
     return _mix(law, simple, log_p, rows, parts, seed)
+
+
+@dataclass
+class JointLaw:
+    """One energy over all columns, and what is known of it.
+
+    Attributes:
+        model, proposal: in double precision.
+        columns: the map to the model's units.
+        history: of the restart that was kept.
+        held_out: numbers of the rows that were held out.
+        lower: their lower bound in the units of the table; NaN: none were.
+    """
+
+    model: EBM
+    proposal: Any
+    columns: Columns
+    history: History
+    held_out: np.ndarray
+    lower: float
+
+
+def train_joint(
+    x: Tensor,
+    hidden: int | None,
+    *,
+    options: dict[str, Any],
+    n_init: int,
+    validation_fraction: float,
+    device: str,
+    checkpoint: Any,
+    clock: Clock,
+) -> JointLaw:
+    """One energy over all columns of numbers ``x (n, d)``.
+
+    Restarts differ in their energies alone: base and proposal are those of
+    :func:`~selfnorm.density.recipes.joint_density`. Other arguments as in :func:`train_law`.
+    """
+    n, d = x.shape
+    with seeded(options["seed"]):
+        columns = Columns(d).double().fit(x)
+        chosen, spared = split_rows(torch.arange(n), validation_fraction)
+        train, held_out = x[chosen], None if spared is None else x[spared]
+        if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
+            # fresh noise for each copy, so that the noise itself cannot be learned
+            copies = max(1, min(8, 20_000 // len(train)))
+            train = columns.dequantise(train.repeat(copies, 1))
+            held_out = None if held_out is None else columns.dequantise(held_out)
+        train = columns(train)[0].float()
+        recipe = joint_density(train, rows=n)
+        models = [recipe.model] if hidden is None else []
+        models += [
+            EBM(joint_energy(d, n, hidden), base=recipe.model.base)
+            for _ in range(n_init - len(models))
+        ]
+    how = recipe.options.given(**options | clock.run_for(0.95), checkpoint=checkpoint)
+    if how.validate_every is None and how.max_steps is not None:
+        how = how.given(validate_every=max(25, how.max_steps // 20))
+    common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
+    common["val_data"] = None if held_out is None else columns(held_out)[0].float()
+    models = [model.to(device) for model in models]
+    if len(models) == 1:
+        histories = [fit(models[0], train, **common, options=how)]
+    else:
+        histories = fit_many(models, train, **common, options=how)
+    model, history = best(models, histories)
+    at_best = [r["lower"] for r in history.records if r["step"] == history.best_step]
+    lower = at_best[-1] + float(columns.log_jacobian) if at_best else math.nan
+    proposal = recipe.proposal.cpu().double().eval()
+    return JointLaw(
+        model.cpu().double().eval(), proposal, columns, history, _in_order(spared), lower
+    )
 
 
 def best(models: Sequence[Any], histories: Sequence[History]) -> tuple[Any, History]:
@@ -188,6 +259,11 @@ def best(models: Sequence[Any], histories: Sequence[History]) -> tuple[Any, Hist
 
     chosen = max(range(len(histories)), key=lambda k: score(histories[k]))
     return models[chosen], histories[chosen]
+
+
+def _in_order(rows: Tensor | None) -> np.ndarray:
+    """Numbers of rows, ascending; none for ``None``."""
+    return np.sort(rows.numpy()) if rows is not None else np.zeros(0, dtype=np.int64)
 
 
 def _beside(checkpoint: Any, name: Any) -> str | None:
