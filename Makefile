@@ -10,7 +10,7 @@ help:
 	@echo "make demo   install, fit a real table and a 2-D set; report, figure and model in out/demo/"
 	@echo "make test   install, then ruff, import-linter, mypy and pytest"
 	@echo "make test-gpu  what only a GPU shows; on a bare machine with PyTorch it installs nothing"
-	@echo "make campaign N=1000 SEED=0  random tables, damage, kills and threads; a table of verdicts"
+	@echo "make campaign N=1000 SEED=0 JOBS=2  random tables, damage, kills and threads; a table of verdicts"
 	@echo "make bench  run the benchmarks of speed and memory and write docs/tables/speed.md"
 	@echo "make docs   build the documentation into site/, its notebooks run"
 	@echo "make test-web  open every page of it in Chromium; screenshots in out/web/"
@@ -43,8 +43,9 @@ test-gpu:
 
 N ?= 1000
 SEED ?= 0
+JOBS ?= 1
 campaign: $(READY)
-	$(BIN)/python -m tests.campaign $(N) $(SEED)
+	$(BIN)/python -m tests.campaign $(N) $(SEED) --jobs $(JOBS)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
