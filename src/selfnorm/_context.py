@@ -13,16 +13,18 @@ of them, and runs at any time.
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 SeedLike = int | torch.Generator | None
 _turn = threading.RLock()
 
@@ -123,6 +125,38 @@ def evaluating(module: Any) -> Iterator[None]:
         finally:
             for part, mode in modes:
                 part.training = mode
+
+
+def whole_or_not_at_all(method: Method) -> Method:
+    """A method whose error or interrupt leaves its object with the attributes it had.
+
+    A second fit that fails half way would otherwise leave parts of two models.
+
+    >>> class Estimator:
+    ...     @whole_or_not_at_all
+    ...     def fit(self, x):
+    ...         self.x_ = x
+    ...         self.inverse_ = 1 / x
+    >>> estimator = Estimator()
+    >>> estimator.fit(2)
+    >>> estimator.fit(0)
+    Traceback (most recent call last):
+    ZeroDivisionError: division by zero
+    >>> estimator.x_
+    2
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **options: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return method(self, *args, **options)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return cast(Method, wrapped)
 
 
 @contextmanager

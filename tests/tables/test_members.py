@@ -10,6 +10,7 @@ import torch
 
 from selfnorm import EnergyDensity, load, save, saving
 from selfnorm.errors import ModelFileError, SelfnormWarning
+from selfnorm.tables import members
 from selfnorm.tables.members import mixture_weights
 from selfnorm.training import Stepper
 
@@ -113,6 +114,19 @@ def test_no_restart_follows_an_interrupt(table, monkeypatch):
     assert density.history_.stopped == "interrupted"
     assert len(taken) == 5
     assert np.isfinite(density.score(table[:60]))
+
+
+def test_an_interrupt_before_training_leaves_the_model_of_before(table, monkeypatch):
+    density = EnergyDensity(random_state=0, max_steps=1, hidden=8).fit(table[:40])
+    before = density.score_samples(table)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(members, "held_out_scores", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        density.fit(2 * table + 1)
+    assert np.array_equal(density.score_samples(table), before)
 
 
 def test_a_member_that_adds_nothing_is_dropped():

@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu, on_cpu
+from selfnorm._context import float32_on_cpu, on_cpu, whole_or_not_at_all
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import TableChain
 from selfnorm.columns import (
@@ -220,6 +220,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return tags
 
     @_fit_context(prefer_skip_nested_validation=True)
+    @whole_or_not_at_all
     def fit(
         self,
         X: Any,

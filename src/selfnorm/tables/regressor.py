@@ -22,7 +22,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu, one_thread, seeded
+from selfnorm._context import float32_on_cpu, one_thread, seeded, whole_or_not_at_all
 from selfnorm._inputs import (
     all_numbers,
     check_device,
@@ -291,6 +291,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         return tags
 
     @_fit_context(prefer_skip_nested_validation=True)
+    @whole_or_not_at_all
     def fit(
         self,
         X: ArrayLike,
@@ -373,7 +374,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
                 "mass divided by the step (log_mass gives the mass). discrete=None switches this "
                 "off, at the price of spikes without limit",
                 SelfnormWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         seed = seed_of(self.random_state, checkpoint)
         jitter = np.asarray(steps) / self._y_columns.scale.numpy()
