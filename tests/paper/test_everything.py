@@ -34,6 +34,8 @@ def test_a_real_table_runs_once_and_says_what_is_missing(tmp_path, monkeypatch, 
         return fit(*given, **{**options, "max_steps": 3})
 
     monkeypatch.setattr(sn, "fit", three_steps)
+    coarse = partial(sn.exact_log_norm, n_points=129)
+    monkeypatch.setattr(sn, "exact_log_norm", lambda *a, **k: coarse(*a, support=k["support"]))
     monkeypatch.setenv("SELFNORM_DATA", str(tmp_path / "nothing"))
     small = {"datasets": ("four_circles",), "bases": ("standard_normal",)}
     pieces = (Piece("toy2d", "paper"), Piece("uci", "paper"))
