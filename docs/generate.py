@@ -42,6 +42,8 @@ SPEED = """The scripts are in `benchmarks/`; `make bench` runs those that need n
 a table take turns in one run: ratios hold on a busy machine where absolute times do not. The files
 were measured with hand-written kernels that are no more; `kernels` below says what each saved."""
 
+CAMPAIGNS = sorted((RESULTS / "reliability").glob("*.json"))
+
 
 def read(path: str) -> Any:
     """A result file by its path below ``results/``."""
@@ -404,7 +406,20 @@ def verdicts() -> str:
     return markdown_table([*header, "95 % interval covers", "within 3 se"], body)
 
 
+def reliability() -> str:
+    """What trials came to, one line for each campaign that was kept."""
+    found = {path.stem: read(f"reliability/{path.name}") for path in CAMPAIGNS}
+    verdicts_ = list(next(iter(found.values()))["table"]["all"])
+    body = []
+    for each in found.values():
+        of = each["table"]["all"]
+        command = re.sub(r" --(keep|jobs) \S+", "", each["command"])
+        body.append([f"`{command}`", str(sum(of.values())), *(str(of[v]) for v in verdicts_)])
+    return markdown_table(["command", "tried", *verdicts_], body)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "reliability": reliability,
     "verdicts": verdicts,
     "toy2d": toy2d,
     "toy1d": toy1d,

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from selfnorm import saving
-from selfnorm._context import seeded
+from selfnorm._context import seeded, whole_or_not_at_all
 from selfnorm._inputs import as_rows, check_device, check_rows, moved
 from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
@@ -132,6 +132,7 @@ class ImageRegressor(BaseEstimator):
     def _head(self) -> EnergyHead:
         return self.energy if isinstance(self.energy, EnergyHead) else EnergyHead(self.energy)
 
+    @whole_or_not_at_all
     def fit(
         self,
         images: Any,
