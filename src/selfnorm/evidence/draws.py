@@ -227,3 +227,36 @@ def two_parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     gap = 0 if time < 1.5 else min(int(5 * time), n // 10)
     first[:, : (n - gap) // 2], second[:, (n + gap) // 2 :] = True, True
     return first, second
+
+
+class Reach:
+    """How far draws ``(chains, n, d)`` reach: along columns, along principal axes, from the middle.
+
+    Attributes:
+        expected: the mass beyond, times the number of independent draws.
+
+    Example:
+        >>> reach = Reach(np.random.default_rng(0).normal(size=(1, 500, 2)))
+        >>> reach.beyond(np.array([[0.0, 0.0], [0.0, 9.0]]))
+        array([False,  True])
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        rows = values.reshape(-1, values.shape[2])
+        self.center, self.scale = np.median(rows, 0), rows.std(0)
+        _, spread, axes = np.linalg.svd((rows - self.center) / self.scale, full_matrices=False)
+        self.axes = axes.T / (spread + 1e-12 * spread[0])
+        found = self._coordinates(rows)
+        self.low, self.high = found.min(0), found.max(0)
+        self.low[-1] = -math.inf  # the distance from the middle has one end
+        self.expected = 2 * found.shape[1] - 1
+
+    def _coordinates(self, rows: np.ndarray) -> np.ndarray:
+        z = (rows - self.center) / self.scale
+        along = z @ self.axes
+        return np.column_stack([z, along, np.linalg.norm(along, axis=1)])
+
+    def beyond(self, rows: np.ndarray) -> np.ndarray:
+        """Which of the rows ``(n, d)`` lie beyond all draws in some direction."""
+        found = self._coordinates(rows)
+        return ((found < self.low) | (found > self.high)).any(1)

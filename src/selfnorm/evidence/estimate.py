@@ -16,7 +16,14 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm.errors import DataError
 from selfnorm.evaluation import PARETO_K_LIMIT, tail_index
 from selfnorm.evidence.bridge import TOO_FEW, Side, bridge, reciprocal
-from selfnorm.evidence.draws import Draws, disagreement, effective_draws, read_draws, two_parts
+from selfnorm.evidence.draws import (
+    Draws,
+    Reach,
+    disagreement,
+    effective_draws,
+    read_draws,
+    two_parts,
+)
 from selfnorm.evidence.proposal import FittedProposal
 from selfnorm.evidence.result import Evidence
 from selfnorm.evidence.target import Support, Target
@@ -24,7 +31,7 @@ from selfnorm.evidence.target import Support, Target
 R_HAT_LIMIT = 1.05
 FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations
 TOLERATED_BEYOND = 0.1  # share of held-out draws that q may miss: the bridge does without them
-BEYOND = 4.0  # times Z: weights that count as beyond q
+PROBES = 20_000  # rows drawn, not evaluated, of which those beyond all draws are kept
 LEAST_SHIFT = 0.02  # of a bounded mean, of standard deviations of some half
 PRIOR_HALVES = 4  # how many differences between halves the delta method's variance is worth
 
@@ -106,7 +113,7 @@ def evidence(
     sides: list[Side] = []
     held: list[np.ndarray] = []
     n_nan, unseen, shifts = 0, [], []
-    box = y.min((0, 1)), y.max((0, 1))
+    reach = Reach(y)
     for k, (own, other) in enumerate((parts, parts[::-1])):
         q = FittedProposal(_part(y, own), start + k, max_steps)
         mine, chosen = own & kept, other & kept
@@ -124,7 +131,7 @@ def evidence(
             n_nan += int(np.isnan(log_p_samples).sum())
             log_p_samples = np.nan_to_num(log_p_samples, nan=-math.inf, neginf=-math.inf)
             sides.append(bridge(l1, log_p_samples - q.log_prob(samples)))
-            unseen.append(_unseen(sides[-1], q, evaluate, box, n_probes, start + 4 + k))
+            unseen.append(_unseen(sides[-1].log_z, q, evaluate, reach, n_probes, start + 4 + k))
             at_draws = _features(q, _part(y, chosen), _part(log_p, chosen))
             at_samples = _features(q, samples, log_p_samples)
             shifts.append(_shift(at_draws, at_samples, sides[-1].log_weights))
@@ -142,7 +149,7 @@ def evidence(
     if target is None:
         return _by_reciprocal(held, reasons, common)
     excess, excess_se = np.mean([e for e, _ in unseen]), math.hypot(*(se for _, se in unseen)) / 2
-    if excess > 0.02 + 2 * y.shape[2] / slowest + 4 * excess_se:
+    if excess > 0.02 + reach.expected / slowest + 4 * excess_se:
         reasons.append(
             f"There is mass around the draws that no draw has seen (about {excess:.2f} of theirs): "
             "they come from a part of the support only; check limits and truncation of the sampler."
@@ -248,27 +255,27 @@ def _at_samples(target: Target, space: Support, y: np.ndarray) -> np.ndarray:
 
 
 def _unseen(
-    side: Side,
+    log_z: float,
     q: FittedProposal,
     evaluate: Callable[[np.ndarray], np.ndarray],
-    box: tuple[np.ndarray, np.ndarray],
+    reach: Reach,
     n: int,
     seed: int,
 ) -> tuple[float, float]:
-    """Mass where no draw is, or ``p~ / q`` is large, less what the held-out draws have; its error.
+    """Mass beyond the reach of the draws, in units of ``Z``, and its standard error.
 
-    ``E_r[p~ / (r Z); A] = P(A)`` for any wide density ``r`` and the event ``A``: outside the
-    ``box`` of all draws, or ``p~ / q`` above ``BEYOND Z``. In few dimensions this shows draws that
-    were cut off; in many, ``r`` hardly ever meets ``p``, and it shows nothing.
+    ``E_r[p~ / (r Z); A] = P(A)`` for any wide density ``r`` and the event ``A`` that a row lies
+    beyond all draws; only rows in ``A`` are evaluated. In few dimensions this shows draws that were
+    cut off; in many, ``r`` hardly ever meets ``p``, and it shows nothing.
     """
-    y, log_r = q.probe(n, seed)
+    y, log_r = q.probe(PROBES, seed)
+    beyond = reach.beyond(y)
+    y, log_r, share = y[beyond][:n], log_r[beyond][:n], float(beyond.mean())
+    if not len(y):
+        return 0.0, 0.0
     log_p = np.nan_to_num(evaluate(y), nan=-math.inf, neginf=-math.inf)
-    threshold = side.log_z + math.log(BEYOND)
-    beyond = (log_p - q.log_prob(y) > threshold) | ((y < box[0]) | (y > box[1])).any(1)
-    terms = np.where(beyond, np.exp(np.minimum(log_p - log_r - side.log_z, 300.0)), 0.0)
-    of_draws = (side.log_weights_draws > threshold).astype(float)
-    variance = terms.var() / n + of_draws.var() / effective_draws(of_draws)
-    return float(terms.mean() - of_draws.mean()), math.sqrt(variance)
+    terms = share * np.exp(np.minimum(log_p - log_r - log_z, 300.0))
+    return float(terms.mean()), float(terms.std()) / math.sqrt(len(y))
 
 
 def _features(q: FittedProposal, y: np.ndarray, log_p: np.ndarray) -> np.ndarray:
