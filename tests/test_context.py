@@ -2,6 +2,7 @@
 
 import multiprocessing
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch._dynamo  # which torch's first optimiser would import, and sympy ad
 
 import selfnorm as sn
 from selfnorm._context import alone, evaluating, one_thread, seeded
+from selfnorm.report import findings_of
 
 X = np.random.default_rng(0).normal(size=(120, 4))
 
@@ -181,6 +183,23 @@ def test_modes_of_a_model_two_threads_look_at():
     assert net.training
     assert net[0].training
     assert not any(seen)
+
+
+def test_filters_of_warnings_are_left_as_they_were_by_a_report_beside_a_fit():
+    begun, ended = threading.Event(), threading.Event()
+
+    def fit():
+        begun.wait(10)
+        with alone(), warnings.catch_warnings():  # as a fit does
+            ended.wait(0.3)  # in vain, where the report has had its turn before
+
+    before = list(warnings.filters)
+    other = threading.Thread(target=fit)
+    other.start()
+    findings_of(lambda: begun.set() or time.sleep(0.2))
+    ended.set()
+    other.join()
+    assert list(warnings.filters) == before
 
 
 def _child(answer):

@@ -5,10 +5,10 @@ All inner code draws from torch's *global* generator: that is the only stream wh
 points take a seed or a generator and wrap their work in :func:`seeded`, which leaves the caller's
 own stream as it found it.
 
-That generator, torch's default dtype and its number of threads belong to the whole process. So a
-block that changes or uses one of them has its turn (:func:`alone`): fits and draws of several
-threads come one after another, each with the numbers it has by itself. What scores rows needs none
-of them, and runs at any time.
+That generator, torch's default dtype and its number of threads belong to the whole process, as do
+Python's filters of warnings. So a block that changes or uses one of them has its turn
+(:func:`alone`): fits, draws and reports of several threads come one after another, each with the
+numbers it has by itself. What scores rows needs none of them, and runs at any time.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from selfnorm._context import alone
 from selfnorm.errors import DataError, SelfnormWarning
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def check_page(path: str | os.PathLike[str]) -> Path:
 
 def findings_of(function: Callable[[], Any]) -> list[str]:
     """What a function warns of, which is passed on, too."""
-    with warnings.catch_warnings(record=True) as found:
+    with alone(), warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", SelfnormWarning)
         function()
     for each in found:

@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu, on_cpu, whole_or_not_at_all
+from selfnorm._context import alone, float32_on_cpu, on_cpu, whole_or_not_at_all
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import TableChain
 from selfnorm.columns import (
@@ -599,7 +599,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """
         path = check_page(path)
         unseen = findings_of(lambda: self._rows(X))
-        with warnings.catch_warnings():  # what is odd about the rows was told above
+        with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
             warnings.simplefilter("ignore", SelfnormWarning)
             again = self.fitted_to_.get("digest") == digest(self._rows(X)[0].numpy())
             page = density_report(

@@ -22,7 +22,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import float32_on_cpu, one_thread, seeded, whole_or_not_at_all
+from selfnorm._context import alone, float32_on_cpu, one_thread, seeded, whole_or_not_at_all
 from selfnorm._inputs import (
     all_numbers,
     check_device,
@@ -673,7 +673,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         unseen = findings_of(lambda: self._pairs(X, y))  # refuses what does not fit, too
         labels = np.asarray(y, dtype=np.float64)
         labels = labels.reshape(len(labels), -1)
-        with warnings.catch_warnings():  # what is odd about the rows was told above
+        with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
             warnings.simplefilter("ignore", SelfnormWarning)
             again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
             page = regressor_report(
