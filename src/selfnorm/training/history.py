@@ -113,7 +113,7 @@ class Judgement:
 
     Example:
         >>> Judgement(200, "3 folds", -4.2, 0.1, gain=0.3, gain_error=0.02).verdict
-        'the energies add 0.3 +- 0.02 to the best mixture'
+        'the energies add 0.3 ± 0.02 to the best mixture'
     """
 
     rows: int
@@ -131,12 +131,12 @@ class Judgement:
             return ""
         if self.gain < max(2 * self.gain_error, 0.01):
             return "the mixture alone is as good: the energies add nothing that can be told"
-        return f"the energies add {self.gain:.2g} +- {self.gain_error:.2g} to the best mixture"
+        return f"the energies add {self.gain:.2g} ± {self.gain_error:.2g} to the best mixture"
 
     def __str__(self) -> str:
         parts = [f"{self.rows} rows in {self.seconds:.1f} s"]
         if math.isfinite(self.score):
-            score = f"log-likelihood {self.score:.4g} +- {self.error:.2g} nats/row"
+            score = f"log-likelihood {self.score:.4g} ± {self.error:.2g} nats a row"
             parts.append(f"{score} ({self.how})")
         else:
             parts.append(self.how)
