@@ -165,11 +165,11 @@ class Bounds:
                 f"in [{low:.4f}, {high:.4f}] nats (95 % interval; bounds {self.lower:.4f} and "
                 f"{self.upper:.4f}, gap {self.gap:.4f})"
             )
-        said = " ".join(["", *self.remarks])
+        said = " ".join([".", *self.remarks]) if self.remarks else ""
         return (
             f"log-likelihood {where}, log Z {self.log_norm:.4f} ± {self.log_norm_se:.4f}, "
             f"log_prob by the learned b off by {self.learned_error:+.4f}, ESS {self.ess:.3f}, "
-            f"Pareto k {self.pareto_k:.2f}: {verdict}{said}"
+            f"Pareto k {self.pareto_k:.2f}: {verdict.rstrip('.')}{said}"
         )
 
 
