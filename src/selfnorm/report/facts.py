@@ -41,5 +41,6 @@ class Facts:
                 f'<td style="text-align: left">{escape(value)}</td></tr>'
                 for name, value in facts.items()
             )
-            bundle["text/html"] += f"<table><caption>What was fitted</caption>{rows}</table>"
+            caption = '<caption style="text-align: left">What was fitted</caption>'
+            bundle["text/html"] += f"<table>{caption}{rows}</table>"
         return bundle
