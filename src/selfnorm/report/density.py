@@ -27,7 +27,6 @@ from selfnorm.report import figures, peers
 from selfnorm.report.page import Page
 
 N_STRANGE = 10
-N_DRAWN = 1000  # rows at least, for histograms: chance is then that of the data
 _CELLS = 40_000  # rows x parts x orders that are scored: some seconds on one core
 _JOINT_ROWS = 20_000
 _BOUND_CELLS = 4_000  # the same, for both bounds, which need many samples each
@@ -197,7 +196,7 @@ def density_report(
     bounds = estimator.bounds(
         figures.rows_of(X, judged[few]), n_samples=n_samples, random_state=seed
     )
-    n_drawn = min(max(len(looked_at), N_DRAWN), figures.MAX_POINTS)
+    n_drawn = min(max(len(looked_at), figures.N_DRAWN), figures.MAX_POINTS)
     drawn = estimator.sample(n_drawn, random_state=seed)
     some_drawn = figures.rows_of(drawn, np.arange(min(figures.n_rows(drawn), 500)))
     of_drawn = scored(some_drawn)[0]

@@ -30,6 +30,7 @@ from selfnorm.plotting import (
 )
 
 MAX_POINTS = 2000
+N_DRAWN = 1000  # rows at least, for histograms: chance is then that of the data
 PANELS = 12  # on one page
 N_PAIRS = 6
 MAX_NAMES = 25  # of a table of dependence
@@ -51,13 +52,14 @@ def plot_density_model(
     folder.mkdir(parents=True, exist_ok=True)
     schema = estimator.schema_
     X = None if X is None else rows_of(X, some_rows(n_rows(X), MAX_POINTS))
-    drawn = estimator.sample(MAX_POINTS if X is None else n_rows(X), random_state=seed)
+    n_drawn = MAX_POINTS if X is None else max(n_rows(X), N_DRAWN)
+    drawn = estimator.sample(n_drawn, random_state=seed)
     of_model = coordinates(schema, drawn)
     of_data = None if X is None else coordinates(schema, X)
     scales = scales_of(schema)
     paths = _marginal_pages(scales, of_model, of_data, folder)
     if len(scales) > 1:
-        paths += _pair_pages(scales, of_model, of_data, folder)
+        paths += _pair_pages(scales, of_model[: None if X is None else n_rows(X)], of_data, folder)
     paths.append(folder / "training.png")
     plot_history(estimator.history_, paths[-1])
     paths.append(folder / "diagnostics.png")
@@ -317,6 +319,8 @@ def _marginal_pages(
         for ax, j in zip(np.ravel(axes), here, strict=False):
             data = None if of_data is None else of_data[:, j]
             plot_marginal(scales[j], of_model[:, j], data, axes=ax)
+            if data is not None and j > start:
+                ax.get_legend().remove()
         paths.append(folder / (f"marginals_{page}.png" if page > 1 else "marginals.png"))
         save(figure, paths[-1])
     return paths
