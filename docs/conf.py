@@ -34,7 +34,7 @@ def names_of(module: str) -> list[str]:
 
 project = "selfnorm"
 author = "The selfnorm developers"
-copyright = author
+copyright = f"{author}; MIT licence"
 release = version = selfnorm.__version__
 
 extensions = [
