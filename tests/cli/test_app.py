@@ -89,19 +89,6 @@ def test_evaluate(selfnorm, places):
     assert isinstance(report["reliable"], bool)
 
 
-def test_numbers_of_a_csv_are_numbers_in_python_and_text_again_in_files(selfnorm, tmp_path):
-    rng = np.random.default_rng(0)
-    lines = [f"{rng.normal():.2f},{rng.integers(9)}" for _ in range(60)]
-    (tmp_path / "t.csv").write_text("\n".join(["price,count", *lines, ""]))
-    assert selfnorm("fit", tmp_path / "t.csv", "-o", tmp_path / "m", "--max-steps", 5)[0] == 0
-    drawn = sn.load(tmp_path / "m").sample(20, random_state=0)
-    assert [column.dtype.kind for column in drawn.values()] == ["f", "i"]
-    assert selfnorm("sample", tmp_path / "m", "-n", 20, "-o", tmp_path / "s.csv")[0] == 0
-    written = pd.read_csv(tmp_path / "s.csv", dtype=str)
-    assert written["price"].str.fullmatch(r"-?\d+\.\d\d").all()
-    assert written["count"].str.isdigit().all()
-
-
 def test_score_keeps_other_columns_and_finds_its_own_in_any_order(selfnorm, places, tmp_path):
     X = rows(50, 3, seed=2)
     lines = ["id,c,a,b", *(f"r{i},{r[2]},{r[0]},{r[1]}" for i, r in enumerate(X))]
@@ -685,8 +672,7 @@ def test_wrong_types_in_a_config_with_the_right_hash(selfnorm, places, tmp_path,
         model = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=8, random_state=0)
         model.fit(pd.DataFrame(X[:, :2], columns=names[:2]), X[:, 2])
         commands = (("predict", "-o", tmp_path / "s.csv"),)
-    notes = {"target": "c", "forms": {"x0": {"dtype": "object", "text": True}}}
-    sn.save(model, tmp_path / "m", notes=notes)
+    sn.save(model, tmp_path / "m", notes={"target": "c"})
     document = json.loads((tmp_path / "m" / "config.json").read_text())
     rng = np.random.default_rng(0)
     entries = [*_entries(document["config"]), *_entries(document["notes"], ("notes",))]

@@ -14,7 +14,7 @@ from selfnorm.cli.files import (
     read_table,
     write_table,
 )
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormWarning
 
 VALUES = np.array([[1.5, -2.0, 3e-7], [4.0, 5.25, 1e12], [0.1, 0.2, -0.3]])
 NAMES = ["a", "b c", "d"]
@@ -264,3 +264,12 @@ def test_impossible_outputs_are_refused_early(tmp_path):
     ):
         with pytest.raises(DataError, match=words):
             check_output(path)
+
+
+def test_tables_put_one_below_the_other_lose_the_second_header(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1,2\na,b\n3,4\n")
+    with pytest.warns(SelfnormWarning, match="stands again in line 3; left out"):
+        table = read_table(path)
+    assert numeric(table).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert table.lines.tolist() == [2, 4]

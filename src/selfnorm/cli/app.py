@@ -16,6 +16,7 @@ import time
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -222,15 +223,8 @@ def fit(
         report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
     estimator.feature_names_in_ = np.array(features, dtype=object)
     notes: dict[str, Any] = {} if target is None else {"target": target}
-    # Draws are written as the table was, by commands; in Python numbers are numbers.
-    if table.style != Table.style:
+    if table.style != Table.style:  # draws are written as the table was
         notes["style"] = list(table.style)
-    if target is None:
-        texts = [c for c in schema.columns if c.numeric and c.form.get("text")]
-        types = {str(c.name): "float64" if c.gaps or c.decimals != 0 else "int64" for c in texts}
-        notes["forms"] = {str(column.name): column.form for column in texts}
-        schema = schema.stored_as({name: {"dtype": kind} for name, kind in types.items()})
-        estimator.schema_ = schema
     saving.save(estimator, output, notes=notes or None)
     if stopped:
         raise _Stopped(f"the best state after {estimator.n_iter_} steps is kept in {output}")
@@ -790,8 +784,6 @@ def _load(path: Path, command: str | None = None) -> _Model:
         if folder.kind == "EnergyRegressor":
             estimator.predict(_one_row(estimator))
         else:
-            forms = folder.notes.get("forms", {})
-            estimator.schema_ = estimator.schema_.stored_as(forms)
             estimator.score_samples(estimator.sample(1, random_state=0))
     except _CANNOT_COMPUTE as error:
         detail = " ".join(str(error).split())[:300]
@@ -896,19 +888,21 @@ def main() -> None:
         before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("once", SelfnormWarning)
-            warnings.showwarning = _show_warning
+            warnings.simplefilter("always", SelfnormWarning)
+            warnings.showwarning = partial(_show_warning, set())
             _main()
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _show_warning(message: Any, category: Any, *where: Any, **_: Any) -> None:
-    """A finding as one line; other warnings with their place in the code."""
+def _show_warning(told: set[str], message: Any, category: Any, *where: Any, **_: Any) -> None:
+    """A finding as one line, once; other warnings with their place in the code."""
     own = issubclass(category, SelfnormWarning)
     text = f"selfnorm: {message}" if own else warnings.formatwarning(message, category, *where[:2])
-    typer.echo(text, err=True)
+    if text not in told:
+        typer.echo(text, err=True)
+    told.add(text)
 
 
 def _main() -> None:

@@ -272,6 +272,16 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]
     body = rows[1:] if named else rows
     body_lines = lines[1:] if named else lines
+    again = [line for row, line in zip(body, body_lines, strict=True) if named and row == header]
+    if again:  # tables put one below the other
+        shown = ", ".join(map(str, again[:3])) + (", ..." if len(again) > 3 else "")
+        warnings.warn(
+            f"{path}: the header stands again in line {shown}; left out",
+            SelfnormWarning,
+            stacklevel=3,
+        )
+        kept = [(r, n) for r, n in zip(body, body_lines, strict=True) if r != header]
+        body, body_lines = [r for r, _ in kept], [n for _, n in kept]
     if not body:
         raise DataError(f"{path} has a header but no rows: it needs at least one row of numbers")
     problems = [

@@ -341,18 +341,6 @@ class Schema:
                 made[j] = constant_cells(column, len(x))
         return {self.columns[j].name: cells for j, cells in made.items()}
 
-    def stored_as(self, forms: Mapping[str, dict[str, Any]]) -> Schema:
-        """The same columns, some of them stored otherwise: ``form`` by name.
-
-        Example:
-            >>> schema = Schema.detect({"size": ["1.5", "2.5", "4"]})
-            >>> x, _ = schema.encode({"size": ["4"]})
-            >>> schema.stored_as({"size": {"dtype": "float64"}}).decode(x)["size"]
-            array([4.])
-        """
-        columns = [replace(c, form=forms.get(str(c.name), c.form)) for c in self.columns]
-        return Schema(columns, self.parts, self.frame, self.notes, self.missing)
-
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain JSON.
 

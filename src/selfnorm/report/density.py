@@ -402,7 +402,10 @@ def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) ->
     )
     if any(column.gaps for column in schema.columns):
         header.append("gaps")
-        rows = [[*r, f"{100 * c.gaps:.3g} %"] for r, c in zip(rows, schema.columns, strict=True)]
+        rows = [
+            [*r, f"{100 * c.gaps:.3g} %" if c.gaps else ""]
+            for r, c in zip(rows, schema.columns, strict=True)
+        ]
     page.table("What the columns are", header, rows, numbers=(3,))
     if any(column.kind == "cells" for column in schema.columns):
         page.words(
@@ -623,7 +626,7 @@ def _tails(estimator: Any, rows: Any) -> dict[Any, np.ndarray]:
 def _training(page: Page, estimator: Any, scores: np.ndarray, of_drawn: np.ndarray) -> None:
     densities, axes = new_figure(figsize=(4.2, 2.8))
     plot_log_densities(of_drawn, scores, axes=axes)
-    axes.set_title("log-likelihood of rows")
+    axes.title.set_text("log-likelihood of rows")
     words = (
         f"Log-likelihoods: rows of the table have median {np.median(scores):.2f}, rows drawn from "
         f"the model {np.median(of_drawn):.2f} nats"

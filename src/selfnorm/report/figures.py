@@ -67,13 +67,13 @@ def plot_density_model(
     scores = None if X is None else estimator.score_samples(X)
     of_samples = estimator.score_samples(drawn)
     plot_log_densities(of_samples, scores, threshold=estimator.offset_, axes=axes[0])
-    axes[0].set_title("log-likelihood of rows")
+    axes[0].title.set_text("log-likelihood of rows")
     weights = log_weights(estimator, X)
     if weights is None:
         axes[1].set_axis_off()
     else:
         plot_log_weights(*weights, axes=axes[1])
-        axes[1].set_title("weights behind log Z")
+        axes[1].title.set_text("weights behind log Z")
     save(figure, paths[-1])
     gaps = np.zeros(1) if X is None else gap_shares(schema, X)
     if gaps.any():

@@ -267,7 +267,7 @@ def _examples(
         figure, axes = new_figure(figsize=(3.1, 2.1))
         plot_predictive(**example, name=about.target, axes=axes)
         name = about.row(int(looked_at[row]))
-        axes.set_title(f"{about.row_heading.split(',')[0]} {name}")
+        axes.title.set_text(f"{about.row_heading.split(',')[0]} {name}")
         low, high = example["interval"]
         words = (
             f"Predictive density of row {name}: 90 % between {low:.4g} and {high:.4g}, highest at "
@@ -328,7 +328,7 @@ def _training(page: Page, estimator: Any) -> None:
             continue
         figure, axes = new_figure(figsize=(4.2, 2.8))
         plot_history(history, axes=axes)
-        axes.set_title(f"{stage}: bounds of the log-likelihood")
+        axes.title.set_text(f"{stage}: bounds of the log-likelihood")
         words = f"Training of the {stage}: {history.n_steps:,} steps, kept is {history.best_step:,}"
         panels.append((figure, words))
     page.figures(panels, wide=True)
