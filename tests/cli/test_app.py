@@ -240,7 +240,7 @@ def test_a_raw_file_is_fitted_drawn_filled_and_explained(selfnorm, tmp_path):
     # in Python they come as what they are, not as the file writes them
     loaded = sn.EnergyDensity.load(model)
     kinds = {name: column.dtype.kind for name, column in loaded.sample(5, random_state=0).items()}
-    assert kinds == dict(colour="O", size="f", count="i", day="M", ok="O", always="i")
+    assert "".join(kinds[name] for name in list(raw)[1:]) == "OfiMOi"
     assert (loaded.impute(raw).dtypes == raw.dtypes).all()
     fill = ("impute", model, tmp_path / "raw.csv", "-o")
     assert selfnorm(*fill, tmp_path / "i.csv")[0] == 0
