@@ -47,6 +47,13 @@ def test_a_condition_reaches_every_column_the_first_included():
         assert (grad.abs() > 0).all()
 
 
+def test_a_condition_of_the_first_rows_is_none_for_the_others():
+    net = ResMADE(draw_orderings(3, 2), hidden=8, blocks=1, condition_dim=4)
+    x, some = torch.randn(2, 5, 3), torch.randn(2, 2, 4)
+    every = torch.cat([some, torch.zeros(2, 3, 4)], 1)
+    torch.testing.assert_close(net(x, some), net(x, every))
+
+
 def test_one_column_and_no_condition_gives_constants():
     net = ResMADE(draw_orderings(1, 1), hidden=8)
     out = net.outputs(net.head(2), net(torch.randn(1, 6, 1)), 2)
