@@ -54,6 +54,21 @@ def alone() -> Iterator[None]:
         yield
 
 
+def seed_of(random_state: Any, checkpoint: Any = None) -> int:
+    """The seed that a ``random_state`` of scikit-learn's gives a call.
+
+    With a checkpoint and no state it is the same each time, or a run could not go on.
+
+    >>> seed_of(None, "run.ckpt") == seed_of(0)
+    True
+    """
+    from sklearn.utils import check_random_state
+
+    if random_state is None and checkpoint is not None:
+        random_state = 0
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
 @contextmanager
 def seeded(seed: SeedLike = None, device: torch.device | str | None = None) -> Iterator[None]:
     """Run a block under its own seed and restore the global random state afterwards.

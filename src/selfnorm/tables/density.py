@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import alone, float32_on_cpu, on_cpu, whole_or_not_at_all
+from selfnorm._context import alone, float32_on_cpu, on_cpu, seed_of, whole_or_not_at_all
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import TableChain
 from selfnorm.columns import (
@@ -52,7 +52,6 @@ from selfnorm.report import (
     write_page,
 )
 from selfnorm.tables import answers, members, training
-from selfnorm.tables.inputs import seed_of
 from selfnorm.training import Clock, History, Judgement
 
 MINIMUM_ROWS = 5

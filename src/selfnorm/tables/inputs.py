@@ -7,22 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_random_state
 
 from selfnorm.columns import GAP, Schema
 
 MAX_LEVELS = 32  # with a column of their own; the rarer share none
-
-
-def seed_of(random_state: Any, checkpoint: Any = None) -> int:
-    """The seed of a call; with a checkpoint the same one each time, or it could not go on.
-
-    >>> seed_of(None, "run.ckpt") == seed_of(0)
-    True
-    """
-    if random_state is None and checkpoint is not None:
-        random_state = 0
-    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 @dataclass(frozen=True)

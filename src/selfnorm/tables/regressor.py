@@ -22,7 +22,14 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import alone, float32_on_cpu, one_thread, seeded, whole_or_not_at_all
+from selfnorm._context import (
+    alone,
+    float32_on_cpu,
+    one_thread,
+    seed_of,
+    seeded,
+    whole_or_not_at_all,
+)
 from selfnorm._inputs import (
     all_numbers,
     check_device,
@@ -58,7 +65,7 @@ from selfnorm.report import (
     shortened,
     write_page,
 )
-from selfnorm.tables.inputs import TableInputs, seed_of
+from selfnorm.tables.inputs import TableInputs
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
