@@ -144,7 +144,7 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     describe = ["git", "describe", "--always", "--dirty"]
     found = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
-    commit = found or os.environ.get("SELFNORM_COMMIT", "unknown")
+    commit = os.environ.get("SELFNORM_COMMIT") or found or "unknown"  # of a copy of the tree
     about = {
         "command": f"python -m tests.campaign {' '.join(sys.argv[1:])}",
         "commit": commit,

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -117,7 +118,7 @@ def test_tables_fitted_on_the_device_are_saved_and_score_on_the_cpu():
 
 WAYS = {
     "folds": (600, {}),
-    "rows held out": (3000, {}),
+    "rows held out": (2600, {}),
     "weights": (600, {"sample_weight": np.linspace(0, 2, 600)}),
     "restarts": (600, {"n_init": 2}),
     "limited time": (600, {"max_time": 3.0, "max_steps": None}),
@@ -136,12 +137,13 @@ def test_every_way_to_fit_a_table_ends_on_the_cpu(way):
     with folder() as path:
         fitted = sn.EnergyDensity(**options).fit(x, sample_weight=weights, checkpoint=path / "c")
     assert all(p.device.type == "cpu" for p in fitted.model_.parameters())
-    assert np.isfinite(fitted.score_samples(x)).all()
-    assert fitted.bounds(x, n_samples=100, random_state=0).lower > -100
+    few = x[:50] if joint else {name: cells[:50] for name, cells in x.items()}
+    assert np.isfinite(fitted.score_samples(few)).all()
+    assert fitted.bounds(few, n_samples=100, random_state=0).lower > -100
     fitted.sample(20, random_state=0)
     if not joint:
-        fitted.impute(x, random_state=0)
-        fitted.explain({name: cells[:20] for name, cells in x.items()})
+        fitted.impute(few, random_state=0)
+        fitted.explain(few)
 
 
 def test_a_regressor_of_limited_time_with_weights():
@@ -262,7 +264,8 @@ def test_two_ranks_end_where_one_process_ends():
                 )
             )
         try:
-            outputs = [process.communicate(timeout=60)[0] for process in started]
+            until = time.monotonic() + 110  # both import torch first, on a busy machine for long
+            outputs = [p.communicate(timeout=until - time.monotonic())[0] for p in started]
         finally:
             for process in started:
                 process.kill()
