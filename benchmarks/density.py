@@ -77,7 +77,7 @@ def jobs_for(dataset: str, variants: list[dict[str, Any]]) -> list[dict[str, Any
         {"method": "selfnorm", "config": "default"},
         # AEM (``aem.py``) at its authors' sizes, and at those of our chain with as many orders
         {"method": "aem", "config": "4x512", "task": AEM_TASK},
-        {"method": "aem", "config": "as ours", "as_ours": True, "task": AEM_TASK},
+        {"method": "aem", "config": "as-ours", "as_ours": True, "task": AEM_TASK},
         *flow_jobs(dataset),
         {"method": "gmm", "config": "by validation"},
         {"method": "kde", "config": "by validation"},
