@@ -445,7 +445,7 @@ def plot(
 
     X, y = (None, None) if table is None else found.matrices(table)
     if found.kind == "EnergyRegressor":
-        written = plot_regressor(found.estimator, output, X, y)
+        written = plot_regressor(found.estimator, output, X, y, found.target)
     else:
         written = plot_density_model(found.estimator, output, X, seed)
     _tell({"output": [str(path) for path in written]}, as_json)

@@ -13,6 +13,7 @@ from selfnorm.plotting.densities import (
     plot_samples,
     plot_snl_surface,
     save,
+    styled,
 )
 from selfnorm.plotting.images import density_panels, plot_ablation, plot_panels
 from selfnorm.plotting.tables import (
@@ -47,4 +48,5 @@ __all__ = [
     "plot_shares",
     "plot_snl_surface",
     "save",
+    "styled",
 ]

@@ -15,13 +15,13 @@ from selfnorm.columns import Schema
 from selfnorm.evaluation import Bounds
 from selfnorm.plotting import (
     Scale,
-    need_matplotlib,
     new_figure,
     plot_history,
     plot_log_densities,
     plot_marginal,
     plot_pair,
     plot_shares,
+    styled,
 )
 from selfnorm.report import figures, peers
 from selfnorm.report.page import Page
@@ -151,6 +151,7 @@ class Comparison:
         )
 
 
+@styled
 def density_report(
     estimator: Any,
     X: Any,
@@ -174,7 +175,6 @@ def density_report(
         about: names.
         seed: for samples, folds and which rows of a large table are looked at.
     """
-    need_matplotlib()
     about = about.of_frame(X)
     schema: Schema = estimator.schema_
     n = figures.n_rows(X)
@@ -626,7 +626,7 @@ def _tails(estimator: Any, rows: Any) -> dict[Any, np.ndarray]:
 def _training(page: Page, estimator: Any, scores: np.ndarray, of_drawn: np.ndarray) -> None:
     densities, axes = new_figure(figsize=(4.2, 2.8))
     plot_log_densities(of_drawn, scores, axes=axes)
-    axes.title.set_text("log-likelihood of rows")
+    axes.set_title("log-likelihood of rows")
     words = (
         f"Log-likelihoods: rows of the table have median {np.median(scores):.2f}, rows drawn from "
         f"the model {np.median(of_drawn):.2f} nats"

@@ -27,6 +27,7 @@ from selfnorm.plotting import (
     plot_reliability,
     plot_shares,
     save,
+    styled,
 )
 
 MAX_POINTS = 2000
@@ -39,6 +40,7 @@ _BINS = 8
 _MONDAY = 3  # weekday of 1970-01-01
 
 
+@styled
 def plot_density_model(
     estimator: Any, folder: Path, X: Any = None, seed: int | None = 0
 ) -> list[Path]:
@@ -67,13 +69,13 @@ def plot_density_model(
     scores = None if X is None else estimator.score_samples(X)
     of_samples = estimator.score_samples(drawn)
     plot_log_densities(of_samples, scores, threshold=estimator.offset_, axes=axes[0])
-    axes[0].title.set_text("log-likelihood of rows")
+    axes[0].set_title("log-likelihood of rows")
     weights = log_weights(estimator, X)
     if weights is None:
         axes[1].set_axis_off()
     else:
         plot_log_weights(*weights, axes=axes[1])
-        axes[1].title.set_text("weights behind log Z")
+        axes[1].set_title("weights behind log Z")
     save(figure, paths[-1])
     gaps = np.zeros(1) if X is None else gap_shares(schema, X)
     if gaps.any():
@@ -86,8 +88,12 @@ def plot_density_model(
     return paths
 
 
-def plot_regressor(estimator: Any, folder: Path, X: Any, y: Any) -> list[Path]:
-    """Write the training curves and, where data are given, ``calibration`` and ``predictive``."""
+@styled
+def plot_regressor(estimator: Any, folder: Path, X: Any, y: Any, name: str = "y") -> list[Path]:
+    """Write the training curves and, where data are given, ``calibration`` and ``predictive``.
+
+    ``name`` is that of the target.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -108,7 +114,7 @@ def plot_regressor(estimator: Any, folder: Path, X: Any, y: Any) -> list[Path]:
         ax.set_axis_off()
     for ax, (_, example) in zip(np.ravel(axes), examples, strict=False):
         ax.set_axis_on()
-        plot_predictive(**example, axes=ax)
+        plot_predictive(**example, name=name, axes=ax)
     np.ravel(axes)[0].legend()
     paths.append(folder / "predictive.png")
     save(figure, paths[-1])

@@ -11,11 +11,11 @@ import numpy as np
 
 from selfnorm.evaluation import Bounds, central_coverage
 from selfnorm.plotting import (
-    need_matplotlib,
     new_figure,
     plot_history,
     plot_predictive,
     plot_reliability,
+    styled,
 )
 from selfnorm.report import figures, peers
 from selfnorm.report.density import (
@@ -37,6 +37,7 @@ _BOUND_ROWS = 500
 _MAX_INPUTS = 12
 
 
+@styled
 def regressor_report(
     estimator: Any,
     X: Any,
@@ -60,7 +61,6 @@ def regressor_report(
         about: names.
         seed: for folds, samples and which rows of a large table are looked at.
     """
-    need_matplotlib()
     about = about.of_frame(X)
     y = np.asarray(y, dtype=np.float64)
     n = figures.n_rows(X)
@@ -267,7 +267,7 @@ def _examples(
         figure, axes = new_figure(figsize=(3.1, 2.1))
         plot_predictive(**example, name=about.target, axes=axes)
         name = about.row(int(looked_at[row]))
-        axes.title.set_text(f"{about.row_heading.split(',')[0]} {name}")
+        axes.set_title(f"{about.row_heading.split(',')[0]} {name}")
         low, high = example["interval"]
         words = (
             f"Predictive density of row {name}: 90 % between {low:.4g} and {high:.4g}, highest at "
@@ -328,7 +328,7 @@ def _training(page: Page, estimator: Any) -> None:
             continue
         figure, axes = new_figure(figsize=(4.2, 2.8))
         plot_history(history, axes=axes)
-        axes.title.set_text(f"{stage}: bounds of the log-likelihood")
+        axes.set_title(f"{stage}: bounds of the log-likelihood")
         words = f"Training of the {stage}: {history.n_steps:,} steps, kept is {history.best_step:,}"
         panels.append((figure, words))
     page.figures(panels, wide=True)
