@@ -293,7 +293,7 @@ def encode_column(
         if moved.any():
             surprises.append(
                 f"{column.name!r} is rounded to steps of {parts[0].step:g} "
-                f"({cells.values[moved][0]:g}, {int(moved.sum())} rows)"
+                f"({cells.values[moved][0]:g}, {_rows(moved.sum())})"
             )
         coded = [(codes, snap(numbers, column.decimals), extra)]
     else:
@@ -302,8 +302,12 @@ def encode_column(
         unseen = np.flatnonzero(codes == -2)
         if len(unseen):
             shown = _shown(column, cells, int(unseen[0]))
-            surprises.append(f"{part.name!r} was never seen as {shown} ({len(unseen)} rows)")
+            surprises.append(f"{part.name!r} was never seen as {shown} ({_rows(len(unseen))})")
     return coded
+
+
+def _rows(n: int) -> str:
+    return "1 row" if n == 1 else f"{n} rows"
 
 
 def _shown(column: Column, cells: Cells, row: int) -> str:

@@ -394,7 +394,9 @@ class Schema:
             for c in self.columns
         ]
         rows = [("column", "kind", "type", "values", "gaps"), *rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        if self.frame == "file":  # where all are texts
+            rows = [(*row[:2], *row[3:]) for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in rows
