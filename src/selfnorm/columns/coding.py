@@ -293,7 +293,7 @@ def encode_column(
         if moved.any():
             surprises.append(
                 f"{column.name!r} is rounded to steps of {parts[0].step:g} "
-                f"({cells.values[moved][0]:g}, {_rows(moved.sum())})"
+                f"({cells.values[moved][0]:g}, {_rows(int(moved.sum()))})"
             )
         coded = [(codes, snap(numbers, column.decimals), extra)]
     else:

@@ -389,18 +389,16 @@ class Schema:
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
+        header = ["column", "kind", "type", "values", "gaps"]
         rows = [
-            (str(c.name), c.kind, c.dtype, c.summary, f"{100 * c.gaps:.3g} %" if c.gaps else "")
+            [str(c.name), c.kind, c.dtype, c.summary, f"{100 * c.gaps:.3g} %" if c.gaps else ""]
             for c in self.columns
         ]
-        rows = [("column", "kind", "type", "values", "gaps"), *rows]
+        columns = [[name, *cells] for name, *cells in zip(header, *rows, strict=True)]
         if self.frame == "file":  # where all are texts
-            rows = [(*row[:2], *row[3:]) for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+            del columns[2]
+        wide = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+        lines = ["  ".join(row).rstrip() for row in zip(*wide, strict=True)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def __repr__(self) -> str:

@@ -73,7 +73,8 @@ def plot_marginal(
     if scale.labels:
         axes.set_xlabel("share of rows")
     else:
-        axes.set_ylabel("share of rows")
+        log = axes.get_yscale() == "log"
+        axes.set_ylabel("share of rows" + (", log scale" if log else ""))
     if len(rows) > 1:
         axes.legend()
     return figure
@@ -182,7 +183,7 @@ def plot_shares(
     order = np.argsort(values, kind="stable")
     axes.barh(range(len(values)), values[order], color=DATA)
     axes.set_yticks(range(len(values)), [names[i] for i in order])
-    axes.set(xlabel=xlabel, xlim=(0, 1))
+    axes.set(xlabel=xlabel, xlim=(0, min(1.0, 1.2 * max(values.max(initial=0.0), 0.01))))
     return figure
 
 
@@ -240,6 +241,8 @@ def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
 
 def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: bool = True) -> None:
     """Shares of the rows in each bin: of all rows, also those out of sight."""
+    from matplotlib import ticker
+
     finite = {name: values[np.isfinite(values)] for name, values in rows.items()}
     both = np.concatenate(list(finite.values()))
     if len(both) == 0:
@@ -255,6 +258,9 @@ def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: b
         axes.stairs(shares, edges, label=name, **look)
     if highest > 0.6 and grouped and len(edges) > 5:  # one value that most rows have
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 3.0), numticks=8))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xlim(edges[0], edges[-1])
     _ticks(axes.xaxis, scale)
 
@@ -297,7 +303,7 @@ def _ticks(axis: Any, scale: Scale, crowded: bool = False) -> None:
         if crowded and axis.axis_name == "x":
             axis.set_tick_params(rotation=90)
     elif scale.dates:
-        locator = dates.AutoDateLocator(minticks=2, maxticks=5)  # as few as never fail
+        locator = dates.AutoDateLocator(minticks=3, maxticks=7)
         axis.set_major_locator(locator)
         axis.set_major_formatter(dates.ConciseDateFormatter(locator))
     else:

@@ -424,7 +424,9 @@ def _likelihood(
     apart = []
     if estimator.consistency_:
         nats = estimator.consistency_["conditionals"]
-        apart.append(["a column given others, against the whole model", f"{nats:.3g} nats apart"])
+        apart.append(
+            ["some columns given others (impute, given=)", f"{nats:.3g} nats from the whole model"]
+        )
     show_checks(page, bounds, n_checked, apart)
     page.words(
         "Likelihoods compare only where columns have the same kinds and steps: their fingerprint "

@@ -200,6 +200,8 @@ def _level_step(levels: Sequence[Any]) -> float:
     gaps = np.diff(np.sort(np.asarray(levels, dtype=float))).round(9)
     if len(gaps) == 0:
         return 1.0
+    if len(gaps) == 1 and gaps[0] != 1:
+        return 0.0  # two numbers are names rather than a grid
     if len(levels) > 12:
         steps, counts = np.unique(gaps, return_counts=True)
         return float(steps[counts.argmax()])
