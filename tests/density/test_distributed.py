@@ -238,6 +238,8 @@ def test_what_would_not_be_exact_is_refused():
         fit_distributed(model, x, fabric=fabric, n_accumulate=3)
     with pytest.raises(ValueError, match="samples must be"):
         fit_distributed(model, x, fabric=fabric, samples="typo")
+    with pytest.raises(ValueError, match="clocks of ranks differ"):
+        fit_distributed(model, x, fabric=fabric, max_time=9)
     with pytest.raises(TypeError, match="cannot train"):
         fit_distributed(torch.nn.Linear(2, 1), x, fabric=fabric)
 

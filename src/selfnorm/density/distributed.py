@@ -115,6 +115,11 @@ def fit_distributed(
     )
     if isinstance(model, EBM):
         options = usual(options, judged=val_data is not None)
+    if options.max_time is not None:
+        raise ValueError(
+            "max_time is for one process: clocks of ranks differ, and so would their steps. Use "
+            "max_steps or max_epochs"
+        )
     if "max_memory" in (task_options or {}):
         raise TypeError("max_memory is for one device: here n_accumulate divides a step")
     data, held_out = checked_tables(model, x_train, val_data)
