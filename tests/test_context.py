@@ -185,6 +185,18 @@ def test_modes_of_a_model_two_threads_look_at():
     assert not any(seen)
 
 
+def test_time_for_a_fit_begins_with_its_turn():
+    fitted = sn.EnergyDensity(max_steps=2, max_time=600, random_state=0)
+    fitting = threading.Thread(target=fitted.fit, args=(X[:40],))
+    with alone():
+        fitting.start()
+        time.sleep(0.5)
+        released = time.perf_counter()
+    fitting.join()
+    taken = time.perf_counter() - released
+    assert fitted.judgement_.seconds < taken + 0.25
+
+
 def test_filters_of_warnings_are_left_as_they_were_by_a_report_beside_a_fit():
     begun, ended = threading.Event(), threading.Event()
 

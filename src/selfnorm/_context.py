@@ -145,7 +145,8 @@ def evaluating(module: Any) -> Iterator[None]:
 def whole_or_not_at_all(method: Method) -> Method:
     """A method whose error or interrupt leaves its object with the attributes it had.
 
-    A second fit that fails half way would otherwise leave parts of two models.
+    A second fit that fails half way would otherwise leave parts of two models. It runs
+    :func:`alone`: the time of a fit begins with its turn.
 
     >>> class Estimator:
     ...     @whole_or_not_at_all
@@ -163,13 +164,14 @@ def whole_or_not_at_all(method: Method) -> Method:
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
-        before = dict(vars(self))
-        try:
-            return method(self, *args, **options)
-        except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
-            raise
+        with alone():
+            before = dict(vars(self))
+            try:
+                return method(self, *args, **options)
+            except BaseException:
+                vars(self).clear()
+                vars(self).update(before)
+                raise
 
     return cast(Method, wrapped)
 
