@@ -45,6 +45,8 @@ def read(paths: list[Path]) -> tuple[list[Row], dict[str, np.ndarray], dict[str,
         rows |= {name_of(r): beside | r for r in content["rows"] if "error" not in r}
         head.setdefault("versions", content["versions"])
         head.setdefault("hardware", content["hardware"])
+        if "commit" in content:
+            head.setdefault("commit", content["commit"])
         command = content["command"]
         head.setdefault("command", []).extend([command] if isinstance(command, str) else command)
         if path.with_suffix(".npz").exists():
@@ -168,7 +170,8 @@ def normalisers(dataset: str, ours: list[Row], theirs: list[Row]) -> list[list[s
     return [[dataset, *cells, f"{needed:,.0f}", f"{took:,.0f}", f"{took / one_pass:,.0f}"]]
 
 
-def markdown(tables: dict[str, Any], note: str) -> str:
+def markdown(tables: dict[str, Any], methods: list[str], note: str) -> str:
+    """Every table that has rows, of the methods that were run."""
     compared = [
         [
             c["dataset"],
@@ -179,49 +182,42 @@ def markdown(tables: dict[str, Any], note: str) -> str:
         for c in tables["comparisons"]
         if c["against"] in TRAINED
     ]
-    shown = list(LABELS.values())
-    return "\n".join(
-        [
+    shown = [LABELS[m] for m in methods]
+    trained = [LABELS[m] for m in methods if m in TRAINED]
+    parts = [
+        (
             "# Density estimation: test log-likelihood (nats per row)",
-            "",
-            "Mean ± sd over the seeds (number of runs). `–`: not run.",
-            "",
-            *([note, ""] if note else []),
-            markdown_table(["set", "d", "rows", *shown], tables["test"]),
-            "",
+            " ".join(["Mean ± sd over the seeds (number of runs). `–`: not run.", note]).strip(),
+            ["set", "d", "rows", *shown],
+            tables["test"],
+        ),
+        (
             "## selfnorm minus AEM and flows, paired over test rows (± standard error)",
             "",
-            markdown_table(
-                ["set", "against", "difference", f"without its {SPARED} worst rows"], compared
-            ),
-            "",
+            ["set", "against", "difference", f"without its {SPARED} worst rows"],
+            compared,
+        ),
+        (
             "## AEM and flows: every configuration trained",
-            "",
             "The first of each, by its validation score, is that of the other tables. "
             "`asinh`: the same flow of squashed columns (`benchmarks/flow_tails.py`). AEM: "
             "`benchmarks/aem.py`, normalised by 1,000 samples a factor, validated by 20.",
-            "",
-            markdown_table(
-                ["set", "method", "configuration", "best step", "validation", "test"],
-                tables["flows"],
-            ),
-            "",
+            ["set", "method", "configuration", "best step", "validation", "test"],
+            tables["flows"],
+        ),
+        (
             "## A normalised `log_prob`: learned b of a chain, samples of an energy machine",
-            "",
             "Error: root mean square over rows against the exact normaliser, nats. Samples a "
             "factor at which the error is that of the learned b (errors fall as the root of the "
             "number), the time they would take, and how many times that of one pass it is.",
-            "",
-            markdown_table(
-                [
-                    *("set", "error of b", "µs a row", "AEM, 20 samples", "AEM, 2,000 samples"),
-                    *("samples for b's error", "µs a row", "ratio"),
-                ],
-                tables["normalisers"],
-            ),
-            "",
+            [
+                *("set", "error of b", "µs a row", "AEM, 20 samples", "AEM, 2,000 samples"),
+                *("samples for b's error", "µs a row", "ratio"),
+            ],
+            tables["normalisers"],
+        ),
+        (
             "## Bounds and conditionals of the chains",
-            "",
             "Gap: upper minus lower bound, with `b` of the lower one by quadrature (`–`: not "
             "measured) and with the learned `b`. ESS per factor: mean, and mean of the worst "
             "column. "
@@ -229,29 +225,30 @@ def markdown(tables: dict[str, Any], note: str) -> str:
             "known, in nats and in standard errors. "
             "Integrals: worst error over all conditionals at 100 random test rows, normalised by "
             "quadrature with 8,192 nodes and integrated by another rule.",
-            "",
-            markdown_table(
-                [
-                    *("set", "gap", "gap, learned b", "ESS", "worst column"),
-                    *("IS - quadrature", "in s.e.", "integrals"),
-                ],
-                tables["bounds"],
-            ),
-            "",
+            [
+                *("set", "gap", "gap, learned b", "ESS", "worst column"),
+                *("IS - quadrature", "in s.e.", "integrals"),
+            ],
+            tables["bounds"],
+        ),
+        (
             "## Two-sample test: AUROC of boosted trees, held-out rows against samples",
-            "",
             "0.5: indistinguishable.",
-            "",
-            markdown_table(["set", *(LABELS[m] for m in TRAINED)], tables["auroc"]),
-            "",
+            ["set", *trained],
+            tables["auroc"],
+        ),
+        (
             "## Times: training (s), `log_prob` (µs a row), sampling (µs a row)",
-            "",
             "Runs shared the GPU with others: compare within a row, and roughly.",
-            "",
-            markdown_table(["set", "method", "training", "log_prob", "sampling"], tables["times"]),
-            "",
-        ]
-    )
+            ["set", "method", "training", "log_prob", "sampling"],
+            tables["times"],
+        ),
+    ]
+    sections = []
+    for title, said, header, body in parts:
+        if body:
+            sections += [title, said, markdown_table(header, body)]
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def main() -> None:
@@ -263,15 +260,16 @@ def main() -> None:
     rows, arrays, head = read(args.files)
     names = ("test", "flows", "normalisers", "bounds", "auroc", "times", "comparisons")
     tables: dict[str, Any] = {name: [] for name in names}
+    methods = [m for m in LABELS if any(r["method"] == m for r in rows)]
     for dataset in (name for name in COLUMNS if any(r["dataset"] == name for r in rows)):
         groups = {method: prepare(chosen(rows, dataset, method)) for method in LABELS}
         some = next(g for g in groups.values() if g)
         size = [str(COLUMNS[dataset]), f"{some[0]['n_train']:,}"]
-        tables["test"].append([dataset, *size, *(cell(g, "test") for g in groups.values())])
+        tables["test"].append([dataset, *size, *(cell(groups[m], "test") for m in methods)])
         tables["flows"] += flow_configurations(rows, dataset)
         tables["comparisons"] += compare(dataset, groups, arrays)
         ours = groups["selfnorm"]
-        trained = {m: groups[m] for m in TRAINED}
+        trained = {m: groups[m] for m in TRAINED if m in methods}
         tables["auroc"].append([dataset, *(cell(g, "two_sample_auroc") for g in trained.values())])
         for method, group in trained.items():
             figures = [cell(group, k, 1) for k in ("train_seconds", "log_prob_us", "sample_us")]
@@ -294,7 +292,7 @@ def main() -> None:
     content = {"table": "density", "recipe": "default", "note": args.note, **head}
     content |= {"comparisons": tables["comparisons"], "rows": rows}
     (args.out / "density.json").write_text(json.dumps(content, indent=1) + "\n")
-    (args.out / "density.md").write_text(markdown(tables, args.note))
+    (args.out / "density.md").write_text(markdown(tables, methods, args.note))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_table_pairs_rows_and_keeps_biased_comparisons_out(tmp_path, files, monk
     assert compared["difference"] == pytest.approx(2.1 - 1.0)
     assert compared["se"] == pytest.approx(np.std(np.tile([1, -1], 6), ddof=1) / 12**0.5)
     text = (tmp_path / "out" / "density.md").read_text()
-    assert "| power | 6 | 100 | 2.100 ± 0.141 (2) | – | 1.000 (1) |" in text
+    assert "| power | 6 | 100 | 2.100 ± 0.141 (2) | 1.000 (1) |" in text
     # gap and agreement of the newer run, the learned gap of both
     assert "| power | 0.3000 (1) | 0.3500 ± 0.0707 (2) | 0.900" in text
     assert "| 0.1000 | 1.0 |" in text

@@ -10,7 +10,7 @@ from selfnorm.tables import OutlierDetector
 
 
 def detector(contamination=0.1, **options):
-    density = EnergyDensity(max_steps=40, random_state=0, **options)
+    density = EnergyDensity(max_steps=15, random_state=0, **options)
     return OutlierDetector(density, contamination=contamination)
 
 
@@ -18,11 +18,11 @@ def detector(contamination=0.1, **options):
 def table():
     """Two thirds on a line, a third on another; anomalies far out together, and between both."""
     rng = np.random.default_rng(0)
-    a = rng.normal(size=200)
-    rows = np.column_stack([a, np.where(np.arange(200) % 3, a, -a) + 0.1 * rng.normal(size=200)])
-    rows = np.column_stack([rows, rng.normal(size=200)])
+    a = rng.normal(size=120)
+    rows = np.column_stack([a, np.where(np.arange(120) % 3, a, -a) + 0.1 * rng.normal(size=120)])
+    rows = np.column_stack([rows, rng.normal(size=120)])
     cluster = rng.normal(loc=[4, 4, 4], scale=0.1, size=(10, 3))
-    return np.concatenate([rows, cluster]), np.r_[np.zeros(200), np.ones(10)]
+    return np.concatenate([rows, cluster]), np.r_[np.zeros(120), np.ones(10)]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_training_rows_are_scored_by_laws_that_have_not_seen_them(table):
 
 def test_text_gaps_and_values_never_seen(table):
     rng = np.random.default_rng(0)
-    kinds = rng.choice(["a", "b"], 200).astype(object)
-    size = np.where(rng.random(200) < 0.1, np.nan, rng.normal(size=200))
-    count = np.where(rng.random(200) < 0.7, 0.0, rng.exponential(size=200))
+    kinds = rng.choice(["a", "b"], 120).astype(object)
+    size = np.where(rng.random(120) < 0.1, np.nan, rng.normal(size=120))
+    count = np.where(rng.random(120) < 0.7, 0.0, rng.exponential(size=120))
     fitted = detector().fit({"kind": kinds, "size": size, "count": count})
     asked = {"kind": ["a", "c", None], "size": [0.0, 0.0, np.nan], "count": [0.0, 0.0, 50.0]}
     with pytest.warns(UserWarning, match="c"):
