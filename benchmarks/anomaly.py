@@ -210,9 +210,12 @@ def main() -> None:
 
     path = args.out / "anomaly.json"
     rows: dict[tuple[Any, ...], Row] = {}
+    made_by: list[Row] = []  # where the rows of other files come from
     for file in [path, *args.merge]:
         if file.exists():
-            rows |= {tuple(r[k] for k in KEYS): r for r in json.loads(file.read_text())["rows"]}
+            content = json.loads(file.read_text())
+            rows |= {tuple(r[k] for k in KEYS): r for r in content["rows"]}
+            made_by += content.get("made_by") or [content]
     tables = tables_in(args.data)
     common = {"device": args.device, "max_steps": args.max_steps, "max_time": args.max_time}
     common["scores"] = args.scores and str(args.scores)
@@ -236,8 +239,14 @@ def main() -> None:
     made_at = {"commit": commit()}
 
     def save() -> None:
-        of = {setting: standing([*rows.values()], setting) for setting in SETTINGS}
-        write(path, [*rows.values()], args.device, standing=of)
+        more: Row = {s: standing([*rows.values()], s) for s in SETTINGS}
+        more = {"standing": more}
+        if args.merge:
+            of = [{k: m[k] for k in ("command", "commit", "hardware")} for m in made_by]
+            more["made_by"] = [m for i, m in enumerate(of) if m not in of[:i]]
+            more |= {"command": [m["command"] for m in more["made_by"]]}
+            more["hardware"] = {str(i): m["hardware"] for i, m in enumerate(more["made_by"])}
+        write(path, [*rows.values()], args.device, **more)
         path.with_suffix(".md").write_text(page([*rows.values()]))
 
     with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
