@@ -47,6 +47,7 @@ extensions = [
     "sphinx_design",
 ]
 exclude_patterns = ["_build"]
+smartquotes_action = "qe"  # the dashes of --options stay two
 templates_path = ["_templates"]
 
 # Pages
