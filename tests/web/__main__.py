@@ -2,7 +2,7 @@
 
 Of each page: no console error, nothing asked of another host, no sideways scrolling at 400, 800 and
 1400 pixels, pictures and formulas there, no serious finding of axe. The search works.
-Screenshots of the pages people land on are kept.
+Some pages are looked at in the dark, too. Screenshots of the pages people land on are kept.
 
 python -m tests.web SITE OUT
 """
@@ -30,6 +30,7 @@ from playwright.sync_api import (
 
 WIDTHS = (400, 800, 1400)
 KEPT = ("index", "theory", "is-this-real", "how-to", "reproduce", "tables/mixed", "reference/index")
+IN_THE_DARK = ("index", "tutorials/table", "theory", "reproduce", "report")
 CUT_OFF = """[...document.querySelectorAll('.bd-article .highlight pre')]
     .filter(e => e.scrollWidth > e.clientWidth + 1)
     .map(e => e.innerText.split('\\n').sort((a, b) => b.length - a.length)[0])"""
@@ -153,13 +154,17 @@ def main(site: Path, out: Path) -> int:
         addresses["report"] = make_report(Path(folder)).as_uri()
         page, heard = browser.new_page(), list[str]()
         overhear(page, home, heard)
-        for name, address in addresses.items():
+        visits = [(name, name, "light") for name in addresses]
+        visits += [(name, f"{name}-dark", "dark") for name in IN_THE_DARK]
+        for name, called, scheme in visits:
             keep = name in KEPT or name.startswith("tutorials/") or name == "report"
-            wrong = look(page, address, axe, out / name if keep else None) + heard
+            page.emulate_media(color_scheme=scheme)
+            wrong = look(page, addresses[name], axe, out / called if keep else None) + heard
             heard.clear()
             bad += bool(wrong)
             for each in dict.fromkeys(wrong):
-                print(f"{name}: {each}", flush=True)
+                print(f"{called}: {each}", flush=True)
+        page.emulate_media(color_scheme="light")
         lost = search(page, home)
         browser.close()
     bad += bool(lost)
