@@ -324,7 +324,7 @@ def save_folder(
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with _only_writer(path):
+        with only_writer(path):
             _replace_model(path, weights, document["weights_sha256"], text.encode())
             with suppress(OSError):  # the model is there, and no worse without
                 (path / CARD_FILE).unlink(missing_ok=True)
@@ -338,7 +338,7 @@ def save_folder(
 
 
 @contextmanager
-def _only_writer(path: Path) -> Iterator[None]:
+def only_writer(path: Path) -> Iterator[None]:
     """Wait until nobody else writes to the folder, where the system has such locks."""
     if fcntl is None:
         yield

@@ -1,5 +1,7 @@
 """Checkpoints: a run goes on only as what it was, and with all that it remembered."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -256,3 +258,21 @@ def test_files_that_are_no_checkpoints_are_refused(content, tmp_path):
     path.write_text(content)
     with pytest.raises(CheckpointError, match="not a readable checkpoint"):
         load_checkpoint(path)
+
+
+def test_two_writers_of_one_checkpoint_leave_a_whole_one(tmp_path):
+    path = tmp_path / "run.ckpt"
+
+    def write(number):
+        for _ in range(15):
+            save_checkpoint(path, {"all": torch.full((100_000,), float(number))})
+
+    with ThreadPoolExecutor(2) as pool:
+        writing = [pool.submit(write, number) for number in range(2)]
+        while not all(each.done() for each in writing):
+            if path.exists():
+                found = load_checkpoint(path)["all"]
+                assert bool((found == found[0]).all())
+        for each in writing:
+            each.result()
+    assert [file.name for file in tmp_path.iterdir()] == ["run.ckpt"]

@@ -335,11 +335,11 @@ class ManyTask(Task):
         self._seen = torch.zeros(3, len(runs), device=device)  # loss, lower, upper
         self._before: list[Tensor] = []
         self._val_samples: tuple[Tensor, Tensor] | None = None
-        self._settings = {
+        self._settings = {  # by names that the options of all do not have
             "same_samples": same_samples,
-            "lr": list(rates),
-            "weight_decay": list(weight_decays),
-            "patience": options.patience,
+            "members' lr": list(rates),
+            "members' weight_decay": list(weight_decays),
+            "members' patience": options.patience,
             "rows": fingerprint(tuple(data.tables[: 1 if data.shared else None])),
         }
 

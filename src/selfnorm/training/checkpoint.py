@@ -21,6 +21,7 @@ from torch import Tensor
 
 from selfnorm._context import evaluating, seeded
 from selfnorm.errors import CheckpointError
+from selfnorm.saving import only_writer
 
 if TYPE_CHECKING:
     from selfnorm.training.loop import Task
@@ -35,15 +36,16 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as handle:
-            handle.write(bytes(_HEAD))
-            hashed: Any = _Hashed(handle)
-            torch.save(state, hashed)
-            handle.seek(0)
-            handle.write(_NAME + hashed.digest.hexdigest().encode() + b"\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(part, path)
+        with only_writer(path.parent):  # two runs may have been given one name
+            with open(part, "wb") as handle:
+                handle.write(bytes(_HEAD))
+                hashed: Any = _Hashed(handle)
+                torch.save(state, hashed)
+                handle.seek(0)
+                handle.write(_NAME + hashed.digest.hexdigest().encode() + b"\n")
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(part, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         part.unlink(missing_ok=True)
         raise CheckpointError(
