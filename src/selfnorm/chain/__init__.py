@@ -3,9 +3,10 @@
 from selfnorm.chain.bounds import N_NODES, row_bounds
 from selfnorm.chain.model import AutoregressiveEBM, Factors
 from selfnorm.chain.table import ColumnLaw, TableChain
-from selfnorm.chain.task import default_options, table_options
+from selfnorm.chain.task import FOLDED_BELOW, default_options, table_options
 
 __all__ = [
+    "FOLDED_BELOW",
     "N_NODES",
     "AutoregressiveEBM",
     "ColumnLaw",

@@ -15,7 +15,7 @@ from selfnorm.columns import GAP, UNSEEN, CodedColumns
 
 FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
 ROWS_AT_ONCE = 256
-CHECKED_PLACES = 6000  # rows x columns x orders: a second or so
+CHECKED_PLACES = 3000  # rows x columns x orders: half a second or so
 MAX_COMPLETIONS = 64  # of a row, over which a conditional is summed
 WEIGHTS_PER_REASON = 2 * 512**2  # of a layer, over the orders that are asked
 MAX_ROWS = 2**16  # of a finite table, which may be summed over as a whole

@@ -14,6 +14,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -27,9 +28,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
-from selfnorm._context import alone, float32_on_cpu, on_cpu, seed_of, whole_or_not_at_all
+from selfnorm._context import (
+    alone,
+    float32_on_cpu,
+    on_cpu,
+    one_thread,
+    seed_of,
+    whole_or_not_at_all,
+)
 from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
-from selfnorm.chain import TableChain
+from selfnorm.chain import FOLDED_BELOW, TableChain
 from selfnorm.columns import (
     GAP,
     Column,
@@ -283,7 +291,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             "checkpoint": checkpoint,
             "clock": clock,
         }
-        with float32_on_cpu():
+        few_rows = self.method_ != "joint" and len(rows) < FOLDED_BELOW
+        with float32_on_cpu(), one_thread() if few_rows else nullcontext():
             if self.method_ == "joint":
                 numbers = coded[..., 1].contiguous()
                 if sample_weight is not None:

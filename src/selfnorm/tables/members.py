@@ -29,7 +29,7 @@ from selfnorm.evaluation import Bounds
 LEAST_WEIGHT = 1e-2  # of a member that is kept
 ROWS_PER_COMPONENT = 20
 COMPONENTS = (1, 2, 4, 8)
-MOST_KERNELS = 1500
+MOST_KERNELS, MOST_CELLS = 1000, 12_000  # rows with a kernel each, and their cells
 MOST_CODES = 12  # of a column by which rows are grouped
 CHAIN = "chain"
 CHAIN_PRIOR = 0.1  # share of rows counted for the chain beforehand: all orders and all rows make it
@@ -199,7 +199,7 @@ def kinds_for(n: int, parts: Sequence[Part], *, complete: bool) -> Iterator[Kind
         for components in COMPONENTS:
             if components == 1 or n >= ROWS_PER_COMPONENT * components:
                 yield Kind(components, straight)
-        if plain and n <= MOST_KERNELS:
+        if plain and n <= min(MOST_KERNELS, MOST_CELLS // len(parts)):
             yield Kind(0, straight)
 
 
@@ -330,11 +330,11 @@ def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> 
     kept = np.ones(log_p.shape[1], dtype=bool)
     weights, prior = kept / kept.sum(), first * (np.arange(len(kept)) == 0)
     for _ in range(3):
+        log_most = log_p.max(1, where=kept, initial=-np.inf, keepdims=True)
+        p = np.where(kept, np.exp(np.minimum(log_p - log_most, 0.0)), 0.0)
         for _ in range(300):
-            with np.errstate(divide="ignore"):
-                shares = np.log(weights) + log_p
-            shares = np.exp(shares - logsumexp(shares, axis=1, keepdims=True))
-            weights = (rows @ shares / rows.sum() + prior) / (1 + first)
+            found = weights * ((rows / (p @ weights)) @ p) / rows.sum()
+            weights = (found + prior) / (1 + first)
         if (weights[kept] >= LEAST_WEIGHT).all():
             break
         kept = weights >= min(LEAST_WEIGHT, weights.max())
