@@ -49,7 +49,7 @@ def test_the_closing_words_tell_rows_folds_score_and_time(density):
     told = str(density.judgement_)
     assert "120 rows" in told
     assert "3 folds" in told
-    assert "+-" in told
+    assert "±" in told
     assert " s;" in told
     assert density.lower_bound_ == density.judgement_.score
 
