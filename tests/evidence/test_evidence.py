@@ -198,11 +198,21 @@ def nan_beyond(x):
         (gauss, np.column_stack([normal(200, 1)[:, 0]] * 2), "determined by the others"),
         (gauss, np.ones((200, 2)), "constant"),
         (None, normal(200, 2), "give log_density"),
+        (lambda x: None, normal(200, 2), "not real numbers"),
+        (lambda x: gauss(x) if np.abs(x).max() < 3 else 1 / 0, normal(200, 2), "ZeroDivision"),
+        (gauss, [normal(30, 2), normal(40, 2)], "of one length"),
     ],
 )
 def test_bad_input_is_refused(log_density, draws, message):
     with pytest.raises(DataError, match=message):
         sn.evidence(log_density, draws, **QUICK)
+
+
+def test_log_densities_of_another_function_are_refused():
+    """What a sampler has kept often lacks a constant or has a Jacobian more."""
+    x = normal(200, 2)
+    with pytest.raises(DataError, match="must be one function"):
+        sn.evidence(gauss, x, log_density_draws=gauss(x) - 3, **QUICK)
 
 
 def test_nan_at_samples_alone_is_a_reason():

@@ -59,6 +59,8 @@ def read_draws(draws: Any, chains: bool | None = None) -> Draws:
         ('mu', 'beta[0]', 'beta[1]')
     """
     named = _parameters(draws)
+    if isinstance(draws, list | tuple) and len({np.shape(each) for each in draws}) > 1:
+        raise DataError("the chains (or rows) must be of one length; cut the longer ones")
     if named is None:
         values = as_rows(draws, "draws", dtype=None).detach().cpu().double().numpy()
         if not hasattr(draws, "detach"):

@@ -32,6 +32,7 @@ R_HAT_LIMIT = 1.05
 FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations
 TOLERATED_BEYOND = 0.1  # share of held-out draws that q may miss: the bridge does without them
 PROBES = 20_000  # rows drawn, not evaluated, of which those beyond all draws are kept
+FREE_SAMPLES = 4000  # of q, at which the density is not asked for
 LEAST_SHIFT = 0.02  # of a bounded mean, of standard deviations of some half
 PRIOR_HALVES = 4  # how many differences between halves the delta method's variance is worth
 
@@ -105,6 +106,8 @@ def evidence(
     if log_density is None and known is None:
         raise DataError("give log_density, or log_density_draws where it cannot be evaluated")
     target = None if log_density is None else Target(log_density, given)
+    if target is not None and known is not None:
+        _refuse_others(known.ravel()[: len(target.first)], target.first)
     parts = two_parts(y)
     n_kept, n_samples = _plan(parts, max_evaluations, known is not None)
     kept = _kept(shape, parts, n_kept)
@@ -118,7 +121,9 @@ def evidence(
         q = FittedProposal(_part(y, own), start + k, max_steps)
         mine, chosen = own & kept, other & kept
         n_probes, n_learnt = max(1, n_samples // 10), n_samples // 4
-        if target is not None:
+        if target is None:
+            q.add_chain()
+        else:
             evaluate = partial(_at_samples, target, space)
             q.learn(_part(y, mine), _part(log_p, mine), evaluate, n_learnt, start + 6 + k)
         l1 = _part(log_p, chosen) - q.log_prob(_part(y, chosen).reshape(-1, y.shape[2])).reshape(
@@ -134,7 +139,8 @@ def evidence(
             unseen.append(_unseen(sides[-1].log_z, q, evaluate, reach, n_probes, start + 4 + k))
             at_draws = _features(q, _part(y, chosen), _part(log_p, chosen))
             at_samples = _features(q, samples, log_p_samples)
-            shifts.append(_shift(at_draws, at_samples, sides[-1].log_weights))
+            places = _features(q, q.sample(FREE_SAMPLES, start + 8 + k))
+            shifts.append(_shift(at_draws, at_samples, sides[-1].log_weights, places))
     rows = _evenly(kept, y)
     common: dict[str, Any] = {
         "n_draws": shape[0] * shape[1],
@@ -174,6 +180,17 @@ def _known(values: Any, shape: tuple[int, int]) -> np.ndarray | None:
             f"{shape[0]} x {shape[1]} draws is needed"
         )
     return known.reshape(shape)
+
+
+def _refuse_others(known: np.ndarray, found: np.ndarray) -> None:
+    """What samplers keep often has a Jacobian more or a constant less."""
+    off = np.abs(known - found) > 1e-4 * (1 + np.abs(found))
+    if off.any():
+        j = int(off.argmax())
+        raise DataError(
+            f"log_density_draws says {known[j]:.6g} at draw {j} where log_density says "
+            f"{found[j]:.6g}: they must be one function; leave log_density_draws out"
+        )
 
 
 def _plan(parts: Sequence[np.ndarray], limit: int | None, known: bool) -> tuple[int, int]:
@@ -278,18 +295,32 @@ def _unseen(
     return float(terms.mean()), float(terms.std()) / math.sqrt(len(y))
 
 
-def _features(q: FittedProposal, y: np.ndarray, log_p: np.ndarray) -> np.ndarray:
+def _features(q: FittedProposal, y: np.ndarray, log_p: np.ndarray | None = None) -> np.ndarray:
     """Bounded functions ``(..., 2 d + 1)`` of rows: where they are, how wide, how likely."""
     place = np.tanh(q.standardised(y))
-    likely = np.tanh((log_p - q.log_level) / math.sqrt(y.shape[-1]))
-    return np.concatenate([place, place**2, likely[..., None]], axis=-1)
+    parts = [place, place**2]
+    if log_p is not None:
+        parts.append(np.tanh((log_p - q.log_level) / math.sqrt(y.shape[-1]))[..., None])
+    return np.concatenate(parts, axis=-1)
 
 
-def _shift(draws: np.ndarray, samples: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
-    """``E h`` by draws minus that by weighted samples, and standard errors: ``(2, f)``."""
-    weights = np.exp(log_weights - logsumexp(log_weights))
-    by_samples = weights @ samples
-    variance = weights**2 @ (samples - by_samples) ** 2
+def _shift(
+    draws: np.ndarray, samples: np.ndarray, log_weights: np.ndarray, places: np.ndarray
+) -> np.ndarray:
+    """``E h`` by draws minus that by samples of ``q``, and standard errors: ``(2, f)``.
+
+    ``E_p h = E_q h + E_q[(w - 1) h]`` with weights ``w`` of mean one: the first term from as many
+    samples as one likes, where no density is asked for, the second from those that have weights.
+    """
+    m, known = len(samples), places.shape[1]
+    weights = m * np.exp(log_weights - logsumexp(log_weights))[:, None]
+    middle = (weights * samples).mean(0)
+    terms = weights * (samples - middle)
+    terms[:, :known] -= samples[:, :known] - middle[:known]
+    by_samples = middle + terms.mean(0)
+    by_samples[:known] += (places - middle[:known]).mean(0)
+    variance = terms.var(0) / m
+    variance[:known] += places.var(0) / len(places)
     flat = draws.reshape(-1, draws.shape[-1])
     effective = [effective_draws(draws[..., j]) for j in range(draws.shape[-1])]
     return np.stack([flat.mean(0) - by_samples, np.sqrt(variance + flat.var(0) / effective)])

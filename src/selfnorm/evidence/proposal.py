@@ -25,8 +25,8 @@ TAILS = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 1000.0)  # degrees of freedom tried
 COMPONENTS = (1, 2, 4, 8)  # of the mixtures tried
 PROBE_TAILS, PROBE_WIDTH = 3.0, 2.0
 LEAST_GAIN = 0.01  # nats per held-out row that the chain must bring
+CLOSE = 2e-3  # discrepancy of a mixture that needs no chain
 LIKELIHOOD = 0.1  # what a nat of likelihood counts beside the discrepancy
-LEAST_MASS = 0.8  # of q where the samples are: what hides elsewhere is charged in full
 LARGEST_RATIO = 10.0  # by which a sample's density may grow while q is adjusted
 
 
@@ -79,46 +79,52 @@ class StudentMixture(nn.Module):
 class FittedProposal:
     r"""``q = s q_chain + (1 - s) q_mixture`` in unconstrained space.
 
-    First by likelihood: a Student-t, mixtures of Gaussians, and a chain, an
-    :class:`~selfnorm.AutoregressiveEBM` normalised by quadrature on rows that the t has whitened;
-    the number of components and the share ``s`` are those of highest likelihood on rows not fitted.
-    A posterior that is Gaussian keeps the t, which a network trained on 2,000 rows does not reach.
-    Then :meth:`learn` adjusts the mixture to the density itself. All columns are continuous:
-    repeated rows are rejected moves of a sampler, no point masses.
+    Mixtures of Student-t laws are fitted by likelihood, then adjusted to the density itself by
+    :meth:`learn`. Where that does not come close, or the density is not to be had, a chain joins
+    them: an :class:`~selfnorm.AutoregressiveEBM` normalised by quadrature, on rows that a single t
+    has whitened. All columns are continuous: repeated rows are rejected moves of a sampler, no
+    point masses.
 
     Args:
         rows: ``(chains, n, d)`` draws to fit.
-        seed: of the chain's training.
-        steps: of the training; ``None`` chooses.
+        seed: of the fits.
+        steps: of the chain's training; ``None`` chooses.
     """
 
     def __init__(self, rows: np.ndarray, seed: int, steps: int | None = None) -> None:
-        n = rows.shape[1]
+        n, self.seed, self.steps = rows.shape[1], seed, steps
         # the end of each chain: neighbours of training rows would say little
-        self.n_held = max(1, n // 6) if rows.shape[0] * n >= FEWEST_FOR_CHAIN else 0
-        train = rows[:, : n - self.n_held].reshape(-1, rows.shape[2])
+        held = max(1, n // 6) if rows.shape[0] * n >= FEWEST_FOR_CHAIN else 0
+        train = rows[:, : n - held].reshape(-1, rows.shape[2])
         self.center, self.scale = np.median(train, 0), train.std(0)
         if not (self.scale > 0).all():
             raise DataError(
                 f"column {int(np.argmin(self.scale))} of the draws does not move in part of them: "
                 "the sampler is stuck; run it longer"
             )
-        z = self._scaled(train)
-        z_held = self._scaled(rows[:, n - self.n_held :].reshape(-1, rows.shape[2]))
-        self.ellipse = _ellipse(z)
-        self.mixtures = _mixtures(z, self.ellipse, seed)
+        self.train = self._scaled(train)
+        self.held = self._scaled(rows[:, n - held :].reshape(-1, rows.shape[2]))
+        self.ellipse = _ellipse(self.train)
+        self.mixtures = _mixtures(self.train, self.ellipse, seed)
         self.mixture = self.mixtures[0]
         self.chain: AutoregressiveEBM | None = None
         self.share, self.log_level = 0.0, 0.0
-        if self.n_held:
+        if held:
             with torch.no_grad():
-                likely = [mixture.log_prob(z_held) for mixture in self.mixtures]
-            best = max(range(len(likely)), key=lambda k: float(likely[k].mean()))
-            self.mixture = self.mixtures[best]
-            self.chain = _fitted_chain(self._white(z), self._white(z_held), seed, steps)
-            self.share = _best_share((self._log_chain(z_held) - likely[best]).numpy())
-            if self.share == 0:
-                self.chain = None
+                likely = [float(mixture.log_prob(self.held).mean()) for mixture in self.mixtures]
+            self.mixture = self.mixtures[int(np.argmax(likely))]
+
+    def add_chain(self) -> None:
+        """Fit the chain; its share is the one of highest likelihood on rows that it did not see."""
+        if not len(self.held):
+            return
+        white = self._white(self.train), self._white(self.held)
+        self.chain = _fitted_chain(*white, self.seed, self.steps)
+        with torch.no_grad():
+            log_ratio = self._log_chain(self.held) - self.mixture.log_prob(self.held)
+        self.share = _best_share(log_ratio.numpy())
+        if self.share == 0:
+            self.chain = None
 
     def learn(
         self,
@@ -128,7 +134,7 @@ class FittedProposal:
         n_samples: int,
         seed: int,
     ) -> None:
-        r"""Adjust the mixture to ``log p~`` at the draws that were fitted and at samples of ``q``.
+        r"""Adjust the mixtures to ``log p~`` at the draws that were fitted and at samples of them.
 
         What is made small is what bridge sampling has as its variance, with ``u = log p~ - log q``
         up to a constant,
@@ -136,46 +142,71 @@ class FittedProposal:
         .. math:: E_p[\tanh^2(u / 2)] + E_q[\tanh^2(u / 2)].
 
         Likelihood knows the draws; this knows the density, without noise: if ``p`` is a member of
-        the family it is found, not estimated. Of all mixtures, and all stages of their adjustment,
-        the one of least discrepancy on rows held out is kept.
+        the family it is found, not estimated. Of all mixtures, with and without a chain, and all
+        stages of their adjustment, the one of least discrepancy on rows held out is kept.
 
         Args:
             rows: ``(chains, n, d)``, of the draws given before.
             log_p: ``log p~`` there, ``(chains, n)``.
             evaluate: ``log p~`` of other rows.
-            n_samples: how many to evaluate.
+            n_samples: how many to evaluate at most; half of them if there is no need of a chain.
             seed: of those samples.
         """
         self.log_level = float(np.median(log_p))
         split = rows.shape[1] - max(1, rows.shape[1] // 6)
-        samples = self._sample_all(n_samples, seed)
-        log_p_samples = np.nan_to_num(evaluate(samples), nan=-math.inf, neginf=-math.inf)
-        log_scale = np.log(self.scale).sum()
-        parts = []
-        for held in (False, True):
-            draws, places = slice(split, None) if held else slice(split), np.arange(n_samples)
-            places = places[places % 6 == 5] if held else places[places % 6 != 5]
-            z = self._scaled(rows[:, draws].reshape(-1, rows.shape[2]))
-            z_samples = self._scaled(samples[places])
-            laws = self._log_all(torch.cat([z, z_samples]))
-            parts.append(
-                _Evaluated(
-                    torch.cat([z, z_samples]),
-                    torch.from_numpy(
-                        np.concatenate([log_p[:, draws].ravel(), log_p_samples[places]]) + log_scale
-                    ),
-                    laws[len(z) :].logsumexp(1) - math.log(laws.shape[1]),
-                    None if self.chain is None else laws[:, -1],
-                )
-            )
-        share = torch.tensor(self.share).logit().clamp(-3, 3).double()
-        found = [_adjusted(deepcopy(mixture), share, *parts) for mixture in self.mixtures]
+        draws = [(rows[:, part], log_p[:, part]) for part in (slice(split), slice(split, None))]
+        with seeded(seed):
+            samples = self._of_mixtures(n_samples // 2)
+        known = _known(evaluate, self._unscaled(samples))
+        parts = self._parts(draws, samples, known)
+        found = [_adjusted(deepcopy(mixture), None, *parts) for mixture in self.mixtures]
+        best = min(found, key=lambda each: each[0])
+        if best[0] > CLOSE:
+            self.add_chain()
         if self.chain is not None:
-            alone = [replace(part, log_chain=None) for part in parts]
-            found += [_adjusted(mixture, share, *alone) for mixture in self.mixtures]
-        _, self.mixture, self.share = min(found, key=lambda each: each[0])
+            with seeded(seed + 1):
+                more = self._of_chain(n_samples - len(samples))
+            known = np.concatenate([known, _known(evaluate, self._unscaled(more))])
+            parts = self._parts(draws, torch.cat([samples, more]), known)
+            found = [_adjusted(mixture, self.share, *parts) for mixture in self.mixtures]
+            alone = replace(parts[1], log_chain=None)
+            found.append((alone.judged(best[1]), best[1], 0.0))
+            best = min(found, key=lambda each: each[0])
+        _, self.mixture, self.share = best
         if self.share == 0:
             self.chain = None
+
+    def _parts(
+        self, draws: list[tuple[np.ndarray, np.ndarray]], samples: Tensor, log_p: np.ndarray
+    ) -> list[_Evaluated]:
+        """What is fitted and what is held out: draws as they are, every sixth of the samples."""
+        log_scale, last = np.log(self.scale).sum(), torch.arange(len(samples)) % 6 == 5
+        parts = []
+        for (rows, log_p_rows), chosen in zip(draws, (~last, last), strict=True):
+            z = torch.cat([self._scaled(rows.reshape(-1, rows.shape[2])), samples[chosen]])
+            values = np.concatenate([log_p_rows.ravel(), log_p[chosen.numpy()]]) + log_scale
+            with torch.no_grad():
+                laws = torch.stack([mixture.log_prob(z) for mixture in self.mixtures], 1)
+            log_q0 = laws.logsumexp(1) - math.log(laws.shape[1])
+            log_chain = None if self.chain is None else self._log_chain(z)
+            if log_chain is not None:  # half of the samples are its own
+                log_q0 = torch.logaddexp(log_q0, log_chain) - math.log(2)
+            log_q0 = log_q0[log_p_rows.size :]
+            parts.append(_Evaluated(z, torch.from_numpy(values), log_q0, log_chain))
+        return parts
+
+    def _unscaled(self, z: Tensor) -> np.ndarray:
+        return z.numpy() * self.scale + self.center
+
+    def _of_mixtures(self, n: int) -> Tensor:
+        """``(n, d)`` scaled rows, in turn from all mixtures."""
+        each = -(-n // len(self.mixtures))
+        return torch.stack([mixture.sample(each) for mixture in self.mixtures], 1).flatten(0, 1)[:n]
+
+    @torch.no_grad()
+    def _of_chain(self, n: int) -> Tensor:
+        assert self.chain is not None
+        return self.chain.sample(n).double() @ self.ellipse.scale_tril.T + self.ellipse.loc
 
     def _scaled(self, x: np.ndarray) -> Tensor:
         return torch.from_numpy(self.standardised(x))
@@ -184,27 +215,6 @@ class FittedProposal:
         """Rows whitened by the t's scatter, in float32: what the chain sees."""
         away = (z - self.ellipse.loc).T
         return torch.linalg.solve_triangular(self.ellipse.scale_tril, away, upper=False).T.float()
-
-    def _log_all(self, z: Tensor) -> Tensor:
-        """Log-densities ``(n, L)`` of scaled rows by all mixtures, then by the chain."""
-        with torch.no_grad():
-            found = [mixture.log_prob(z) for mixture in self.mixtures]
-        return torch.stack(found + ([] if self.chain is None else [self._log_chain(z)]), 1)
-
-    def _sample_all(self, n: int, seed: int) -> np.ndarray:
-        """``(n, d)`` rows, in turn from all mixtures and the chain."""
-        n_laws = len(self.mixtures) + (self.chain is not None)
-        each = -(-n // n_laws)
-        with seeded(seed):
-            found = [mixture.sample(each) for mixture in self.mixtures]
-            found += [] if self.chain is None else [self._of_chain(each)]
-        z = torch.stack(found, 1).flatten(0, 1)[:n]
-        return z.numpy() * self.scale + self.center
-
-    @torch.no_grad()
-    def _of_chain(self, n: int) -> Tensor:
-        assert self.chain is not None
-        return self.chain.sample(n).double() @ self.ellipse.scale_tril.T + self.ellipse.loc
 
     def standardised(self, x: np.ndarray) -> np.ndarray:
         """Rows relative to the median and the standard deviation of the draws fitted."""
@@ -235,7 +245,7 @@ class FittedProposal:
             count = int(from_chain.sum())
             if self.chain is not None and count:
                 z[from_chain] = self._of_chain(count)
-        return z.numpy() * self.scale + self.center
+        return self._unscaled(z)
 
     @torch.no_grad()
     def probe(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -247,7 +257,7 @@ class FittedProposal:
         with seeded(seed):
             z = wide.sample((n,))
         log_r = wide.log_prob(z).numpy() - np.log(self.scale).sum()
-        return z.numpy() * self.scale + self.center, log_r
+        return self._unscaled(z), log_r
 
 
 @dataclass(frozen=True)
@@ -262,10 +272,12 @@ class _Evaluated:
     log_q0: Tensor
     log_chain: Tensor | None
 
-    def discrepancy(self, mixture: StudentMixture, share: Tensor) -> Tensor:
+    def discrepancy(
+        self, mixture: StudentMixture, share: Tensor | None, likelihood: float = 0.0
+    ) -> Tensor:
         """``E_p[tanh^2(u / 2)] + E_q[tanh^2(u / 2)]``; some likelihood keeps ``q`` at the draws."""
         log_q = mixture.log_prob(self.rows)
-        if self.log_chain is not None:
+        if self.log_chain is not None and share is not None:
             log_q = torch.logaddexp(
                 nn.functional.logsigmoid(share) + self.log_chain,
                 nn.functional.logsigmoid(-share) + log_q,
@@ -274,9 +286,24 @@ class _Evaluated:
         grown = (log_q[n:] - self.log_q0).exp().clamp_max(LARGEST_RATIO)
         weights = torch.cat([torch.full((n,), 1 / n).to(grown), grown / len(grown)])
         u = self.log_p - log_q
-        half = (u - _middle(u.detach(), weights.detach())) / 2
-        hidden = (LEAST_MASS - grown.mean()).clamp_min(0)
-        return (weights * half.tanh().square()).sum() + hidden - LIKELIHOOD * log_q[:n].mean()
+        level = ((u - _middle(u.detach(), weights.detach())) / 2).tanh()
+        # Where p is next to nothing, q can but leave; elsewhere it is to agree, not to leave.
+        weights = torch.where(level.detach() < -0.9, weights, weights.detach())
+        # mass of q that is where no sample is, beyond chance, is charged in full
+        chance = 3 * grown.detach().std() / math.sqrt(len(grown))
+        hidden = (1 - grown.mean() - chance).clamp_min(0)
+        return (weights * level.square()).sum() + hidden - likelihood * log_q[:n].mean()
+
+    @torch.no_grad()
+    def judged(self, mixture: StudentMixture, share: Tensor | None = None) -> float:
+        """The discrepancy alone; infinite where it is no number."""
+        found = float(self.discrepancy(mixture, share))
+        return found if math.isfinite(found) else math.inf
+
+
+def _known(evaluate: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """``log p~`` of rows, ``-inf`` where it is no number."""
+    return np.nan_to_num(evaluate(rows), nan=-math.inf, neginf=-math.inf)
 
 
 def _middle(u: Tensor, weights: Tensor) -> Tensor:
@@ -290,42 +317,38 @@ def _middle(u: Tensor, weights: Tensor) -> Tensor:
 
 
 def _adjusted(
-    mixture: StudentMixture, share: Tensor, train: _Evaluated, held: _Evaluated
+    mixture: StudentMixture, share: float | None, train: _Evaluated, held: _Evaluated
 ) -> tuple[float, StudentMixture, float]:
     """Least discrepancy on rows held out, and the mixture and the chain's share that have it."""
-    share = share.clone().requires_grad_()
-    with_chain = train.log_chain is not None
-    parameters = [*mixture.parameters()] + ([share] if with_chain else [])
+    parameters: list[Tensor] = [*mixture.parameters()]
+    logit = None
+    if share is not None:
+        logit = torch.tensor(share).double().logit().clamp(-3, 3).requires_grad_()
+        parameters.append(logit)
     optimizer = torch.optim.LBFGS(
         parameters, max_iter=1, max_eval=10, history_size=20, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = train.discrepancy(mixture, share)
+        loss = train.discrepancy(mixture, logit, LIKELIHOOD)
         loss.backward()
         return loss
 
-    def judged() -> float:
-        with torch.no_grad():
-            return float(held.discrepancy(mixture, share))
-
-    best = (judged(), [p.detach().clone() for p in parameters])
+    best = (held.judged(mixture, logit), [p.detach().clone() for p in parameters])
     since = 0
     for _ in range(80):
         optimizer.step(closure)
-        loss = judged()
-        if not math.isfinite(loss):
-            break
+        loss = held.judged(mixture, logit)
         since = 0 if loss < best[0] - 1e-6 else since + 1
         if loss < best[0]:
             best = (loss, [p.detach().clone() for p in parameters])
-        if since >= 8:
+        if since >= 8 or not math.isfinite(loss):
             break
     with torch.no_grad():
         for parameter, kept in zip(parameters, best[1], strict=True):
             parameter.copy_(kept)
-    found = float(share.detach().sigmoid()) if with_chain else 0.0
+    found = 0.0 if logit is None else float(logit.detach().sigmoid())
     return best[0], mixture.requires_grad_(False), found
 
 

@@ -96,6 +96,10 @@ class Evidence:
 
     def compare(self, other: Evidence) -> Comparison:
         """The log Bayes factor ``log Z - log Z'`` in favour of this model."""
+        if not isinstance(other, Evidence):
+            raise TypeError(
+                f"an Evidence is compared with another, not with {type(other).__name__}"
+            )
         reasons = tuple(
             f"{which}: {reason}"
             for which, model in (("first", self), ("second", other))

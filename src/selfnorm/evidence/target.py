@@ -46,6 +46,7 @@ class Target:
     def __init__(self, log_density: Callable[[Any], Any], draws: Draws) -> None:
         self.log_density, self.draws = log_density, draws
         self.n_evaluations = 0
+        self.first: np.ndarray  # values at the first draws, found on the way
         self._convert, self._batched = self._find_out()
 
     def _find_out(self) -> tuple[Callable[[np.ndarray], Any], bool]:
@@ -62,6 +63,7 @@ class Target:
                     continue
                 if values is not None:
                     self.n_evaluations += len(rows)
+                    self.first = values
                     return convert, batched
         said = f" It said: {errors[0]}" if errors else ""
         raise DataError(
@@ -91,7 +93,13 @@ class Target:
         found = []
         for start in range(0, len(rows), CHUNK):
             part = rows[start : start + CHUNK]
-            values = self._call(part, self._convert, self._batched)
+            try:
+                values = self._call(part, self._convert, self._batched)
+            except Exception as error:
+                raise DataError(
+                    f"log_density raised {type(error).__name__}: {error}. It is asked around the "
+                    "draws too: let it return -inf where the density is zero"
+                ) from error
             if values is None:
                 raise DataError(f"log_density did not return {len(part)} numbers for as many rows")
             found.append(values)
@@ -100,8 +108,12 @@ class Target:
 
 def _numbers(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().double().numpy()
-    return np.asarray(value, dtype=np.float64)
+        value = value.detach().cpu()
+        value = (value if value.is_complex() else value.double()).numpy()
+    found = np.asarray(value)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"it returned {type(value).__name__}, not real numbers")
+    return found.astype(np.float64)
 
 
 def stated_support(support: Any, draws: Draws) -> list[tuple[slice, str | Interval]]:
