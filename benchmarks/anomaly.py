@@ -4,9 +4,9 @@
 
 Two settings. ``all``: fitted to all rows, anomalies among them, without labels, and judged on the
 same rows. ``normal``: fitted to a random half of the normal rows, judged on the other half and all
-anomalies. Of a larger table at most 10,000 rows and 300,000 cells (but 2,000 rows at least) are
-drawn at random. Every detector has its default settings; PyOD's get standardised columns, ours the
-table as it is.
+anomalies. Of a larger table at most 5,000 rows and 200,000 cells (but 2,000 rows at least) are
+drawn at random, with the share of anomalies that it has (but twenty of them at least). Every
+detector has its default settings; PyOD's get standardised columns, ours the table as it is.
 
 Rows are written as they come; a second call adds what is missing. ``--merge`` takes over the rows
 of other files, so that detectors can run on several machines; ``--scores`` keeps the scores of
@@ -49,7 +49,7 @@ SETTINGS = {
 }
 VIEWS = ("cells", "columns", "normal_scores", "density")  # whose surprise ours is the mean of
 LEFT_OUT = ("california",)  # has no anomalies
-MOST_ROWS, MOST_CELLS, FEWEST = 10_000, 300_000, 2_000
+MOST_ROWS, MOST_CELLS, FEWEST, ANOMALIES = 5_000, 200_000, 2_000, 20
 Row = dict[str, Any]
 KEYS = ("setting", "dataset", "model", "seed")
 
@@ -65,9 +65,12 @@ def split(file: Path, setting: str, seed: int) -> tuple[np.ndarray, np.ndarray, 
     """Rows to fit, rows to judge and the labels of these."""
     rng = np.random.default_rng(seed)
     with np.load(file, allow_pickle=True) as content:
-        n, columns = content["X"].shape
-        rows = rng.permutation(n)[: min(MOST_ROWS, max(FEWEST, MOST_CELLS // columns))]
-        X, y = content["X"][rows].astype(np.float64), content["y"][rows].ravel().astype(int)
+        X, y = content["X"], content["y"].ravel().astype(int)
+    n = min(len(y), MOST_ROWS, max(FEWEST, MOST_CELLS // X.shape[1]))
+    strange, usual = (rng.permutation(np.flatnonzero(y == label)) for label in (1, 0))
+    strange = strange[: max(ANOMALIES, round(n * y.mean()))] if n < len(y) else strange
+    rows = rng.permutation(np.concatenate([strange, usual[: n - len(strange)]]))
+    X, y = X[rows].astype(np.float64), y[rows]
     if setting == "all":
         return X, X, y
     inliers = np.flatnonzero(y == 0)
