@@ -157,11 +157,12 @@ def table_options(
         if numbers > 0.5:  # a longer run gains little, and takes as long as it is
             steps = min(steps, 4500, 19 * n**0.5)
         if gaps == 0 and all(part.rest and not part.n_codes for part in parts):
-            steps = min(steps, 4.3 * n**0.5 * p**0.3)
-            ema = 0.998 if steps > 2000 else 0.995
+            steps = min(steps, p**0.25 * min(0.6 * n**0.7, 4.5 * n**0.5))
+            # a short run takes longer strides
+            lr, ema = min(6e-3, 12 / steps), 0.998 if steps > 2000 else 0.995
         if n < FEWEST_IN_FOLDS:
             model |= {"orderings": 1, "hidden": 16, "components": 2, "context": 4}
-            batch, steps, ema = n, 20, 0.9
+            batch, steps, lr, ema = n, 20, 2e-3, 0.9
     fit = {
         "batch_size": batch,
         "max_epochs": 10**6,
