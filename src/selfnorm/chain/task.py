@@ -156,7 +156,7 @@ def table_options(
         steps = min(8000, max(500, passes * n / batch))
         if numbers > 0.5:  # a longer run gains little, and takes as long as it is
             steps = min(steps, 4500, 19 * n**0.5)
-        if gaps == 0 and all(part.rest and not part.n_codes for part in parts):
+        if gaps == 0 and all(part.rest and part.n_codes <= 2 for part in parts):
             steps = min(steps, p**0.25 * min(0.6 * n**0.7, 4.5 * n**0.5))
             # a short run takes longer strides
             lr, ema = min(6e-3, 12 / steps), 0.998 if steps > 2000 else 0.995
