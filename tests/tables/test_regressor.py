@@ -516,7 +516,7 @@ def test_the_closing_words_tell_rows_score_and_time(fitted: EnergyRegressor, tmp
     assert told.rows == len(skewed_data()[0])
     assert told.score == pytest.approx(fitted.score(X, y), abs=0.3)
     assert told.error > 0
-    assert "+-" in str(told)
+    assert "±" in str(told)
     fitted.save(tmp_path / "m")
     assert EnergyRegressor.load(tmp_path / "m").judgement_ == told
 
