@@ -528,7 +528,15 @@ def evidence(
         x, log_p = x[np.stack(parts)], log_p[np.stack(parts)]
     support = ["positive" if name in above_zero else None for name in chosen]
     found = selfnorm.evidence(None, x, log_density_draws=log_p, support=support, seed=seed)
-    _tell({"columns": chosen, **found.to_dict()}, as_json, f"{len(table)} draws: {found}")
+    told = {
+        "draws": f"{len(table):,}, {found.effective_draws:,.0f} effective",
+        "log Z": f"{found.log_z:.4f} ± {found.se:.4f}",
+        "at most": f"{found.upper:.4f} ± {found.upper_se:.4f}",
+        "Pareto k": f"{found.pareto_k_draws:.2f}",
+        "verdict": "reliable" if found.reliable else "NOT RELIABLE",
+    }
+    report = {"columns": chosen, **found.to_dict()}
+    _tell(report, as_json, _aligned(told), *found.reasons, *found.notes)
     if strict and not found.reliable:
         raise typer.Exit(NOT_RELIABLE)
 
