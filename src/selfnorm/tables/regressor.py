@@ -444,10 +444,10 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
                 "progress": self.verbose,
             }
             per_epoch = max(1, len(rows.train) // common["batch_size"])
-            epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 22, 400))
+            epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 16, 400))
             energy_epochs = network.energy_epochs
             if energy_epochs is None:
-                energy_epochs = int(np.clip(1200 / per_epoch, 9, 150))
+                energy_epochs = int(np.clip(1200 / per_epoch, 7, 150))
             closing = _CLOSING_SHARE * clock.total if self.max_time is not None else 0.0
 
             def options(suffix: str, share: float, **own: Any) -> TrainingOptions:
