@@ -47,7 +47,7 @@ SETTINGS = {
     "all": "fitted to all rows, anomalies among them",
     "normal": "fitted to half of the normal rows",
 }
-VIEWS = ("cells", "columns", "normal_scores", "density")  # whose surprise ours is the mean of
+VIEWS = ("cells", "neighbours", "normal_scores", "density")  # whose surprise ours is the mean of
 LEFT_OUT = ("california",)  # has no anomalies
 MOST_ROWS, MOST_CELLS, FEWEST, ANOMALIES = 5_000, 200_000, 2_000, 20
 Row = dict[str, Any]

@@ -21,8 +21,8 @@ def table():
     a = rng.normal(size=120)
     rows = np.column_stack([a, np.where(np.arange(120) % 3, a, -a) + 0.1 * rng.normal(size=120)])
     rows = np.column_stack([rows, rng.normal(size=120)])
-    cluster = rng.normal(loc=[4, 4, 4], scale=0.1, size=(10, 3))
-    return np.concatenate([rows, cluster]), np.r_[np.zeros(120), np.ones(10)]
+    cluster = rng.normal(loc=[4, 4, 4], scale=0.1, size=(5, 3))
+    return np.concatenate([rows, cluster]), np.r_[np.zeros(120), np.ones(5)]
 
 
 @pytest.fixture(scope="module")

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import log_ndtr
 from sklearn.base import BaseEstimator, clone
+from sklearn.neighbors import NearestNeighbors
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from selfnorm._context import seeded
-from selfnorm.columns import GAP, CodedColumns
+from selfnorm.columns import GAP, CodedColumns, Part
 from selfnorm.errors import DataError
 from selfnorm.tables import answers, members
 from selfnorm.tables.density import EnergyDensity
 
-N_FOLDS = 5  # in which training rows are scored by the stiff laws
+N_FOLDS = 5  # in which training rows are scored by the Gaussian
+NEIGHBOURS = 5
+MOST_NEIGHBOURS = 10_000  # rows that are kept to be neighbours
 TAIL = 0.1  # share of the training rows whose excess says how scores go on beyond the last
 
 
 class OutlierDetector(BaseEstimator):
     r"""A detector of PyOD's kind: larger scores are stranger, outliers are 1.
 
-    A row is looked at in four degrees of detail: cell by cell, by one Gaussian law of the columns
-    and one of their normal scores, and by the fitted density. A density that is flexible enough
+    A row is looked at in four ways: cell by cell, by its distance to other rows, by one Gaussian
+    law of the columns' normal scores, and by the fitted density. A density that is flexible enough
     learns a cluster of anomalies among its training rows, which a stiff law cannot follow; a stiff
     law does not see the anomaly between two clusters. Each view tells how many of the training rows
-    are at most as likely, ``s_k(x) = -log P(log p_k(X) <= log p_k(x))``, whatever its units, and
-    the score is the mean of these. Beyond the last training row ``s_k`` goes on in proportion to
-    the log-density, as it does in an exponential tail. Training rows are scored by laws that have
-    not seen them (the density of more than 2,500 rows excepted): a row is no evidence for itself.
+    are as strange, ``s_k(x) = -log P(v_k(X) >= v_k(x))``, whatever its units, and the score is the
+    mean of these. Beyond the last training row ``s_k`` goes on in proportion to ``v_k``, as it does
+    in an exponential tail. Training rows are scored by what has not seen them (the density of more
+    than 2,500 rows excepted): a row is no evidence for itself.
 
     Attributes after ``fit``: ``decision_scores_`` of the training rows and the ``views_`` behind
     them, ``threshold_``, ``labels_`` and the fitted density ``density_``. PyOD is not needed.
@@ -58,19 +62,17 @@ class OutlierDetector(BaseEstimator):
             raise DataError(f"contamination must be in (0, 0.5], got {self.contamination}")
         self.density_ = clone(self.density or EnergyDensity()).fit(X)
         parts, rows = self.density_.schema_.parts, self._coded(X)
-        alike = torch.ones(len(rows), dtype=torch.float64)
-        kinds = [members.Kind(1, straight=straight) for straight in (True, False)]
-        self._stiff = []
-        for kind in kinds:
-            columns = members.columns_of(parts, rows, straight=kind.straight)
-            self._stiff.append(members.simple_density(kind, columns, rows, alike, seed=0).eval())
+        alike, kind = torch.ones(len(rows), dtype=torch.float64), members.Kind(1, straight=False)
+        columns = members.columns_of(parts, rows, straight=False)
+        self._gaussian = members.simple_density(kind, columns, rows, alike, seed=0).eval()
+        self._neighbours = _Neighbours(parts, rows)
         with seeded(0):
             folds = members.folds_of(len(rows), N_FOLDS, None)
-        unseen = members.held_out_scores(kinds, parts, rows, alike, folds, seed=0)
+        log_p = members.held_out_scores([kind], parts, rows, alike, folds, seed=0)[kind]
         of_density = self.density_.unseen_decision_
         if not np.isfinite(of_density).all():
             of_density = self.density_.decision_function(X)
-        self.views_ = self._views(rows, [*unseen.values()], of_density)
+        self.views_ = self._views(rows, self._neighbours.apart(), log_p, of_density)
         self._sorted = np.sort(self.views_, axis=0)
         self.decision_scores_ = self._surprise(self.views_)
         self.threshold_ = float(np.quantile(self.decision_scores_, 1 - self.contamination))
@@ -78,14 +80,15 @@ class OutlierDetector(BaseEstimator):
         return self
 
     def views(self, X: Any) -> np.ndarray:
-        """``(n, 4)``: minus the log-likelihood of rows in each view, up to a constant of the view.
+        """``(n, 4)``: how strange rows are in each view, in units of the view.
 
-        Cell by cell, Gaussian of columns, Gaussian of normal scores, fitted density.
+        Cell by cell, distance to neighbours, Gaussian of normal scores, fitted density.
         """
         check_is_fitted(self, "density_")
         rows = self._coded(X)
-        of_stiff = [members.log_density(law, rows).numpy() for law in self._stiff]
-        return self._views(rows, of_stiff, self.density_.decision_function(X))
+        log_p = members.log_density(self._gaussian, rows).numpy()
+        apart = self._neighbours.apart(rows)
+        return self._views(rows, apart, log_p, self.density_.decision_function(X))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """How strange rows are ``(n,)``: mean of their surprise in all views, in nats."""
@@ -99,15 +102,12 @@ class OutlierDetector(BaseEstimator):
         return torch.from_numpy(self.density_.schema_.encode(X)[0])
 
     def _views(
-        self, rows: Tensor, of_stiff: list[np.ndarray], of_density: np.ndarray
+        self, rows: Tensor, apart: np.ndarray, log_p: np.ndarray, of_density: np.ndarray
     ) -> np.ndarray:
-        """The views ``(n, 4)`` of coded rows from what the laws say of them."""
-        cells = _surprise_of_cells(self._stiff[-1].columns, rows)
-        stiff = [
-            -log_p - answers.comparable(law.columns, rows).numpy()
-            for law, log_p in zip(self._stiff, of_stiff, strict=True)
-        ]
-        return np.stack([cells, *stiff, -of_density], 1)
+        """The views ``(n, 4)`` of coded rows from what is known of them."""
+        columns = self._gaussian.columns
+        gaussian = -log_p - answers.comparable(columns, rows).numpy()
+        return np.stack([_surprise_of_cells(columns, rows), apart, gaussian, -of_density], 1)
 
     def _surprise(self, views: np.ndarray) -> np.ndarray:
         """``(n,)``: mean over views of ``-log`` of the share of training rows as strange."""
@@ -118,6 +118,58 @@ class OutlierDetector(BaseEstimator):
             scale = max(float((last - last[0]).mean()), 1e-12)
             total += np.maximum(own - seen[-1], 0.0) / scale - np.log((as_strange + 0.5) / (n + 1))
         return total / views.shape[1]
+
+
+class _Neighbours:
+    """How far rows are from those of training, in deviations of the columns.
+
+    Two levels of a category are as far apart as two rows of a number are on average; what is
+    missing is at the mean. Of a large table some rows stand for all.
+    """
+
+    def __init__(self, parts: Sequence[Part], rows: Tensor) -> None:
+        self.parts = parts
+        places, hot = self._numbers(rows)
+        self.mean = np.nan_to_num(np.nanmean(places, 0))
+        spread = np.nanstd(places, 0)
+        for which in np.unique(hot[hot >= 0]):  # the columns of one category share a unit
+            spread[hot == which] = np.sqrt(max(np.square(spread[hot == which]).sum(), 1e-12))
+        self.unit = np.where(spread > 0, spread, 1.0)
+        self.rows = self._placed(places)
+        kept = np.random.default_rng(0).permutation(len(rows))[:MOST_NEIGHBOURS]
+        self.tree = NearestNeighbors(n_neighbors=1).fit(self.rows[kept])
+        self.own = np.zeros(len(rows), dtype=bool)
+        self.own[kept] = True
+
+    def _numbers(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """``(n, D)``: a column for each number and each level, and of which category it is."""
+        found, hot = [], []
+        for j, part in enumerate(self.parts):
+            code, number = rows[:, j, 0].long().numpy(), rows[:, j, 1].numpy()
+            if part.rest or part.values:
+                values = np.full(part.n_codes + 1, np.nan)
+                values[: len(part.values)] = part.values
+                column = values[np.where(code < 0, part.n_codes, code)]
+                found.append(np.where(part.rest & (code == part.n_codes), number, column))
+                hot.append(-1)
+            else:
+                for level in range(part.n_codes):
+                    found.append(np.where(code == GAP, np.nan, code == level))
+                    hot.append(j)
+        return np.stack(found, 1).astype(np.float64), np.array(hot)
+
+    def _placed(self, numbers: np.ndarray) -> np.ndarray:
+        return np.nan_to_num((numbers - self.mean) / self.unit)
+
+    def apart(self, rows: Tensor | None = None) -> np.ndarray:
+        """``(n,)``: log of the distance to the fifth nearest row, itself not counted."""
+        places = self.rows if rows is None else self._placed(self._numbers(rows)[0])
+        most = self.tree.n_samples_fit_
+        distance = self.tree.kneighbors(places, min(NEIGHBOURS + 1, most))[0]
+        last = np.full(len(places), min(NEIGHBOURS, most) - 1)
+        if rows is None:  # the nearest of these is the row itself
+            last += self.own & (most > NEIGHBOURS)
+        return np.log(distance[np.arange(len(places)), last] + 1e-9)
 
 
 def _surprise_of_cells(columns: CodedColumns, rows: Tensor) -> np.ndarray:
