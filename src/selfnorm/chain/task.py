@@ -122,8 +122,8 @@ def table_options(
     """
     on_gpu = torch.device(device).type == "cuda"
     asked: dict[str, Any] = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0])}
-    if not on_gpu:  # of numbers alone there are two tokens: one, and a gap
-        asked["embedding"] = min(16, 2 + max(part.n_codes for part in parts))
+    if not on_gpu and not any(part.n_codes for part in parts):
+        asked["embedding"] = 2  # of two tokens, a number and a gap
     if FEWEST_IN_FOLDS <= n < FOLDED_BELOW:
         return _folded_options(n, len(parts), asked)
     p = len(parts)
