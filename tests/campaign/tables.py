@@ -31,7 +31,7 @@ def column(rng, n, only=None):
     return name, kinds[name]()
 
 
-def table(rng, most_rows=600, least_rows=4, only=None):
+def table(rng, most_rows, least_rows=4, only=None):
     """``(n, d)`` numbers and the kinds of their columns; some columns depend on others.
 
     ``only``: no other kinds of columns than these, and no row twice.

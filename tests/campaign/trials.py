@@ -106,7 +106,7 @@ def default(rng):
 
 @trial(0.17)
 def density(rng):
-    x, kinds = table(rng)
+    x, kinds = table(rng, 300)
     options = {"max_steps": int(rng.integers(1, 40))}
     if rng.random() < 0.3:
         options["method"] = str(rng.choice(["joint", "autoregressive"]))
@@ -563,7 +563,7 @@ def in_threads(rng, each):
 
 @trial(0.01)
 def threads(rng):
-    return in_threads(rng, 3)
+    return in_threads(rng, 2)
 
 
 @trial(0, limit=3600.0)
