@@ -499,9 +499,7 @@ def evidence(
     draws: Annotated[Path, Argument(help="Draws, one a row: .csv, .tsv, .parquet, .npy or .npz.")],
     log_density: Annotated[
         str,
-        Option(
-            help="Column with the log-density of each draw: of the columns as written, constants kept."
-        ),
+        Option(help="Column with the log-density of each draw (of the columns beside it)."),
     ],
     columns: Annotated[str | None, Option(help="Use only these columns (comma-separated).")] = None,
     drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
