@@ -76,6 +76,7 @@ def measure(name: str, data: Path, device: str, seed: int) -> dict[str, Any]:
         "test": float(log_p.mean()),
         "test_se": float(log_p.std() / np.sqrt(len(log_p))),
         "seconds": seconds,
+        "held_out": model.judgement_.score,
         "steps": model.n_iter_,
         "best_step": model.history_.best_step,
     }
