@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from selfnorm.chain import TableChain
+from selfnorm.chain.table import Rows
 from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
 
 SMALL = {"hidden": 16, "components": 3, "context": 4, "energy_hidden": 8, "embedding": 4}
@@ -21,6 +23,9 @@ def shaken(parts, x=None, **options):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
+    if options.get("lines"):
+        packed, _ = model.columns.pack(x)
+        model.start_at_lines(packed, torch.ones(len(x), model.n_orderings))
     return model.eval()
 
 
@@ -31,10 +36,20 @@ def coded(*columns):
     )
 
 
-def test_masses_of_all_rows_of_a_finite_table_add_to_one():
-    sizes = (2, 3, 4)
+def codes(sizes, n=200):
+    """Parts of some levels, and rows of which each part depends on the one before."""
+    torch.manual_seed(2)
     parts = [Part(j, f"c{j}", k, unseen=0.01) for j, k in enumerate(sizes)]
-    model = shaken(parts)
+    places = [torch.randint(sizes[0], (n,))]
+    for k in sizes[1:]:
+        places.append((places[-1] + (torch.rand(n) < 0.3)) % k)
+    return parts, coded(*((place, 0 * place) for place in places))
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_masses_of_all_rows_of_a_finite_table_add_to_one(lines):
+    sizes = (2, 3, 4)
+    model = shaken(*codes(sizes), lines=lines, conditioned=lines)
     outcomes = [[*range(k), UNSEEN] for k in sizes]
     rows = torch.tensor(list(itertools.product(*outcomes)), dtype=torch.float64)
     packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
@@ -55,9 +70,10 @@ def mixed(n=400):
     return parts, coded((kind, 0 * kind), (count != 0, count), (size != 1.5, size * (size != 1.5)))
 
 
-def test_conditionals_of_every_kind_add_to_one():
+@pytest.mark.parametrize("lines", [False, True])
+def test_conditionals_of_every_kind_add_to_one(lines):
     parts, x = mixed()
-    model = shaken(parts, x)
+    model = shaken(parts, x, lines=lines, conditioned=lines)
     given = ~torch.eye(3, dtype=torch.bool)
 
     def probabilities(place, values):
@@ -76,10 +92,12 @@ def test_conditionals_of_every_kind_add_to_one():
     assert float(total) == pytest.approx(1, abs=1e-3)
 
 
-def test_samples_follow_the_masses():
+@pytest.mark.parametrize("lines", [False, True])
+def test_samples_follow_the_masses(lines):
     sizes = (2, 3)
-    parts = [Part(j, f"c{j}", k, unseen=1e-6) for j, k in enumerate(sizes)]
-    model = shaken(parts)
+    parts, x = codes(sizes)
+    parts = [replace(part, unseen=1e-6) for part in parts]
+    model = shaken(parts, x, lines=lines, conditioned=lines)
     rows = torch.tensor(list(itertools.product(*map(range, sizes))), dtype=torch.float64)
     packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
     expected = model.log_prob(packed).exp() * 20_000
@@ -111,9 +129,10 @@ def test_what_is_given_stays_and_gaps_are_filled():
     assert math.isfinite(float(model.log_prob(packed).sum()))
 
 
-def test_the_law_of_a_column_is_that_of_its_conditional():
+@pytest.mark.parametrize("lines", [False, True])
+def test_the_law_of_a_column_is_that_of_its_conditional(lines):
     parts, x = mixed(50)
-    model = shaken(parts, x)
+    model = shaken(parts, x, lines=lines, conditioned=lines)
     packed, _ = model.columns.pack(x)
     for part in range(3):
         law = model.column_law(packed, part, n_nodes=256)
@@ -130,6 +149,37 @@ def test_the_law_of_a_column_is_that_of_its_conditional():
             assert torch.allclose(
                 torch.logsumexp(law.log_weights, 0), torch.zeros(50).double(), atol=1e-6
             )
+
+
+def test_rows_that_are_complete_by_draws_are_not_masked():
+    parts, x = mixed(50)
+    model = shaken(parts, x, masked=1.0, drop=0.0).train()
+    packed, weights = model.columns.pack(x)[0], torch.ones(50, 2)
+    log_q = model.at_batch((packed, weights, torch.zeros(50, dtype=torch.bool)), 0)[1]
+    assert torch.equal(log_q, model.at_rows(packed, exact=False)[1])
+    masked = model.at_batch((packed, weights, torch.ones(50, dtype=torch.bool)), 0)[1]
+    assert not torch.equal(log_q, masked)
+
+
+def test_lines_tell_what_a_normal_law_does_given_any_columns():
+    parts, x = mixed()
+    model = shaken(parts, x, lines=True, conditioned=True)
+    x[::3, 0, 0] = GAP
+    given = torch.rand(len(x), 3, generator=torch.Generator().manual_seed(0)) < 0.3
+    u, seen = model._in_lines(Rows.of(model.columns.pack(x)[0]))
+    law = model.lines_of(seen, given)
+    place, part = law.place(u), model.line_part
+    for r, i in itertools.product(range(2), range(12)):
+        free = torch.eye(len(part)) - model.slopes[r]
+        root = torch.linalg.solve(free, torch.diag(model.spread[r]))
+        covariance, rank = root @ root.T, model.trunk.ranks[r, part]
+        for k in torch.nonzero(~given[i, part]).flatten().tolist():
+            known = seen[i] & (part != part[k]) & (given[i, part] | (rank < rank[k]))
+            slope = torch.linalg.solve(covariance[known][:, known], covariance[known, k])
+            expected = torch.stack([slope @ u[i, known], covariance[k, k]])
+            expected[1] = (expected[1] - slope @ covariance[known, k]).sqrt()
+            found = torch.stack([place[r, i, k], law.spread[r, i, k]])
+            assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_numbers_are_drawn_within_the_range_that_was_seen():

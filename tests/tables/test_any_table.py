@@ -8,14 +8,16 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from selfnorm import EnergyDensity, EnergyRegressor, Schema
+from selfnorm.columns import GAP
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.tables import RegressorNetwork
+from selfnorm.tables import RegressorNetwork, training
 
 QUICK = {"max_steps": 30, "random_state": 0, "hidden": 16}
 
@@ -153,6 +155,21 @@ def test_another_unit_moves_scores_by_its_log_and_no_verdict():
     moved = b.score_samples(halved) - a.score_samples(table)
     assert np.allclose(moved, np.where(table["size"] == 0, 0.0, math.log(2)), atol=2e-3)
     assert np.allclose(b.decision_function(halved), a.decision_function(table), atol=5e-3)
+
+
+def test_rows_are_completed_for_training_where_they_have_gaps_and_nowhere_else(density, frame):
+    coded = torch.from_numpy(density.schema_.encode(frame)[0])
+    chain, n = density.model_, len(frame)
+    rows = chain.columns.pack(coded)[0], torch.ones(n, chain.n_orderings)
+    found, weights, masked = training._completed(chain, chain.columns, coded, rows, 0)
+    as_they_are, filled = found[masked], found[~masked]
+    assert len(as_they_are) == len(filled) == training.COMPLETED * n
+    assert len(weights) == 2 * len(filled)
+    assert torch.equal(as_they_are[:n], rows[0])
+    seen = rows[0][..., 0] != GAP
+    assert not seen.all()
+    assert torch.equal(filled[:n][seen], rows[0][seen])
+    assert bool((filled[..., 0] != GAP).all())
 
 
 def test_a_gap_makes_no_row_ordinary(density, frame):

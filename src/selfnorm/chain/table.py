@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from selfnorm._context import SeedLike, seeded
 from selfnorm.chain.model import Chain, Factors, orderings_of
 from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
-from selfnorm.distributions import Mixture1d, ridge_lines
+from selfnorm.distributions import HIDDEN, LEAST_SPREAD, Mixture1d, completed, ridge_lines
 from selfnorm.errors import DataError
 from selfnorm.functional import log_mean_exp
 from selfnorm.networks import ResMADE
 
 N_KNOTS = 17  # quantiles of the normal law between which a network sees the place of a number
 N_NODES = 64  # of the quadrature that normalises a factor
+MOST_LINES = 24  # columns: beyond, levels of categories have none, and rows are not told apart
+LEAST_CHANGE = 0.1  # of its frequency: the least probability that lines foretell of a level
 
 
 class Rows(NamedTuple):
@@ -43,6 +45,42 @@ class Rows(NamedTuple):
 def _padded(mask: Tensor, n: int) -> Tensor:
     """A mask ``(k, p)`` of the first of ``n`` rows, ``(n, p)``: false for the others."""
     return nn.functional.pad(mask, (0, 0, 0, n - len(mask)))
+
+
+class Lines(NamedTuple):
+    """A normal distribution of numbers and levels, each given those before it and all given ones.
+
+    ``N`` is the number of rows, or 1 where one law is that of all rows.
+
+    Args:
+        order: ``(R, N, U)`` the columns, first to last.
+        root: ``(R, N, U, U)`` of their covariance, in that order.
+        before: the same where the second column is of a part before that of the first, else 0.
+        spread: ``(R, N, U)`` around the line.
+    """
+
+    order: Tensor
+    root: Tensor
+    before: Tensor
+    spread: Tensor
+
+    def place(self, u: Tensor) -> Tensor:
+        """``(R, n, U)``: what the columns before each one say of it at rows ``u (.., n, U)``."""
+        order = self.order.expand(-1, u.shape[-2], -1)
+        off = u.to(self.root).expand(order.shape).gather(-1, order).unsqueeze(-1)
+        apart = torch.linalg.solve_triangular(self.root, off, upper=False)
+        ordered = torch.matmul(self.before, apart).squeeze(-1)
+        return torch.zeros_like(ordered).scatter(-1, order, ordered).to(u)
+
+
+class Told(NamedTuple):
+    """What lines tell of rows: of numbers a place and its spread ``(R, n, D)``, and what they add
+    to the logits of finite parts ``(R, n, F, widest)``.
+    """
+
+    place: Tensor
+    spread: Tensor
+    logits: Tensor
 
 
 class ColumnLaw(NamedTuple):
@@ -86,6 +124,11 @@ class TableChain(Chain):
         n_knots: of the map to normal scores.
         embedding: numbers by which a network sees a code.
         masked: share of the rows that are trained with random columns given or missing.
+        lines: whether factors are told from regressions on the parts before (see
+            :meth:`start_at_lines`): those of numbers, in tables of few columns also of categories.
+        conditioned: whether they are told from all that a row has before it or is given, by the
+            normal distribution that the regressions make up; else from the parts before, a gap as
+            the mean. More than 24 columns are not conditioned.
         others: as in :class:`~selfnorm.AutoregressiveEBM`.
 
     Example:
@@ -100,6 +143,9 @@ class TableChain(Chain):
 
     slopes: Tensor
     spread: Tensor
+    level_part: Tensor
+    level_code: Tensor
+    line_part: Tensor
     log_unseen: Tensor
     log_known: Tensor
     numbers: Tensor
@@ -132,6 +178,7 @@ class TableChain(Chain):
         n_knots: int = 64,
         masked: float = 0.4,
         lines: bool = False,
+        conditioned: bool = False,
     ) -> None:
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
@@ -141,6 +188,7 @@ class TableChain(Chain):
             "hidden": hidden, "blocks": blocks, "components": components, "context": context,
             "energy_hidden": energy_hidden, "energy_blocks": energy_blocks, "drop": drop,
             "embedding": embedding, "n_knots": n_knots, "masked": masked, "lines": lines,
+            "conditioned": conditioned,
         }  # fmt: skip
         self.dim, self.masked = len(parts), masked
         self.columns = CodedColumns(parts, n_knots)
@@ -168,11 +216,20 @@ class TableChain(Chain):
         sizes = n_codes + 2  # tokens: the codes, a number, a gap
         self._buffer("first_token", sizes.cumsum(0) - sizes)
         self._buffer("gap_token", sizes - 1)
-        self.lines = lines
+        self.lines, self.conditioned = lines, conditioned
         if lines:
-            stack, of_numbers = len(ranks), len(numbers)
-            self.register_buffer("slopes", torch.zeros(stack, of_numbers, of_numbers))
-            self.register_buffer("spread", torch.ones(stack, of_numbers))
+            # columns of lines: the numbers, then the levels of small categories but the first
+            small = [j for j, p in enumerate(parts) if not p.rest and p.n_codes > 1]
+            shown: list[tuple[int, int]] = []
+            for j in sorted(small, key=lambda j: parts[j].n_codes):
+                if self.n_numbers + len(shown) + parts[j].n_codes <= MOST_LINES:
+                    shown += [(j, code) for code in range(1, parts[j].n_codes)]
+            self._buffer("level_part", torch.tensor([j for j, _ in shown], dtype=torch.long))
+            self._buffer("level_code", torch.tensor([code for _, code in shown], dtype=torch.long))
+            self._buffer("line_part", torch.cat([numbers, self.level_part]))
+            stack, n_lines = len(ranks), len(self.line_part)
+            self.register_buffer("slopes", torch.zeros(stack, n_lines, n_lines))
+            self.register_buffer("spread", torch.ones(stack, n_lines))
         per_part = embedding + N_KNOTS + lines
         self.tokens = nn.Embedding(int(sizes.sum()), embedding)
         nn.init.normal_(self.tokens.weight, std=0.5)
@@ -220,36 +277,107 @@ class TableChain(Chain):
         return chain.train(self.training)
 
     @torch.no_grad()
-    def start_at_lines(self, packed: Tensor, weights: Tensor) -> TableChain:
-        """Begin at linear regressions of the numbers of packed rows on those before them.
+    def start_at_lines(self, packed: Tensor, weights: Tensor, first: int = 0) -> TableChain:
+        """Begin at linear regressions of the parts of packed rows on those before them.
 
         Args:
             packed: training rows ``(n, p, 4)``.
             weights: ``(n, R)``: how much a row counts for an order.
+            first: of the orders that begin so; those before it stay at the marginals.
         """
-        z = self._scores_of_numbers(Rows.of(packed.to(self.device))).double().cpu().numpy()
-        ranks = self.trunk.ranks[:, self.numbers].cpu().numpy()
-        quantiles = []
+        u, seen = (each.cpu().numpy() for each in self._in_lines(Rows.of(packed.to(self.device))))
+        whole: dict[bytes, np.ndarray] = {}  # orders that count the same rows share them
+        ranks = self.trunk.ranks[:, self.line_part].cpu().numpy()
+        places = self.places.double().cpu()
+        levels = torch.special.ndtr(places).numpy()
+        quantiles = places.numpy() * np.ones((self.n_orderings, self.n_numbers, 1))
         for r, rank in enumerate(ranks):
+            if r < first:
+                continue
             weight = weights[:, r].double().cpu().numpy()
-            slopes, spread, left = ridge_lines(z, np.argsort(rank), weight)
+            if weight.tobytes() not in whole:
+                whole[weight.tobytes()] = completed(u.astype(np.float64), seen, weight)
+            order = np.argsort(rank, kind="stable")
+            slopes, spread, left = ridge_lines(whole[weight.tobytes()], order, weight)
             self.slopes[r] = torch.from_numpy(slopes)
             self.spread[r] = torch.from_numpy(spread)
-            here = weight > 0
-            levels = torch.special.ndtr(self.places.double()).cpu().numpy()
-            quantiles.append(np.quantile(left[here] / spread, levels, axis=0).T)
-        self._start_numbers_at(torch.from_numpy(np.stack(quantiles)).to(self.places))
+            for i in range(self.n_numbers):
+                known = left[(weight > 0) & seen[:, i], i]
+                if len(known):
+                    quantiles[r, i] = np.quantile(known / spread[i], levels)
+        self._start_numbers_at(torch.from_numpy(quantiles).to(self.places))
         return self
 
-    def _scores_of_numbers(self, rows: Rows) -> Tensor:
-        """``(..., D)``: normal scores of the numbers that were seen, 0 where there is none."""
+    def _in_lines(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """``(..., U)``: the columns of lines in units of about one, 0 where not seen; which are."""
         is_number = rows.seen & (rows.code == self.rest_code)
-        return rows.z.where(is_number, 0.0)[..., self.numbers]
+        hot = (rows.code[..., self.level_part] == self.level_code).to(rows.z)
+        share, scale = self._of_levels()
+        seen = torch.cat([is_number[..., self.numbers], rows.seen[..., self.level_part]], -1)
+        u = torch.cat([rows.z[..., self.numbers], (hot - share) / scale], -1)
+        return u.where(seen, 0.0), seen
 
-    def line(self, rows: Rows) -> Tensor:
-        """``(R, n, D)``: what the numbers before it in each order say of a number, linearly."""
-        z = self._scores_of_numbers(rows)
-        return torch.matmul(z, self.slopes.transpose(1, 2))
+    def _of_levels(self) -> tuple[Tensor, Tensor]:
+        """``(C,)``: the frequencies of the levels in lines, and their standard deviations."""
+        share = self.columns.log_share[self.level_part, self.level_code].exp().to(self.places)
+        return share, (share * (1 - share)).sqrt()
+
+    def lines_of(self, seen: Tensor, given: Tensor | None = None) -> Lines:
+        """The normal law of the lines where some columns are seen and some parts are given.
+
+        Args:
+            seen: ``(.., n, U)``.
+            given: ``(.., n, p)``, or ``None``.
+        """
+        part, slopes = self.line_part, self.slopes.double()
+        rank = self.trunk.ranks[:, part].unsqueeze(1)  # (R, 1, U)
+        if not self.conditioned or len(part) > MOST_LINES:
+            seen = torch.ones_like(seen.flatten(0, -2)[:1])
+        elif given is not None:
+            rank = rank - self.dim * given[..., part].to(rank)
+        elif not self.training and bool(seen.all()):
+            seen = seen.flatten(0, -2)[:1]
+        rank, seen = torch.broadcast_tensors(rank, seen)
+        order = rank.argsort(dim=-1, stable=True)
+        eye = torch.eye(len(part)).to(slopes)
+        root = torch.linalg.solve(eye - slopes, torch.diag_embed(self.spread.double()))
+        chain = torch.arange(len(slopes), device=order.device).view(-1, 1, 1, 1)
+        covariance = (root @ root.mT)[chain, order.unsqueeze(-1), order.unsqueeze(-2)]
+        hidden = HIDDEN * (~seen).gather(-1, order).double()
+        root = torch.linalg.cholesky_ex(covariance + torch.diag_embed(hidden))[0]
+        rank = rank.gather(-1, order)
+        before = root * (rank.unsqueeze(-1) > rank.unsqueeze(-2))
+        left = covariance.diagonal(dim1=-2, dim2=-1) - before.square().sum(-1)
+        spread = left.clamp_min(LEAST_SPREAD**2).sqrt()
+        return Lines(order, root, before, torch.zeros_like(spread).scatter(-1, order, spread))
+
+    def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
+        """Slices of ``n`` rows small enough, their lines included."""
+        of_lines = len(self.line_part) ** 2 // self.dim if self.lines else 0
+        return super().chunks(n, nodes + of_lines, chunk_size)
+
+    def told(self, rows: Rows, given: Tensor | None, law: Lines | None = None) -> Told | None:
+        """What lines tell of rows by the law of their columns; ``None`` where there are none."""
+        if not self.lines:
+            return None
+        u, seen = self._in_lines(rows)
+        law = law or self.lines_of(seen, given)
+        place, d = law.place(u), self.n_numbers
+        spread = law.spread.to(place).expand_as(place)
+        return Told(place[..., :d], spread[..., :d], self._logits_of_lines(place))
+
+    def _logits_of_lines(self, place: Tensor) -> Tensor:
+        """``(R, n, F, widest)``: what lines add to the logits of finite parts."""
+        _, scale = self._of_levels()
+        widest = self.logit_absent.shape[1]
+        row = torch.searchsorted(self.finite, self.level_part)
+        change = place[..., self.n_numbers :] * scale
+        added = place.new_zeros(*place.shape[:2], self.n_finite * widest)
+        added = added.index_copy(-1, row * widest + self.level_code, change)
+        added = added.index_add(-1, row * widest, -change)
+        shares = self.columns.log_share[self.finite][:, :widest].exp().to(added)
+        added = added.view(*place.shape[:2], self.n_finite, widest)
+        return (1 + added / shares).clamp_min(LEAST_CHANGE).log()
 
     @torch.no_grad()
     def start_at_marginals(self) -> None:
@@ -274,9 +402,9 @@ class TableChain(Chain):
             return None
         return torch.as_tensor(mask, dtype=torch.bool, device=self.device).expand(n, self.dim)
 
-    def start(self, x: Tensor, weights: Tensor | None = None) -> None:
+    def start(self, x: Tensor, weights: Tensor | None = None, masked: Tensor | None = None) -> None:
         """Check packed rows; the columns were fitted before, or the rows could not be packed."""
-        del weights
+        del weights, masked
         if not bool(torch.isfinite(self.check(x)).all()):
             raise DataError("packed rows hold NaN or infinity")
 
@@ -293,7 +421,7 @@ class TableChain(Chain):
         is_number = rows.seen & (rows.code == self.rest_code)
         return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
 
-    def features(self, rows: Rows, given: Tensor | None = None) -> Tensor:
+    def features(self, rows: Rows, given: Tensor | None = None, told: Told | None = None) -> Tensor:
         """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``.
 
         What is ``given`` may be told of the first rows alone.
@@ -305,24 +433,19 @@ class TableChain(Chain):
             some = given.shape[-2]
             shown = inputs[..., :some, :, :] * (given & rows.seen[..., :some, :]).unsqueeze(-1)
             condition = shown.flatten(-2).expand(stack, -1, -1)
-        if self.lines:
-            # how far a number is from its line: not shown of those given, whose lines may come
-            # from the very number that is asked for
-            off = (self._scores_of_numbers(rows) - self.line(rows)) / self.spread.unsqueeze(1)
+        if told is not None:  # how far a number is from what was told of it
             is_number = (rows.seen & (rows.code == self.rest_code))[..., self.numbers]
-            off = torch.asinh(off).where(is_number, 0.0)
+            off = torch.asinh((rows.z[..., self.numbers] - told.place) / told.spread)
+            off = off.where(is_number, 0.0)
             whole = off.new_zeros(*off.shape[:-1], self.dim).index_copy(-1, self.numbers, off)
             inputs = torch.cat([inputs[..., :-1].expand(*whole.shape, -1), whole.unsqueeze(-1)], -1)
         features: Tensor = self.trunk(inputs.flatten(-2).expand(stack, -1, -1), condition)
         return features
 
-    def _told_from(self, rows: Rows) -> tuple[Tensor, Tensor] | None:
-        """Place and scale ``(R, n, D)`` from which proposals of rows are told."""
-        return (self.line(rows), self.spread.unsqueeze(1)) if self.lines else None
-
-    def code_log_probs(self, features: Tensor) -> Tensor:
+    def code_log_probs(self, features: Tensor, told: Told | None = None) -> Tensor:
         """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
         logits = self.code_head(features)[..., self.logit_index]
+        logits = logits if told is None else logits + told.logits
         return torch.log_softmax(logits.masked_fill(self.logit_absent, -torch.inf), -1)
 
     def rounded(self, y: Tensor, shift: float = 0.0) -> Tensor:
@@ -343,15 +466,16 @@ class TableChain(Chain):
         alone: then the others have none.
         """
         rows, stack = Rows.of(x), self.n_orderings
-        features = self.features(rows, given)
-        if given is not None:
-            given = _padded(given, len(x))
+        of_first = given
+        given = None if given is None else _padded(given, len(x))
+        told = self.told(rows, given)
+        features = self.features(rows, of_first, told)
         asked = rows.seen if given is None else rows.seen & ~given
-        at = self.factors_of(features, self._told_from(rows))
+        at = self.factors_of(features, told and (told.place, told.spread))
         is_number = (asked & (rows.code == self.rest_code))[:, self.numbers]
         active = is_number.expand(stack, -1, -1)
         at = at._replace(active=active)
-        log_codes = self.code_log_probs(features)
+        log_codes = self.code_log_probs(features, told)
         code = rows.code[:, self.finite].expand(stack, -1, -1).unsqueeze(-1)
         log_code = log_codes.gather(-1, code).squeeze(-1) + self.log_known[self.finite]
         log_number = self._log_proposal(at.proposal, rows)
@@ -419,6 +543,9 @@ class TableChain(Chain):
         n_masked = round(self.masked * len(x)) if self.training else 0
         if n_masked:
             given, missing = self._random_masks(n_masked)
+            if len(batch) > 2:  # some rows are to be seen as they are
+                free = batch[2][:n_masked].unsqueeze(1)
+                given, missing = given & free, missing & free
             code = x[..., 0].masked_fill(_padded(missing, len(x)), float(GAP))
             x = torch.cat([code.unsqueeze(-1), x[..., 1:]], -1)
         return self.at_rows(x, given, n_samples=n_samples, exact=False)
@@ -486,15 +613,16 @@ class TableChain(Chain):
         rows, stack = Rows.of(self.check(x)), self.n_orderings
         given = rows.seen & (self.column_of != self.column_of[part])
         # parts of the same column that come after it in an order are not seen by it
-        features = self.features(rows, given)
-        law = self._law_of_codes(features, part)
+        told = self.told(rows, given)
+        features = self.features(rows, given, told)
+        law = self._law_of_codes(features, part, told)
         log_codes = log_mean_exp(law)
         numbers = self.numbers.tolist()
         if part not in numbers:
             none = x.new_zeros(0, len(x))
             return ColumnLaw(log_codes, none, none, none, none.sum(0))
         place = numbers.index(part)
-        every = self.factors_of(features, self._told_from(rows))
+        every = self.factors_of(features, told and (told.place, told.spread))
         column = slice(place, place + 1)
         at = Factors(
             every.proposal.columns(column), every.context[:, :, column],
@@ -531,7 +659,7 @@ class TableChain(Chain):
         own = log_density(rows.z[None, :, part])[0]
         return ColumnLaw(log_codes, nodes, log_weights, log_density(nodes), own)
 
-    def _law_of_codes(self, features: Tensor, part: int) -> Tensor:
+    def _law_of_codes(self, features: Tensor, part: int, told: Told | None) -> Tensor:
         """``(R, n, K)``: log-probabilities of the outcomes of one part, a number's last."""
         finite = self.finite.tolist()
         if part not in finite:
@@ -542,6 +670,8 @@ class TableChain(Chain):
         weight, bias = self.code_head.effective_weight()[:, index], self.code_head.bias
         assert bias is not None
         logits = torch.baddbmm(bias[:, index].unsqueeze(1), features, weight.transpose(1, 2))
+        if told is not None:
+            logits = logits + told.logits[:, :, place, known]
         return torch.log_softmax(logits, -1) + self.log_known[part]
 
     # -- samples ------------------------------------------------------------------------------
@@ -599,19 +729,26 @@ class TableChain(Chain):
         given = keep if bool(keep.any()) else None
         rows[..., 0] = rows[..., 0].where(keep, float(GAP))
         weights = self._head_weights()
+        law = None
+        if self.lines and not bool((self.rest_code[self.numbers] > 0).any()):
+            # all columns will be there, those of point masses apart
+            law = self.lines_of(rows.new_ones(n, len(self.line_part), dtype=torch.bool), given)
         for place in range(self.dim):
             part = order[:, place]  # (R,)
             if bool(keep[chain, :, part].all()):
                 continue
-            features = self.features(Rows.of(rows), given)
+            told = self.told(Rows.of(rows), given, law)
+            features = self.features(Rows.of(rows), given, told)
             code = self.rest_code[part].unsqueeze(1).expand(-1, n)
             if bool(is_finite[part].any()):
-                drawn = self._draw_codes(features, weights, place_of[0, part], chain, gaps)
+                of_code = place_of[0, part]
+                added = None if told is None else told.logits[chain, :, of_code]
+                drawn = self._draw_codes(features, weights, of_code, chain, gaps, added)
                 code = drawn.where(is_finite[part].unsqueeze(1), code)
             z = rows.new_zeros(stack, n)
             if bool(is_number[part].any()):
                 of_number = place_of[1, part]
-                line = self.line(Rows.of(rows))[chain, :, of_number] if self.lines else None
+                line = told and (told.place[chain, :, of_number], told.spread[chain, :, of_number])
                 z = self._draw_numbers(
                     features, weights, of_number, part, chain, n_candidates, within, line
                 )
@@ -643,6 +780,7 @@ class TableChain(Chain):
         place: Tensor,
         chain: Tensor,
         gaps: bool,
+        added: Tensor | None,
     ) -> Tensor:
         """``(R, n)``: a code of one finite part for each order."""
         weight, bias = weights["code"]
@@ -650,6 +788,7 @@ class TableChain(Chain):
         absent = absent if gaps else absent | self.logit_gap[place]
         weight, bias = weight[chain[:, None], index], bias[chain[:, None], index]
         logits = torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+        logits = logits if added is None else logits + added
         logits = logits.masked_fill(absent.unsqueeze(1), -torch.inf)
         drawn = torch.multinomial(torch.softmax(logits.flatten(0, 1), -1), 1)
         return drawn.view(features.shape[:2])
@@ -663,7 +802,7 @@ class TableChain(Chain):
         chain: Tensor,
         n_candidates: int,
         within: bool,
-        line: Tensor | None = None,
+        line: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """``(R, n)``: normal scores of a number of one part for each order."""
         stack, n = features.shape[:2]
@@ -675,7 +814,7 @@ class TableChain(Chain):
 
         proposal = Mixture1d.from_raw(output("mixture"), self.n_components, family=self.family)
         if line is not None:
-            proposal = proposal.moved(line.unsqueeze(-1), self.spread[chain, place].view(-1, 1, 1))
+            proposal = proposal.moved(*(each.unsqueeze(-1) for each in line))
         at = self._described(proposal, proposal, output("context"))
         y = proposal.sample(n_candidates)  # (S, R, n, 1)
         if self.has_cells:

@@ -125,7 +125,7 @@ def table_options(
     if not on_gpu and not any(part.n_codes for part in parts):
         asked["embedding"] = 2  # of two tokens, a number and a gap
     if FEWEST_IN_FOLDS <= n < FOLDED_BELOW:
-        return _folded_options(n, len(parts), asked)
+        return _folded_options(n, len(parts), asked, gaps)
     p = len(parts)
     numbers = sum(part.rest for part in parts) / p
     wide, large = p > 20, n >= 30_000 and numbers > 0.5
@@ -182,7 +182,7 @@ def table_options(
     return Defaults(model | asked, task, fit)
 
 
-def _folded_options(n: int, p: int, asked: dict[str, Any]) -> Defaults:
+def _folded_options(n: int, p: int, asked: dict[str, Any], gaps: float) -> Defaults:
     """Those of a small table, whose orders are trained without one fold each, all at once.
 
     Those of up to 800 rows of 30 columns take some ten seconds on one core.
@@ -190,7 +190,8 @@ def _folded_options(n: int, p: int, asked: dict[str, Any]) -> Defaults:
     tiny, orders_per_fold = n < 500, 2 if n * p <= 6000 else 1
     orders = orders_per_fold * N_FOLDS
     batch = min(64, max(16, n // 8)) if n < 1000 else 128
-    places = PLACES[not tiny] * max(n * p, FEWEST_CELLS)
+    slower = 1 + gaps * (not tiny)  # conditionals of more rows take longer to learn
+    places = PLACES[not tiny] * max(n * p, FEWEST_CELLS) * (2 * slower - 1)
     steps = int(max(40, min(8 * n**0.65, places / (batch * p * orders))))
     model = {
         "orderings": orders,
@@ -204,7 +205,7 @@ def _folded_options(n: int, p: int, asked: dict[str, Any]) -> Defaults:
         "batch_size": batch,
         "max_epochs": 10**6,
         "max_steps": steps,
-        "lr": 8e-3,
+        "lr": 8e-3 / slower,
         "weight_decay": 1e-2,
         "clip_norm": 5.0,
         "ema": 0.95 if tiny else 0.98,
@@ -223,7 +224,7 @@ class AutoregressiveTask(Task):
     log-likelihood of factor ``i`` relative to its proposal, which is held fixed in it. Discrete
     values are spread out afresh at every step (see :mod:`selfnorm.columns.columns`). A batch is
     ``(x,)`` or ``(x, condition)``; of a table ``(x,)`` or ``(x, weights)``, how much each row
-    counts for each order, ``(n, R)``.
+    counts for each order, ``(n, R)``, and after these which rows may be masked, ``(n,)``.
 
     Args:
         objective: ``"snl"``, the only one.
@@ -250,6 +251,7 @@ class AutoregressiveTask(Task):
         if n_samples < 1:
             raise ValueError(f"n_samples must be at least 1, got {n_samples}")
         self.module = model
+        self.capturable = not getattr(model, "lines", False)  # whose roots ask the host
         self.n_samples = min(n_samples, MAX_SAMPLES)
         self.polish_steps = polish_steps
         self.validation_samples = validation_samples

@@ -33,10 +33,18 @@ from selfnorm.distributions.proposals import (
     log_weight_chunks,
     proposal_for,
 )
-from selfnorm.distributions.table_mixture import TableMixture, ridge_lines
+from selfnorm.distributions.table_mixture import (
+    HIDDEN,
+    LEAST_SPREAD,
+    TableMixture,
+    completed,
+    ridge_lines,
+)
 
 __all__ = [
     "CHUNK_SIZE",
+    "HIDDEN",
+    "LEAST_SPREAD",
     "MDN",
     "Defensive",
     "DefensiveLabels",
@@ -55,6 +63,7 @@ __all__ = [
     "UnnormalisedModel",
     "as_proposal",
     "choose_component",
+    "completed",
     "draw_log_weights",
     "ends_of_cells",
     "gaussian_log_prob",

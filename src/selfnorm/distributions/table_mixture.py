@@ -20,6 +20,8 @@ PLACES_AT_ONCE = 2**20  # rows x components x numbers: malloc keeps larger block
 BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
 STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
+EM_STEPS = 3
+HIDDEN = 1e6  # variance added to what a row does not have: nothing follows from it
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -325,3 +327,48 @@ def ridge_lines(
         left[:, i] = z[:, i] - z[:, before] @ slopes[i, before]
         left[counted, i] = out[:, best] / root[counted, 0]
     return slopes, np.maximum(spread, LEAST_SPREAD), left
+
+
+def completed(z: np.ndarray, seen: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Rows ``(n, d)`` whose gaps are drawn from the normal distribution of what is seen.
+
+    It begins at the covariances of pairs, drawn to independence as by ``d`` rows, and takes a few
+    steps of EM.
+
+    Args:
+        z: rows in units of about one.
+        seen: ``(n, d)``; what is not is not looked at.
+        weights: ``(n,)`` how much a row counts; 0: it is completed, and that is all.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> a, b = rng.normal(size=(2, 2000))
+        >>> z, seen = np.c_[a, a + 0.1 * b], rng.random((2000, 2)) < 0.5
+        >>> filled = completed(z, seen, np.ones(2000))[seen[:, 0] & ~seen[:, 1]]
+        >>> np.std(filled[:, 1] - filled[:, 0]).round(1)
+        np.float64(0.1)
+    """
+    if seen.all():
+        return z
+    n, d = z.shape
+    weights = weights * (weights > 0).sum() / weights.sum()
+    hidden = np.where(seen, 0.0, HIDDEN)[:, :, None] * np.eye(d)
+    counts = weights @ seen
+    mean = weights @ np.where(seen, z, 0.0) / np.maximum(counts, 1e-12)
+    off = np.where(seen, z - mean, 0.0)
+    covariance = (weights[:, None] * off).T @ off / ((weights[:, None] * seen).T @ seen + d)
+    values, turn = np.linalg.eigh(covariance + np.diag(d / (counts + d)))
+    covariance = (turn * np.maximum(values, 1e-2)) @ turn.T  # pairs alone may make up none
+    for step in range(EM_STEPS + 1):
+        gain = np.linalg.solve(covariance + hidden, np.broadcast_to(covariance, (n, d, d)))
+        if step == EM_STEPS:
+            break
+        rows = np.einsum("nij,ni->nj", gain, off)
+        left = weights.sum() * covariance - covariance @ np.tensordot(weights, gain, 1)
+        moments = (weights[:, None] * rows).T @ rows + left
+        covariance = (moments + d * np.eye(d)) / (weights.sum() + d)
+        mean = mean + weights @ rows / weights.sum()
+        off = np.where(seen, z - mean, 0.0)
+    fresh = np.random.default_rng(0).multivariate_normal(np.zeros(d), covariance, size=n)
+    off = np.where(seen, off - fresh, 0.0)
+    return np.where(seen, z, mean + fresh + np.einsum("nij,ni->nj", gain, off))
