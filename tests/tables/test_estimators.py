@@ -107,7 +107,7 @@ def test_autoregressive_is_the_default_from_three_columns_on():
 
 
 def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
-    from selfnorm.tables import density as room
+    from selfnorm.tables import members as room
 
     X = skewed(1500, d=3)
     density = EnergyDensity(random_state=0, max_steps=30).fit(X[:300])
