@@ -368,8 +368,6 @@ def _judge(
     n_folds = int(order_fold.max()) + 1
     for fold in range(n_folds):
         here = judged[folds[judged] == fold][:JUDGED_ROWS]
-        if len(here) == 0:  # a table of fewer rows than folds
-            continue
         if len(here) == 0:  # a table of a few rows
             continue
         law = chain.of_orders(torch.nonzero(order_fold == fold).flatten().tolist())
