@@ -287,9 +287,8 @@ def _category(
         own = sorted(own)
     elif all(isinstance(label, bool) for label in labels):
         own = sorted(own, key=lambda i: bool(labels[i]))
-    part = Part(
-        place, str(column.name), len(own) + (len(tail) > 0), unseen=1 / (int(counts.sum()) + 2)
-    )
+    unseen = _kept_for_unseen(int(counts.sum()))
+    part = Part(place, str(column.name), len(own) + (len(tail) > 0), unseen=unseen)
     summary = f"{len(order)} levels" + (f", {len(tail)} in a shared tail" if tail else "")
     if len(order) <= 4:
         summary += ": " + ", ".join(" ".join(label_text(labels[i]).split())[:20] for i in own)
@@ -302,6 +301,11 @@ def _category(
         summary=summary,
     )
     return column, [part]
+
+
+def _kept_for_unseen(n: int) -> float:
+    """Probability that the next of ``n + 1`` cells is something new, by Laplace's rule."""
+    return 1 / (n + 2)
 
 
 def _number_summary(part: Part, decimals: int | None, values: np.ndarray) -> str:
@@ -457,7 +461,7 @@ def number_part(
     rest = values[~np.isin(values, masses)]
     if kind in (None, "whole") and (few or len(rest) == 0):
         levels = tuple(distinct.tolist())
-        return Part(column, name, len(levels), unseen=1 / (n + 2), values=levels)
+        return Part(column, name, len(levels), unseen=_kept_for_unseen(n), values=levels)
     if kind == "continuous" or (kind is None and step < 1e-3 * rest.std()):
         step, origin = 0.0, 0.0
     low, high = support

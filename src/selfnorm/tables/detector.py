@@ -188,7 +188,6 @@ def _surprise_of_cells(columns: CodedColumns, rows: Tensor) -> np.ndarray:
         if part.rest:  # codes as rare as numbers are not counted twice
             beyond = rarer[-1].item() + of[-1].item() * 2 * np.exp(log_ndtr(-np.abs(z)))
             tail = np.where(code == part.n_codes, beyond, tail)
-        never = 0.5 / len(rows)
-        tail = np.where((code < 0).numpy(), np.where(code == GAP, 1.0, never), tail)
+        tail = np.where((code < 0).numpy(), np.where(code == GAP, 1.0, part.unseen), tail)
         total -= np.log(np.maximum(tail, 1e-300))
     return total
