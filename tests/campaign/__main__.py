@@ -153,7 +153,6 @@ def main() -> int:
         "seed": given.seed,
     }
     here = {"commit": commit, "machine": f"{os.cpu_count()} cores, torch {versions()['torch']}"}
-    content = {}
     path = OUT / f"{given.keep or given.number}.jsonl"
     lines = path.read_text().splitlines(keepends=True) if given.keep and path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one
@@ -166,6 +165,15 @@ def main() -> int:
     left = Counter(kind for kind, _ in trials if lacking[kind])
     asked = [trial for trial in trials if trial not in done and not lacking[trial[0]]]
     replaced(path, "".join(lines))
+
+    def kept():
+        """The table so far, written where it is to be kept."""
+        rows.sort(key=lambda row: place.get((row["kind"], row["seed"]), -1))
+        content = {**about, **summary(rows), "failures_before": earlier}
+        if given.keep:
+            replaced(KEPT / f"{given.keep}.json", json.dumps(content, indent=1) + "\n")
+        return content
+
     workers, pool = Workers(given.jobs), ThreadPoolExecutor(given.jobs)
     try:
         with open(path, "a") as log:
@@ -177,18 +185,13 @@ def main() -> int:
                 if row["verdict"] not in FINE:
                     replay = f"python -m tests.campaign --replay {row['kind']} {row['seed']}"
                     print(f"{row['verdict']}: {row['told']}\n  {replay}", flush=True)
-                rows.sort(key=lambda row: place.get((row["kind"], row["seed"]), -1))
-                content = {**about, **summary(rows), "failures_before": earlier}
-                if given.keep:
-                    replaced(KEPT / f"{given.keep}.json", json.dumps(content, indent=1) + "\n")
+                kept()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         workers.end()
     for kind, count in left.items():
         print(f"left: {count} trials {kind!r}, which need {', '.join(lacking[kind])}")
-    if not content:
-        print(f"none of {given.number} trials is to be tried, see {path}")
-        return 1 if left else 0
+    content = kept()
     print(" | ".join(["trial", "tried", *VERDICTS]))
     for name, row in content["table"].items():
         print(" | ".join(map(str, (name, sum(row.values()), *row.values()))))
