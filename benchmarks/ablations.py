@@ -257,17 +257,15 @@ def pick(rows: list[Row], key: str, **keys: Any) -> list[float]:
 
 def compared(found: dict[tuple[str, int], float | None]) -> str:
     """What follows for objectives at numbers of samples; larger is better."""
-    counts = sorted({n for _, n in found})
+    counts = sorted({n for (_, n), v in found.items() if v is not None})
     told = []
-    for n in (counts[0], counts[-1]):
+    for n in dict.fromkeys([*counts[:1], *counts[-1:]]):
         known = {o: v for (o, m), v in found.items() if m == n and v is not None}
-        if len(known) < len(OBJECTIVES):
-            return ""
         order = sorted(known, key=lambda o: -known[o])
         behind = ", ".join(f"{LABELS[o]} {known[o] - known[order[0]]:+.3f}" for o in order[1:])
         samples = f"{n:,} sample" + "s" * (n > 1)
         told.append(f"with {samples} {LABELS[order[0]]} is first ({behind})")
-    return f"What follows, by the means of the sets: {'; '.join(told)}."
+    return f"What follows, by the means of the sets: {'; '.join(told)}." if told else ""
 
 
 def page(rows: list[Row]) -> str:
@@ -277,7 +275,8 @@ def page(rows: list[Row]) -> str:
     def table(
         title: str, note: str, header: list[str], body: list[list[str]], follows: str = ""
     ) -> None:
-        if any(cell != "–" for line in body for cell in line[1:]):
+        body = [line for line in body if any(cell != "–" for cell in line[1:])]
+        if body:
             parts = [f"## {title}", note, markdown_table(header, body), follows]
             sections.extend(part for part in parts if part)
 

@@ -1,11 +1,13 @@
 """Cost of one training step, of ``log_prob`` and of ``log Z`` against the number of columns.
 
     python benchmarks/scaling.py --device cuda --out results/density
+    python benchmarks/scaling.py --device cuda --batches 512 2048 8192 --out results/density
     python benchmarks/scaling.py --ranks 1 2 4 --out results/density
 
 Fixed width, batch 512, one ordering. ``log_z_ms``: ``log Z`` of all factors of 512 rows.
-On CUDA times are taken around synchronised regions, memory is the peak over the step. Then steps of
-many rows at 200 columns, the table of a large company.
+On CUDA times are taken around synchronised regions, memory is the peak over the step.
+
+``--batches``: steps of many rows at 200 columns, the table of a large company.
 
 ``--ranks``: steps of ``fit_distributed`` over so many processes of one thread each, joined by gloo;
 each with as many rows (``a rank``), and with a share of as many rows (``in all``).
@@ -171,7 +173,7 @@ def main() -> None:
     parser.add_argument("--dims", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64, 128, 256])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--batches", nargs="*", type=int, default=[512, 2048, 8192])
+    parser.add_argument("--batches", nargs="+", type=int, help="rows a step to compare")
     parser.add_argument("--ranks", nargs="+", type=int, help="processes to compare, on the CPU")
     parser.add_argument("--rank-rows", type=int, default=256, help="rows a step for each rank")
     args = parser.parse_args()
@@ -181,6 +183,10 @@ def main() -> None:
         return
     device = torch.device(args.device)
     torch.set_float32_matmul_precision("high")
+    if args.batches:
+        found = [many_rows_a_step(200, batch, device, args.repeats) for batch in args.batches]
+        write(args.out / "scaling_rows.json", found, device, table="scaling over rows")
+        return
     rows = []
     for d in args.dims:
         rows.append(measure(d, device, args.repeats))
@@ -191,10 +197,6 @@ def main() -> None:
         more["step_time_ratio_256_over_8"] = by_d[256]["step_ms"] / by_d[8]["step_ms"]
         if "peak_mib" in by_d[8]:
             more["memory_ratio_256_over_8"] = by_d[256]["peak_mib"] / by_d[8]["peak_mib"]
-    if device.type == "cuda":
-        more["steps_of_many_rows"] = [
-            many_rows_a_step(200, batch, device, args.repeats) for batch in args.batches
-        ]
     print(more, flush=True)
     write(args.out / f"scaling_{device.type}.json", rows, device, table="scaling", **more)
 

@@ -71,10 +71,13 @@ def test_table_pairs_rows_and_keeps_biased_comparisons_out(tmp_path, files, monk
 
 
 def test_samples_are_counted_that_are_as_near_as_the_learned_normaliser():
-    ours = [{"log_prob_by": [{"normalizer": "learned", "rms": 0.01, "us_a_row": 2.0}]}]
-    way = {"stratified": False, "us_a_row": 10.0, "rms": 0.2, "n_samples": 20}
+    ours = [{"log_prob_by": [{"normalizer": "learned", "rms": 0.03, "us_a_row": 2.0}]}]
+    way = {"stratified": False, "us_a_row": 10.0, "rms": 0.2, "mean": 0.1, "n_samples": 20}
     ways = [way, way | {"n_samples": 2000, "rms": 0.02, "us_a_row": 1000.0}]
     ways.append(way | {"stratified": True, "rms": 1e-9})
     ((_, *cells),) = density_table.normalisers("power", ours, [{"log_prob_by": ways}])
-    assert cells == ["0.0100", "2.0", "0.2000", "0.0200", "8,000", "4,000", "2,000"]
+    assert cells == ["0.030", "2", "0.200", "0.020", "+0.100", "2,000", "1,000", "500"]
+    ways[1]["rms"] = 0.1
+    ((*_, n, _, ratio),) = density_table.normalisers("power", ours, [{"log_prob_by": ways}])
+    assert (n, ratio) == ("more than 2,000", "more than 500")
     assert density_table.normalisers("power", ours, []) == []

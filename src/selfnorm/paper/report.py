@@ -86,10 +86,13 @@ def versions() -> dict[str, str]:
 
 @functools.cache  # that of the code which runs, whatever is done to the tree meanwhile
 def commit(tree: Path = Path(__file__).parent) -> str:
-    """The commit of a source tree that comes with its history; else ``SELFNORM_COMMIT``.
+    """The commit of a source tree: ``SELFNORM_COMMIT``, or what its history says.
 
     A copy that is installed inside the repository of somebody else has none.
     """
+    stated = os.environ.get("SELFNORM_COMMIT")
+    if stated:
+        return stated
 
     def git(*words: str) -> str:
         try:
@@ -99,7 +102,7 @@ def commit(tree: Path = Path(__file__).parent) -> str:
             return ""
 
     found = git("rev-parse", "--short", "HEAD") if git("ls-files", ".") else ""
-    return found or os.environ.get("SELFNORM_COMMIT", "unknown")
+    return found or "unknown"
 
 
 def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
