@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from selfnorm.errors import DataError
-from selfnorm.evidence.draws import effective_draws, r_hat, read_draws, two_parts
+from selfnorm.evidence.draws import disagreement, effective_draws, read_draws, two_parts
 
 RNG = np.random.default_rng(0)
 
@@ -77,7 +77,7 @@ def test_effective_draws_of_an_autoregression():
     assert effective_draws(x) == pytest.approx(expected, rel=0.15)
     shifted = x + np.array([[0.0], [5.0]])
     assert effective_draws(shifted) < 20
-    assert r_hat(x) < 1.01 < 1.3 < r_hat(shifted)
+    assert disagreement(x[..., None]) < 1.01 < 1.3 < disagreement(shifted[..., None])
 
 
 def test_halves_of_chains_and_of_one_chain():

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import stats
 
 from selfnorm._inputs import as_rows, refuse_constant, refuse_huge
 from selfnorm.errors import DataError
+from selfnorm.sampling import correlation_time, r_hat
 
 MINIMUM_DRAWS = 20
 
@@ -152,12 +154,6 @@ def _check(draws: Draws) -> None:
         )
 
 
-def _halves(values: np.ndarray) -> np.ndarray:
-    """Chains ``(chains, n)`` cut in two: ``(2 chains, n // 2)``."""
-    half = values.shape[1] // 2
-    return np.concatenate([values[:, :half], values[:, -half:]])
-
-
 def effective_draws(values: np.ndarray) -> float:
     r"""Number of independent draws that the mean of ``values (chains, n)`` is worth.
 
@@ -170,46 +166,26 @@ def effective_draws(values: np.ndarray) -> float:
         >>> 1500 < effective_draws(rng.normal(size=(2, 1000))) <= 2000
         True
     """
-    total = values.size
-    split = _halves(values)
-    n = split.shape[1]
-    centred = split - split.mean(1, keepdims=True)
-    within = centred.var(1, ddof=1).mean() if n > 1 else 0.0
-    between = split.mean(1).var(ddof=1)
-    spread = (n - 1) / n * within + between
-    if not spread > 0:
+    half, total = values.shape[1] // 2, values.size
+    split = np.concatenate([values[:, :half], values[:, -half:]])
+    time = correlation_time(torch.from_numpy(split.T))
+    if math.isinf(time):  # what never changes has no error
         return float(total)
-    transformed = np.fft.rfft(centred, 2 * n, axis=1)
-    covariance = np.fft.irfft(np.abs(transformed) ** 2, axis=1)[:, :n].mean(0) / n
-    rho = 1 - (within - covariance * n / (n - 1)) / spread
-    rho[0] = 1.0
-    pairs = rho[: n // 2 * 2].reshape(-1, 2).sum(1)
-    end = int(np.argmax(pairs <= 0)) if (pairs <= 0).any() else len(pairs)
-    pairs = np.minimum.accumulate(pairs[: max(end, 1)])
-    return float(min(total, total / max(2 * pairs.sum() - 1, 1e-12)))
-
-
-def r_hat(values: np.ndarray) -> float:
-    """Split R-hat of the normal scores of ``values (chains, n)``: 1 where the chains agree.
-
-    Example:
-        >>> chains = np.random.default_rng(0).normal(size=(2, 500))
-        >>> r_hat(chains) < 1.02, r_hat(chains + [[0.0], [2.0]]) > 1.3
-        (True, True)
-    """
-    ranks = stats.rankdata(values).reshape(values.shape)
-    split = _halves(stats.norm.ppf((ranks - 0.375) / (values.size + 0.25)))
-    n = split.shape[1]
-    within = split.var(1, ddof=1).mean()
-    between = split.mean(1).var(ddof=1)
-    if not within > 0:
-        return math.inf if between > 0 else 1.0
-    return float(np.sqrt((n - 1) / n + between / within))
+    return float(min(total, total / max(time, 1e-12)))
 
 
 def disagreement(values: np.ndarray) -> float:
-    """The largest :func:`r_hat` over the columns of ``values (chains, n, d)``."""
-    return max(r_hat(values[..., j]) for j in range(values.shape[2]))
+    """Split R-hat of the normal scores of ``values (chains, n, d)``, the worst column's.
+
+    Example:
+        >>> chains = np.random.default_rng(0).normal(size=(2, 500, 1))
+        >>> disagreement(chains) < 1.02, disagreement(chains + [[[0.0]], [[2.0]]]) > 1.3
+        (True, True)
+    """
+    chains, n, d = values.shape
+    ranks = stats.rankdata(values.reshape(-1, d), axis=0).reshape(values.shape)
+    scores = stats.norm.ppf((ranks - 0.375) / (chains * n + 0.25))
+    return r_hat(torch.from_numpy(scores).transpose(0, 1))
 
 
 def two_parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ method             needs                            exact?
 """
 
 from selfnorm.sampling import smc
-from selfnorm.sampling.driver import METHODS, Draws, chain_ess, draw, r_hat
+from selfnorm.sampling.driver import METHODS, Draws, chain_ess, correlation_time, draw, r_hat
 from selfnorm.sampling.steps import (
     StepSize,
     as_log_density,
@@ -35,6 +35,7 @@ __all__ = [
     "StepSize",
     "as_log_density",
     "chain_ess",
+    "correlation_time",
     "draw",
     "gradient_init",
     "hmc_step",

@@ -265,7 +265,11 @@ def chain_ess(draws: Tensor) -> float:
     steps, chains, d = draws.shape
     if steps < 4:
         return float(steps * chains)
-    return min(_ess_of(draws[..., i].double()) for i in range(d))
+    slowest = max(correlation_time(draws[..., i].double()) for i in range(d))
+    if math.isinf(slowest):
+        return 1.0
+    # antithetic chains can have a time below 1; the cap keeps one lucky estimate from a wild value
+    return steps * chains / max(slowest, 1.0 / max(math.log10(steps * chains), 1.0))
 
 
 def r_hat(draws: Tensor) -> float:
@@ -276,14 +280,18 @@ def r_hat(draws: Tensor) -> float:
     True
     """
     half = draws.shape[0] // 2
-    split = torch.cat([draws[:half], draws[half : 2 * half]], 1).double()
+    split = torch.cat([draws[:half], draws[-half:]], 1).double()
     within = split.var(0).mean(0)
     between = split.mean(0).var(0)
     total = (half - 1) / half * within + between
     return float((total / within.clamp_min(1e-300)).sqrt().max())
 
 
-def _ess_of(x: Tensor) -> float:
+def correlation_time(x: Tensor) -> float:
+    r"""``1 + 2 sum_t rho_t`` of chains ``(steps, chains)``; infinite where none has moved.
+
+    Chains that disagree are correlated for as long as they run.
+    """
     steps, chains = x.shape
     centered = x - x.mean(0)
     size = 2 ** (2 * steps - 1).bit_length()
@@ -293,13 +301,11 @@ def _ess_of(x: Tensor) -> float:
     total = within * (steps - 1) / steps
     if chains > 1:
         total += float(x.mean(0).var())
-    if total <= 0.0:  # chains that never moved
-        return 1.0
+    if total <= 0.0:
+        return math.inf
     rho = 1.0 - (within - autocovariance * steps / (steps - 1)) / total
     rho[0] = 1.0
     pairs = rho[: 2 * (steps // 2)].reshape(-1, 2).sum(1)
     negative = (pairs < 0).nonzero()
     end = int(negative[0]) if len(negative) else len(pairs)
-    time = -1.0 + 2.0 * float(torch.cummin(pairs[: max(end, 1)], 0).values.sum())
-    # antithetic chains can have a time below 1; the cap keeps one lucky estimate from a wild value
-    return steps * chains / max(time, 1.0 / max(math.log10(steps * chains), 1.0))
+    return -1.0 + 2.0 * float(torch.cummin(pairs[: max(end, 1)], 0).values.sum())
