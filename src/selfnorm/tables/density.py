@@ -796,13 +796,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """
         judged = Judgement(len(rows), "not judged: too few rows to hold some out")
         if len(places):
-            weight = rows.weights[places].numpy()
-            figures = np.stack([scores.numpy(), gain])
-            means = np.average(figures, axis=1, weights=weight)
-            few = np.square(weight).sum() / weight.sum() ** 2  # one over the number of rows
-            errors = np.sqrt(few * np.diag(np.cov(figures, aweights=weight)))
-            (score, added), (error, added_error) = means.tolist(), errors.tolist()
-            judged = Judgement(len(rows), self._how, score, error, added, added_error)
+            weights = rows.weights[places].numpy()
+            judged = Judgement.of(len(rows), self._how, scores.numpy(), gain, weights)
         judged_by, of_rows = places, scores
         if self.contamination != "auto" or len(places) == 0:
             judged_by = some

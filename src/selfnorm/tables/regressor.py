@@ -488,18 +488,9 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             each.double().flatten().cpu().numpy()
             for each in unseen_scores(model, rows, _JUDGED_ROWS // self.n_members)
         )
-        figures = np.stack([log_p - float(self._y_columns.scale.log().sum()), log_p - log_q])
-        means = np.average(figures, axis=1, weights=weight)
-        few = np.square(weight).sum() / weight.sum() ** 2  # one over the number of rows
-        errors = np.sqrt(few * np.diag(np.cov(figures, aweights=weight)))
-        self.judgement_ = Judgement(
-            rows=len(rows.x),
-            how="each member on rows that it held out",
-            score=float(means[0]),
-            error=float(errors[0]),
-            gain=float(means[1]),
-            gain_error=float(errors[1]),
-        )
+        how = "each member on rows that it held out"
+        scores = log_p - float(self._y_columns.scale.log().sum())
+        self.judgement_ = Judgement.of(len(rows.x), how, scores, log_p - log_q, weight)
 
     def _build(
         self,

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from selfnorm.saving import json_safe
 
 if TYPE_CHECKING:
@@ -123,6 +125,26 @@ class Judgement:
     gain: float = math.nan
     gain_error: float = math.nan
     seconds: float = math.nan
+
+    @classmethod
+    def of(
+        cls, rows: int, how: str, scores: np.ndarray, gain: np.ndarray, weights: np.ndarray
+    ) -> Judgement:
+        """From what rows not seen, which count by ``weights``, score and gain ``(n,)``.
+
+        Example:
+            >>> found = Judgement.of(9, "2 folds", np.array([1.0, 3.0]), np.zeros(2), np.ones(2))
+            >>> found.score, found.error
+            (2.0, 1.0)
+        """
+        share, figures = weights / weights.sum(), np.stack([scores, gain])
+        means = figures @ share
+        few = float(np.square(share).sum())  # one over the number of rows
+        spread = np.square(figures - means[:, None]) @ share
+        # one row alone does not tell how far others are
+        errors = np.sqrt(few / (1 - few) * spread) if few < 1 else np.full(2, math.inf)
+        (score, added), (error, added_error) = means.tolist(), errors.tolist()
+        return cls(rows, how, score, error, added, added_error)
 
     @property
     def verdict(self) -> str:
