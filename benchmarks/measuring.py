@@ -22,8 +22,9 @@ Work = Callable[[], Any]
 def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Where the figures of this process come from."""
     script = f"benchmarks/{Path(sys.argv[0]).name}"
-    # where a folder lies on this machine is nobody's business
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    # where a folder outside of this tree lies is nobody's business
+    paths = [(word, Path(word)) for word in sys.argv[1:]]
+    words = [path.name if path.is_absolute() or ".." in path.parts else w for w, path in paths]
     return {
         "command": shlex.join(["python", script, *words]),
         "commit": commit(Path(__file__).parent),

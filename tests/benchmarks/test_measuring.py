@@ -20,7 +20,8 @@ def test_variants_take_turns_and_are_compared_round_by_round():
 
 
 def test_a_result_file_says_where_it_comes_from(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["there/many.py", "--data", "a b"])
+    monkeypatch.setattr("sys.argv", ["there/many.py", "--data", "../of mine/a b"])
+    monkeypatch.delenv("SELFNORM_COMMIT", raising=False)
     measuring.write(tmp_path / "new" / "many.json", [{"a": float("nan"), "b": 1}], note="quiet")
     found = json.loads((tmp_path / "new" / "many.json").read_text())
     assert found["command"] == "python benchmarks/many.py --data 'a b'"

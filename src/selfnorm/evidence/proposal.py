@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm.chain import AutoregressiveEBM
 from selfnorm.density import fit
-from selfnorm.distributions import GaussianMixture, StudentT
+from selfnorm.distributions import GaussianMixture, StudentT, mix_log_probs, mixture_log_prob
 from selfnorm.errors import DataError
 from selfnorm.training import TrainingOptions
 
@@ -61,7 +61,7 @@ class StudentMixture(nn.Module):
         log_const = torch.lgamma((df + d) / 2) - torch.lgamma(df / 2) - d / 2 * (df * math.pi).log()
         log_const = log_const + self.whiten.diagonal(dim1=1, dim2=2).abs().log().sum(1)
         log_parts = log_const - (df + d) / 2 * (z.square().sum(-1) / df).log1p()
-        return torch.logsumexp(self.logits.log_softmax(0) + log_parts, -1)
+        return mixture_log_prob(self.logits.log_softmax(0), log_parts)
 
     @torch.no_grad()
     def sample(self, n: int) -> Tensor:
@@ -232,8 +232,8 @@ class FittedProposal:
         z = self._scaled(x)
         log_q = self.mixture.log_prob(z)
         if self.chain is not None:
-            log_shares = torch.tensor([self.share, 1 - self.share], dtype=torch.float64).log()
-            log_q = torch.logaddexp(log_shares[0] + self._log_chain(z), log_shares[1] + log_q)
+            share = torch.tensor(self.share, dtype=torch.float64)
+            log_q = mix_log_probs(log_q, self._log_chain(z), share)
         return log_q.numpy() - np.log(self.scale).sum()
 
     @torch.no_grad()
