@@ -392,6 +392,7 @@ def verdicts() -> str:
     names = {"pool": "random models, on which the thresholds were set", "fresh_pool": "fresh ones"}
     names |= {"half_missed": "half of the mass in no row and no sample, `b` knows"}
     names |= {"spike_missed": "a 30 % spike in no row and no sample, `b` knows"}
+    names |= {"spiked_factor": "the same in a factor of a chain"}
     names |= {"overwhelming_row": "a spike at one row", "light_proposal": "t5, Gaussian proposal"}
     names |= {"unbounded": "no normaliser (falling energies, cones)"}
     found = read("verdicts/verdicts.json")["summary"]
@@ -418,7 +419,61 @@ def reliability() -> str:
     return markdown_table(["command", "tried", *verdicts_], body)
 
 
+def evidence() -> str:
+    """Errors of ``log Z`` on densities that have a known one, ours beside other methods."""
+    names = {"ours": "`sn.evidence`", "gaussian_bridge": "bridge sampling with a Gaussian"}
+    names |= {"harmonic": "harmonic (learnt harmonic mean)", "dynesty": "dynesty"}
+    names |= {"nautilus": "nautilus"}
+    rmse: dict[str, dict[str, float]] = {}
+    used: dict[str, dict[str, float]] = {}
+    body = []
+    for key, name in names.items():
+        rows = [
+            r for r in rows_of(f"evidence/{key}.json", draws="exact") if r.get("error") is not None
+        ]
+        by_target: dict[str, list[Row]] = {}
+        for row in rows:
+            by_target.setdefault(row["target"], []).append(row)
+        rmse[key] = {
+            t: statistics.fmean(r["error"] ** 2 for r in of) ** 0.5 for t, of in by_target.items()
+        }
+        used[key] = {t: mean(of, "evaluations") for t, of in by_target.items()}
+        fair = [t for t in rmse[key] if used[key][t] >= used["ours"].get(t, float("inf"))]
+        won = sum(rmse["ours"][t] < rmse[key][t] for t in fair)
+        seeds = sorted({len(of) for of in by_target.values()})
+        body.append(
+            [
+                name,
+                str(len(by_target)),
+                f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0]),
+                f"{statistics.median(rmse[key].values()):.4f}",
+                f"{statistics.median(used[key].values()):,.0f}",
+                f"{statistics.median(r['cpu_seconds'] for r in rows):.1f}",
+                f"{won} of {len(fair)}" if key != "ours" else "–",
+            ]
+        )
+    header = ["method", "targets", "seeds", "error, median", "evaluations, median"]
+    return markdown_table([*header, "seconds of a core, median", "ours below"], body)
+
+
+def sabotage() -> str:
+    """How often draws that are not from the density are noticed."""
+    cases: dict[str, list[Row]] = {}
+    for row in read("evidence/sabotage.json")["rows"]:
+        cases.setdefault(row["case"], []).append(row)
+    body = []
+    for name, rows in cases.items():
+        errors = [r["error"] for r in rows if r.get("error") is not None]
+        told = f"{min(errors):+.3f} to {max(errors):+.3f}" if errors else "refused"
+        body.append(
+            [name.replace("_", " "), f"{sum(r['flagged'] for r in rows)} of {len(rows)}", told]
+        )
+    return markdown_table(["draws", "flagged", "error of `log_z`"], body)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "evidence": evidence,
+    "sabotage": sabotage,
     "reliability": reliability,
     "verdicts": verdicts,
     "toy2d": toy2d,
