@@ -16,11 +16,9 @@ import argparse
 import copy
 import functools
 import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from measuring import commit, need, synchronise, write
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.functional import importance_ml, nce, ranking_nce
 from selfnorm.paper.report import markdown_table
+from table_frames import in_processes
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
 LABELS = {"snl": "SNL", "nce": "NCE", "ranking_nce": "ranking NCE", "importance_ml": "IS-ML"}
@@ -453,14 +452,10 @@ def main() -> None:
                 for row in train_plane(left, args.device, args.max_steps):
                     add(row)
     if "chain" in args.parts:
-        context = multiprocessing.get_context("spawn")
         how = (args.data, args.device, args.max_steps)
-        with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
-            futures = [
-                pool.submit(train_chain, job, *how) for job in missing(chain_jobs(args.seeds))
-            ]
-            for future in as_completed(futures):
-                add(future.result())
+        calls = [(job, *how) for job in missing(chain_jobs(args.seeds))]
+        for row in in_processes(train_chain, calls, args.jobs):
+            add(row)
     print(path.with_suffix(".md").read_text())
 
 

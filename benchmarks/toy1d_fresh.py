@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ import torch
 
 from measuring import commit, need, write
 from selfnorm.datasets import toy1d
+from table_frames import in_processes
 
 NAME = "dataset2"
 VARIANTS: dict[str, dict[str, Any]] = {  # options of the regressor, of its networks
@@ -107,13 +106,10 @@ def main() -> None:
     ]
     jobs = [job for job in jobs if tuple(job[k] for k in KEYS) not in rows]
     made_at = {"commit": commit()}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
-        for future in as_completed([pool.submit(run_one, job) for job in jobs]):
-            row = future.result() | made_at
-            rows[tuple(row[k] for k in KEYS)] = row
-            print(*(f"{k}={row[k]}" for k in (*KEYS, "gap", "seconds")), flush=True)
-            write(path, [*rows.values()], args.device)
+    for row in in_processes(run_one, [(job,) for job in jobs], args.jobs):
+        rows[tuple(row[k] for k in KEYS)] = row | made_at
+        print(*(f"{k}={row[k]}" for k in (*KEYS, "gap", "seconds")), flush=True)
+        write(path, [*rows.values()], args.device)
 
 
 if __name__ == "__main__":
