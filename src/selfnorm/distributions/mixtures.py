@@ -43,6 +43,7 @@ from selfnorm.networks import StackedMLP, perceptron
 _LOG_2PI = math.log(2 * math.pi)
 _LOGISTIC_SD = math.pi / math.sqrt(3)
 _EPS = 2.0**-22
+_LOG_SCALES = -8.0, 12.0  # of a component of a one-dimensional mixture, in units of the column
 
 
 def gaussian_log_prob(z: Tensor, log_det: Tensor | float) -> Tensor:
@@ -194,18 +195,17 @@ class Mixture1d:
     family: str = "logistic"
 
     @classmethod
-    def from_raw(
-        cls, raw: Tensor, n: int, *, family: str = "logistic", log_scale_floor: float = -8.0
-    ) -> Mixture1d:
+    def from_raw(cls, raw: Tensor, n: int, *, family: str = "logistic") -> Mixture1d:
         """From unconstrained numbers ``(*batch, 3 n)``: logits, locations, log-scales.
 
         The floor keeps a component from collapsing onto a repeated value; the ceiling keeps the
         moments finite where the network extrapolates.
         """
         logits, loc, raw_scale = raw.split(n, -1)
-        log_scale = softplus(raw_scale - log_scale_floor) + log_scale_floor
+        low, high = _LOG_SCALES
+        log_scale = softplus(raw_scale - low) + low
         # hardtanh: a clamp whose gradient is one operation
-        log_scale = hardtanh(log_scale, log_scale_floor, 12.0)
+        log_scale = hardtanh(log_scale, low, high)
         return cls(torch.log_softmax(logits, -1), loc, log_scale, family)
 
     def detach(self) -> Mixture1d:
