@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from selfnorm._context import seeded
+from selfnorm._context import seeded, whole_or_not_at_all
 from selfnorm.columns import GAP, CodedColumns, Part
 from selfnorm.errors import DataError
 from selfnorm.tables import answers, members
@@ -56,6 +56,7 @@ class OutlierDetector(BaseEstimator):
         self.density = density
         self.contamination = contamination
 
+    @whole_or_not_at_all
     def fit(self, X: Any, y: Any = None) -> OutlierDetector:  # noqa: ARG002 PyOD's signature
         """Fit the density to the rows of a table, outliers among them or not."""
         if not 0 < self.contamination <= 0.5:
