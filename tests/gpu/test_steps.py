@@ -59,7 +59,7 @@ def chain():
     return [model]
 
 
-def mixed(n=600):
+def mixed(n):
     """Numbers, some missing, whole ones and words."""
     a, b, c = rows(n, 3).cpu().numpy().T
     words = np.array(["low", "middle", "high"])[(c > 0).astype(int) + (c > 1)]
@@ -115,8 +115,9 @@ FAMILIES = {
     "many": several,
     "chain": chain,
     "joint table": lambda: density(rows(600, 2).cpu().numpy()),
-    "chain table": lambda: density(rows(600, 4).cpu().numpy()),
-    "mixed table": lambda: density(mixed()),
+    # of smaller tables, whose chains begin at regressions, no step is captured
+    "chain table": lambda: density(rows(2600, 4).cpu().numpy()),
+    "mixed table": lambda: density(mixed(2600)),
     "regressor": regressor,
     "flow": flow,
     "images": images,
