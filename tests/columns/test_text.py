@@ -40,6 +40,7 @@ def test_dates_keep_their_format(template):
 def test_offsets_are_read_and_written():
     texts = ["2020-06-01T01:30:00+02:00"]
     template = "YYYY-MM-DDThh:mm:ss+02:00"
+    assert dates_from([], template).shape == (0,)
     (seconds,) = dates_from(texts, template)
     assert seconds == pd.Timestamp(texts[0]).timestamp()
     assert dates_as_text(np.array([seconds]), template) == texts

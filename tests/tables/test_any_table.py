@@ -337,6 +337,14 @@ def test_rows_given_are_completed_in_turn(density):
     assert drawn["kind"].tolist() == ["a"] * 3 + ["b"] * 3
     assert drawn["size"].tolist()[:3] == [0.5] * 3
     assert len(set(drawn["size"].tolist()[3:])) == 3
+    with pytest.raises(DataError, match="never seen"), pytest.warns(SelfnormWarning):
+        density.sample(1, given={"kind": "no such kind"})
+
+
+def test_a_row_without_a_date_is_scored_alone(density, frame):
+    row = frame.iloc[:1].assign(day=pd.NaT)
+    beside = pd.concat([row, frame.iloc[1:3]])
+    assert density.score_samples(row) == pytest.approx(density.score_samples(beside)[:1])
 
 
 def test_pipelines_and_searches_of_one_schema(frame):

@@ -508,6 +508,8 @@ def test_inputs_of_every_kind_with_gaps(tmp_path):
     assert np.array_equal(again.predict(table), found)
     with pytest.warns(SelfnormWarning, match="never seen as 'new'"):
         assert np.isfinite(model.predict(table.assign(kind="new"))).all()
+    with pytest.warns(SelfnormWarning, match=r"gaps in .'day .*, where the training rows had none"):
+        assert np.isfinite(model.predict(table.assign(day=pd.NaT))).all()
 
 
 def test_the_closing_words_tell_rows_score_and_time(fitted: EnergyRegressor, tmp_path) -> None:

@@ -347,6 +347,8 @@ def test_checkpoints_of_another_run_or_damaged_ones_are_refused(tmp_path):
         quick(small_model(x), x, checkpoint=path, max_epochs=2, lr=1e-3)
     with pytest.raises(CheckpointError, match="other data"):
         quick(small_model(x), skewed(300, seed=8), checkpoint=path, max_epochs=2)
+    with pytest.raises(CheckpointError, match="other data, of 300 rows"):
+        quick(small_model(x), x[:280], checkpoint=path, max_epochs=2)
     with pytest.raises(CheckpointError, match="is a folder"):
         quick(small_model(x), x, checkpoint=tmp_path, max_epochs=2)
     whole = path.read_bytes()

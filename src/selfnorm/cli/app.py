@@ -309,6 +309,7 @@ def score(
             cells = table_of(_about(table, found.estimator.explain, X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
             added["least_expected"] = np.array(list(cells), dtype=object)[least]
+            added["least_expected"][np.isnan(list(cells.values())).all(0)] = ""
             added |= {f"p_{name}": values for name, values in cells.items()}
     write_table(table.added(added), output)
     report: dict[str, Any] = {

@@ -171,7 +171,8 @@ def dates_from(texts: Sequence[str], template: str) -> np.ndarray | None:
     texts, template = _padded(texts, template)
     if any(len(text) != len(template) for text in texts):
         return None
-    letters = np.array(texts, dtype=f"U{len(template)}").view("U1").reshape(len(texts), -1)
+    letters = np.array(texts, dtype=f"U{len(template)}").view("U1")
+    letters = letters.reshape(len(texts), len(template))  # of no text, too
     marks = [i for i, c in enumerate(template) if c not in _FIELDS + "f"]
     if (letters[:, marks] != np.array([template[i] for i in marks])).any():
         return None

@@ -40,6 +40,7 @@ from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
 from selfnorm.chain import FOLDED_BELOW, TableChain
 from selfnorm.columns import (
     GAP,
+    UNSEEN,
     Column,
     Columns,
     Part,
@@ -946,6 +947,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 given = {name: [value] for name, value in given.items()}
             self.schema_.parts_of(list(given))  # names that are not there
         coded, _ = self._rows(given, partial=True)
+        if bool((coded[..., 0] == UNSEEN).any()):
+            raise DataError("rows cannot be given a value that was never seen in training")
         drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
 

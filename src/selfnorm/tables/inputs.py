@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from selfnorm.columns import GAP, Schema
+from selfnorm.errors import SelfnormWarning
 
 MAX_LEVELS = 32  # with a column of their own; the rarer share none
 
@@ -56,14 +58,24 @@ class TableInputs:
     def rows(self, frame: Any) -> np.ndarray:
         """``(n, columns)`` of float64."""
         x, _ = self.schema.encode(frame)
-        found = []
+        found, filled = [], []
         for j, part in enumerate(self.schema.parts):
             code, number = x[:, j, 0], x[:, j, 1]
+            if not self.gaps[j] and (code == GAP).any():
+                filled.append(part.name)
             if part.rest:
                 found.append(np.where(code == part.n_codes, number, self.fill[j]))
             if self.gaps[j]:
                 found.append((code == GAP).astype(np.float64))
             found += [(code == level).astype(np.float64) for level in self.levels[j]]
+        if filled:
+            warnings.warn(
+                f"gaps in {filled}, where the training rows had none: a number is taken for its "
+                "median and a level for none, so answers for these rows are too sure; fit to rows "
+                "that have such gaps, or impute them",
+                SelfnormWarning,
+                stacklevel=4,
+            )
         return np.stack(found, 1)
 
     def to_dict(self) -> dict[str, Any]:

@@ -115,14 +115,17 @@ def check_structure(path: Path, state: dict[str, Any], n_rows: int) -> None:
     """Refuse a file that is whole, and yet holds no state of a run on so many rows."""
     wrong = [k for k, kind in _STATE.items() if k not in state or not isinstance(state[k], kind)]
     order: Any = state.get("order")
-    if not wrong and order.numel() not in (0, n_rows):
-        wrong = ["order"]
-    if not wrong and order.numel() and not torch.equal(order.sort()[0], torch.arange(n_rows)):
+    if not wrong and not torch.equal(order.sort()[0], torch.arange(order.numel())):
         wrong = ["order"]
     if wrong:
         raise CheckpointError(
             f"{path} holds no state of a run: {wrong[0]!r} is missing or malformed; delete it to "
             "start afresh"
+        )
+    if order.numel() not in (0, n_rows):
+        raise CheckpointError(
+            f"{path} belongs to a run on other data, of {order.numel()} rows; use another "
+            "checkpoint path, or Checkpoint(path, resume=False)"
         )
 
 
