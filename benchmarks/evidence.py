@@ -7,8 +7,9 @@
     python benchmarks/evidence.py --report
 
 Peers stand in environments of their own (``pip install -r benchmarks/peers/NAME.txt``). A second
-call adds what is missing. Every method works in unconstrained coordinates and is charged for each
-evaluation of the density:
+call adds what is missing; where a peer failed or took more than ``--limit`` seconds of a core with
+one seed, it is not asked for others. Every method works in unconstrained coordinates and is
+charged for each evaluation of the density:
 
 - *ours*: 4,000 draws; as many samples of ``q``, 8,003 evaluations at most.
 - *gaussian_bridge*: half of the draws fit a Gaussian, which costs no evaluation; the other half and
@@ -183,7 +184,9 @@ def run(args: argparse.Namespace) -> None:
     names = sorted(args.targets or TARGETS, key=lambda name: TARGETS[name].dim)
     shape = {"draws": args.draws, "n": args.n}
     wanted = [{"target": name, **shape, "seed": seed} for seed in args.seeds for name in names]
-    calls = [(args.method, keys, args.limit) for keys in wanted if not results.has(keys)]
+    failed = {row["target"] for row in results.rows if "failed" in row}
+    wanted = [k for k in wanted if k["target"] not in failed and not results.has(k)]
+    calls = [(args.method, keys, args.limit) for keys in wanted]
     for row in in_processes(one, calls, args.jobs):
         results.add(row)
         print(_line(row["target"], row), flush=True)
@@ -243,7 +246,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--n", type=int, default=N_DRAWS)
     parser.add_argument("--jobs", type=int, default=1, help="rows at once, a process each")
-    parser.add_argument("--limit", type=float, help="seconds for a row")
+    parser.add_argument("--limit", type=float, help="seconds of a core for a row")
     parser.add_argument("--out", type=Path, default=Path("results/evidence"))
     parser.add_argument("--report", action="store_true")
     args = parser.parse_args()

@@ -16,7 +16,6 @@ import os
 import platform
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "src"))  # peers' environments have no selfnorm
+from selfnorm.paper.commit import commit
 
 Frame = dict[str, np.ndarray]
 Row = dict[str, Any]
@@ -390,15 +392,8 @@ PACKAGES = ("selfnorm", "torch", "numpy", "pandas", "scikit-learn", "xgboost", "
 PACKAGES += ("arfpy", "ForestDiffusion", "sdv", "ctgan", "miceforest", "lightgbm", "pyod", "shap")
 
 
-def provenance(commit: str | None = None, device: str = "cpu") -> Row:
+def provenance(stated: str | None = None, device: str = "cpu") -> Row:
     """Where the figures of this process come from; torch is asked where it is in use."""
-    if commit is None:
-        asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        try:
-            found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-        except OSError:  # no git here
-            found = ""
-        commit = found.strip() or "unknown"
     hardware: Row = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -415,7 +410,7 @@ def provenance(commit: str | None = None, device: str = "cpu") -> Row:
     words = [folders.get(last, w) for last, w in zip(sys.argv, sys.argv[1:], strict=False)]
     return {
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
-        "commit": commit,
+        "commit": stated or commit(Path(__file__).parent),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": {"python": platform.python_version(), **versions},
         "hardware": hardware,
@@ -480,15 +475,15 @@ def in_processes(
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise ``TimeoutError`` after so many seconds of the clock."""
+    """Raise ``TimeoutError`` after so many seconds of this process's processor time."""
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"did not end in {seconds:g} s")
+        raise TimeoutError(f"did not end in {seconds:g} s of a core")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds or 0)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

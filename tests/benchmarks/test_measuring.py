@@ -1,6 +1,7 @@
 """What the benchmarks share: timing in turns, the result file, steps of one model and of many."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -32,6 +33,20 @@ def test_a_result_file_says_where_it_comes_from(tmp_path, monkeypatch):
     )
     assert {"commit", "versions", "hardware"} <= set(found)
     assert measuring.commit(tmp_path) == "unknown"
+
+
+def test_a_commit_tells_code_that_was_changed_after_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("SELFNORM_COMMIT", raising=False)
+    code = tmp_path / "src" / "a.py"
+    code.parent.mkdir()
+    code.write_text("1")
+    me = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*me, "commit", "-qm", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    clean = measuring.commit(tmp_path)
+    code.write_text("2")
+    measuring.commit.cache_clear()
+    assert measuring.commit(tmp_path) == f"{clean}-dirty"
 
 
 def test_a_missing_library_is_named():

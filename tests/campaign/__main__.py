@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import queue
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from statistics import median
 
 import numpy as np
 
+from selfnorm.paper.commit import commit
 from selfnorm.paper.report import hardware, versions
 from tests.campaign.trials import NEEDS, TRIALS, attempt
 from tests.worker import Worker
@@ -142,17 +142,14 @@ def main() -> int:
         print(*attempt(given.replay[0], int(given.replay[1])), sep=": ")
         return 0
     OUT.mkdir(parents=True, exist_ok=True)
-    describe = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
-    commit = os.environ.get("SELFNORM_COMMIT") or found or "unknown"  # of a copy of the tree
     about = {
         "command": f"python -m tests.campaign {' '.join(sys.argv[1:])}",
-        "commit": commit,
+        "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
         "seed": given.seed,
     }
-    here = {"commit": commit, "machine": f"{os.cpu_count()} cores, torch {versions()['torch']}"}
+    here = {"commit": commit(), "machine": f"{os.cpu_count()} cores, torch {versions()['torch']}"}
     path = OUT / f"{given.keep or given.number}.jsonl"
     lines = path.read_text().splitlines(keepends=True) if given.keep and path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last one

@@ -7,12 +7,10 @@ done, and a second call with the same settings only adds what is missing.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +23,7 @@ import torch
 
 from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.evaluation import Bounds
+from selfnorm.paper.commit import commit
 from selfnorm.saving import json_safe
 from selfnorm.training import History
 
@@ -82,27 +81,6 @@ def versions() -> dict[str, str]:
     installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
     names = ("selfnorm", "torch", "numpy", "scikit-learn", "zuko")
     return found | {name: installed[name] for name in names if name in installed}
-
-
-@functools.cache  # that of the code which runs, whatever is done to the tree meanwhile
-def commit(tree: Path = Path(__file__).parent) -> str:
-    """The commit of a source tree: ``SELFNORM_COMMIT``, or what its history says.
-
-    A copy that is installed inside the repository of somebody else has none.
-    """
-    stated = os.environ.get("SELFNORM_COMMIT")
-    if stated:
-        return stated
-
-    def git(*words: str) -> str:
-        try:
-            asked = ["git", "-C", str(tree), *words]
-            return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-        except OSError:  # no git here
-            return ""
-
-    found = git("rev-parse", "--short", "HEAD") if git("ls-files", ".") else ""
-    return found or "unknown"
 
 
 def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
