@@ -57,8 +57,11 @@ def test_the_table_is_written_and_resumed(data, tmp_path):
     after = json.loads((tmp_path / "mnist.json").read_text())["rows"]
     assert after[:3] == before
     assert after[3]["model"] == "vae_mog"
-    other = table_of_mnist.run(**options, seeds=1, models=("vae",), ngf=2).rows
-    assert [row["ngf"] for row in other] == [16, 16, 16, 16, 2]  # another size is another row
+    one = {**options, "seeds": 1, "models": ("vae",), "ngf": 2}
+    table_of_mnist.run(**one)
+    other = table_of_mnist.run(**one, fit={"lr": 1e-5}).rows
+    assert [row["ngf"] for row in other] == [16, 16, 16, 16, 2, 2]  # another size, another row
+    assert other[4]["elbo"] != other[5]["elbo"]  # and so are other options
 
 
 def test_the_paper_recipe_is_the_papers():

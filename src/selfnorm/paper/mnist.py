@@ -157,6 +157,10 @@ def _schedule(steps: int, lr: float, **more: Any) -> dict[str, Any]:
     }
 
 
+def _told(options: dict[str, Any]) -> str | None:
+    return ",".join(f"{name}={options[name]}" for name in sorted(options)) or None
+
+
 @dataclass(frozen=True)
 class Job:
     """One row and how it is to be run."""
@@ -167,24 +171,27 @@ class Job:
     energy_layers: int
     evaluation: dict[str, int]
     settings: Settings
-    encoder_ngf: int | None = None  # as that of the decoder
+    tried: dict[str, Any] = field(default_factory=dict)  # what differs from the recipe
 
     def keys(self) -> dict[str, Any]:
-        """What identifies the row in the result file."""
+        """What identifies the row in the result file: two jobs that differ share no result."""
         return {
             "model": self.row.model,
             "seed": self.seed,
             "ngf": self.ngf,
             "energy_layers": self.energy_layers,
             "max_steps": self.row.steps,
+            "tried": _told(self.tried),
+            "evaluation": _told(dict(self.evaluation.items() - _EVALUATION.items())),
         }
 
     def model_folder(self, row: Row | None = None) -> Path:
         """Where the model of this row, or of one with the same seed and sizes, is kept."""
         row = row or self.row
-        encoder = f"-encoder{self.encoder_ngf}" if self.encoder_ngf else ""
-        sizes = f"{self.seed}-ngf{self.ngf}{encoder}-layers{self.energy_layers}"
-        return Path(self.settings.out) / "models" / f"{row.model}-{sizes}-{row.steps}"
+        sizes = [self.seed, f"ngf{self.ngf}", f"layers{self.energy_layers}", row.steps]
+        tried = [_told(self.tried)] if self.tried else []
+        name = "-".join(map(str, [self.settings.recipe, row.model, *sizes, *tried]))
+        return Path(self.settings.out) / "models" / name
 
     @property
     def checkpoint(self) -> Path:
@@ -216,7 +223,7 @@ def run(
         max_steps: shorter training than the recipe's.
         ngf, energy_layers: 16 and 2 as printed; the authors' code has 64 and 3.
         encoder_ngf, fit: another width of the encoder alone, and other options of training (of the
-            models that priors are put on), where something is tried; in an ``out`` of its own.
+            models that priors are put on), where something is tried.
         evaluation: other numbers of samples than 100 for each row, 5,000 for some of them and a
             million of the prior; see :func:`selfnorm.vae.evaluate_vae`.
         settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
@@ -225,6 +232,7 @@ def run(
     check_choices("model", models, MODELS)
     table = common.table("mnist")
     numbers = {**_EVALUATION, **(evaluation or {})}
+    tried = {**({"encoder_ngf": encoder_ngf} if encoder_ngf else {}), **(fit or {})}
     asked = [
         Job(
             row.changed(fit or {}).at_most(max_steps),
@@ -233,7 +241,7 @@ def run(
             energy_layers,
             numbers,
             common,
-            encoder_ngf,
+            tried,
         )
         for seed in range(seeds)
         for row in rows(recipe)
@@ -300,7 +308,8 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     """
     row = job.row
     torch.manual_seed(job.seed)
-    encoder, decoder = ConvEncoder(ngf=job.encoder_ngf or job.ngf), ConvDecoder(ngf=job.ngf)
+    encoder = ConvEncoder(ngf=job.tried.get("encoder_ngf", job.ngf))
+    decoder = ConvDecoder(ngf=job.ngf)
     vae = EnergyVAE(encoder, decoder, row.make_prior(job.energy_layers)).to(job.settings.device)
     options = dict(row.fit)
     if row.on is not None:
@@ -342,7 +351,7 @@ Rows = list[dict[str, Any]]
 
 # The paper has no chain of energies; ours are held against its joint energies.
 _SAME_KIND = {"vae_ar_ebm": "vae_ebm", "vae_ar_ebm_post_hoc": "vae_ebm_post_hoc"}
-_SIZE = ("seed", "ngf", "energy_layers")
+_SIZE = ("seed", "ngf", "energy_layers", "tried", "evaluation")
 
 _NOTE = (
     "Statically binarised MNIST, test part, nats, mean ± sd over seeds; 100 posterior "
@@ -405,7 +414,7 @@ def gains(rows: Rows) -> list[str]:
     """
     lines = []
     vaes = [r for r in _counted(rows) if r["model"] == "vae"]
-    plain = {tuple(r[k] for k in (*_SIZE, "max_steps")): r["snelbo"] for r in vaes}
+    plain = {tuple(r.get(k) for k in (*_SIZE, "max_steps")): r["snelbo"] for r in vaes}
     for name, group in _grouped([r for r in rows if r["model"] != "vae"]).items():
         post_hoc = group[0]["model"].endswith("post_hoc")
         steps = "vae_steps" if post_hoc else "max_steps"

@@ -75,7 +75,7 @@ class Settings:
             for run, (row, extra) in finished:
                 table.add(row)
                 if self.progress:
-                    named = ", ".join(str(value) for value in run.keys().values())
+                    named = ", ".join(str(v) for v in run.keys().values() if v is not None)
                     names = ("exact", "lower", "upper")
                     told = [
                         f"{name} {row[name]:.3f}" for name in names if row.get(name) is not None
