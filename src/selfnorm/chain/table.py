@@ -141,6 +141,7 @@ class TableChain(Chain):
         (torch.Size([1]), torch.Size([5, 2, 4]))
     """
 
+    has_roots = False  # of covariances of lines, which ask the host
     slopes: Tensor
     spread: Tensor
     level_part: Tensor
@@ -228,6 +229,8 @@ class TableChain(Chain):
             self._buffer("level_code", torch.tensor([code for _, code in shown], dtype=torch.long))
             self._buffer("line_part", torch.cat([numbers, self.level_part]))
             stack, n_lines = len(ranks), len(self.line_part)
+            # one law of all rows, of numbers alone, is the regressions themselves
+            self.has_roots = self.n_numbers <= MOST_LINES and (conditioned or bool(shown))
             self.register_buffer("slopes", torch.zeros(stack, n_lines, n_lines))
             self.register_buffer("spread", torch.ones(stack, n_lines))
         per_part = embedding + N_KNOTS + lines
@@ -331,7 +334,7 @@ class TableChain(Chain):
         """
         part, slopes = self.line_part, self.slopes.double()
         rank = self.trunk.ranks[:, part].unsqueeze(1)  # (R, 1, U)
-        if not self.conditioned or len(part) > MOST_LINES:
+        if not self.conditioned:
             seen = torch.ones_like(seen.flatten(0, -2)[:1])
         elif given is not None:
             rank = rank - self.dim * given[..., part].to(rank)
@@ -353,7 +356,7 @@ class TableChain(Chain):
 
     def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
         """Slices of ``n`` rows small enough, their lines included."""
-        of_lines = len(self.line_part) ** 2 // self.dim if self.lines else 0
+        of_lines = len(self.line_part) ** 2 // self.dim if self.has_roots else 0
         return super().chunks(n, nodes + of_lines, chunk_size)
 
     def told(self, rows: Rows, given: Tensor | None, law: Lines | None = None) -> Told | None:
@@ -361,9 +364,14 @@ class TableChain(Chain):
         if not self.lines:
             return None
         u, seen = self._in_lines(rows)
-        law = law or self.lines_of(seen, given)
-        place, d = law.place(u), self.n_numbers
-        spread = law.spread.to(place).expand_as(place)
+        d = self.n_numbers
+        if self.has_roots:
+            law = law or self.lines_of(seen, given)
+            place, spread = law.place(u), law.spread
+        else:
+            place = torch.matmul(u.double(), self.slopes.double().mT).to(u)
+            spread = self.spread.unsqueeze(1)
+        spread = spread.to(place).expand_as(place)
         return Told(place[..., :d], spread[..., :d], self._logits_of_lines(place))
 
     def _logits_of_lines(self, place: Tensor) -> Tensor:
@@ -730,7 +738,7 @@ class TableChain(Chain):
         rows[..., 0] = rows[..., 0].where(keep, float(GAP))
         weights = self._head_weights()
         law = None
-        if self.lines and not bool((self.rest_code[self.numbers] > 0).any()):
+        if self.has_roots and not bool((self.rest_code[self.numbers] > 0).any()):
             # all columns will be there, those of point masses apart
             law = self.lines_of(rows.new_ones(n, len(self.line_part), dtype=torch.bool), given)
         for place in range(self.dim):
