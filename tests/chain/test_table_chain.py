@@ -180,6 +180,10 @@ def test_lines_tell_what_a_normal_law_does_given_any_columns():
             expected[1] = (expected[1] - slope @ covariance[known, k]).sqrt()
             found = torch.stack([place[r, i, k], law.spread[r, i, k]])
             assert torch.allclose(found, expected, atol=1e-5)
+    model.spread[:, 1:] = 1e-20  # columns that repeat the first to the last digit
+    alone = model.lines_of(torch.ones_like(seen))
+    assert not alone.before.any()
+    assert bool(alone.place(u).isfinite().all())
 
 
 def test_numbers_are_drawn_within_the_range_that_was_seen():

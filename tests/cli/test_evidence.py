@@ -36,10 +36,12 @@ def test_value_bound_and_verdict(selfnorm, draws):  # noqa: F811
 
 
 def test_wrong_names_are_refused_in_one_line(selfnorm, draws):  # noqa: F811
-    for options in (["--log-density", "lp"], ["--log-density", "lp__", "--positive", "chainn"]):
+    right = ["--log-density", "lp__"]
+    for options in (["--log-density", "lp"], [*right, "--positive", "chainn"], right):
         code, _, err = selfnorm("evidence", draws, *options)
         assert code == 2
         assert err.count("\n") == 1
+    assert "'chain' holds 2 whole numbers" in err
 
 
 def test_strict_ends_with_a_code_of_its_own(selfnorm, draws):  # noqa: F811

@@ -257,13 +257,16 @@ def test_output_is_whole_or_absent(tmp_path):
 
 
 def test_impossible_outputs_are_refused_early(tmp_path):
+    read = tmp_path / "read.csv"
+    read.write_text("a\n1\n")
     for path, words in (
         (tmp_path / "t.docx", "cannot write"),
         (tmp_path / "none" / "t.csv", "no such folder"),
         (tmp_path, "cannot write"),
+        (tmp_path / ".." / tmp_path.name / "read.csv", "is the table that is read"),
     ):
         with pytest.raises(DataError, match=words):
-            check_output(path)
+            check_output(path, source=read)
 
 
 def test_tables_put_one_below_the_other_lose_the_second_header(tmp_path):

@@ -61,6 +61,8 @@ def test_xarray_groups_as_arviz_writes_them():
         ({"a": RNG.normal(size=30), "b": RNG.normal(size=20)}, "one number of draws"),
         ({"a": np.array(["x"] * 30)}, "real numbers"),
         (1e200 * RNG.normal(size=(30, 1)), "other units"),
+        ({"x": RNG.normal(size=40), "chain": np.repeat([1, 2], 20)}, "'chain' holds 2 whole"),
+        ({"x": RNG.normal(size=40), "i": np.tile(np.arange(20), 2)}, "'i' counts the draws"),
     ],
 )
 def test_unusable_draws_are_refused_by_name(draws, message):

@@ -76,6 +76,10 @@ def test_a_table_of_any_kind(mixed, tmp_path):
     assert "When it was fitted it was judged so: 260 rows" in text
     assert "a Gaussian of the numbers" in text
     assert "1 draw in" in text
+    ends = re.search(r"upper bound.*?(-[\d.]+) and (-[\d.]+) nats", text, re.DOTALL)
+    assert [float(end) for end in ends.groups()] == pytest.approx(
+        [density.score(frame)] * 2, abs=0.02
+    )
 
 
 def test_levels_never_seen_are_told_and_rows_keep_their_names(mixed, tmp_path):

@@ -347,10 +347,14 @@ class TableChain(Chain):
         chain = torch.arange(len(slopes), device=order.device).view(-1, 1, 1, 1)
         covariance = (root @ root.mT)[chain, order.unsqueeze(-1), order.unsqueeze(-2)]
         hidden = HIDDEN * (~seen).gather(-1, order).double()
-        root = torch.linalg.cholesky_ex(covariance + torch.diag_embed(hidden))[0]
+        own = covariance.diagonal(dim1=-2, dim2=-1)
+        root, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(hidden))
+        # columns that repeat others to the last digit: each by itself
+        alone = torch.diag_embed((own + hidden).sqrt())
+        root = torch.where((failed > 0)[..., None, None], alone, root)
         rank = rank.gather(-1, order)
         before = root * (rank.unsqueeze(-1) > rank.unsqueeze(-2))
-        left = covariance.diagonal(dim1=-2, dim2=-1) - before.square().sum(-1)
+        left = own - before.square().sum(-1)
         spread = left.clamp_min(LEAST_SPREAD**2).sqrt()
         return Lines(order, root, before, torch.zeros_like(spread).scatter(-1, order, spread))
 

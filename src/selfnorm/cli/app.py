@@ -294,7 +294,7 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Add log_density and outlier columns to a table; with --explain, which cells are to blame."""
-    check_output(output)
+    check_output(output, source=data)
     table, found = read_table(data), _load(model)
     X, y = found.matrices(table)
     added: dict[str, np.ndarray] = {}
@@ -332,7 +332,7 @@ def impute(
     as_json: AsJson = False,
 ) -> None:
     """Fill the gaps of a table with draws from the model, given what its rows have."""
-    check_output(output)
+    check_output(output, source=data)
     table, found = read_table(data), _load(model, "impute")
     X, _ = found.matrices(table)
     filled = _about(table, found.estimator.impute, X, n_draws=draws, random_state=seed)
@@ -395,7 +395,7 @@ def predict(
 ) -> None:
     """Add the predicted mean and quantiles of the target to a table."""
     output = output or Path(f"{data.stem}.predicted.csv")
-    check_output(output)
+    check_output(output, source=data)
     # What follows the first level of --quantiles after a space comes as further arguments.
     numbers = _levels([*(quantiles or []), *(levels or [])])
     table, found = read_table(data), _load(model)
@@ -528,8 +528,14 @@ def evidence(
         if len({len(part) for part in parts}) > 1:
             raise DataError(f"the chains of column {chain!r} differ in length; cut them to one")
         x, log_p = x[np.stack(parts)], log_p[np.stack(parts)]
-    support = ["positive" if name in above_zero else None for name in chosen]
-    found = selfnorm.evidence(None, x, log_density_draws=log_p, support=support, seed=seed)
+    found = selfnorm.evidence(
+        None,
+        {name: x[..., j] for j, name in enumerate(chosen)},
+        log_density_draws=log_p,
+        support=dict.fromkeys(above_zero, "positive"),
+        chains=chain is not None,
+        seed=seed,
+    )
     told = {
         "draws": f"{len(table):,}, {found.effective_draws:,.0f} effective",
         "log Z": f"{found.log_z:.4f} ± {found.se:.4f}",

@@ -207,9 +207,15 @@ def write_text(text: str, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def check_output(path: str | os.PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> Path:
-    """Refuse an output that could not be written, before the work is done."""
+def check_output(
+    path: str | os.PathLike[str],
+    suffixes: Sequence[str] = SUFFIXES,
+    source: Path | None = None,
+) -> Path:
+    """Refuse an output that could not be written, or is the table read, before the work is done."""
     path = Path(path)
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise DataError(f"{path} is the table that is read; name another file to write")
     if path.suffix.lower() not in suffixes:
         raise DataError(f"{path}: cannot write {path.suffix!r}; use one of {', '.join(suffixes)}")
     if path.is_dir():

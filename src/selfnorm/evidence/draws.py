@@ -146,11 +146,30 @@ def _check(draws: Draws) -> None:
     flat = draws.values.reshape(-1, d)
     refuse_huge(flat, "draws")
     refuse_constant(flat, draws.names, "draws")
+    for name, values in zip(draws.names, flat.T, strict=True):
+        _refuse_counts(name, values)
     distinct = len(np.unique(flat, axis=0))
     if distinct < MINIMUM_DRAWS:
         raise DataError(
             f"only {distinct} of {len(flat)} draws differ: the sampler hardly moved; at least "
             f"{MINIMUM_DRAWS} different draws are needed"
+        )
+
+
+def _refuse_counts(name: str, column: np.ndarray) -> None:
+    """Numbers of chains or iterations, and discrete parameters: q is a continuous density."""
+    if (column != np.round(column)).any():
+        return
+    n, values, steps = len(column), np.unique(column), np.diff(column)
+    on = column[1:] != column[0]  # where the count does not begin again
+    what = "" if len(values) > n // 4 else f"holds {len(values)} whole numbers only"
+    if on.any() and steps[0] > 0 and (steps[on] == steps[0]).all():
+        what = "counts the draws"
+    if what:
+        raise DataError(
+            f"column {name!r} {what}: the number of a chain or of an iteration is no parameter "
+            "(leave it out; tell chains apart by their own dimension, or by --chain), and over a "
+            "discrete parameter the density must be summed"
         )
 
 

@@ -383,7 +383,7 @@ def _by_bridge(
     k_draws = max(side.pareto_k_draws for side in sides)
     k_samples = max(side.pareto_k_samples for side in sides)
     share = sum(side.support_share for side in sides) / 2
-    crossed = lower - upper
+    crossed, notes = lower - upper, [UNSEEN]
     drifting = [side.drift for side in sides if abs(side.drift) > 0.01 + 4 * side.drift_se]
     if drifting:
         reasons.append(
@@ -395,6 +395,8 @@ def _by_bridge(
             f"The lower bound is above the upper one by {crossed:.3f}: the draws are not from this "
             "density; check parametrisation, Jacobians and convergence."
         )
+    elif crossed > 0:
+        notes.insert(0, f"The bounds meet: the lower is above by {crossed:.2g}, within its error.")
     if abs(apart) > 0.02 + 4 * math.sqrt(
         sum(side.variance_draws + side.variance_samples for side in sides)
     ):
@@ -446,7 +448,7 @@ def _by_bridge(
         pareto_k_samples=k_samples,
         log_weights_samples=weights.numpy(),
         reasons=tuple(reasons),
-        notes=(UNSEEN,),
+        notes=tuple(notes),
         **common,
     )
 

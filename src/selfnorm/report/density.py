@@ -104,6 +104,10 @@ class Comparison:
         ahead = self.model - (self.peers | self.parts)[name]
         return float(ahead.mean()), float(ahead.std()) / math.sqrt(max(len(ahead) - 1, 1))
 
+    def bounds(self, found: Bounds, few: np.ndarray) -> Bounds:
+        """Bounds of all rows, by those ``found`` for a few of them."""
+        return found.shifted(float(self.model.mean() - self.model[few].mean()))
+
     @property
     def best(self) -> str | None:
         """The peer that comes closest."""
@@ -189,13 +193,15 @@ def density_report(
     rows = figures.rows_of(X, looked_at)
     scores, ordinary = scored(rows)
     comparison = _compare(estimator, X, looked_at, scores, train, held_out, seed)
-    judged = looked_at if comparison.fair and held_out is None else held_out
-    judged = looked_at if judged is None or not len(judged) else judged
+    judged = looked_at
+    if held_out is not None and len(held_out):
+        judged = looked_at[np.isin(looked_at, held_out)]
     few = figures.some_rows(len(judged), 2000 if joint else max(30, _BOUND_CELLS // places), seed)
     n_samples = 20_000 if joint else 256
-    bounds = estimator.bounds(
+    found = estimator.bounds(
         figures.rows_of(X, judged[few]), n_samples=n_samples, random_state=seed
     )
+    bounds = comparison.bounds(found, few)
     n_drawn = min(max(len(looked_at), figures.N_DRAWN), figures.MAX_POINTS)
     drawn = estimator.sample(n_drawn, random_state=seed)
     some_drawn = figures.rows_of(drawn, np.arange(min(figures.n_rows(drawn), 500)))
@@ -207,7 +213,7 @@ def density_report(
     page.section("What was fitted")
     _fitted(page, estimator, schema, n, about)
     page.section("Likelihood against simple models")
-    _likelihood(page, estimator, comparison, bounds, len(few))
+    _likelihood(page, estimator, comparison, bounds, few)
     of_data = figures.coordinates(schema, rows)
     shown = figures.some_rows(len(of_data), figures.MAX_POINTS, seed)
     of_model = figures.coordinates(schema, drawn)
@@ -338,8 +344,10 @@ def fewer_rows(n: int, fitted_to: dict[str, Any]) -> str:
     )
 
 
-def show_checks(page: Page, bounds: Bounds, n_checked: int, more: Sequence[list[str]] = ()) -> None:
-    """What was found when the normaliser was checked on ``n_checked`` rows."""
+def show_checks(
+    page: Page, comparison: Comparison, bounds: Bounds, few: np.ndarray, more: Sequence[list[str]]
+) -> None:
+    """What was found when the normaliser was checked at a few of the rows compared."""
     rows = [
         ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
         ["samples that count (ESS)", f"{100 * bounds.ess:.1f} %"],
@@ -348,7 +356,8 @@ def show_checks(page: Page, bounds: Bounds, n_checked: int, more: Sequence[list[
     if not math.isfinite(bounds.pareto_k):
         rows = [["normaliser", "exact: all columns are finite"], rows[0]]
     verdict = ["verdict", "reliable" if bounds.reliable else "not reliable"]
-    caption = f"Can the number be trusted? ({n_checked:,} rows)"
+    checked = f"checked at {len(few):,} of {len(comparison.model):,} rows"
+    caption = f"Can the number be trusted? ({checked})"
     page.table(caption, ["check", "found"], [*rows, *more, verdict])
 
 
@@ -416,7 +425,7 @@ def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) ->
 
 
 def _likelihood(
-    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, n_checked: int
+    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, few: np.ndarray
 ) -> None:
     schema = estimator.schema_
     comparison.show(page)
@@ -427,7 +436,7 @@ def _likelihood(
         apart.append(
             ["some columns given others (impute, given=)", f"{nats:.3g} nats from the whole model"]
         )
-    show_checks(page, bounds, n_checked, apart)
+    show_checks(page, comparison, bounds, few, apart)
     page.words(
         "Likelihoods compare only where columns have the same kinds and steps: their fingerprint "
         f"is {schema.fingerprint}.",

@@ -71,9 +71,10 @@ def regressor_report(
     seen = seen and train is None
     comparison = _compare(estimator, rows, labels, train, seen, seed)
     few = figures.some_rows(len(labels), _BOUND_ROWS, seed)
-    bounds = estimator.bounds(
+    found = estimator.bounds(
         figures.rows_of(rows, few), labels[few], n_samples=500, random_state=seed
     )
+    bounds = comparison.bounds(found, few)
     page = Page(
         about.title or f"{about.target} given the other columns: {about.source}",
         subtitle(estimator),
@@ -82,7 +83,7 @@ def regressor_report(
         page.section("Verdict")
         show_verdict(page, comparison, bounds, unseen=unseen)
         _fitted(page, estimator, X, n, about)
-        _likelihood(page, estimator, comparison, bounds, len(few))
+        _likelihood(page, estimator, comparison, bounds, few)
         _training(page, estimator)
         _load(page, about)
         return page.html()
@@ -90,7 +91,7 @@ def regressor_report(
     page.section("Verdict")
     _verdict(page, comparison, bounds, pit, unseen)
     _fitted(page, estimator, X, n, about)
-    _likelihood(page, estimator, comparison, bounds, len(few))
+    _likelihood(page, estimator, comparison, bounds, few)
     page.section("Calibration")
     _calibration(page, estimator, rows, labels, pit, crps, about)
     page.section("Predictive densities")
@@ -200,7 +201,7 @@ def _input_names(estimator: Any, X: Any, about: About) -> list[str]:
 
 
 def _likelihood(
-    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, n_checked: int
+    page: Page, estimator: Any, comparison: Comparison, bounds: Bounds, few: np.ndarray
 ) -> None:
     page.section("Likelihood against simple models")
     comparison.show(page)
@@ -211,7 +212,7 @@ def _likelihood(
             kind="note",
         )
     apart = ["learned against exact log Z", f"{estimator.log_norm_error_:.4f} nats apart"]
-    show_checks(page, bounds, n_checked, [apart])
+    show_checks(page, comparison, bounds, few, [apart])
 
 
 def _calibration(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from selfnorm.training.loop import Task
 
 _NAME = b"selfnorm checkpoint 3 "
+AFRESH = "name another checkpoint, or delete this one to start afresh"
 _HEAD = len(_NAME) + 64 + 1  # the name, a hash in hexadecimal digits, the end of the line
 
 
@@ -124,8 +125,7 @@ def check_structure(path: Path, state: dict[str, Any], n_rows: int) -> None:
         )
     if order.numel() not in (0, n_rows):
         raise CheckpointError(
-            f"{path} belongs to a run on other data, of {order.numel()} rows; use another "
-            "checkpoint path, or Checkpoint(path, resume=False)"
+            f"{path} belongs to a run on other data, of {order.numel()} rows; {AFRESH}"
         )
 
 
@@ -151,14 +151,10 @@ def check_same_run(
     if other:
         named = ", ".join(f"{k}={saved.get(k)!r}" for k in other)
         raise CheckpointError(
-            f"{path} belongs to a run with other options ({named}); use the same ones, another "
-            "checkpoint path, or Checkpoint(path, resume=False)"
+            f"{path} belongs to a run with other options ({named}); use the same ones, or {AFRESH}"
         )
     if state["data"] != data or mine.get("rows") != saved.get("rows"):
-        raise CheckpointError(
-            f"{path} belongs to a run on other data; use another checkpoint path, or "
-            "Checkpoint(path, resume=False)"
-        )
+        raise CheckpointError(f"{path} belongs to a run on other data; {AFRESH}")
 
 
 def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tensor, ...]) -> None:
@@ -173,8 +169,7 @@ def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tens
         if not alike or not torch.allclose(saved, mine, rtol=1e-2, atol=1e-2, equal_nan=True):
             raise CheckpointError(
                 f"{path} belongs to a run with another energy, base or proposal: with its weights "
-                "this one gives other densities. Use the same ones, another checkpoint path, or "
-                "Checkpoint(path, resume=False)"
+                f"this one gives other densities. Use the same ones, or {AFRESH}"
             )
     if state["task"] is not None:
         task.load_own_state(state["task"])

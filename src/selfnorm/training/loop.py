@@ -26,6 +26,7 @@ from selfnorm._context import seeded
 from selfnorm._inputs import MOVED_OPTIONS, as_tensors, moved
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.training.checkpoint import (
+    AFRESH,
     check_same_run,
     check_structure,
     entries_of_task,
@@ -726,7 +727,7 @@ class _Run:
         if state["step"] > self.total:
             raise CheckpointError(
                 f"{path} was trained for {state['step']} steps, and {self.total} are asked for; "
-                "ask for as many, or use another checkpoint path"
+                f"ask for as many, or {AFRESH}"
             )
         try:
             for earlier in (state["best"], state["good"] and state["good"]["module"]):
@@ -743,10 +744,7 @@ class _Run:
             raise
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._load_training_state(self.first)
-            raise CheckpointError(
-                f"{path} belongs to another model ({error}); use another checkpoint path, or "
-                "Checkpoint(path, resume=False)"
-            ) from error
+            raise CheckpointError(f"{path} belongs to another model ({error}); {AFRESH}") from error
         self.best, self.good = state["best"], state["good"]
         self.step, self.order = state["step"], state["order"].to(self.device)
         self.lr_scale, self.stale = state["lr_scale"], state["stale"]
