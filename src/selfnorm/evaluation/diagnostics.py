@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
+from scipy.special import bdtrc
 from torch import Tensor
 
 from selfnorm import functional as F
@@ -177,7 +177,7 @@ def few_beyond(count: float, n: int, by_chance: float) -> bool:
         >>> few_beyond(5, 500, 0.001), few_beyond(15, 500, 0.001), few_beyond(15, 500, 0.02)
         (True, False, True)
     """
-    return float(stats.binom.sf(count - 1, n, min(1.0, TOLERATED_SHARE + by_chance))) >= 0.01
+    return float(bdtrc(count - 1, n, min(1.0, TOLERATED_SHARE + by_chance))) >= 0.01
 
 
 def data_side_check(log_w_data: Tensor, log_w: Tensor | WeightStream) -> DataSideCheck:
