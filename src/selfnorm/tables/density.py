@@ -120,9 +120,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Record of the training run.
     judgement_ : Judgement
         What the fit came to: rows used, how it was judged, log-likelihood of rows not seen with its
-        standard error, what the energies add to simple densities, seconds. The trained state and
-        the weights of members are chosen by such rows too, so it is a little optimistic; the score
-        of a test table is not. Its text closes a ``verbose`` fit.
+        standard error, what the energies add to simple densities, seconds. The trained state is
+        chosen by such rows too, so it is a little optimistic; the score of a test table is not.
+        Its text closes a ``verbose`` fit.
     members_ : list of Member
         The densities that were tried, chain first: ``name``, ``weight`` in the mixture that
         ``score_samples``, ``sample`` and ``bounds`` are of, ``score`` on rows not seen. Answers on

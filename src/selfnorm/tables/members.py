@@ -156,15 +156,17 @@ def _unpacked(law: TableChain | TableMixture, drawn: Tensor) -> np.ndarray:
     return rows
 
 
-def gain(log_p: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """``(n,)``: what the chain, first of the members ``log_p (n, M)``, adds on rows not seen.
+def judged(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarray:
+    """``(n,)``: log-density of the mixture of members, weighed by the other half of the rows.
 
-    NaN where it is the only one.
+    Arguments as of :func:`mixture_weights`; a row takes no part in the weights it is judged with.
     """
-    if log_p.shape[1] == 1:
-        return np.full(len(log_p), np.nan)
-    whole = mixed(log_p, mixture_weights(log_p, rows))
-    return whole - mixed(log_p[:, 1:], mixture_weights(log_p[:, 1:], rows))
+    half = np.random.default_rng(0).permutation(len(log_p)) % 2
+    found = np.empty(len(log_p))
+    for here in (half == 0, half == 1):
+        others = ~here if 0 < here.sum() < len(here) else here
+        found[here] = mixed(log_p[here], mixture_weights(log_p[others], rows[others], first))
+    return found
 
 
 class Kind(NamedTuple):

@@ -403,6 +403,8 @@ def _mix(
     log_p = np.stack([of_chain, *simple.values()], 1)[places]
     weights = rows.weights.numpy()[places]
     found = members.mixture_weights(log_p, weights, members.CHAIN_PRIOR)
+    whole = members.judged(log_p, weights, members.CHAIN_PRIOR)
+    simple_alone = members.judged(log_p[:, 1:], weights) if simple else np.full(len(whole), np.nan)
     open_ = rows.open_[places].sum(-1).numpy()
     scores = np.average(log_p + open_[:, None], axis=0, weights=weights)
     triples = zip(names, found.tolist(), scores.tolist(), strict=True)
@@ -416,6 +418,6 @@ def _mix(
             for k in kept
         ],
         places=torch.from_numpy(places),
-        scores=torch.from_numpy(members.mixed(log_p, found) + open_),
-        gain=members.gain(log_p, weights),
+        scores=torch.from_numpy(whole + open_),
+        gain=whole - simple_alone,
     )
