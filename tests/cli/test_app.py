@@ -188,7 +188,7 @@ ONLY_FIT = {
 }
 ONLY_SCORE = {
     "column missing": ("a,c\n1,2\n", "column 'b' is missing"),
-    "text": ("a,b,c\n" + "1,x,3\n2,y,4\n" * 20, "'b' holds numbers, but here text ('x')"),
+    "text": ("a,b,c\n" + "1,x,3\n2,y,4\n" * 20, "'b' holds numbers, but here text ('x' in line 2)"),
 }
 FAILURES = [("fit", *table) for table in {**TABLES, **ONLY_FIT}.values()]
 FAILURES += [(c, *t) for c in ("score", "evaluate") for t in {**TABLES, **ONLY_SCORE}.values()]
@@ -242,6 +242,8 @@ def test_a_raw_file_is_fitted_drawn_filled_and_explained(selfnorm, tmp_path):
     kinds = {name: column.dtype.kind for name, column in loaded.sample(5, random_state=0).items()}
     assert "".join(kinds[name] for name in list(raw)[1:]) == "OfiMOi"
     assert (loaded.impute(raw).dtypes == raw.dtypes).all()
+    asked = {name: [None, None] for name in list(raw)[1:]} | {"ok": [True, False]}
+    assert [np.asarray(loaded.impute(asked)[name]).dtype.kind for name in asked] == list("OfiMbi")
     fill = ("impute", model, tmp_path / "raw.csv", "-o")
     assert selfnorm(*fill, tmp_path / "i.csv")[0] == 0
     filled = pd.read_csv(tmp_path / "i.csv")
@@ -333,6 +335,9 @@ def test_a_user_says_what_columns_are(selfnorm, tmp_path):
     assert selfnorm(*score)[0] == 0
     scored = pd.read_csv(tmp_path / "e.csv", sep=";", decimal=",")
     assert scored["log_density"].dtype == float
+    (tmp_path / "w.csv").write_text((tmp_path / "t.csv").read_text().replace("6,5", "6,5x", 1))
+    code, _, err = selfnorm(*score[:2], tmp_path / "w.csv", "-o", tmp_path / "w2.csv")
+    assert (code, "'price' holds numbers, but here text ('6,5x' in line 8)" in err) == (2, True)
     for wrong in ("code", "code=cells,", "=cells"):
         code, _, err = selfnorm(*fit, "--force", "--kinds", wrong)
         assert (code, "--kinds must be such as" in err) == (2, True)

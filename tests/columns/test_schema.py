@@ -218,7 +218,7 @@ def test_what_a_user_says_goes():
     [
         ("{},{}5", "decimal commas: use points"),
         ("${}.{}", r"written as '\$0.0': leave its marks out"),
-        ("{}.{}", "all numbers but for 2 ('unknown', 'see note'): empty these cells"),
+        ("{}.{}", "but for 2 ('unknown' in row 20, 'see note' in row 21): empty these cells"),
     ],
 )
 def test_what_keeps_texts_from_being_numbers_is_named(written, words):
@@ -367,5 +367,5 @@ def test_few_rows_determine_nothing():
 def test_a_cell_that_is_no_date_is_named():
     days = [f"2001-{month:02d}-{day:02d}" for month in range(1, 13) for day in range(1, 25)]
     schema = Schema.detect({"when": days, "size": np.arange(len(days)) ** 0.5})
-    with pytest.raises(DataError, match="'when' holds dates, but here 'yesterday'"):
+    with pytest.raises(DataError, match="'when' holds dates, but here 'yesterday' in row 1"):
         schema.encode({"when": ["2001-03-05", "yesterday"], "size": [0.5, 1.5]})

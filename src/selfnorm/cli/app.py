@@ -232,7 +232,7 @@ def fit(
     lines = [f"{output}: {report['kind']} {asked_of} {len(features)} columns"]
     lines.append(str(estimator.judgement_))
     if target is None:
-        lines.append(f"what the columns are:\n{schema}")
+        lines.append(table.by_line(f"what the columns are:\n{schema}"))
     _tell(report, as_json, *lines)
 
 

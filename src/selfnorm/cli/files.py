@@ -337,15 +337,18 @@ _COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
 def _with_points(cells: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
     """Decimal commas made points; ``None`` where there are none, or points beside them.
 
-    >>> cells = {"a": np.array(["1.234,5", "", "2"], dtype=object)}
+    A column of them may hold a few cells of something else, which stay as they are.
+
+    >>> cells = {"a": np.array(["1.234,5", "", "2", "3,4x", "5"], dtype=object)}
     >>> _with_points(cells)["a"].tolist()
-    ['1234.5', '', '2']
+    ['1234.5', '', '2', '3,4x', '5']
     """
     seen = {name: [c for c in column if not _is_missing(c)] for name, column in cells.items()}
+    fitting = {name: [c for c in column if _COMMA.fullmatch(c)] for name, column in seen.items()}
     commas = {
         name
-        for name, column in seen.items()
-        if any("," in c for c in column) and all(_COMMA.fullmatch(c) for c in column)
+        for name, column in fitting.items()
+        if any("," in c for c in column) and 2 * len(column) > len(seen[name])
     }
     points = any(
         any("." in c for c in column) and all(_is_number(c) for c in column)
@@ -357,7 +360,11 @@ def _with_points(cells: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
     made = dict(cells)
     for name in commas:
         made[name] = np.array(
-            [cell.replace(".", "").replace(",", ".") for cell in cells[name]], dtype=object
+            [
+                cell.replace(".", "").replace(",", ".") if _COMMA.fullmatch(cell) else cell
+                for cell in cells[name]
+            ],
+            dtype=object,
         )
     return made
 

@@ -180,10 +180,13 @@ def as_column(column: Column, cells: Cells, missing: Collection[str]) -> Cells:
             return replace(cells, kind="date")
         wrong: Any = cells.seen[0]
         if cells.kind == "label":
-            seen = [cells.labels[k] for k in dict.fromkeys(cells.seen.tolist())]
+            seen = list(dict.fromkeys(cells.seen.tolist()))
             template = column.form.get("template", "")
-            wrong = next((t for t in seen if dates_from([t], template) is None), seen[0])
-        raise DataError(f"column {column.name!r} holds dates, but here {wrong!r}")
+            odd = (k for k in seen if dates_from([cells.labels[k]], template) is None)
+            wrong = next(odd, seen[0])
+        row = int((~cells.missing & (cells.values == wrong)).argmax())
+        shown = cells.labels[wrong] if cells.kind == "label" else wrong
+        raise DataError(f"column {column.name!r} holds dates, but here {shown!r} in row {row}")
     if cells.kind == "label":
         return without_gaps(cells, missing)
     distinct, places = np.unique(cells.values, return_inverse=True)
@@ -199,9 +202,17 @@ def _as_numbers(column: Column, cells: Cells) -> Cells:
     if cells.kind == "number":
         return cells
     labels = [str(int(v) if isinstance(v, bool) else v) for v in cells.labels]
-    wrong = [t for t in labels if not is_gap(t) and numbers_from([t], names=True) is None]
+    wrong = [
+        k
+        for k, text in enumerate(labels)
+        if not is_gap(text) and numbers_from([text], names=True) is None
+    ]
     if wrong:
-        raise DataError(f"column {column.name!r} holds numbers, but here text ({wrong[0][:40]!r})")
+        row = int(np.isin(cells.values, wrong).argmax())
+        text = labels[cells.values[row]][:40]
+        raise DataError(
+            f"column {column.name!r} holds numbers, but here text ({text!r} in row {row})"
+        )
     numbers = numbers_from(labels, names=True)
     values = np.full(len(labels) + 1, np.nan)
     values[:-1] = np.nan if numbers is None else numbers
@@ -332,12 +343,18 @@ def _encode_labels(column: Column, part: Part, cells: Cells) -> Coded:
     return codes, np.zeros(len(codes)), extra
 
 
+def _plain_text(label: Any) -> str:
+    """The text of a label; one of truth values however they are written."""
+    text = label_text(label)
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
 def _lookup(column: Column) -> Callable[[Any], tuple[int, float]]:
     """Code and log-frequency of a label: by its type and value, its value, or its text."""
     levels = [(label, code, 0.0) for code, label in enumerate(column.levels)]
     shares = np.log(column.tail_shares).tolist()
     levels += [(v, len(column.levels), s) for v, s in zip(column.tail, shares, strict=True)]
-    keys: list[Callable[[Any], Any]] = [lambda v: (type(v), v), lambda v: v, label_text]
+    keys: list[Callable[[Any], Any]] = [lambda v: (type(v), v), lambda v: v, _plain_text]
     tables = [{key(label): (code, s) for label, code, s in reversed(levels)} for key in keys]
 
     def code_of(label: Any) -> tuple[int, float]:

@@ -245,7 +245,7 @@ def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> 
         return None
     if cells.kind == "label":
         if any(isinstance(v, str | int) for v in labels) and 2 * len(labels) > n:
-            return f"{len(labels)} distinct in {n} rows{_almost_numbers(labels)}"
+            return f"{len(labels)} distinct in {n} rows{_almost_numbers(cells)}"
         return None
     whole = len(values) == n and not (values != np.round(values)).any()
     if whole and n * (n - 1) / 2 > 9 * (values[-1] - values[0] + 1):
@@ -253,12 +253,14 @@ def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> 
     return None
 
 
-def _almost_numbers(labels: Sequence[Any]) -> str:
+def _almost_numbers(cells: Cells) -> str:
     """What keeps texts from being numbers, where most of them look like such; else empty."""
-    texts = [str(label).strip() for label in labels]
-    odd = [text for text in texts if numbers_from([text]) is None]
+    known = list(dict.fromkeys(cells.seen.tolist()))
+    texts = [str(cells.labels[k]).strip() for k in known]
+    odd = [k for k, text in zip(known, texts, strict=True) if numbers_from([text]) is None]
     if 2 * len(odd) < len(texts):
-        shown = ", ".join(repr(text[:20]) for text in odd[:3])
+        row_of = {k: int((cells.values == k).argmax()) for k in odd[:3]}
+        shown = ", ".join(f"{str(cells.labels[k])[:20]!r} in row {r}" for k, r in row_of.items())
         return f", all numbers but for {len(odd)} ({shown}): empty these cells to have numbers"
     if all(_COMMA.fullmatch(text) for text in texts):
         return ", written with decimal commas: use points to have numbers"

@@ -315,7 +315,9 @@ class Schema:
             gap = cells[here].missing
             if name in modelled:  # texts may stand for gaps
                 gap = np.any(self.is_gap(was)[:, self.parts_of([name])], axis=1)
-            new = as_written(new) if cells[here].kind == "label" else as_read(new)
+            # of a file gaps alone say nothing of text
+            text = cells[here].kind == "label" and (cells[here].labels or self.frame != "file")
+            new = as_written(new) if text else as_read(new)
             cells[here] = filled(cells[here], new, gap)
         made = write(kind, cells)
         if kind == "pandas":
