@@ -43,24 +43,36 @@ def judge(name: str, train: Frame, test: Frame, samples: Frame, seed: int) -> Ro
     not every method has it.
     """
     train, test, samples = complete(train), complete(test), complete(samples)
-    rng, n = np.random.default_rng([seed, 2]), n_rows(train)
-    resampled = [
-        agreement(name, train, take(train, rng.integers(n, size=n))) for _ in range(N_BOOTSTRAPS)
-    ]
-    found = agreement(name, train, samples)
-    means = {f"bootstrap_{k}": float(np.mean([b[k] for b in resampled])) for k in found}
-    spreads = {f"bootstrap_{k}_sd": float(np.std([b[k] for b in resampled])) for k in found}
     few = at_most(samples, n_rows(test), seed)
     return {
         "xgboost": two_sample_score("xgboost", train, samples, seed),
         "logistic": two_sample_score("logistic", train, samples, seed),
         "xgboost_test": two_sample_score("xgboost", test, few, seed),
-        **found,
-        **means,
-        **spreads,
+        **agreement(name, train, samples),
+        **noise(name, train, seed),
         **closest_records(name, train, test, samples, seed),
         **utility(name, train, test, samples),
     }
+
+
+def noise(name: str, train: Frame, seed: int) -> dict[str, float]:
+    """Agreement of real rows: with those drawn from them again (``bootstrap_``), of one half with
+    the other (``fresh_``) and with its own rows drawn again (``half_bootstrap_``).
+
+    What fresh rows of the same table lose against rows drawn again, no model can be asked for.
+    """
+    rng, order = np.random.default_rng([seed, 2]), shuffled(n_rows(train), seed)
+    half, fresh = (take(train, rows) for rows in np.array_split(order, 2))
+    found = {f"fresh_{k}": v for k, v in agreement(name, half, fresh).items()}
+    for prefix, rows in (("bootstrap", train), ("half_bootstrap", half)):
+        n = n_rows(rows)
+        drawn = [take(rows, rng.integers(n, size=n)) for _ in range(N_BOOTSTRAPS)]
+        scores = [agreement(name, rows, each) for each in drawn]
+        for key in scores[0]:
+            values = [score[key] for score in scores]
+            found[f"{prefix}_{key}"] = float(np.mean(values))
+            found[f"{prefix}_{key}_sd"] = float(np.std(values))
+    return found
 
 
 def detector(kind: str) -> Any:

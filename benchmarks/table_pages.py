@@ -16,6 +16,7 @@ from table_frames import Row
 
 NAMES = {
     "selfnorm": "**selfnorm**",
+    "selfnorm-cpu": "**selfnorm**, two CPU cores",
     "arfpy": "adversarial forest (arfpy)",
     "forestdiffusion": "ForestDiffusion",
     "ctgan": "CTGAN (sdv)",
@@ -96,7 +97,19 @@ def noise_of_samples(rows: list[Row]) -> str:
         f"± {statistics.fmean(r[f'bootstrap_{key}_sd'] for r in ours):.4f})"
         for key, name in names.items()
     ]
-    return f"Of {whose} (in brackets: of training rows drawn again): {'; '.join(said)}."
+    told = f"Of {whose} (in brackets: of training rows drawn again): {'; '.join(said)}."
+    halves = [row for row in ours if "fresh_trend" in row]
+    if halves:
+        lost = {
+            key: [row[f"fresh_{key}"] - row[f"half_bootstrap_{key}"] for row in halves]
+            for key in names
+        }
+        said = [f"{names[key]} {cell([{'x': v} for v in lost[key]], 'x', 4)}" for key in names]
+        told += (
+            " One half of the real rows beside the other, less the same half drawn again: "
+            f"{'; '.join(said)}."
+        )
+    return told
 
 
 def gaps(content: Row, _published: Row) -> str:
