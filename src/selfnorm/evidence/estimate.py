@@ -133,7 +133,10 @@ def evidence(
             _part(log_p, chosen).shape
         )
         held.append(l1)
-        if target is not None:
+        places = _features(q, q.sample(FREE_SAMPLES, start + 8 + k))
+        if target is None:
+            shifts.append(_shift_of_q(_features(q, _part(y, chosen)), l1, places))
+        else:
             samples = q.sample(n_samples - n_probes - n_learnt, start + 2 + k)
             log_p_samples = _at_samples(target, space, samples)
             n_nan += int(np.isnan(log_p_samples).sum())
@@ -142,7 +145,6 @@ def evidence(
             unseen.append(_unseen(sides[-1].log_z, q, evaluate, reach, n_probes, start + 4 + k))
             at_draws = _features(q, _part(y, chosen), _part(log_p, chosen))
             at_samples = _features(q, samples, log_p_samples)
-            places = _features(q, q.sample(FREE_SAMPLES, start + 8 + k))
             shifts.append(_shift(at_draws, at_samples, sides[-1].log_weights, places))
     rows = _evenly(kept, y)
     common: dict[str, Any] = {
@@ -156,6 +158,7 @@ def evidence(
     n_split = shape[1] // 2
     reasons = list(_of_draws(common["r_hat"], n_split, slowest, shape[0]))
     if target is None:
+        reasons += _of_shifts(shifts, space.free_names)
         return _by_reciprocal(held, reasons, common)
     excess, excess_se = np.mean([e for e, _ in unseen]), math.hypot(*(se for _, se in unseen)) / 2
     if excess > 0.02 + reach.expected / slowest + 4 * excess_se:
@@ -329,6 +332,17 @@ def _shift(
     return np.stack([flat.mean(0) - by_samples, np.sqrt(variance + flat.var(0) / effective)])
 
 
+def _shift_of_q(draws: np.ndarray, l1: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """``E_q h`` by draws that weigh ``q / p~`` minus that by samples of ``q``; as ``_shift``."""
+    weights = np.exp(l1.min() - l1)[..., None]
+    terms = weights / weights.mean() * draws
+    middle = terms.mean((0, 1))
+    terms -= weights / weights.mean() * middle
+    effective = [effective_draws(terms[..., j]) for j in range(terms.shape[-1])]
+    variance = terms.var((0, 1)) / effective + places.var(0) / len(places)
+    return np.stack([middle - places.mean(0), np.sqrt(variance)])
+
+
 def _of_shifts(shifts: list[np.ndarray], names: Sequence[str]) -> Iterator[str]:
     away = (shifts[0][0] + shifts[1][0]) / 2
     se = np.hypot(shifts[0][1], shifts[1][1]) / 2
@@ -359,8 +373,8 @@ def _of_draws(r_hat: float, n: int, effective: float, chains: int) -> Iterator[s
         )
     if effective < TOO_FEW:
         yield (
-            f"The draws are worth {effective:.0f} independent ones: run the sampler longer, or "
-            "thin less."
+            f"The draws are worth {effective:.0f} independent ones: run the sampler longer, thin "
+            "less, or allow more evaluations."
         )
 
 

@@ -290,7 +290,7 @@ class _Evaluated:
         # Where p is next to nothing, q can but leave; elsewhere it is to agree, not to leave.
         weights = torch.where(level.detach() < -0.9, weights, weights.detach())
         # mass of q that is where no sample is, beyond chance, is charged in full
-        chance = 3 * grown.detach().std() / math.sqrt(len(grown))
+        chance = 3 * grown.detach().std(correction=0) / math.sqrt(len(grown))
         hidden = (1 - grown.mean() - chance).clamp_min(0)
         return (weights * level.square()).sum() + hidden - likelihood * log_q[:n].mean()
 
