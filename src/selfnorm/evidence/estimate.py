@@ -378,6 +378,14 @@ def _of_draws(r_hat: float, n: int, effective: float, chains: int) -> Iterator[s
         )
 
 
+def _of_halves(log_z: Sequence[float], se: float) -> Iterator[str]:
+    if abs(log_z[0] - log_z[1]) > 0.02 + 4 * se:
+        yield (
+            f"The two halves of the draws give {log_z[0]:.3f} and {log_z[1]:.3f}: one lacks what "
+            "the other has; run the sampler longer."
+        )
+
+
 def _by_bridge(
     sides: list[Side], reasons: list[str], n_nan: int, common: dict[str, Any]
 ) -> Evidence:
@@ -387,8 +395,8 @@ def _by_bridge(
     # parametric fit (its parameters move with one half, the other half multiplies): no averaging.
     from_draws = (math.sqrt(one.variance_draws) + math.sqrt(two.variance_draws)) / 2
     variance = from_draws**2 + (one.variance_samples + two.variance_samples) / 4
-    apart = one.log_z - two.log_z
-    excess = apart**2 / sum(side.variance_draws + side.variance_samples for side in sides)
+    expected = sum(side.variance_draws + side.variance_samples for side in sides)
+    excess = (one.log_z - two.log_z) ** 2 / expected
     if excess > 1:
         variance *= (PRIOR_HALVES + excess) / (PRIOR_HALVES + 1)
     se = math.sqrt(variance)
@@ -411,13 +419,7 @@ def _by_bridge(
         )
     elif crossed > 0:
         notes.insert(0, f"The bounds meet: the lower is above by {crossed:.2g}, within its error.")
-    if abs(apart) > 0.02 + 4 * math.sqrt(
-        sum(side.variance_draws + side.variance_samples for side in sides)
-    ):
-        reasons.append(
-            f"The two halves of the draws give {one.log_z:.3f} and {two.log_z:.3f}: one lacks what "
-            "the other has; run the sampler longer."
-        )
+    reasons += _of_halves((one.log_z, two.log_z), math.sqrt(expected))
     beyond = max(side.share_beyond for side in sides)
     if beyond > TOLERATED_BEYOND:
         reasons.append(
@@ -477,11 +479,7 @@ def _by_reciprocal(held: list[np.ndarray], reasons: list[str], common: dict[str,
             "few draws carry the estimate; give log_density for a bridge estimate."
         )
     apart, se = values[0] - values[1], sum(errors) / 2
-    if abs(apart) > 0.02 + 4 * math.hypot(*errors):
-        reasons.append(
-            f"The two halves of the draws give {values[0]:.3f} and {values[1]:.3f}: one lacks what "
-            "the other has; run the sampler longer."
-        )
+    reasons += _of_halves(values, math.hypot(*errors))
     upper, upper_se = _mean(
         [(float(l1.mean()), math.sqrt(l1.var() / effective_draws(l1))) for l1 in held]
     )

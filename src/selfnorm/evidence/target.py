@@ -21,16 +21,12 @@ Interval = tuple[float | None, float | None]
 CHUNK = 4096  # rows given to a batched density at once
 
 
-def _as_array(rows: np.ndarray) -> Any:
-    return rows
-
-
-def _as_double(rows: np.ndarray) -> Any:
-    return torch.from_numpy(rows)
-
-
-def _as_float(rows: np.ndarray) -> Any:
-    return torch.from_numpy(rows).float()
+# what a density may want its rows as
+CONVERT: tuple[Callable[[np.ndarray], Any], ...] = (
+    np.asarray,
+    torch.from_numpy,
+    lambda rows: torch.from_numpy(rows).float(),
+)
 
 
 class Target:
@@ -55,7 +51,7 @@ class Target:
         rows = np.ascontiguousarray(self.draws.values.reshape(-1, d)[: 2 if d != 2 else 3])
         errors: list[str] = []
         for batched in (True, False):
-            for convert in (_as_array, _as_double, _as_float):
+            for convert in CONVERT:
                 try:
                     values = self._call(rows, convert, batched)
                 except Exception as error:  # anything can come out of another's function
@@ -206,14 +202,9 @@ class Support:
                     f"{int((~inside).any(1).sum())} draws of {self.names[j]!r} are not inside its "
                     f"support {kind}: check the support, and drop draws on its boundary"
                 )
-            if low is not None and high is not None:
-                parts.append(np.log(part - low) - np.log(high - part))
-            elif low is not None:
-                parts.append(np.log(part - low))
-            elif high is not None:
-                parts.append(-np.log(high - part))
-            else:
-                parts.append(part)
+            above = 0.0 * part if low is None else np.log(part - low)
+            below = 0.0 * part if high is None else np.log(high - part)
+            parts.append(part if low is None and high is None else above - below)
         return np.concatenate(parts, axis=1)
 
     def _log_ratios(self, part: np.ndarray, columns: slice) -> np.ndarray:
@@ -246,12 +237,9 @@ class Support:
                 log_jacobian = log_jacobian + (
                     np.log(high - low) + log_expit(part) + log_expit(-part)
                 ).sum(1)
-            elif low is not None:
-                parts.append(low + np.exp(part))
-                log_jacobian = log_jacobian + part.sum(1)
-            elif high is not None:
-                parts.append(high - np.exp(-part))
-                log_jacobian = log_jacobian - part.sum(1)
+            elif low is not None or high is not None:
+                parts.append(high - np.exp(-part) if low is None else low + np.exp(part))
+                log_jacobian = log_jacobian + (-part if low is None else part).sum(1)
             else:
                 parts.append(part)
         return np.concatenate(parts, axis=1), log_jacobian
