@@ -118,6 +118,27 @@ def test_samples_of_cells_follow_the_masses():
     assert float((found - expected).abs().max()) < 0.015
 
 
+def test_a_chain_begins_at_the_regressions_of_its_columns():
+    d, n = 4, 400
+    torch.manual_seed(0)
+    walk = torch.randn(n, d, dtype=torch.float64).cumsum(1)
+    parts = [Part(j, f"c{j}", 0, rest=True) for j in range(d)]
+    x = coded(*((0 * column, column) for column in walk.T))
+    sizes = SMALL | {"components": 16, "n_knots": 2, "orderings": 2}
+    model = TableChain(parts, **sizes, lines=True).double()
+    model.set_columns(CodedColumns(parts, 2).double().fit(x, straight=True))
+    packed, slope = model.columns.pack(x)
+    model.start_at_lines(packed, torch.ones(n, 2)).eval()
+    with torch.no_grad():
+        model.mixture_head.weight.zero_()
+    truth = -0.5 * d * (1 + math.log(2 * math.pi))
+    log_p = model.log_prob(packed[:200]) + slope[:200].sum(-1)
+    assert float(log_p.mean()) == pytest.approx(truth, abs=0.5)
+    drawn = model.sample(2000, seed=0)
+    drawn = model.columns.unpack(drawn[..., 0], drawn[..., 1])[..., 1]
+    assert float(drawn.diff(dim=1).std()) == pytest.approx(1, abs=0.1)
+
+
 def test_what_is_given_stays_and_gaps_are_filled():
     parts, x = mixed()
     model = shaken(parts, x)

@@ -29,6 +29,7 @@ from selfnorm.evaluation import Bounds
 LEAST_WEIGHT = 1e-2  # of a member that is kept
 ROWS_PER_COMPONENT = 20
 COMPONENTS = (1, 2, 4, 8)
+GROUPS = 4  # of the rows of a larger table, by which its coordinates are chosen
 MOST_KERNELS, MOST_CELLS = 1000, 12_000  # rows with a kernel each, and their cells
 MOST_CODES = 12  # of a column by which rows are grouped
 CHAIN = "chain"
@@ -302,10 +303,11 @@ def folds_of(n: int, n_folds: int, held_out: Tensor | None) -> Tensor:
     return folds
 
 
-def coordinates(scores: dict[Kind, np.ndarray]) -> bool:
+def coordinates(scores: dict[Kind, np.ndarray], components: int = 1) -> bool:
     """Whether lines fit columns as they are (straight) better than their normal scores.
 
-    By rows not seen, but for the least likely twentieth: a chain has heavier tails.
+    By rows not seen, but for the least likely twentieth: a chain has heavier tails. Lines of as
+    many groups of rows as ``components`` tells.
     """
     if not scores:
         return False
@@ -314,7 +316,19 @@ def coordinates(scores: dict[Kind, np.ndarray]) -> bool:
         known = np.sort(scores[kind][np.isfinite(scores[kind])])
         return float(known[len(known) // 20 :].mean())
 
-    return middle(Kind(1, straight=True)) > middle(Kind(1, straight=False))
+    return middle(Kind(components, straight=True)) > middle(Kind(components, straight=False))
+
+
+def straighter(parts: Sequence[Part], x: Tensor, weights: Tensor, folds: Tensor, seed: int) -> bool:
+    """:func:`coordinates` of a table of many rows, some of which ``x`` are: by a few groups.
+
+    Of columns that are sums of others, pixels beside each other say, each is close to a line in
+    the ones before, but not in their normal scores; groups of rows differ in how far it strays.
+    """
+    if not bool((folds >= 0).any()):
+        return False
+    kinds = [Kind(GROUPS, straight) for straight in (True, False)]
+    return coordinates(held_out_scores(kinds, parts, x, weights, folds, seed), GROUPS)
 
 
 def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarray:

@@ -26,6 +26,7 @@ MOST_HELD_OUT = 10_000
 # to stop by on a CPU: cells of rows in folds, each of which most orders know; rows held out
 VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
 SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
+TRIED_ROWS, LINE_ROWS = 4000, 50_000  # of larger tables: to choose coordinates, to fit lines
 COMPLETED = 2  # times each row of a small table with gaps, as it is and with these drawn
 PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
@@ -111,10 +112,15 @@ def train_law(
     # gaps beside categories: one of two orders begins at lines, which are wrong for some tables
     lines = n_folds > 1 and (numbers_alone or (with_gaps > 0 and defaults.orders_per_fold > 1))
     straight = lines and members.coordinates(simple)
+    if n_folds == 1 and numbers_alone and not with_gaps:
+        some = torch.cat([train[:TRIED_ROWS], judged[:JUDGED_ROWS]])
+        lines = straight = members.straighter(
+            parts, rows.coded[some], rows.weights[some], folds[some], seed
+        )
     if lines:
         sizes["conditioned"] = with_gaps > 0
     columns = members.columns_of(parts, rows.coded[train], straight=straight)
-    packed = _packed(columns, rows.coded, torch.float64 if lines else torch.float32)
+    packed = _packed(columns, rows.coded, torch.float64 if n_folds > 1 else torch.float32)
     # how much a row counts for each order: in training, and where it is held out
     order_fold = torch.arange(sizes["orderings"]) % n_folds
     out = folds.unsqueeze(1) == order_fold
@@ -141,7 +147,8 @@ def train_law(
     histories = []
     for k, model in enumerate(models):
         if lines:
-            model.start_at_lines(packed, counted, 0 if numbers_alone else n_folds)
+            some = train[:LINE_ROWS]
+            model.start_at_lines(packed[some], counted[some], 0 if numbers_alone else n_folds)
         share = (FIRST_SHARE if n_folds > 1 else 1.0) / (n_init - k)
         how = TrainingOptions(
             **options | clock.run_for(share, closing.seconds + closing.judging),
