@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -27,6 +28,7 @@ MOST_HELD_OUT = 10_000
 VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
 SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
 TRIED_ROWS, LINE_ROWS = 4000, 50_000  # of larger tables: to choose coordinates, to fit lines
+TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 COMPLETED = 2  # times each row of a small table with gaps, as it is and with these drawn
 PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
@@ -93,101 +95,209 @@ def train_law(
 
     ``sizes`` and ``options`` are those that were stated, in place of the defaults.
     """
-    n, seed = len(rows), options["seed"]
+    seed = options["seed"]
     with_gaps = float((rows.coded[..., 0] == GAP).any(-1).double().mean())
-    defaults = table_options(n, parts, device, gaps=with_gaps)
-    sizes, task = defaults.model | sizes, dict(defaults.task)
-    n_folds = sizes["orderings"] // defaults.orders_per_fold if defaults.orders_per_fold else 1
-    with seeded(seed):
-        train, held_out = torch.arange(n), None
-        if n_folds == 1:
-            train, held_out = split_rows(train, min(validation_fraction, MOST_HELD_OUT / n))
-        folds = members.folds_of(n, n_folds, held_out)
-        judged = torch.randperm(n)
-    judged = judged[folds[judged] >= 0]  # in random order: some of them stand for all
+    defaults = table_options(len(rows), parts, device, gaps=with_gaps)
+    sizes, options = defaults.model | sizes, defaults.fit | options
+    split = _Split.of(
+        len(rows), sizes["orderings"], defaults.orders_per_fold, validation_fraction, seed
+    )
     began = clock.gone
-    simple = _scores_of_simple(rows, parts, folds, with_gaps == 0, seed, clock)
+    simple = _scores_of_simple(rows, parts, split.folds, with_gaps == 0, seed, clock)
     simple_seconds = clock.gone - began
-    numbers_alone = all(part.rest for part in parts)
-    # gaps beside categories: one of two orders begins at lines, which are wrong for some tables
-    lines = n_folds > 1 and (numbers_alone or (with_gaps > 0 and defaults.orders_per_fold > 1))
-    straight = lines and members.coordinates(simple)
-    if n_folds == 1 and numbers_alone and not with_gaps:
-        some = torch.cat([train[:TRIED_ROWS], judged[:JUDGED_ROWS]])
-        lines = straight = members.straighter(
-            parts, rows.coded[some], rows.weights[some], folds[some], seed
-        )
-    if lines:
-        sizes["conditioned"] = with_gaps > 0
-    columns = members.columns_of(parts, rows.coded[train], straight=straight)
-    packed = _packed(columns, rows.coded, torch.float64 if n_folds > 1 else torch.float32)
-    # how much a row counts for each order: in training, and where it is held out
-    order_fold = torch.arange(sizes["orderings"]) % n_folds
-    out = folds.unsqueeze(1) == order_fold
-    counts = (rows.weights / rows.weights.mean()).float().unsqueeze(1)
-    counted, held = counts * ~out, counts * out
+    beginning = _Beginning.of(rows, parts, split, simple, with_gaps, seed, clock)
+    columns = members.columns_of(parts, rows.coded[split.train], straight=beginning.straight)
+    if beginning.lines:
+        sizes |= {"lines": True, "conditioned": with_gaps > 0}
     with seeded(seed):
         models = [
-            TableChain(parts, n_knots=columns.n_knots, lines=lines, **sizes).set_columns(columns)
+            TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
             for _ in range(n_init)
         ]
-    options = defaults.fit | options
-    if len(judged) == 0:
-        options["patience"] = None
+    # in every digit where residuals of few rows are divided by their spread
+    packed = _packed(columns, rows.coded, torch.float64 if split.n_folds > 1 else torch.float32)
     closing = _closing(models[0].to(device), packed, clock, simple_seconds / 2)
-    # a step for b alone draws many samples: no more than an eighth of the run
-    most = min(task["polish_steps"], closing.polish_steps)
-    task["polish_steps"] = min(most, max(0, options["max_steps"] // 8))
-    common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
-    seen = judged[: closing.validated_rows]
-    if torch.device(device).type == "cpu":
-        seen = seen[: VALIDATED_ROWS if n_folds == 1 else max(150, VALIDATED_CELLS // len(parts))]
-    common["val_data"] = (packed[seen].float(), held[seen]) if len(seen) else None
-    data = packed[train].float(), (counted / counted[train].mean())[train]
-    histories = []
-    for k, model in enumerate(models):
-        if lines:
-            some = train[:LINE_ROWS]
-            model.start_at_lines(packed[some], counted[some], 0 if numbers_alone else n_folds)
-        share = (FIRST_SHARE if n_folds > 1 else 1.0) / (n_init - k)
-        how = TrainingOptions(
-            **options | clock.run_for(share, closing.seconds + closing.judging),
-            checkpoint=_beside(checkpoint, k),
-        )
-        histories.append(fit(model.to(device), data, **common, options=how))
-        if histories[-1].stopped == "interrupted":
-            break
+    runs = _Runs(packed, rows.weights, split, options, closing, clock, checkpoint)
+    histories = runs.first(models, beginning, defaults.task, device)
     chain, history = best(models, histories)
     stopped, n_steps = histories[-1].stopped, history.n_steps
     until = clock.gone + closing.judging
     log_p = _judge(
-        chain, rows.coded, parts, judged, folds, order_fold, columns, straight,
-        lambda: clock.gone < until,
-    )  # fmt: skip
-    if n_folds > 1 and stopped != "interrupted":
-        steps = max(1, (history.best_step or n_steps) // (1 if with_gaps else 2))
-        last = {"max_steps": steps, "lr": options["lr"] / 2, "schedule": "cosine"}
-        last |= {"patience": None, "validate_every": None, "progress": False}
-        how = TrainingOptions(
-            **options | last | clock.run_for(spared=closing.seconds),
-            checkpoint=_beside(checkpoint, f"all{n_steps}"),  # it began where those steps ended
-        )
-        whole: tuple[Tensor, ...] = packed.float(), counts.expand(-1, len(order_fold)).contiguous()
-        if with_gaps:
-            whole = _completed(chain, columns, rows.coded, whole, seed)
-        last_run = fit(chain, whole, **common | {"val_data": None}, options=how)
-        stopped, n_steps = last_run.stopped, n_steps + last_run.n_steps
+        chain, rows.coded, parts, split, columns, beginning.straight, lambda: clock.gone < until
+    )
+    if split.n_folds > 1 and stopped != "interrupted":
+        fill = functools.partial(_completed, chain, columns, rows.coded, seed=seed)
+        last = runs.last(chain, history, fill if with_gaps else None)
+        stopped, n_steps = last.stopped, n_steps + last.n_steps
     if stopped == "interrupted":
         history = replace(history, stopped="interrupted")
     # float64 from here on: a row's score must not depend on the rows it is scored with
     chain = chain.cpu().double().eval()
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
-    how_judged = f"{n_folds} folds" if n_folds > 1 else f"{len(judged)} rows held out"
     law = TableLaw(
-        chain, history, n_steps, _in_order(held_out), [], [], torch.zeros(0, dtype=torch.long),
-        torch.zeros(0, dtype=torch.float64), how_judged, np.zeros(0),
+        chain, history, n_steps, _in_order(split.held_out), [], [],
+        torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.float64), split.how,
+        np.zeros(0),
     )  # fmt: skip
     return _mix(law, simple, log_p, rows, parts, seed)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Which rows train, and which judge.
+
+    Attributes:
+        train: numbers of the rows that some order is trained on.
+        held_out: of those that none is; ``None`` where there are folds, or no row can be spared.
+        folds: ``(n,)`` the fold in which a row is judged, -1 where it is in none.
+        judged: numbers of those that are, in random order: some of them stand for all.
+        order_fold: ``(R,)`` the fold that each order does not see.
+    """
+
+    train: Tensor
+    held_out: Tensor | None
+    folds: Tensor
+    judged: Tensor
+    order_fold: Tensor
+
+    @classmethod
+    def of(cls, n: int, orders: int, orders_per_fold: int, fraction: float, seed: int) -> _Split:
+        """Folds where some orders are to be trained without each, else a part held out."""
+        n_folds = orders // orders_per_fold if orders_per_fold else 1
+        with seeded(seed):
+            train, held_out = torch.arange(n), None
+            if n_folds == 1:
+                train, held_out = split_rows(train, min(fraction, MOST_HELD_OUT / n))
+            folds = members.folds_of(n, n_folds, held_out)
+            judged = torch.randperm(n)
+        return cls(
+            train, held_out, folds, judged[folds[judged] >= 0], torch.arange(orders) % n_folds
+        )
+
+    @property
+    def n_folds(self) -> int:
+        """One where rows are held out."""
+        return int(self.order_fold.max()) + 1
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        return f"{self.n_folds} folds" if self.n_folds > 1 else f"{len(self.judged)} rows held out"
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Where chains begin: ``straight`` columns or normal scores; at ``lines`` or at the marginals.
+
+    Orders before ``first`` begin at the marginals all the same.
+    """
+
+    straight: bool
+    lines: bool
+    first: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        parts: Sequence[Part],
+        split: _Split,
+        simple: dict[members.Kind, np.ndarray],
+        with_gaps: float,
+        seed: int,
+        clock: Clock,
+    ) -> _Beginning:
+        """By simple densities of rows not seen."""
+        numbers_alone = all(part.rest for part in parts)
+        if split.n_folds > 1:
+            # gaps beside categories: one of two orders begins at lines, wrong for some tables
+            two = len(split.order_fold) > split.n_folds
+            lines = numbers_alone or (with_gaps > 0 and two)
+            first = 0 if numbers_alone else split.n_folds
+            return cls(lines and members.coordinates(simple), lines, first)
+        in_time = TRIAL_SECONDS * len(parts) ** 2 < SIMPLE_SHARE * clock.left
+        straight = False
+        if numbers_alone and not with_gaps and in_time and len(split.judged):
+            some = torch.cat([split.train[:TRIED_ROWS], split.judged[:JUDGED_ROWS]])
+            straight = members.straighter(
+                parts, rows.coded[some], rows.weights[some], split.folds[some], seed
+            )
+        return cls(straight, lines=straight)
+
+
+class _Runs:
+    """The training runs of chains over packed rows, each with its share of the time.
+
+    Small tables: a first run by folds, a last one of all rows. Others have the first alone.
+    """
+
+    def __init__(
+        self, packed: Tensor, weights: Tensor, split: _Split, options: dict[str, Any],
+        closing: _Closing, clock: Clock, checkpoint: Any,
+    ) -> None:  # fmt: skip
+        self.packed, self.split = packed, split
+        self.options = options if len(split.judged) else options | {"patience": None}
+        self.closing, self.clock, self.checkpoint = closing, clock, checkpoint
+        self.counts = (weights / weights.mean()).float().unsqueeze(1)
+
+    def first(
+        self,
+        models: Sequence[TableChain],
+        beginning: _Beginning,
+        task: dict[str, Any],
+        device: str,
+    ) -> list[History]:
+        """Train each of the models; none after an interrupt."""
+        split, packed = self.split, self.packed
+        # a step for b alone draws many samples: no more than an eighth of the run
+        most = min(task["polish_steps"], self.closing.polish_steps)
+        task = task | {"polish_steps": min(most, max(0, self.options["max_steps"] // 8))}
+        self.common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
+        # how much a row counts for each order: in training, and where it is held out
+        out = split.folds.unsqueeze(1) == split.order_fold
+        counted, held = self.counts * ~out, self.counts * out
+        seen = split.judged[: self.closing.validated_rows]
+        if torch.device(device).type == "cpu":
+            few = max(150, VALIDATED_CELLS // packed.shape[1])
+            seen = seen[: VALIDATED_ROWS if split.n_folds == 1 else few]
+        judged_by = (packed[seen].float(), held[seen]) if len(seen) else None
+        data = packed[split.train].float(), (counted / counted[split.train].mean())[split.train]
+        histories: list[History] = []
+        for k, model in enumerate(models):
+            if beginning.lines:
+                some = split.train[:LINE_ROWS]
+                model.start_at_lines(packed[some], counted[some], beginning.first)
+            share = (FIRST_SHARE if split.n_folds > 1 else 1.0) / (len(models) - k)
+            spared = self.closing.seconds + self.closing.judging
+            how = TrainingOptions(
+                **self.options | self.clock.run_for(share, spared),
+                checkpoint=_beside(self.checkpoint, k),
+            )
+            run = fit(model.to(device), data, val_data=judged_by, **self.common, options=how)
+            histories.append(run)
+            if run.stopped == "interrupted":
+                break
+        return histories
+
+    def last(
+        self,
+        chain: TableChain,
+        history: History,
+        fill: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None,
+    ) -> History:
+        """All orders of the chain go on with all rows; of those with gaps as ``fill`` has them."""
+        steps = max(1, (history.best_step or history.n_steps) // (2 if fill is None else 1))
+        last = {"max_steps": steps, "lr": self.options["lr"] / 2, "schedule": "cosine"}
+        last |= {"patience": None, "validate_every": None, "progress": False}
+        how = TrainingOptions(
+            **self.options | last | self.clock.run_for(spared=self.closing.seconds),
+            checkpoint=_beside(self.checkpoint, f"all{history.n_steps}"),  # where those steps ended
+        )
+        counts = self.counts.expand(-1, chain.n_orderings).contiguous()
+        whole: tuple[Tensor, ...] = self.packed.float(), counts
+        if fill is not None:
+            whole = fill(whole)
+        return fit(chain, whole, val_data=None, **self.common, options=how)
 
 
 @dataclass
@@ -363,21 +473,21 @@ def _scores_of_simple(
 
 @torch.no_grad()
 def _judge(
-    chain: TableChain, x: Tensor, parts: Sequence[Part], judged: Tensor, folds: Tensor,
-    order_fold: Tensor, columns: CodedColumns, straight: bool, go_on: Callable[[], bool],
+    chain: TableChain, x: Tensor, parts: Sequence[Part], split: _Split, columns: CodedColumns,
+    straight: bool, go_on: Callable[[], bool],
 ) -> np.ndarray:  # fmt: skip
-    """Log-densities ``(n,)`` of ``judged`` rows by the orders that have not seen them.
+    """Log-densities ``(n,)`` of judged rows by the orders that have not seen them.
 
     Of some rows of each fold at least, and of as many as are reached while ``go_on``.
     """
     found = np.full(len(x), np.nan)
     chain.eval()
-    n_folds = int(order_fold.max()) + 1
+    folds, judged, n_folds = split.folds, split.judged, split.n_folds
     for fold in range(n_folds):
         here = judged[folds[judged] == fold][:JUDGED_ROWS]
         if len(here) == 0:  # a table of a few rows
             continue
-        law = chain.of_orders(torch.nonzero(order_fold == fold).flatten().tolist())
+        law = chain.of_orders(torch.nonzero(split.order_fold == fold).flatten().tolist())
         others = columns
         if n_folds > 1 and not straight:
             others = members.columns_of(parts, x[folds != fold], straight=False)
