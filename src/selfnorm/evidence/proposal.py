@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm.chain import AutoregressiveEBM
 from selfnorm.density import fit
-from selfnorm.distributions import GaussianMixture, StudentT, mix_log_probs, mixture_log_prob
+from selfnorm.distributions import GaussianMixture, StudentMixture, StudentT, mix_log_probs
 from selfnorm.errors import DataError
 from selfnorm.training import TrainingOptions
 
@@ -28,52 +28,6 @@ LEAST_GAIN = 0.01  # nats per held-out row that the chain must bring
 CLOSE = 2e-3  # discrepancy of a mixture that needs no chain
 LIKELIHOOD = 0.1  # what a nat of likelihood counts beside the discrepancy
 LARGEST_RATIO = 10.0  # by which a sample's density may grow while q is adjusted
-
-
-class StudentMixture(nn.Module):
-    r"""``sum_k w_k t(x; m_k, S_k, nu_k)`` with full scatter matrices, all of it trainable.
-
-    Args:
-        weights: ``(K,)``.
-        locs: ``(K, d)``.
-        whiten: ``(K, d, d)``, lower triangular ``W_k`` with ``S_k^-1 = W_k^T W_k``.
-        df: degrees of freedom that all components start with.
-
-    Example:
-        >>> q = StudentMixture(torch.ones(1), torch.zeros(1, 2), torch.eye(2)[None], df=3.0)
-        >>> t = StudentT(3.0, torch.zeros(2), scale=1.0)
-        >>> x = torch.randn(5, 2)
-        >>> torch.allclose(q.log_prob(x), t.log_prob(x))
-        True
-    """
-
-    def __init__(self, weights: Tensor, locs: Tensor, whiten: Tensor, df: float) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(weights.log())
-        self.locs = nn.Parameter(locs.clone())
-        self.whiten = nn.Parameter(whiten.clone(memory_format=torch.contiguous_format))
-        self.log_df = nn.Parameter(torch.full_like(weights, math.log(df)))
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of rows ``(n, d)``."""
-        d, df = x.shape[1], self.log_df.exp()
-        z = torch.einsum("kij,nkj->nki", self.whiten.tril(), x.unsqueeze(1) - self.locs)
-        log_const = torch.lgamma((df + d) / 2) - torch.lgamma(df / 2) - d / 2 * (df * math.pi).log()
-        log_const = log_const + self.whiten.diagonal(dim1=1, dim2=2).abs().log().sum(1)
-        log_parts = log_const - (df + d) / 2 * (z.square().sum(-1) / df).log1p()
-        return mixture_log_prob(self.logits.log_softmax(0), log_parts)
-
-    @torch.no_grad()
-    def sample(self, n: int) -> Tensor:
-        """``(n, d)`` independent rows."""
-        k = torch.multinomial(self.logits.softmax(0), n, replacement=True)
-        half_df = self.log_df.exp()[k, None] / 2
-        mixing = torch._standard_gamma(half_df) / half_df  # noqa: SLF001
-        noise = torch.randn(n, self.locs.shape[1]).to(self.locs) / mixing.clamp_min(1e-30).sqrt()
-        spread = torch.linalg.solve_triangular(
-            self.whiten.tril()[k], noise.unsqueeze(-1), upper=False
-        )
-        return self.locs[k] + spread.squeeze(-1)
 
 
 class FittedProposal:
