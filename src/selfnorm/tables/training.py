@@ -27,7 +27,7 @@ MOST_HELD_OUT = 10_000
 # to stop by on a CPU: cells of rows in folds, each of which most orders know; rows held out
 VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
 SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
-TRIED_ROWS, LINE_ROWS = 4000, 50_000  # of larger tables: to choose coordinates, to fit lines
+TRIED_ROWS, LINE_ROWS = 4000, 20_000  # of larger tables: to choose coordinates, to fit lines
 TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 COMPLETED = 2  # times each row of a small table with gaps, as it is and with these drawn
 PIECE = 2**16  # rows coded and scored at a time
