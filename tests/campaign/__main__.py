@@ -138,6 +138,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--replay", nargs=2, metavar=("KIND", "SEED"))
     given = parser.parse_args()
+    unknown = {*(given.only or []), *(given.replay or [])[:1]} - set(TRIALS)
+    if unknown or given.number < 1 or given.jobs < 1:
+        about = f"no trial {', '.join(unknown)}; there are {', '.join(TRIALS)}"
+        parser.error(about if unknown else "trials and jobs are counted from 1")
     if given.replay:
         print(*attempt(given.replay[0], int(given.replay[1])), sep=": ")
         return 0

@@ -136,6 +136,8 @@ def test_rows_in_every_form_and_of_the_right_width():
         assert torch.allclose(flow.log_prob(form), flow.log_prob(x))
     with pytest.raises(DataError, match="rows of 2 columns"):
         flow.log_prob(x[:, :1])  # would be broadcast
+    with torch.device("cpu"):  # a caller's default, whose device is not the flow's
+        assert sn.Flow(2, **SMALL).to("meta").log_prob(x.to("meta")).device.type == "meta"
     options = {"max_epochs": 1, "progress": False}
     sn.fit(flow, banana(50).double(), **options)
     with pytest.raises(DataError, match="rows of 2 columns"):

@@ -112,7 +112,7 @@ def test_tables_fitted_on_the_device_are_saved_and_score_on_the_cpu():
         assert np.array_equal(loaded.score_samples(x), scores)
         drawn = loaded.sample(5, random_state=0)
     finally:
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)
     assert np.array_equal(drawn, fitted.sample(5, random_state=0))
 
 

@@ -373,8 +373,9 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         (X, np.where(np.arange(40) == 3, np.nan, y), "NaN"),
         (X, np.ones(40), "constant"),
         (X[:3], y[:3], "at least 5 rows"),
+        (np.where(np.arange(40)[:, None] == 3, np.inf, X), y, "infinity"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(DataError, match=words):
             EnergyRegressor(**SMALL).fit(rows, targets)
 
 

@@ -116,14 +116,18 @@ class Flow(Proposal):
         if x.shape[-1:] != (self.dim,):
             raise DataError(f"expected rows of {self.dim} columns, got shape {tuple(x.shape)}")
         z = (x - self.loc) / self.scale
-        log_prob: Tensor = self.flow(self._given(condition)).log_prob(z)
+        log_prob: Tensor = self._law(condition).log_prob(z)
         return log_prob - torch.log(self.scale).sum()
 
     @torch.no_grad()
     def sample(self, shape: Sequence[int] = (), condition: Tensor | None = None) -> Tensor:
         """``(*shape, dim)`` samples from torch's global generator."""
-        z: Tensor = self.flow(self._given(condition)).sample(torch.Size(shape))
+        z: Tensor = self._law(condition).sample(torch.Size(shape))
         return z * self.scale + self.loc
+
+    def _law(self, condition: Any) -> Any:
+        with self.loc.device:  # zuko takes what its base is made of to the default device
+            return self.flow(self._given(condition))
 
     def _given(self, condition: Any) -> Tensor | None:
         """The condition in the flow's floating-point type, or a :class:`DataError`."""

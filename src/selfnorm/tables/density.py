@@ -61,6 +61,7 @@ from selfnorm.report import (
     write_page,
 )
 from selfnorm.tables import answers, members, training
+from selfnorm.tables.inputs import own_errors
 from selfnorm.training import Clock, History, Judgement
 
 MINIMUM_ROWS = 5
@@ -842,7 +843,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             aside = {c.name for c in self.schema_.columns if not c.modelled} - {*X.columns}
             if aside and aside == {c.name for c in self.schema_.columns} - {*X.columns}:
                 return X, int(X.shape[0])  # samples, too, have no columns that were set aside
-        validate_data(self, X, reset=reset, skip_check_array=True)
+        with own_errors():
+            validate_data(self, X, reset=reset, skip_check_array=True)
         return X, int(X.shape[0])
 
     def _rows(self, X: Any, *, partial: bool = False) -> tuple[Tensor, Tensor]:

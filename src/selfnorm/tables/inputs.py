@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from selfnorm.columns import GAP, Schema
-from selfnorm.errors import SelfnormWarning
+from selfnorm.errors import DataError, SelfnormError, SelfnormWarning
 
 MAX_LEVELS = 32  # with a column of their own; the rarer share none
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """What scikit-learn refuses is a :class:`DataError`, in its words."""
+    try:
+        yield
+    except SelfnormError:
+        raise
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
 @dataclass(frozen=True)

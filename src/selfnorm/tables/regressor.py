@@ -65,7 +65,7 @@ from selfnorm.report import (
     shortened,
     write_page,
 )
-from selfnorm.tables.inputs import TableInputs
+from selfnorm.tables.inputs import TableInputs, own_errors
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
@@ -325,10 +325,12 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         checked: Any
         schema = None if self.network is None else self.network.schema
         if schema is None and all_numbers(X):
-            checked = validate_data(self, X, y, **how)
+            with own_errors():
+                checked = validate_data(self, X, y, **how)
         else:
             self.inputs_ = TableInputs.of(X, schema)
-            checked = check_X_y(self._read(X, reset=True), y, **how)
+            with own_errors():
+                checked = check_X_y(self._read(X, reset=True), y, **how)
         rows, labels = checked[0], np.asarray(checked[1], dtype=np.float64)
         refuse_huge(rows, "X")
         refuse_huge(labels, "y")
@@ -337,9 +339,10 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         self.fitted_to_: dict[str, Any] = {"rows": len(rows), "digest": digest(rows, labels)}
         weight = None
         if sample_weight is not None:
-            weight = _check_sample_weight(
-                sample_weight, rows, dtype=np.float64, ensure_non_negative=True
-            )
+            with own_errors():
+                weight = _check_sample_weight(
+                    sample_weight, rows, dtype=np.float64, ensure_non_negative=True
+                )
             weight = weight / max(weight.max(), np.finfo(float).tiny)  # or sums may overflow
             rows, labels, weight = rows[weight > 0], labels[weight > 0], weight[weight > 0]
         if len(rows) < MINIMUM_ROWS:
@@ -793,8 +796,8 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         if self.inputs_ is not None:
             return self._read(X, reset=False)
         refuse_text(X)
-        rows: Any = validate_data(self, X, reset=False, dtype=np.float64)
-        return np.asarray(rows)
+        with own_errors():
+            return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _read(self, X: Any, *, reset: bool) -> np.ndarray:
         """Rows of a table of any kind as numbers."""
@@ -802,7 +805,8 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         if isinstance(X, Mapping):
             self.n_features_in_ = len(self.inputs_.schema.columns)
         else:
-            validate_data(self, X, reset=reset, skip_check_array=True)
+            with own_errors():
+                validate_data(self, X, reset=reset, skip_check_array=True)
         return self.inputs_.rows(X)
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
