@@ -124,11 +124,11 @@ class TableChain(Chain):
         n_knots: of the map to normal scores.
         embedding: numbers by which a network sees a code.
         masked: share of the rows that are trained with random columns given or missing.
-        lines: whether factors are told from regressions on the parts before (see
-            :meth:`start_at_lines`): those of numbers, in tables of few columns also of categories.
+        lines: whether factors of numbers are told from regressions on the numbers before (see
+            :meth:`start_at_lines`), a gap as the mean.
         conditioned: whether they are told from all that a row has before it or is given, by the
-            normal distribution that the regressions make up; else from the parts before, a gap as
-            the mean. More than 24 columns are not conditioned.
+            normal distribution that the regressions make up, in tables of few columns also those
+            of categories. More than 24 columns are not conditioned.
         others: as in :class:`~selfnorm.AutoregressiveEBM`.
 
     Example:
@@ -220,7 +220,7 @@ class TableChain(Chain):
         self.lines, self.conditioned = lines, conditioned
         if lines:
             # columns of lines: the numbers, then the levels of small categories but the first
-            small = [j for j, p in enumerate(parts) if not p.rest and p.n_codes > 1]
+            small = [j for j, p in enumerate(parts) if conditioned and not p.rest and p.n_codes > 1]
             shown: list[tuple[int, int]] = []
             for j in sorted(small, key=lambda j: parts[j].n_codes):
                 if self.n_numbers + len(shown) + parts[j].n_codes <= MOST_LINES:
@@ -229,8 +229,7 @@ class TableChain(Chain):
             self._buffer("level_code", torch.tensor([code for _, code in shown], dtype=torch.long))
             self._buffer("line_part", torch.cat([numbers, self.level_part]))
             stack, n_lines = len(ranks), len(self.line_part)
-            # one law of all rows, of numbers alone, is the regressions themselves
-            self.has_roots = self.n_numbers <= MOST_LINES and (conditioned or bool(shown))
+            self.has_roots = conditioned and self.n_numbers <= MOST_LINES
             self.register_buffer("slopes", torch.zeros(stack, n_lines, n_lines))
             self.register_buffer("spread", torch.ones(stack, n_lines))
         per_part = embedding + N_KNOTS + lines
@@ -334,9 +333,7 @@ class TableChain(Chain):
         """
         part, slopes = self.line_part, self.slopes.double()
         rank = self.trunk.ranks[:, part].unsqueeze(1)  # (R, 1, U)
-        if not self.conditioned:
-            seen = torch.ones_like(seen.flatten(0, -2)[:1])
-        elif given is not None:
+        if given is not None:
             rank = rank - self.dim * given[..., part].to(rank)
         elif not self.training and bool(seen.all()):
             seen = seen.flatten(0, -2)[:1]
@@ -372,7 +369,7 @@ class TableChain(Chain):
         if self.has_roots:
             law = law or self.lines_of(seen, given)
             place, spread = law.place(u), law.spread
-        else:
+        else:  # one law of all rows: the regressions themselves
             place = torch.matmul(u.double(), self.slopes.double().mT).to(u)
             spread = self.spread.unsqueeze(1)
         spread = spread.to(place).expand_as(place)
