@@ -3,6 +3,7 @@
 from selfnorm.conditional.members import (
     MemberRows,
     build_ensemble,
+    likelier_unmarked,
     quantile_edges,
     train_ensemble,
     unseen_scores,
@@ -19,6 +20,7 @@ __all__ = [
     "PredictiveLaw",
     "PredictiveModel",
     "build_ensemble",
+    "likelier_unmarked",
     "quantile_edges",
     "train_ensemble",
     "unseen_scores",

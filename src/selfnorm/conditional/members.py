@@ -33,6 +33,7 @@ _MANY_ROWS = 500
 _MAX_QUANTILE_ROWS = 100_000
 _COSINES = 4
 _MAX_HELD_OUT = 2000
+_BLANKED = 0.3  # of the rows of a training step get gaps of others, where there are any
 
 
 class Bins(nn.Module):
@@ -204,6 +205,9 @@ class MemberRows:
         fraction: share of the rows that a member holds out.
         jitter: labels get uniform noise of this width ``(d,)`` afresh at every step (0: none).
         input_noise: deviation of normal noise on the inputs at every training step (0: none).
+        blank: which cells of ``x`` stand for a gap ``(n, d_x)``, and what stands there ``(d_x,)``.
+            At a training step a share of the rows gets the gaps of others besides its own, so
+            that what is learned of rows with gaps is not what a few of them happen to be.
 
     Attributes:
         train, held_out: row numbers, ``(rows, members)``.
@@ -223,12 +227,16 @@ class MemberRows:
         fraction: float,
         jitter: Tensor | float = 0.0,
         input_noise: float = 0.0,
+        blank: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.x, self.y, self.weight = x, y, weight
         self.jitter = torch.as_tensor(jitter, dtype=y.dtype, device=y.device)
         self.noisy = bool((self.jitter > 0).any())
         self.input_noise = input_noise
         n = len(x)
+        self.blank = blank
+        if blank is not None:
+            self.patterns = blank[0][blank[0].any(1)]
         size = min(max(1, round(fraction * n)), _MAX_HELD_OUT)
         order = torch.randperm(n)
         turned = [torch.roll(order, -member * size) for member in range(members)]
@@ -242,6 +250,10 @@ class MemberRows:
         x, y = self.x[rows], self.y[rows]
         if training and self.input_noise > 0:
             x = x + self.input_noise * torch.randn_like(x)
+        if training and self.blank is not None:
+            others = torch.rand(2, *rows.shape, device=x.device)
+            gaps = self.patterns[(others[0] * len(self.patterns)).long()]
+            x = torch.where(gaps & (others[1] < _BLANKED).unsqueeze(-1), self.blank[1], x)
         if self.noisy:
             y = y + self.jitter * (torch.rand_like(y) - 0.5)
         return (x, y) if self.weight is None else (x, y, self.weight[rows])
@@ -367,6 +379,21 @@ def unseen_scores(
     x, y, *weight = rows.take(rows.held_out[:most])
     log_q, log_p = _log_laws(model.eval(), x, y)
     return log_q, log_p, weight[0] if weight else torch.ones_like(log_q)
+
+
+@torch.no_grad()
+def likelier_unmarked(model: ConditionalEBM, rows: MemberRows, unmarked: Tensor) -> bool:
+    """Whether rows not seen that have gaps are as likely with ``unmarked`` as last input.
+
+    But for one standard error: such rows are few, and the states were chosen with marks.
+    """
+    assert rows.blank is not None
+    marked = rows.blank[0].any(1)[rows.held_out]
+    x, y, *weight = rows.take(rows.held_out[marked.any(1)])
+    counts = marked[marked.any(1)].T * (weight[0] if weight else 1.0)
+    bare = torch.cat([x[..., :-1], unmarked.expand_as(x[..., -1:])], -1)
+    gain = (_log_laws(model.eval(), bare, y)[1] - _log_laws(model, x, y)[1]) * counts
+    return bool(gain.sum() >= -gain.square().sum().sqrt())
 
 
 def train_ensemble(

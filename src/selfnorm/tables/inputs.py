@@ -32,24 +32,28 @@ class TableInputs:
     """A table's rows as numbers: a column for each frequent level, one for numbers, one for gaps.
 
     A number that is not there is the median of those that are. Levels that are rare or were never
-    seen have zeros everywhere.
+    seen have zeros everywhere. A last column marks rows with gaps. Those that training makes in
+    others (:meth:`blank`) are not marked: a gap may tell something of its row, or be by chance.
 
     Attributes:
         schema: what the columns are.
         levels: for each part the codes that have a column.
         fill: for each part the number in place of none.
         gaps: for each part whether gaps have a column.
+        mark: what the last column has in rows with gaps, 0 where these are by chance; ``None``:
+            there is no such column.
 
     Example:
         >>> inputs = TableInputs.of({"a": [1.5, None, 2.25], "b": ["x", "y", "x"]})
         >>> inputs.rows({"a": [None], "b": ["x"]})
-        array([[1.875, 1.   , 1.   , 0.   ]])
+        array([[1.875, 1.   , 1.   , 0.   , 1.   ]])
     """
 
     schema: Schema
     levels: tuple[tuple[int, ...], ...]
     fill: tuple[float, ...]
     gaps: tuple[bool, ...]
+    mark: int | None = None  # so in folders of earlier versions
 
     @classmethod
     def of(cls, frame: Any, schema: Schema | None = None) -> TableInputs:
@@ -65,7 +69,7 @@ class TableInputs:
             numbers = number[code == part.n_codes] if part.rest else number[:0]
             fill.append(float(np.median(numbers)) if len(numbers) else 0.0)
             gaps.append(bool((code == GAP).any()))
-        return cls(schema, tuple(levels), tuple(fill), tuple(gaps))
+        return cls(schema, tuple(levels), tuple(fill), tuple(gaps), 1 if any(gaps) else None)
 
     def rows(self, frame: Any) -> np.ndarray:
         """``(n, columns)`` of float64."""
@@ -88,7 +92,24 @@ class TableInputs:
                 SelfnormWarning,
                 stacklevel=4,
             )
+        if self.mark is not None:
+            found.append(self.mark * (x[:, np.array(self.gaps), 0] == GAP).any(1))
         return np.stack(found, 1)
+
+    def blank(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which cells of :meth:`rows` stand for a gap ``(n, columns)``, and what stands there."""
+        cells, value = np.zeros(rows.shape, dtype=bool), np.zeros(rows.shape[1])
+        end = 0
+        for part, codes, fill, gaps in zip(
+            self.schema.parts, self.levels, self.fill, self.gaps, strict=True
+        ):
+            start, end = end, end + part.rest + gaps + len(codes)
+            if part.rest:
+                value[start] = fill
+            if gaps:
+                value[start + part.rest] = 1.0
+                cells[:, start:end] = rows[:, [start + part.rest]] == 1.0
+        return cells, value
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -97,6 +118,7 @@ class TableInputs:
             "levels": [list(codes) for codes in self.levels],
             "fill": list(self.fill),
             "gaps": list(self.gaps),
+            "mark": self.mark,
         }
 
     @classmethod
@@ -104,4 +126,5 @@ class TableInputs:
         """What :meth:`to_dict` wrote."""
         levels = tuple(tuple(int(i) for i in codes) for codes in saved["levels"])
         fill = tuple(float(v) for v in saved["fill"])
-        return cls(Schema.from_dict(saved["schema"]), levels, fill, tuple(saved["gaps"]))
+        schema, gaps = Schema.from_dict(saved["schema"]), tuple(saved["gaps"])
+        return cls(schema, levels, fill, gaps, saved.get("mark"))

@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import math
 import os
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from selfnorm.conditional import (
     PredictiveLaw,
     PredictiveModel,
     build_ensemble,
+    likelier_unmarked,
     quantile_edges,
     train_ensemble,
     unseen_scores,
@@ -70,8 +72,9 @@ from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
 _JUDGED_ROWS = 1000  # by all members together
-# shares of the time that may be taken: for the proposals, and after all training
-_PROPOSAL_SHARE, _CLOSING_SHARE = 0.5, 0.05
+# shares of the time that may be taken: for the proposals, after all training, for one validation
+_PROPOSAL_SHARE, _CLOSING_SHARE, _LOOK_SHARE = 0.5, 0.05, 0.01
+_TIMED_ROWS = 10  # by which it is known what these take
 _SMALLEST_SPREAD = 1e-300  # of a target: densities are up to one over it
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
 _RANGES = ("low", "high", "label_low", "label_high")
@@ -336,8 +339,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         refuse_huge(labels, "y")
         self._flat_target = labels.ndim == 1
         labels = labels.reshape(len(labels), -1)
-        self.fitted_to_: dict[str, Any] = {"rows": len(rows), "digest": digest(rows, labels)}
-        weight = None
+        given, weight = (rows, labels), None
         if sample_weight is not None:
             with own_errors():
                 weight = _check_sample_weight(
@@ -354,6 +356,9 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         weight = None if weight is None else weight / weight.mean()
         saved = None if checkpoint is None else os.fspath(checkpoint)
         self._fit_rows(rows, labels, weight, saved, clock)
+        if self.inputs_ is not None and self.inputs_.mark == 0:
+            given[0][:, -1] = 0.0
+        self.fitted_to_: dict[str, Any] = {"rows": len(given[0]), "digest": digest(*given)}
         self.judgement_ = dataclasses.replace(self.judgement_, seconds=clock.gone)
         if self.verbose:
             print(self.judgement_)
@@ -389,15 +394,12 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         seed = seed_of(self.random_state, checkpoint)
         jitter = np.asarray(steps) / self._y_columns.scale.numpy()
         with float32_on_cpu():
-            self._train(X, y, weight, jitter, seed, checkpoint, clock)
+            some = self._train(X, y, weight, jitter, seed, checkpoint, clock)
         self.label_grid_ = LabelGrid.of(y[:, 0], steps[0]) if self.n_outputs_ == 1 else None
         if self.label_grid_ is not None:
-            ends = _mapped(self.label_grid_.ends.numpy()[:, None], self._y_columns).T
-            some = _mapped(X[:: -(-len(X) // _CHECKED_ROWS[0])], self._x_columns)
+            ends = _mapped(self.label_grid_.ends.numpy()[:, None], self._y_columns)[:, 0]
             with one_thread():
-                below, until = self._predictive.over_laws(
-                    some, lambda law, _: law.cdf_at(ends.expand(len(law.pdf), -1))
-                ).mean(0)
+                below, until = _mass_within(self._predictive, some, ends).mean(0)
             beyond = (float(below), 1 - float(until))
             self.label_grid_ = self.label_grid_.with_tails(y[:, 0], beyond)
 
@@ -410,13 +412,19 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         seed: int,
         checkpoint: str | None,
         clock: Clock,
-    ) -> None:
+    ) -> Tensor:
+        """Both stages; returns the inputs that closing figures are of."""
         n = len(X)
         device = torch.device(self.device or "cpu")
         network = self.network or RegressorNetwork()
         z = _mapped(X, self._x_columns).float().to(device)
         t = _mapped(y, self._y_columns).float().to(device)
         w = None if weight is None else torch.from_numpy(weight).float().to(device)
+        blank = None
+        if self.inputs_ is not None and self.inputs_.mark:
+            cells, value = self.inputs_.blank(X)
+            filled = _mapped(value[None], self._x_columns)[0].float()
+            blank = torch.from_numpy(cells).to(device), filled.to(device)
         # A member holds out at least twenty rows if that leaves four fifths for training.
         fraction = max(self.validation_fraction, min(0.2, 20 / n))
         batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
@@ -429,6 +437,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
                 fraction=fraction,
                 jitter=torch.from_numpy(jitter),
                 input_noise=network.input_noise,
+                blank=blank,
             )
             own_bins = self.n_members if network.bin_jitter > 0 else None
             edges = [
@@ -451,7 +460,8 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             energy_epochs = network.energy_epochs
             if energy_epochs is None:
                 energy_epochs = int(np.clip(1200 / per_epoch, 7, 150))
-            closing = _CLOSING_SHARE * clock.total if self.max_time is not None else 0.0
+            ranges = [end.cpu() for each in (z, t) for end in (each.amin(0), each.amax(0))]
+            closing, n_checked = self._closing(model, rows, ranges, clock)
 
             def options(suffix: str, share: float, **own: Any) -> TrainingOptions:
                 """Of one stage, which has its share of the time that is left."""
@@ -474,16 +484,47 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
                 energy_options=energies if energy_epochs else None,
                 n_samples=network.n_samples or (8 if n > 5000 else 16),
             )
+            if blank is not None and likelier_unmarked(model, rows, blank[1][-1]):
+                assert self.inputs_ is not None
+                self.inputs_ = dataclasses.replace(self.inputs_, mark=0)
+                z[:, -1] = blank[1][-1]  # the rows' own, too
             self._judge(model, rows)
         self.n_iter_ = sum(h.n_steps for h in self.history_)
-        z, t = z.cpu(), t.cpu()
-        ranges = (z.amin(0), z.amax(0), t.amin(0), t.amax(0))
         self._predictive = PredictiveModel(model.cpu(), *ranges)
         with one_thread():
             # Rows from all over the table, which may be sorted.
-            some = z[:: -(-n // _CHECKED_ROWS[self.n_outputs_ > 1])].double()
+            some = z[:: -(-n // n_checked)].cpu().double()
             error = self._predictive.log_norm_error(some)
         self.log_norm_error_ = float(error.abs().mean())
+        return some
+
+    def _closing(
+        self, model: ConditionalEBM, rows: MemberRows, ranges: Sequence[Tensor], clock: Clock
+    ) -> tuple[float, int]:
+        """Seconds that are left to closing figures, and the number of inputs in the last of them.
+
+        Where the time is limited, a few rows tell how many these may be, and how many to stop by.
+        """
+        most = _CHECKED_ROWS[self.n_outputs_ > 1]
+        if math.isinf(clock.total):
+            return 0.0, most
+        untrained = PredictiveModel(copy.deepcopy(model).cpu(), *ranges)
+        inputs = rows.x[:_TIMED_ROWS].cpu().double()
+
+        def per_row(work: Callable[[], Any]) -> float:
+            work()  # the first time takes longer
+            began = time.perf_counter()
+            work()
+            return (time.perf_counter() - began) / len(inputs)
+
+        judging = per_row(lambda: unseen_scores(model, rows, len(inputs)))
+        checking = per_row(lambda: untrained.log_norm_error(inputs))
+        if self.label_step_ > 0 and self.n_outputs_ == 1:
+            checking += per_row(lambda: _mass_within(untrained, inputs, ranges[2:]))
+        shown = int(_LOOK_SHARE * clock.left / judging)
+        rows.held_out = rows.held_out[: max(_TIMED_ROWS, shown)]
+        n_checked = min(most, max(_TIMED_ROWS, int(_CLOSING_SHARE * clock.left / checking)))
+        return judging * _JUDGED_ROWS / self.n_members + checking * n_checked, n_checked
 
     def _judge(self, model: ConditionalEBM, rows: MemberRows) -> None:
         """What the fit came to, by rows that each member has held out."""
@@ -873,6 +914,12 @@ def _standard_units(x: np.ndarray, weight: np.ndarray | None) -> Columns:
     scale = unit * np.sqrt(np.average(((x - center) / unit) ** 2, axis=0, weights=weight))
     flat = scale <= 1e-12 * np.abs(x).max(axis=0)
     return Columns.of(torch.from_numpy(center), torch.from_numpy(np.where(flat, 1.0, scale)))
+
+
+def _mass_within(model: PredictiveModel, z: Tensor, ends: Sequence[Tensor] | Tensor) -> Tensor:
+    """Distribution function ``(n, 2)`` at two labels, at standardised inputs."""
+    at = torch.stack([end.reshape(()) for end in ends]).double()
+    return model.over_laws(z, lambda law, _: law.cdf_at(at.expand(len(law.pdf), -1)))
 
 
 def _mapped(values: np.ndarray, columns: Columns) -> Tensor:
