@@ -63,23 +63,23 @@ class Evidence:
 
     log_z: float
     se: float
-    lower: float
     upper: float
-    lower_se: float
     upper_se: float
-    importance: float
     reciprocal: float
-    support_share: float
     halves: tuple[float, float]
     effective_draws: float
-    ess: float
-    overlap: float
     pareto_k_draws: float
-    pareto_k_samples: float
     r_hat: float
     n_draws: int
     dim: int
     n_evaluations: int
+    lower: float = -math.inf  # this and what follows: not without a density
+    lower_se: float = math.nan
+    importance: float = math.nan
+    support_share: float = math.nan
+    ess: float = math.nan
+    overlap: float = math.nan
+    pareto_k_samples: float = math.nan
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     log_weights_draws: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
@@ -135,12 +135,10 @@ class Evidence:
             if math.isfinite(value):
                 axis.axvline(value, color="k", ls=":" if name == "lower" else "--", label=name)
         axis.set(xlabel="log p~ - log q", yticks=[])
-        axis.set_title(f"log Z = {self.log_z:.3f} ± {self.se:.3f}" + self._mark(), fontsize=10)
+        mark = "" if self.reliable else " (not reliable)"
+        axis.set_title(f"log Z = {self.log_z:.3f} ± {self.se:.3f}{mark}", fontsize=10)
         axis.legend(fontsize=8)
         return save(figure, path)
-
-    def _mark(self) -> str:
-        return "" if self.reliable else " (not reliable)"
 
     def __str__(self) -> str:
         verdict = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
