@@ -279,9 +279,10 @@ class Chain(nn.Module, ABC):
         of_b = [*self.energy.norm_layers.parameters(), *self.energy.norm_last.parameters()]
         optimizer = torch.optim.Adam(of_b, lr=2e-3)
         n, gap = len(data[0]), torch.zeros(())
+        size = min(n, 512 if data[0].is_cuda else 128)  # a CPU takes as long as there are rows
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
-            rows = torch.randint(n, (min(n, 512),), device=data[0].device)
+            rows = torch.randint(n, (size,), device=data[0].device)
             with torch.no_grad():
                 at, _, _, log_w, _ = self.at_batch(tuple(t[rows] for t in data), 16)
                 log_z = log_mean_exp(log_w)

@@ -452,7 +452,7 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _
         # three passes in double precision over the rows whose consistency is told
         seconds=refit + 6 * CHECKED_ROWS * per_row,
         validated_rows=max(100, affordable),  # by a quarter of the nodes
-        polish_steps=affordable // 300,  # of 512 rows each
+        polish_steps=affordable // 300,  # of up to 512 rows each
     )
 
 
