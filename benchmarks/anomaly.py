@@ -47,7 +47,7 @@ SETTINGS = {
     "all": "fitted to all rows, anomalies among them",
     "normal": "fitted to half of the normal rows",
 }
-VIEWS = ("cells", "neighbours", "normal_scores", "density")  # whose surprise ours is the mean of
+VIEWS = ("one_of_4", "one_of_8", "neighbours", "normal_scores", "density")  # ours is their mean
 LEFT_OUT = ("california",)  # has no anomalies
 MOST_ROWS, MOST_CELLS, FEWEST, ANOMALIES = 5_000, 200_000, 2_000, 20
 Row = dict[str, Any]

@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import log_ndtr
 from sklearn.base import BaseEstimator, clone
+from sklearn.metrics import pairwise_distances_chunked
 from sklearn.neighbors import NearestNeighbors
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from selfnorm._context import seeded, whole_or_not_at_all
-from selfnorm.columns import GAP, CodedColumns, Part
+from selfnorm.columns import GAP, Part
 from selfnorm.errors import DataError
 from selfnorm.tables import answers, members
 from selfnorm.tables.density import EnergyDensity
 
 N_FOLDS = 5  # in which training rows are scored by the Gaussian
+FEW, DRAWS = (4, 8), 64  # rows of a small draw, and how many draws there are
 NEIGHBOURS = 5
 MOST_NEIGHBOURS = 10_000  # rows that are kept to be neighbours
 TAIL = 0.1  # share of the training rows whose excess says how scores go on beyond the last
@@ -28,14 +29,15 @@ TAIL = 0.1  # share of the training rows whose excess says how scores go on beyo
 class OutlierDetector(BaseEstimator):
     r"""A detector of PyOD's kind: larger scores are stranger, outliers are 1.
 
-    A row is looked at in four ways: cell by cell, by its distance to other rows, by one Gaussian
-    law of the columns' normal scores, and by the fitted density. A density that is flexible enough
-    learns a cluster of anomalies among its training rows, which a stiff law cannot follow; a stiff
-    law does not see the anomaly between two clusters. Each view tells how many of the training rows
-    are as strange, ``s_k(x) = -log P(v_k(X) >= v_k(x))``, whatever its units, and the score is the
-    mean of these. Beyond the last training row ``s_k`` goes on in proportion to ``v_k``, as it does
-    in an exponential tail. Training rows are scored by what has not seen them (the density of more
-    than 2,500 rows excepted): a row is no evidence for itself.
+    A row is looked at in five ways: by its distance to the nearest of four rows and of eight, drawn
+    again and again, to its neighbours among all, by one Gaussian law of the columns' normal scores,
+    and by the fitted density. What is flexible learns a cluster of anomalies among its training
+    rows, which few rows hardly ever hold and a stiff law cannot follow; these do not see the
+    anomaly between two clusters. Each view tells how many of the training rows are as strange,
+    ``s_k(x) = -log P(v_k(X) >= v_k(x))``, whatever its units, and the score is the mean of these.
+    Beyond the last training row ``s_k`` goes on in proportion to ``v_k``, as it does in an
+    exponential tail. Training rows are scored by what has not seen them (the density of more than
+    2,500 rows excepted): a row is no evidence for itself.
 
     Attributes after ``fit``: ``decision_scores_`` of the training rows and the ``views_`` behind
     them, ``threshold_``, ``labels_`` and the fitted density ``density_``. PyOD is not needed.
@@ -81,9 +83,9 @@ class OutlierDetector(BaseEstimator):
         return self
 
     def views(self, X: Any) -> np.ndarray:
-        """``(n, 4)``: how strange rows are in each view, in units of the view.
+        """``(n, 5)``: how strange rows are in each view, in units of the view.
 
-        Cell by cell, distance to neighbours, Gaussian of normal scores, fitted density.
+        Distance to one of four rows, of eight, to neighbours; Gaussian of normal scores, density.
         """
         check_is_fitted(self, "density_")
         rows = self._coded(X)
@@ -105,10 +107,9 @@ class OutlierDetector(BaseEstimator):
     def _views(
         self, rows: Tensor, apart: np.ndarray, log_p: np.ndarray, of_density: np.ndarray
     ) -> np.ndarray:
-        """The views ``(n, 4)`` of coded rows from what is known of them."""
-        columns = self._gaussian.columns
-        gaussian = -log_p - answers.comparable(columns, rows).numpy()
-        return np.stack([_surprise_of_cells(columns, rows), apart, gaussian, -of_density], 1)
+        """The views ``(n, 5)`` of coded rows from what is known of them."""
+        gaussian = -log_p - answers.comparable(self._gaussian.columns, rows).numpy()
+        return np.column_stack([apart, gaussian, -of_density])
 
     def _surprise(self, views: np.ndarray) -> np.ndarray:
         """``(n,)``: mean over views of ``-log`` of the share of training rows as strange."""
@@ -137,8 +138,13 @@ class _Neighbours:
             spread[hot == which] = np.sqrt(max(np.square(spread[hot == which]).sum(), 1e-12))
         self.unit = np.where(spread > 0, spread, 1.0)
         self.rows = self._placed(places)
-        kept = np.random.default_rng(0).permutation(len(rows))[:MOST_NEIGHBOURS]
+        rng = np.random.default_rng(0)
+        kept = rng.permutation(len(rows))[:MOST_NEIGHBOURS]
         self.tree = NearestNeighbors(n_neighbors=1).fit(self.rows[kept])
+        self.few = [
+            np.stack([rng.choice(len(rows), min(n, len(rows) - 1), False) for _ in range(DRAWS)])
+            for n in FEW
+        ]
         self.own = np.zeros(len(rows), dtype=bool)
         self.own[kept] = True
 
@@ -163,32 +169,28 @@ class _Neighbours:
         return np.nan_to_num((numbers - self.mean) / self.unit)
 
     def apart(self, rows: Tensor | None = None) -> np.ndarray:
-        """``(n,)``: log of the distance to the fifth nearest row, itself not counted."""
+        """``(n, 3)``: log of the distance to one of few, of more and to the fifth nearest of all.
+
+        Of training rows, ``rows=None``, the row itself is not counted.
+        """
         places = self.rows if rows is None else self._placed(self._numbers(rows)[0])
         most = self.tree.n_samples_fit_
         distance = self.tree.kneighbors(places, min(NEIGHBOURS + 1, most))[0]
         last = np.full(len(places), min(NEIGHBOURS, most) - 1)
         if rows is None:  # the nearest of these is the row itself
             last += self.own & (most > NEIGHBOURS)
-        return np.log(distance[np.arange(len(places)), last] + 1e-9)
+        nearest = distance[np.arange(len(places)), last]
+        few = [self._from_few(places, drawn, own=rows is None) for drawn in self.few]
+        return np.log(np.stack([*few, nearest], 1) + 1e-9)
 
+    def _from_few(self, places: np.ndarray, drawn: np.ndarray, *, own: bool) -> np.ndarray:
+        """``(n,)``: mean over draws of the distance to the nearest row of the draw."""
+        which = drawn.ravel()
 
-def _surprise_of_cells(columns: CodedColumns, rows: Tensor) -> np.ndarray:
-    """``(n,)``: sum over the parts of ``-log P(as rare as this)`` of coded rows ``(n, p, 2)``.
+        def nearest(distance: np.ndarray, start: int) -> np.ndarray:
+            here = np.flatnonzero((which >= start) & (which < start + len(distance)) & own)
+            distance[which[here] - start, here] = np.inf
+            return distance.reshape(len(distance), *drawn.shape).min(2).mean(1)
 
-    Rarer are codes of a smaller share, and numbers further out than this one.
-    """
-    packed, shares = columns.pack(rows)[0], columns.log_share.exp()
-    total = np.zeros(len(rows))
-    for j, part in enumerate(columns.parts):
-        of = shares[j, : part.n_codes + part.rest]
-        rarer = torch.stack([of[of < each].sum() for each in of])
-        code, z = packed[:, j, 0].long(), packed[:, j, 1].numpy()
-        place = code.clamp(0, len(of) - 1)
-        tail = (rarer + of)[place].numpy()
-        if part.rest:  # codes as rare as numbers are not counted twice
-            beyond = rarer[-1].item() + of[-1].item() * 2 * np.exp(log_ndtr(-np.abs(z)))
-            tail = np.where(code == part.n_codes, beyond, tail)
-        tail = np.where((code < 0).numpy(), np.where(code == GAP, 1.0, part.unseen), tail)
-        total -= np.log(np.maximum(tail, 1e-300))
-    return total
+        parts = pairwise_distances_chunked(places, self.rows[which], reduce_func=nearest)
+        return np.concatenate(list(parts))
