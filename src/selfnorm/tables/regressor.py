@@ -424,7 +424,8 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         if self.inputs_ is not None and self.inputs_.mark:
             cells, value = self.inputs_.blank(X)
             filled = _mapped(value[None], self._x_columns)[0].float()
-            blank = torch.from_numpy(cells).to(device), filled.to(device)
+            if cells.any():  # in rows that count
+                blank = torch.from_numpy(cells).to(device), filled.to(device)
         # A member holds out at least twenty rows if that leaves four fifths for training.
         fraction = max(self.validation_fraction, min(0.2, 20 / n))
         batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
