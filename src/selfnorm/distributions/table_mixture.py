@@ -20,7 +20,7 @@ PLACES_AT_ONCE = 2**20  # rows x components x numbers: malloc keeps larger block
 BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
 STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
-EM_STEPS = 3
+EM_STEPS = 30
 HIDDEN = 1e6  # variance added to what a row does not have: nothing follows from it
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -332,8 +332,8 @@ def ridge_lines(
 def completed(z: np.ndarray, seen: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Rows ``(n, d)`` whose gaps are drawn from the normal distribution of what is seen.
 
-    It begins at the covariances of pairs, drawn to independence as by ``d`` rows, and takes a few
-    steps of EM.
+    It begins at the covariances of pairs, drawn to independence as by ``d`` rows, and takes steps
+    of EM, drawn there as by one.
 
     Args:
         z: rows in units of about one.
@@ -366,7 +366,7 @@ def completed(z: np.ndarray, seen: np.ndarray, weights: np.ndarray) -> np.ndarra
         rows = np.einsum("nij,ni->nj", gain, off)
         left = weights.sum() * covariance - covariance @ np.tensordot(weights, gain, 1)
         moments = (weights[:, None] * rows).T @ rows + left
-        covariance = (moments + d * np.eye(d)) / (weights.sum() + d)
+        covariance = (moments + np.eye(d)) / (weights.sum() + 1)
         mean = mean + weights @ rows / weights.sum()
         off = np.where(seen, z - mean, 0.0)
     fresh = np.random.default_rng(0).multivariate_normal(np.zeros(d), covariance, size=n)

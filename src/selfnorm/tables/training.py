@@ -29,7 +29,7 @@ VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
 SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
 TRIED_ROWS, LINE_ROWS = 4000, 20_000  # of larger tables: to choose coordinates, to fit lines
 TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
-COMPLETED = 2  # times each row of a small table with gaps, as it is and with these drawn
+COMPLETED, ROUNDS = 4, 3  # copies of a small table whose gaps are drawn, and last runs on such
 PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
 # to all rows), for the first of two runs, for closing figures; rows in one figure of consistency,
@@ -117,7 +117,10 @@ def train_law(
     # in every digit where residuals of few rows are divided by their spread
     packed = _packed(columns, rows.coded, torch.float64 if split.n_folds > 1 else torch.float32)
     closing = _closing(models[0].to(device), packed, clock, simple_seconds / 2)
-    runs = _Runs(packed, rows.weights, split, options, closing, clock, checkpoint)
+    fill = None
+    if with_gaps and split.n_folds > 1:
+        fill = functools.partial(_completed, columns=columns, coded=rows.coded)
+    runs = _Runs(packed, rows.weights, split, options, closing, clock, checkpoint, fill)
     histories = runs.first(models, beginning, defaults.task, device)
     chain, history = best(models, histories)
     stopped, n_steps = histories[-1].stopped, history.n_steps
@@ -126,9 +129,7 @@ def train_law(
         chain, rows.coded, parts, split, columns, beginning.straight, lambda: clock.gone < until
     )
     if split.n_folds > 1 and stopped != "interrupted":
-        fill = functools.partial(_completed, chain, columns, rows.coded, seed=seed)
-        last = runs.last(chain, history, fill if with_gaps else None)
-        stopped, n_steps = last.stopped, n_steps + last.n_steps
+        stopped, n_steps = runs.last(chain, history)
     if stopped == "interrupted":
         history = replace(history, stopped="interrupted")
     # float64 from here on: a row's score must not depend on the rows it is scored with
@@ -228,14 +229,16 @@ class _Beginning:
 class _Runs:
     """The training runs of chains over packed rows, each with its share of the time.
 
-    Small tables: a first run by folds, a last one of all rows. Others have the first alone.
+    Small tables: a first run by folds, a last one of all rows. Others have the first alone. Those
+    with gaps are trained on what ``fill`` makes of them, in several last runs: the steps of an EM.
     """
 
     def __init__(
         self, packed: Tensor, weights: Tensor, split: _Split, options: dict[str, Any],
         closing: _Closing, clock: Clock, checkpoint: Any,
+        fill: Callable[..., tuple[Tensor, ...]] | None,
     ) -> None:  # fmt: skip
-        self.packed, self.split = packed, split
+        self.packed, self.split, self.fill = packed, split, fill
         self.options = options if len(split.judged) else options | {"patience": None}
         self.closing, self.clock, self.checkpoint = closing, clock, checkpoint
         self.counts = (weights / weights.mean()).float().unsqueeze(1)
@@ -264,40 +267,46 @@ class _Runs:
         data = packed[split.train].float(), (counted / counted[split.train].mean())[split.train]
         histories: list[History] = []
         for k, model in enumerate(models):
+            shown: tuple[Tensor, ...] = data
             if beginning.lines:
                 some = split.train[:LINE_ROWS]
                 model.start_at_lines(packed[some], counted[some], beginning.first)
+                if self.fill is not None:  # as the lines foretell
+                    of_lines = model.of_orders(range(beginning.first, model.n_orderings))
+                    shown = self.fill(of_lines, whole=data, seed=self.options["seed"])
             share = (FIRST_SHARE if split.n_folds > 1 else 1.0) / (len(models) - k)
             spared = self.closing.seconds + self.closing.judging
             how = TrainingOptions(
                 **self.options | self.clock.run_for(share, spared),
                 checkpoint=_beside(self.checkpoint, k),
             )
-            run = fit(model.to(device), data, val_data=judged_by, **self.common, options=how)
+            run = fit(model.to(device), shown, val_data=judged_by, **self.common, options=how)
             histories.append(run)
             if run.stopped == "interrupted":
                 break
         return histories
 
-    def last(
-        self,
-        chain: TableChain,
-        history: History,
-        fill: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None,
-    ) -> History:
-        """All orders of the chain go on with all rows; of those with gaps as ``fill`` has them."""
-        steps = max(1, (history.best_step or history.n_steps) // (2 if fill is None else 1))
+    def last(self, chain: TableChain, history: History) -> tuple[str, int]:
+        """All orders of the chain go on with all rows: why that stopped, the steps of all runs."""
+        steps = max(1, (history.best_step or history.n_steps) // (2 if self.fill is None else 1))
         last = {"max_steps": steps, "lr": self.options["lr"] / 2, "schedule": "cosine"}
         last |= {"patience": None, "validate_every": None, "progress": False}
-        how = TrainingOptions(
-            **self.options | last | self.clock.run_for(spared=self.closing.seconds),
-            checkpoint=_beside(self.checkpoint, f"all{history.n_steps}"),  # where those steps ended
-        )
         counts = self.counts.expand(-1, chain.n_orderings).contiguous()
         whole: tuple[Tensor, ...] = self.packed.float(), counts
-        if fill is not None:
-            whole = fill(whole)
-        return fit(chain, whole, val_data=None, **self.common, options=how)
+        shown = whole
+        stopped, n_steps = history.stopped, history.n_steps
+        for left in range(1 if self.fill is None else ROUNDS, 0, -1):
+            if self.fill is not None:
+                shown = self.fill(chain, whole=whole, seed=self.options["seed"] + left)
+            how = TrainingOptions(
+                **self.options | last | self.clock.run_for(1 / left, self.closing.seconds),
+                checkpoint=_beside(self.checkpoint, f"all{n_steps}"),  # where those steps ended
+            )
+            run = fit(chain, shown, val_data=None, **self.common, options=how)
+            stopped, n_steps = run.stopped, n_steps + run.n_steps
+            if stopped == "interrupted":
+                break
+        return stopped, n_steps
 
 
 @dataclass
@@ -378,7 +387,8 @@ def _completed(
     """Training rows, as many whose gaps the chain has drawn, and which are to be masked further.
 
     A chain that has seen gaps in most rows knows little of whole ones. Those that it completes
-    itself, given what they have, are the rows of a step of EM.
+    itself, given what they have, are the rows of a step of EM; several copies of each, since what
+    was drawn is not known.
     """
     packed, weights = (each.repeat(COMPLETED, *[1] * (each.dim() - 1)) for each in whole)
     coded = coded.repeat(COMPLETED, 1, 1)
