@@ -514,6 +514,9 @@ def test_inputs_of_every_kind_with_gaps(tmp_path):
         assert np.isfinite(model.predict(table.assign(kind="new"))).all()
     with pytest.warns(SelfnormWarning, match=r"gaps in .'day .*, where the training rows had none"):
         assert np.isfinite(model.predict(table.assign(day=pd.NaT))).all()
+    X, y = skewed_data(40)
+    X[3, 0] = np.nan  # a gap that no member has held out
+    assert np.isfinite(EnergyRegressor(**SMALL).fit(X, y).score(X, y))
 
 
 def test_the_closing_words_tell_rows_score_and_time(fitted: EnergyRegressor, tmp_path) -> None:

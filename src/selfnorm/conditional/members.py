@@ -389,6 +389,8 @@ def likelier_unmarked(model: ConditionalEBM, rows: MemberRows, unmarked: Tensor)
     """
     assert rows.blank is not None
     marked = rows.blank[0].any(1)[rows.held_out]
+    if not marked.any():
+        return True
     x, y, *weight = rows.take(rows.held_out[marked.any(1)])
     counts = marked[marked.any(1)].T * (weight[0] if weight else 1.0)
     bare = torch.cat([x[..., :-1], unmarked.expand_as(x[..., -1:])], -1)
