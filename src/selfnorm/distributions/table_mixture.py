@@ -19,6 +19,7 @@ from selfnorm.distributions.mixtures import log_normal_mass
 PLACES_AT_ONCE = 2**20  # rows x components x numbers: malloc keeps larger blocks
 BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
 STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
+MOST_LEVERAGE = 0.9  # of rows on average, under which residuals of rows left out are told
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
 EM_STEPS = 30
 HIDDEN = 1e6  # variance added to what a row does not have: nothing follows from it
@@ -321,6 +322,8 @@ def ridge_lines(
         leverage = u**2 @ kept + root[counted] ** 2
         out = (y[:, None] - u @ (kept * toward[:, None])) / np.clip(1 - leverage, 1e-3, None)
         squares = (out**2).sum(0)
+        # lines through all rows, of which there are fewer than columns, foretell none of them
+        squares[:-1][leverage[:, :-1].mean(0) > MOST_LEVERAGE] = np.inf
         best = int(squares.argmin())
         slopes[i, before] = vt.T @ (s / (s**2 + STRENGTHS[best]) * toward)
         spread[i] = np.sqrt(squares[best])
