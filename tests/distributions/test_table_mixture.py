@@ -103,3 +103,11 @@ def test_a_straight_map_keeps_sums_of_columns():
     z = CodedColumns(parts, 2).double().fit(coded, straight=True).pack(coded)[0][..., 1]
     _, spread, _ = ridge_lines(z.numpy(), np.arange(3), np.ones(50))
     assert spread[2] < 1e-2
+
+
+def test_lines_of_more_columns_than_rows_foretell_no_more_than_there_is():
+    z = np.random.default_rng(0).normal(size=(20, 60))
+    slopes, spread, _ = ridge_lines(z, np.arange(60), np.ones(20))
+    assert spread.min() > 0.5
+    new = np.random.default_rng(1).normal(size=(500, 60))
+    assert np.std(new - new @ slopes.T) < 1.3

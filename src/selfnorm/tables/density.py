@@ -326,7 +326,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if isinstance(self.model_, TableChain):
             checked = coded[some if len(places) == 0 else rng.permutation(places)]
             if math.isfinite(clock.total):
-                checked = checked[: training.CHECKED_ROWS]
+                checked = checked[: training.checked_rows(self.model_.dim)]
             packed = self.model_.columns.pack(checked)[0]
             self._worth = self._worth_of_parts(packed)
             self.consistency_ = answers.consistency(self.model_, packed, seed)

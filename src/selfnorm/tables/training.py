@@ -32,9 +32,9 @@ TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 COMPLETED, ROUNDS = 4, 3  # copies of a small table whose gaps are drawn, and last runs on such
 PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
-# to all rows), for the first of two runs, for closing figures; rows in one figure of consistency,
+# to all rows), for the first of two runs, for closing figures; cells in one figure of consistency,
 # and rows judged between two looks at the clock.
-SIMPLE_SHARE, FIRST_SHARE, CLOSING_SHARE, CHECKED_ROWS, ROWS_PER_LOOK = 0.15, 0.65, 0.05, 32, 64
+SIMPLE_SHARE, FIRST_SHARE, CLOSING_SHARE, CHECKED_CELLS, ROWS_PER_LOOK = 0.15, 0.65, 0.05, 1600, 64
 
 
 @dataclass
@@ -443,6 +443,11 @@ class _Closing:
     polish_steps: int = 10**6
 
 
+def checked_rows(p: int) -> int:
+    """Rows of ``p`` parts in figures of consistency, where the time is limited."""
+    return min(32, max(8, CHECKED_CELLS // p))
+
+
 def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _Closing:
     """Closing figures that fit into their share of the time, by the time of a few rows.
 
@@ -460,7 +465,7 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _
     return _Closing(
         judging=min(share, JUDGED_ROWS * per_row),
         # three passes in double precision over the rows whose consistency is told
-        seconds=refit + 6 * CHECKED_ROWS * per_row,
+        seconds=refit + 6 * checked_rows(chain.dim) * per_row,
         validated_rows=max(100, affordable),  # by a quarter of the nodes
         polish_steps=affordable // 300,  # of up to 512 rows each
     )
