@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from selfnorm.chain import TableChain
+from selfnorm.chain import TableChain, table
 from selfnorm.chain.table import Rows
 from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
 
@@ -39,17 +39,29 @@ def coded(*columns):
 def codes(sizes, n=200):
     """Parts of some levels, and rows of which each part depends on the one before."""
     torch.manual_seed(2)
-    parts = [Part(j, f"c{j}", k, unseen=0.01) for j, k in enumerate(sizes)]
+    parts = [
+        Part(j, f"c{j}", k, unseen=0.01, values=tuple(map(float, range(k))))
+        for j, k in enumerate(sizes)
+    ]
     places = [torch.randint(sizes[0], (n,))]
     for k in sizes[1:]:
         places.append((places[-1] + (torch.rand(n) < 0.3)) % k)
     return parts, coded(*((place, 0 * place) for place in places))
 
 
-@pytest.mark.parametrize("lines", [False, True])
-def test_masses_of_all_rows_of_a_finite_table_add_to_one(lines):
+@pytest.fixture(params=["", "lines", "ordered"])
+def told(request, monkeypatch):
+    """Options of chains whose factors are told from regressions, or by mixtures over levels."""
+    monkeypatch.setattr(table, "ORDERED_FROM", 2)
+    return {"": {}, "lines": {"lines": True, "conditioned": True}, "ordered": {"ordered": True}}[
+        request.param
+    ]
+
+
+def test_masses_of_all_rows_of_a_finite_table_add_to_one(told):
     sizes = (2, 3, 4)
-    model = shaken(*codes(sizes), lines=lines, conditioned=lines)
+    model = shaken(*codes(sizes), **told)
+    assert model.scales.tolist() == ([1, 2] if "ordered" in told else [])
     outcomes = [[*range(k), UNSEEN] for k in sizes]
     rows = torch.tensor(list(itertools.product(*outcomes)), dtype=torch.float64)
     packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
@@ -63,7 +75,7 @@ def mixed(n=400):
     count = torch.where(torch.rand(n) < 0.3, 0, torch.poisson(5.0 + 3.0 * kind))
     size = torch.where(torch.rand(n) < 0.2, 1.5, torch.randn(n) * 0.7 + kind)
     parts = [
-        Part(0, "kind", 3, unseen=0.01),
+        Part(0, "kind", 3, unseen=0.01, values=(0.0, 1.0, 2.0)),
         Part(1, "count", 1, rest=True, step=1.0, values=(0.0,), resolution=1.0),
         Part(2, "size", 1, rest=True, values=(1.5,)),
     ]
@@ -92,12 +104,11 @@ def test_conditionals_of_every_kind_add_to_one(lines):
     assert float(total) == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("lines", [False, True])
-def test_samples_follow_the_masses(lines):
+def test_samples_follow_the_masses(told):
     sizes = (2, 3)
     parts, x = codes(sizes)
     parts = [replace(part, unseen=1e-6) for part in parts]
-    model = shaken(parts, x, lines=lines, conditioned=lines)
+    model = shaken(parts, x, **told)
     rows = torch.tensor(list(itertools.product(*map(range, sizes))), dtype=torch.float64)
     packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
     expected = model.log_prob(packed).exp() * 20_000
@@ -150,10 +161,9 @@ def test_what_is_given_stays_and_gaps_are_filled():
     assert math.isfinite(float(model.log_prob(packed).sum()))
 
 
-@pytest.mark.parametrize("lines", [False, True])
-def test_the_law_of_a_column_is_that_of_its_conditional(lines):
+def test_the_law_of_a_column_is_that_of_its_conditional(told):
     parts, x = mixed(50)
-    model = shaken(parts, x, lines=lines, conditioned=lines)
+    model = shaken(parts, x, **told)
     packed, _ = model.columns.pack(x)
     for part in range(3):
         law = model.column_law(packed, part, n_nodes=256)

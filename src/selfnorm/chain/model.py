@@ -152,8 +152,11 @@ class Chain(nn.Module, ABC):
         self.energy = FactorEnergy(self.n_orderings, described, energy_hidden, energy_blocks)
 
     @torch.no_grad()
-    def _start_numbers_at(self, knots: Tensor) -> None:
-        """Place the components of every proposal on the quantiles ``knots (..., dim, Q)``."""
+    def _start_numbers_at(self, knots: Tensor, head: ChainLinear | None = None) -> None:
+        """Place the components of every proposal on the quantiles ``knots (..., dim, Q)``.
+
+        ``head``: that of other mixtures than the numbers'.
+        """
         k = self.n_components - 1
         place = torch.linspace(0, knots.shape[-1] - 1, 2 * k + 1, device=knots.device)
         low = place.floor().long().clamp_max(knots.shape[-1] - 2)
@@ -164,8 +167,9 @@ class Chain(nn.Module, ABC):
         logits = torch.zeros_like(loc)
         logits[..., -1] = math.log(0.02 * k)
         bias = torch.stack([logits, loc, log_scale], -2).flatten(-3)  # (..., dim * 3 * (k + 1))
-        assert self.mixture_head.bias is not None
-        self.mixture_head.bias.copy_(bias.expand_as(self.mixture_head.bias))
+        own = (head or self.mixture_head).bias
+        assert own is not None
+        own.copy_(bias.expand_as(own))
 
     def training_task(self, **options: Any) -> AutoregressiveTask:
         """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""

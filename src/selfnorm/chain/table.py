@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
 from selfnorm.chain.model import Chain, Factors, orderings_of
-from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
+from selfnorm.columns import FAR, GAP, UNSEEN, CodedColumns, Part
 from selfnorm.distributions import HIDDEN, LEAST_SPREAD, Mixture1d, completed, ridge_lines
 from selfnorm.errors import DataError
 from selfnorm.functional import log_mean_exp
@@ -21,6 +21,7 @@ from selfnorm.networks import ResMADE
 
 N_KNOTS = 17  # quantiles of the normal law between which a network sees the place of a number
 N_NODES = 64  # of the quadrature that normalises a factor
+ORDERED_FROM = 100  # levels of numbers that fill a grid: their order is told
 MOST_LINES = 24  # columns: beyond, levels of categories have none, and rows are not told apart
 LEAST_CHANGE = 0.1  # of its frequency: the least probability that lines foretell of a level
 
@@ -40,6 +41,14 @@ class Rows(NamedTuple):
         """From packed rows ``(..., p, 4)``."""
         code, z, left, right = packed.unbind(-1)
         return cls(code.clamp_min(0).long(), z, left, right, code >= 0, code == UNSEEN)
+
+
+def _on_a_grid(part: Part) -> bool:
+    """Whether a finite part has many levels, and most of them are a step from the next."""
+    if part.rest or part.gap or not ORDERED_FROM < part.n_codes == len(part.values):
+        return False
+    steps = np.diff(part.values)
+    return bool(np.median(steps) < 1.5 * steps.min())
 
 
 def _padded(mask: Tensor, n: int) -> Tensor:
@@ -126,6 +135,9 @@ class TableChain(Chain):
         masked: share of the rows that are trained with random columns given or missing.
         lines: whether factors of numbers are told from regressions on the numbers before (see
             :meth:`start_at_lines`), a gap as the mean.
+        ordered: whether finite factors of many numbers on a grid are told by a mixture, as those of
+            numbers with cells are: ``p(k) ~ q(cell k) exp(-E_k)`` knows which levels are close to
+            each other.
         conditioned: whether they are told from all that a row has before it or is given, by the
             normal distribution that the regressions make up, in tables of few columns also those
             of categories. More than 24 columns are not conditioned.
@@ -147,6 +159,7 @@ class TableChain(Chain):
     level_part: Tensor
     level_code: Tensor
     line_part: Tensor
+    scales: Tensor
     log_unseen: Tensor
     log_known: Tensor
     numbers: Tensor
@@ -180,6 +193,7 @@ class TableChain(Chain):
         masked: float = 0.4,
         lines: bool = False,
         conditioned: bool = False,
+        ordered: bool = False,
     ) -> None:
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
@@ -189,7 +203,7 @@ class TableChain(Chain):
             "hidden": hidden, "blocks": blocks, "components": components, "context": context,
             "energy_hidden": energy_hidden, "energy_blocks": energy_blocks, "drop": drop,
             "embedding": embedding, "n_knots": n_knots, "masked": masked, "lines": lines,
-            "conditioned": conditioned,
+            "conditioned": conditioned, "ordered": ordered,
         }  # fmt: skip
         self.dim, self.masked = len(parts), masked
         self.columns = CodedColumns(parts, n_knots)
@@ -241,6 +255,13 @@ class TableChain(Chain):
             numbers.tolist(), components=components, family="logistic", context=context,
             energy_hidden=energy_hidden, energy_blocks=energy_blocks,
         )  # fmt: skip
+        scales = [j for j, part in enumerate(parts) if ordered and _on_a_grid(part)]
+        self._buffer("scales", torch.tensor(scales, dtype=torch.long))
+        if scales:
+            size = 3 * self.n_components
+            self.scale_head = self.trunk.head([size * (j in scales) for j in range(self.dim)])
+            with torch.no_grad():
+                self.scale_head.weight.mul_(0.2)
         levels = torch.linspace(0, 1, N_KNOTS)
         levels[0], levels[-1] = 0.005, 0.995
         self._buffer("places", torch.special.ndtri(levels))
@@ -356,9 +377,10 @@ class TableChain(Chain):
         return Lines(order, root, before, torch.zeros_like(spread).scatter(-1, order, spread))
 
     def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
-        """Slices of ``n`` rows small enough, their lines included."""
+        """Slices of ``n`` rows small enough, their lines and levels on scales included."""
         of_lines = len(self.line_part) ** 2 // self.dim if self.has_roots else 0
-        return super().chunks(n, nodes + of_lines, chunk_size)
+        of_levels = len(self.scales) * self.logit_absent.shape[1] // self.dim
+        return super().chunks(n, nodes + of_lines + of_levels, chunk_size)
 
     def told(self, rows: Rows, given: Tensor | None, law: Lines | None = None) -> Told | None:
         """What lines tell of rows by the law of their columns; ``None`` where there are none."""
@@ -393,9 +415,30 @@ class TableChain(Chain):
         """Begin at independent columns: frequencies of codes, the normal distribution of scores."""
         self._start_numbers_at(self.places.expand(self.n_numbers, -1))
         logits = self.columns.log_share[self.finite].to(self.places)  # (F, widest or more)
+        if len(self.scales):  # a normal distribution has these masses in their cells
+            self._start_numbers_at(self.places.expand(len(self.scales), -1), self.scale_head)
+            logits[torch.isin(self.finite, self.scales)] = 0.0
         flat = logits[:, : self.logit_absent.shape[1]][~self.logit_absent]
         assert self.code_head.bias is not None
         self.code_head.bias.copy_(flat.expand_as(self.code_head.bias))
+
+    def _edges(self) -> Tensor:
+        """``(O, widest + 1)``: normal scores between the levels of parts on a scale."""
+        widest = self.logit_absent.shape[1]
+        share = self.columns.log_share[self.scales, :widest].double().exp()
+        known = torch.arange(widest, device=share.device) < self.rest_code[self.scales, None]
+        below = (share * known).cumsum(-1)
+        scores = torch.special.ndtri((below / below[:, -1:])[:, :-1]).clamp(-FAR, FAR)
+        return nn.functional.pad(nn.functional.pad(scores, (1, 0), value=-FAR), (0, 1), value=FAR)
+
+    def _logits_of_scales(self, features: Tensor) -> Tensor:
+        """``(R, n, O, widest)``: log-masses of the levels of parts on a scale by their mixtures."""
+        raw = self.trunk.outputs(self.scale_head, features, 3 * self.n_components)
+        edges = self._edges().to(raw)
+        absent = self.logit_absent[torch.searchsorted(self.finite, self.scales)]
+        left, right = edges[:, :-1].masked_fill(absent, 0.0), edges[:, 1:].masked_fill(absent, 1.0)
+        mixture = Mixture1d.from_raw(raw.unsqueeze(-2), self.n_components, family=self.family)
+        return mixture.log_mass(left, right)
 
     # -- one pass -----------------------------------------------------------------------------
 
@@ -425,9 +468,16 @@ class TableChain(Chain):
         """``(..., p, per_part)``: a token's numbers, then the place of a number among quantiles."""
         token = torch.where(rows.seen, rows.code, self.gap_token) + self.first_token
         left, right = self.places[:-1], self.places[1:]
-        z = rows.z.unsqueeze(-1)
+        z, is_number = rows.z, rows.seen & (rows.code == self.rest_code)
+        if len(self.scales):
+            edges = self._edges().clamp(-4.0, 4.0).to(z)
+            middle = (edges[:, :-1] + edges[:, 1:]) / 2
+            code = rows.code[..., self.scales].clamp_max(middle.shape[1] - 1)
+            known, own = rows.seen & ~rows.unseen, torch.arange(len(middle), device=z.device)
+            z = z.index_copy(-1, self.scales, middle[own, code])
+            is_number = is_number.index_copy(-1, self.scales, known[..., self.scales])
+        z = z.unsqueeze(-1)
         number = torch.cat([torch.asinh(z), ((z - left) / (right - left)).clamp(0, 1)], -1)
-        is_number = rows.seen & (rows.code == self.rest_code)
         return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
 
     def features(self, rows: Rows, given: Tensor | None = None, told: Told | None = None) -> Tensor:
@@ -455,6 +505,9 @@ class TableChain(Chain):
         """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
         logits = self.code_head(features)[..., self.logit_index]
         logits = logits if told is None else logits + told.logits
+        if len(self.scales):
+            place = torch.searchsorted(self.finite, self.scales)
+            logits = logits.index_add(-2, place, self._logits_of_scales(features))
         return torch.log_softmax(logits.masked_fill(self.logit_absent, -torch.inf), -1)
 
     def rounded(self, y: Tensor, shift: float = 0.0) -> Tensor:
@@ -681,6 +734,9 @@ class TableChain(Chain):
         logits = torch.baddbmm(bias[:, index].unsqueeze(1), features, weight.transpose(1, 2))
         if told is not None:
             logits = logits + told.logits[:, :, place, known]
+        if part in self.scales:
+            own = self.scales.tolist().index(part)
+            logits = logits + self._logits_of_scales(features)[:, :, own, known]
         return torch.log_softmax(logits, -1) + self.log_known[part]
 
     # -- samples ------------------------------------------------------------------------------
@@ -752,6 +808,10 @@ class TableChain(Chain):
             if bool(is_finite[part].any()):
                 of_code = place_of[0, part]
                 added = None if told is None else told.logits[chain, :, of_code]
+                here = part.unsqueeze(1) == self.scales  # (R, O)
+                if bool(here.any()):
+                    own = self._logits_of_scales(features) * here[:, None, :, None]
+                    added = own.sum(2) if added is None else added + own.sum(2)
                 drawn = self._draw_codes(features, weights, of_code, chain, gaps, added)
                 code = drawn.where(is_finite[part].unsqueeze(1), code)
             z = rows.new_zeros(stack, n)

@@ -121,7 +121,7 @@ def table_options(
         2
     """
     on_gpu = torch.device(device).type == "cuda"
-    asked: dict[str, Any] = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0])}
+    asked: dict[str, Any] = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0]), "ordered": True}
     if not on_gpu and not any(part.n_codes for part in parts):
         asked["embedding"] = 2  # of two tokens, a number and a gap
     if FEWEST_IN_FOLDS <= n < FOLDED_BELOW:
