@@ -155,7 +155,7 @@ def table_options(
             batch, lr = 256, 2e-3
         steps = min(8000, max(500, passes * n / batch))
         if numbers > 0.5:  # a longer run gains little, and takes as long as it is
-            steps = min(steps, 4500, 19 * n**0.5)
+            steps = min(steps, 4500, 34 * n**0.5)
         if gaps == 0 and all(part.rest and part.n_codes <= 2 for part in parts):
             steps = min(steps, p**0.25 * min(0.6 * n**0.7, 4.5 * n**0.5))
             # a short run takes longer strides
