@@ -152,12 +152,14 @@ class Chain(nn.Module, ABC):
         self.energy = FactorEnergy(self.n_orderings, described, energy_hidden, energy_blocks)
 
     @torch.no_grad()
-    def _start_numbers_at(self, knots: Tensor, head: ChainLinear | None = None) -> None:
+    def _start_numbers_at(
+        self, knots: Tensor, head: ChainLinear | None = None, components: int = 0
+    ) -> None:
         """Place the components of every proposal on the quantiles ``knots (..., dim, Q)``.
 
-        ``head``: that of other mixtures than the numbers'.
+        ``head`` and ``components``: those of other mixtures than the numbers'.
         """
-        k = self.n_components - 1
+        k = (components or self.n_components) - 1
         place = torch.linspace(0, knots.shape[-1] - 1, 2 * k + 1, device=knots.device)
         low = place.floor().long().clamp_max(knots.shape[-1] - 2)
         q = knots[..., low] + (place - low) * (knots[..., low + 1] - knots[..., low])

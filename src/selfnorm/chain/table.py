@@ -21,7 +21,8 @@ from selfnorm.networks import ResMADE
 
 N_KNOTS = 17  # quantiles of the normal law between which a network sees the place of a number
 N_NODES = 64  # of the quadrature that normalises a factor
-ORDERED_FROM = 100  # levels of numbers that fill a grid: their order is told
+# levels of numbers that fill a grid: beyond, their order is told, by so many components
+ORDERED_FROM, SCALE_COMPONENTS = 100, 4
 MOST_LINES = 24  # columns: beyond, levels of categories have none, and rows are not told apart
 LEAST_CHANGE = 0.1  # of its frequency: the least probability that lines foretell of a level
 
@@ -258,8 +259,8 @@ class TableChain(Chain):
         scales = [j for j, part in enumerate(parts) if ordered and _on_a_grid(part)]
         self._buffer("scales", torch.tensor(scales, dtype=torch.long))
         if scales:
-            size = 3 * self.n_components
-            self.scale_head = self.trunk.head([size * (j in scales) for j in range(self.dim)])
+            raw = [3 * SCALE_COMPONENTS * (j in scales) for j in range(self.dim)]
+            self.scale_head = self.trunk.head(raw)
             with torch.no_grad():
                 self.scale_head.weight.mul_(0.2)
         levels = torch.linspace(0, 1, N_KNOTS)
@@ -416,7 +417,8 @@ class TableChain(Chain):
         self._start_numbers_at(self.places.expand(self.n_numbers, -1))
         logits = self.columns.log_share[self.finite].to(self.places)  # (F, widest or more)
         if len(self.scales):  # a normal distribution has these masses in their cells
-            self._start_numbers_at(self.places.expand(len(self.scales), -1), self.scale_head)
+            knots = self.places.expand(len(self.scales), -1)
+            self._start_numbers_at(knots, self.scale_head, SCALE_COMPONENTS)
             logits[torch.isin(self.finite, self.scales)] = 0.0
         flat = logits[:, : self.logit_absent.shape[1]][~self.logit_absent]
         assert self.code_head.bias is not None
@@ -433,11 +435,11 @@ class TableChain(Chain):
 
     def _logits_of_scales(self, features: Tensor) -> Tensor:
         """``(R, n, O, widest)``: log-masses of the levels of parts on a scale by their mixtures."""
-        raw = self.trunk.outputs(self.scale_head, features, 3 * self.n_components)
+        raw = self.trunk.outputs(self.scale_head, features, 3 * SCALE_COMPONENTS)
         edges = self._edges().to(raw)
         absent = self.logit_absent[torch.searchsorted(self.finite, self.scales)]
         left, right = edges[:, :-1].masked_fill(absent, 0.0), edges[:, 1:].masked_fill(absent, 1.0)
-        mixture = Mixture1d.from_raw(raw.unsqueeze(-2), self.n_components, family=self.family)
+        mixture = Mixture1d.from_raw(raw.unsqueeze(-2), SCALE_COMPONENTS, family=self.family)
         return mixture.log_mass(left, right)
 
     # -- one pass -----------------------------------------------------------------------------
