@@ -611,7 +611,6 @@ def memory_of_scores(rng):
     for method, fitted_rows, rows in (
         ("joint", 2000, len(x)),
         ("autoregressive", 1000, 70_000),  # with simple densities beside it
-        ("autoregressive", 6000, 140_000),
         ("autoregressive", 6000, len(x)),
     ):
         model = sn.EnergyDensity(max_steps=5, random_state=0, method=method)
