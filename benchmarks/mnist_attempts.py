@@ -56,7 +56,7 @@ ATTEMPTS: dict[str, dict[str, Any]] = {
     "wide encoder, taught": {
         "encoder_ngf": 64,
         "fit": _fit(30_000, weight_decay=0.2),
-        "teach": 40_000,
+        "teach": 30_000,
     },
     "wide encoder, taught for long": {
         "encoder_ngf": 64,
@@ -157,16 +157,15 @@ def attempt(given: tuple[str, Sequence[str], argparse.Namespace]) -> list[Row]:
     settings = Settings(options["recipe"], out, args.device, False, args.data_dir)
     quick = args.max_steps or 10**9
     few, n_prior_samples = (50, 2000) if args.max_steps else (FEW_ROWS, 200_000)
-    found = []
+    table = settings.table("mnist")
     for row in mnist.rows(options["recipe"]):
-        if row.model in models:
-            changed = row.changed(options["fit"]).at_most(args.max_steps)
-            sizes = (options["ngf"], options["energy_layers"])
-            job = mnist.Job(changed, 0, *sizes, {}, settings, tried)
-            steps_taught = min(options.get("teach", 0), quick)
-            new = run_row(job, steps_taught, n_prior_samples, few)
-            found.append({"attempt": name, **new, "commit": commit()})
-    return found
+        changed = row.changed(options["fit"]).at_most(args.max_steps)
+        sizes = (options["ngf"], options["energy_layers"])
+        job = mnist.Job(changed, 0, *sizes, {}, settings, tried)
+        if row.model in models and not table.has(**job.keys()):
+            new = run_row(job, min(options.get("teach", 0), quick), n_prior_samples, few)
+            table.add({"attempt": name, **new, "commit": commit()})
+    return [row for row in table.rows if row["model"] in models]
 
 
 def page(rows: list[Row]) -> str:
