@@ -327,8 +327,10 @@ def density() -> str:
         kind = flow.upper() + ", squashed" * (config == "asinh")
         difference = f"{closest['difference']:+.2f} ± {closest['se']:.2f}"
         better = f"{mean(chosen, 'test'):.2f} ({kind})"
-        body.append([name, f"{mean(chain, 'test'):.2f}", better, difference])
-    return markdown_table(["set", "chain", "better flow", "difference"], body)
+        table = mean(rows_of("density/continuous_cuda.json", set=name), "test")
+        body.append([name, f"{mean(chain, 'test'):.2f}", better, difference, f"{table:.2f}"])
+    header = ["set", "chain", "better flow", "difference", "`EnergyDensity()`"]
+    return markdown_table(header, body)
 
 
 def scaling() -> str:
