@@ -29,7 +29,8 @@ VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
 SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
 TRIED_ROWS, LINE_ROWS = 4000, 20_000  # of larger tables: to choose coordinates, to fit lines
 TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
-COMPLETED, ROUNDS = 4, 3  # copies of a small table whose gaps are drawn, and last runs on such
+# copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
+COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 3
 PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
 # to all rows), for the first of two runs, for closing figures; cells in one figure of consistency,
@@ -390,8 +391,9 @@ def _completed(
     itself, given what they have, are the rows of a step of EM; several copies of each, since what
     was drawn is not known.
     """
-    packed, weights = (each.repeat(COMPLETED, *[1] * (each.dim() - 1)) for each in whole)
-    coded = coded.repeat(COMPLETED, 1, 1)
+    copies = int(np.clip(COMPLETED_ROWS // len(coded), *COMPLETED))
+    packed, weights = (each.repeat(copies, *[1] * (each.dim() - 1)) for each in whole)
+    coded = coded.repeat(copies, 1, 1)
     seen = coded[..., :1] != GAP
     drawn = chain.eval().sample(len(packed), packed, seen[..., 0], within=True, seed=seed).cpu()
     drawn = columns.unpack(*drawn[..., :2].double().unbind(-1))
