@@ -182,14 +182,17 @@ def test_the_law_of_a_column_is_that_of_its_conditional(told):
             )
 
 
-def test_rows_that_are_complete_by_draws_are_not_masked():
+def test_cells_that_were_drawn_are_not_learned_and_their_rows_not_masked():
     parts, x = mixed(50)
     model = shaken(parts, x, masked=1.0, drop=0.0).train()
     packed, weights = model.columns.pack(x)[0], torch.ones(50, 2)
-    log_q = model.at_batch((packed, weights, torch.zeros(50, dtype=torch.bool)), 0)[1]
-    assert torch.equal(log_q, model.at_rows(packed, exact=False)[1])
-    masked = model.at_batch((packed, weights, torch.ones(50, dtype=torch.bool)), 0)[1]
-    assert not torch.equal(log_q, masked)
+    learned = torch.ones(50, 3, dtype=torch.bool)
+    learned[:, 1] = False
+    log_q = model.at_batch((packed, weights, learned), 0)[1]
+    whole = model.at_rows(packed, exact=False)[1]
+    assert torch.equal(log_q, whole * learned)
+    masked = model.at_batch((packed, weights, torch.ones_like(learned)), 0)[1]
+    assert not torch.equal(masked, whole)
 
 
 def test_lines_tell_what_a_normal_law_does_given_any_columns():

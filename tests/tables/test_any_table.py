@@ -161,13 +161,14 @@ def test_rows_are_completed_for_training_where_they_have_gaps_and_nowhere_else(d
     coded = torch.from_numpy(density.schema_.encode(frame)[0])
     chain, n = density.model_, len(frame)
     rows = chain.columns.pack(coded)[0], torch.ones(n, chain.n_orderings)
-    found, weights, masked = training._completed(chain, chain.columns, coded, rows, 0)
-    as_they_are, filled = found[masked], found[~masked]
+    found, weights, learned = training._completed(chain, chain.columns, coded, rows, 0)
+    as_they_are, filled = found.chunk(2)
     assert len(as_they_are) == len(filled) in range(2 * n, 8 * n + 1, n)
     assert len(weights) == 2 * len(filled)
     assert torch.equal(as_they_are[:n], rows[0])
     seen = rows[0][..., 0] != GAP
     assert not seen.all()
+    assert torch.equal(learned.chunk(2)[1][:n], seen)
     assert torch.equal(filled[:n][seen], rows[0][seen])
     assert bool((filled[..., 0] != GAP).all())
 

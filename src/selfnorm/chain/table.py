@@ -456,9 +456,11 @@ class TableChain(Chain):
             return None
         return torch.as_tensor(mask, dtype=torch.bool, device=self.device).expand(n, self.dim)
 
-    def start(self, x: Tensor, weights: Tensor | None = None, masked: Tensor | None = None) -> None:
+    def start(
+        self, x: Tensor, weights: Tensor | None = None, learned: Tensor | None = None
+    ) -> None:
         """Check packed rows; the columns were fitted before, or the rows could not be packed."""
-        del weights, masked
+        del weights, learned
         if not bool(torch.isfinite(self.check(x)).all()):
             raise DataError("packed rows hold NaN or infinity")
 
@@ -520,14 +522,20 @@ class TableChain(Chain):
         return y.index_copy(-1, self.cells, moved)
 
     def at_rows(
-        self, x: Tensor, given: Tensor | None = None, *, n_samples: int = 0, exact: bool = True
+        self,
+        x: Tensor,
+        given: Tensor | None = None,
+        learned: Tensor | None = None,
+        *,
+        n_samples: int = 0,
+        exact: bool = True,
     ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
         """As :meth:`AutoregressiveEBM.at_rows`, with ``log q (R, n, p)`` of all parts.
 
         ``-E`` and ``log_w`` ``(.., R, n, D)`` are those of the ``D`` parts with numbers, zero where
         a row has none there. With ``exact`` a point mass includes the cell at its place; without
         (in training) its probability is a lower bound. ``given`` may be that of the first rows
-        alone: then the others have none.
+        alone: then the others have none. Cells that are not ``learned`` count for nothing.
         """
         rows, stack = Rows.of(x), self.n_orderings
         of_first = given
@@ -535,6 +543,7 @@ class TableChain(Chain):
         told = self.told(rows, given)
         features = self.features(rows, of_first, told)
         asked = rows.seen if given is None else rows.seen & ~given
+        asked = asked if learned is None else asked & learned
         at = self.factors_of(features, told and (told.place, told.spread))
         is_number = (asked & (rows.code == self.rest_code))[:, self.numbers]
         active = is_number.expand(stack, -1, -1)
@@ -607,12 +616,13 @@ class TableChain(Chain):
         n_masked = round(self.masked * len(x)) if self.training else 0
         if n_masked:
             given, missing = self._random_masks(n_masked)
-            if len(batch) > 2:  # some rows are to be seen as they are
-                free = batch[2][:n_masked].unsqueeze(1)
+            if len(batch) > 2:  # rows with cells that are not to be learned are seen as they are
+                free = batch[2][:n_masked].all(-1, keepdim=True)
                 given, missing = given & free, missing & free
             code = x[..., 0].masked_fill(_padded(missing, len(x)), float(GAP))
             x = torch.cat([code.unsqueeze(-1), x[..., 1:]], -1)
-        return self.at_rows(x, given, n_samples=n_samples, exact=False)
+        learned = batch[2] if len(batch) > 2 else None
+        return self.at_rows(x, given, learned, n_samples=n_samples, exact=False)
 
     def weights_of(self, batch: tuple[Tensor, ...]) -> Tensor | None:
         """The second part of a batch, ``(n, R)``."""

@@ -224,7 +224,7 @@ class AutoregressiveTask(Task):
     log-likelihood of factor ``i`` relative to its proposal, which is held fixed in it. Discrete
     values are spread out afresh at every step (see :mod:`selfnorm.columns.columns`). A batch is
     ``(x,)`` or ``(x, condition)``; of a table ``(x,)`` or ``(x, weights)``, how much each row
-    counts for each order, ``(n, R)``, and after these which rows may be masked, ``(n,)``.
+    counts for each order, ``(n, R)``, and after these which cells are learned, ``(n, p)``.
 
     Args:
         objective: ``"snl"``, the only one.

@@ -385,11 +385,11 @@ def train_joint(
 def _completed(
     chain: TableChain, columns: CodedColumns, coded: Tensor, whole: tuple[Tensor, ...], seed: int
 ) -> tuple[Tensor, ...]:
-    """Training rows, as many whose gaps the chain has drawn, and which are to be masked further.
+    """Training rows, as many whose gaps the chain has drawn, and which of the cells to learn.
 
-    A chain that has seen gaps in most rows knows little of whole ones. Those that it completes
-    itself, given what they have, are the rows of a step of EM; several copies of each, since what
-    was drawn is not known.
+    A chain that has seen gaps in most rows knows little of whole ones. In those that it completes
+    itself, given what they have, cells are learned as they were seen, among cells that were drawn.
+    Were these learned too, as in a step of EM, it would know its own draws by heart.
     """
     copies = int(np.clip(COMPLETED_ROWS // len(coded), *COMPLETED))
     packed, weights = (each.repeat(copies, *[1] * (each.dim() - 1)) for each in whole)
@@ -398,8 +398,8 @@ def _completed(
     drawn = chain.eval().sample(len(packed), packed, seen[..., 0], within=True, seed=seed).cpu()
     drawn = columns.unpack(*drawn[..., :2].double().unbind(-1))
     filled = _packed(columns, torch.where(seen, coded, drawn), packed.dtype)
-    as_they_are = torch.arange(2 * len(packed)) < len(packed)
-    return torch.cat([packed, filled]), weights.repeat(2, 1), as_they_are
+    learned = torch.cat([torch.ones_like(seen), seen])[..., 0]
+    return torch.cat([packed, filled]), weights.repeat(2, 1), learned
 
 
 def best(models: Sequence[Any], histories: Sequence[History]) -> tuple[Any, History]:
