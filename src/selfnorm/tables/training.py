@@ -239,7 +239,7 @@ class _Runs:
         closing: _Closing, clock: Clock, checkpoint: Any,
         fill: Callable[..., tuple[Tensor, ...]] | None,
     ) -> None:  # fmt: skip
-        self.packed, self.split, self.fill = packed, split, fill
+        self.packed, self.split, self.fill, self.fill_seconds = packed, split, fill, 0.0
         self.options = options if len(split.judged) else options | {"patience": None}
         self.closing, self.clock, self.checkpoint = closing, clock, checkpoint
         self.counts = (weights / weights.mean()).float().unsqueeze(1)
@@ -274,7 +274,7 @@ class _Runs:
                 model.start_at_lines(packed[some], counted[some], beginning.first)
                 if self.fill is not None:  # as the lines foretell
                     of_lines = model.of_orders(range(beginning.first, model.n_orderings))
-                    shown = self.fill(of_lines, whole=data, seed=self.options["seed"])
+                    shown = self.filled(of_lines, data, 0)
             share = (FIRST_SHARE if split.n_folds > 1 else 1.0) / (len(models) - k)
             spared = self.closing.seconds + self.closing.judging
             how = TrainingOptions(
@@ -287,18 +287,25 @@ class _Runs:
                 break
         return histories
 
+    def filled(self, chain: TableChain, whole: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
+        """Rows as ``fill`` has them, where there are gaps and time for it; else as they are."""
+        if self.fill is None or self.clock.left < self.closing.seconds + 2 * self.fill_seconds:
+            return whole
+        began = self.clock.gone
+        shown = self.fill(chain, whole=whole, seed=self.options["seed"] + seed)
+        self.fill_seconds = self.clock.gone - began
+        return shown
+
     def last(self, chain: TableChain, history: History) -> tuple[str, int]:
         """All orders of the chain go on with all rows: why that stopped, the steps of all runs."""
         steps = max(1, (history.best_step or history.n_steps) // (2 if self.fill is None else 1))
         last = {"max_steps": steps, "lr": self.options["lr"] / 2, "schedule": "cosine"}
         last |= {"patience": None, "validate_every": None, "progress": False}
         counts = self.counts.expand(-1, chain.n_orderings).contiguous()
-        whole: tuple[Tensor, ...] = self.packed.float(), counts
-        shown = whole
+        whole = self.packed.float(), counts
         stopped, n_steps = history.stopped, history.n_steps
         for left in range(1 if self.fill is None else ROUNDS, 0, -1):
-            if self.fill is not None:
-                shown = self.fill(chain, whole=whole, seed=self.options["seed"] + left)
+            shown = self.filled(chain, whole, left)
             how = TrainingOptions(
                 **self.options | last | self.clock.run_for(1 / left, self.closing.seconds),
                 checkpoint=_beside(self.checkpoint, f"all{n_steps}"),  # where those steps ended
