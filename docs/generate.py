@@ -465,7 +465,8 @@ def others() -> str:
         ],
         [
             "[ablations](tables/ablations.md)",
-            "so far the objectives in the plane: NCE falls behind where samples are few",
+            "objectives, samples, orders, energy and learned b, each by itself; so far one seed of "
+            "chains, and SNL beside NCE alone there",
             "`python benchmarks/ablations.py`",
         ],
         [
