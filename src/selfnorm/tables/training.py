@@ -231,7 +231,7 @@ class _Runs:
     """The training runs of chains over packed rows, each with its share of the time.
 
     Small tables: a first run by folds, a last one of all rows. Others have the first alone. Those
-    with gaps are trained on what ``fill`` makes of them, in several last runs: the steps of an EM.
+    with gaps are trained on what ``fill`` makes of them, in several last runs.
     """
 
     def __init__(
