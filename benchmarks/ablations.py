@@ -27,8 +27,10 @@ from torch import Tensor
 
 import tabular
 from measuring import commit, need, synchronise, write
+from seeds import ChainSeeds, SeedsTask
+from selfnorm._context import seeded
 from selfnorm.chain.task import AutoregressiveTask
-from selfnorm.functional import importance_ml, nce, ranking_nce
+from selfnorm.functional import importance_ml, log_mean_exp, nce, ranking_nce, snl
 from selfnorm.paper.report import markdown_table
 from table_frames import in_processes
 
@@ -158,20 +160,23 @@ def train_plane(jobs: list[Row], device: str, max_steps: int | None) -> list[Row
 # -- the chain -----------------------------------------------------------------------------------
 
 
-class ChainTask(AutoregressiveTask):
-    """The training of a chain by another objective, factor by factor; without energy: ``None``."""
+class ChainTask(SeedsTask, AutoregressiveTask):
+    """The training of chains by another objective, factor by factor; without energy: ``None``.
 
-    def __init__(self, model: Any, objective: str | None, **options: Any) -> None:
+    The seeds of one choice are trained together.
+    """
+
+    def __init__(self, model: ChainSeeds, objective: str | None, **options: Any) -> None:
         super().__init__(model, **options)
         self.of_factors = objective
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Minus the log-likelihood of the proposals and the objective, a row."""
-        if self.of_factors == "snl":
-            return super().loss(batch)
+        """Minus the log-likelihood of the proposals and the objective, a row; summed over seeds."""
         at, log_q, f, log_w, _ = self.module.at_batch(batch, self.n_samples)
         if self.of_factors is None:
             value = 0.0 * f.sum()
+        elif self.of_factors == "snl":
+            value = snl(f, log_w, self.module.log_norm(at), reduction="none").sum(-1).mean()
         elif self.of_factors == "nce":
             value = nce(f, log_w, self.module.log_norm(at)) * f.shape[-1]
         elif self.of_factors == "ranking_nce":
@@ -179,16 +184,26 @@ class ChainTask(AutoregressiveTask):
         else:
             value = importance_ml(f, log_w, reduction="none").sum(-1).mean()
         loss = -(log_q.sum(-1).mean() + value)
-        return loss, {"objective": -loss.detach()}
+        return loss * self.module.n_seeds, {"objective": -loss.detach()}
 
-    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """As ever, but states are compared by sampled normalisers: two objectives train no b."""
-        found = super().validate(data)
-        return found | {"score": found["upper"]}
+    @torch.no_grad()
+    def scores_of(self, data: tuple[Tensor, ...]) -> Tensor:
+        """Held-out log-likelihood ``(S,)`` by sampled normalisers: two objectives train no b."""
+        total = torch.zeros(self.module.n_seeds, dtype=torch.float64, device=data[0].device)
+        with seeded(0, data[0].device):
+            for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
+                part = tuple(t[rows] for t in data)
+                _, log_q, f, log_w, log_det = self.module.at_batch(part, self.validation_samples)
+                upper = (log_q + f - log_mean_exp(log_w)).sum(-1) + log_det
+                each = upper.unflatten(0, (self.module.n_seeds, -1))
+                total += log_mean_exp(each, 1).double().sum(1)
+        return total / len(data[0])
 
 
-def chain_jobs(seeds: list[int]) -> list[Row]:
-    """Every run once: what several tables show is trained for the first."""
+def chain_groups(seeds: list[int]) -> Iterator[list[Row]]:
+    """Every run once, the seeds of a choice together: what several tables show is trained for the
+    first.
+    """
     choices: list[Row] = [
         {"objective": objective, "n_samples": n, "choice": f"{objective}, {n}"}
         for n in CHAIN_SAMPLES
@@ -197,39 +212,55 @@ def chain_jobs(seeds: list[int]) -> list[Row]:
     choices += [{"orderings": n, "choice": f"orders, {n}"} for n in ORDERS[1:]]
     alone = {"objective": None}
     choices += [alone | {"components": n, "choice": f"mixture alone, {n}"} for n in COMPONENTS]
-    return [
-        {"part": "chain", "dataset": name, "seed": seed} | choice
-        for seed in seeds
-        for name in CHAIN_SETS
-        for choice in choices
-    ]
+    for name in CHAIN_SETS:
+        for choice in choices:
+            yield [{"part": "chain", "dataset": name, "seed": seed} | choice for seed in seeds]
 
 
-def train_chain(job: Row, data: str, device: str, max_steps: int | None) -> Row:
-    """One chain on a real table."""
-    from selfnorm.chain import AutoregressiveEBM, row_bounds
+def train_chains(jobs: list[Row], data: str, device: str, max_steps: int | None) -> list[Row]:
+    """One choice of a chain on a real table, all seeds as one model."""
+    from selfnorm.chain import AutoregressiveEBM
     from selfnorm.training import TrainingOptions, run
 
     torch.set_num_threads(1)
+    job = jobs[0]
     table = tabular.load(job["dataset"], data)
-    torch.manual_seed(job["seed"])
-    changed = {k: job[k] for k in ("orderings", "components") if k in job}
-    model = AutoregressiveEBM(table.dim, **SIZES | changed).to(device)
+    sizes = SIZES | {k: job[k] for k in ("orderings", "components") if k in job}
+    chains = []
+    for each in jobs:
+        torch.manual_seed(each["seed"])
+        chains.append(AutoregressiveEBM(table.dim, **sizes).to(device))
+    model = ChainSeeds(chains, **sizes).to(device)
     objective = job.get("objective", "snl")
     task = ChainTask(model, objective, n_samples=job.get("n_samples", 8), polish_steps=100)
     loop = LOOP | ({} if max_steps is None else {"max_steps": max_steps})
+    loop |= {"batch_size": len(jobs) * loop["batch_size"], "seed": job["seed"]}
     synchronise(device)
     began = time.perf_counter()
     history = run(
         task,
         (table.train_values.to(device),),
         val_data=(table.val_values.to(device),),
-        options=TrainingOptions(**loop, seed=job["seed"]),
+        options=TrainingOptions(**loop),
     )
     synchronise(device)
-    seconds = time.perf_counter() - began
-    model.eval()
+    told = {"n_steps": history.n_steps, "stopped": history.stopped}
+    told |= {"seconds": round((time.perf_counter() - began) / len(jobs), 2)}
+    told["trained_together"] = len(jobs)
     test = table.test.to(device)[:4000]
+    found = []
+    for i, (each, chain) in enumerate(zip(jobs, model.split(), strict=True)):
+        scores = [at[i] for at in task.scores]
+        best = {"best_step": (1 + scores.index(max(scores))) * loop["validate_every"]}
+        keys = {k: each[k] for k in KEYS}
+        found.append(keys | judged_chain(chain.eval(), test, device) | best | told)
+    return found
+
+
+def judged_chain(model: Any, test: Tensor, device: str) -> Row:
+    """Exact log-likelihood, what other normalisers are off by and cost, bounds."""
+    from selfnorm.chain import row_bounds
+
     exact = model.log_prob(test, normalizer="quadrature", n_nodes=1024).double()
     found: Row = {"exact": float(exact.mean()), "ways": []}
     for nodes in (0, *NODES):  # 0: the learned b
@@ -247,14 +278,11 @@ def train_chain(job: Row, data: str, device: str, max_steps: int | None) -> Row:
     with torch.no_grad():
         at = model.at_rows(test)
     proposal = (at[1].sum(-1) + at[4]).double()
-    found |= {
-        "proposal": float(torch.logsumexp(proposal, 0).mean())
-        - float(torch.tensor(len(at[1])).log()),
+    return found | {
+        "proposal": float(log_mean_exp(proposal).mean()),
         "ess": float(figures["ess"].mean()),
         "learned_gap": float((figures["upper"] - figures["learned_lower"]).double().mean()),
     }
-    told = {"best_step": history.best_step, "n_steps": history.n_steps, "stopped": history.stopped}
-    return {k: job[k] for k in KEYS} | found | told | {"seconds": round(seconds, 2)}
 
 
 # -- pages ---------------------------------------------------------------------------------------
@@ -473,9 +501,10 @@ def main() -> None:
                 add(row)
     if "chain" in args.parts:
         how = (args.data, args.device, args.max_steps)
-        calls = [(job, *how) for job in missing(chain_jobs(args.seeds))]
-        for row in in_processes(train_chain, calls, args.jobs):
-            add(row)
+        left = map(missing, chain_groups(args.seeds))
+        for found in in_processes(train_chains, [(g, *how) for g in left if g], args.jobs):
+            for row in found:
+                add(row)
     print(path.with_suffix(".md").read_text())
 
 

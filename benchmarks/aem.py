@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
+from seeds import ChainSeeds, SeedsTask
 from selfnorm._context import seeded
 from selfnorm.chain import AutoregressiveEBM, Factors
 from selfnorm.chain.task import AutoregressiveTask
@@ -67,6 +68,8 @@ class EnergyMachine(AutoregressiveEBM):
         >>> model.set_scaling(x).log_prob(x, n_samples=10).shape
         torch.Size([50])
     """
+
+    n_seeds = 1
 
     def __init__(
         self,
@@ -140,22 +143,37 @@ class EnergyMachineTask(AutoregressiveTask):
         """Minus the log-likelihoods of the proposals and of the energies, a row."""
         _, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
         of_energy = (log_q.detach() + f - log_mean_exp(log_w)).sum(-1)
-        loss = -(log_q.sum(-1) + of_energy).mean()
+        loss = -(log_q.sum(-1) + of_energy).mean() * self.module.n_seeds
         return loss, {"log_prob": (of_energy + log_det).mean().detach()}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Held-out log-likelihood by samples that are the same every time."""
-        total = 0.0
-        with seeded(0, data[0].device), torch.no_grad():
+        return {"score": float(self.scores_of(data))}
+
+    @torch.no_grad()
+    def scores_of(self, data: tuple[Tensor, ...]) -> Tensor:
+        """Held-out log-likelihood of the machine, or of each of several ``(S,)``."""
+        total = torch.zeros(self.module.n_seeds, dtype=torch.float64, device=data[0].device)
+        with seeded(0, data[0].device):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 _, log_q, f, log_w, log_det = self.module.at_batch(
                     tuple(t[rows] for t in data), self.validation_samples
                 )
                 log_p = (log_q + f - log_mean_exp(log_w)).sum(-1) + log_det
-                total += float(log_mean_exp(log_p).double().sum())
-        return {"score": total / len(data[0])}
+                total += (
+                    log_mean_exp(log_p.unflatten(0, (self.module.n_seeds, -1)), 1).double().sum(1)
+                )
+        return total / len(data[0])
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """There is no ``b`` to fit."""
         del data
         return {}
+
+
+class EnergyMachineSeeds(ChainSeeds, EnergyMachine):
+    """Several machines, trained as one."""
+
+
+class EnergyMachineSeedsTask(SeedsTask, EnergyMachineTask):
+    """Their training, each as if it were alone."""

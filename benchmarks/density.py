@@ -12,7 +12,7 @@ of gradient-boosted trees between test rows and as many samples (0.5: indistingu
 
 Rows are written as they come; a second call with the same ``--out`` and ``--name`` adds what is
 missing. ``--runs`` names runs in the order wanted (``california/nsf`` or ``california/nsf/0``;
-``california/nsf/10x256/1+2`` trains two seeds of a flow in one run, see ``flow_seeds.py``).
+``california/nsf/10x256/1+2`` trains two seeds in one run, see ``seeds.py``).
 More than three runs at a time on one GPU slow each other down: steps are chains of small kernels.
 """
 
@@ -37,7 +37,7 @@ from selfnorm.errors import SelfnormError
 SETS = ("california", "magic.gamma", "mammography", "power", "shuttle", "bsds300")
 SMALL = ("california", "magic.gamma", "mammography")
 CLASSIC = ("gmm", "kde")
-FLOWS = ("nsf", "maf")
+TOGETHER = ("nsf", "maf", "aem")  # whose seeds may be trained in one run
 AEM_TASK = {"n_samples": 20, "validation_samples": 20}
 # what a run may end by: training and memory (RuntimeError), data, linear algebra, overflow, files
 FAILURES = (RuntimeError, ValueError, ArithmeticError, MemoryError, OSError, SelfnormError)
@@ -111,7 +111,7 @@ def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
                     continue  # nothing is random in a kernel density
                 if args.max_steps and job["method"] not in CLASSIC:
                     job["loop"] = {**job.get("loop", {}), "max_steps": args.max_steps}
-                if together and job["method"] in FLOWS:
+                if together and job["method"] in TOGETHER:
                     job["seeds"] = seeds
                 first = job | {"seed": seeds[0] if "seeds" in job else seed}
                 chosen.setdefault(name_of(first), first)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("zuko")
-from flow_seeds import FlowSeeds
 from flow_tails import SquashedFlow
+from seeds import FlowSeeds
 from selfnorm.distributions import Flow
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("zuko")
-from flow_seeds import FlowSeeds, FlowSeedsTask
+from seeds import FlowSeeds, FlowSeedsTask
 from selfnorm.distributions import Flow
 from selfnorm.training import TrainingOptions, run
 
