@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, hardtanh, silu
+from torch.nn.functional import hardtanh, silu
 
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows, moved
@@ -20,7 +20,7 @@ from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.distributions import Mixture1d
 from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, log_mean_exp
-from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
+from selfnorm.networks import ChainLinear, ResMADE, draw_orderings, thinned
 
 # Places (rows x columns x nodes x orderings) handled at once outside training. On a CPU few, which
 # stay in its cache: scores are quicker by a half than with 2**20, in 90 MiB rather than 1,080.
@@ -70,8 +70,8 @@ class FactorEnergy(nn.Module):
         self.norm_last = ChainLinear(stack, 2 * hidden, 1, zero=True)
 
     def features(self, y: Tensor, at: Factors) -> Tensor:
-        """Bounded features ``(*y.shape, F)`` of values relative to their proposals."""
-        u = (y - at.mean) * at.inverse_sd
+        """Bounded features ``(R, S, N, dim, F)`` of values relative to their proposals."""
+        u = (y.transpose(0, 1) - at.mean.unsqueeze(1)) * at.inverse_sd.unsqueeze(1)
         near = 6 * torch.sin(torch.atan(u / 6))  # linear in the middle, saturates at 6
         far = hardtanh(torch.asinh(u), -8.0, 8.0) / 2
         # a cosine is a sine a quarter later: one operation for both
@@ -81,7 +81,7 @@ class FactorEnergy(nn.Module):
 
     def forward(self, y: Tensor, at: Factors) -> Tensor:
         """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
-        values = self.features(y, at).transpose(0, 1).flatten(2, 3)  # (R, S, N * dim, F)
+        values = self.features(y, at).flatten(2, 3)  # (R, S, N * dim, F)
         h = self.from_value(values) + self.from_context(at.context.flatten(1, 2)).unsqueeze(1)
         for i in range(0, len(self.layers), 2):
             h = h + self.layers[i + 1](silu(self.layers[i](silu(h))))
@@ -233,7 +233,7 @@ class Chain(nn.Module, ABC):
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
         if line is not None:
             proposal = proposal.moved(*line)
-        context = dropout(context, self.context_drop, self.training)
+        context = thinned(context, self.context_drop, self.training)
         return self._described(proposal, self._seen_by_energies(proposal, features), context)
 
     def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,20 +82,49 @@ class ChainLinear(nn.Module):
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
             return linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
         if x.dim() == 3:
-            return _products(x, weight, bias)
+            return _Products.apply(x, weight, bias)
         if x.device.type == "cpu":  # long products are as good as many there
-            return _products(x.flatten(1, 2), weight, bias).unflatten(1, x.shape[1:3])
+            return _Products.apply(x.flatten(1, 2), weight, bias).unflatten(1, x.shape[1:3])
         chunks = x.shape[1]
         weight = weight.repeat_interleave(chunks, 0)
         bias = None if bias is None else bias.repeat_interleave(chunks, 0)
-        return _products(x.flatten(0, 1), weight, bias).unflatten(0, (-1, chunks))
+        return _Products.apply(x.flatten(0, 1), weight, bias).unflatten(0, (-1, chunks))
 
 
-def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x[r] weight[r]^T + bias[r]`` for every ``r``."""
-    if bias is None:
-        return torch.bmm(x, weight.transpose(1, 2))
-    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+class _Products(torch.autograd.Function):
+    """``x[r] weight[r]^T + bias[r]`` for every ``r``.
+
+    torch's own gradient of the weights comes transposed, and is copied twice before it is used.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        if bias is None:
+            return torch.bmm(x, weight.transpose(1, 2))
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight) if of_x else None,
+            torch.bmm(grad.transpose(1, 2), x) if of_weight else None,
+            grad.sum(1) if of_bias else None,
+        )
+
+
+def thinned(x: Tensor, drop: float, training: bool) -> Tensor:
+    """Dropout. On a CPU torch's own takes four times as long to draw what is dropped.
+
+    Example:
+        >>> thinned(torch.ones(3), 0.5, training=False)
+        tensor([1., 1., 1.])
+    """
+    if not training or drop == 0 or x.device.type != "cpu":
+        return dropout(x, drop, training)
+    return x * (torch.rand_like(x) >= drop).to(x).div_(1 - drop)
 
 
 class ResMADE(nn.Module):
@@ -196,6 +226,6 @@ class ResMADE(nn.Module):
         h = told(self.first(inputs), 0)
         for i in range(0, len(self.layers), 2):
             inner = told(self.layers[i](silu(h)), i // 2 + 1)
-            inner = dropout(silu(inner), self.drop, self.training)
+            inner = thinned(silu(inner), self.drop, self.training)
             h = h + self.layers[i + 1](inner)
         return silu(h)
