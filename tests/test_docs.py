@@ -1,6 +1,7 @@
 """Code of README, docs and notebooks runs, links lead somewhere, figures are those of results/."""
 
 import inspect
+import json
 import pkgutil
 import re
 import runpy
@@ -61,6 +62,19 @@ def test_every_public_name_is_in_the_reference():
 @pytest.mark.parametrize("name", public_names())
 def test_every_public_name_has_an_example(name):
     assert ">>>" in (inspect.getdoc(public_names()[name]) or "")
+
+
+def test_results_name_the_commit_they_are_of():
+    """Made at, brought by, or as many as runs that were joined; a list belongs to its neighbour."""
+    for path in sorted((ROOT / "results").rglob("*.json")):
+        content = json.loads(path.read_text())
+        if isinstance(content, dict):
+            of = content.get("made_by") or [content]
+            named = [run.get("commit") or run.get("recorded_in") or "" for run in of]
+            commits = [one for each in named for one in each.split(", ")]
+            named_well = re.compile(r"[0-9a-f]{7,40}(-dirty)?")  # dirty: code changed after it
+            unknown = [one for one in commits if not named_well.fullmatch(one)]
+            assert not unknown, f"{path.relative_to(ROOT)} is of {unknown}"
 
 
 def test_generated_pages_are_what_the_results_say():
