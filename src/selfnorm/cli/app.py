@@ -861,11 +861,17 @@ def _inputs(table: Table, names: list[str]) -> Any:
 
 
 def _about(table: Table, function: Any, *args: Any, **options: Any) -> Any:
-    """What a function says of a table; an error names the file and its lines."""
+    """What a function says of a table; errors and warnings name the file's lines."""
+    shown = warnings.showwarning
+    warnings.showwarning = lambda told, *where, **more: shown(
+        table.by_line(str(told)), *where, **more
+    )
     try:
         return function(*args, **options)
     except DataError as error:
         raise DataError(f"{table.source}: {table.by_line(str(error))}") from None
+    finally:
+        warnings.showwarning = shown
 
 
 def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:

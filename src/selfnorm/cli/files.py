@@ -332,6 +332,9 @@ def _problems_of(cells: dict[str, np.ndarray]) -> tuple[str, ...]:
 
 
 _COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
+_POINT = re.compile(r"\s*[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?\s*")
+_SYMBOL = re.compile(r"\s?[$€£¥₹%]\s?")  # of an amount or a share
+_SWAPPED = str.maketrans(".,", ",.")
 
 
 def _with_points(cells: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
@@ -344,7 +347,7 @@ def _with_points(cells: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
     ['1234.5', '', '2', '3,4x', '5']
     """
     seen = {name: [c for c in column if not _is_missing(c)] for name, column in cells.items()}
-    fitting = {name: [c for c in column if _COMMA.fullmatch(c)] for name, column in seen.items()}
+    fitting = {name: [c for c in column if _has_comma(c)] for name, column in seen.items()}
     commas = {
         name
         for name, column in fitting.items()
@@ -359,14 +362,31 @@ def _with_points(cells: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
         return None
     made = dict(cells)
     for name in commas:
-        made[name] = np.array(
-            [
-                cell.replace(".", "").replace(",", ".") if _COMMA.fullmatch(cell) else cell
-                for cell in cells[name]
-            ],
-            dtype=object,
-        )
+        made[name] = np.array([_with_point(cell) for cell in cells[name]], dtype=object)
     return made
+
+
+def _has_comma(cell: str) -> bool:
+    """Whether a cell is a number whose decimals follow a comma, or has none; with marks or not."""
+    return _COMMA.fullmatch(_SYMBOL.sub("", cell)) is not None
+
+
+def _with_point(cell: str) -> str:
+    if not _has_comma(cell):
+        return cell
+    if _SYMBOL.search(cell):  # an amount keeps what parts its thousands
+        return cell.translate(_SWAPPED)
+    return cell.replace(".", "").replace(",", ".")
+
+
+def _with_comma(cells: list[str]) -> list[str]:
+    """Amounts and shares as a file of decimal commas has them; other texts as they are."""
+    if not any(_SYMBOL.search(cell) for cell in cells):
+        return cells
+    fit = [_POINT.fullmatch(_SYMBOL.sub("", cell)) is not None for cell in cells]
+    if 2 * sum(fit) <= sum(not _is_missing(cell) for cell in cells):
+        return cells
+    return [c.translate(_SWAPPED) if ok else c for c, ok in zip(cells, fit, strict=True)]
 
 
 def _has_names(rows: list[list[str]], mark: str = ",") -> bool:
@@ -489,7 +509,7 @@ def _write_csv(table: Table, path: Path) -> None:
             columns = [
                 [cell.replace(".", decimal) for cell in cells]
                 if column.dtype.kind == "f"
-                else cells
+                else _with_comma(cells)
                 for cells, column in zip(columns, table.columns.values(), strict=True)
             ]
         writer.writerows(zip(*columns, strict=True))

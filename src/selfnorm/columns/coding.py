@@ -15,6 +15,7 @@ from selfnorm.columns.text import (
     interpreted,
     is_gap,
     numbers_from,
+    unmarked,
     without_gaps,
 )
 from selfnorm.errors import DataError
@@ -166,10 +167,12 @@ def check_numbers(name: Any, cells: Cells) -> None:
 # Another table's cells as those of the column
 
 
-def as_column(column: Column, cells: Cells, missing: Collection[str]) -> Cells:
-    """Cells as the column has them, whatever type they came in."""
+def as_column(
+    column: Column, cells: Cells, missing: Collection[str], surprises: list[str]
+) -> Cells:
+    """Cells as the column has them, whatever type they came in; gaps where that is a surprise."""
     if column.numeric:
-        cells = _as_numbers(column, cells)
+        cells = _as_numbers(column, cells, surprises)
         check_numbers(column.name, cells)
         return replace(cells, values=snap(cells.values, column.decimals))
     if column.resolution:
@@ -196,23 +199,26 @@ def as_column(column: Column, cells: Cells, missing: Collection[str]) -> Cells:
     return Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, cells.form)
 
 
-def _as_numbers(column: Column, cells: Cells) -> Cells:
+def _as_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
     if cells.kind == "date":
         raise DataError(f"column {column.name!r} holds numbers, but here dates")
     if cells.kind == "number":
         return cells
-    labels = [str(int(v) if isinstance(v, bool) else v) for v in cells.labels]
+    labels, _ = unmarked([str(int(v) if isinstance(v, bool) else v) for v in cells.labels])
     wrong = [
         k
         for k, text in enumerate(labels)
         if not is_gap(text) and numbers_from([text], names=True) is None
     ]
     if wrong:
-        row = int(np.isin(cells.values, wrong).argmax())
+        odd = np.isin(cells.values, wrong)
+        row = int(odd.argmax())
         text = labels[cells.values[row]][:40]
-        raise DataError(
-            f"column {column.name!r} holds numbers, but here text ({text!r} in row {row})"
-        )
+        told = f"column {column.name!r} holds numbers, but here text ({text!r} in row {row})"
+        if 2 * odd.sum() > (~cells.missing).sum():
+            raise DataError(told)
+        surprises.append(f"{told}: taken as gaps, {odd.sum()} of {len(odd)} cells")
+        labels = ["" if k in wrong else text for k, text in enumerate(labels)]
     numbers = numbers_from(labels, names=True)
     values = np.full(len(labels) + 1, np.nan)
     values[:-1] = np.nan if numbers is None else numbers

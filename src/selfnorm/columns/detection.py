@@ -32,7 +32,7 @@ from selfnorm.columns.coding import (
     tie_unit,
 )
 from selfnorm.columns.frames import Cells
-from selfnorm.columns.text import interpreted, numbers_from
+from selfnorm.columns.text import interpreted, numbers_from, unmarked
 from selfnorm.errors import DataError
 
 Support = tuple[float | None, float | None]
@@ -41,7 +41,6 @@ MASS_SHARE, MASS_ROWS = 0.002, 10
 MAX_ROWS = 20_000  # of which relations between columns are read off
 MAX_COLUMNS = 100
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d+")
-_MARKS = re.compile(r"[$€£%,' ]")
 IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
 
 
@@ -53,6 +52,7 @@ class Detection:
         parts: of the columns that are modelled.
         cells: of those columns, by index: text has been read as numbers and dates.
         notes: findings that a user should know of.
+        slips: cells that are taken as gaps, though they are none.
         problems: what makes the table unusable.
     """
 
@@ -63,6 +63,7 @@ class Detection:
         self.parts: list[Part] = []
         self.cells: dict[int, Cells] = {}
         self.notes: list[str] = []
+        self.slips: list[str] = []
         self.problems: list[str] = []
         self._contents: dict[Any, int] = {}
 
@@ -71,7 +72,11 @@ class Detection:
         if asked == "ignore":
             self.columns.append(Column(name, "ignored", form=cells.form))
             return
-        cells = interpreted(cells, self.missing, asked)
+        written, cells = cells, interpreted(cells, self.missing, asked)
+        if odd := cells.form.pop("odd", None):
+            self.slips.append(
+                f"{name!r} holds numbers but for {_in_rows(written, odd)}: taken as gaps"
+            )
         try:
             check_numbers(name, cells)
             _check_asked(name, cells, asked)
@@ -256,17 +261,20 @@ def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> 
 def _almost_numbers(cells: Cells) -> str:
     """What keeps texts from being numbers, where most of them look like such; else empty."""
     known = list(dict.fromkeys(cells.seen.tolist()))
-    texts = [str(cells.labels[k]).strip() for k in known]
+    texts, _ = unmarked([str(cells.labels[k]).strip() for k in known])
     odd = [k for k, text in zip(known, texts, strict=True) if numbers_from([text]) is None]
     if 2 * len(odd) < len(texts):
-        row_of = {k: int((cells.values == k).argmax()) for k in odd[:3]}
-        shown = ", ".join(f"{str(cells.labels[k])[:20]!r} in row {r}" for k, r in row_of.items())
-        return f", all numbers but for {len(odd)} ({shown}): empty these cells to have numbers"
+        return f", all numbers but for {_in_rows(cells, odd)}: empty these cells to have numbers"
     if all(_COMMA.fullmatch(text) for text in texts):
         return ", written with decimal commas: use points to have numbers"
-    if numbers_from([_MARKS.sub("", text) for text in texts]) is not None:
-        return f", written as {texts[0][:20]!r}: leave its marks out to have numbers"
     return ""
+
+
+def _in_rows(cells: Cells, labels: Sequence[int]) -> str:
+    """How many labels, the first of them, and where they stand."""
+    row_of = {k: int((cells.values == k).argmax()) for k in labels[:3]}
+    shown = ", ".join(f"{str(cells.labels[k])[:20]!r} in row {r}" for k, r in row_of.items())
+    return f"{len(labels)} ({shown})"
 
 
 def _resolution(local: np.ndarray) -> str:

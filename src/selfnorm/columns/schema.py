@@ -124,12 +124,11 @@ class Schema:
                 + f"; {SAY}"
             )
         aside = [repr(c.name) for c in found.columns if c.kind == "identifier"]
-        if aside:
-            warnings.warn(
-                f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}",
-                SelfnormWarning,
-                stacklevel=2,
-            )
+        told = (
+            [f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}"] if aside else []
+        )
+        for words in found.slips + told * bool(aside):
+            warnings.warn(words, SelfnormWarning, stacklevel=2)
         notes = found.notes + relations(found.columns, found.cells)
         return cls(found.columns, found.parts, kind, notes, gaps)
 
@@ -219,7 +218,7 @@ class Schema:
             if column.name not in cells or column.kind in ("identifier", "ignored"):
                 continue
             try:
-                given[j] = as_column(column, cells.pop(column.name), self.missing)
+                given[j] = as_column(column, cells.pop(column.name), self.missing, surprises)
             except DataError as error:
                 problems.append(str(error))
                 continue

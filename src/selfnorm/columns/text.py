@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +16,14 @@ from selfnorm.columns.frames import Cells
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf|infinity)", re.IGNORECASE)
+# an amount or a share as people write it: -$1,250.50, 12 %
+_MARKED = re.compile(
+    r"([+-]?)([$€£¥₹]?\s?)([+-]?)(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(\s?[%$€£¥₹]?)"
+)
 _DATES = ("YYYY-MM-DD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY")
 _TIMES = ("", "{}hh:mm", "{}hh:mm:ss")
 _FIELDS = "YMDhms"
+SLIPS, FEWEST_NUMBERS = 0.005, 20  # share of cells that are no numbers, beside so many that are
 
 
 def is_gap(text: object, missing: Collection[str] = MISSING) -> bool:
@@ -53,6 +60,49 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
         elif not is_gap(text):
             return None
     return None if np.isnan(numbers).all() else numbers
+
+
+def unmarked(texts: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Numbers without their marks, and these, where all have the same; else texts as they are.
+
+    What is no number stays as it is. Whether 1,250 alone is a thousand cannot be told.
+
+    Example:
+        >>> unmarked(["-$1,250.50", "$20.00", "none"])
+        (['-1250.50', '20.00', 'none'], {'marks': ['$', ''], 'grouped': True})
+        >>> unmarked(["1,250", "2,500"])
+        (['1,250', '2,500'], {})
+    """
+    found = [_MARKED.fullmatch(text.strip()) for text in texts]
+    numbers = [match[4] for match in found if match]
+    grouped = any("," in number for number in numbers)
+    marks = [(match[2], match[5]) for match in found if match]
+    alike = len({(before.strip(), after.strip()) for before, after in marks}) == 1
+    if not alike or all(re.fullmatch(r"\d{1,3},\d{3}", number) for number in numbers):
+        return list(texts), {}
+    plain = [
+        match[1] + match[3] + match[4].replace(",", "") if match else text
+        for match, text in zip(found, texts, strict=True)
+    ]
+    usual = Counter(marks).most_common(1)[0][0]
+    return plain, {"marks": list(usual), "grouped": grouped}
+
+
+def marked(number: str, form: dict[str, Any]) -> str:
+    """A number as text with the marks of its column.
+
+    Example:
+        >>> marked("-1250.50", {"marks": ["$", ""], "grouped": True})
+        '-$1,250.50'
+    """
+    if "marks" not in form:
+        return number
+    sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
+    whole, point, decimals = digits.partition(".")
+    if form["grouped"] and whole.isdigit():
+        whole = f"{int(whole):,}"
+    before, after = form["marks"]
+    return f"{sign}{before}{whole}{point}{decimals}{after}"
 
 
 def text_decimals(texts: Sequence[str]) -> int | None:
@@ -258,13 +308,35 @@ def interpreted(cells: Cells, missing: Collection[str], asked: str | None = None
         return cells
     if asked == "category" or cells.declared:
         return without_gaps(cells, missing)
-    numbers = numbers_from(texts, names=asked in ("continuous", "cells"))
+    numbers = _as_numbers(cells, asked in ("continuous", "cells"))
     if numbers is not None:
-        cells = without_gaps(cells, MISSING)
-        form = cells.form | {"text": True, "text_decimals": text_decimals(texts)}
-        return Cells("number", np.append(numbers, np.nan)[cells.values], cells.missing, [], form)
+        return numbers
     template = date_template([t for t in texts if not is_gap(t)])
     return without_gaps(cells, missing) if template is None else as_dates(cells, template)
+
+
+def _as_numbers(cells: Cells, names: bool) -> Cells | None:
+    """Texts as numbers, without their marks; ``None`` if they are something else.
+
+    A few cells that are none among many numbers are slips of a pen: gaps, told as ``form["odd"]``.
+    """
+    texts: list[str] = cells.labels
+    marks: dict[str, Any] = {}
+    numbers, odd = numbers_from(texts, names=names), []
+    if numbers is None:
+        texts, marks = unmarked(texts)
+        odd = [k for k, t in enumerate(texts) if not is_gap(t) and not _NUMBER.fullmatch(t.strip())]
+        rows = int(np.isin(cells.values, odd).sum())
+        if rows > max(1, SLIPS * len(cells)) or (odd and len(texts) - len(odd) < FEWEST_NUMBERS):
+            return None
+        numbers = numbers_from(["" if k in odd else t for k, t in enumerate(texts)], names=names)
+    if numbers is None:
+        return None
+    cells = without_gaps(cells, MISSING)
+    decimals = text_decimals([t for k, t in enumerate(texts) if k not in odd])
+    form = cells.form | {"text": True, "text_decimals": decimals} | marks
+    values = np.append(numbers, np.nan)[cells.values]
+    return Cells("number", values, np.isnan(values), [], form | ({"odd": odd} if odd else {}))
 
 
 def as_dates(cells: Cells, template: str) -> Cells:
@@ -317,6 +389,7 @@ def as_written(cells: Cells) -> Cells:
         distinct, places = np.unique(cells.values, return_inverse=True)
         if "text" in form:
             labels = numbers_as_text(np.nan_to_num(distinct), form["text_decimals"])
+            labels = [marked(label, form) for label in labels]
         else:
             labels = dates_as_text(distinct, form["template"])
         cells = Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, form)
