@@ -171,6 +171,7 @@ class Outcome:
         return self.path.with_name(self.path.name + ".npz")
 
     def add(self, row: dict[str, Any], log_prob: np.ndarray | None) -> None:
+        row["commit"] = self.made_by["commit"]
         self.rows.append(row)
         if log_prob is not None:
             self.arrays[name_of(row)] = log_prob

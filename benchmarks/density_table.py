@@ -42,16 +42,17 @@ def read(paths: list[Path]) -> tuple[list[Row], dict[str, np.ndarray], dict[str,
     for path in paths:
         content = json.loads(path.read_text())
         beside = {"concurrent_runs": content.get("concurrent_runs")}
+        beside |= {k: content[k] for k in ("commit", "recorded_in") if k in content}
         rows |= {name_of(r): beside | r for r in content["rows"] if "error" not in r}
         head.setdefault("versions", content["versions"])
         head.setdefault("hardware", content["hardware"])
-        if "commit" in content:
-            head.setdefault("commit", content["commit"])
         command = content["command"]
         head.setdefault("command", []).extend([command] if isinstance(command, str) else command)
         if path.with_suffix(".npz").exists():
             with np.load(path.with_suffix(".npz")) as file:
                 arrays |= {name: file[name] for name in file}
+    of = (row.get("commit", row.get("recorded_in")) for row in rows.values())
+    head["commit"] = ", ".join(sorted({commit for commit in of if commit}))
     return list(rows.values()), arrays, head
 
 
