@@ -449,6 +449,39 @@ def density() -> str:
     return markdown_table(header, body)
 
 
+def aem() -> str:
+    """The chain beside energy machines normalised by samples; ± standard error over seeds."""
+    body = []
+    for name in against_flows():
+        ours = rows_of("aem/density.json", dataset=name, method="selfnorm")
+        configurations: dict[str, list[Row]] = {}
+        for row in rows_of("aem/density.json", dataset=name, method="aem"):
+            configurations.setdefault(row["config"], []).append(row)
+        if not ours or not configurations:
+            continue
+        config = max(configurations, key=lambda c: mean(configurations[c], "val"))
+        theirs = configurations[config]
+        difference = f"{mean(ours, 'test') - mean(theirs, 'test'):+.2f}"
+        groups = [[r["test"] for r in rows] for rows in (ours, theirs)]
+        if min(map(len, groups)) > 1:
+            error = sum(statistics.variance(g) / len(g) for g in groups) ** 0.5
+            difference += f" ± {error:.2f}"
+        one_pass = [way for r in ours for way in r.get("log_prob_by", [])]
+        sampled = [way for r in theirs for way in r.get("log_prob_by", [])]
+        sampled = [way for way in sampled if not way["stratified"]]
+        cost = ["–"] * 3
+        if one_pass and sampled:
+            most = max(way["n_samples"] for way in sampled)
+            by_most = [way for way in sampled if way["n_samples"] == most]
+            slower = mean(by_most, "us_a_row") / mean(one_pass, "us_a_row")
+            cost = [f"{mean(w, 'rms'):.2f}" for w in (one_pass, by_most)] + [f"{slower:.0f}"]
+        scores = [f"{mean(rows, 'test'):.2f} ({len(rows)})" for rows in (ours, theirs)]
+        body.append([name, *scores, config, difference, *cost])
+    header = ["set", "chain (seeds)", "energy machine", "sizes", "difference"]
+    errors = ["error of `log_prob` by `b`", "by 2,000 samples", "which take, times as long"]
+    return markdown_table([*header, *errors], body)
+
+
 def scaling() -> str:
     """Cost against the number of columns, on a GPU."""
     columns = {
@@ -692,6 +725,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "vae_spikes": vae_spikes,
     "headlines": headlines,
     "density": density,
+    "aem": aem,
     "scaling": scaling,
     "scale": scale,
     "anomaly": anomaly,
