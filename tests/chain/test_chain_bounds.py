@@ -81,7 +81,9 @@ def test_mass_that_only_the_b_of_a_factor_knows_of_is_a_reason():
 
     def spiked(y, at):
         """30 % of the second factor in a spike that no sample, node or row hits; b includes it."""
-        spike = torch.distributions.Normal(0.3, 1e-6).log_prob(y) - at.proposal.log_prob(y)
+        u = (y - at.mean) * at.inverse_sd  # a quadrature is in these units
+        spike = torch.distributions.Normal(0.2347, 1e-6).log_prob(u) + at.inverse_sd.log()
+        spike = spike - at.proposal.log_prob(y)
         both = torch.logaddexp(math.log(0.7) + plain(y, at), math.log(0.3) + spike + LOG_Z)
         return torch.where(torch.arange(DIM) == 1, both, plain(y, at))
 

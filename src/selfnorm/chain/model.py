@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,10 @@ from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.networks import ChainLinear, ResMADE, draw_orderings, thinned
 
-# Places (rows x columns x nodes x orderings) handled at once outside training. On a CPU few, which
-# stay in its cache: scores are quicker by a half than with 2**20, in 90 MiB rather than 1,080.
+# Places (rows x columns x nodes x orderings) handled at once outside training, and in a quadrature.
+# On a CPU few, which stay in its cache: scores are quicker by a half than with 2**20.
 PLACES_AT_ONCE = {"cpu": 2**16, "cuda": 2**21}
+NODES_AT_ONCE = {"cpu": 2**15, "cuda": 2**21}
 
 # A mixture component may start this narrow, in units of its column's scale: the step of the finest
 # grid that counts as one, a tenth of the interval that a repeated value stands for.
@@ -41,6 +43,27 @@ class Factors(NamedTuple):
     inverse_sd: Tensor
     active: Tensor | None = None  # (R, N, dim) of bool: where a row has a number; None: everywhere
 
+    def rows(self, which: Tensor | slice) -> Factors:
+        """Those of some of the rows."""
+        return Factors(
+            self.proposal.rows(which), self.context[:, which], self.mean[:, which],
+            self.inverse_sd[:, which], None if self.active is None else self.active[:, which],
+        )  # fmt: skip
+
+    def columns(self, which: Tensor | slice) -> Factors:
+        """Those of some of the columns."""
+        return Factors(
+            self.proposal.columns(which), self.context[:, :, which], self.mean[..., which],
+            self.inverse_sd[..., which], None if self.active is None else self.active[..., which],
+        )  # fmt: skip
+
+    def standardised(self) -> Factors:
+        """The same in single precision, where the energies have their zero and their unit."""
+        shift = -self.mean * self.inverse_sd
+        proposal = self.proposal.moved(shift, self.inverse_sd).to(torch.float32)
+        zero = torch.zeros_like(shift, dtype=torch.float32)
+        return Factors(proposal, self.context.float(), zero, zero + 1, self.active)
+
 
 class FactorEnergy(nn.Module):
     r"""``-E(y, c)`` of one factor, for all factors at once, and ``b(c)``.
@@ -56,7 +79,7 @@ class FactorEnergy(nn.Module):
     def __init__(self, stack: int, context: int, hidden: int, blocks: int) -> None:
         super().__init__()
         self.register_buffer("frequencies", torch.logspace(-0.4, 1.5, N_FREQUENCIES))
-        quarter = torch.tensor([[0.0], [math.pi / 2]])
+        quarter = torch.tensor([0.0, math.pi / 2]).repeat_interleave(N_FREQUENCIES)
         self.register_buffer("phases", quarter, persistent=False)
         n_features = 2 + 2 * N_FREQUENCIES
         self.from_context = ChainLinear(stack, context, hidden)
@@ -74,10 +97,14 @@ class FactorEnergy(nn.Module):
         u = (y.transpose(0, 1) - at.mean.unsqueeze(1)) * at.inverse_sd.unsqueeze(1)
         near = 6 * torch.sin(torch.atan(u / 6))  # linear in the middle, saturates at 6
         far = hardtanh(torch.asinh(u), -8.0, 8.0) / 2
-        # a cosine is a sine a quarter later: one operation for both
-        near, far = near.unsqueeze(-1), far.unsqueeze(-1)
-        waves = torch.sin(torch.addcmul(self.phases, near.unsqueeze(-1), self.frequencies))
-        return torch.cat([near, far, waves.flatten(-2)], -1)
+        # a cosine is a sine a quarter later: one product for both
+        waves = torch.sin(
+            torch.addmm(
+                self.phases.to(u), near.reshape(-1, 1), self.frequencies.to(u).repeat(2)[None]
+            )
+        )
+        seen = near.unsqueeze(-1), far.unsqueeze(-1), waves.unflatten(0, u.shape)
+        return torch.cat(seen, -1)
 
     def forward(self, y: Tensor, at: Factors) -> Tensor:
         """``-E`` at values ``y`` ``(S, R, N, dim)`` of the factors ``at``, same shape."""
@@ -275,9 +302,25 @@ class Chain(nn.Module, ABC):
             yield slice(start, start + size)
 
     def quadrature(self, at: Factors, n_nodes: int = 2048) -> Tensor:
-        """``log Z_i`` ``(R, N, dim)`` of the factors by a deterministic rule."""
-        y, log_weight = at.proposal.nodes(n_nodes, self.rounded if self.has_cells else None)
-        return torch.logsumexp(log_weight + self.tilt(y, at), 0)
+        """``log Z_i`` ``(R, N, dim)`` of the factors by a deterministic rule.
+
+        In single precision, relative to the proposals: right to some 1e-6, in half the time.
+        """
+        log_z, at_once = torch.empty_like(at.mean), NODES_AT_ONCE.get(at.mean.device.type, 2**15)
+        size = max(1, at_once // max(1, n_nodes * log_z.shape[0] * log_z.shape[2]))
+        for start in range(0, log_z.shape[1], size):
+            rows = slice(start, start + size)
+            part = at.rows(rows)
+            unit = part.standardised()
+            rounded = functools.partial(self._rounded_in_units, part) if self.has_cells else None
+            y, log_weight = unit.proposal.nodes(n_nodes, rounded)
+            log_z[:, rows] = torch.logsumexp(log_weight + self.tilt(y, unit), 0).to(log_z)
+        return log_z
+
+    def _rounded_in_units(self, at: Factors, y: Tensor, shift: float) -> Tensor:
+        """:meth:`rounded` of values in the units of the energies."""
+        moved = self.rounded(at.mean + y.to(at.mean) / at.inverse_sd, shift)
+        return ((moved - at.mean) * at.inverse_sd).to(y)
 
     def fit_log_norm(self, data: tuple[Tensor, ...], steps: int) -> dict[str, float]:
         """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""

@@ -592,10 +592,7 @@ class TableChain(Chain):
         here = at_mass.expand_as(log_q)
         of_numbers = here[..., self.numbers]
         some = of_numbers[0].any(-1).nonzero().flatten()  # rows
-        part = Factors(
-            at.proposal.rows(some), at.context[:, some], at.mean[:, some], at.inverse_sd[:, some],
-            of_numbers[:, some],
-        )  # fmt: skip
+        part = at.rows(some)._replace(active=of_numbers[:, some])
         f = self.tilt(rows.z[some][:, self.numbers].expand(1, self.n_orderings, -1, -1), part)[0]
         log_cell = log_number.new_full(log_number.shape, -torch.inf)
         log_cell[:, some] = log_number[:, some] + f - self.quadrature(part, N_NODES)
@@ -675,7 +672,7 @@ class TableChain(Chain):
         x = self.check(x)
         mask = self.given(given, len(x))
         log_p = x.new_empty(len(x))  # at once: small pieces between large ones would split the heap
-        for rows in self.chunks(len(x), n_nodes if normalizer == "quadrature" else 4, chunk_size):
+        for rows in self.chunks(len(x), 4, chunk_size):
             at, log_q, f, _, _ = self.at_rows(x[rows], None if mask is None else mask[rows])
             log_z = self.log_norm(at) if normalizer == "learned" else self.quadrature(at, n_nodes)
             log_p[rows] = log_mean_exp(log_q.sum(-1) + (f - log_z).sum(-1))
@@ -696,12 +693,8 @@ class TableChain(Chain):
             none = x.new_zeros(0, len(x))
             return ColumnLaw(log_codes, none, none, none, none.sum(0))
         place = numbers.index(part)
-        every = self.factors_of(features, told and (told.place, told.spread))
         column = slice(place, place + 1)
-        at = Factors(
-            every.proposal.columns(column), every.context[:, :, column],
-            every.mean[..., column], every.inverse_sd[..., column],
-        )  # fmt: skip
+        at = self.factors_of(features, told and (told.place, told.spread)).columns(column)
         which = self.numbers[column]
         cells = float(self.columns.step[part]) > 0
 

@@ -228,6 +228,10 @@ class Mixture1d:
         """The distributions at some places of the last dimension but one of the batch."""
         return self._picked(lambda t: t[..., which, :, :])
 
+    def to(self, dtype: torch.dtype) -> Mixture1d:
+        """The same in another precision."""
+        return self._picked(lambda t: t.to(dtype))
+
     def _picked(self, pick: Callable[[Tensor], Tensor]) -> Mixture1d:
         return Mixture1d(pick(self.log_pi), pick(self.loc), pick(self.log_scale), self.family)
 
@@ -316,11 +320,14 @@ class Mixture1d:
 
     def cdf(self, y: Tensor) -> Tensor:
         """``P(Y <= y)``, ``y`` of shape ``(..., *batch)``."""
-        e = (y.unsqueeze(-1) - self.loc) * torch.exp(-self.log_scale)
-        body, tail = e[..., :-1], e[..., -1:]
-        below = torch.special.ndtr(body) if self.family == "gaussian" else torch.sigmoid(body)
-        heavy = 0.5 + 0.5 * tail * torch.rsqrt(2 + tail.square())
-        return (self.log_pi.exp() * torch.cat([below, heavy], -1)).sum(-1)
+        parts = (t.unbind(-1) for t in (self.log_pi.exp(), self.loc, torch.exp(-self.log_scale)))
+        *body, (share, loc, unit) = zip(*parts, strict=True)
+        e = (y - loc) * unit
+        total = share * (0.5 + 0.5 * e * torch.rsqrt(2 + e.square()))
+        below = torch.special.ndtr if self.family == "gaussian" else torch.sigmoid
+        for share, loc, unit in body:  # one by one they stay in a processor's cache
+            total = torch.addcmul(total, share, below((y - loc) * unit))
+        return total
 
     def nodes(
         self, n: int, rounded: Callable[[Tensor, float], Tensor] | None = None
@@ -335,19 +342,17 @@ class Mixture1d:
         (``shift=0.5``) where there are cells: nodes are then centres, and the sum is exact as soon
         as there are more nodes than cells that matter.
         """
-        levels = torch.linspace(-14, 14, 15, dtype=self.loc.dtype, device=self.loc.device)
+        options: Any = {"dtype": self.loc.dtype, "device": self.loc.device}
         k = self.loc.shape[-1]
         is_tail = torch.arange(k, device=self.loc.device) == k - 1
-        v = torch.sigmoid(levels).clamp(_EPS, 1 - _EPS).unsqueeze(-1).expand(-1, k)
-        e = self._quantile(v, is_tail.expand(15, k))
-        places = (1,) * (self.loc.dim() - 1)
-        anchors = self.loc + self.log_scale.exp() * e.view(15, *places, k)
-        anchors = anchors.movedim(-1, 0).flatten(0, 1).sort(0).values  # (15 (K+1), *batch)
-        mass = self.cdf(anchors)
+        v = torch.sigmoid(torch.linspace(-14, 14, 15, **options)).clamp(_EPS, 1 - _EPS)
+        e = self._quantile(v.unsqueeze(-1).expand(-1, k), is_tail.expand(15, k))
+        each = self._picked(lambda t: t.unsqueeze(-2))
+        anchors = (each.loc + each.log_scale.exp() * e).flatten(-2).sort(-1).values
         s = torch.linspace(0, 1, 2 * n + 1, dtype=torch.float64, device=self.loc.device)
         u = (s * s * (3 - 2 * s)).to(self.loc.dtype)
         u = u.expand(*self.loc.shape[:-1], -1)
-        cuts = interpolate(u, mass.movedim(0, -1), anchors.movedim(0, -1)).movedim(-1, 0)
+        cuts = interpolate(u, each.cdf(anchors), anchors).movedim(-1, 0).contiguous()
         nodes, edges = cuts[1::2], cuts[2:-1:2]
         if rounded is not None:
             edges = rounded(edges, 0.5)

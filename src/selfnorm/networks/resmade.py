@@ -74,9 +74,9 @@ class ChainLinear(nn.Module):
         return self.weight if self.mask is None else self.weight * self.mask
 
     def forward(self, x: Tensor, *, fixed: bool = False) -> Tensor:
-        """Apply map ``r`` to ``x[r]``; ``fixed`` weights take no gradient, the input does."""
-        weight: Tensor = self.effective_weight()
-        bias: Tensor | None = self.bias
+        """Apply map ``r`` to ``x[r]``, in its precision; ``fixed`` weights take no gradient."""
+        weight: Tensor = self.effective_weight().to(x)
+        bias: Tensor | None = None if self.bias is None else self.bias.to(x)
         if fixed:
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
