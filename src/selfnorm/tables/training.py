@@ -133,7 +133,7 @@ def train_law(
         stopped, n_steps = runs.last(chain, history)
     if stopped == "interrupted":
         history = replace(history, stopped="interrupted")
-    # float64 from here on: a row's score must not depend on the rows it is scored with
+    # float64 from here on, but for normalisers: a score hardly depends on the rows beside it
     chain = chain.cpu().double().eval()
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
     law = TableLaw(
