@@ -107,9 +107,11 @@ def train_law(
     simple = _scores_of_simple(rows, parts, split.folds, with_gaps == 0, seed, clock)
     simple_seconds = clock.gone - began
     beginning = _Beginning.of(rows, parts, split, simple, with_gaps, seed, clock)
-    columns = members.columns_of(parts, rows.coded[split.train], straight=beginning.straight)
     if beginning.lines:
         sizes |= {"lines": True, "conditioned": with_gaps > 0}
+    if beginning.lines and beginning.first:
+        beginning = replace(beginning, straight=_straight(rows, parts, split, beginning, sizes))
+    columns = members.columns_of(parts, rows.coded[split.train], straight=beginning.straight)
     with seeded(seed):
         models = [
             TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
@@ -526,6 +528,27 @@ def _judge(
             if not go_on():
                 break
     return found
+
+
+def _straight(
+    rows: Rows, parts: Sequence[Part], split: _Split, beginning: _Beginning, sizes: dict[str, Any]
+) -> bool:
+    """Whether chains begin at lines in columns as they are, or in their normal scores.
+
+    Rows with gaps and categories: no simple density is fitted to such. Some of each fold tell, by
+    the lines themselves; columns stay as they are unless clearly more rows are likelier otherwise.
+    """
+    scores = []
+    for straight in (True, False):
+        columns = members.columns_of(parts, rows.coded, straight=straight)
+        with seeded(0):  # the caller's random stream stays where it is
+            chain = TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
+        counted = rows.weights.unsqueeze(1) * (split.folds.unsqueeze(1) != split.order_fold)
+        packed = _packed(columns, rows.coded, torch.float64)
+        chain.start_at_lines(packed, counted, beginning.first)
+        scores.append(_judge(chain, rows.coded, parts, split, columns, straight, lambda: False))
+    gain = (scores[0] - scores[1])[np.isfinite(scores[0])]
+    return bool((gain > 0).mean() > 0.5 - 1 / math.sqrt(max(1, len(gain))))
 
 
 def _mix(
