@@ -42,6 +42,7 @@ class Factors(NamedTuple):
     mean: Tensor  # (R, N, dim), where the energy has its zero and its unit
     inverse_sd: Tensor
     active: Tensor | None = None  # (R, N, dim) of bool: where a row has a number; None: everywhere
+    log_z: Tensor | None = None  # (R, N, dim) where it was asked for already, else None
 
     def rows(self, which: Tensor | slice) -> Factors:
         """Those of some of the rows."""

@@ -556,7 +556,11 @@ class TableChain(Chain):
         log_q = log_q.index_copy(-1, self.finite, log_code)
         at_mass = self.shared & asked & (rows.code < self.columns.n_values)
         if exact and bool(at_mass.any()):
-            log_q = log_q + self._cells_at_masses(rows, at_mass, at, log_q, log_codes, log_number)
+            every = at._replace(active=active | at_mass[:, self.numbers])
+            log_z = self.quadrature(every)
+            at = at._replace(log_z=log_z.where(active, 0.0))
+            log_cell = log_number + self.tilt(rows.z[None, None, :, self.numbers], every)[0] - log_z
+            log_q = log_q + self._cells_at_masses(at_mass, log_q, log_codes, log_cell)
         log_q = log_q.index_add(-1, self.numbers, log_number.where(active, 0.0))
         log_q = log_q.where(asked, 0.0)
         never = rows.unseen if given is None else rows.unseen & ~given
@@ -580,28 +584,22 @@ class TableChain(Chain):
         return out.index_copy(-1, cells, mass).index_copy(-1, others, density)
 
     def _cells_at_masses(
-        self,
-        rows: Rows,
-        at_mass: Tensor,
-        at: Factors,
-        log_q: Tensor,
-        log_codes: Tensor,
-        log_number: Tensor,
+        self, at_mass: Tensor, log_q: Tensor, log_codes: Tensor, log_cell: Tensor
     ) -> Tensor:
-        """What the cell of numbers at the place of a point mass adds to its log-probability."""
+        """What cells of numbers ``(R, n, D)`` add to the log-probability of a point mass there."""
         here = at_mass.expand_as(log_q)
-        of_numbers = here[..., self.numbers]
-        some = of_numbers[0].any(-1).nonzero().flatten()  # rows
-        part = at.rows(some)._replace(active=of_numbers[:, some])
-        f = self.tilt(rows.z[some][:, self.numbers].expand(1, self.n_orderings, -1, -1), part)[0]
-        log_cell = log_number.new_full(log_number.shape, -torch.inf)
-        log_cell[:, some] = log_number[:, some] + f - self.quadrature(part, N_NODES)
         log_rest = torch.zeros_like(log_q)
         last = self.rest_code[self.finite].expand(*log_codes.shape[:2], -1).unsqueeze(-1)
         last = last.clamp_max(log_codes.shape[-1] - 1)
         log_rest = log_rest.index_copy(-1, self.finite, log_codes.gather(-1, last).squeeze(-1))
         both = torch.full_like(log_q, -torch.inf).index_copy(-1, self.numbers, log_cell)
         return torch.nn.functional.softplus(both + log_rest - log_q).where(here, 0.0)
+
+    def quadrature(self, at: Factors, n_nodes: int = N_NODES) -> Tensor:
+        """As :meth:`Chain.quadrature`; not once more where it is known."""
+        if at.log_z is not None and n_nodes == N_NODES:
+            return at.log_z
+        return super().quadrature(at, n_nodes)
 
     def at_batch(
         self, batch: tuple[Tensor, ...], n_samples: int
