@@ -304,7 +304,8 @@ def score(
             raise DataError("--explain is for densities; this model predicts a target")
     else:
         added["log_density"] = _about(table, found.estimator.score_samples, X)
-        added["outlier"] = (found.estimator.decision_function(X) < 0).astype(np.float64)
+        inside = _about(table, found.estimator.decision_function, X)
+        added["outlier"] = (inside < 0).astype(np.float64)
         if explain:
             cells = table_of(_about(table, found.estimator.explain, X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
