@@ -589,7 +589,15 @@ def test_a_signal_ends_a_fit_with_what_was_kept(
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(err.strip().splitlines()) == 1
     assert f"{word}: the best state after 14 steps is kept in {tmp_path / 'm'}" in err
-    read = ("evaluate", tmp_path / "m", places / "test.csv", "--n-samples", 100)
+    kept = tmp_path / "m"
+    if target and number == signal.SIGINT:  # a model that is there stays until another is complete
+        before, kept = (kept / "model.safetensors").read_bytes(), tmp_path / "m.stopped"
+        with monkeypatch.context() as patched:
+            strike(patched, number, 5)
+            _, _, err = selfnorm(*fit, "--force")
+        assert f"is kept in {kept}; {tmp_path / 'm'} is as it was" in err
+        assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
+    read = ("evaluate", kept, places / "test.csv", "--n-samples", 100)
     assert selfnorm(*read)[0] == 0
 
 

@@ -148,13 +148,14 @@ def fit(
     ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
-    force: Annotated[bool, Option(help="Replace a model that is there.")] = False,
+    force: Annotated[bool, Option(help="Replace a model that is there, unless stopped.")] = False,
     progress: Progress = True,
     as_json: AsJson = False,
 ) -> None:
     """Fit the density of a table, or with --target of one column given the others."""
     _check_folder(output)
-    if output.is_dir() and any(output.iterdir()) and not force:
+    replaces = output.is_dir() and any(output.iterdir())
+    if replaces and not force:
         raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
     if checkpoint is not None:
         _check_folder(checkpoint.parent)
@@ -206,6 +207,10 @@ def fit(
     stopped = any(history.stopped == "interrupted" for history in histories)
     if stopped and checkpoint is not None and checkpoint.exists():
         raise _Stopped(f"{checkpoint} is kept; the same command goes on from it")
+    as_it_was = ""
+    if stopped and replaces:  # a model that is barely trained takes no other's place
+        as_it_was = f"; {output} is as it was"
+        output = output.with_name(f"{output.name}.stopped")
     report: dict[str, Any] = {
         "model": str(output),
         "kind": type(estimator).__name__,
@@ -227,7 +232,8 @@ def fit(
         notes["style"] = list(table.style)
     saving.save(estimator, output, notes=notes or None)
     if stopped:
-        raise _Stopped(f"the best state after {estimator.n_iter_} steps is kept in {output}")
+        kept = f"the best state after {estimator.n_iter_} steps is kept in {output}"
+        raise _Stopped(kept + as_it_was)
     asked_of = "of" if target is None else f"of {target} given"
     lines = [f"{output}: {report['kind']} {asked_of} {len(features)} columns"]
     lines.append(str(estimator.judgement_))
