@@ -122,8 +122,9 @@ def table_options(
     """
     on_gpu = torch.device(device).type == "cuda"
     asked: dict[str, Any] = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0]), "ordered": True}
-    if not on_gpu and not any(part.n_codes for part in parts):
-        asked["embedding"] = 2  # of two tokens, a number and a gap
+    most = max(part.n_codes for part in parts)
+    if not on_gpu and (most == 0 or n >= FOLDED_BELOW):
+        asked["embedding"] = min(16, most + 2)  # of as many tokens: the codes, a number, a gap
     if FEWEST_IN_FOLDS <= n < FOLDED_BELOW:
         return _folded_options(n, len(parts), asked, gaps)
     p = len(parts)
