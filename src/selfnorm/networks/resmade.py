@@ -75,8 +75,8 @@ class ChainLinear(nn.Module):
 
     def forward(self, x: Tensor, *, fixed: bool = False) -> Tensor:
         """Apply map ``r`` to ``x[r]``, in its precision; ``fixed`` weights take no gradient."""
-        weight: Tensor = self.effective_weight().to(x)
-        bias: Tensor | None = None if self.bias is None else self.bias.to(x)
+        weight: Tensor = self.effective_weight().to(x.dtype)
+        bias: Tensor | None = None if self.bias is None else self.bias.to(x.dtype)
         if fixed:
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
