@@ -101,7 +101,9 @@ class FactorEnergy(nn.Module):
         # a cosine is a sine a quarter later: one product for both
         waves = torch.sin(
             torch.addmm(
-                self.phases.to(u.dtype), near.reshape(-1, 1), self.frequencies.to(u.dtype).repeat(2)[None]
+                self.phases.to(u.dtype),
+                near.reshape(-1, 1),
+                self.frequencies.to(u.dtype).repeat(2)[None],
             )
         )
         seen = near.unsqueeze(-1), far.unsqueeze(-1), waves.unflatten(0, u.shape)

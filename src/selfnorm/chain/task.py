@@ -181,7 +181,7 @@ def table_options(
     task = {
         "n_samples": n_samples,
         "validation_samples": 16 if on_gpu else 8,
-        "polish_steps": min(60, int(steps) // 8),
+        "polish_steps": 0,  # b is hardly asked for: every factor is normalised by a quadrature
     }
     return Defaults(model | asked, task, fit)
 
@@ -216,7 +216,6 @@ def _folded_options(n: int, p: int, asked: dict[str, Any], gaps: float) -> Defau
         "validate_every": max(5, steps // (20 if tiny else 12)),
         "patience": 4,
     }
-    # b is never asked for: every factor is normalised by a quadrature
     task = {"n_samples": 4, "validation_samples": 6, "polish_steps": 0}
     return Defaults(model | asked, task, fit, orders_per_fold)
 

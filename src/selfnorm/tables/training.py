@@ -255,10 +255,8 @@ class _Runs:
     ) -> list[History]:
         """Train each of the models; none after an interrupt."""
         split, packed = self.split, self.packed
-        # a step for b alone draws many samples: no more than an eighth of the run
-        most = min(task["polish_steps"], self.closing.polish_steps)
-        task = task | {"polish_steps": min(most, max(0, self.options["max_steps"] // 8))}
-        self.common: dict[str, Any] = {"n_samples": task.pop("n_samples"), "task_options": task}
+        rest = {name: value for name, value in task.items() if name != "n_samples"}
+        self.common: dict[str, Any] = {"n_samples": task["n_samples"], "task_options": rest}
         # how much a row counts for each order: in training, and where it is held out
         out = split.folds.unsqueeze(1) == split.order_fold
         counted, held = self.counts * ~out, self.counts * out
@@ -451,7 +449,6 @@ class _Closing:
     judging: float = math.inf  # seconds for scores of rows not seen,
     seconds: float = 0.0  # and for what comes after all training
     validated_rows: int = 10**9
-    polish_steps: int = 10**6
 
 
 def checked_rows(p: int) -> int:
@@ -472,13 +469,11 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _
     answers.shares(chain, few)
     per_row = (time.perf_counter() - began) / len(few)
     share = CLOSING_SHARE * max(0.0, clock.left)
-    affordable = int(share / per_row)
     return _Closing(
         judging=min(share, JUDGED_ROWS * per_row),
         # three passes in double precision over the rows whose consistency is told
         seconds=refit + 6 * checked_rows(chain.dim) * per_row,
-        validated_rows=max(100, affordable),  # by a quarter of the nodes
-        polish_steps=affordable // 300,  # of up to 512 rows each
+        validated_rows=max(100, int(share / per_row)),  # by a quarter of the nodes
     )
 
 
