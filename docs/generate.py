@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -568,6 +569,11 @@ def bounds_gap() -> str:
     return markdown_table(["samples a factor", "gap", "gap with the learned `b_i`"], body)
 
 
+def seeds_of(rows: list[Row]) -> int:
+    """How many seeds there are at least of anything that was run."""
+    return min(Counter((r["dataset"], r["part"], r["choice"]) for r in rows).values())
+
+
 def others() -> str:
     """What the paper has no table of: one line each."""
     found = regression_scores()
@@ -585,6 +591,11 @@ def others() -> str:
             f"{words}: AUROC {ours['auroc']:.3f}, mean rank {ours['rank']:.2f} "
             f"({peer} {best['auroc']:.3f}, {best['rank']:.2f})"
         )
+    ablated = read("ablations/ablations.json")["rows"]
+    plane, chains = ([r for r in ablated if (r["part"] == "chain") == c] for c in (False, True))
+    learned = {r["choice"].split(",")[0] for r in chains if r["choice"].endswith(", 8")} - {
+        "orders"
+    }
     small = read("defaults/small.json")["summary"]
     leads = sum(row["ahead"] > 0 for row in small)
     together = rows_of("toy2d/paper_cuda/toy2d.json")[0]
@@ -620,8 +631,9 @@ def others() -> str:
         ],
         [
             "[ablations](tables/ablations.md)",
-            "objectives, samples, orders, energy and learned b, each by itself; so far one seed of "
-            "chains, and SNL beside NCE alone there",
+            "objectives, samples, orders, energy and learned b, each by itself: "
+            f"{seeds_of(plane)} seeds in the plane, {seeds_of(chains)} of chains, which learn by "
+            f"{len(learned)} of 4 objectives so far",
             "`python benchmarks/ablations.py`",
         ],
         [
