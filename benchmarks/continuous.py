@@ -6,7 +6,7 @@ The table's chain scores whole numbers and repeated values by their mass, ``dens
 out and scored a density. To compare, a mass is divided by the width that its value had there: the
 step of the grid, or a hundredth of the deviation for a repeated value. The spread-out score is at
 most that (Jensen's inequality), so that a small gain on grids is none. Rows, splits and units are
-those of ``density.py``.
+those of ``density.py``. Rows that the file has of other sets and seeds are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from measuring import need, write
 from selfnorm import EnergyDensity, Schema
 from selfnorm.chain import TableChain
 from selfnorm.datasets import maf_benchmark
+from selfnorm.paper.report import commit
 
 SETS = ("california", "magic.gamma", "mammography", "shuttle", "power", "bsds300")
 
@@ -51,7 +52,9 @@ def scored(model: EnergyDensity, coded: np.ndarray, device: str) -> np.ndarray:
     return (log_p.cpu() + slope.sum(-1)).numpy()
 
 
-def measure(name: str, data: Path, device: str, seed: int) -> dict[str, Any]:
+def measure(
+    name: str, data: Path, device: str, seed: int, max_time: float | None = None
+) -> dict[str, Any]:
     """One fit with defaults, and the test log-likelihood in the units of ``density.py``."""
     fitted, test, sd, step = rows_of(name, data)
     every = np.concatenate([fitted, test])
@@ -59,8 +62,8 @@ def measure(name: str, data: Path, device: str, seed: int) -> dict[str, Any]:
     if name not in tabular.NAMES:  # sets whose loaders leave nothing to dequantise
         schema = Schema.detect(every, {c.name: "continuous" for c in schema.columns})
     began = time.perf_counter()
-    model = EnergyDensity(method="autoregressive", schema=schema, device=device, random_state=seed)
-    model.fit(fitted)
+    how: dict[str, Any] = {"device": device, "random_state": seed, "max_time": max_time}
+    model = EnergyDensity(method="autoregressive", schema=schema, **how).fit(fitted)
     seconds = time.perf_counter() - began
     coded, _ = schema.encode(test)
     columns = [schema.columns.index(schema.modelled[part.column]) for part in schema.parts]
@@ -79,6 +82,9 @@ def measure(name: str, data: Path, device: str, seed: int) -> dict[str, Any]:
         "held_out": model.judgement_.score,
         "steps": model.n_iter_,
         "best_step": model.history_.best_step,
+        "max_time": max_time,
+        "threads": torch.get_num_threads(),
+        "commit": commit(Path(__file__).parent),
     }
 
 
@@ -87,27 +93,26 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sets", nargs="*", default=SETS, choices=SETS)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--before", type=Path, default=Path("results/density/density.json"))
+    parser.add_argument("--max-time", type=float, default=None)
     parser.add_argument("--out", type=Path, default=Path("results/density"))
     given = parser.parse_args()
     need(given.device)
     before: dict[str, list[float]] = {}
-    for row in json.loads(given.before.read_text())["rows"]:
-        if row.get("method") == "selfnorm":
-            before.setdefault(row.get("dataset", row.get("set")), []).append(row["test"])
-    rows = []
+    earlier = "density_cpu" if given.device == "cpu" else "density"
+    for row in json.loads(Path(f"results/density/{earlier}.json").read_text())["rows"]:
+        if row.get("method", "selfnorm") == "selfnorm":
+            before.setdefault(row["dataset"], []).append(row["test"])
+    path = given.out / f"continuous_{given.device}.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for name in given.sets:
-        for seed in range(given.seeds):
-            row = measure(name, given.data, given.device, seed)
-            row["before"] = float(np.mean(before[name]))
-            rows.append(row)
-            print(
-                f"{name:12s} {row['test']:9.3f}  before {row['before']:9.3f}  "
-                f"{row['test'] - row['before']:+.3f}  {row['seconds']:.0f} s",
-                flush=True,
-            )
-            write(given.out / f"continuous_{given.device}.json", rows, given.device)
+        for seed in range(given.first_seed, given.first_seed + given.seeds):
+            row = measure(name, given.data, given.device, seed, given.max_time)
+            row["before"] = float(np.mean(before[name])) if name in before else None
+            print(json.dumps(row), flush=True)
+            rows = [each for each in rows if (each["set"], each["seed"]) != (name, seed)] + [row]
+            write(path, rows, given.device)
 
 
 if __name__ == "__main__":

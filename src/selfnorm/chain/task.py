@@ -106,7 +106,8 @@ def table_options(
 
     Categories are overfitted after some twenty passes over the rows, numbers after a hundred and
     more: the length of the run follows from the share of the parts that are numbers. The best
-    state by held-out rows is kept, and a run that no longer gains ends early. The more rows have
+    state by held-out rows is kept, and a run that no longer gains ends early. On a CPU a table of
+    numbers has a short run; where values repeat, with more weight decay. The more rows have
     gaps, the more are trained with random columns given, so that gaps can be filled; that takes
     longer to learn, and to overfit.
 
@@ -129,6 +130,10 @@ def table_options(
         return _folded_options(n, len(parts), asked, gaps)
     p = len(parts)
     numbers = sum(part.rest for part in parts) / p
+    # a table of numbers, and whether hardly any of them repeats
+    of_numbers = gaps == 0 and all(part.rest or len(part.values) > 2 for part in parts)
+    plain = of_numbers and all(part.rest and part.n_codes <= 2 for part in parts)
+    decay = 1e-2
     wide, large = p > 20, n >= 30_000 and numbers > 0.5
     passes = (20 + 150 * numbers**2) * (1 + 2 * gaps)
     if on_gpu and n >= FOLDED_BELOW:
@@ -141,6 +146,8 @@ def table_options(
             "drop": 0.1 if large and not wide else 0.3 if wide or numbers < 0.5 else 0.2,
         }
         batch, n_samples, lr, ema = 512, 8, 1e-3, 0.998
+        if plain:
+            asked["masked"] = 0.25
         steps = min(3000 if wide else 6000, max(500 * (1 + 2 * gaps), passes * n / batch))
     else:
         model = {
@@ -157,13 +164,19 @@ def table_options(
         steps = min(8000, max(500, passes * n / batch))
         if numbers > 0.5:  # a longer run gains little, and takes as long as it is
             steps = min(steps, 4500, 34 * n**0.5)
-        if gaps == 0 and all(part.rest and part.n_codes <= 2 for part in parts):
-            steps = min(steps, p**0.25 * min(0.6 * n**0.7, 4.5 * n**0.5))
+        if of_numbers:
+            steps = min(steps, p**0.25 * min(0.6 * n**0.7, 4.0 * n**0.5))
             # a short run takes longer strides
             lr, ema = min(6e-3, 12 / steps), 0.998 if steps > 2000 else 0.995
             if n < 100_000:  # twice as many steps of half the batch reach further
                 batch, steps, lr = 128, 2 * steps, min(4e-3, 6 / steps)
                 asked["masked"] = 0.25
+            if not plain:
+                # levels of few rows are soon known by heart, which dropout does not prevent: decay
+                # does, and the run may be longer; of finite parts a step takes twice as long
+                few = n < 30_000
+                decay = 0.5 if few else decay
+                steps *= max(0.6, numbers * (1.7 if few else 1.0))
         if n < FEWEST_IN_FOLDS:
             model |= {"orderings": 1, "hidden": 16, "components": 2, "context": 4}
             batch, steps, lr, ema = n, 20, 2e-3, 0.9
@@ -172,7 +185,7 @@ def table_options(
         "max_epochs": 10**6,
         "max_steps": int(steps),
         "lr": lr,
-        "weight_decay": 1e-2,
+        "weight_decay": decay,
         "clip_norm": 5.0,
         "ema": ema,
         "validate_every": max(20, int(steps) // (20 if gaps > 0.5 else 12)),

@@ -30,6 +30,7 @@ LEAST_WEIGHT = 1e-2  # of a member that is kept
 ROWS_PER_COMPONENT = 20
 COMPONENTS = (1, 2, 4, 8)
 GROUPS = 4  # of the rows of a larger table, by which its coordinates are chosen
+STRAYING = 1 / 3  # of its deviation: a number that strays less from a line is close to it
 MOST_KERNELS, MOST_CELLS = 1000, 12_000  # rows with a kernel each, and their cells
 MOST_CODES = 12  # of a column by which rows are grouped
 CHAIN = "chain"
@@ -329,6 +330,19 @@ def straighter(parts: Sequence[Part], x: Tensor, weights: Tensor, folds: Tensor,
         return False
     kinds = [Kind(GROUPS, straight) for straight in (True, False)]
     return coordinates(held_out_scores(kinds, parts, x, weights, folds, seed), GROUPS)
+
+
+def close_to_lines(parts: Sequence[Part], x: Tensor) -> bool:
+    """Whether some number strays little from a line in the others, by normal scores of rows ``x``.
+
+    Such a ridge takes networks long to learn. Elsewhere lines cost more than they bring.
+    """
+    z = columns_of(parts, x, straight=False).pack(x)[0][..., 1].numpy()
+    z = z[:, [part.rest for part in parts] & (z.std(0) > 0)]
+    if z.shape[1] < 2:
+        return False
+    inverse = np.linalg.inv(np.corrcoef(z.T) + 1e-6 * np.eye(z.shape[1]))
+    return bool(inverse.diagonal().max() > STRAYING**-2)
 
 
 def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarray:

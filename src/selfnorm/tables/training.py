@@ -220,13 +220,16 @@ class _Beginning:
             first = 0 if numbers_alone else split.n_folds
             return cls(lines and members.coordinates(simple), lines, first)
         in_time = TRIAL_SECONDS * len(parts) ** 2 < SIMPLE_SHARE * clock.left
+        if with_gaps or not in_time:
+            return cls(straight=False, lines=False)
         straight = False
-        if numbers_alone and not with_gaps and in_time and len(split.judged):
+        if numbers_alone and len(split.judged):
             some = torch.cat([split.train[:TRIED_ROWS], split.judged[:JUDGED_ROWS]])
             straight = members.straighter(
                 parts, rows.coded[some], rows.weights[some], split.folds[some], seed
             )
-        return cls(straight, lines=straight)
+        tried = rows.coded[split.train[:TRIED_ROWS]]
+        return cls(straight, lines=straight or members.close_to_lines(parts, tried))
 
 
 class _Runs:
