@@ -25,7 +25,7 @@ from measuring import need, write
 from selfnorm import EnergyDensity, Schema
 from selfnorm.chain import TableChain
 from selfnorm.datasets import maf_benchmark
-from selfnorm.paper.report import commit
+from selfnorm.paper.commit import commit
 
 SETS = ("california", "magic.gamma", "mammography", "shuttle", "power", "bsds300")
 
