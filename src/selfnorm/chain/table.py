@@ -378,10 +378,11 @@ class TableChain(Chain):
         return Lines(order, root, before, torch.zeros_like(spread).scatter(-1, order, spread))
 
     def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
-        """Slices of ``n`` rows small enough, their lines and levels on scales included."""
+        """Slices of ``n`` rows small enough, their lines and the levels of their parts included."""
         of_lines = len(self.line_part) ** 2 // self.dim if self.has_roots else 0
-        of_levels = len(self.scales) * self.logit_absent.shape[1] // self.dim
-        return super().chunks(n, nodes + of_lines + of_levels, chunk_size)
+        # a level is a number, a node of a factor many; on a scale it has several components
+        of_levels = (len(self.scales) + self.n_finite / 8) * self.logit_absent.shape[1] // self.dim
+        return super().chunks(n, nodes + of_lines + int(of_levels), chunk_size)
 
     def told(self, rows: Rows, given: Tensor | None, law: Lines | None = None) -> Told | None:
         """What lines tell of rows by the law of their columns; ``None`` where there are none."""
