@@ -170,47 +170,77 @@ class TableMixture(nn.Module):
         patterns, which = torch.unique(present, dim=0, return_inverse=True)
         for number, pattern in enumerate(patterns):
             rows = torch.nonzero(which == number).flatten()
-            log_p[rows] += self._log_of_cells_at_masses(packed[rows], pattern)
-            if bool(pattern.any()):
-                log_p[rows] += self._log_of_numbers(packed[rows], pattern)
+            log_p[rows] += self._log_of_numbers(packed[rows], pattern)
         return torch.logsumexp(self.log_weights + log_p, 1)
 
-    def _lines(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes ``(k, d, d)`` and spreads ``(k, d)`` of the numbers of a pattern alone."""
-        if bool(pattern.all()):
-            return self.slopes, self.spread
-        eye = torch.eye(len(pattern)).to(self.slopes)
+    def _law(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
+        """Of all numbers, given those of a pattern that come before: a root of their covariance
+        ``(k, d, d)``, in which the others are noise, and the spreads ``(k, d)``.
+        """
         root = torch.linalg.solve_triangular(
-            eye - self.slopes, torch.diag_embed(self.spread), upper=False
-        )[:, pattern]
-        lower = torch.linalg.cholesky(root @ root.transpose(1, 2))
-        spread = lower.diagonal(dim1=1, dim2=2)
-        inverse = torch.linalg.solve_triangular(lower, eye[: lower.shape[1], : lower.shape[1]],
-                                                upper=False)  # fmt: skip
-        return eye[: lower.shape[1], : lower.shape[1]] - inverse * spread.unsqueeze(2), spread
+            torch.eye(len(pattern)).to(self.slopes) - self.slopes,
+            torch.diag_embed(self.spread), upper=False,
+        )  # fmt: skip
+        if bool(pattern.all()):
+            return root, self.spread
+        covariance = root @ root.mT
+        noise = torch.diag_embed(HIDDEN**2 * (~pattern).to(root))
+        root = torch.linalg.cholesky(covariance + noise)
+        left = covariance.diagonal(dim1=1, dim2=2) - root.tril(-1).square().sum(-1)
+        return root, left.clamp_min(LEAST_SPREAD**2).sqrt()
 
     def _log_of_numbers(self, packed: Tensor, pattern: Tensor) -> Tensor:
         """``(n, K)``: of the numbers of rows that all have those of one pattern."""
-        places = torch.tensor(self.numbers)[pattern]
-        slopes, spread = self._lines(pattern)
-        _, z, left, right = packed[:, places].unbind(-1)
-        means = self.means[:, pattern]
+        _, z, left, right = packed[:, self.numbers].unbind(-1)
+        root, spread = self._law(pattern)
+        means, z = self.means * pattern, z * pattern
         if self.shared:
-            off = (z - z @ slopes[0].T).unsqueeze(1) - (means - means @ slopes[0].T)
+            off = torch.linalg.solve_triangular(root[0], torch.cat([z, means]).T, upper=False).T
+            off = off[: len(z)].unsqueeze(1) - off[len(z) :]
         else:
             away = z.unsqueeze(1) - means  # (n, K, d)
-            off = away - torch.einsum("nki,kji->nkj", away, slopes)
-        off = off / spread
+            off = torch.linalg.solve_triangular(root, away.permute(1, 2, 0), upper=False)
+            off = off.permute(2, 0, 1)
         log_f = -0.5 * (off.square() + _LOG_2PI) - spread.log()
-        has_cells = self.columns.step[places] > 0
-        if bool(has_cells.any()):
-            unit = spread[:, has_cells]
+        cells = (self.columns.step[self.numbers] > 0) & pattern
+        if bool(cells.any()):
             ends = (
-                off[..., has_cells] + ((end - z)[:, has_cells].unsqueeze(1)) / unit
+                off[..., cells] + (end - z)[:, cells].unsqueeze(1) / spread[:, cells]
                 for end in (left, right)
             )
-            log_f[..., has_cells] = log_normal_mass(*ends)
-        return log_f.sum(-1)
+            log_f[..., cells] = log_normal_mass(*ends)
+        added = self._log_of_cells_at_masses(packed, off, root, spread)
+        return log_f[..., pattern].sum(-1) + added
+
+    def _log_of_cells_at_masses(
+        self, packed: Tensor, off: Tensor, root: Tensor, spread: Tensor
+    ) -> Tensor | float:
+        """``(n, K)``: what numbers in the cells of point masses add to the log of their codes.
+
+        Args:
+            packed: ``(n, p, 4)``.
+            off: ``(n, K, d)`` how far numbers are from what those before tell of them.
+            root, spread: of the numbers, see :meth:`_law`.
+        """
+        parts = self.columns.parts
+        shared = [j for j in self.finite if parts[j].rest and parts[j].step > 0]
+        n_codes = self.columns.n_codes[shared]
+        code = packed[:, shared, 0].long()
+        at_mass = (code >= 0) & (code < n_codes)
+        some = at_mass.any(0)
+        if not bool(some.any()):
+            return 0.0
+        here = [j for j, is_there in zip(shared, some.tolist(), strict=True) if is_there]
+        place = torch.tensor([self.numbers.index(j) for j in here])
+        finite = torch.tensor([self.finite.index(j) for j in here])
+        code, n_codes, at_mass = code[:, some], n_codes[some], at_mass[:, some]
+        lines = self.means[:, place] + torch.einsum("nki,kji->nkj", off, root.tril(-1)[:, place])
+        ends = (
+            (end.unsqueeze(1) - lines) / spread[:, place] for end in packed[:, here, 2:].unbind(-1)
+        )
+        log_rest = self.log_codes[:, finite, n_codes] + log_normal_mass(*ends)
+        own = self.log_codes[:, finite, torch.minimum(code.clamp_min(0), n_codes)].movedim(0, 1)
+        return softplus(log_rest - own).where(at_mass.unsqueeze(1), 0.0).sum(-1)
 
     def _log_of_codes(self, packed: Tensor) -> Tensor:
         """``(n, K)``: of the codes of the parts that have any."""
@@ -224,31 +254,6 @@ class TableMixture(nn.Module):
                 known = torch.where(never, math.log(part.unseen), known + math.log1p(-part.unseen))
             log_p = log_p + known.where((code != -1).unsqueeze(1), 0.0)
         return log_p
-
-    def _log_of_cells_at_masses(self, packed: Tensor, pattern: Tensor) -> Tensor:
-        """``(n, K)``: what numbers in the cells of point masses add to the log of their codes."""
-        added = packed.new_zeros(len(packed), self.n_components)
-        for i, j in enumerate(self.finite):
-            part = self.columns.parts[j]
-            if not (part.rest and part.step > 0):
-                continue
-            code, place = packed[:, j, 0].long(), self.numbers.index(j)
-            at_mass = (code >= 0) & (code < part.n_codes)
-            if not bool(at_mass.any()):
-                continue
-            before = pattern.clone()
-            before[place:] = False
-            with_it = before.clone()
-            with_it[place] = True
-            slopes, spread = self._lines(with_it)
-            z = packed[:, torch.tensor(self.numbers)[before], 1]
-            away = z.unsqueeze(1) - self.means[:, before]
-            line = self.means[:, place] + (away * slopes[:, -1, :-1]).sum(-1)  # (n, K)
-            ends = ((e.unsqueeze(1) - line) / spread[:, -1] for e in packed[:, j, 2:].unbind(-1))
-            log_rest = self.log_codes[:, i, part.n_codes] + log_normal_mass(*ends)
-            more = softplus(log_rest - self.log_codes[:, i].T[code.clamp(0, part.n_codes)])
-            added = added + more.where(at_mass.unsqueeze(1), 0.0)
-        return added
 
     # -- samples --------------------------------------------------------------------------------
 
