@@ -252,6 +252,7 @@ def main() -> None:
             of = [{k: m[k] for k in ("command", "commit", "hardware")} for m in made_by]
             more["made_by"] = [m for i, m in enumerate(of) if m not in of[:i]]
             more |= {"command": [m["command"] for m in more["made_by"]]}
+            more["commit"] = ", ".join(sorted({row["commit"] for row in rows.values()}))
             more["hardware"] = {str(i): m["hardware"] for i, m in enumerate(more["made_by"])}
         write(path, [*rows.values()], args.device, **more)
         path.with_suffix(".md").write_text(page([*rows.values()]))
