@@ -164,6 +164,10 @@ def table_options(
         steps = min(8000, max(500, passes * n / batch))
         if numbers > 0.5:  # a longer run gains little, and takes as long as it is
             steps = min(steps, 4500, 34 * n**0.5)
+        if numbers > 0.5 and gaps == 0 and not of_numbers and not wide:
+            # categories beside them: overfitted early, so more orders, of which each errs otherwise
+            model |= {"orderings": 6, "hidden": 208, "components": 10}
+            steps, lr, asked["masked"] = min(steps, 2700, 20 * n**0.5), 4e-3, 0.25
         if of_numbers:
             steps = min(steps, p**0.25 * min(0.6 * n**0.7, 4.0 * n**0.5))
             # a short run takes longer strides
