@@ -75,44 +75,49 @@ class ChainLinear(nn.Module):
 
     def forward(self, x: Tensor, *, fixed: bool = False) -> Tensor:
         """Apply map ``r`` to ``x[r]``, in its precision; ``fixed`` weights take no gradient."""
-        weight: Tensor = self.effective_weight().to(x.dtype)
+        weight: Tensor = self.weight.to(x.dtype)
         bias: Tensor | None = None if self.bias is None else self.bias.to(x.dtype)
+        mask: Tensor | None = None if self.mask is None else self.mask.to(x.dtype)
         if fixed:
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
+            weight = weight if mask is None else weight * mask
             return linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
         if x.dim() == 3:
-            return _Products.apply(x, weight, bias)
+            return _Products.apply(x, weight, mask, bias)
         if x.device.type == "cpu":  # long products are as good as many there
-            return _Products.apply(x.flatten(1, 2), weight, bias).unflatten(1, x.shape[1:3])
-        chunks = x.shape[1]
-        weight = weight.repeat_interleave(chunks, 0)
-        bias = None if bias is None else bias.repeat_interleave(chunks, 0)
-        return _Products.apply(x.flatten(0, 1), weight, bias).unflatten(0, (-1, chunks))
+            return _Products.apply(x.flatten(1, 2), weight, mask, bias).unflatten(1, x.shape[1:3])
+        each = (
+            None if t is None else t.repeat_interleave(x.shape[1], 0) for t in (weight, mask, bias)
+        )
+        return _Products.apply(x.flatten(0, 1), *each).unflatten(0, x.shape[:2])
 
 
 class _Products(torch.autograd.Function):
-    """``x[r] weight[r]^T + bias[r]`` for every ``r``.
+    """``x[r] (weight mask)[r]^T + bias[r]`` for every ``r``.
 
     torch's own gradient of the weights comes transposed, and is copied twice before it is used.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        weight = weight if mask is None else weight * mask
+        ctx.save_for_backward(x, weight, mask)
         if bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            torch.bmm(grad, weight) if of_x else None,
-            torch.bmm(grad.transpose(1, 2), x) if of_weight else None,
-            grad.sum(1) if of_bias else None,
-        )
+        (grad,), (x, weight, mask) = grads, ctx.saved_tensors
+        of_x, of_weight, _, of_bias = ctx.needs_input_grad
+        found = torch.bmm(grad.transpose(1, 2), x) if of_weight else None
+        if found is not None and mask is not None:
+            found.mul_(mask)
+        of_input = torch.bmm(grad, weight) if of_x else None
+        return of_input, found, None, grad.sum(1) if of_bias else None
 
 
 def thinned(x: Tensor, drop: float, training: bool) -> Tensor:
