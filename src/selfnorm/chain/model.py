@@ -23,10 +23,9 @@ from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.networks import ChainLinear, ResMADE, draw_orderings, thinned
 
-# Places (rows x columns x nodes x orderings) handled at once outside training, and in a quadrature.
-# On a CPU few, which stay in its cache: scores are quicker by a half than with 2**20.
+# Places (rows x columns x nodes x orderings) handled at once outside training. On a CPU few, which
+# stay in its cache: scores are quicker by a half than with 2**20.
 PLACES_AT_ONCE = {"cpu": 2**16, "cuda": 2**21}
-NODES_AT_ONCE = {"cpu": 2**15, "cuda": 2**21}
 
 # A mixture component may start this narrow, in units of its column's scale: the step of the finest
 # grid that counts as one, a tenth of the interval that a repeated value stands for.
@@ -44,19 +43,10 @@ class Factors(NamedTuple):
     active: Tensor | None = None  # (R, N, dim) of bool: where a row has a number; None: everywhere
     log_z: Tensor | None = None  # (R, N, dim) where it was asked for already, else None
 
-    def rows(self, which: Tensor | slice) -> Factors:
-        """Those of some of the rows."""
-        return Factors(
-            self.proposal.rows(which), self.context[:, which], self.mean[:, which],
-            self.inverse_sd[:, which], None if self.active is None else self.active[:, which],
-        )  # fmt: skip
-
-    def columns(self, which: Tensor | slice) -> Factors:
-        """Those of some of the columns."""
-        return Factors(
-            self.proposal.columns(which), self.context[:, :, which], self.mean[..., which],
-            self.inverse_sd[..., which], None if self.active is None else self.active[..., which],
-        )  # fmt: skip
+    def at(self, *index: Tensor | slice) -> Factors:
+        """Those of some rows, ``at(slice(None), rows)``, or of some columns after these."""
+        rest: Any = (None if each is None else each[index] for each in self[1:])
+        return Factors(self.proposal.at(*index), *rest)
 
     def standardised(self) -> Factors:
         """The same in single precision, where the energies have their zero and their unit."""
@@ -309,11 +299,9 @@ class Chain(nn.Module, ABC):
 
         In single precision, relative to the proposals: right to some 1e-6, in half the time.
         """
-        log_z, at_once = torch.empty_like(at.mean), NODES_AT_ONCE.get(at.mean.device.type, 2**15)
-        size = max(1, at_once // max(1, n_nodes * log_z.shape[0] * log_z.shape[2]))
-        for start in range(0, log_z.shape[1], size):
-            rows = slice(start, start + size)
-            part = at.rows(rows)
+        log_z = torch.empty_like(at.mean)
+        for rows in self.chunks(log_z.shape[1], 2 * n_nodes):  # twice: hidden units stay in a cache
+            part = at.at(slice(None), rows)
             unit = part.standardised()
             rounded = functools.partial(self._rounded_in_units, part) if self.has_cells else None
             y, log_weight = unit.proposal.nodes(n_nodes, rounded)
@@ -573,9 +561,8 @@ class AutoregressiveEBM(Chain):
         if len(x) == 0:
             return x.new_zeros(0)
         quadrature = normalizer == "quadrature"
-        nodes = n_nodes if quadrature else 4
         condition, parts = self.given(condition, len(x)), []
-        for rows in self.chunks(len(x), nodes, chunk_size):
+        for rows in self.chunks(len(x), 4, chunk_size):
             given = None if condition is None else condition[rows]
             at, log_q, f, _, log_det = self.at_rows(x[rows], given)
             log_norm = self.quadrature(at, n_nodes) if quadrature else self.log_norm(at)

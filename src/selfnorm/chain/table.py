@@ -580,8 +580,8 @@ class TableChain(Chain):
             return proposal.log_prob(z)
         out = proposal.loc.new_zeros(proposal.loc.shape[:-1])
         cells, others = self.cells, self.continuous
-        mass = proposal.columns(cells).log_mass(left[:, cells], right[:, cells])
-        density = proposal.columns(others).log_prob(z[:, others])
+        mass = proposal.at(..., cells, slice(None)).log_mass(left[:, cells], right[:, cells])
+        density = proposal.at(..., others, slice(None)).log_prob(z[:, others])
         return out.index_copy(-1, cells, mass).index_copy(-1, others, density)
 
     def _cells_at_masses(
@@ -692,8 +692,8 @@ class TableChain(Chain):
             none = x.new_zeros(0, len(x))
             return ColumnLaw(log_codes, none, none, none, none.sum(0))
         place = numbers.index(part)
-        column = slice(place, place + 1)
-        at = self.factors_of(features, told and (told.place, told.spread)).columns(column)
+        column, every = slice(place, place + 1), slice(None)
+        at = self.factors_of(features, told and (told.place, told.spread)).at(every, every, column)
         which = self.numbers[column]
         cells = float(self.columns.step[part]) > 0
 

@@ -210,9 +210,7 @@ class Mixture1d:
 
     def detach(self) -> Mixture1d:
         """The same distribution, cut from the graph."""
-        return Mixture1d(
-            self.log_pi.detach(), self.loc.detach(), self.log_scale.detach(), self.family
-        )
+        return self._picked(Tensor.detach)
 
     def moved(self, shift: Tensor, scale: Tensor) -> Mixture1d:
         """Those of ``shift + scale * y``; both of a shape that broadcasts to ``(*batch,)``."""
@@ -220,13 +218,9 @@ class Mixture1d:
         log_scale = self.log_scale + scale.log()
         return Mixture1d(self.log_pi, shift + scale * self.loc, log_scale, self.family)
 
-    def columns(self, which: Tensor | slice) -> Mixture1d:
-        """The distributions at some places of the last dimension of the batch."""
-        return self._picked(lambda t: t[..., which, :])
-
-    def rows(self, which: Tensor | slice) -> Mixture1d:
-        """The distributions at some places of the last dimension but one of the batch."""
-        return self._picked(lambda t: t[..., which, :, :])
+    def at(self, *index: Any) -> Mixture1d:
+        """The distributions at some places of the batch."""
+        return self._picked(lambda t: t[index])
 
     def to(self, dtype: torch.dtype) -> Mixture1d:
         """The same in another precision."""
