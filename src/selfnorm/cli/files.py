@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns import MISSING, Schema
+from selfnorm.columns import MISSING, Schema, numbers_from
 from selfnorm.errors import DataError, SelfnormWarning
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
@@ -525,7 +525,7 @@ def _write_parquet(table: Table, path: Path) -> None:
     columns: dict[str, Any] = {}
     for name, column in table.columns.items():
         cells = table.cells.get(name, column).tolist()
-        if column.dtype.kind == "f" and not _is_identifier(table.cells.get(name, column), column):
+        if column.dtype.kind == "f" and numbers_from([_text(cell) for cell in cells]) is not None:
             columns[name] = column
         elif all(isinstance(cell, float | int | None) for cell in cells):
             columns[name] = pyarrow.array(cells)
@@ -575,25 +575,6 @@ def _column_of(values: np.ndarray) -> np.ndarray:
     cells = np.array(["" if cell is None else cell for cell in values.tolist()], dtype=object)
     words = [isinstance(cell, str) and not _is_missing(cell) for cell in cells]
     return cells if values.dtype.kind == "O" and all(words) else _parsed(cells)
-
-
-def _is_identifier(cells: np.ndarray, values: np.ndarray) -> bool:
-    """Whether cells that read as the floats ``values`` are names rather than amounts.
-
-    Whole numbers with leading zeros, or too long for a float to hold.
-
-    >>> cells = np.array(["007", "012"], dtype=object)
-    >>> _is_identifier(cells, _parsed(cells))
-    True
-    """
-    finite = values[np.isfinite(values)]
-    if not (finite == np.round(finite)).all():
-        return False
-    return any(_is_name(str(cell).strip().lstrip("-")) for cell in cells.tolist())
-
-
-def _is_name(text: str) -> bool:
-    return "_" in text or (text.isdigit() and (len(text) > 15 or (text[0] == "0" and text != "0")))
 
 
 def _is_number(cell: Any) -> bool:
