@@ -30,7 +30,7 @@ SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
 TRIED_ROWS, LINE_ROWS = 4000, 20_000  # of larger tables: to choose coordinates, to fit lines
 TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 # copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
-COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 2
+COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 3
 PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
 # to all rows), for the first of two runs, for closing figures; cells in one figure of consistency,
