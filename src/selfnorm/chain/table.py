@@ -664,7 +664,8 @@ class TableChain(Chain):
 
         The mean over the orders. Gaps are left out: the answer is that of the network trained with
         gaps, normalised for each pattern of them. ``normalizer="learned"`` takes the learned
-        ``b_i`` in place of a quadrature over ``n_nodes`` nodes for each number.
+        ``b_i`` in place of a quadrature over ``n_nodes`` nodes for each number, and leaves cells
+        out that point masses stand in.
         """
         if normalizer not in ("learned", "quadrature"):
             raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
@@ -672,7 +673,8 @@ class TableChain(Chain):
         mask = self.given(given, len(x))
         log_p = x.new_empty(len(x))  # at once: small pieces between large ones would split the heap
         for rows in self.chunks(len(x), 4, chunk_size):
-            at, log_q, f, _, _ = self.at_rows(x[rows], None if mask is None else mask[rows])
+            given = None if mask is None else mask[rows]
+            at, log_q, f, _, _ = self.at_rows(x[rows], given, exact=normalizer == "quadrature")
             log_z = self.log_norm(at) if normalizer == "learned" else self.quadrature(at, n_nodes)
             log_p[rows] = log_mean_exp(log_q.sum(-1) + (f - log_z).sum(-1))
         return log_p

@@ -48,8 +48,9 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
     """``(R, n, p)``: log-probability of each part given those before it, for every order."""
     found = []
     for rows in model.chunks(len(packed), 4):
-        at, log_q, f, _, _ = model.at_rows(model.check(packed[rows]))
-        log_z = model.log_norm(at) if normalizer == "learned" else model.quadrature(at, 64)
+        learned = normalizer == "learned"
+        at, log_q, f, _, _ = model.at_rows(model.check(packed[rows]), exact=not learned)
+        log_z = model.log_norm(at) if learned else model.quadrature(at)
         found.append(log_q.index_add(-1, model.numbers, f - log_z))
     return torch.cat(found, 1)
 

@@ -805,8 +805,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         judged_by, of_rows = places, scores
         if self.contamination != "auto" or len(places) == 0:
             judged_by = some
-            # one pass by the learned b, where there is one: a threshold does not need more
-            quick = len(rows) > SCORED_ROWS and not self._how.endswith("folds")
+            # one pass by the learned b, if rows are many or time is short: it tells a threshold
+            many = len(rows) > SCORED_ROWS and not self._how.endswith("folds")
+            quick = many or math.isfinite(clock.total)
             how_normalised = "learned" if quick else "quadrature"
             of_rows = self._log_prob(rows.coded[some], rows.open_[some], how_normalised)
         known = [value for value in (lower, judged.score) if math.isfinite(value)]
