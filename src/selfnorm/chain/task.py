@@ -106,8 +106,8 @@ def table_options(
 
     Categories are overfitted after some twenty passes over the rows, numbers after a hundred and
     more: the length of the run follows from the share of the parts that are numbers. The best
-    state by held-out rows is kept, and a run that no longer gains ends early. On a CPU a table of
-    numbers has a short run; where values repeat, with more weight decay. The more rows have
+    state by held-out rows is kept, and a run that no longer gains ends early. Where numbers repeat
+    weights decay faster. On a CPU a table of numbers has a short run. The more rows have
     gaps, the more are trained with random columns given, so that gaps can be filled; that takes
     longer to learn, and to overfit.
 
@@ -133,12 +133,12 @@ def table_options(
     # a table of numbers, and whether hardly any of them repeats
     of_numbers = gaps == 0 and all(part.rest or len(part.values) > 2 for part in parts)
     plain = of_numbers and all(part.rest and part.n_codes <= 2 for part in parts)
-    decay = 1e-2
-    wide, large = p > 20, n >= 30_000 and numbers > 0.5
+    decay, few = 1e-2, n < 30_000
+    wide, large = p > 20, not few and numbers > 0.5
     passes = (20 + 150 * numbers**2) * (1 + 2 * gaps)
     if on_gpu and n >= FOLDED_BELOW:
         model: dict[str, Any] = {
-            "orderings": 8 if numbers > 0.5 and n < 30_000 and not wide else 4,
+            "orderings": 8 if numbers > 0.5 and few and not wide else 4,
             "hidden": 1024 if wide and numbers > 0.5 else 512,
             "blocks": 3 if large and not wide else 2,
             "components": 20 if large and not wide else 10,
@@ -146,7 +146,10 @@ def table_options(
             "drop": 0.1 if large and not wide else 0.3 if wide or numbers < 0.5 else 0.2,
         }
         batch, n_samples, lr, ema = 512, 8, 1e-3, 0.998
-        if plain:
+        if of_numbers and few:
+            # levels of few rows are known by heart, which weight decay prevents, dropout alone not
+            decay, model["drop"] = (0.2, model["drop"]) if plain else (1.0, 0.3)
+        elif plain and not wide:
             asked["masked"] = 0.25
         steps = min(3000 if wide else 6000, max(500 * (1 + 2 * gaps), passes * n / batch))
     else:
@@ -175,10 +178,7 @@ def table_options(
             if n < 100_000:  # twice as many steps of half the batch reach further
                 batch, steps, lr = 128, 2 * steps, min(4e-3, 6 / steps)
                 asked["masked"] = 0.25
-            if not plain:
-                # levels of few rows are soon known by heart, which dropout does not prevent: decay
-                # does, and the run may be longer; of finite parts a step takes twice as long
-                few = n < 30_000
+            if not plain:  # the run may be longer with decay; finite parts make a step slower
                 decay = 0.5 if few else decay
                 steps *= max(0.6, numbers * (1.7 if few else 1.0))
         if n < FEWEST_IN_FOLDS:
