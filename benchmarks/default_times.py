@@ -22,6 +22,7 @@ import torch
 
 from measuring import write
 from selfnorm import EnergyDensity, EnergyRegressor
+from selfnorm.paper.commit import commit
 
 LIMITS = {  # seconds on two quiet cores
     "200x5": 15, "200x30": 15, "398x30": 15, "800x5": 15, "800x30": 15, "960x4": 15,
@@ -63,7 +64,7 @@ def measure(case: str, max_time: float | None, beside: int = 0) -> dict[str, Any
         "case": case, "max_time": max_time, "limit": max_time or LIMITS.get(case),
         "seconds": round(seconds, 2), "cpu_seconds": round(worked, 2), "steps": model.n_iter_,
         "test": float(np.mean(np.asarray(log_p))), "threads": torch.get_num_threads(),
-        "beside": beside,
+        "beside": beside, "commit": commit(Path(__file__).parent),
     }  # fmt: skip
 
 

@@ -463,8 +463,13 @@ def density() -> str:
         kind = closest["against"].upper() + ", squashed" * (config == "asinh")
         difference = f"{closest['difference']:+.2f} ± {closest['se']:.2f}"
         better = f"{flow_score:.2f} ({kind})"
-        body.append([name, f"{mean(chain, 'test'):.2f}", better, difference, f"{table:.2f}"])
-    header = ["set", "chain", "better flow", "difference", "`EnergyDensity()`"]
+        seeds = len(rows_of("density/continuous_cuda.json", set=name))
+        ours = rows_of("density/continuous_cpu.json", set=name)
+        on_cpu = f"{mean(ours, 'test'):.2f} in {mean(ours, 'seconds'):.0f} s" if ours else ""
+        plain = f"{mean(chain, 'test'):.2f}"
+        body.append([name, plain, better, difference, f"{table:.2f} ({seeds})", on_cpu])
+    header = ["set", "chain", "better flow", "difference", "`EnergyDensity()` (seeds)"]
+    header.append("the same on two CPU cores")
     return markdown_table(header, body)
 
 
