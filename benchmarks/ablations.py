@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -26,9 +25,8 @@ import torch
 from torch import Tensor
 
 import tabular
-from measuring import commit, need, synchronise, write
-from seeds import ChainSeeds, SeedsTask
-from selfnorm._context import seeded
+from measuring import commit, need, rows_in, synchronise, write
+from seeds import ChainSeeds, SeedsTask, sampled_scores
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.functional import importance_ml, log_mean_exp, nce, ranking_nce, snl
 from selfnorm.paper.report import markdown_table
@@ -186,18 +184,9 @@ class ChainTask(SeedsTask, AutoregressiveTask):
         loss = -(log_q.sum(-1).mean() + value)
         return loss * self.module.n_seeds, {"objective": -loss.detach()}
 
-    @torch.no_grad()
     def scores_of(self, data: tuple[Tensor, ...]) -> Tensor:
         """Held-out log-likelihood ``(S,)`` by sampled normalisers: two objectives train no b."""
-        total = torch.zeros(self.module.n_seeds, dtype=torch.float64, device=data[0].device)
-        with seeded(0, data[0].device):
-            for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
-                part = tuple(t[rows] for t in data)
-                _, log_q, f, log_w, log_det = self.module.at_batch(part, self.validation_samples)
-                upper = (log_q + f - log_mean_exp(log_w)).sum(-1) + log_det
-                each = upper.unflatten(0, (self.module.n_seeds, -1))
-                total += log_mean_exp(each, 1).double().sum(1)
-        return total / len(data[0])
+        return sampled_scores(self.module, data, self.validation_samples)
 
 
 def chain_groups(seeds: list[int]) -> Iterator[list[Row]]:
@@ -478,9 +467,7 @@ def main() -> None:
     need(args.device)
 
     path = args.out / "ablations.json"
-    rows: dict[tuple[Any, ...], Row] = {}
-    if path.exists():
-        rows = {tuple(r[k] for k in KEYS): r for r in json.loads(path.read_text())["rows"]}
+    rows = {tuple(r[k] for k in KEYS): r for r in rows_in(path)}
     made_at = {"commit": commit(), "device": args.device}
 
     def add(row: Row) -> None:

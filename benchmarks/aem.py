@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
-from seeds import ChainSeeds, SeedsTask
-from selfnorm._context import seeded
+from seeds import ChainSeeds, SeedsTask, sampled_scores
 from selfnorm.chain import AutoregressiveEBM, Factors
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.functional import log_mean_exp
@@ -155,20 +154,9 @@ class EnergyMachineTask(AutoregressiveTask):
         """Held-out log-likelihood by samples that are the same every time."""
         return {"score": float(self.scores_of(data))}
 
-    @torch.no_grad()
     def scores_of(self, data: tuple[Tensor, ...]) -> Tensor:
         """Held-out log-likelihood of the machine, or of each of several ``(S,)``."""
-        total = torch.zeros(self.module.n_seeds, dtype=torch.float64, device=data[0].device)
-        with seeded(0, data[0].device):
-            for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
-                _, log_q, f, log_w, log_det = self.module.at_batch(
-                    tuple(t[rows] for t in data), self.validation_samples
-                )
-                log_p = (log_q + f - log_mean_exp(log_w)).sum(-1) + log_det
-                total += (
-                    log_mean_exp(log_p.unflatten(0, (self.module.n_seeds, -1)), 1).double().sum(1)
-                )
-        return total / len(data[0])
+        return sampled_scores(self.module, data, self.validation_samples)
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """There is no ``b`` to fit."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import tabular
-from measuring import need, write
+from measuring import need, rows_in, write
 from selfnorm import EnergyDensity, Schema
 from selfnorm.chain import TableChain
 from selfnorm.datasets import maf_benchmark
@@ -101,11 +101,11 @@ def main() -> None:
     need(given.device)
     before: dict[str, list[float]] = {}
     earlier = "density_cpu" if given.device == "cpu" else "density"
-    for row in json.loads(Path(f"results/density/{earlier}.json").read_text())["rows"]:
+    for row in rows_in(Path(f"results/density/{earlier}.json")):
         if row.get("method", "selfnorm") == "selfnorm":
             before.setdefault(row["dataset"], []).append(row["test"])
     path = given.out / f"continuous_{given.device}.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = rows_in(path)
     for name in given.sets:
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             row = measure(name, given.data, given.device, seed, given.max_time)

@@ -1,7 +1,7 @@
 """How long do the defaults take? Fits of tables of each size on two threads, one after another.
 
     python benchmarks/default_times.py --out results/defaults/times.json
-    python benchmarks/default_times.py --out /tmp/t.json --cases 800x30 50000x10 --max-time 30
+    python benchmarks/default_times.py --out out/t.json --cases 800x30 50000x10 --max-time 30
 
 Tables are made here: groups of rows, curved dependence, heavy tails and spreads that vary, in any
 number of columns. Needs nothing but the library. Runs that the file has are not repeated. On a
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from measuring import write
+from measuring import rows_in, write
 from selfnorm import EnergyDensity, EnergyRegressor
 from selfnorm.paper.commit import commit
 
@@ -79,7 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     EnergyDensity(random_state=0, max_steps=1).fit(table(100, 3))  # what is loaded once
-    rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+    rows = rows_in(args.out)
     done = {(row["case"], row["max_time"]) for row in rows}
     for case in args.cases:
         if (case, args.max_time) not in done:

@@ -1,7 +1,7 @@
 """Are the defaults good where people start? ``EnergyDensity()`` on small tables against its peers.
 
     python benchmarks/defaults.py --data DIR --out results/defaults            # the tables reported
-    python benchmarks/defaults.py --data DIR --out /tmp/chosen --choosing      # those chosen on
+    python benchmarks/defaults.py --data DIR --out out/chosen --choosing       # those chosen on
 
 Five splits of 70/30. One measure for all: columns of numbers with ten values and more, a column
 with equal values spread by its step (a fiftieth of its deviation at least), all of them densities
@@ -32,7 +32,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.neighbors import KernelDensity
 
 import tabular
-from measuring import peer, write
+from measuring import peer, rows_in, write
 from selfnorm import EnergyDensity, Schema
 
 SPLITS = 5
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", default=[])
     args = parser.parse_args()
     path = args.out / ("choosing.json" if args.choosing else "small.json")
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = rows_in(path)
     done = {(row["table"], row["split"], row["method"]) for row in rows}
     methods = args.methods or [m for m in METHODS if args.flows or m != "spline flow"]
     for split in range(args.splits):

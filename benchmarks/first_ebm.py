@@ -1,7 +1,7 @@
 """How good is a newcomer's first EBM? ``sn.fit`` with its defaults on the four 2-D sets.
 
     python benchmarks/first_ebm.py --out results/defaults
-    python benchmarks/first_ebm.py --out /tmp/first --sets pinwheel --energies readme
+    python benchmarks/first_ebm.py --out out/first --sets pinwheel --energies readme
 
 ``readme``: the lines of the README. ``plain``: an ``nn.Sequential`` of three layers on a Gaussian
 base, which is also the proposal. 7,000 training points; the gap is the mean of the true log-density
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import selfnorm as sn
-from measuring import write
+from measuring import rows_in, write
 from selfnorm.datasets import toy2d
 
 FRESH = 20_000  # points on which a model is judged
@@ -76,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     path = args.out / "first_ebm.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = rows_in(path)
     done = {(row["set"], row["energy"], row["seed"]) for row in rows}
     for seed in range(args.seeds):
         for energy in args.energies:

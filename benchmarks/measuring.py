@@ -43,6 +43,12 @@ def write(
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """The rows that a result file has; none where there is no file."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
 def need(device: str) -> None:
     """End with a message where there is no such device."""
     if device.startswith("cuda") and not torch.cuda.is_available():

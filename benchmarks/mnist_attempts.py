@@ -18,7 +18,6 @@ Rows are kept as they come, so a second call adds what is missing; ``--attempts`
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 import selfnorm as sn
-from measuring import commit, need, write
+from measuring import commit, need, rows_in, write
 from selfnorm.datasets.images import load_binarized
 from selfnorm.paper import mnist
 from selfnorm.paper.report import markdown_table, paper_numbers
@@ -203,7 +202,7 @@ def main() -> None:
     args = parser.parse_args()
     need(args.device)
     path = args.out / "mnist.json"
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = rows_in(path)
     have = {(row["attempt"], row["model"]) for row in rows}
     calls = []
     for name in args.attempts:  # a prior that is put on the VAE comes with it

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from selfnorm._context import seeded
 from selfnorm.chain import AutoregressiveEBM
 from selfnorm.columns import Columns
 from selfnorm.distributions import Flow
+from selfnorm.functional import log_mean_exp
 from selfnorm.training import Task
 
 
@@ -72,6 +74,20 @@ class FlowSeeds(nn.Module):
             for name, weight in zip(self.names, self.stacked, strict=True):
                 own[name].copy_(weight[i])
         return self.flows
+
+
+@torch.no_grad()
+def sampled_scores(module: Any, data: tuple[Tensor, ...], n_samples: int) -> Tensor:
+    """Held-out log-likelihood ``(S,)`` of chains by samples that are the same every time."""
+    total = torch.zeros(module.n_seeds, dtype=torch.float64, device=data[0].device)
+    with seeded(0, data[0].device):
+        for rows in module.chunks(len(data[0]), n_samples + 1):
+            part = tuple(t[rows] for t in data)
+            _, log_q, f, log_w, log_det = module.at_batch(part, n_samples)
+            log_p = (log_q + f - log_mean_exp(log_w)).sum(-1) + log_det
+            each = log_p.unflatten(0, (module.n_seeds, -1))
+            total += log_mean_exp(each, 1).double().sum(1)
+    return total / len(data[0])
 
 
 class SeedsTask(Task):

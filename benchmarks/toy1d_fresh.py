@@ -13,7 +13,6 @@ Rows are written as they come, models kept beside them; a second call adds what 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from measuring import commit, need, write
+from measuring import commit, need, rows_in, write
 from selfnorm.datasets import toy1d
 from table_frames import in_processes
 
@@ -119,9 +118,7 @@ def main() -> None:
     args = parser.parse_args()
     need(args.device)
     path = args.out / "toy1d_fresh.json"
-    rows: dict[tuple[Any, ...], Row] = {}
-    if path.exists():
-        rows = {tuple(r[k] for k in KEYS): r for r in json.loads(path.read_text())["rows"]}
+    rows = {tuple(r[k] for k in KEYS): r for r in rows_in(path)}
     common: Row = {name: getattr(args, name) for name in ("data", "points", "device", "threads")}
     common["models"] = str(args.out / "models")
     common["limits"] = {} if args.max_epochs is None else {"max_epochs": args.max_epochs}
