@@ -13,7 +13,8 @@ import torch
 import selfnorm
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 # A block of a page, or a cell of a notebook below its options.
 BLOCK = re.compile(
     r"^```(?:python|\{code-cell\} python)\n(?:---\n.*?^---\n|(?::[^\n]*\n)+)?(.*?)^```",
@@ -32,11 +33,22 @@ def test_code_runs(page, tmp_path, monkeypatch):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
 
 
+def anchors(page: Path) -> set[str]:
+    """Those of its headings, as GitHub and MyST make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_within_the_docs_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
-        if "/generated/" not in target:  # made by the build, which is strict about them
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        if "/generated/" in target:  # made by the build, which is strict about them
+            continue
+        other = page.parent / target if target else page
+        assert other.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(other), f"{page.name} links to {target}#{anchor}"
 
 
 def public_names() -> dict[str, object]:
