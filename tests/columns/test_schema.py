@@ -246,6 +246,30 @@ def test_amounts_are_numbers_and_keep_their_marks(written, first):
     assert mended.columns[0].form == schema.columns[0].form
     with pytest.warns(SelfnormWarning, match=r"text \('12..50' in row 30\): taken as gaps"):
         assert schema.is_gap(schema.encode(table)[0])[:, 0].nonzero()[0].tolist() == [30]
+    with pytest.warns(SelfnormWarning, match="holds numbers marked '.', but here '€'"):
+        other = schema.encode({"price": ["2.50 €"]})[0]
+    assert other[0, 0, 1] == 2.5
+
+
+def test_a_slip_leaves_a_column_as_it_is_written():
+    plain = {"n": [f"{v / 4:.2f}" for v in range(100, 160)]}
+    slipped = {"n": [*plain["n"], "15x"]}
+    with pytest.warns(SelfnormWarning, match="taken as gaps"):
+        assert Schema.detect(slipped).columns[0].form == Schema.detect(plain).columns[0].form
+
+
+def test_a_thousand_is_read_where_the_column_is_known_to_part_its_thousands():
+    schema = Schema.detect({"price": [f"{v:,.2f}" for v in np.arange(900, 12_000, 36.75)]})
+    assert schema.encode({"price": ["1,267"]})[0][0, 0, 1] == pytest.approx(1267, abs=1)
+    other = Schema.detect({"price": [f"{v / 4}" for v in range(900, 12_000, 37)]})
+    with pytest.raises(DataError, match="here text"):
+        other.encode({"price": ["1,250"]})
+
+
+def test_levels_of_a_frame_that_no_row_has_are_no_slips():
+    frame = pd.DataFrame({"n": pd.Categorical(["2", "4"], categories=["many", "2", "4"])})
+    schema = Schema.detect({"n": [0.25 * v for v in range(60)]})
+    assert schema.encode(frame)[0][:, 0, 1].tolist() == [2.0, 4.0]
 
 
 def test_the_fingerprint_names_the_measure():

@@ -13,10 +13,10 @@ from selfnorm.columns.text import (
     as_dates,
     dates_from,
     interpreted,
-    is_gap,
     numbers_from,
     unmarked,
     without_gaps,
+    without_slips,
 )
 from selfnorm.errors import DataError
 
@@ -204,21 +204,21 @@ def _as_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
         raise DataError(f"column {column.name!r} holds numbers, but here dates")
     if cells.kind == "number":
         return cells
-    labels, _ = unmarked([str(int(v) if isinstance(v, bool) else v) for v in cells.labels])
-    wrong = [
-        k
-        for k, text in enumerate(labels)
-        if not is_gap(text) and numbers_from([text], names=True) is None
-    ]
-    if wrong:
-        odd = np.isin(cells.values, wrong)
+    written = [str(int(v) if isinstance(v, bool) else v) for v in cells.labels]
+    labels, form = unmarked(written, grouped=column.form.get("grouped", False))
+    marks, own = ("".join(each.get("marks", ())).strip() for each in (form, column.form))
+    if marks not in ("", own):
+        fitted = f"marked {own!r}" if own else "not marked"
+        surprises.append(f"column {column.name!r} holds numbers {fitted}, but here {marks!r}")
+    labels, wrong = without_slips(labels)
+    odd = np.isin(cells.values, wrong)
+    if odd.any():
         row = int(odd.argmax())
-        text = labels[cells.values[row]][:40]
+        text = written[cells.values[row]][:40]
         told = f"column {column.name!r} holds numbers, but here text ({text!r} in row {row})"
         if 2 * odd.sum() > (~cells.missing).sum():
             raise DataError(told)
         surprises.append(f"{told}: taken as gaps, {odd.sum()} of {len(odd)} cells")
-        labels = ["" if k in wrong else text for k, text in enumerate(labels)]
     numbers = numbers_from(labels, names=True)
     values = np.full(len(labels) + 1, np.nan)
     values[:-1] = np.nan if numbers is None else numbers

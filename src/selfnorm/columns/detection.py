@@ -262,10 +262,12 @@ def _almost_numbers(cells: Cells) -> str:
     """What keeps texts from being numbers, where most of them look like such; else empty."""
     known = list(dict.fromkeys(cells.seen.tolist()))
     texts, _ = unmarked([str(cells.labels[k]).strip() for k in known])
-    odd = [k for k, t in zip(known, texts, strict=True) if numbers_from([t], names=True) is None]
-    numbers = [text for k, text in zip(known, texts, strict=True) if k not in set(odd)]
-    if 2 * len(odd) < len(texts) and numbers_from(numbers) is not None:
-        return f", all numbers but for {_in_rows(cells, odd)}: empty these cells to have numbers"
+    read = dict(zip(known, texts, strict=True))
+    odd = {k: text for k, text in read.items() if numbers_from([text], names=True) is None}
+    numbers = [text for k, text in read.items() if k not in odd]
+    if len(odd) < len(numbers) and numbers_from(numbers) is not None:
+        where = _in_rows(cells, list(odd))
+        return f", all numbers but for {where}: empty these cells to have numbers"
     if all(_COMMA.fullmatch(text) for text in texts):
         return ", written with decimal commas: use points to have numbers"
     return ""

@@ -124,9 +124,7 @@ class Schema:
                 + f"; {SAY}"
             )
         aside = [repr(c.name) for c in found.columns if c.kind == "identifier"]
-        told = (
-            [f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}"] if aside else []
-        )
+        told = [f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}"]
         for words in found.slips + told * bool(aside):
             warnings.warn(words, SelfnormWarning, stacklevel=2)
         notes = found.notes + relations(found.columns, found.cells)

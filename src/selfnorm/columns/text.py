@@ -62,10 +62,11 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
     return None if np.isnan(numbers).all() else numbers
 
 
-def unmarked(texts: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def unmarked(texts: Sequence[str], *, grouped: bool = False) -> tuple[list[str], dict[str, Any]]:
     """Numbers without their marks, and these, where all have the same; else texts as they are.
 
-    What is no number stays as it is. Whether 1,250 alone is a thousand cannot be told.
+    What is no number stays as it is. Whether 1,250 alone is a thousand cannot be told, unless the
+    column is known to have its thousands ``grouped``.
 
     Example:
         >>> unmarked(["-$1,250.50", "$20.00", "none"])
@@ -75,17 +76,33 @@ def unmarked(texts: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """
     found = [_MARKED.fullmatch(text.strip()) for text in texts]
     numbers = [match[4] for match in found if match]
-    grouped = any("," in number for number in numbers)
-    marks = [(match[2], match[5]) for match in found if match]
+    marks = Counter((match[2], match[5]) for match in found if match)
     alike = len({(before.strip(), after.strip()) for before, after in marks}) == 1
-    if not alike or all(re.fullmatch(r"\d{1,3},\d{3}", number) for number in numbers):
+    open_ = not grouped and all(re.fullmatch(r"\d{1,3},\d{3}", number) for number in numbers)
+    if open_ or not alike:
         return list(texts), {}
     plain = [
         match[1] + match[3] + match[4].replace(",", "") if match else text
         for match, text in zip(found, texts, strict=True)
     ]
-    usual = Counter(marks).most_common(1)[0][0]
-    return plain, {"marks": list(usual), "grouped": grouped}
+    (usual, _), *_ = marks.most_common(1)
+    has_groups = any("," in number for number in numbers)
+    form = {"marks": list(usual), "grouped": has_groups}
+    return plain, form if any(usual) or has_groups else {}
+
+
+def without_slips(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Texts, of which those that are neither numbers nor gaps are emptied, and where these stand.
+
+    Example:
+        >>> without_slips(["1.5", "?", "12..5", "007"])
+        (['1.5', '?', '', '007'], [2])
+    """
+    odd = [k for k, t in enumerate(texts) if not is_gap(t) and not _NUMBER.fullmatch(t.strip())]
+    emptied = list(texts)
+    for k in odd:
+        emptied[k] = ""
+    return emptied, odd
 
 
 def marked(number: str, form: dict[str, Any]) -> str:
@@ -321,22 +338,22 @@ def _as_numbers(cells: Cells, names: bool) -> Cells | None:
     A few cells that are none among many numbers are slips of a pen: gaps, told as ``form["odd"]``.
     """
     texts: list[str] = cells.labels
-    marks: dict[str, Any] = {}
-    numbers, odd = numbers_from(texts, names=names), []
+    told: dict[str, Any] = {}
+    numbers = numbers_from(texts, names=names)
     if numbers is None:
-        texts, marks = unmarked(texts)
-        odd = [k for k, t in enumerate(texts) if not is_gap(t) and not _NUMBER.fullmatch(t.strip())]
+        texts, told = unmarked(texts)
+        texts, odd = without_slips(texts)
         rows = int(np.isin(cells.values, odd).sum())
         if rows > max(1, SLIPS * len(cells)) or (odd and len(texts) - len(odd) < FEWEST_NUMBERS):
             return None
-        numbers = numbers_from(["" if k in odd else t for k, t in enumerate(texts)], names=names)
+        told |= {"odd": odd} if odd else {}
+        numbers = numbers_from(texts, names=names)
     if numbers is None:
         return None
     cells = without_gaps(cells, MISSING)
-    decimals = text_decimals([t for k, t in enumerate(texts) if k not in odd])
-    form = cells.form | {"text": True, "text_decimals": decimals} | marks
+    form = cells.form | {"text": True, "text_decimals": text_decimals(texts)} | told
     values = np.append(numbers, np.nan)[cells.values]
-    return Cells("number", values, np.isnan(values), [], form | ({"odd": odd} if odd else {}))
+    return Cells("number", values, np.isnan(values), [], form)
 
 
 def as_dates(cells: Cells, template: str) -> Cells:
