@@ -304,9 +304,9 @@ def compared(found: dict[tuple[str, int], float | None]) -> str:
 def page(rows: list[Row]) -> str:
     """All tables in Markdown, each with what follows from it."""
     seeds = {p: len({r["seed"] for r in rows if (r["part"] == "chain") == (p == "chains")})
-             for p in ("the plane", "chains")}  # fmt: skip
+             for p in ("2-D sets", "chains")}  # fmt: skip
     told = ", ".join(f"{n} of {part}" for part, n in seeds.items() if n)
-    sections = ["# Ablations", f"Mean ± standard deviation over seeds: {told}."]
+    sections = ["# Ablations", f"Mean ± standard deviation over seeds ({told})."]
 
     def table(
         title: str, note: str, header: list[str], body: list[list[str]], follows: str = ""
@@ -332,8 +332,8 @@ def page(rows: list[Row]) -> str:
         )
 
     table(
-        "Objectives in the plane: nats below the limit",
-        "By samples a step; equal steps, batches and networks, one proposal. Exact normaliser.",
+        "Objectives on 2-D sets: nats below the limit",
+        "Lower is better. Steps, batches, networks and proposal are the same; exact normaliser.",
         ["objective, samples", *sets],
         [
             [f"{LABELS[o]}, {n:,}"]

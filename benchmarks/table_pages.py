@@ -50,6 +50,18 @@ def cell(rows: list[Row], key: str, digits: int = 3) -> str:
     return f"{statistics.fmean(values):,.{digits}f}{spread}"
 
 
+MEANINGS = """- *XGBoost*, *logistic*: two-sample score `2 - 2 max(0.5, AUROC)` of a classifier that
+  tells samples from training rows. 1: it cannot tell; 0: it always can. *test rows*: XGBoost's,
+  from test rows.
+- *shape*, *trend*: agreement of single columns and of pairs of columns; 1 is best.
+- *closest record*: share of samples that are closer to training rows than to as many test rows; 0.5
+  is best.
+- *nearest*: median distance of samples to the nearest training row, divided by that of test rows.
+  Below 1, samples are too close to training rows.
+- *AUROC*: of XGBoost trained on samples and tested on real rows; *of real*: divided by that of
+  XGBoost trained on real rows."""
+
+
 def generation(content: Row, published: Row) -> str:
     """Samples: one table a set, ours, peers, what was published."""
     digits = dict.fromkeys(("xgboost", "xgboost_test", "logistic", "shape", "trend"), 3)
@@ -59,11 +71,8 @@ def generation(content: Row, published: Row) -> str:
     header += ["closest record", "nearest", "AUROC", "of real", "training, s", "sampling, s"]
     parts = [
         "# Samples of mixed tables",
-        "Two-sample score `2 - 2 max(0.5, AUROC)` of classifiers that tell samples from training "
-        "rows (1: cannot tell, 0: always tell) and XGBoost's from test rows; agreement of columns "
-        "(shape) and of pairs (trend); share of samples closer to training than to test rows; "
-        "median distance to the nearest training row in that of test rows (below 1: copies); "
-        "AUROC of XGBoost trained on samples, and in that of real rows. Mean ± sd over seeds.",
+        "Mean ± standard deviation over seeds.",
+        MEANINGS,
     ]
     for dataset in dict.fromkeys(row["dataset"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["dataset"] == dataset]
@@ -97,7 +106,10 @@ def noise_of_samples(rows: list[Row]) -> str:
         f"± {statistics.fmean(r[f'bootstrap_{key}_sd'] for r in ours):.4f})"
         for key, name in names.items()
     ]
-    told = f"Of {whose} (in brackets: of training rows drawn again): {'; '.join(said)}."
+    told = (
+        f"How much of shape and trend is chance? Those of {whose}, and in brackets those of "
+        f"training rows resampled with replacement: {'; '.join(said)}."
+    )
     halves = [row for row in ours if "fresh_trend" in row]
     if halves:
         lost = {
@@ -106,7 +118,7 @@ def noise_of_samples(rows: list[Row]) -> str:
         }
         said = [f"{names[key]} {cell([{'x': v} for v in lost[key]], 'x', 4)}" for key in names]
         told += (
-            " One half of the real rows beside the other, less the same half drawn again: "
+            " One half of the real rows against the other, minus the same half resampled: "
             f"{'; '.join(said)}."
         )
     return told
@@ -130,8 +142,9 @@ def gaps(content: Row, _published: Row) -> str:
     return "\n\n".join(
         [
             "# Training with gaps",
-            "Log-likelihood of complete test rows (nats a row), one schema a table; imputing "
-            "first: difference to training on the gaps, paired. Mean ± sd over splits.",
+            "Log-likelihood of complete test rows (nats per row) after training on tables with "
+            "gaps. *First*: what is lost or gained by imputing the gaps first and training on the "
+            "filled table, paired. Mean ± standard deviation over splits.",
             markdown_table([*header, "splits"], body),
         ]
     )
@@ -150,10 +163,10 @@ def imputation(content: Row, _published: Row) -> str:
     return "\n\n".join(
         [
             "# Imputation",
-            f"30 % of the cells removed at random, {draws} draws of each: CRPS of numbers in "
-            "standard deviations of their column, log-loss of categories (one more draw spread "
-            "over the levels), both the mean of columns; share of true values of continuous "
-            "columns within central 90 % intervals.",
+            f"30 % of the cells are removed at random and drawn {draws} times. CRPS of numbers, in "
+            "standard deviations of their column, and log-loss of categories: means over columns, "
+            "lower is better. Coverage: share of true values of continuous columns within central "
+            "90 % intervals.",
             markdown_table(
                 ["set", "rows", "method", "CRPS", "log-loss", "coverage", "seconds"], body
             ),
@@ -177,8 +190,8 @@ def explanation(content: Row, _published: Row) -> str:
     return "\n\n".join(
         [
             "# Which cell is wrong?",
-            "One cell of each row replaced by a different value of its column: share of rows where "
-            "that column is named first.",
+            "One cell of each row is replaced by a different value of its column. Share of rows in "
+            "which that column is named first.",
             markdown_table(header, body),
         ]
     )
