@@ -61,6 +61,21 @@ def test_quadrature_nodes_integrate_smooth_and_wavy_functions(family):
         assert torch.allclose(rule, exact.expand(2), atol=2e-3), (rule, exact)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+@pytest.mark.parametrize("n", [64, 2048])
+def test_quadrature_in_single_precision_knows_both_tails(family, side, n):
+    q = skewed(family)
+    mean, variance = q.moments()
+    q = q.moved(-mean * variance.rsqrt(), variance.rsqrt())
+    found = []
+    for each in (q, q.to(torch.float32)):
+        y, log_weight = each.nodes(n)
+        tilt = 8 * torch.sigmoid(2 * (side * y - 4))  # where one in some ten thousand is
+        found.append(float(torch.logsumexp(log_weight + tilt, 0)))
+    assert found[1] == pytest.approx(found[0], abs=2e-5)
+
+
 def test_a_narrow_component_between_two_nodes_keeps_its_mass():
     logits = torch.tensor([0.0, -6.0, -8.0])
     raw = torch.cat([logits, torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0.0, -7.0, 0.0])])

@@ -226,6 +226,10 @@ class Mixture1d:
         """The same in another precision."""
         return self._picked(lambda t: t.to(dtype))
 
+    def mirrored(self) -> Mixture1d:
+        """Those of ``-y``."""
+        return Mixture1d(self.log_pi, -self.loc, self.log_scale, self.family)
+
     def _picked(self, pick: Callable[[Tensor], Tensor]) -> Mixture1d:
         return Mixture1d(pick(self.log_pi), pick(self.loc), pick(self.log_scale), self.family)
 
@@ -317,7 +321,9 @@ class Mixture1d:
         parts = (t.unbind(-1) for t in (self.log_pi.exp(), self.loc, torch.exp(-self.log_scale)))
         *body, (share, loc, unit) = zip(*parts, strict=True)
         e = (y - loc) * unit
-        total = share * (0.5 + 0.5 * e * torch.rsqrt(2 + e.square()))
+        root = torch.sqrt(2 + e.square())
+        beyond = 1 / (root * (root + e.abs()))  # mass of the tail on that side
+        total = share * torch.where(e < 0, beyond, 1 - beyond)
         below = torch.special.ndtr if self.family == "gaussian" else torch.sigmoid
         for share, loc, unit in body:  # one by one they stay in a processor's cache
             total = torch.addcmul(total, share, below((y - loc) * unit))
@@ -336,26 +342,31 @@ class Mixture1d:
         (``shift=0.5``) where there are cells: nodes are then centres, and the sum is exact as soon
         as there are more nodes than cells that matter.
         """
-        options: Any = {"dtype": self.loc.dtype, "device": self.loc.device}
+        options: Any = {"dtype": torch.float64, "device": self.loc.device}
         k = self.loc.shape[-1]
         is_tail = torch.arange(k, device=self.loc.device) == k - 1
-        v = torch.sigmoid(torch.linspace(-14, 14, 15, **options)).clamp(_EPS, 1 - _EPS)
-        e = self._quantile(v.unsqueeze(-1).expand(-1, k), is_tail.expand(15, k))
+        v = torch.sigmoid(torch.linspace(-14, 14, 15, **options))
+        e = self._quantile(v.unsqueeze(-1).expand(-1, k), is_tail.expand(15, k)).to(self.loc)
         each = self._picked(lambda t: t.unsqueeze(-2))
         anchors = (each.loc + each.log_scale.exp() * e).flatten(-2).sort(-1).values
-        s = torch.linspace(0, 1, 2 * n + 1, dtype=torch.float64, device=self.loc.device)
-        u = (s * s * (3 - 2 * s)).to(self.loc.dtype)
-        u = u.expand(*self.loc.shape[:-1], -1)
-        cuts = interpolate(u, each.cdf(anchors), anchors).movedim(-1, 0).contiguous()
+        s = torch.linspace(0, 0.5, n + 1, **options)
+        u = (s * s * (3 - 2 * s)).to(self.loc).expand(*self.loc.shape[:-1], -1)
+        # each half from its own end: a number close to one has few digits for what is beyond it
+        left = interpolate(u, each.cdf(anchors), anchors)
+        anchors = -anchors.flip(-1)
+        right = -interpolate(u, each.mirrored().cdf(anchors), anchors).flip(-1)
+        cuts = torch.cat([left, right[..., 1:]], -1).movedim(-1, 0).contiguous()
         nodes, edges = cuts[1::2], cuts[2:-1:2]
         if rounded is not None:
             edges = rounded(edges, 0.5)
             left, right = torch.cat([nodes[:1], edges]), torch.cat([edges, nodes[-1:]])
             margin = (right - left) / 4  # well inside, or a node would go to a neighbouring cell
             nodes = rounded(torch.maximum(torch.minimum(nodes, right - margin), left + margin), 0.0)
-        below = self.cdf(edges)
-        edge = torch.zeros_like(below[:1])
-        masses = torch.diff(torch.cat([edge, below, edge + 1]), dim=0).clamp_min(0)
+        half, none = len(edges) // 2, torch.zeros_like(nodes[:1])
+        below = torch.cat([none, self.cdf(edges[:half])])
+        above = torch.cat([self.mirrored().cdf(-edges[half:]), none])
+        middle = 1 - below[-1:] - above[:1]
+        masses = torch.cat([below.diff(dim=0), middle, -above.diff(dim=0)]).clamp_min(0)
         return nodes, torch.log(masses)
 
 
