@@ -88,3 +88,24 @@ def test_chunked_inputs_give_the_same_values_and_gradients(bias):
     by_hand = torch.einsum("rni,roi->rno", x.flatten(1, 2), layer.weight)
     by_hand = by_hand if layer.bias is None else by_hand + layer.bias[:, None]
     assert torch.allclose(flat, by_hand)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_gradients_of_stacked_maps_are_those_of_their_products(masked, fixed):
+    torch.manual_seed(0)
+    mask = (torch.rand(3, 4, 5) < 0.5).double() if masked else None
+    layer = ChainLinear(3, 5, 4, mask=mask).double()
+    x = torch.randn(3, 6, 5, dtype=torch.float64, requires_grad=True)
+    wanted = (x, *(() if fixed else (layer.weight, layer.bias)))
+    effective = layer.effective_weight()
+    effective, bias = (
+        (effective.detach(), layer.bias.detach()) if fixed else (effective, layer.bias)
+    )
+    by_hand = torch.einsum("rni,roi->rno", x, effective) + bias[:, None]
+    found = torch.autograd.grad(layer(x, fixed=fixed).sin().sum(), wanted)
+    for one, other in zip(found, torch.autograd.grad(by_hand.sin().sum(), wanted), strict=True):
+        torch.testing.assert_close(one, other)
+    (once,) = torch.autograd.grad(layer(x).sin().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        once.sum().backward()

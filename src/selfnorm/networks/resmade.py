@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout, linear, silu
 
 
@@ -97,6 +98,7 @@ class _Products(torch.autograd.Function):
     """``x[r] (weight mask)[r]^T + bias[r]`` for every ``r``.
 
     torch's own gradient of the weights comes transposed, and is copied twice before it is used.
+    There is no gradient of the gradient.
     """
 
     @staticmethod
@@ -110,6 +112,7 @@ class _Products(torch.autograd.Function):
         return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (x, weight, mask) = grads, ctx.saved_tensors
         of_x, of_weight, _, of_bias = ctx.needs_input_grad
