@@ -112,11 +112,14 @@ class Task:
         grads = [p.grad for p in params if p.grad is not None]
         if clip_norm is None or not grads:  # the optimiser squares gradients, too
             return torch.nn.utils.clip_grad_norm_(params, math.inf)
-        # on a CPU, where doubles are slow and a question is free, only where singles overflow
-        for dtype in (None, torch.float64)[grads[0].is_cuda :]:
-            norm = torch.stack(torch._foreach_norm(grads, 2, dtype)).norm()  # noqa: SLF001
-            if dtype is None and bool(norm.isfinite()):
-                break
+
+        def norm_in(dtype: torch.dtype | None) -> Tensor:
+            return torch.stack(torch._foreach_norm(grads, 2, dtype)).norm()  # noqa: SLF001
+
+        # on a CPU, where doubles are slow and a look is free, only where singles overflow
+        norm = norm_in(torch.float64 if grads[0].is_cuda else None)
+        if not grads[0].is_cuda and not bool(norm.isfinite()):
+            norm = norm_in(torch.float64)
         scale = (clip_norm / (norm + 1e-6)).clamp_max(1.0)
         torch._foreach_mul_(grads, scale.to(grads[0].dtype))
         return norm.to(torch.promote_types(grads[0].dtype, torch.float32))
