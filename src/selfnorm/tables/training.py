@@ -106,11 +106,9 @@ def train_law(
     began = clock.gone
     simple = _scores_of_simple(rows, parts, split.folds, with_gaps == 0, seed, clock)
     simple_seconds = clock.gone - began
-    beginning = _Beginning.of(rows, parts, split, simple, with_gaps, seed, clock)
+    beginning = _Beginning.of(rows, parts, split, simple, with_gaps, sizes, seed, clock)
     if beginning.lines:
         sizes |= {"lines": True, "conditioned": with_gaps > 0}
-    if beginning.lines and beginning.first:
-        beginning = replace(beginning, straight=_straight(rows, parts, split, beginning, sizes))
     columns = members.columns_of(parts, rows.coded[split.train], straight=beginning.straight)
     with seeded(seed):
         models = [
@@ -208,17 +206,20 @@ class _Beginning:
         split: _Split,
         simple: dict[members.Kind, np.ndarray],
         with_gaps: float,
+        sizes: dict[str, Any],
         seed: int,
         clock: Clock,
     ) -> _Beginning:
-        """By simple densities of rows not seen."""
+        """By simple densities of rows not seen, or by the lines of chains of these ``sizes``."""
         numbers_alone = all(part.rest for part in parts)
+        if split.n_folds > 1 and numbers_alone:
+            return cls(members.coordinates(simple), lines=True)
         if split.n_folds > 1:
+            if with_gaps == 0 or len(split.order_fold) == split.n_folds:
+                return cls(straight=False, lines=False)
             # gaps beside categories: one of two orders begins at lines, wrong for some tables
-            two = len(split.order_fold) > split.n_folds
-            lines = numbers_alone or (with_gaps > 0 and two)
-            first = 0 if numbers_alone else split.n_folds
-            return cls(lines and members.coordinates(simple), lines, first)
+            straight = _straight(rows, parts, split, sizes)
+            return cls(straight, lines=True, first=split.n_folds)
         in_time = TRIAL_SECONDS * len(parts) ** 2 < SIMPLE_SHARE * clock.left
         if with_gaps or not in_time:
             return cls(straight=False, lines=False)
@@ -528,22 +529,20 @@ def _judge(
     return found
 
 
-def _straight(
-    rows: Rows, parts: Sequence[Part], split: _Split, beginning: _Beginning, sizes: dict[str, Any]
-) -> bool:
+def _straight(rows: Rows, parts: Sequence[Part], split: _Split, sizes: dict[str, Any]) -> bool:
     """Whether chains begin at lines in columns as they are, or in their normal scores.
 
     Rows with gaps and categories: no simple density is fitted to such. Some of each fold tell, by
     the lines themselves; columns stay as they are unless clearly more rows are likelier otherwise.
     """
-    scores = []
+    sizes, scores = sizes | {"lines": True, "conditioned": True}, []
+    counted = rows.weights.unsqueeze(1) * (split.folds.unsqueeze(1) != split.order_fold)
     for straight in (True, False):
         columns = members.columns_of(parts, rows.coded, straight=straight)
         with seeded(0):  # the caller's random stream stays where it is
             chain = TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
-        counted = rows.weights.unsqueeze(1) * (split.folds.unsqueeze(1) != split.order_fold)
         packed = _packed(columns, rows.coded, torch.float64)
-        chain.start_at_lines(packed, counted, beginning.first)
+        chain.start_at_lines(packed, counted, split.n_folds)
         scores.append(_judge(chain, rows.coded, parts, split, columns, straight, lambda: False))
     gain = (scores[0] - scores[1])[np.isfinite(scores[0])]
     return bool((gain > 0).mean() > 0.5 - 1 / math.sqrt(max(1, len(gain))))
