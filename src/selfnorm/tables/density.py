@@ -106,7 +106,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         those of training where none are spared).
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model always scores on the CPU, in float64
-        but for the normalisers of factors, which are right to some 1e-6.
+        but for the normalisers of factors, which are right to some 1e-5.
     random_state : int, RandomState instance or None
         Same value, same bits on the CPU.
     verbose : bool, default False
