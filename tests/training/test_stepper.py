@@ -7,7 +7,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm.density.fit import DensityTask
-from selfnorm.training import Stepper, TrainingOptions
+from selfnorm.training import Stepper, Task, TrainingOptions
 from selfnorm.training.step import Counters
 
 
@@ -80,3 +80,10 @@ def test_metrics_of_an_objective_do_not_hide_a_loss_that_is_not_finite():
     bad = counters.observe(torch.tensor(math.nan), torch.tensor(1.0), fine)
     assert bool(bad)
     assert (float(counters.skipped), float(counters.taken)) == (1.0, 0.0)
+
+
+def test_a_gradient_whose_square_is_beyond_single_precision_is_shortened():
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.full((4,), 1e25)
+    assert float(Task().condition_gradients([parameter], 3.0)) == pytest.approx(2e25)
+    assert parameter.grad.tolist() == pytest.approx([1.5] * 4)
