@@ -4,7 +4,7 @@
     python benchmarks/first_ebm.py --out out/first --sets pinwheel --energies readme
 
 ``readme``: the lines of the README. ``plain``: an ``nn.Sequential`` of three layers on a Gaussian
-base, which is also the proposal. 7,000 training points; the gap is the mean of the true log-density
+base, and no proposal. 7,000 training points; the gap is the mean of the true log-density
 less that of the model, exactly normalised on a grid, at fresh points. Needs nothing but the
 library; runs that the file has are not repeated.
 """
@@ -35,7 +35,7 @@ def readme(x: Tensor) -> tuple[sn.EBM, Any]:
 
 
 def plain(x: Tensor) -> tuple[sn.EBM, Any]:
-    """A network as it comes; its base is the proposal."""
+    """A network as it comes, on a Gaussian base."""
     layers: list[nn.Module] = [nn.Linear(2, 128), nn.SiLU()]
     layers += [nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 1)]
     return sn.EBM(nn.Sequential(*layers), base=sn.Gaussian.fit_to(x)), None

@@ -87,6 +87,6 @@ def test_b_has_the_precision_of_the_energy():
     energy = sn.ExponentialFamily(lambda x: torch.ones_like(x), 1, theta=theta)
     model = sn.EBM(energy, base=sn.Gaussian(torch.zeros(1), scale=1.0))
     x = torch.linspace(-1, 1, 64)[:, None]
-    sn.fit(model, x, max_steps=1, lr=1e-12, seed=0, progress=False)
+    sn.fit(model, x, proposal=model.base, max_steps=1, lr=1e-12, seed=0, progress=False)
     assert float(model.log_norm.detach()) == pytest.approx(12345.678, abs=1e-6)
     assert sn.EBM(sn.MLP(1).half()).log_norm.dtype == torch.float32

@@ -96,7 +96,7 @@ def answers(model):
 @case("snl", "nce", "ranking_nce", "importance_ml", "bregman_lsif", "cd", "pcd", "dsm", "ssm")
 def objective(name):
     model = ebm()
-    history = fit(model, table(), objective=name, **QUICK)
+    history = fit(model, table(), objective=name, proposal=model.base, **QUICK)
     return {"values": answers(model), "loss": history.curve("loss")[1]}
 
 
@@ -114,6 +114,7 @@ OPTIONS = {
     "family": lambda: {"clip_norm": None},
     "defensive": lambda: {"proposal": sn.Defensive.fit_to(table()), "clip_norm": 0.1},
     "boxed": lambda: {"proposal": sn.Uniform(*torch.tensor([[-6.0, -9], [9, 40]])), "lr": 1e-2},
+    "guarded": lambda: {"proposal": None},
     "chunked": lambda: {"max_memory": 2e4},
     "distributed": lambda: {"n_accumulate": 2},
 }
@@ -126,14 +127,14 @@ def energy(kind):
         from lightning_fabric import Fabric
 
         train = partial(fit_distributed, fabric=Fabric(accelerator="cpu", devices=1))
-    history = train(model, table(), **QUICK | options)
+    history = train(model, table(), **QUICK | {"proposal": model.base} | options)
     return {"values": answers(model), "best": [history.best_step, history.best_score or 0.0]}
 
 
 @case("bounds", "sir", "imh", "rejection", "mala", "hmc", "smc")
 def fitted(method):
     model, x = ebm(partial(mlp, saturate=2.0)), table()
-    fit(model, x, **QUICK)
+    fit(model, x, proposal=model.base, **QUICK)
     if method != "bounds":
         options = {"log_bound": 3.0} if method == "rejection" else {}
         return {"rows": model.sample(200, method=method, seed=0, **options)[:6]}
@@ -149,6 +150,7 @@ def many(kind):
     models = [ebm() for _ in range(3)]
     options = {"lr": [1e-3, 5e-3, 1e-2], "objective": ["snl", "nce", "snl"], "ema": 0.9}
     options |= {"same_batches": kind == "same", "same_samples": kind == "same"}
+    options["proposal"] = [model.base for model in models]
     fit_many(models, table(), val_data=table(50, 2, 2), **QUICK | options)
     mixture, found = sn.Ensemble(models), {f"member{k}": answers(m) for k, m in enumerate(models)}
     return {**found, "mixture": answers(mixture), "rows": mixture.sample(5, seed=0)}
@@ -176,8 +178,9 @@ def resumed(kind):
         Stopping.left, options = left, QUICK | {"checkpoint": path and sn.Checkpoint(path, every=2)}
         models = [ebm(partial(layers, Stopping)) for _ in range(2)]
         if kind == "many":
-            histories = fit_many(models, table(), **options)
+            histories = fit_many(models, table(), proposal=[m.base for m in models], **options)
         else:
+            options["proposal"] = models[0].base
             histories = [fit(models[0], table(), objective=kind, **options)]
         return torch.cat([answers(m) for m in models]), histories[0]
 

@@ -18,7 +18,7 @@ from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import MOVED_OPTIONS, check_rows, moved
 from selfnorm.density.model import EBM
-from selfnorm.distributions import Proposal, draw_log_weights, proposal_for
+from selfnorm.distributions import Defensive, Proposal, draw_log_weights, proposal_for
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import chunk_size_for
 from selfnorm.training import History, Task, TrainingOptions, run, split_rows, whole_number
@@ -72,8 +72,9 @@ def fit(
         model: an :class:`~selfnorm.EBM`, or a model with a ``training_task`` of its own.
         x_train: ``(n, d)`` rows: a tensor, an array or a data frame of numbers (or a tuple of
             tensors, for conditional models).
-        proposal: where the samples for ``Z`` come from; the model's base by default. Any
-            distribution; see :func:`~selfnorm.as_proposal`.
+        proposal: where the samples for ``Z`` come from. By default the model's base, with a
+            heavy-tailed part (:class:`~selfnorm.Defensive`) where it is Gaussian. Any distribution;
+            see :func:`~selfnorm.as_proposal`.
         objective: ``"snl"`` or another name of :func:`available`, or an :class:`Objective`.
         n_samples: proposal samples per step.
         val_data: held-out rows; the state with the best held-out score is kept. A number is the
@@ -498,8 +499,9 @@ class DensityTask(Task):
         self.n_samples = n_samples
         self.log_norm_lr_scale = float(log_norm_lr_scale)
         self.n_val_samples = n_val_samples
-        if proposal is None:
-            proposal = model.base
+        if proposal is None and model.base is not None:
+            # samples of a Gaussian would not see an energy that lifts its tails
+            proposal = Defensive(model.base) if model.base.light_tails else model.base
         if proposal is None:
             raise ProposalError(
                 "fit needs a proposal: pass one fitted to the data, e.g. "

@@ -99,7 +99,8 @@ def fit_many(
         models: EBMs whose energies are built alike; bases may differ, or be absent.
         x_train: ``(n, d)`` rows shared by all members, or one table for each. Members with fewer
             rows than the largest go through theirs more often; an epoch is the largest's.
-        proposal: one for all members or a sequence of one for each; the bases by default.
+        proposal: one for all members or a sequence of one for each; by default as in
+            :func:`~selfnorm.fit`.
         objective: a name of :func:`selfnorm.density.fit.available` that is a function of weights
             (``"snl"``, ``"nce"``, ...), or one for each member.
         n_samples: proposal samples per step **and member**.

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ class Proposal(nn.Module, ABC):
     """A density over rows of ``dim`` numbers that can be sampled and evaluated."""
 
     dim: int
+    light_tails: ClassVar[bool] = False  # a Gaussian's: weights of heavier ones have no variance
 
     def extra_repr(self) -> str:
         """What stands between the brackets where it is printed."""
@@ -124,6 +125,8 @@ class Gaussian(_LocationScale):
         >>> Gaussian.fit_to(x, full=True).sample((7,)).shape
         torch.Size([7, 3])
     """
+
+    light_tails = True
 
     def __init__(
         self, mean: Tensor, scale: Tensor | float | None = None, covariance: Tensor | None = None
@@ -277,6 +280,7 @@ class GaussianMixture(Proposal):
         (torch.Size([4, 2]), torch.Size([400]))
     """
 
+    light_tails = True
     weights: Tensor
     means: Tensor
     scale_trils: Tensor
