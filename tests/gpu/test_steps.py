@@ -167,6 +167,21 @@ def test_images_in_bfloat16_are_close_to_single_precision():
     close(on_device, expected, 2e-2)
 
 
+def test_energies_of_a_chain_see_values_as_they_are_where_matrices_are_rounded():
+    model, x = sn.AutoregressiveEBM(3, blocks=1, discrete=None, **TINY).to(DEVICE), rows(dim=3)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        with torch.no_grad():
+            at = model.set_scaling(x).at_rows(x)[0]
+            y = at.proposal.sample(4)
+            found = model.energy.features(y, at)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    at = at._replace(mean=at.mean.cpu(), inverse_sd=at.inverse_sd.cpu())
+    close(found.cpu(), model.cpu().energy.features(y.cpu(), at), 1e-5)
+
+
 def test_captured_steps_whose_gradient_has_no_square_are_taken():
     q = sn.Gaussian(torch.zeros(2, device=DEVICE), scale=1.0)
     model = sn.EBM(Hole(0.0), base=q).to(DEVICE)
