@@ -594,8 +594,9 @@ def test_a_signal_ends_a_fit_with_what_was_kept(
         before, kept = (kept / "model.safetensors").read_bytes(), tmp_path / "m.stopped"
         with monkeypatch.context() as patched:
             strike(patched, number, 5)
-            _, _, err = selfnorm(*fit, "--force")
-        assert f"is kept in {kept}; {tmp_path / 'm'} is as it was" in err
+            patched.chdir(tmp_path / "m")
+            _, _, err = selfnorm(*fit, "--force", "-o", ".")
+        assert f"is kept in {kept}; . is as it was" in err
         assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
     read = ("evaluate", kept, places / "test.csv", "--n-samples", 100)
     assert selfnorm(*read)[0] == 0

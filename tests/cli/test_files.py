@@ -67,7 +67,7 @@ def test_columns_are_put_in_the_order_asked_for(tmp_path):
         ("NA,2.5\n1.5,3.5\n", r"missing value in row 1 \(line 1\), column 'x0'"),
         (",0,1\n0,1.5,2.5\n", "column 1 has no name"),
         ('a,b\n"1,5",2\n', r"holds text \('1,5' in row 1 .*decimal point"),
-        ('a,b\n"1,234.5",2\n', "separators of thousands"),
+        ('a,b\n"1,234",2\n', "separators of thousands"),
     ],
 )
 def test_bad_csv_names_row_and_column(tmp_path, text, words):
@@ -103,6 +103,15 @@ def test_semicolons_and_decimal_commas_are_read_and_written(tmp_path):
     assert numeric(read_table(path)).tolist() == [[1.5, 2.5], [2.5, 3.0]]
     path.write_text("a;b\n1,234;0.5\n2,345;1.5\n")  # who writes points may group by commas
     assert read_table(path).columns["a"].tolist() == ["1,234", "2,345"]
+
+
+def test_amounts_are_numbers_without_their_marks(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('price,share\n"-$1,250.50",12 %\n$20.00,7.5 %\n')
+    assert numeric(read_table(path)).tolist() == [[-1250.5, 12.0], [20.0, 7.5]]
+    path.write_text("price\n$20.00\nfree\n")
+    with pytest.raises(DataError, match=r"'free' in row 2"):
+        numeric(read_table(path))
 
 
 def test_encodings(tmp_path):

@@ -210,6 +210,7 @@ def fit(
     as_it_was = ""
     if stopped and replaces:  # a model that is barely trained takes no other's place
         as_it_was = f"; {output} is as it was"
+        output = output.resolve()  # "." has no name
         output = output.with_name(f"{output.name}.stopped")
     report: dict[str, Any] = {
         "model": str(output),

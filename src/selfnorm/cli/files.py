@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns import MISSING, Schema, numbers_from
+from selfnorm.columns import MISSING, Schema, numbers_from, unmarked
 from selfnorm.errors import DataError, SelfnormWarning
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
@@ -110,6 +110,7 @@ def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
     absent = [name for name in columns if name not in table.columns]
     if absent:
         raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")
+    table = replace(table, columns={name: _amounts(table.columns[name]) for name in columns})
     found = [_no_numbers(table, name) for name in columns]
     problems = [problem for problem in found if problem]
     if problems:
@@ -564,6 +565,17 @@ def _parsed(cells: np.ndarray) -> np.ndarray:
         return np.where([_is_missing(cell) for cell in cells], np.nan, cells).astype(np.float64)
     except (ValueError, TypeError):
         return cells
+
+
+def _amounts(column: np.ndarray) -> np.ndarray:
+    """Numbers written with marks (``$1,250.50``, ``12 %``) without them, or the text as it stands.
+
+    >>> _amounts(np.array(["$1,250.50", "$20.00"], dtype=object)).tolist()
+    [1250.5, 20.0]
+    """
+    if column.dtype.kind == "f":
+        return column
+    return _parsed(np.array(unmarked([str(cell) for cell in column])[0], dtype=object))
 
 
 def _column_of(values: np.ndarray) -> np.ndarray:

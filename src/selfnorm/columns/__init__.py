@@ -7,7 +7,7 @@ from selfnorm.columns.coding import Column, Part
 from selfnorm.columns.detection import detect_step
 from selfnorm.columns.frames import numbers_like
 from selfnorm.columns.schema import Schema
-from selfnorm.columns.text import MISSING, numbers_from
+from selfnorm.columns.text import MISSING, numbers_from, unmarked
 
 if TYPE_CHECKING:
     from selfnorm.columns.coded import FAR, GAP, UNSEEN, CodedColumns, knots_for
@@ -29,6 +29,7 @@ __all__ = [
     "log_cell_mass",
     "numbers_from",
     "numbers_like",
+    "unmarked",
 ]
 
 
