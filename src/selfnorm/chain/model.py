@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import hardtanh, silu
+from torch.nn.functional import dropout, hardtanh, silu
 
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows, moved
@@ -21,7 +21,7 @@ from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.distributions import Mixture1d
 from selfnorm.errors import DataError
 from selfnorm.functional import bound_gap, log_mean_exp
-from selfnorm.networks import ChainLinear, ResMADE, draw_orderings, thinned
+from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
 
 # Places (rows x columns x nodes x orderings) handled at once outside training. On a CPU few, which
 # stay in its cache: scores are quicker by a half than with 2**20.
@@ -251,7 +251,7 @@ class Chain(nn.Module, ABC):
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
         if line is not None:
             proposal = proposal.moved(*line)
-        context = thinned(context, self.context_drop, self.training)
+        context = dropout(context, self.context_drop, self.training)
         return self._described(proposal, self._seen_by_energies(proposal, features), context)
 
     def _seen_by_energies(self, proposal: Mixture1d, features: Tensor) -> Mixture1d:

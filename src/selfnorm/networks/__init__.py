@@ -11,7 +11,7 @@ from selfnorm.networks.perceptrons import (
     linear,
     perceptron,
 )
-from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings, thinned
+from selfnorm.networks.resmade import ChainLinear, ResMADE, draw_orderings
 
 __all__ = [
     "MLP",
@@ -26,5 +26,4 @@ __all__ = [
     "draw_orderings",
     "linear",
     "perceptron",
-    "thinned",
 ]

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout, linear, silu
 
 
@@ -76,63 +74,27 @@ class ChainLinear(nn.Module):
 
     def forward(self, x: Tensor, *, fixed: bool = False) -> Tensor:
         """Apply map ``r`` to ``x[r]``, in its precision; ``fixed`` weights take no gradient."""
-        weight: Tensor = self.weight.to(x.dtype)
+        weight: Tensor = self.effective_weight().to(x.dtype)
         bias: Tensor | None = None if self.bias is None else self.bias.to(x.dtype)
-        mask: Tensor | None = None if self.mask is None else self.mask.to(x.dtype)
         if fixed:
             weight, bias = weight.detach(), None if bias is None else bias.detach()
         if len(weight) == 1:  # squeezed, not indexed: the gradient of an index is a copy
-            weight = weight if mask is None else weight * mask
             return linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
         if x.dim() == 3:
-            return _Products.apply(x, weight, mask, bias)
+            return _products(x, weight, bias)
         if x.device.type == "cpu":  # long products are as good as many there
-            return _Products.apply(x.flatten(1, 2), weight, mask, bias).unflatten(1, x.shape[1:3])
-        each = (
-            None if t is None else t.repeat_interleave(x.shape[1], 0) for t in (weight, mask, bias)
-        )
-        return _Products.apply(x.flatten(0, 1), *each).unflatten(0, x.shape[:2])
+            return _products(x.flatten(1, 2), weight, bias).unflatten(1, x.shape[1:3])
+        chunks = x.shape[1]
+        weight = weight.repeat_interleave(chunks, 0)
+        bias = None if bias is None else bias.repeat_interleave(chunks, 0)
+        return _products(x.flatten(0, 1), weight, bias).unflatten(0, (-1, chunks))
 
 
-class _Products(torch.autograd.Function):
-    """``x[r] (weight mask)[r]^T + bias[r]`` for every ``r``.
-
-    torch's own gradient of the weights comes transposed, and is copied twice before it is used.
-    There is no gradient of the gradient.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, mask: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
-        weight = weight if mask is None else weight * mask
-        ctx.save_for_backward(x, weight, mask)
-        if bias is None:
-            return torch.bmm(x, weight.transpose(1, 2))
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (x, weight, mask) = grads, ctx.saved_tensors
-        of_x, of_weight, _, of_bias = ctx.needs_input_grad
-        found = torch.bmm(grad.transpose(1, 2), x) if of_weight else None
-        if found is not None and mask is not None:
-            found.mul_(mask)
-        of_input = torch.bmm(grad, weight) if of_x else None
-        return of_input, found, None, grad.sum(1) if of_bias else None
-
-
-def thinned(x: Tensor, drop: float, training: bool) -> Tensor:
-    """Dropout. On a CPU torch's own takes four times as long to draw what is dropped.
-
-    Example:
-        >>> thinned(torch.ones(3), 0.5, training=False)
-        tensor([1., 1., 1.])
-    """
-    if not training or drop == 0 or x.device.type != "cpu":
-        return dropout(x, drop, training)
-    return x * (torch.rand_like(x) >= drop).to(x).div_(1 - drop)
+def _products(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x[r] weight[r]^T + bias[r]`` for every ``r``."""
+    if bias is None:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
 class ResMADE(nn.Module):
@@ -234,6 +196,6 @@ class ResMADE(nn.Module):
         h = told(self.first(inputs), 0)
         for i in range(0, len(self.layers), 2):
             inner = told(self.layers[i](silu(h)), i // 2 + 1)
-            inner = thinned(silu(inner), self.drop, self.training)
+            inner = dropout(silu(inner), self.drop, self.training)
             h = h + self.layers[i + 1](inner)
         return silu(h)

@@ -105,21 +105,13 @@ class Task:
     def condition_gradients(self, params: Sequence[Tensor], clip_norm: float | None) -> Tensor:
         """Norm of the gradient, which is shortened to ``clip_norm`` where it is longer.
 
-        In double precision where it has to be: where ``log Z - b`` is over 43 the gradient's square
-        is beyond single precision, and a step that would have mended the model was lost, as were
-        all after it.
+        In double precision: where ``log Z - b`` is over 43 the gradient's square is beyond single
+        precision, and a step that would have mended the model was lost, as were all after it.
         """
         grads = [p.grad for p in params if p.grad is not None]
         if clip_norm is None or not grads:  # the optimiser squares gradients, too
             return torch.nn.utils.clip_grad_norm_(params, math.inf)
-
-        def norm_in(dtype: torch.dtype | None) -> Tensor:
-            return torch.stack(torch._foreach_norm(grads, 2, dtype)).norm()  # noqa: SLF001
-
-        # on a CPU, where doubles are slow and a look is free, only where singles overflow
-        norm = norm_in(torch.float64 if grads[0].is_cuda else None)
-        if not grads[0].is_cuda and not bool(norm.isfinite()):
-            norm = norm_in(torch.float64)
+        norm = torch.stack(torch._foreach_norm(grads, 2, torch.float64)).norm()  # noqa: SLF001
         scale = (clip_norm / (norm + 1e-6)).clamp_max(1.0)
         torch._foreach_mul_(grads, scale.to(grads[0].dtype))
         return norm.to(torch.promote_types(grads[0].dtype, torch.float32))

@@ -20,9 +20,6 @@ from selfnorm.errors import SelfnormWarning
 if TYPE_CHECKING:
     from selfnorm.training.loop import Task, TrainingOptions
 
-# Bytes of a block after whose coming and going glibc's malloc keeps smaller ones for the next step,
-# instead of asking the system for fresh pages each time: a thirteenth of a step on a CPU.
-_KEPT_BLOCK = 2**25 - 2**15
 _WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS allocate lazily
 
 
@@ -99,8 +96,6 @@ class Stepper:
         self.average = [] if options.ema is None else [p.detach().clone() for p in self.params]
         self._gain = torch.ones((), device=self.device)  # share of the parameters in the average
         on_cuda = self.device.type == "cuda"
-        if not on_cuda:
-            torch.empty(_KEPT_BLOCK, dtype=torch.uint8)
         # On CUDA learning rates are tensors, which a captured graph reads anew in every step.
         scales = [float(group.get("lr_scale", 1.0)) for group in groups]
         self._lr_scales = torch.tensor(scales, device=self.device) if on_cuda else None
