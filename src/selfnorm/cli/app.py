@@ -310,8 +310,7 @@ def score(
         if explain:
             raise DataError("--explain is for densities; this model predicts a target")
     else:
-        added["log_density"] = _about(table, found.estimator.score_samples, X)
-        inside = _about(table, found.estimator.decision_function, X)
+        added["log_density"], inside = _about(table, found.estimator.scored, X)
         added["outlier"] = (inside < 0).astype(np.float64)
         if explain:
             cells = table_of(_about(table, found.estimator.explain, X)).columns

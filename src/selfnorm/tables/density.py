@@ -364,7 +364,15 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         a thousandth of the distance between its quartiles; a gap counts as much as its column does
         on average, so that a row is not called ordinary for having few cells.
         """
-        return self._scored(X)[1]
+        return self.scored(X)[1]
+
+    def scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`score_samples` and :meth:`decision_function` of rows, in the time of one."""
+        scores, ordinary = [], []
+        for coded, open_ in self._pieces(X, training.PIECE):
+            scores.append(self._log_prob(coded, open_))
+            ordinary.append(scores[-1] + self._correction(coded))
+        return torch.cat(scores).numpy(), torch.cat(ordinary).numpy() - self.offset_
 
     def predict(self, X: Any) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
@@ -617,7 +625,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             page = density_report(
                 self,
                 X,
-                self._scored,
+                self.scored,
                 train=train,
                 held_out=self.held_out_ if again else None,
                 unseen=unseen,
@@ -882,14 +890,6 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def _law(self) -> members.Mixture:
         """The chain and what is mixed with it."""
         return members.Mixture(self._chain(), self.members_, self._simple)
-
-    def _scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """:meth:`score_samples` and :meth:`decision_function`, from one pass."""
-        scores, ordinary = [], []
-        for coded, open_ in self._pieces(X, training.PIECE):
-            scores.append(self._log_prob(coded, open_))
-            ordinary.append(scores[-1] + self._correction(coded))
-        return torch.cat(scores).numpy(), torch.cat(ordinary).numpy() - self.offset_
 
     def _correction(self, coded: Tensor) -> Tensor:
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
