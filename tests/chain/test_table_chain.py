@@ -241,3 +241,14 @@ def test_a_chain_of_some_orders_answers_as_they_do_in_the_whole():
     each = torch.stack([model.of_orders([r]).log_prob(packed) for r in range(3)])
     whole = torch.logsumexp(each, 0) - math.log(3)
     torch.testing.assert_close(whole, model.log_prob(packed))
+
+
+def test_a_part_of_one_value_keeps_its_code_and_leaves_room_for_others():
+    parts, x = codes([1, 3])
+    model = shaken(parts)
+    assert set(model.sample(50, seed=0)[:, 0, 0].tolist()) == {0.0}
+    outcomes = [[(a, 0), (b, 0)] for a in (0, UNSEEN) for b in (0, 1, 2, UNSEEN)]
+    packed = model.columns.pack(torch.tensor(outcomes).double())[0]
+    assert float(model.log_prob(packed).exp().sum()) == pytest.approx(1, abs=1e-6)
+    law = model.column_law(model.columns.pack(x[:2])[0], 0)
+    assert law.log_codes.exp().flatten().tolist() == pytest.approx([0.99, 0.99])

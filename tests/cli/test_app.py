@@ -106,6 +106,17 @@ def test_score_keeps_other_columns_and_finds_its_own_in_any_order(selfnorm, plac
     assert np.array_equal(scored.columns["outlier"], expected < density.offset_)
 
 
+def test_a_row_without_a_score_is_an_outlier(selfnorm, places, tmp_path, monkeypatch):
+    def scored(self, X):
+        return np.full(len(X["a"]), np.nan), np.full(len(X["a"]), np.nan)
+
+    monkeypatch.setattr(sn.EnergyDensity, "scored", scored)
+    out = tmp_path / "scored.csv"
+    code, _, _ = selfnorm("score", places / "model", places / "test.csv", "-o", out)
+    assert code == 0
+    assert (read_table(out).columns["outlier"] == 1).all()
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_sample(selfnorm, places, tmp_path, suffix):
     first, second = tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"

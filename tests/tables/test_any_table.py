@@ -348,6 +348,40 @@ def test_a_row_without_a_date_is_scored_alone(density, frame):
     assert density.score_samples(row) == pytest.approx(density.score_samples(beside)[:1])
 
 
+@pytest.mark.parametrize("unit", ["D", "h", "min", "s"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_dates_of_one_week_are_drawn_filled_and_scored(unit, zone, recwarn):
+    rng = np.random.default_rng(0)
+    first = pd.Timestamp("2024-01-01 10:00" if unit in "mins" else "2024-01-01", tz=zone)
+    frame = pd.DataFrame(
+        {"t": first + pd.to_timedelta(rng.integers(0, 5, 100), unit), "x": rng.normal(size=100)}
+    )
+    density = EnergyDensity(**{**QUICK, "max_steps": 3}).fit(frame)
+    drawn = density.sample(20, random_state=0)
+    assert drawn["t"].notna().all()
+    assert drawn["t"].dt.isocalendar().week.eq(1).all()
+    gap = frame.iloc[:3].assign(t=pd.Series(pd.NaT, range(3), dtype=frame["t"].dtype))
+    assert density.impute(gap, random_state=0)["t"].notna().all()
+    later = frame.iloc[[0, 0]].reset_index(drop=True)
+    later.loc[1, "t"] += pd.Timedelta("7D")
+    scores = density.score_samples(later)
+    assert -30 < scores[1] < scores[0] - 3
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+def test_rows_without_a_score_make_no_bounds_reliable(density, frame):
+    law = density._law()
+    coded, open_ = density._rows(frame)
+    assert not law.bounds(coded, open_, 300, 0).reasons
+    finite = EnergyDensity(**QUICK).fit(frame[["flag"]].assign(other=frame["zero"] == 0))
+    for each, table in ((density, frame), (finite, finite.sample(30, random_state=0))):
+        coded, open_ = each._rows(table)
+        open_[3, 0] = math.nan
+        bounds = each._law().bounds(coded, open_, 300, 0)
+        assert "no finite log-likelihood" in bounds.reasons[0]
+        assert not bounds.reliable
+
+
 def test_pipelines_and_searches_of_one_schema(frame):
     table = frame.drop(columns="day")
     inputs, y = table.drop(columns="count"), table["count"].astype(float)

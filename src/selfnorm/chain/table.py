@@ -553,7 +553,7 @@ class TableChain(Chain):
         code = rows.code[:, self.finite].expand(stack, -1, -1).unsqueeze(-1)
         log_code = log_codes.gather(-1, code).squeeze(-1) + self.log_known[self.finite]
         log_number = self._log_proposal(at.proposal, rows)
-        log_q = features.new_zeros(stack, *rows.code.shape)
+        log_q = self.log_known.to(features).expand(stack, *rows.code.shape)
         log_q = log_q.index_copy(-1, self.finite, log_code)
         at_mass = self.shared & asked & (rows.code < self.columns.n_values)
         if exact and bool(at_mass.any()):
@@ -731,7 +731,7 @@ class TableChain(Chain):
         """``(R, n, K)``: log-probabilities of the outcomes of one part, a number's last."""
         finite = self.finite.tolist()
         if part not in finite:
-            return features.new_zeros(*features.shape[:2], 1)
+            return self.log_known[part].to(features).expand(*features.shape[:2], 1)
         place = finite.index(part)
         known = ~self.logit_absent[place]
         index = self.logit_index[place][known]
@@ -797,6 +797,7 @@ class TableChain(Chain):
         is_finite[self.finite] = True
         is_number = torch.zeros_like(is_finite)
         is_number[self.numbers] = True
+        only = self.rest_code - (~is_number).to(self.rest_code)  # the code where there is but one
         given = keep if bool(keep.any()) else None
         rows[..., 0] = rows[..., 0].where(keep, float(GAP))
         weights = self._head_weights()
@@ -810,7 +811,7 @@ class TableChain(Chain):
                 continue
             told = self.told(Rows.of(rows), given, law)
             features = self.features(Rows.of(rows), given, told)
-            code = self.rest_code[part].unsqueeze(1).expand(-1, n)
+            code = only[part].unsqueeze(1).expand(-1, n)
             if bool(is_finite[part].any()):
                 of_code = place_of[0, part]
                 added = None if told is None else told.logits[chain, :, of_code]

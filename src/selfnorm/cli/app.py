@@ -311,7 +311,7 @@ def score(
             raise DataError("--explain is for densities; this model predicts a target")
     else:
         added["log_density"], inside = _about(table, found.estimator.scored, X)
-        added["outlier"] = (inside < 0).astype(np.float64)
+        added["outlier"] = (~(inside >= 0)).astype(np.float64)
         if explain:
             cells = table_of(_about(table, found.estimator.explain, X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)

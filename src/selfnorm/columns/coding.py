@@ -156,6 +156,7 @@ def check_numbers(name: Any, cells: Cells) -> None:
         return
     row = int(bad.argmax())
     value = cells.values[row]
+    bad &= np.isinf(cells.values) == np.isinf(value)
     what, cure = f"a number as large as {value:.0e}", "give it in other units"
     if np.isinf(value):
         what, cure = f"an infinite value ({value})", "remove the row or leave the cell empty"
@@ -243,7 +244,7 @@ def encode_numbers(
     """Codes, numbers and the log-density of what is left open, for numbers of one part.
 
     A number never seen in a finite part is open: its density is Cauchy's around the median of the
-    part's values with their range as scale.
+    part's values with their range as scale, one where it has a single value.
 
     Example:
         >>> part = Part(0, "a", 1, rest=True, values=(0.0,))
@@ -262,7 +263,7 @@ def encode_numbers(
     if part.rest:
         numbers[open_] = to_cells(part, safe[open_])
     elif open_.any():
-        scale = known[-2] - known[0]
+        scale = known[-2] - known[0] or 1.0
         z = (safe[open_] - np.median(known[:-1])) / scale
         extra[open_] = -np.log(np.pi * scale) - np.log1p(z**2)
     codes[missing] = part.gap_code

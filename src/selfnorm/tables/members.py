@@ -128,9 +128,12 @@ class Mixture:
         """
         own, model = self.log_prob(coded) + open_.sum(-1), self.chain
         error = float(own.std(correction=min(1, len(own) - 1))) / math.sqrt(len(own))
+        reasons: tuple[str, ...] = ()
+        if not bool(torch.isfinite(own).all()):
+            reasons = ("Some rows have no finite log-likelihood.",)
         if model.n_numbers == 0:
             exact = float(own.mean())
-            return Bounds(exact, exact, error, error, 0.0, 0.0, 1.0, -math.inf, n_samples)
+            return Bounds(exact, exact, error, error, 0.0, 0.0, 1.0, -math.inf, n_samples, reasons)
         places = model.n_numbers * model.n_orderings
         n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(coded) * places)))
         n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
@@ -149,7 +152,8 @@ class Mixture:
         error = math.hypot(error, part.log_norm_se)
         if len(chosen) < len(coded):
             error = math.hypot(error, part.learned_rms / math.sqrt(n_rows))
-        return replace(part.shifted(shift), lower_se=error, upper_se=error)
+        reasons += part.reasons
+        return replace(part.shifted(shift), lower_se=error, upper_se=error, reasons=reasons)
 
 
 def _unpacked(law: TableChain | TableMixture, drawn: Tensor) -> np.ndarray:
