@@ -64,8 +64,10 @@ def test_columns_are_put_in_the_order_asked_for(tmp_path):
         ("a,a\n1,2\n", "column 'a' appears twice"),
         ("a,\n1,2\n", "column 2 has no name"),
         ("a,b\n1,\n2,\n", "missing value in row 1"),
+        ("a,b\n1,\n2,inf\n", r"missing value .* \(1 such cell"),
         ("NA,2.5\n1.5,3.5\n", r"missing value in row 1 \(line 1\), column 'x0'"),
         (",0,1\n0,1.5,2.5\n", "column 1 has no name"),
+        (",2019,2020\n0,1.5,2.5\n", "column 1 has no name"),
         ('a,b\n"1,5",2\n', r"holds text \('1,5' in row 1 .*decimal point"),
         ('a,b\n"1,234",2\n', "separators of thousands"),
     ],
@@ -285,3 +287,62 @@ def test_tables_put_one_below_the_other_lose_the_second_header(tmp_path):
         table = read_table(path)
     assert numeric(table).tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert table.lines.tolist() == [2, 4]
+
+
+IRIS = ["5.1,3.5,Iris-setosa", "4.9,3,Iris-setosa", "7,?,Iris-virginica", "6.3,3.3,Iris-virginica"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        IRIS,
+        ["5.1,,Iris-setosa", *IRIS[1:]],
+        ["A11,6,A34,4,4", "A12,48,A32,2,1", "A11,12,A34,4,2"],  # cells that are the same: no names
+        ["red,small", "blue,small", "red,large"],
+        ["2020-01-31,$4.50", "2020-02-29,$13.25"],
+        ["2019,2020", "2018,2021", "2017,2019"],
+        ["5,1;x", "4,9;x"],
+    ],
+)
+def test_a_first_line_like_the_others_is_data(tmp_path, lines):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.warns(SelfnormWarning, match="line 1 is data.* called 'x0', 'x1'"):
+        table = read_table(path)
+    assert (len(table), table.named, table.names[0]) == (len(lines), False, "x0")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["town,2019,2020", "Rome,1,2", "Rome,3,4"],
+        ["2019,2020,2021", "1.5,2,3", "2001,5,6"],
+        ["0,1,kind", "3,4,a", "5,6,a"],
+        ["0,1", "3,a", "5,b"],
+        ["a,b", "a,1", "b,1", "a,b", "c,2"],
+        ["x1,x2", "1,2"],
+        ["na", "1", "2"],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*stands again")
+def test_a_first_line_unlike_the_others_is_a_header(tmp_path, lines):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(lines) + "\n")
+    assert read_table(path).names == lines[0].split(",")
+
+
+def test_a_quote_that_is_not_closed_is_told_by_its_line(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = ["a,b,c", *["1,2,x"] * 60]
+    for cells in ('"1,2,x', '1,2,"x'):
+        path.write_text("\n".join([*lines[:6], cells, *lines[7:]]) + "\n")
+        with pytest.raises(DataError, match=r"t.csv: a quote opened in line 7 is not closed$"):
+            read_table(path)
+    path.write_text("\n".join([*lines[:6], '"1,2,x', *lines[7:30], '1,2,"y"', *lines]) + "\n")
+    with pytest.raises(DataError, match=r"line 31 has 1 cells.*opened in line 7 is not closed"):
+        read_table(path)
+    path.write_text("\n".join([*lines[:6], '1,2,"x', *lines * 1000]) + "\n")
+    with pytest.raises(DataError, match=r"t.csv: a quote opened in line 7 is not closed$"):
+        read_table(path)
+    path.write_text('a,b\n1,"two\nlines"\n')
+    assert read_table(path).columns["b"].tolist() == ["two\nlines"]

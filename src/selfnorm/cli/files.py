@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,10 @@ def atomic_output(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+_END = "\x1a"  # below the last line: part of a cell where a quote is open
+_NOT_CLOSED = "a quote opened in line {} is not closed"
+
+
 def _read_csv(path: Path, delimiter: str | None) -> Table:
     try:
         with path.open("rb") as stream:  # spreadsheets write "Unicode text" so, with a mark
@@ -258,25 +263,41 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
             if "\0" in head:
                 raise DataError(f"{path} is not a text table (it holds zero bytes)")
             mark = delimiter or _delimiter(head)
-            reader = csv.reader(stream, delimiter=mark, skipinitialspace=True)
-            rows, lines = [], []
+            reader = csv.reader(chain(stream, [_END]), delimiter=mark, skipinitialspace=True)
+            rows, lines, first = [], [], 1
+            quoted = {}  # rows of several lines: where the quote was opened
             for row in reader:
                 if row and (len(row) > 1 or row[0].strip()):  # blank lines are no rows
                     rows.append(row)
                     lines.append(reader.line_num)
+                    if reader.line_num > first:
+                        quoted[reader.line_num] = first
+                first = reader.line_num + 1
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8, "
             f"for example: iconv -f latin1 -t utf-8 {path.name} > utf8_{path.name}"
         ) from None
     except csv.Error as error:
+        if reader.line_num > first:
+            raise DataError(f"{path}: {_NOT_CLOSED.format(first)}") from None
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
+    if rows.pop() != [_END]:
+        raise DataError(f"{path}: {_NOT_CLOSED.format(quoted[lines[-1]])}")
+    lines.pop()
     while len(rows) > 1 and not any(cell.strip() for cell in rows[-1]):  # spreadsheets leave some
         rows.pop()
         lines.pop()
     header = rows[0]
-    named = _has_names(rows, mark)
+    named = _has_names(rows)
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]
+    if not named:
+        warnings.warn(
+            f"{path} seems to have no header: line {lines[0]} is data, and the columns are called "
+            f"{listed(names, most=2)}; a line of names above it would change that",
+            SelfnormWarning,
+            stacklevel=3,
+        )
     body = rows[1:] if named else rows
     body_lines = lines[1:] if named else lines
     again = [line for row, line in zip(body, body_lines, strict=True) if named and row == header]
@@ -301,6 +322,7 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
     ]
     problems += [
         f"line {line} has {len(row)} cells, the header has {len(names)}"
+        + (f": it seems that {_NOT_CLOSED.format(quoted[line])}" if line in quoted else "")
         for row, line in zip(body, body_lines, strict=True)
         if len(row) != len(names)
     ]
@@ -390,21 +412,59 @@ def _with_comma(cells: list[str]) -> list[str]:
     return [c.translate(_SWAPPED) if ok else c for c, ok in zip(cells, fit, strict=True)]
 
 
-def _has_names(rows: list[list[str]], mark: str = ",") -> bool:
-    """Whether the first line holds names: words, or the 0, 1, 2, ... of a frame without names."""
+def _has_names(rows: list[list[str]]) -> bool:
+    """Whether the first line holds names: something that is no cell of its own column.
+
+    Numbers alone, or beside NA and ?, are no names, unless they count columns from 0, or years,
+    above a column without such numbers.
+
+    >>> _has_names([["5.1", "red"], ["4.9", "blue"], ["?", "red"]])
+    False
+    >>> _has_names([["town", "2019"], ["Rome", "4.5"]]), _has_names([["2019", "2020"], ["1", "7"]])
+    (True, True)
+    """
     first = [cell.strip() for cell in rows[0]]
-    # between semicolons numbers may have decimal commas
-    plain = [cell.replace(",", ".") for cell in first] if mark == ";" else first
-    numbers = [_is_number(cell) for cell in plain]
-    if not all(numbers):
-        # numbers beside missing cells (NA, ?) are a row of data; a cell left empty has no name
-        words = [cell for cell, number in zip(first, numbers, strict=True) if not number]
-        return not any(numbers) or any(word == "" or word.lower() not in MISSING for word in words)
-    if first != [str(i) for i in range(len(first))] or len(rows) == 1:
+    # a header that stands again, of tables put one below the other, says nothing
+    others = [row for row in rows[1:] if len(row) == len(first) and row != rows[0]]
+    filled = [cell for cell in first if cell]
+    if others and _counts(filled):
+        alike = re.compile(r"-?\d+" if filled[0] == "0" else _YEAR)
+        columns = zip(*others, strict=True)
+        unlike = any(not any(alike.fullmatch(c.strip()) for c in column) for column in columns)
+        if unlike or "" in first:
+            return True
+    if all(_is_amount(cell) or (cell and _is_missing(cell)) for cell in first):
+        return not any(_is_amount(cell) for cell in first)
+    belong = (_belongs(cell, [row[i] for row in others]) for i, cell in enumerate(first))
+    return not filled or not all(belong)
+
+
+_YEAR = r"(19|20)\d\d"
+
+
+def _counts(cells: list[str]) -> bool:
+    """Whether cells are whole numbers one after the other: from 0, or several years."""
+    if not cells or not (cells[0] == "0" or (cells[1:] and re.fullmatch(_YEAR, cells[0]))):
         return False
-    # whole numbers above a column whose numbers all have a point: no measurement of the same kind
-    others = [row for row in rows[1:] if len(row) == len(first)]
-    return any(all("." in row[i] for row in others) for i in range(len(first)))
+    return cells == [str(int(cells[0]) + i) for i in range(len(cells))]
+
+
+def _belongs(cell: str, column: list[str]) -> bool:
+    """Whether a cell is a number or a gap in a column of numbers, or text that stands there again.
+
+    Digits do not matter in text: a date or an amount is like the others of its column.
+    """
+    if _is_amount(cell) or _is_missing(cell):
+        fit = [_is_amount(other) for other in column if not _is_missing(other)]
+        if 2 * sum(fit) > len(fit):
+            return True
+    alike = re.compile(re.sub(r"\d+", r"\\d+", re.escape(cell)))
+    return any(alike.fullmatch(other.strip()) for other in column)
+
+
+def _is_amount(cell: str) -> bool:
+    """Whether a cell is a number, with a point or a comma before its decimals."""
+    return _is_number(cell.replace(",", "."))
 
 
 # What NumPy, zipfile and zlib raise on damaged files; a header may ask for any amount of memory.
@@ -620,6 +680,7 @@ def _no_numbers(table: Table, name: str) -> str:
         if not bad.any():
             return ""
         row = int(bad.argmax())
+        bad &= np.isinf(column) == np.isinf(column[row])
         what = "missing value" if math.isnan(column[row]) else f"infinite value ({column[row]})"
         return (
             f"{what} in {_place(table, row)}, column {name!r}"
