@@ -1,5 +1,6 @@
 """Schemas of tables: what columns are, coded rows, and what is never seen."""
 
+import re
 import warnings
 
 import numpy as np
@@ -217,6 +218,7 @@ def test_what_a_user_says_goes():
     ("written", "words"),
     [
         ("{},{}5", "decimal commas: use points"),
+        ("1{},{}05", "10,005 may stand for thousands or for decimals: write 10005 or 10.005"),
         ("{}.{}", "but for 2 ('unknown' in row 20, 'see note' in row 21): empty these cells"),
     ],
 )
@@ -226,6 +228,17 @@ def test_what_keeps_texts_from_being_numbers_is_named(written, words):
     with pytest.warns(SelfnormWarning, match="price"):
         notes = Schema.detect({"price": price, "n": list(range(40))}, {"n": "cells"}).notes
     assert any(words in note for note in notes), notes
+    with pytest.raises(DataError, match=rf"does not hold numbers[,;] .*{re.escape(words)}"):
+        Schema.detect({"price": price}, {"price": "continuous"})
+
+
+def test_numbers_too_large_and_infinite_ones_are_counted_apart():
+    for cells, words in (
+        ([np.inf, 1e300, 1.0], r"infinite value \(inf\) in row 0 \(1 such"),
+        ([1e300, -np.inf, 1.0, -1e300], r"as large as 1e\+300 in row 0 \(2 such"),
+    ):
+        with pytest.raises(DataError, match=words):
+            Schema.detect({"a": cells})
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ MAX_CODES = 256
 MASS_SHARE, MASS_ROWS = 0.002, 10
 MAX_ROWS = 20_000  # of which relations between columns are read off
 MAX_COLUMNS = 100
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # 0,123 can only be decimals
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d+")
 IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
 
@@ -208,6 +209,8 @@ def _check_asked(name: Any, cells: Cells, asked: str | None) -> None:
         raise DataError(f"column {name!r} is to be a category, but holds dates; make them text")
     if kind != cells.kind:
         what = "not all of its cells are dates" if kind == "date" else "does not hold numbers"
+        if kind == "number" and cells.kind == "label":
+            what += _almost_numbers(cells)
         raise DataError(f"column {name!r} is to be {asked}, but {what}")
 
 
@@ -268,7 +271,11 @@ def _almost_numbers(cells: Cells) -> str:
     if len(odd) < len(numbers) and numbers_from(numbers) is not None:
         where = _in_rows(cells, list(odd))
         return f", all numbers but for {where}: empty these cells to have numbers"
-    if all(_COMMA.fullmatch(text) for text in texts):
+    if texts and all(_GROUPED.fullmatch(text) for text in texts):
+        whole, point = (texts[0].replace(",", mark) for mark in ("", "."))
+        told = f"; the comma of {texts[0]} may stand for thousands or for decimals: "
+        return told + f"write {whole} or {point} to have numbers"
+    if texts and all(_COMMA.fullmatch(text) for text in texts):
         return ", written with decimal commas: use points to have numbers"
     return ""
 
