@@ -655,6 +655,7 @@ def test_what_cannot_be_is_one_line(selfnorm, places, tmp_path, monkeypatch):
     out = ("-o", tmp_path / "s.csv")
     cases = [
         (("sample", model, "-n", 10**14, *out), "GiB are free"),
+        (("sample", model, "--missing", *out), "gaps fall: use fit --model-gaps"),
         (("fit", train, "-o", tmp_path / "m", "--device", "meta"), "holds no numbers"),
         (("fit", train, "-o", tmp_path / "m", "--checkpoint", tmp_path), "is a folder"),
     ]

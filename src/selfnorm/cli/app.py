@@ -378,6 +378,10 @@ def sample(
             f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
             "draw fewer at a time, with another --seed each"
         )
+    if missing and not any(part.gap for part in found.estimator.schema_.parts):
+        raise DataError(
+            f"{model} does not know where gaps fall: use fit --model-gaps, of a table that has some"
+        )
     drawn = found.estimator.sample(n, random_state=seed, missing=missing)
     if isinstance(drawn, np.ndarray):
         drawn = dict(zip(found.names, drawn.T, strict=True))
