@@ -218,6 +218,19 @@ def test_masked_cells_are_gaps():
     )
 
 
+@pytest.mark.parametrize("d", [2, 3])
+def test_numbers_too_small_to_tell_apart_are_refused(d):
+    x = np.random.default_rng(0).normal(size=(100, d))
+    quick = EnergyDensity(max_steps=5, hidden=8, random_state=0)
+    known = quick.fit(x).score_samples(x)
+    for scale in (1e-50, 1e-100, 1e-150, 1e-310):
+        with pytest.raises(DataError, match=r"'x1' varies by as little as .*; multiply it"):
+            quick.fit(x * [1.0, scale, 1.0][:d])
+    small = x * [1.0, 1e-30, 1.0][:d]
+    assert quick.fit(small).score_samples(small) + np.log(1e-30) == pytest.approx(known, abs=0.05)
+    assert len(np.unique(quick.sample(50, random_state=0)[:, 1])) == 50
+
+
 def test_rows_beyond_double_precision_are_refused_and_not_scored():
     X = skewed(60)
     density = EnergyDensity(random_state=0, max_steps=3).fit(X)

@@ -66,6 +66,7 @@ from selfnorm.training import Clock, History, Judgement
 
 MINIMUM_ROWS = 5
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
+_SMALLEST_SPREAD = 1e-36  # of numbers, some of which float32 has to tell apart
 RARE = 0.01  # share of rows not seen that are called outliers
 
 
@@ -262,6 +263,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if self.verbose:
             print(self.schema_)
         x, extra = self.schema_.encode(X)
+        _refuse_tiny(self.schema_.parts, x)
         weights = _weights(sample_weight, n)
         plain = _plainly_continuous(self.schema_.parts) and bool((x[..., 0] != GAP).all())
         self.method_ = self.method
@@ -1026,3 +1028,22 @@ def _numbers(names: Sequence[str] | None, d: int) -> Schema:
     columns = [Column(name, "continuous", numeric=True, form=form) for name in names]
     parts = [Part(j, str(name), 0, rest=True) for j, name in enumerate(names)]
     return Schema(columns, parts, "array")
+def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
+    """Refuse numbers of coded rows ``(n, p, 2)`` that are too close to each other to be told apart.
+
+    Example:
+        >>> part = Part(0, "mass", 0, rest=True)
+        >>> _refuse_tiny([part], np.array([[[0.0, 1e-50]], [[0.0, 3e-50]]]))
+        Traceback (most recent call last):
+        selfnorm.errors.DataError: column 'mass' varies by as little as 2e-50; multiply it
+    """
+    problems = []
+    for part, (code, number) in zip(parts, np.moveaxis(x, 0, -1), strict=True):
+        spread = np.ptp(number[code == part.n_codes]) if (code == part.n_codes).any() else 0.0
+        if 0 < spread < _SMALLEST_SPREAD:
+            told = f"column {part.name!r} varies by as little as {spread:.0e}; multiply it"
+            problems.append(told)
+    if problems:
+        raise DataError.of(problems)
+
+
