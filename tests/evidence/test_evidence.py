@@ -173,6 +173,23 @@ def test_sabotage_is_flagged(name):
     assert not found.reliable
 
 
+def test_bounds_that_cross_by_many_errors_are_a_reason():
+    """Draws 1.2 times too wide: the lower bound is above by 0.013, six or seven errors of it."""
+    wide = sn.evidence(gauss, 1.2 * normal(2000, 3), **QUICK)
+    assert wide.lower - wide.upper > 5 * math.hypot(wide.lower_se, wide.upper_se)
+    assert any("lower bound is above the upper" in reason for reason in wide.reasons)
+    assert not any("bounds meet" in note for note in wide.notes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_that_meet_by_chance_are_no_reason(seed):
+    found = sn.evidence(gauss, normal(1000, 2, seed), **QUICK)
+    assert found.reliable, found.reasons
+    assert found.upper - found.lower < 0.02
+    crossed = found.lower > found.upper
+    assert crossed == any("bounds meet" in note for note in found.notes)
+
+
 def test_a_density_of_the_family_is_found_and_not_estimated():
     """The draws alone know a Gaussian of 10 columns to 0.01; its density knows it without noise."""
     root = np.linalg.cholesky(np.full((10, 10), 0.6) + 0.4 * np.eye(10))

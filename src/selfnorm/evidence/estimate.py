@@ -34,6 +34,7 @@ TOLERATED_BEYOND = 0.1  # share of held-out draws that q may miss: the bridge do
 PROBES = 20_000  # rows drawn, not evaluated, of which those beyond all draws are kept
 FREE_SAMPLES = 4000  # of q, at which the density is not asked for
 LEAST_SHIFT = 0.02  # of a bounded mean, of standard deviations of some half
+CROSSED = 5  # standard errors by which the lower bound may be above the upper one
 PRIOR_HALVES = 4  # how many differences between halves the delta method's variance is worth
 
 UNSEEN = "A mode that is in no draw cannot be seen from the draws."
@@ -65,7 +66,7 @@ def evidence(
     .. math:: E_q[\log \tilde p - \log q] \le \log Z \le E_p[\log \tilde p - \log q]
 
     The first needs only the density; the second holds if the draws are from ``p``: if the first is
-    above the second, they are not.
+    above the second by more than chance, they are not.
 
     Args:
         log_density: ``log p~``, of NumPy arrays or tensors, of all rows ``(n, d)`` at once or of
@@ -406,19 +407,25 @@ def _by_bridge(
     k_samples = max(side.pareto_k_samples for side in sides)
     share = sum(side.support_share for side in sides) / 2
     crossed, notes = lower - upper, [UNSEEN]
+    crossed_se = math.hypot(lower_se, upper_se) + 1e-9 * (1 + abs(upper))  # of rounding
     drifting = [side.drift for side in sides if abs(side.drift) > 0.01 + 4 * side.drift_se]
     if drifting:
         reasons.append(
             f"Bridges that lean on the draws or on q differ by {drifting[0]:.3f}, which they do "
             "not for draws from this density; check parametrisation, Jacobians and convergence."
         )
-    if crossed > 0.01 + 4 * math.hypot(lower_se, upper_se):
+    if crossed > CROSSED * crossed_se:
         reasons.append(
-            f"The lower bound is above the upper one by {crossed:.3f}: the draws are not from this "
-            "density; check parametrisation, Jacobians and convergence."
+            f"The lower bound is above the upper one by {crossed:.2g}, or "
+            f"{crossed / crossed_se:.0f} standard errors: the draws are not from this density; "
+            "check parametrisation, Jacobians and convergence."
         )
     elif crossed > 0:
-        notes.insert(0, f"The bounds meet: the lower is above by {crossed:.2g}, within its error.")
+        notes.insert(
+            0,
+            f"The bounds meet: the lower is above by {crossed:.2g}, or "
+            f"{crossed / crossed_se:.1f} standard errors.",
+        )
     reasons += _of_halves((one.log_z, two.log_z), math.sqrt(expected))
     beyond = max(side.share_beyond for side in sides)
     if beyond > TOLERATED_BEYOND:
