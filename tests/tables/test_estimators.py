@@ -315,3 +315,26 @@ def test_integers_far_from_zero_are_drawn_as_integers_and_have_masses():
     assert np.allclose(far.score_samples(values + 2_000_000), near.score_samples(values), atol=1e-6)
     drawn = far.sample(50, random_state=0)
     assert np.array_equal(drawn, near.sample(50, random_state=0) + 2_000_000)
+
+
+def test_a_marginal_of_an_array_scores_its_own_samples_and_columns_by_name():
+    X = np.random.default_rng(0).normal(size=(200, 3))
+    marginal = EnergyDensity(max_steps=5, random_state=0).fit(X).marginal(["x2", "x0"])
+    assert marginal.columns == ("x0", "x2")
+    drawn = marginal.sample(4, random_state=0)
+    scores = marginal.score_samples(drawn)
+    named = {"x2": drawn[:, 1], "x0": drawn[:, 0]}
+    whole = np.insert(drawn, 1, 7.0, axis=1)
+    tables = (drawn.tolist(), np.ma.asarray(drawn), named, pd.DataFrame(named), pl.DataFrame(named))
+    for table in (*tables, whole, pd.DataFrame(whole), pd.DataFrame(named).assign(x1=7.0)):
+        assert np.array_equal(marginal.score_samples(table), scores)
+    for wrong in (drawn[:, :1], {"x0": [0.0]}):
+        with pytest.raises(DataError, match="1 columns"):
+            marginal.score_samples(wrong)
+
+
+def test_a_marginal_of_a_frame_scores_an_array_of_its_own_columns():
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(200, 3)), columns=list("abc"))
+    marginal = EnergyDensity(max_steps=5, random_state=0).fit(frame).marginal(["c", "a"])
+    rows = frame[["a", "c"]][:5]
+    assert np.array_equal(marginal.score_samples(rows.to_numpy()), marginal.score_samples(rows))

@@ -489,8 +489,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         check_is_fitted(self)
         self._chain()
         mask = self._mask(columns)
-        score = partial(self._score_marginal, mask=mask)
-        return Marginal(tuple(columns), score, partial(self._draw_marginal, columns=columns))
+        ordered = tuple(c.name for c in self.schema_.modelled if c.name in columns)
+        score = partial(self._score_marginal, columns=ordered, mask=mask)
+        return Marginal(ordered, score, partial(self._draw_marginal, columns=ordered))
 
     def probabilities(self, X: Any, column: Any) -> Any:
         """Probabilities of the levels of a column, given the others: a classifier.
@@ -933,8 +934,17 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         mask[self.schema_.parts_of(list(given))] = True
         return mask
 
-    def _score_marginal(self, X: Any, *, mask: Tensor) -> np.ndarray:
-        coded, open_ = self._rows(X, partial=True)
+    def _score_marginal(self, X: Any, *, columns: Sequence[Any], mask: Tensor) -> np.ndarray:
+        named = isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")
+        if not named:
+            cells = X if np.ma.isMA(X) else np.asarray(X)
+            if cells.ndim == 2 and cells.shape[1] == len(columns):
+                X, named = {name: cells[:, j] for j, name in enumerate(columns)}, True
+        own = self.schema_
+        has = X.column_names if hasattr(X, "num_rows") else getattr(X, "columns", X)
+        if named and {*columns} <= {*has}:  # by name, those of an array too
+            own = Schema(own.columns, own.parts, "dict", own.notes, own.missing)
+        coded, open_ = (torch.from_numpy(part) for part in own.encode(X, partial=True))
         coded[:, ~mask] = torch.tensor([float(GAP), 0.0], dtype=coded.dtype)
         return self._log_prob(coded, open_.where(mask, 0.0)).numpy()
 
@@ -976,7 +986,8 @@ class Marginal:
     """The distribution of some columns of a fitted :class:`EnergyDensity`, the others unknown.
 
     ``score_samples(X)`` is the log-likelihood ``(n,)`` of rows, whose other columns are not looked
-    at; ``sample(n_samples=1, random_state=None)`` draws a table of these columns.
+    at; an array may have all columns of the table, or these alone, as ``columns`` orders them: as
+    in the table. ``sample(n_samples=1, random_state=None)`` draws a table of these columns.
 
     Its scores are the network's own answers with the other columns missing: normalised for each
     choice of columns, not exactly the integral of the joint distribution (see ``consistency_``).
@@ -1017,17 +1028,6 @@ def _weights(sample_weight: Any, n: int) -> np.ndarray:
     return weights
 
 
-def _plainly_continuous(parts: Sequence[Part]) -> bool:
-    return all(part.rest and part.n_codes == 0 and part.step == 0 for part in parts)
-
-
-def _numbers(names: Sequence[str] | None, d: int) -> Schema:
-    """The schema of an array of continuous numbers."""
-    names = [f"x{j}" for j in range(d)] if names is None else names
-    form = {"dtype": "float64"}
-    columns = [Column(name, "continuous", numeric=True, form=form) for name in names]
-    parts = [Part(j, str(name), 0, rest=True) for j, name in enumerate(names)]
-    return Schema(columns, parts, "array")
 def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
     """Refuse numbers of coded rows ``(n, p, 2)`` that are too close to each other to be told apart.
 
@@ -1047,3 +1047,14 @@ def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
         raise DataError.of(problems)
 
 
+def _plainly_continuous(parts: Sequence[Part]) -> bool:
+    return all(part.rest and part.n_codes == 0 and part.step == 0 for part in parts)
+
+
+def _numbers(names: Sequence[str] | None, d: int) -> Schema:
+    """The schema of an array of continuous numbers."""
+    names = [f"x{j}" for j in range(d)] if names is None else names
+    form = {"dtype": "float64"}
+    columns = [Column(name, "continuous", numeric=True, form=form) for name in names]
+    parts = [Part(j, str(name), 0, rest=True) for j, name in enumerate(names)]
+    return Schema(columns, parts, "array")
