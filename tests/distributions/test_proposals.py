@@ -174,6 +174,25 @@ def test_own_objects_and_flows_serve():
     assert flow.trainable
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_log_prob_of_each_coordinate_is_refused(width):
+    class Forgotten:
+        def sample(self, shape):
+            return torch.randn(*shape, width)
+
+        def log_prob(self, x):
+            return D.Normal(0.0, 1.0).log_prob(x)  # no .sum(-1)
+
+    q, x = sn.as_proposal(Forgotten()), torch.zeros(5, width)
+    if width == 1:
+        assert q.log_prob(x).shape == (5,)
+        return
+    with pytest.raises(ProposalError, match=r"one value a row, shape \(5,\).*got \(5, 2\)"):
+        q.log_prob(x)
+    with pytest.raises(ProposalError, match="Forgotten"):
+        sn.fit(sn.EBM(sn.MLP(2)), torch.randn(50, 2), proposal=q, max_steps=1, progress=False)
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [

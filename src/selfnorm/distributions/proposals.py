@@ -418,7 +418,14 @@ class _Foreign(Proposal):
     def log_prob(self, x: Tensor) -> Tensor:
         # Rows as wide as the law's own numbers: a flow in float64 asks for such rows.
         rows = x.to(torch.promote_types(x.dtype, self._own))
-        return torch.as_tensor(self.log_density(rows)).to(x.dtype).reshape(x.shape[:-1])
+        found = torch.as_tensor(self.log_density(rows))
+        if found.numel() != x.shape[:-1].numel():
+            raise ProposalError(
+                f"log_prob of {type(self.law).__name__} must return one value a row, shape "
+                f"{tuple(x.shape[:-1])} for rows {tuple(x.shape)}; got {tuple(found.shape)}. Is a "
+                "sum over the columns missing: .sum(-1)?"
+            )
+        return found.to(x.dtype).reshape(x.shape[:-1])
 
 
 class _Lazy(Proposal):
