@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.errors import DataError, EnergyError, ProposalError
+from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from tests.analytic.models import Potential
 
 
@@ -31,6 +31,18 @@ def test_vector_energy_is_refused():
     model = sn.EBM(torch.nn.Linear(2, 3))
     with pytest.raises(EnergyError, match=r"one scalar per row.*\(4, 3\)"):
         model.log_prob(torch.zeros(4, 2))
+
+
+def test_energies_of_whole_numbers_are_refused():
+    x = torch.randn(50, 2)
+    model, q = sn.EBM(lambda v: v.round().long().sum(-1)), sn.Gaussian.fit_to(x)
+    with pytest.raises(EnergyError, match=r"floating-point.*int64"):
+        sn.evaluate(model, x, proposal=q, n_samples=100)
+    with (
+        pytest.warns(SelfnormWarning, match="no parameter"),
+        pytest.raises(EnergyError, match=r"floating-point.*int64"),
+    ):
+        sn.fit(model, x, proposal=q, max_steps=1, progress=False)
 
 
 def test_wrong_width_is_refused():

@@ -62,6 +62,11 @@ class EBM(nn.Module):
                 f"the energy must return one scalar per row: for input {tuple(x.shape)} expected "
                 f"{tuple(x.shape[:-1])}, got {tuple(energy.shape)}; sum or reduce its output"
             )
+        if not energy.is_floating_point():
+            raise EnergyError(
+                f"the energy must return floating-point numbers, got {energy.dtype}: whole numbers "
+                "have no gradient; return energy.float()"
+            )
         return -energy
 
     def log_unnormalized(self, x: Tensor) -> Tensor:
