@@ -126,3 +126,14 @@ def test_evaluate_and_the_estimator_hand_the_learned_figures_on():
     bounds = density.bounds(table, n_samples=300, random_state=0)
     assert math.isfinite(bounds.learned_error)
     assert bounds.lower == pytest.approx(density.score(table), abs=2e-3)  # by fewer nodes
+
+
+def test_rows_whose_energy_is_nan_are_named():
+    model, x, _ = known()
+    whole = model.energy.forward
+    model.energy.forward = lambda y, at: whole(y, at).masked_fill(y > 1.0, math.nan)
+    bounds = model.bounds(x, n_samples=100, seed=0)
+    assert math.isnan(bounds.lower)
+    assert not bounds.reliable
+    assert "NaN at" in bounds.reasons[0]
+    assert not any("support" in reason for reason in bounds.reasons)

@@ -45,6 +45,41 @@ def test_energies_of_whole_numbers_are_refused():
         sn.fit(model, x, proposal=q, max_steps=1, progress=False)
 
 
+class BrokenAt:
+    """A Gaussian whose log-density is NaN where ``broken`` says so."""
+
+    def __init__(self, broken):
+        self.law, self.broken = sn.Gaussian(torch.zeros(2), scale=1.0), broken
+
+    def sample(self, shape=()):
+        return self.law.sample(shape)
+
+    def log_prob(self, x):
+        return self.law.log_prob(x).masked_fill(self.broken(x), torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("broken", "where"),
+    [
+        (lambda x: x[..., 0] > -9, r"\d+ of \d+ rows"),
+        (lambda x: x[..., 0] > 2, "samples of its own"),
+        (lambda x: x[..., 0] == 0.25, r"1 of \d+ rows"),
+    ],
+)
+def test_nan_of_a_proposal_is_the_proposals(broken, where):
+    torch.manual_seed(0)
+    x = torch.randn(50, 2).clamp(-1.5, 1.5)
+    x[7] = 0.25
+    q, model = BrokenAt(broken), sn.EBM(sn.MLP(2))
+    with pytest.raises(ProposalError, match=f"proposal's log_prob is NaN at .*{where}"):
+        sn.fit(model, x, proposal=q, max_steps=1, progress=False)
+    model = sn.EBM(lambda v: v.square().sum(-1) / 2, log_norm=math.log(2 * math.pi))
+    found = sn.evaluate(model, x, proposal=q, n_samples=1000, seed=0)
+    assert not found.reliable
+    assert "proposal's log_prob is NaN" in found.reasons[0]
+    assert not any("energy" in reason or "integral" in reason for reason in found.reasons)
+
+
 def test_wrong_width_is_refused():
     model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
     with pytest.raises(DataError, match="2 columns"):

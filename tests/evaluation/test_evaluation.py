@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -216,3 +218,14 @@ def test_estimators_of_tables_are_evaluated_too():
     assert sn.evaluate(density, X, seed=1) == density.bounds(X, n_samples=20_000, random_state=1)
     regressor = sn.EnergyRegressor(n_members=1, max_epochs=1, random_state=0).fit(X, X[:, 0])
     assert sn.evaluate(regressor, (X, X[:, 0]), n_samples=64, seed=0).n_samples == 64
+
+
+@pytest.mark.parametrize("name", ["lower", "upper", "log_norm"])
+def test_bounds_with_a_nan_are_never_reliable(name):
+    fine = sn.Bounds(-1.0, -0.9, 0.1, 0.1, 0.0, 0.0, 1.0, 0.0, 100)
+    assert fine.reliable
+    broken = replace(fine, **{name: math.nan})
+    assert not broken.reliable
+    assert "NaN" in str(broken)
+    assert "NOT RELIABLE" in str(fine.shifted(math.nan))
+    assert replace(fine, upper=math.inf).reliable  # a model that has none

@@ -160,8 +160,11 @@ def summarise(rows: dict[str, Tensor], n_samples: int) -> ChainBounds:
 def _reasons(
     rows: dict[str, Tensor], columns: Tensor, k: float, n_samples: int, apart: float, se: float
 ) -> Iterator[str]:
-    if not bool(torch.isfinite(rows["lower"]).all()):
+    if bool(torch.isinf(rows["lower"]).any()):
         yield "Some rows have density zero: they lie outside the support that was stated."
+    n_nan = int((torch.isnan(rows["lower"]) | torch.isnan(rows["upper"])).sum())
+    if n_nan:
+        yield f"The log-likelihood is NaN at {n_nan} rows: an energy or b is broken; retrain."
     if abs(apart) > max(DISAGREEMENT, 5 * se):
         yield (
             f"Samples and quadrature nodes disagree by {apart:.3f} nats (standard error {se:.3f}): "

@@ -18,7 +18,13 @@ from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import MOVED_OPTIONS, check_rows, moved
 from selfnorm.density.model import EBM
-from selfnorm.distributions import Defensive, Proposal, draw_log_weights, proposal_for
+from selfnorm.distributions import (
+    Defensive,
+    Proposal,
+    draw_log_weights,
+    log_weight_chunks,
+    proposal_for,
+)
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import chunk_size_for
 from selfnorm.training import History, Task, TrainingOptions, run, split_rows, whole_number
@@ -569,6 +575,7 @@ class DensityTask(Task):
                 f"{x.shape[1]} columns; fit it to the data, e.g. Gaussian.fit_to(x)"
             )
         log_q = self.proposal.log_prob(x)
+        _refuse_nan(log_q, "rows")
         missed = ~torch.isfinite(log_q)
         if bool(missed.any()):
             raise ProposalError(
@@ -583,7 +590,9 @@ class DensityTask(Task):
                 f"the energy (or base) is not finite at {int((~torch.isfinite(log_p)).sum())} of "
                 f"the first {len(probe)} rows; check its inputs' scale and its output"
             )
-        log_w = draw_log_weights(self.module, self.proposal, self.n_val_samples)
+        chunks = log_weight_chunks(self.module, self.proposal, self.n_val_samples)
+        log_w, log_q = map(torch.cat, zip(*chunks, strict=True))
+        _refuse_nan(log_q, "samples of its own")
         if bool(torch.isnan(log_w).any()):
             raise EnergyError(
                 "the energy returns NaN at proposal samples; it must be defined wherever the "
@@ -637,3 +646,14 @@ class DensityTask(Task):
             "log_norm_learned": learned,
             "log_norm_samples": n_used,
         }
+
+
+def _refuse_nan(log_q: Tensor, where: str) -> None:
+    """Say of a proposal whose log-density is NaN that it is the proposal's."""
+    nan = torch.isnan(log_q)
+    if bool(nan.any()):
+        raise ProposalError(
+            f"the proposal's log_prob is NaN at {int(nan.sum())} of {len(log_q)} {where} (the "
+            f"first is number {int(nan.nonzero()[0])}): it must be a number, or -inf where the "
+            "proposal has no mass"
+        )

@@ -559,11 +559,15 @@ def _whitening(tril: Tensor) -> tuple[Tensor, Tensor]:
 
 def log_weight_chunks(
     model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
-) -> Iterator[Tensor]:
-    """Log-weights ``log p~(x) - log q(x)`` of fresh proposal samples, a chunk at a time."""
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Log-weights ``log p~(x) - log q(x)`` of fresh proposal samples, a chunk at a time.
+
+    With them goes ``log q``, which tells whose fault a weight is that is not a number.
+    """
     for start in range(0, n_samples, chunk_size):
         samples = proposal.sample((min(chunk_size, n_samples - start),))
-        yield model.log_unnormalized(samples) - proposal.log_prob(samples)
+        log_p, log_q = model.log_unnormalized(samples), proposal.log_prob(samples)
+        yield log_p - log_q, log_q
 
 
 @torch.no_grad()
@@ -571,7 +575,8 @@ def draw_log_weights(
     model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
 ) -> Tensor:
     """Log-weights of ``n_samples`` fresh proposal samples, in chunks: ``(n_samples,)``."""
-    return torch.cat(list(log_weight_chunks(model, proposal, n_samples, chunk_size)))
+    chunks = log_weight_chunks(model, proposal, n_samples, chunk_size)
+    return torch.cat([log_w for log_w, _ in chunks])
 
 
 class LabelGaussian(nn.Module):

@@ -43,6 +43,7 @@ AnyBounds = TypeVar("AnyBounds", bound="Bounds")
 B_TOLERANCE = 0.05  # nats between b and log Z before a word is said, ...
 B_LIMIT = 0.15  # ... and by which b may lie above it; five standard errors at least, both of them
 MORE_SAMPLES = 8  # times n_samples, at most, where the first ones were not enough
+NOT_A_NUMBER = "A bound or log Z is NaN: nothing is known; look for NaN in model and data."
 _ROWS_TO_FIT = 20_000
 _JOINED = "The proposal alone was not enough: a distribution fitted to the rows has joined it."
 _CLIMBING = (2.0**4, 2.0**12)  # radii, in deviations
@@ -96,6 +97,10 @@ class Bounds:
     learned_error: float = math.nan
     remarks: tuple[str, ...] = ()
     measure: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.reasons and any(map(math.isnan, (self.lower, self.upper, self.log_norm))):
+            object.__setattr__(self, "reasons", (NOT_A_NUMBER,))
 
     @property
     def gap(self) -> float:
@@ -262,8 +267,13 @@ def evaluate(
     def bounds_by(law: Proposal, n: int) -> tuple[Bounds, bool]:
         """Bounds from ``n`` samples of a distribution; and whether they leave no doubt at all."""
         log_w = stream_log_weights(model, law, n, chunk)
-        log_w_data = log_p - at_rows(law.log_prob, x)
+        log_q = at_rows(law.log_prob, x)
+        log_w_data = log_p - log_q
         found = summarise(log_p, log_w, log_w_data, b)
+        n_nan = int(torch.isnan(log_q).sum())
+        if n_nan and not log_w.broken_by_proposal:
+            said = f"The proposal's log_prob is NaN at {n_nan} of {len(x)} rows: mend the proposal."
+            found = replace(found, reasons=(said, *found.reasons))
         if reference is not None:
             spikes = data_side_check(log_p_known - at_rows(law.log_prob, known), log_w)
             if not spikes.passed:
@@ -290,7 +300,9 @@ def evaluate(
                     break
             if law is not q:
                 bounds = replace(bounds, remarks=(*bounds.remarks, _JOINED))
-        far = far_mass(model, q, x, bounds.log_norm)
+        # Nothing can be compared with a log Z that is NaN.
+        unknown = math.isnan(bounds.log_norm)
+        far = None if unknown else far_mass(model, q, x, bounds.log_norm)
     if far is None:
         return bounds
     return replace(bounds, reasons=(*bounds.reasons, far))
@@ -360,7 +372,8 @@ def summarise(
         reasons = (*reasons, said)
     elif said is not None:
         remarks = (said,)
-    if not (math.isfinite(lower) and math.isfinite(upper)):
+    by_proposal = weights.broken_by_proposal and bool(torch.isfinite(log_p).all())
+    if not (math.isfinite(lower) and math.isfinite(upper)) and not by_proposal:
         broken = "A bound is not finite: the model's energy or b is broken; retrain."
         reasons = (broken, *reasons)
     return Bounds(

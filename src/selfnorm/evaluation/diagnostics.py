@@ -40,8 +40,8 @@ def stream_log_weights(
 ) -> WeightStream:
     """Summary of ``n_samples`` fresh log-weights, of which one chunk at a time is held."""
     stream = WeightStream(n_samples)
-    for log_w in log_weight_chunks(model, proposal, n_samples, chunk_size):
-        stream.update(log_w)
+    for log_w, log_q in log_weight_chunks(model, proposal, n_samples, chunk_size):
+        stream.update(log_w, log_q)
     return stream
 
 
@@ -69,7 +69,7 @@ class WeightStream:
         self.top = torch.empty(0, dtype=torch.float64)
         self._log_sum = torch.tensor(-math.inf, dtype=torch.float64)
         self._log_sum_squares = self._log_sum
-        self._n_broken = torch.zeros((), dtype=torch.long)
+        self._n_broken = self._n_nan_q = torch.zeros((), dtype=torch.long)
 
     @classmethod
     def of(cls, log_w: Tensor | WeightStream) -> WeightStream:
@@ -80,16 +80,19 @@ class WeightStream:
         stream.update(log_w)
         return stream
 
-    def update(self, log_w: Tensor) -> None:
-        """Take in a chunk of log-weights."""
+    def update(self, log_w: Tensor, log_q: Tensor | None = None) -> None:
+        """Take in a chunk of log-weights, and the proposal's log-density behind them if known."""
         log_w = log_w.detach().flatten().double()
         if self.n == 0:
             device = log_w.device
             self.top, self._n_broken = self.top.to(device), self._n_broken.to(device)
+            self._n_nan_q = self._n_nan_q.to(device)
             self._log_sum = self._log_sum_squares = self._log_sum.to(device)
         self.n += log_w.numel()
         broken = torch.isnan(log_w) | torch.isposinf(log_w)
         self._n_broken = self._n_broken + broken.sum()
+        if log_q is not None:
+            self._n_nan_q = self._n_nan_q + torch.isnan(log_q).sum()
         log_w = log_w.masked_fill(broken, -math.inf)
         self._log_sum = torch.logaddexp(self._log_sum, torch.logsumexp(log_w, 0))
         squares = torch.logsumexp(2 * log_w, 0)
@@ -101,6 +104,11 @@ class WeightStream:
     def broken(self) -> bool:
         """Whether a weight was NaN or infinite."""
         return bool(self._n_broken > 0)
+
+    @property
+    def broken_by_proposal(self) -> bool:
+        """Whether the proposal's own log-density was NaN at a sample of it."""
+        return bool(self._n_nan_q > 0)
 
     @property
     def largest(self) -> float:
@@ -266,7 +274,12 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
     stream = WeightStream.of(log_w)
     m = stream.n
     reasons: list[str] = []
-    if stream.broken:
+    if stream.broken_by_proposal:
+        reasons.append(
+            "The proposal's log_prob is NaN at samples of its own: mend the proposal, or take "
+            "another one."
+        )
+    elif stream.broken:
         reasons.append(
             "Some weights are not finite: the energy returns nan or -inf at proposal samples; "
             "check the energy for overflow."
