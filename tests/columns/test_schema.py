@@ -322,6 +322,24 @@ def test_finer_dates_are_cut_and_said():
         schema.encode(frame.assign(day=frame["day"] + pd.Timedelta("3h")))
 
 
+@pytest.mark.parametrize("repeated", [1, 3])  # an identifier, a category
+def test_dates_written_in_two_ways_are_told(repeated):
+    days = pd.Series(pd.date_range("2024-01-01", periods=60)).repeat(repeated)
+    text = days.dt.strftime("%Y-%m-%d").where(
+        np.arange(len(days)) % 3 > 0, days.dt.strftime("%d/%m/%Y")
+    )
+    frame = pd.DataFrame(
+        {"when": [*text, "", "soon"], "kind": ["a", "2024-01-02"] * (len(days) // 2 + 1)}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SelfnormWarning)
+        notes = Schema.detect(frame).notes
+    told = [note for note in notes if "write all in one way" in note]
+    assert told == [
+        "'when' holds dates as DD/MM/YYYY and YYYY-MM-DD: write all in one way to have dates"
+    ]
+
+
 def test_dates_far_out_are_held_by_their_type():
     frame = messy()[["day"]].assign(text=lambda t: t["day"].dt.strftime("%d.%m.%Y").shift(1))
     schema = Schema.detect(frame)

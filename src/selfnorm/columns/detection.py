@@ -32,7 +32,7 @@ from selfnorm.columns.coding import (
     tie_unit,
 )
 from selfnorm.columns.frames import Cells
-from selfnorm.columns.text import interpreted, numbers_from, unmarked
+from selfnorm.columns.text import date_template, interpreted, is_gap, numbers_from, unmarked
 from selfnorm.errors import DataError
 
 Support = tuple[float | None, float | None]
@@ -87,6 +87,8 @@ class Detection:
             return
         if cells.form.get("finer"):
             self.notes.append(f"{name!r} is kept to the second; what is finer is left out")
+        if asked is None and not cells.declared and (ways := _ways_of_dates(cells)):
+            self.notes.append(f"{name!r} holds {ways}: write all in one way to have dates")
         if "as_text" in cells.form:
             kinds = ", ".join(cells.form["as_text"])
             self.notes.append(f"{name!r} holds {kinds} objects, which are known by their text")
@@ -278,6 +280,19 @@ def _almost_numbers(cells: Cells) -> str:
     if texts and all(_COMMA.fullmatch(text) for text in texts):
         return ", written with decimal commas: use points to have numbers"
     return ""
+
+
+def _ways_of_dates(cells: Cells) -> str:
+    """The two ways in which nine in ten texts are dates; empty where there are none."""
+    alike: dict[str, list[str]] = {}
+    for text in cells.labels:
+        if isinstance(text, str) and not is_gap(text):
+            alike.setdefault(re.sub(r"\d+", "#", text), []).append(text)
+    most = sorted(alike.values(), key=len)[-2:]
+    if sum(map(len, most)) < 0.9 * sum(map(len, alike.values())):
+        return ""
+    ways = [template for texts in most if (template := date_template(texts)) is not None]
+    return f"dates as {' and '.join(sorted(ways))}" if len(ways) == 2 else ""
 
 
 def _in_rows(cells: Cells, labels: Sequence[int]) -> str:
