@@ -229,6 +229,19 @@ def test_conditionals_add_to_one_and_are_near_those_of_the_joint(model):
     assert share == pytest.approx(own[(of_a == "x") & np.array(rows["c"])].sum(), abs=0.04)
 
 
+def test_a_marginal_of_categories_is_the_integral_of_the_joint():
+    rng = np.random.default_rng(0)
+    kind = rng.choice(list("abc"), 300, p=[0.6, 0.3, 0.1])
+    size = rng.normal(size=300) + 6 * (kind == "b")
+    model = EnergyDensity(random_state=0, max_steps=20, schema={"size": "continuous"})
+    model.fit({"kind": kind, "size": size})
+    at = np.linspace(-12, 18, 1501)
+    joint = [np.exp(model.score_samples({"kind": [k] * 1501, "size": at})).sum() for k in "abc"]
+    marginal = np.exp(model.marginal(["kind"]).score_samples({"kind": list("abc")}))
+    assert marginal.sum() == pytest.approx(1 - 1 / 302, abs=1e-6)  # but for what was never seen
+    assert marginal == pytest.approx(np.array(joint) * (at[1] - at[0]), abs=0.04)
+
+
 def test_conditionals_leave_gaps_and_numbers_to_the_network(density, frame):
     rows = frame.iloc[:30]
     others = [name for name in frame if name != "flag"]

@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ MINIMUM_ROWS = 5
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 _SMALLEST_SPREAD = 1e-36  # of numbers, some of which float32 has to tell apart
 RARE = 0.01  # share of rows not seen that are called outliers
+MARGINAL_PLACES = 2048  # rows drawn x values whose probability is asked
 
 
 class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
@@ -490,7 +491,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self._chain()
         mask = self._mask(columns)
         ordered = tuple(c.name for c in self.schema_.modelled if c.name in columns)
-        score = partial(self._score_marginal, columns=ordered, mask=mask)
+        listed = cache(partial(self._masses, mask))
+        score = partial(self._score_marginal, columns=ordered, mask=mask, listed=listed)
         return Marginal(ordered, score, partial(self._draw_marginal, columns=ordered))
 
     def probabilities(self, X: Any, column: Any) -> Any:
@@ -934,7 +936,35 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         mask[self.schema_.parts_of(list(given))] = True
         return mask
 
-    def _score_marginal(self, X: Any, *, columns: Sequence[Any], mask: Tensor) -> np.ndarray:
+    def _masses(self, mask: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Codes ``(C, k)`` of ``k`` finite parts, and their probabilities ``(C,)`` in the joint.
+
+        The mean of ``p(x_T | rest)`` over rows drawn from the joint, each a sum of the joint over
+        ``T``. ``None`` where ``T`` has numbers, or too many values.
+        """
+        places = mask.nonzero().flatten().tolist()
+        sizes = [self.schema_.parts[j].n_codes for j in places]
+        n_codes = math.prod(sizes)
+        if any(self.schema_.parts[j].rest for j in places) or n_codes > answers.MAX_COMPLETIONS:
+            return None
+        codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(n_codes, -1)
+        rows = torch.zeros(MARGINAL_PLACES // n_codes, len(mask), 2, dtype=torch.float64)
+        rows[..., 0] = GAP
+        every = torch.from_numpy(self._drawn(rows, 0)).repeat_interleave(n_codes, 0)
+        every[:, places, 0] = codes.repeat(len(rows), 1).to(every)
+        log_p = self._log_prob(every, torch.zeros(every.shape[:2]).to(every)).view(-1, n_codes)
+        known = self._chain().log_known[places].sum()  # the rest is reserved for the never seen
+        shares = (log_p - torch.logsumexp(log_p, 1, keepdim=True)).exp().mean(0)
+        return codes.to(every), shares.log() + known
+
+    def _score_marginal(
+        self,
+        X: Any,
+        *,
+        columns: Sequence[Any],
+        mask: Tensor,
+        listed: Callable[[], tuple[Tensor, Tensor] | None],
+    ) -> np.ndarray:
         named = isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")
         if not named:
             cells = X if np.ma.isMA(X) else np.asarray(X)
@@ -946,7 +976,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             own = Schema(own.columns, own.parts, "dict", own.notes, own.missing)
         coded, open_ = (torch.from_numpy(part) for part in own.encode(X, partial=True))
         coded[:, ~mask] = torch.tensor([float(GAP), 0.0], dtype=coded.dtype)
-        return self._log_prob(coded, open_.where(mask, 0.0)).numpy()
+        log_p = self._log_prob(coded, open_.where(mask, 0.0))
+        if (found := listed()) is not None:
+            codes, masses = found
+            same = (coded[:, mask, 0].unsqueeze(1) == codes).all(-1)  # none for what was never seen
+            log_p = torch.where(same.any(1), masses[same.int().argmax(1)], log_p)
+        return log_p.numpy()
 
     def _draw_marginal(
         self, n_samples: int = 1, random_state: Any = None, *, columns: Sequence[Any]
@@ -989,8 +1024,10 @@ class Marginal:
     at; an array may have all columns of the table, or these alone, as ``columns`` orders them: as
     in the table. ``sample(n_samples=1, random_state=None)`` draws a table of these columns.
 
-    Its scores are the network's own answers with the other columns missing: normalised for each
-    choice of columns, not exactly the integral of the joint distribution (see ``consistency_``).
+    Probabilities of categories (64 combinations at most) are those of the joint distribution, up to
+    the error of a mean over rows drawn from it. Other scores are the network's own answers with the
+    other columns missing: normalised for each choice of columns, not exactly the integral of the
+    joint distribution (see ``consistency_``).
 
     Examples
     --------
