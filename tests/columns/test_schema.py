@@ -2,9 +2,12 @@
 
 import re
 import warnings
+import zoneinfo
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from scipy.integrate import trapezoid
 
@@ -310,6 +313,25 @@ def test_dates_of_a_zone_are_exact_through_summer_time():
     pd.testing.assert_frame_equal(schema.decode(schema.encode(frame)[0]), frame)
     with pytest.warns(SelfnormWarning, match="no time zone here: taken as UTC"):
         schema.encode(frame.assign(when=frame["when"].dt.tz_localize(None)))
+
+
+def test_midnights_of_a_zone_are_days():
+    zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    days = pd.Series(pd.date_range("2024-01-01", periods=360))
+    ends = days + pd.to_timedelta(np.arange(360) % 5, "D")
+    frame = pd.DataFrame({"day": days.dt.tz_localize(zone), "end": ends.dt.tz_localize(zone)})
+    objects = {name: [t.to_pydatetime() for t in frame[name]] for name in frame}
+    for table in (frame, pl.from_pandas(frame), pa.Table.from_pandas(frame), objects):
+        schema = Schema.detect(table)
+        assert [column.resolution for column in schema.columns] == ["day", "day"]
+        assert schema.columns[1].base == 0
+        x, _ = schema.encode(table)
+        again, (day, end) = schema.decode(x), (pd.Index(table[name]) for name in ("day", "end"))
+        assert (pd.Index(again["day"]) == day).all()
+        assert (pd.Index(again["end"]) == end).all()
+        x[:, 0, 1] += 20  # weeks
+        assert Schema.detect(schema.decode(x)).columns[0].resolution == "day"
+    assert Schema.detect({"day": frame["day"].dt.tz_convert("UTC")}).columns[0].resolution == "hour"
 
 
 def test_finer_dates_are_cut_and_said():

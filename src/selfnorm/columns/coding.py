@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns.frames import Cells
+from selfnorm.columns.frames import Cells, ahead_of_utc
 from selfnorm.columns.text import (
     as_dates,
     dates_from,
@@ -43,7 +43,8 @@ class Column:
         tail: levels that share the last code, and ``tail_shares`` their frequencies within it.
         decimals: recorded decimals of numbers, ``None`` for all that doubles have.
         resolution: of dates: ``"month"``, ``"day"``, ``"hour"`` or ``"second"``.
-        offset: of dates: seconds from UTC to the clock whose days and hours are modelled.
+        offset: of dates: seconds from UTC to the clock whose hours are modelled, and its days
+            where the time zone is not known.
         base: index of the column that this one repeats, or from which a date is counted.
         form: how the table stores it.
     """
@@ -145,6 +146,19 @@ def from_calendar(parts: Sequence[np.ndarray], resolution: str) -> np.ndarray:
 def tie_unit(resolution: str) -> int:
     """Seconds in which the time between two dates is counted."""
     return DAY if resolution == "day" else 1
+
+
+def to_clock(column: Column, moments: np.ndarray) -> np.ndarray:
+    """Moments (UTC) on the clock modelled: that of the time zone for days, else one for all."""
+    if column.resolution not in ("day", "month") or "zone" not in column.form:
+        return moments + column.offset
+    return moments + ahead_of_utc(moments, column.form)
+
+
+def from_clock(column: Column, local: np.ndarray) -> np.ndarray:
+    """Moments (UTC) from those on the clock modelled, the inverse of :func:`to_clock`."""
+    about = local - column.offset
+    return local - (to_clock(column, about) - about)
 
 
 def check_numbers(name: Any, cells: Cells) -> None:
@@ -333,7 +347,7 @@ def _shown(column: Column, cells: Cells, row: int) -> str:
     if cells.kind == "label":
         return repr(cells.labels[value])
     if column.resolution:
-        return str((value + column.offset).astype("datetime64[s]")).replace("T", " ")
+        return str(to_clock(column, value).astype("datetime64[s]")).replace("T", " ")
     return f"{value:g}"
 
 
@@ -391,7 +405,7 @@ def _encode_dates(
         what = "no time zone" if here is None else "a time zone"
         surprises.append(f"{column.name!r} has {what} here: taken as UTC")
     if base is None:
-        local = cells.values + column.offset
+        local = to_clock(column, cells.values)
         numbers = list(calendar(local, column.resolution).values())
         coarse = from_calendar(numbers, column.resolution) != local
         if (coarse & ~cells.missing).any():
@@ -400,7 +414,8 @@ def _encode_dates(
     lost = int((base.missing & ~cells.missing).sum())
     if lost:
         surprises.append(f"{column.name!r} is a gap where the date it is counted from is ({lost})")
-    between = (cells.values - base.values) / tie_unit(column.resolution)
+    apart = to_clock(column, cells.values) - to_clock(column, base.values)
+    between = apart / tie_unit(column.resolution)
     return [encode_numbers(parts[0], between, cells.missing | base.missing)]
 
 
@@ -421,13 +436,13 @@ def decode_column(
             return Cells("number", kept, missing, [], column.form)
         values = [np.where(missing, 0.0, v) for v in values]
         if base is None:
-            moments = from_calendar(values, column.resolution) - column.offset
+            local = from_calendar(values, column.resolution)
         else:
             between = np.round(values[0] * tie_unit(column.resolution)).astype(np.int64)
-            missing, moments = missing | base.missing, base.values + between
+            missing, local = missing | base.missing, to_clock(column, base.values) + between
         # a draw from a wide law of weeks is kept within what the type can hold
         ends = _NANOSECONDS if "[ns" in column.dtype or "zone" in column.form else _YEARS
-        return Cells("date", np.clip(moments, *ends), missing, [], column.form)
+        return Cells("date", np.clip(from_clock(column, local), *ends), missing, [], column.form)
     labels = [*column.levels, *column.tail]
     places = np.where(codes[:, 0] == parts[0].gap_code, -1, codes[:, 0]).astype(np.int64)
     if column.tail:

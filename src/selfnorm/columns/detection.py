@@ -30,6 +30,7 @@ from selfnorm.columns.coding import (
     label_text,
     snap,
     tie_unit,
+    to_clock,
 )
 from selfnorm.columns.frames import Cells
 from selfnorm.columns.text import date_template, interpreted, is_gap, numbers_from, unmarked
@@ -160,9 +161,10 @@ class Detection:
 
     def _date(self, column: Column, cells: Cells, place: int) -> tuple[Column, list[Part]]:
         offset = cells.form.get("offset", 0)
-        local = cells.seen + offset
-        resolution = _resolution(local)
-        column = replace(column, kind="date", resolution=resolution, offset=offset)
+        column = replace(column, kind="date", resolution="day", offset=offset)
+        resolution = _resolution(to_clock(column, cells.seen), cells.seen + offset)
+        column = replace(column, resolution=resolution)
+        local = to_clock(column, cells.seen)
         unit = {"month": "M", "day": "D", "hour": "h", "second": "s"}[resolution]
         ends = np.array([local.min(), local.max()]).astype("datetime64[s]")
         span = " to ".join(str(e).replace("T", " ") for e in ends.astype(f"datetime64[{unit}]"))
@@ -170,7 +172,8 @@ class Detection:
         if base is not None:
             other = self.columns[base].name
             both = ~(cells.missing | self.cells[base].missing)
-            between = (cells.values - self.cells[base].values)[both] / tie_unit(resolution)
+            begun = to_clock(column, self.cells[base].values[both])
+            between = (to_clock(column, cells.values[both]) - begun) / tie_unit(resolution)
             part = number_part(place, f"{column.name} - {other}", between, 0)
             words = "days" if resolution == "day" else "seconds"
             summary = f"{words} from {other}, {between.min():g} to {between.max():g}"
@@ -302,9 +305,10 @@ def _in_rows(cells: Cells, labels: Sequence[int]) -> str:
     return f"{len(labels)} ({shown})"
 
 
-def _resolution(local: np.ndarray) -> str:
+def _resolution(local: np.ndarray, steady: np.ndarray) -> str:
+    """Of moments by the clocks of their time zone; below days by one that is never set."""
     if (local % DAY).any():
-        return "second" if (local % HOUR).any() else "hour"
+        return "second" if (steady % HOUR).any() else "hour"
     days = (local // DAY).astype("datetime64[D]")
     first = len(days) >= 10 and (days == days.astype("datetime64[M]")).all()
     return "month" if first else "day"

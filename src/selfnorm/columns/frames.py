@@ -220,6 +220,7 @@ def _read_pandas(series: Any) -> Cells:
     if isinstance(dtype, pd.DatetimeTZDtype):
         moments = series.dt.tz_convert(None).to_numpy()
         form["offset"] = _usual_offset(series.dt.tz_localize(None).to_numpy(), moments)
+        form["zone"] = str(dtype.tz)
         return _of_array(moments, missing, form)
     plain_type = getattr(dtype, "numpy_dtype", None)  # of Int64, Float32, boolean, ...
     if plain_type is not None and plain_type.kind in "biuf":
@@ -253,6 +254,7 @@ def _read_arrow(column: Any, of: Any) -> Cells:
     if types.is_timestamp(kind) and kind.tz is not None:
         local = pc.local_timestamp(column).to_numpy(zero_copy_only=False)
         form["offset"] = _usual_offset(local, column.to_numpy(zero_copy_only=False))
+        form["zone"] = str(kind.tz)
     if types.is_boolean(kind) or types.is_integer(kind):
         column = column.fill_null(0 if types.is_integer(kind) else False)
     elif not (types.is_floating(kind) or types.is_temporal(kind)) or types.is_time(kind):
@@ -427,6 +429,22 @@ def _zone(name: str, offset: int) -> dt.tzinfo:
         return dt.timezone.utc if name == "UTC" else zoneinfo.ZoneInfo(name)
     except (ValueError, zoneinfo.ZoneInfoNotFoundError):  # an offset rather than a place
         return dt.timezone(dt.timedelta(seconds=offset))
+
+
+def ahead_of_utc(moments: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
+    """Seconds by which the clocks of a column's time zone are ahead of UTC at moments (UTC).
+
+    Example:
+        >>> winter, summer = 1_704_067_200, 1_719_792_000
+        >>> ahead_of_utc(np.array([winter, summer]), {"zone": "Europe/Berlin", "offset": 3600})
+        array([3600, 7200])
+    """
+    zone, first = _zone(form["zone"], form["offset"]), _EPOCH.replace(tzinfo=dt.timezone.utc)
+    half_hours = np.clip(moments // 1800, -(10**7), 10**7)  # at which clocks are set; 1400 to 2540
+    distinct, places = np.unique(half_hours, return_inverse=True)
+    there = [(first + dt.timedelta(seconds=1800 * k)).astimezone(zone) for k in distinct.tolist()]
+    ahead = [(moment.utcoffset() or dt.timedelta(0)).total_seconds() for moment in there]
+    return np.array(ahead, dtype=np.int64)[places].reshape(np.shape(moments))
 
 
 def _array(cells: Cells) -> np.ndarray:

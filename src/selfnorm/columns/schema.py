@@ -40,8 +40,9 @@ class Schema:
 
     A week and a weekday, and where times are recorded an hour and the seconds within it, are the
     parts of a date: exact, and with the rules of the calendar in plain sight. Dates in a time zone
-    are taken by the clock that most of them show, without its summer time. A date that follows an
-    earlier column closely (drop-off after pick-up) is the time between the two.
+    are taken by its clocks where all are midnights, else by the one that most of them show, without
+    its summer time. A date that follows an earlier column closely (drop-off after pick-up) is the
+    time between the two.
 
     Probabilities are with respect to the measure that :attr:`fingerprint` names: counting measure
     on codes and cells, Lebesgue measure on continuous numbers. Each finite part reserves
