@@ -328,9 +328,19 @@ def test_a_marginal_of_an_array_scores_its_own_samples_and_columns_by_name():
     tables = (drawn.tolist(), np.ma.asarray(drawn), named, pd.DataFrame(named), pl.DataFrame(named))
     for table in (*tables, whole, pd.DataFrame(whole), pd.DataFrame(named).assign(x1=7.0)):
         assert np.array_equal(marginal.score_samples(table), scores)
-    for wrong in (drawn[:, :1], {"x0": [0.0]}):
-        with pytest.raises(DataError, match="1 columns"):
-            marginal.score_samples(wrong)
+    with pytest.raises(DataError, match="1 columns"):
+        marginal.score_samples(drawn[:, :1])
+    assert np.isfinite(marginal.score_samples({"x0": [0.0]})).all()  # the other is a gap
+
+
+def test_a_model_of_an_array_answers_questions_by_name():
+    X = np.random.default_rng(0).normal(size=(80, 3)).round(1)
+    X[:, 1] = X[:, 1] > 0
+    model = EnergyDensity(max_steps=5, random_state=0).fit(X)
+    found = model.probabilities({"x0": [0.5, 1.0]}, "x1")
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert (np.asarray(model.sample(4, given={"x1": 1.0}, random_state=0))[:, 1] == 1).all()
+    assert np.isfinite(model.log_prob({"x0": [0.5], "x1": [1.0]}, given=["x1"])).all()
 
 
 def test_a_marginal_of_a_frame_scores_an_array_of_its_own_columns():

@@ -253,7 +253,8 @@ class Schema:
         kind, cells = read(frame)
         names = [column.name for column in self.columns]
         needed = [column.name for column in self.modelled]
-        if "array" in (kind, self.frame) and not set(needed) <= set(cells):
+        by_name = partial and kind != "array" and not set(names).isdisjoint(cells)
+        if "array" in (kind, self.frame) and not (by_name or set(needed) <= set(cells)):
             if len(cells) != len(names):
                 raise DataError(f"the table has {len(cells)} columns, expected {len(names)}")
             return dict(zip(names, cells.values(), strict=True)), []

@@ -965,16 +965,11 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         mask: Tensor,
         listed: Callable[[], tuple[Tensor, Tensor] | None],
     ) -> np.ndarray:
-        named = isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")
-        if not named:
+        if not (isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")):
             cells = X if np.ma.isMA(X) else np.asarray(X)
             if cells.ndim == 2 and cells.shape[1] == len(columns):
-                X, named = {name: cells[:, j] for j, name in enumerate(columns)}, True
-        own = self.schema_
-        has = X.column_names if hasattr(X, "num_rows") else getattr(X, "columns", X)
-        if named and {*columns} <= {*has}:  # by name, those of an array too
-            own = Schema(own.columns, own.parts, "dict", own.notes, own.missing)
-        coded, open_ = (torch.from_numpy(part) for part in own.encode(X, partial=True))
+                X = {name: cells[:, j] for j, name in enumerate(columns)}
+        coded, open_ = self._rows(X, partial=True)
         coded[:, ~mask] = torch.tensor([float(GAP), 0.0], dtype=coded.dtype)
         log_p = self._log_prob(coded, open_.where(mask, 0.0))
         if (found := listed()) is not None:
