@@ -79,7 +79,8 @@ class Defensive(Proposal):
         sharp = as_proposal(proposal)
         if heavy is None:
             with torch.no_grad(), alone():
-                place = sharp.sample((1,)).device
+                with seeded(0):
+                    place = sharp.sample((1,)).device
                 with seeded(0, place):
                     drawn = sharp.sample((4096,))
             fitted = StudentT.fit_to(drawn, df=3.0)
