@@ -306,7 +306,10 @@ def page(rows: list[Row]) -> str:
     seeds = {p: len({r["seed"] for r in rows if (r["part"] == "chain") == (p == "chains")})
              for p in ("2-D sets", "chains")}  # fmt: skip
     told = ", ".join(f"{n} of {part}" for part, n in seeds.items() if n)
-    sections = ["# Ablations", f"Mean ± standard deviation over seeds ({told})."]
+    sections = [
+        "# Ablations",
+        f"Mean ± standard deviation over seeds (up to {told}; no deviation: one seed).",
+    ]
 
     def table(
         title: str, note: str, header: list[str], body: list[list[str]], follows: str = ""
