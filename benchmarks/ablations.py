@@ -465,6 +465,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--parts", nargs="+", default=["plane", "chain"])
+    parser.add_argument("--choices", nargs="+", help="these alone, such as 'snl, 8' or '0.2'")
     parser.add_argument("--max-steps", type=int, help="for a quick look")
     args = parser.parse_args()
     need(args.device)
@@ -481,7 +482,8 @@ def main() -> None:
         path.with_suffix(".md").write_text(page([*rows.values()]))
 
     def missing(jobs: list[Row]) -> list[Row]:
-        return [job for job in jobs if tuple(job[k] for k in KEYS) not in rows]
+        wanted = [job for job in jobs if not args.choices or job["choice"] in args.choices]
+        return [job for job in wanted if tuple(job[k] for k in KEYS) not in rows]
 
     if "plane" in args.parts:
         left = map(missing, plane_groups(args.seeds, apart=args.jobs > 1))
