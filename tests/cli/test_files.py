@@ -1,3 +1,4 @@
+import gc
 import io
 import zipfile
 from pathlib import Path
@@ -67,7 +68,6 @@ def test_columns_are_put_in_the_order_asked_for(tmp_path):
         ("a,b\n1,\n2,inf\n", r"missing value .* \(1 such cell"),
         ("NA,2.5\n1.5,3.5\n", r"missing value in row 1 \(line 1\), column 'x0'"),
         (",0,1\n0,1.5,2.5\n", "column 1 has no name"),
-        (",2019,2020\n0,1.5,2.5\n", "column 1 has no name"),
         ('a,b\n"1,5",2\n', r"holds text \('1,5' in row 1 .*decimal point"),
         ('a,b\n"1,234",2\n', "separators of thousands"),
     ],
@@ -242,6 +242,15 @@ def test_damaged_numpy_files_are_tables_or_clear_errors(tmp_path):
     assert refused > 300
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_archive_is_closed(tmp_path):
+    path = tmp_path / "t.npz"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(DataError, match="cannot be read as a numpy file"):
+        read_table(path)
+    gc.collect()
+
+
 def test_pickles_inside_numpy_files_are_never_loaded(tmp_path):
     path = tmp_path / "t.npy"
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
@@ -301,6 +310,8 @@ IRIS = ["5.1,3.5,Iris-setosa", "4.9,3,Iris-setosa", "7,?,Iris-virginica", "6.3,3
         ["red,small", "blue,small", "red,large"],
         ["2020-01-31,$4.50", "2020-02-29,$13.25"],
         ["2019,2020", "2018,2021", "2017,2019"],
+        ["2019,2020,2021", "1.5,2,3", "2001,5,6"],  # they may be names: the warning says how
+        ["id01,4", "id02,5"],
         ["5,1;x", "4,9;x"],
     ],
 )
@@ -316,19 +327,41 @@ def test_a_first_line_like_the_others_is_data(tmp_path, lines):
     "lines",
     [
         ["town,2019,2020", "Rome,1,2", "Rome,3,4"],
-        ["2019,2020,2021", "1.5,2,3", "2001,5,6"],
         ["0,1,kind", "3,4,a", "5,6,a"],
-        ["0,1", "3,a", "5,b"],
+        ["0,1,2", "3,a,1", "5,b,2"],
         ["a,b", "a,1", "b,1", "a,b", "c,2"],
         ["x1,x2", "1,2"],
         ["na", "1", "2"],
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*stands again")
+@pytest.mark.filterwarnings("ignore:.*(stands again|some are numbers)")
 def test_a_first_line_unlike_the_others_is_a_header(tmp_path, lines):
     path = tmp_path / "t.csv"
     path.write_text("\n".join(lines) + "\n")
     assert read_table(path).names == lines[0].split(",")
+
+
+@pytest.mark.filterwarnings("error")  # who says what the line is, is not told
+def test_whether_a_line_of_names_stands_above_can_be_said(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("2019,2020\n1.5,2\n")
+    assert read_table(path, header=True).names == ["2019", "2020"]
+    path.write_text("Tokyo,37.4\nDelhi,31\n")
+    table = read_table(path, header=False)
+    assert (table.names, len(table), table.lines.tolist()) == (["x0", "x1"], 2, [1, 2])
+    np.save(tmp_path / "t.npy", VALUES)
+    with pytest.raises(DataError, match="--header and --no-header are for text"):
+        read_table(tmp_path / "t.npy", header=True)
+
+
+def test_a_doubtful_guess_of_the_header_is_told_with_the_other_way(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("Tokyo,37.4\nDelhi,31\n")
+    with pytest.warns(SelfnormWarning, match="line 1 is taken as names.* --no-header takes it"):
+        assert read_table(path).names == ["Tokyo", "37.4"]
+    path.write_text("1,2\n3,4\n")
+    with pytest.warns(SelfnormWarning, match="line 1 is data.* --header takes it as names"):
+        assert len(read_table(path)) == 2
 
 
 def test_a_quote_that_is_not_closed_is_told_by_its_line(tmp_path):

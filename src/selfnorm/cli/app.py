@@ -88,6 +88,10 @@ NOT_RELIABLE = 3
 OUT = Path("out")
 
 DataFile = Annotated[Path, Argument(help="Table: .csv, .tsv, .parquet, .npy or .npz.")]
+Header = Annotated[
+    bool | None,
+    Option("--header/--no-header", help="Whether line 1 of a text table is names; else a guess."),
+]
 ModelFolder = Annotated[Path, Argument(help="Folder written by 'selfnorm fit'.")]
 TableOut = Annotated[Path, Option("--output", "-o", help="Table to write.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON, for scripts.")]
@@ -150,6 +154,7 @@ def fit(
     seed: Seed = 0,
     force: Annotated[bool, Option(help="Replace a model that is there, unless stopped.")] = False,
     progress: Progress = True,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the density of a table, or with --target of one column given the others."""
@@ -172,7 +177,7 @@ def fit(
             if value not in (None, "auto"):
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
     told = _kinds(kinds)
-    table = read_table(data)
+    table = read_table(data, header)
     chosen = _chosen_columns(table, columns, drop)
     if target is not None and target not in table.columns:
         raise DataError(f"{data}: there is no column {target!r}; it has {listed(table.names)}")
@@ -258,10 +263,11 @@ def evaluate(
         bool, Option(help=f"Exit with code {NOT_RELIABLE} if the bounds are not reliable.")
     ] = False,
     seed: Seed = 0,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Lower and upper bound of the log-likelihood of a table, and whether to trust them."""
-    table = read_table(data)
+    table = read_table(data, header)
 
     def bounds_of(folder: Path) -> Any:
         found = _load(folder)
@@ -298,11 +304,12 @@ def score(
     explain: Annotated[
         bool, Option(help="Add a column for each one of the model: how ordinary its cells are.")
     ] = False,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Add log_density and outlier columns to a table; with --explain, which cells are to blame."""
     check_output(output, source=data)
-    table, found = read_table(data), _load(model)
+    table, found = read_table(data, header), _load(model)
     X, y = found.matrices(table)
     added: dict[str, np.ndarray] = {}
     if y is not None:
@@ -336,11 +343,12 @@ def impute(
     output: TableOut,
     draws: Annotated[int, Option(min=1, help="Filled tables, one below the other.")] = 1,
     seed: Seed = 0,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Fill the gaps of a table with draws from the model, given what its rows have."""
     check_output(output, source=data)
-    table, found = read_table(data), _load(model, "impute")
+    table, found = read_table(data, header), _load(model, "impute")
     X, _ = found.matrices(table)
     filled = _about(table, found.estimator.impute, X, n_draws=draws, random_state=seed)
     tables = [table_of(each) for each in (filled if draws > 1 else [filled])]
@@ -402,6 +410,7 @@ def predict(
         list[str] | None,
         Option(help="Levels, e.g. 0.05 0.5 0.95 (the default) or 0.05,0.5,0.95."),
     ] = None,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Add the predicted mean and quantiles of the target to a table."""
@@ -409,7 +418,7 @@ def predict(
     check_output(output, source=data)
     # What follows the first level of --quantiles after a space comes as further arguments.
     numbers = _levels([*(quantiles or []), *(levels or [])])
-    table, found = read_table(data), _load(model)
+    table, found = read_table(data, header), _load(model)
     if found.kind != "EnergyRegressor":
         raise ModelFileError(f"{model} holds a {found.kind}; fit one with --target to predict")
     X = found.numbers(table)
@@ -442,6 +451,7 @@ def plot(
         "plots"
     ),
     seed: Seed = 0,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw marginals (model against data), training curves and weight diagnostics."""
@@ -452,7 +462,7 @@ def plot(
         plot_snl_surface(output / "snl_surface.png")
         _tell({"output": [str(output / "snl_surface.png")]}, as_json)
         return
-    table, found = None if data is None else read_table(data), _load(model)
+    table, found = None if data is None else read_table(data, header), _load(model)
     from selfnorm.tables import plot_density_model, plot_regressor
 
     X, y = (None, None) if table is None else found.matrices(table)
@@ -473,6 +483,7 @@ def report(
     ] = None,
     title: Annotated[str | None, Option(help="Title of the page.")] = None,
     seed: Seed = 0,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a report on a model and a table: one HTML file to open, print and pass on."""
@@ -480,7 +491,7 @@ def report(
     from selfnorm.plotting import need_matplotlib
 
     need_matplotlib()
-    table, found = read_table(data), _load(model)
+    table, found = read_table(data, header), _load(model)
     from selfnorm.report import About
 
     X, y = found.matrices(table)
@@ -488,7 +499,7 @@ def report(
     about = About(data.name, str(model), title, table.lines, found.target, names)
     options: dict[str, Any] = {"about": about, "random_state": seed}
     if train is not None:
-        known = found.matrices(read_table(train))
+        known = found.matrices(read_table(train, header))
         options["train"] = known[0] if y is None else known
     rows = (X,) if y is None else (X, y)
     _about(table, found.estimator.report, *rows, output, **options)
@@ -521,10 +532,11 @@ def evidence(
         bool, Option(help=f"Exit with code {NOT_RELIABLE} if the value is not reliable.")
     ] = False,
     seed: Seed = 0,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """log Z of a density from draws that carry its logarithm: reciprocal value, upper bound."""
-    table = read_table(draws)
+    table = read_table(draws, header)
     named = [log_density] + ([] if chain is None else [chain])
     own = _chosen_columns(table, ",".join(named), None)
     chosen = [name for name in _chosen_columns(table, columns, drop) if name not in own]

@@ -139,8 +139,10 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(map(repr, names[:most])) + more
 
 
-def read_table(path: str | os.PathLike[str]) -> Table:
+def read_table(path: str | os.PathLike[str], header: bool | None = None) -> Table:
     """Read a table; the format follows from the suffix.
+
+    ``header``: whether the first line of a text file holds names; ``None``: it is guessed.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.csv"
@@ -160,13 +162,15 @@ def read_table(path: str | os.PathLike[str]) -> Table:
         )
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: it needs a header line and rows of numbers")
+    if header is not None and suffix not in (".csv", ".tsv", ".txt"):
+        raise DataError(f"{path}: --header and --no-header are for text, such as CSV")
     try:
         if suffix in (".npy", ".npz"):
             table = _read_numpy(path)
         elif suffix in (".parquet", ".pq"):
             table = _read_parquet(path)
         else:
-            table = _read_csv(path, delimiter="\t" if suffix == ".tsv" else None)
+            table = _read_csv(path, "\t" if suffix == ".tsv" else None, header)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     if len(table) == 0:
@@ -251,7 +255,7 @@ _END = "\x1a"  # below the last line: part of a cell where a quote is open
 _NOT_CLOSED = "a quote opened in line {} is not closed"
 
 
-def _read_csv(path: Path, delimiter: str | None) -> Table:
+def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Table:
     try:
         with path.open("rb") as stream:  # spreadsheets write "Unicode text" so, with a mark
             utf16 = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -289,15 +293,17 @@ def _read_csv(path: Path, delimiter: str | None) -> Table:
         rows.pop()
         lines.pop()
     header = rows[0]
-    named = _has_names(rows)
+    named = _has_names(rows) if has_names is None else has_names
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]
-    if not named:
-        warnings.warn(
-            f"{path} seems to have no header: line {lines[0]} is data, and the columns are called "
-            f"{listed(names, most=2)}; a line of names above it would change that",
-            SelfnormWarning,
-            stacklevel=3,
+    if has_names is None and (not named or any(map(_is_number, names))):
+        taken = (
+            f"{path}: line {lines[0]} is taken as names, of which some are numbers; --no-header "
+            "takes it as data, --header is sure of the names"
+            if named
+            else f"{path} seems to have no header: line {lines[0]} is data, and the columns are "
+            f"called {listed(names, most=2)}; --header takes it as names, --no-header is sure of it"
         )
+        warnings.warn(taken, SelfnormWarning, stacklevel=3)
     body = rows[1:] if named else rows
     body_lines = lines[1:] if named else lines
     again = [line for row, line in zip(body, body_lines, strict=True) if named and row == header]
@@ -413,58 +419,30 @@ def _with_comma(cells: list[str]) -> list[str]:
 
 
 def _has_names(rows: list[list[str]]) -> bool:
-    """Whether the first line holds names: something that is no cell of its own column.
+    """A guess whether the first line holds names: text unlike the other cells of its column.
 
-    Numbers alone, or beside NA and ?, are no names, unless they count columns from 0, or years,
-    above a column without such numbers.
+    Digits do not matter: a date, an amount or a code is like the others. Numbers and gaps are no
+    names, unless they count the columns, as pandas does where it knows no names.
 
     >>> _has_names([["5.1", "red"], ["4.9", "blue"], ["?", "red"]])
     False
     >>> _has_names([["town", "2019"], ["Rome", "4.5"]]), _has_names([["2019", "2020"], ["1", "7"]])
-    (True, True)
+    (True, False)
     """
     first = [cell.strip() for cell in rows[0]]
-    # a header that stands again, of tables put one below the other, says nothing
-    others = [row for row in rows[1:] if len(row) == len(first) and row != rows[0]]
     filled = [cell for cell in first if cell]
-    if others and _counts(filled):
-        alike = re.compile(r"-?\d+" if filled[0] == "0" else _YEAR)
-        columns = zip(*others, strict=True)
-        unlike = any(not any(alike.fullmatch(c.strip()) for c in column) for column in columns)
-        if unlike or "" in first:
-            return True
-    if all(_is_amount(cell) or (cell and _is_missing(cell)) for cell in first):
-        return not any(_is_amount(cell) for cell in first)
-    belong = (_belongs(cell, [row[i] for row in others]) for i, cell in enumerate(first))
-    return not filled or not all(belong)
+    if len(first) > 2 and filled == [str(i) for i in range(len(filled))]:
+        return True
+    others = [row for row in rows[1:] if row != rows[0]]  # a header may stand again
 
+    def stands_again(i: int) -> bool:
+        like = re.compile(re.sub(r"\d+", r"\\d+", re.escape(first[i])))
+        return any(like.fullmatch(row[i].strip()) for row in others if i < len(row))
 
-_YEAR = r"(19|20)\d\d"
-
-
-def _counts(cells: list[str]) -> bool:
-    """Whether cells are whole numbers one after the other: from 0, or several years."""
-    if not cells or not (cells[0] == "0" or (cells[1:] and re.fullmatch(_YEAR, cells[0]))):
-        return False
-    return cells == [str(int(cells[0]) + i) for i in range(len(cells))]
-
-
-def _belongs(cell: str, column: list[str]) -> bool:
-    """Whether a cell is a number or a gap in a column of numbers, or text that stands there again.
-
-    Digits do not matter in text: a date or an amount is like the others of its column.
-    """
-    if _is_amount(cell) or _is_missing(cell):
-        fit = [_is_amount(other) for other in column if not _is_missing(other)]
-        if 2 * sum(fit) > len(fit):
-            return True
-    alike = re.compile(re.sub(r"\d+", r"\\d+", re.escape(cell)))
-    return any(alike.fullmatch(other.strip()) for other in column)
-
-
-def _is_amount(cell: str) -> bool:
-    """Whether a cell is a number, with a point or a comma before its decimals."""
-    return _is_number(cell.replace(",", "."))
+    # decimals may follow a comma
+    numbers = [_is_number(cell.replace(",", ".")) for cell in first]
+    words = [i for i, c in enumerate(first) if not (numbers[i] or _is_missing(c))]
+    return all(map(_is_missing, first)) or not all(map(stands_again, words))
 
 
 # What NumPy, zipfile and zlib raise on damaged files; a header may ask for any amount of memory.
@@ -477,11 +455,11 @@ _UNREADABLE = (
 
 def _read_numpy(path: Path) -> Table:
     try:
-        # pickled objects in a .npy could run code; they are never loaded
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return _from_array(loaded, str(path), None)
-        with loaded:
+        with path.open("rb") as stream:  # np.load leaves a damaged archive open
+            # pickled objects in a .npy could run code; they are never loaded
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return _from_array(loaded, str(path), None)
             _refuse_repeated(loaded.files, path, "array")
             arrays = {key: loaded[key] for key in loaded.files}
     except _UNREADABLE as error:

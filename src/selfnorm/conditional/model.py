@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, moved
+from selfnorm.distributions import refuse_nan
 from selfnorm.errors import DataError, EnergyError, ProposalError
 from selfnorm.evaluation import (
     B_LIMIT,
@@ -283,12 +284,22 @@ class ConditionalEBM(nn.Module):
         self, x: Tensor, n_samples: int, *, proposal: nn.Module | None = None
     ) -> tuple[Tensor, Any]:
         """Log-weights ``(M, n)`` of samples for each input, and the law they were drawn from."""
+        log_w, _, law = self.weigh(x, n_samples, proposal=proposal)
+        return log_w, law
+
+    @torch.no_grad()
+    def weigh(
+        self, x: Tensor, n_samples: int, *, proposal: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Any]:
+        """The same with, between the two, ``log d - log q``: the part of the log-weights that is
+        not the energy's, which tells whose fault a NaN is.
+        """
         h = self.features(x)
         q = self.law(x, h)
         source = None if proposal is None else proposal(h)
         y = self.draw(h, source or q, n_samples, proposal=proposal)
-        log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q, source)
-        return log_w, source or q
+        log_ratio = self.base_over_proposal(h, y, q, source)
+        return self.minus_energy(h, y, q) + log_ratio, log_ratio, source or q
 
     @torch.no_grad()
     def bounds(
@@ -311,10 +322,12 @@ class ConditionalEBM(nn.Module):
         twice = 2 if self.shares_labels(proposal) else 1
         rows = max(1, twice * _ROWS_AT_ONCE[self.device.type] // n_samples)
         parts: list[Tensor] = []
+        nan_proposal = False
         with seeded(seed, self.device):
             for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
-                log_w, source = self.log_weights(xs, n_samples, proposal=proposal)
-                log_w = log_w.double()
+                log_w, log_ratio, source = self.weigh(xs, n_samples, proposal=proposal)
+                log_w, log_q = log_w.double(), source.log_prob(ys)
+                nan_proposal |= bool(torch.isnan(log_ratio).any() | torch.isnan(log_q).any())
                 log_p = self.log_unnormalized(xs, ys).double()
                 log_z, b = F.log_mean_exp(log_w), self.log_norm(xs).double()
                 figures = [
@@ -322,12 +335,14 @@ class ConditionalEBM(nn.Module):
                     F.importance_ml(log_p, log_z[None], reduction="none"),
                     log_z,
                     log_z - b,
-                    *weight_figures(log_w, log_p - source.log_prob(ys)),
+                    *weight_figures(log_w, log_p - log_q),
                     some_pareto_k(log_w, len(x), sum(p.shape[1] for p in parts)),
                 ]
                 parts.append(torch.stack(figures))
         shared = self.shares_labels(proposal)
-        return conditional_bounds(torch.cat(parts, dim=1).cpu(), n_samples, shared=shared)
+        return conditional_bounds(
+            torch.cat(parts, dim=1).cpu(), n_samples, shared=shared, nan_proposal=nan_proposal
+        )
 
     @torch.no_grad()
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
@@ -387,19 +402,24 @@ def weight_figures(log_w: Tensor, at_label: Tensor) -> tuple[Tensor, Tensor, Ten
     return F.ess(log_w), (at_label > log_w.amax(0)).double(), share
 
 
-def conditional_bounds(figures: Tensor, m: int, *, shared: bool = False) -> Bounds:
+def conditional_bounds(
+    figures: Tensor, m: int, *, shared: bool = False, nan_proposal: bool = False
+) -> Bounds:
     """Bounds from ``(8, n)`` figures of inputs, each from ``m`` samples.
 
     Rows: lower and upper bound, ``log Z_hat``, ``log Z_hat - b``, ESS, whether the label outweighs
     all samples, the chance of that under the model, Pareto k. ``shared``: all inputs have the same
-    samples, whose errors do not average out.
+    samples, whose errors do not average out. ``nan_proposal``: the proposal's log-density is NaN
+    somewhere, which is not the energy's fault.
     """
     lower, upper, log_z, off, ess, beyond, by_chance, k = figures
     n = len(lower)
     k = k[~torch.isnan(k)]
     tail = float(k.quantile(0.95)) if bool(torch.isfinite(k).all()) else float("inf")
     reasons = []
-    if not bool(torch.isfinite(lower).all() & torch.isfinite(upper).all()):
+    if nan_proposal:
+        reasons.append("The log_prob of the proposal (or base) is NaN at labels: mend it.")
+    elif not bool(torch.isfinite(lower).all() & torch.isfinite(upper).all()):
         reasons.append("A bound is not finite: the model's energy or b is broken; retrain.")
     if tail > PARETO_K_LIMIT:
         reasons.append(
@@ -541,14 +561,17 @@ class ConditionalTask(Task):
             model.eval()
             head = slice(0, min(len(x), 1024))
             h = model.features(x[head])
-            missed = ~torch.isfinite(model.law(x[head], h).log_prob(y[head]))
+            log_q = model.law(x[head], h).log_prob(y[head])
+            refuse_nan(log_q, "labels")
+            missed = ~torch.isfinite(log_q)
             if bool(missed.any()):
                 raise ProposalError(
                     f"the proposal has zero density at {int(missed.sum())} labels: what it cannot "
                     "reach it cannot normalise; widen it, or mix in a wide one with DefensiveLabels"
                 )
             if model.log_norm_scalar is not None:
-                log_w, _ = model.log_weights(x[head], 256 * self._thrift)
+                log_w, log_ratio, _ = model.weigh(x[head], 256 * self._thrift)
+                refuse_nan(log_ratio.flatten(), "samples of its own")
                 model.log_norm_scalar.copy_(F.log_mean_exp(log_w).mean())
 
     def _typed(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

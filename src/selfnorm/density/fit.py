@@ -24,6 +24,7 @@ from selfnorm.distributions import (
     draw_log_weights,
     log_weight_chunks,
     proposal_for,
+    refuse_nan,
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import chunk_size_for
@@ -575,7 +576,7 @@ class DensityTask(Task):
                 f"{x.shape[1]} columns; fit it to the data, e.g. Gaussian.fit_to(x)"
             )
         log_q = self.proposal.log_prob(x)
-        _refuse_nan(log_q, "rows")
+        refuse_nan(log_q, "rows")
         missed = ~torch.isfinite(log_q)
         if bool(missed.any()):
             raise ProposalError(
@@ -592,7 +593,7 @@ class DensityTask(Task):
             )
         chunks = log_weight_chunks(self.module, self.proposal, self.n_val_samples)
         log_w, log_q = map(torch.cat, zip(*chunks, strict=True))
-        _refuse_nan(log_q, "samples of its own")
+        refuse_nan(log_q, "samples of its own")
         if bool(torch.isnan(log_w).any()):
             raise EnergyError(
                 "the energy returns NaN at proposal samples; it must be defined wherever the "
@@ -646,14 +647,3 @@ class DensityTask(Task):
             "log_norm_learned": learned,
             "log_norm_samples": n_used,
         }
-
-
-def _refuse_nan(log_q: Tensor, where: str) -> None:
-    """Say of a proposal whose log-density is NaN that it is the proposal's."""
-    nan = torch.isnan(log_q)
-    if bool(nan.any()):
-        raise ProposalError(
-            f"the proposal's log_prob is NaN at {int(nan.sum())} of {len(log_q)} {where} (the "
-            f"first is number {int(nan.nonzero()[0])}): it must be a number, or -inf where the "
-            "proposal has no mass"
-        )

@@ -570,6 +570,17 @@ def log_weight_chunks(
         yield log_p - log_q, log_q
 
 
+def refuse_nan(log_q: Tensor, where: str) -> None:
+    """Say of a proposal whose log-density is NaN that it is the proposal's."""
+    nan = torch.isnan(log_q)
+    if bool(nan.any()):
+        raise ProposalError(
+            f"the proposal's log_prob is NaN at {int(nan.sum())} of {len(log_q)} {where} (the "
+            f"first is number {int(nan.nonzero()[0])}): it must be a number, or -inf where the "
+            "proposal has no mass"
+        )
+
+
 @torch.no_grad()
 def draw_log_weights(
     model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE

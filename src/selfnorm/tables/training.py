@@ -108,7 +108,7 @@ def train_law(
     simple_seconds = clock.gone - began
     beginning = _Beginning.of(rows, parts, split, simple, with_gaps, sizes, seed, clock)
     if beginning.lines:
-        sizes |= {"lines": True, "conditioned": with_gaps > 0}
+        sizes |= {"lines": True, "conditioned": with_gaps > 0 or split.n_folds > 1}
     columns = members.columns_of(parts, rows.coded[split.train], straight=beginning.straight)
     with seeded(seed):
         models = [
