@@ -73,7 +73,7 @@ def plane_groups(seeds: list[int], *, apart: bool) -> Iterator[list[Row]]:
     """Runs of one call of ``fit_many``: all that draw as many samples, or set and seed apart."""
     from selfnorm.datasets import toy2d
 
-    if apart:  # for processes of one thread
+    if apart:  # for a CPU, where one batched model of all gains nothing
         for each in ([seed] for seed in seeds):
             for group in plane_groups(each, apart=False):
                 for name in toy2d.NAMES:
@@ -486,7 +486,7 @@ def main() -> None:
         return [job for job in wanted if tuple(job[k] for k in KEYS) not in rows]
 
     if "plane" in args.parts:
-        left = map(missing, plane_groups(args.seeds, apart=args.jobs > 1))
+        left = map(missing, plane_groups(args.seeds, apart=args.jobs > 1 or args.device == "cpu"))
         calls = [(group, args.device, args.max_steps) for group in left if group]
         for found in in_processes(train_plane, calls, args.jobs):
             for row in found:
