@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,6 +257,45 @@ def test_frozen_proposal_stays_in_eval_mode_and_has_no_gradient() -> None:
     assert not proposal_features[1].training
     assert not any(p.requires_grad for p in model.proposal.parameters())
     assert model.energy.training
+
+
+class BrokenAbove(LabelGaussian):
+    """A law of labels whose log-density is NaN at labels above some number."""
+
+    above = 0.0
+
+    def forward(self, h: Tensor) -> object:
+        law, above = super().forward(h), self.above
+        found = SimpleNamespace(sample=law.sample)
+        found.log_prob = lambda y: law.log_prob(y).masked_fill(y[..., 0] > above, torch.nan)
+        return found
+
+
+@pytest.mark.parametrize("above", [-9.0, 4.0])
+def test_nan_of_a_proposal_is_the_proposals(above: float) -> None:
+    x, y = pairs(64)
+    y = y.clamp(-3, 3)
+    proposal = BrokenAbove.fit_to(2 * y)
+    proposal.above = above
+    model = sn.ConditionalEBM(sn.LabelEnergy(1), proposal, log_norm=0.0)
+    with pytest.raises(ProposalError, match=r"the proposal's log_prob is NaN at \d+ of \d+"):
+        sn.fit(model, (x, y), max_epochs=1, progress=False)
+    found = sn.evaluate(model, (x, y), n_samples=1000, seed=0)
+    assert not found.reliable
+    assert "log_prob of the proposal" in found.reasons[0]
+    assert not any("energy" in reason for reason in found.reasons)
+
+
+def test_nan_of_an_energy_is_the_energys() -> None:
+    x, y = pairs(64)
+
+    class Broken(sn.LabelEnergy):
+        def forward(self, h: Tensor, y: Tensor) -> Tensor:
+            return super().forward(h, y).masked_fill(y[..., 0] > 0, torch.nan)
+
+    model = sn.ConditionalEBM(Broken(1), LabelGaussian.fit_to(y), log_norm=0.0)
+    with pytest.raises(EnergyError, match="energy returns NaN"):
+        sn.fit(model, (x, y), max_epochs=1, progress=False)
 
 
 def test_errors_name_cause_and_cure() -> None:

@@ -415,7 +415,8 @@ def conditional_bounds(
     lower, upper, log_z, off, ess, beyond, by_chance, k = figures
     n = len(lower)
     k = k[~torch.isnan(k)]
-    tail = float(k.quantile(0.95)) if bool(torch.isfinite(k).all()) else float("inf")
+    known = len(k) > 0 and bool(torch.isfinite(k).all())
+    tail = float(k.quantile(0.95)) if known else float("inf")
     reasons = []
     if nan_proposal:
         reasons.append("The log_prob of the proposal (or base) is NaN at labels: mend it.")
@@ -571,7 +572,13 @@ class ConditionalTask(Task):
                 )
             if model.log_norm_scalar is not None:
                 log_w, log_ratio, _ = model.weigh(x[head], 256 * self._thrift)
-                refuse_nan(log_ratio.flatten(), "samples of its own")
+                whose = "the proposal's" if model.base is None else "the proposal's (or base's)"
+                refuse_nan(log_ratio, "samples of the proposal", whose)
+                if bool(torch.isnan(log_w).any()):
+                    raise EnergyError(
+                        "the energy returns NaN at labels drawn from the proposal; it must be "
+                        "defined wherever the proposal puts mass"
+                    )
                 model.log_norm_scalar.copy_(F.log_mean_exp(log_w).mean())
 
     def _typed(self, data: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

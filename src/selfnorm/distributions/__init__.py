@@ -33,6 +33,7 @@ from selfnorm.distributions.proposals import (
     draw_log_weights,
     log_weight_chunks,
     proposal_for,
+    refuse_nan,
 )
 from selfnorm.distributions.table_mixture import (
     HIDDEN,
@@ -77,5 +78,6 @@ __all__ = [
     "pick_component",
     "proposal_for",
     "proposal_loss",
+    "refuse_nan",
     "ridge_lines",
 ]

@@ -570,12 +570,12 @@ def log_weight_chunks(
         yield log_p - log_q, log_q
 
 
-def refuse_nan(log_q: Tensor, where: str) -> None:
+def refuse_nan(log_q: Tensor, where: str, whose: str = "the proposal's") -> None:
     """Say of a proposal whose log-density is NaN that it is the proposal's."""
-    nan = torch.isnan(log_q)
+    nan = torch.isnan(log_q).flatten()
     if bool(nan.any()):
         raise ProposalError(
-            f"the proposal's log_prob is NaN at {int(nan.sum())} of {len(log_q)} {where} (the "
+            f"{whose} log_prob is NaN at {int(nan.sum())} of {len(nan)} {where} (the "
             f"first is number {int(nan.nonzero()[0])}): it must be a number, or -inf where the "
             "proposal has no mass"
         )
