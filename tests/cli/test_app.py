@@ -362,6 +362,7 @@ def test_other_refusals(selfnorm, places, tmp_path):
     cases = [
         (("fit", train, "-o", model), "not empty"),
         ((*fit, "--target", "z"), "no column 'z'"),
+        ((*fit, "--target", "z", "--no-header"), "it has 'x0', 'x1', 'x2'"),
         ((*fit, "--drop", "a,b,c"), "no column is left"),
         ((*fit, "--columns", "a,q"), "no column 'q'"),
         ((*fit, "--columns", "a,b,a"), "names 'a' twice"),
