@@ -1,5 +1,6 @@
 """Schemas of tables: what columns are, coded rows, and what is never seen."""
 
+import json
 import re
 import warnings
 import zoneinfo
@@ -260,6 +261,10 @@ def test_amounts_are_numbers_and_keep_their_marks(written, first):
     with pytest.warns(SelfnormWarning, match=r"but for 1 \('12..50' in row 30\): taken as gaps"):
         mended = Schema.detect(table)
     assert mended.columns[0].form == schema.columns[0].form
+    with warnings.catch_warnings(action="error"):  # not told again
+        assert mended.is_gap(mended.encode(table)[0])[:, 0].nonzero()[0].tolist() == [30]
+    with pytest.warns(SelfnormWarning, match=r"text \('12..50' in row 0\): .* 2 of 4 cells"):
+        mended.encode({"price": ["12..50", *table["price"][1:3], "12..50"]})
     with pytest.warns(SelfnormWarning, match=r"text \('12..50' in row 30\): taken as gaps"):
         assert schema.is_gap(schema.encode(table)[0])[:, 0].nonzero()[0].tolist() == [30]
     with pytest.warns(SelfnormWarning, match="holds numbers marked '.', but here '€'"):
@@ -426,12 +431,79 @@ def test_sums_are_named_once():
     frame["total"] = fare + tip + 3.5
     frame["inches"] = np.round(fare / 2.54, 4)
     notes = Schema.detect(frame[["fare", "tip", "noise", "total"]]).notes
-    assert notes == ["'total' is 'fare' + 'tip', up to a constant and rounding"]
+    assert notes == ["'total' is 'fare' + 'tip', up to a constant and rounding: kept so"]
     (note,) = Schema.detect(frame[["fare", "inches"]]).notes
-    assert note == "'fare' is 2.54 'inches', up to a constant and rounding"
+    assert note == "'fare' is 2.54 'inches', up to a constant and rounding: kept so"
     frame["total"] += rng.choice([0, 0.5, 2.5], N)
     notes = Schema.detect(frame[["fare", "tip", "noise", "total"]]).notes
-    assert notes == ["'total' is 'fare' + 'tip' but for a few amounts"]
+    assert notes == ["'total' is 'fare' + 'tip' but for a few amounts: kept so"]
+    gaps = frame.assign(tip=frame["tip"].where(frame.index > 9))  # beside them the total tells more
+    for kinds, columns in (({}, gaps), ({"total": "continuous"}, frame)):
+        (note,) = Schema.detect(columns[["fare", "tip", "noise", "total"]], kinds).notes
+        assert note == "'total' is 'fare' + 'tip' but for a few amounts"
+
+
+def sums(n=N):
+    rng = np.random.default_rng(0)
+    fare, tip, extra = np.round(rng.gamma(3, 5, (3, n)), 2)
+    total = np.round(fare + tip + rng.choice([0, 2.5], n), 2)
+    frame = pd.DataFrame({"all": total + extra, "total": total, "fare": fare, "tip": tip})
+    return frame.assign(extra=extra, weight=rng.normal(size=n), pounds=lambda f: f.weight / 0.4536)
+
+
+def test_sums_are_counted_from_their_terms():
+    frame = sums()
+    schema = Schema.detect(frame)
+    kinds = [column.kind for column in schema.columns]
+    assert kinds == ["sum", "sum", "cells", "cells", "cells", "continuous", "sum"]
+    assert [schema.parts[j].values for j in (0, 1, 6)] == [(0.0,), (0.0, 2.5), (0.0,)]
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    x, extra = schema.encode(frame)
+    assert (extra == 0).all()
+    pd.testing.assert_frame_equal(schema.decode(x), frame)
+    broken = frame.assign(total=frame["total"] + np.eye(N)[0])
+    with pytest.warns(SelfnormWarning, match=r"total - fare - tip' was never seen as .* \(1 row\)"):
+        x, extra = schema.encode(broken)
+    assert (x[0, 1, 0], x[0, 0, 0], x[1, 1, 0] >= 0) == (-2, -2, True)
+    assert (extra[0, :2] < 0).all()
+    with pytest.raises(DataError, match="'total' is counted from 'fare', 'tip'"):
+        schema.parts_of(["fare", "total"], alone=True)
+
+
+def test_a_sum_is_filled_from_the_terms_of_its_row():
+    frame = sums()
+    schema = Schema.detect(frame)
+    rows = frame.head(3).assign(all=[np.nan, *frame["all"][1:3]], fare=[0.125, *frame["fare"][1:3]])
+    filled = schema.fill(rows, schema.encode(frame.head(3))[0])
+    assert filled["all"][0] == pytest.approx(frame["total"][0] + frame["extra"][0])
+    with pytest.warns(SelfnormWarning, match="'total' is a gap where what it is counted from is"):
+        x, _ = schema.encode(frame.head(3).assign(tip=np.nan))
+    assert (x[:, 1, 0] == -1).all()
+
+
+def test_levels_written_as_zeros_and_ones_are_no_sums():
+    level = np.random.default_rng(0).integers(0, 3, N)
+    frame = pd.DataFrame({name: (level == k).astype(int) for k, name in enumerate("abc")})
+    assert {column.kind for column in Schema.detect(frame).columns} == {"category"}
+
+
+def test_mixed_marks_are_named():
+    prices = [f"{'$€'[i % 2]}{v:.2f}" for i, v in enumerate(np.arange(1, 60, 0.37))]
+    with pytest.warns(SelfnormWarning, match="'price' holds numbers marked '\\$' and '€'"):
+        Schema.detect({"price": prices, "size": np.arange(len(prices)) ** 0.5})
+
+
+def test_drawn_dates_are_moved_to_those_seen():
+    days = pd.Timestamp("2024-01-03") + pd.to_timedelta(np.arange(100), "D")  # a Wednesday
+    frame = pd.DataFrame({"when": days, "size": np.arange(100) ** 0.5})
+    schema = Schema.detect(frame)
+    x, _ = schema.encode(frame.iloc[[0, 50, 99]])
+    x[0, 1, 0] = 0.0  # Monday before
+    x[2, 1, 0] = 6.0  # Sunday after
+    given = np.zeros(x.shape[:2], dtype=bool)
+    drawn = schema.decode(schema.within_seen(x, given))
+    assert drawn["when"].tolist() == days[[0, 50, 99]].tolist()
+    assert schema.decode(schema.within_seen(x, ~given))["when"][0] == days[0] - pd.Timedelta("2D")
 
 
 def test_related_columns_are_no_sums():

@@ -474,3 +474,27 @@ def test_rows_scored_in_pieces_are_those_scored_at_once(monkeypatch):
         pieces = [answer(table) for answer in answers]
     assert len(told) == 2  # one for each call
     np.testing.assert_allclose(pieces, whole, atol=1e-6)
+
+
+def test_sums_and_dates_of_samples_are_as_in_the_table():
+    rng = np.random.default_rng(0)
+    fare, tip = np.round(rng.gamma(3, 5, (2, 150)), 2)
+    when = pd.Timestamp("2021-03-03") + pd.to_timedelta(rng.integers(0, 12, 150), "D")
+    frame = pd.DataFrame({"total": np.round(fare + tip, 2), "fare": fare, "tip": tip, "on": when})
+    density = EnergyDensity(**QUICK).fit(frame)
+    drawn = density.sample(500, random_state=0)
+    assert np.allclose(drawn["total"], drawn["fare"] + drawn["tip"])
+    assert drawn["on"].between(when.min(), when.max()).all()
+    gaps = frame.assign(total=np.nan)
+    assert np.allclose(density.impute(gaps, random_state=0)["total"], frame["total"])
+    broken = frame.head(2).assign(total=frame["total"][:2] + np.arange(2.0))
+    with pytest.warns(SelfnormWarning, match="'total - fare - tip' was never seen as 1"):
+        lost = density.score_samples(frame.head(2)) - density.score_samples(broken)
+    assert lost[0] == 0
+    assert lost[1] > math.log(150)
+    earlier = pd.Timestamp("2021-03-01")  # a value that is given stays
+    assert (density.sample(3, given={"on": earlier}, random_state=0)["on"] == earlier).all()
+    with pytest.raises(DataError, match="'total' is counted from 'fare', 'tip'"):
+        density.log_prob(frame, given=["total"])
+    with pytest.raises(DataError, match="no levels"):
+        density.probabilities(frame, "total")

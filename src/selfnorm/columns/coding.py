@@ -10,6 +10,7 @@ import numpy as np
 
 from selfnorm.columns.frames import Cells, ahead_of_utc
 from selfnorm.columns.text import (
+    are_slips,
     as_dates,
     dates_from,
     interpreted,
@@ -34,8 +35,8 @@ class Column:
 
     Attributes:
         name: as the table has it.
-        kind: ``"continuous"``, ``"cells"``, ``"category"`` or ``"date"``; or, for those set aside,
-            ``"identifier"``, ``"constant"``, ``"duplicate"`` or ``"ignored"``.
+        kind: ``"continuous"``, ``"cells"``, ``"category"``, ``"date"`` or ``"sum"``; or, for those
+            set aside, ``"identifier"``, ``"constant"``, ``"duplicate"`` or ``"ignored"``.
         summary: a few words on its values.
         gaps: share of rows without a value.
         numeric: whether its cells are numbers.
@@ -45,7 +46,10 @@ class Column:
         resolution: of dates: ``"month"``, ``"day"``, ``"hour"`` or ``"second"``.
         offset: of dates: seconds from UTC to the clock whose hours are modelled, and its days
             where the time zone is not known.
+        ends: of dates: the first and the last moment seen.
         base: index of the column that this one repeats, or from which a date is counted.
+        terms: of sums: columns, by index, and their factors; its part is what the sum leaves.
+        slips: texts that were taken as gaps among its numbers.
         form: how the table stores it.
     """
 
@@ -60,13 +64,22 @@ class Column:
     decimals: int | None = None
     resolution: str = ""
     offset: int = 0
+    ends: tuple[int, ...] = ()
     base: int | None = None
+    terms: tuple[tuple[int, float], ...] = ()
+    slips: tuple[str, ...] = ()
     form: dict[str, Any] = field(default_factory=dict)
 
     @property
     def modelled(self) -> bool:
         """Whether the column has parts of its own."""
-        return self.kind in KINDS
+        return self.kind in (*KINDS, "sum")
+
+    @property
+    def counted_from(self) -> tuple[int, ...]:
+        """Indices of the columns without which the parts do not tell the value."""
+        own = () if self.base is None else (self.base,)
+        return tuple(j for j, _ in self.terms) or own
 
     @property
     def dtype(self) -> str:
@@ -233,7 +246,9 @@ def _as_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
         told = f"column {column.name!r} holds numbers, but here text ({text!r} in row {row})"
         if 2 * odd.sum() > (~cells.missing).sum():
             raise DataError(told)
-        surprises.append(f"{told}: taken as gaps, {odd.sum()} of {len(odd)} cells")
+        known = {written[k] for k in cells.values[odd]} <= {*column.slips}
+        if not (known and are_slips(int(odd.sum()), len(odd))):  # told of when they were found
+            surprises.append(f"{told}: taken as gaps, {odd.sum()} of {len(odd)} cells")
     numbers = numbers_from(labels, names=True)
     values = np.full(len(labels) + 1, np.nan)
     values[:-1] = np.nan if numbers is None else numbers
@@ -302,6 +317,23 @@ def decode_numbers(part: Part, codes: np.ndarray, numbers: np.ndarray) -> np.nda
     return np.where(part.rest & (codes == part.n_codes), rest, coded)
 
 
+def base_of(column: Column, cells: Mapping[int, Cells]) -> Cells | None:
+    """What a column is counted from: another date, or the sum of its terms."""
+    if not column.terms:
+        return None if column.base is None else cells[column.base]
+    missing = np.any([cells[j].missing for j in column.counted_from], axis=0)
+    total = np.where(missing, 0.0, sum(factor * cells[j].values for j, factor in column.terms))
+    # rounded beforehand, or what is left would depend on how halves are rounded
+    total = total if column.decimals is None else np.round(total, column.decimals)
+    return Cells("number", total, missing, [], column.form)
+
+
+def left_over(cells: Cells, base: Cells, resolution: float) -> Cells:
+    """What numbers are beyond a sum, by the digits that were recorded."""
+    rest = np.round(cells.values - base.values, -round(np.log10(resolution))) + 0.0  # no -0
+    return replace(cells, values=rest, missing=cells.missing | base.missing)
+
+
 Coded = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -314,8 +346,12 @@ def encode_column(
 ) -> list[Coded]:
     """Codes, numbers and log-probabilities left open, for each part of a column.
 
-    ``base`` holds the cells of the column from which this one, a date, is counted.
+    ``base`` holds the cells that this column is counted from.
     """
+    if base is not None and (lost := int((base.missing & ~cells.missing).sum())):
+        surprises.append(f"{column.name!r} is a gap where what it is counted from is ({lost})")
+    if base is not None and column.terms:
+        cells = left_over(cells, base, parts[0].resolution)
     if column.resolution:
         coded = _encode_dates(column, parts, cells, base, surprises)
     elif parts[0].rest or parts[0].values:
@@ -411,9 +447,6 @@ def _encode_dates(
         if (coarse & ~cells.missing).any():
             surprises.append(f"{column.name!r} is taken to the {column.resolution}")
         return [encode_numbers(p, v, cells.missing) for p, v in zip(parts, numbers, strict=True)]
-    lost = int((base.missing & ~cells.missing).sum())
-    if lost:
-        surprises.append(f"{column.name!r} is a gap where the date it is counted from is ({lost})")
     apart = to_clock(column, cells.values) - to_clock(column, base.values)
     between = apart / tie_unit(column.resolution)
     return [encode_numbers(parts[0], between, cells.missing | base.missing)]
@@ -432,6 +465,8 @@ def decode_column(
         values = [decode_numbers(p, codes[:, i], numbers[:, i]) for i, p in enumerate(parts)]
         missing = np.isnan(np.stack(values)).any(0)
         if not column.resolution:
+            if base is not None:
+                values, missing = [values[0] + base.values], missing | base.missing
             kept = values[0] if column.decimals is None else np.round(values[0], column.decimals)
             return Cells("number", kept, missing, [], column.form)
         values = [np.where(missing, 0.0, v) for v in values]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,15 +25,24 @@ from selfnorm.columns.coding import (
     HOUR,
     Column,
     Part,
+    base_of,
     calendar,
     check_numbers,
     label_text,
+    left_over,
     snap,
     tie_unit,
     to_clock,
 )
 from selfnorm.columns.frames import Cells
-from selfnorm.columns.text import date_template, interpreted, is_gap, numbers_from, unmarked
+from selfnorm.columns.text import (
+    date_template,
+    interpreted,
+    is_gap,
+    marks_of,
+    numbers_from,
+    unmarked,
+)
 from selfnorm.errors import DataError
 
 Support = tuple[float | None, float | None]
@@ -54,7 +63,7 @@ class Detection:
         parts: of the columns that are modelled.
         cells: of those columns, by index: text has been read as numbers and dates.
         notes: findings that a user should know of.
-        slips: cells that are taken as gaps, though they are none.
+        slips: cells that are not read as what their column seems to hold.
         problems: what makes the table unusable.
     """
 
@@ -75,7 +84,8 @@ class Detection:
             self.columns.append(Column(name, "ignored", form=cells.form))
             return
         written, cells = cells, interpreted(cells, self.missing, asked)
-        if odd := cells.form.pop("odd", None):
+        odd = cells.form.pop("odd", ())
+        if odd:
             self.slips.append(
                 f"{name!r} holds numbers but for {_in_rows(written, odd)}: taken as gaps"
             )
@@ -88,12 +98,18 @@ class Detection:
             return
         if cells.form.get("finer"):
             self.notes.append(f"{name!r} is kept to the second; what is finer is left out")
+        if asked is None and not cells.declared and len(marks := _mixed_marks(cells)) > 1:
+            self.slips.append(
+                f"{name!r} holds numbers marked {' and '.join(marks)}: text, unless all are alike"
+            )
         if asked is None and not cells.declared and (ways := _ways_of_dates(cells)):
             self.notes.append(f"{name!r} holds {ways}: write all in one way to have dates")
         if "as_text" in cells.form:
             kinds = ", ".join(cells.form["as_text"])
             self.notes.append(f"{name!r} holds {kinds} objects, which are known by their text")
-        column = Column(name, "", gaps=float(cells.missing.mean()), form=cells.form)
+        slips = tuple(written.labels[k] for k in odd)
+        gaps = float(cells.missing.mean())
+        column = Column(name, "", gaps=gaps, slips=slips, form=cells.form)
         if cells.kind == "number":
             decimals = recorded_decimals(np.unique(cells.seen))
             column = replace(column, numeric=True, decimals=decimals)
@@ -161,7 +177,8 @@ class Detection:
 
     def _date(self, column: Column, cells: Cells, place: int) -> tuple[Column, list[Part]]:
         offset = cells.form.get("offset", 0)
-        column = replace(column, kind="date", resolution="day", offset=offset)
+        seen = int(cells.seen.min()), int(cells.seen.max())
+        column = replace(column, kind="date", resolution="day", offset=offset, ends=seen)
         resolution = _resolution(to_clock(column, cells.seen), cells.seen + offset)
         column = replace(column, resolution=resolution)
         local = to_clock(column, cells.seen)
@@ -191,6 +208,53 @@ class Detection:
                 limits: Support = (0.0, HOUR - 1.0) if what == "second" else (None, None)
                 parts.append(number_part(place, name, values, 0, kind="whole", support=limits))
         return replace(column, summary=f"{resolution}s, {span}"), parts
+
+    def tie(self, kept: Collection[Any]) -> None:
+        """Note which columns follow from others; those that are sums but for few amounts, and that
+        ``kept`` does not name, become what the sum leaves.
+
+        The law of that, given the terms, is the law of the column: nothing is forced.
+        """
+        numbers = [j for j, cells in self.cells.items() if cells.kind == "number"][:MAX_COLUMNS]
+        for y, used, factors, told in _sums(
+            [self.columns[j] for j in numbers], [self.cells[j] for j in numbers]
+        ):
+            terms = tuple(zip((numbers[i] for i in used), factors, strict=True))
+            free = self.columns[numbers[y]].name not in kept
+            free = free and not any(self.columns[i].gaps for i, _ in terms)
+            self.notes.append(told + ": kept so" * (free and self._tied(numbers[y], terms)))
+        finite = [j for j in self.cells if self.columns[j].kind == "category"]
+        finite = [j for j in finite if not self.columns[j].tail][:MAX_COLUMNS]
+        self.notes += _functions(
+            [self.columns[j].name for j in finite], [self.cells[j] for j in finite]
+        )
+
+    def _tied(self, j: int, terms: tuple[tuple[int, float], ...]) -> bool:
+        """Make a column a sum, if what this leaves takes few values."""
+        cells, column = self.cells[j], replace(self.columns[j], kind="sum", levels=(), terms=terms)
+        place = list(self.cells).index(j)
+        k = next(k for k, part in enumerate(self.parts) if part.column == place)
+        if not self.parts[k].rest and min(factor for _, factor in terms) < 0:
+            return False  # one of few values, 0 and 1 of a category's level, stays one of them
+        base = base_of(column, self.cells)
+        assert base is not None
+        digits = column.decimals
+        if digits is None:  # nine of the largest number, beyond which sums of doubles may differ
+            digits = 8 - int(np.floor(np.log10(np.abs(cells.seen).max())))
+        rest = left_over(cells, base, 10.0**-digits)
+        names = [str(self.columns[i].name) for i in column.counted_from]
+        name = " - ".join([str(column.name), *names])
+        part = number_part(place, name, rest.seen, digits)
+        if part.rest:
+            return False
+        part = replace(part, resolution=10.0**-digits)
+        if self.parts[k].gap:
+            part = replace(part, n_codes=part.n_codes + 1, gap=True)
+        shown = ", ".join(f"{v:g}" for v in part.values[:3])
+        more = f" and {len(part.values) - 3} more" if len(part.values) > 3 else ""
+        summary = f"sum of {', '.join(names)}; and {shown}{more}"
+        self.columns[j], self.parts[k] = replace(column, summary=summary), part
+        return True
 
     def _base_of(self, cells: Cells, resolution: str) -> int | None:
         """The earlier date that this one follows: their differences spread less than a tenth."""
@@ -283,6 +347,14 @@ def _almost_numbers(cells: Cells) -> str:
     if texts and all(_COMMA.fullmatch(text) for text in texts):
         return ", written with decimal commas: use points to have numbers"
     return ""
+
+
+def _mixed_marks(cells: Cells) -> list[str]:
+    """The marks of numbers written as text, where all are such: $, €, none."""
+    texts = [text for text in cells.labels if isinstance(text, str) and not is_gap(text)]
+    if len(texts) < len(cells.labels) or not all(marks_of([text]) for text in texts):
+        return []
+    return [repr(before + after or "none") for before, after in sorted(marks_of(texts))]
 
 
 def _ways_of_dates(cells: Cells) -> str:
@@ -529,27 +601,14 @@ def _edge(limit: float | None, step: float, origin: float, side: int) -> float |
 # Columns that others determine: a total of amounts, the borough of a zone
 
 
-def relations(columns: Sequence[Column], cells: Mapping[int, Cells]) -> list[str]:
-    """Notes on columns that follow from others.
+Sum = tuple[int, list[int], list[float], str]
 
-    Example:
-        >>> cells = {
-        ...     j: Cells("label", np.array(places * 20), np.zeros(60, bool), labels)
-        ...     for j, (places, labels) in enumerate([([0, 1, 2], "abc"), ([0, 0, 1], "xy")])
-        ... }
-        >>> relations([Column("zone", "category"), Column("town", "category")], cells)
-        ["'zone' determines 'town'"]
+
+def _sums(columns: Sequence[Column], cells: Sequence[Cells]) -> list[Sum]:
+    """Columns that are a sum of multiples of others, exactly or but for a few amounts.
+
+    Each with its terms, their factors, and words for it.
     """
-    numbers = [j for j, column in cells.items() if column.kind == "number"][:MAX_COLUMNS]
-    finite = [j for j in cells if columns[j].kind == "category" and not columns[j].tail]
-    return [
-        *_sums([columns[j] for j in numbers], [cells[j] for j in numbers]),
-        *_functions([columns[j].name for j in finite], [cells[j] for j in finite][:MAX_COLUMNS]),
-    ]
-
-
-def _sums(columns: Sequence[Column], cells: Sequence[Cells]) -> list[str]:
-    """Columns that are a sum of multiples of others, exactly or but for a few amounts."""
     if len(cells) < 2:
         return []
     table = np.stack([np.where(c.missing, np.nan, c.values) for c in cells], 1)
@@ -562,21 +621,25 @@ def _sums(columns: Sequence[Column], cells: Sequence[Cells]) -> list[str]:
     z = (table - table.mean(0)) / sd
     # 1 - R^2 of each column given all others; the widest column is the sum
     left_over = 1 / np.diag(np.linalg.inv(z.T @ z / len(z) + 1e-9 * np.eye(len(cells))))
-    found: dict[frozenset[int], str] = {}
+    found: list[Sum] = []
     for j in sorted(np.flatnonzero(left_over < 0.05).tolist(), key=lambda j: -sd[j]):
-        others = [i for i in range(len(cells)) if i != j]
+        others = [i for i in range(len(cells)) if i not in (j, *(made[0] for made in found))]
         shares = np.linalg.lstsq(z[:, others], z[:, j], rcond=1e-8)[0]
         used = [i for i, share in zip(others, shares, strict=True) if abs(share) > 0.01]
-        if used and frozenset([*used, j]) not in found:
-            told = _sum([columns[i] for i in used], table[:, used], columns[j], table[:, j])
-            if told is not None:
-                found[frozenset([*used, j])] = told
-    return list(found.values())
+        if used:
+            made = _sum([columns[i] for i in used], table[:, used], columns[j], table[:, j])
+            if made is not None:
+                own = [i for i, factor in zip(used, made[0], strict=True) if factor]
+                found.append((j, own, [factor for factor in made[0] if factor], made[1]))
+    return found
 
 
-def _sum(terms: Sequence[Column], x: np.ndarray, column: Column, y: np.ndarray) -> str | None:
-    """How ``y`` is made of the columns of ``x``, if it is."""
+def _sum(
+    terms: Sequence[Column], x: np.ndarray, column: Column, y: np.ndarray
+) -> tuple[list[float], str] | None:
+    """Factors of the columns of ``x`` that make ``y``, and words for it, if they do."""
     fitted = np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0][:-1]
+    fitted = np.array([float(f"{factor:.12g}") for factor in fitted])
     whole = np.round(fitted)
     unit = max(0.0 if c.decimals is None else 0.51 * 10.0**-c.decimals for c in (*terms, column))
     for weights in (whole, fitted):
@@ -586,17 +649,19 @@ def _sum(terms: Sequence[Column], x: np.ndarray, column: Column, y: np.ndarray) 
         if slack > 0.02 * y.std():  # numbers so coarse that rounding explains anything
             slack = 0.0
         if np.abs(rest).max() <= slack + 1e-9 * np.abs(y).max():
-            return f"{column.name!r} is {_written(weights, terms)}, up to a constant and rounding"
+            told = f"{column.name!r} is {_written(weights, terms)}, up to a constant and rounding"
+            return weights.tolist(), told
     rest = np.round(y - x @ whole, 6 if column.decimals is None else column.decimals)
     counts = np.sort(np.unique(rest, return_counts=True)[1])
     few = counts[-20:].sum() > 0.9 * len(rest) and rest.var() < 0.05 * y.var()
     if few and len(terms) > 1 and (np.abs(fitted - whole) < 0.25).all() and whole.all():
-        return f"{column.name!r} is {_written(whole, terms)} but for a few amounts"
+        told = f"{column.name!r} is {_written(whole, terms)} but for a few amounts"
+        return whole.tolist(), told
     return None
 
 
 def _written(weights: np.ndarray, terms: Sequence[Column]) -> str:
-    pairs = zip(weights.tolist(), terms, strict=True)
+    pairs = [(w, c) for w, c in zip(weights.tolist(), terms, strict=True) if w]
     return " + ".join((f"{w:.4g} " if w != 1 else "") + repr(c.name) for w, c in pairs)
 
 

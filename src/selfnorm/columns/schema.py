@@ -16,12 +16,13 @@ from selfnorm.columns.coding import (
     Column,
     Part,
     as_column,
+    base_of,
     broken_promise,
     constant_cells,
     decode_column,
     encode_column,
 )
-from selfnorm.columns.detection import Detection, relations
+from selfnorm.columns.detection import Detection
 from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain, write
 from selfnorm.columns.text import MISSING, as_read, as_written
 from selfnorm.errors import DataError, SelfnormWarning
@@ -125,19 +126,21 @@ class Schema:
                 + f"; {SAY}"
             )
         aside = [repr(c.name) for c in found.columns if c.kind == "identifier"]
+        found.tie({*kinds, *support})
         told = [f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}"]
         for words in found.slips + told * bool(aside):
             warnings.warn(words, SelfnormWarning, stacklevel=2)
-        notes = found.notes + relations(found.columns, found.cells)
-        return cls(found.columns, found.parts, kind, notes, gaps)
+        return cls(found.columns, found.parts, kind, found.notes, gaps)
 
     @property
     def modelled(self) -> tuple[Column, ...]:
         """The columns that have parts, in the order that :attr:`Part.column` counts."""
         return tuple(column for column in self.columns if column.modelled)
 
-    def parts_of(self, names: Sequence[Any]) -> list[int]:
+    def parts_of(self, names: Sequence[Any], *, alone: bool = False) -> list[int]:
         """Indices of the parts of named columns.
+
+        If they are to tell the values ``alone``, a column counted from others needs those as well.
 
         Example:
             >>> schema = Schema.detect({"a": [1.0, 2.5, 4.75], "b": ["x", "y", "x"]})
@@ -146,6 +149,11 @@ class Schema:
         """
         modelled = {column.name: i for i, column in enumerate(self.modelled)}
         _refuse([f"no column {n!r} in {list(modelled)}" for n in names if n not in modelled])
+        for column in self.modelled if alone else ():
+            needed = [self.columns[j].name for j in column.counted_from]
+            if column.name in names and not {*needed} <= {*names}:
+                shown = ", ".join(map(repr, needed))
+                raise DataError(f"{column.name!r} is counted from {shown}: name these as well")
         wanted = {modelled[name] for name in names}
         return [j for j, part in enumerate(self.parts) if part.column in wanted]
 
@@ -163,7 +171,7 @@ class Schema:
                 column.tail,
                 column.tail_shares,
                 column.resolution,
-                column.base,
+                column.terms or column.base,
                 [(q.n_codes, q.rest, q.step, q.origin, q.unseen, q.values) for q in parts],
             ]
             for i, column in enumerate(self.modelled)
@@ -237,10 +245,10 @@ class Schema:
             column = self.columns[j]
             if not column.modelled:
                 continue
-            if column.base is not None and column.base not in given:
-                surprises.append(f"{column.name!r} is left out: the date it is counted from is")
+            if any(i not in given for i in column.counted_from):
+                surprises.append(f"{column.name!r} is left out: what it is counted from is")
                 continue
-            base = None if column.base is None else given[column.base].rows(which)
+            base = base_of(column, {i: given[i].rows(which) for i in column.counted_from})
             places = self.parts_of([column.name])
             parts = [self.parts[i] for i in places]
             coded = encode_column(column, parts, cells.rows(which), base, surprises)
@@ -266,6 +274,27 @@ class Schema:
         unknown = [name for name in cells if name not in names]
         known = {name: column for name, column in cells.items() if name in names}
         return known, [f"columns that were never seen are left out: {unknown}"] if unknown else []
+
+    def within_seen(self, x: np.ndarray, given: np.ndarray | None = None) -> np.ndarray:
+        """Drawn rows ``(n, p, 2)``, dates beyond those seen moved to the first or last of them.
+
+        A week that was seen has days that were not. Parts ``given (n, p)`` stay as they are.
+        """
+        x = x.copy()
+        for column in self.modelled:
+            if column.base is not None or not column.ends:
+                continue
+            places = self.parts_of([column.name])
+            parts = [self.parts[i] for i in places]
+            ends = Cells("date", np.array(column.ends), np.zeros(2, bool), [], column.form)
+            coded = encode_column(column, parts, ends, None, [])
+            moments = decode_column(column, parts, x[:, places], None, np.random.default_rng(0))
+            free = ~moments.missing if given is None else ~(moments.missing | given[:, places[0]])
+            low, high = column.ends
+            for k, beyond in enumerate((moments.values < low, moments.values > high)):
+                for i, (codes, numbers, _) in zip(places, coded, strict=True):
+                    x[free & beyond, i] = codes[k], numbers[k]
+        return x
 
     def decode(
         self,
@@ -301,13 +330,14 @@ class Schema:
             >>> schema.fill(table, x)
             {'a': [1.5, 2.25, 4.75], 'b': ['x', 'x', 'y']}
         """
-        was, _ = self.encode(frame)
+        given = self._given(self._matched(frame, partial=False)[0], [])
+        was, _ = self._coded(given, slice(0, len(np.asarray(x))), [])  # told of when it was encoded
         kind, cells = read(frame)
         names = [column.name for column in self.columns]
         by_place = "array" in (kind, self.frame) and not set(names) <= set(cells)
         place_of = dict(zip(names, cells if by_place else names, strict=True))
         modelled = {column.name for column in self.modelled}
-        for name, new in self._decoded(x, rng).items():
+        for name, new in self._decoded(x, rng, given).items():
             here = place_of[name]
             if here not in cells:
                 continue
@@ -323,15 +353,25 @@ class Schema:
             made.index = frame.index
         return made
 
-    def _decoded(self, x: Any, rng: np.random.Generator | int | None) -> dict[Any, Cells]:
-        """The cells of all columns that coded rows tell."""
+    def _decoded(
+        self,
+        x: Any,
+        rng: np.random.Generator | int | None,
+        given: Mapping[int, Cells] | None = None,
+    ) -> dict[Any, Cells]:
+        """The cells of all columns that coded rows tell; what is ``given`` comes first."""
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 3 or x.shape[1:] != (len(self.parts), 2):
             raise DataError(f"coded rows must have shape (n, {len(self.parts)}, 2), got {x.shape}")
         rng = np.random.default_rng(rng)
         made: dict[int, Cells] = {}
-        for j, column in enumerate(self.columns):
-            base = None if column.base is None else made[column.base]
+        pending = list(range(len(self.columns)))
+        for j in pending:  # a sum comes after its terms
+            column = self.columns[j]
+            if any(i not in made for i in column.counted_from):
+                pending.append(j)
+                continue
+            base = base_of(column, made if given is None else made | _first(given, made))
             if column.kind == "duplicate" and base is not None:
                 made[j] = replace(base, form=column.form)
             elif column.modelled:
@@ -340,7 +380,7 @@ class Schema:
                 made[j] = decode_column(column, parts, x[:, places], base, rng)
             elif column.kind == "constant" or self.frame == "array":
                 made[j] = constant_cells(column, len(x))
-        return {self.columns[j].name: cells for j, cells in made.items()}
+        return {column.name: made[j] for j, column in enumerate(self.columns) if j in made}
 
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain JSON.
@@ -377,6 +417,9 @@ class Schema:
                     "levels": tuple(unplain(level) for level in column["levels"]),
                     "tail": tuple(unplain(level) for level in column["tail"]),
                     "tail_shares": tuple(column["tail_shares"]),
+                    "ends": tuple(column.get("ends", ())),
+                    "terms": tuple((j, factor) for j, factor in column.get("terms", ())),
+                    "slips": tuple(column.get("slips", ())),
                 }
             )
             for column in saved["columns"]
@@ -404,6 +447,19 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"<Schema of {len(self.columns)} columns, measure {self.fingerprint}>"
+
+
+def _first(given: Mapping[int, Cells], made: Mapping[int, Cells]) -> dict[int, Cells]:
+    """The cells that are given, numbers and dates; those made in their gaps."""
+    return {
+        j: replace(
+            cells,
+            values=np.where(given[j].missing, cells.values, given[j].values),
+            missing=cells.missing & given[j].missing,
+        )
+        for j, cells in made.items()
+        if j in given and cells.kind != "label"
+    }
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -62,6 +62,17 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
     return None if np.isnan(numbers).all() else numbers
 
 
+def marks_of(texts: Sequence[str]) -> set[tuple[str, str]]:
+    """What stands before and after the numbers among texts.
+
+    Example:
+        >>> sorted(marks_of(["$5", "7 €", "-$1,250.50", "none"]))
+        [('', '€'), ('$', '')]
+    """
+    found = (_MARKED.fullmatch(text.strip()) for text in texts)
+    return {(match[2].strip(), match[5].strip()) for match in found if match}
+
+
 def unmarked(texts: Sequence[str], *, grouped: bool = False) -> tuple[list[str], dict[str, Any]]:
     """Numbers without their marks, and these, where all have the same; else texts as they are.
 
@@ -77,7 +88,7 @@ def unmarked(texts: Sequence[str], *, grouped: bool = False) -> tuple[list[str],
     found = [_MARKED.fullmatch(text.strip()) for text in texts]
     numbers = [match[4] for match in found if match]
     marks = Counter((match[2], match[5]) for match in found if match)
-    alike = len({(before.strip(), after.strip()) for before, after in marks}) == 1
+    alike = len(marks_of(texts)) == 1
     open_ = not grouped and all(re.fullmatch(r"\d{1,3},\d{3}", number) for number in numbers)
     if open_ or not alike:
         return list(texts), {}
@@ -103,6 +114,11 @@ def without_slips(texts: Sequence[str]) -> tuple[list[str], list[int]]:
     for k in odd:
         emptied[k] = ""
     return emptied, odd
+
+
+def are_slips(rows: int, n: int) -> bool:
+    """Whether cells that are no numbers are few enough among ``n`` to be slips of a pen."""
+    return rows <= max(1, SLIPS * n)
 
 
 def marked(number: str, form: dict[str, Any]) -> str:
@@ -344,7 +360,7 @@ def _as_numbers(cells: Cells, names: bool) -> Cells | None:
         texts, told = unmarked(texts)
         texts, odd = without_slips(texts)
         rows = int(np.isin(cells.values, odd).sum())
-        if rows > max(1, SLIPS * len(cells)) or (odd and len(texts) - len(odd) < FEWEST_NUMBERS):
+        if not are_slips(rows, len(cells)) or (odd and len(texts) - len(odd) < FEWEST_NUMBERS):
             return None
         told |= {"odd": odd} if odd else {}
         numbers = numbers_from(texts, names=names)

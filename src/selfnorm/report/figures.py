@@ -173,7 +173,7 @@ def scales_of(schema: Schema) -> list[Scale]:
 
 def _scale(schema: Schema, column: Column) -> Scale:
     part = schema.parts[schema.parts_of([column.name])[0]]
-    name = str(column.name)
+    name = part.name if column.terms else str(column.name)
     if column.resolution and column.base is not None:
         unit = "days" if column.resolution == "day" else "s"
         return Scale(f"{name}, {unit} after {schema.columns[column.base].name}")

@@ -456,7 +456,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         with float32_on_cpu():
             if isinstance(self.model_, TableChain):
                 drawn = self._law().sample(int(n_samples), seed, missing)
-                return self.schema_.decode(drawn, seed)
+                return self.schema_.decode(self.schema_.within_seen(drawn), seed)
             z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
         numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
         return self.schema_.decode(np.stack([np.zeros_like(numbers), numbers], -1), seed)
@@ -517,7 +517,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         described = next(c for c in self.schema_.modelled if c.name == column)
         part = self.schema_.parts[places[0]]
         n_levels = part.n_codes - part.gap
-        if len(places) > 1 or (part.rest and not n_levels):
+        if len(places) > 1 or (part.rest and not n_levels) or described.counted_from:
             raise DataError(
                 f"column {column!r} is {described.kind}: it has no levels to give probabilities of;"
                 " draw from it with sample(given=...)"
@@ -933,7 +933,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if isinstance(given, str):
             raise DataError(f"given must be a list of columns: [{given!r}]")
         mask = torch.zeros(len(self.schema_.parts), dtype=torch.bool)
-        mask[self.schema_.parts_of(list(given))] = True
+        mask[self.schema_.parts_of(list(given), alone=True)] = True
         return mask
 
     def _masses(self, mask: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -992,7 +992,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             one = {k: v for k, v in given.items() if isinstance(v, str) or not np.ndim(v)}
             if len(one) == len(given):
                 given = {name: [value] for name, value in given.items()}
-            self.schema_.parts_of(list(given))  # names that are not there
+            self.schema_.parts_of(list(given), alone=True)  # names that are not there
         coded, _ = self._rows(given, partial=True)
         if bool((coded[..., 0] == UNSEEN).any()):
             raise DataError("rows cannot be given a value that was never seen in training")
@@ -1002,7 +1002,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
         seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
-        return self._law().complete(coded, seen, seed, missing)
+        drawn = self._law().complete(coded, seen, seed, missing)
+        return self.schema_.within_seen(drawn, seen.numpy())
 
     def _on_grid(self, rows: np.ndarray) -> np.ndarray:
         """Columns on a grid were spread over its steps to be fitted: back to the grid."""
