@@ -71,6 +71,30 @@ def test_samples_have_the_frequencies_and_moments_of_the_law(law):
     assert float((drawn[:, 0, 0] == 1).double().mean()) == pytest.approx(share, abs=0.02)
 
 
+def test_what_is_not_given_is_drawn_from_its_conditional(law):
+    x = rows(1, seed=2).repeat(20_000, 1, 1)
+    x[:, :2, 0] = -1
+    packed, _ = law.columns.pack(x)
+    drawn = law.sample(len(x), packed, seed=0)
+    assert torch.equal(drawn[:, 2], packed[:, 2])
+    alone = float(law.log_prob(packed[:1]))
+    for kind in (0.0, 1.0):
+        whole = x[:1].clone()
+        whole[:, 0, 0] = kind
+        share = float((law.log_prob(law.columns.pack(whole)[0]) - alone).exp())
+        found = float((drawn[:, 0, 0] == kind).double().mean())
+        assert found == pytest.approx(share, abs=0.02)
+    # a number, whatever the category: by a grid of them
+    count = torch.arange(-20.0, 26.0, dtype=torch.float64)
+    whole = x[: len(count)].clone()
+    whole[:, 1, 0], whole[:, 1, 1] = 1, count
+    log_p = law.log_prob(law.columns.pack(whole[count != 0])[0]) - alone
+    mean = float((log_p.exp() * count[count != 0]).sum() / log_p.exp().sum())
+    numbers = law.columns.unpack(drawn[..., 0], drawn[..., 1])[drawn[:, 1, 0] == 1, 1, 1]
+    numbers = numbers[numbers.round() != 0]  # where the point mass stands
+    assert float(numbers.mean()) == pytest.approx(mean, abs=0.1)
+
+
 def test_kernels_follow_two_far_groups():
     parts = [Part(0, "a", 0, rest=True)]
     centre = np.repeat([-4.0, 4.0], 100)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm.columns import UNSEEN, CodedColumns, Part
+from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
 from selfnorm.distributions.mixtures import log_normal_mass
 
 PLACES_AT_ONCE = 2**20  # rows x components x numbers: malloc keeps larger blocks
@@ -158,20 +158,21 @@ class TableMixture(nn.Module):
     @torch.no_grad()
     def log_prob(self, packed: Tensor) -> Tensor:
         """``(n,)``: log-probability of packed rows; gaps are left out."""
-        size = max(1, PLACES_AT_ONCE // (self.n_components * max(1, len(self.numbers))))
-        return torch.cat([self._log_prob(rows.to(self.means)) for rows in packed.split(size)])
+        pieces = [torch.logsumexp(self._of_components(rows), 1) for rows in self._pieces(packed)]
+        return torch.cat(pieces)
 
-    def _log_prob(self, packed: Tensor) -> Tensor:
-        log_p = self._log_of_codes(packed)
-        if not self.numbers:
-            return torch.logsumexp(self.log_weights + log_p, 1)
-        _, present = self._numbers(packed)
-        # rows with the same numbers missing share a law
-        patterns, which = torch.unique(present, dim=0, return_inverse=True)
-        for number, pattern in enumerate(patterns):
-            rows = torch.nonzero(which == number).flatten()
-            log_p[rows] += self._log_of_numbers(packed[rows], pattern)
-        return torch.logsumexp(self.log_weights + log_p, 1)
+    def _pieces(self, packed: Tensor) -> Iterator[Tensor]:
+        """Some rows at a time."""
+        size = max(1, PLACES_AT_ONCE // (self.n_components * max(1, len(self.numbers))))
+        return (rows.to(self.means) for rows in packed.split(size))
+
+    def _of_components(self, packed: Tensor) -> Tensor:
+        """``(n, K)``: log of weight times probability of packed rows."""
+        log_p = self.log_weights + self._log_of_codes(packed)
+        if self.numbers:
+            for rows, pattern in _alike(self._numbers(packed)[1]):
+                log_p[rows] += self._log_of_numbers(packed[rows], pattern)
+        return log_p
 
     def _law(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
         """Of all numbers, given those of a pattern that come before: a root of their covariance
@@ -258,29 +259,57 @@ class TableMixture(nn.Module):
     # -- samples --------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def sample(self, n: int, *, within: bool = False, seed: SeedLike = None) -> Tensor:
+    def sample(
+        self, n: int, given: Tensor | None = None, *, within: bool = False, seed: SeedLike = None
+    ) -> Tensor:
         """Packed rows ``(n, p, 4)``, whose last two numbers are not filled in.
 
+        ``given``: packed rows ``(n, p, 4)`` whose gaps are drawn, given all that they have.
         ``within`` keeps numbers in the range of the training rows: those beyond come at its ends.
         """
-        rows = torch.zeros(n, self.dim, 4).to(self.means)
+        if given is None:
+            given = torch.zeros(n, self.dim, 4)
+            given[..., 0] = GAP
+        rows = given.to(self.means, copy=True)
         if n == 0:
             return rows
+        free, (z, present) = rows[..., 0] == GAP, self._numbers(rows)
         with seeded(seed):
-            component = torch.multinomial(self.log_weights.exp(), n, replacement=True)
-            of = torch.zeros_like(component) if self.shared else component
-            rows[..., 0] = self.columns.n_codes.to(rows)
+            component = torch.cat(
+                [
+                    torch.multinomial(torch.softmax(self._of_components(some), 1), 1)[:, 0]
+                    for some in self._pieces(rows)
+                ]
+            )
+            drawn = self.columns.n_codes.to(rows).repeat(n, 1)
             for i, j in enumerate(self.finite):
-                drawn = torch.multinomial(self.log_codes[component, i].exp(), 1)[:, 0]
-                rows[:, j, 0] = drawn.to(rows)
-            away = torch.zeros(n, len(self.numbers)).to(rows)
-            for i, j in enumerate(self.numbers):
-                line = self.means[component, i] + (self.slopes[of, i] * away).sum(-1)
-                z = line + self.spread[of, i] * torch.randn(n).to(rows)
-                z = z.clamp(*self.columns.span[j]) if within else z
-                away[:, i] = z - self.means[component, i]
-                rows[:, j, 1] = z
+                drawn[:, j] = torch.multinomial(self.log_codes[component, i].exp(), 1)[:, 0]
+            noise = torch.randn(n, len(self.numbers)).to(rows)
+        of = torch.zeros_like(component) if self.shared else component
+        root = self._law(torch.ones(len(self.numbers), dtype=torch.bool))[0]
+        away, off = torch.empty_like(noise), z - self.means[component]
+        for k in torch.unique(of):
+            here = torch.nonzero(of == k).flatten()
+            away[here] = noise[here] @ root[k].T
+            covariance = root[k] @ root[k].T
+            # a draw of all numbers is moved by what those that are given tell of the others
+            for some, pattern in _alike(present[here]):
+                gain = torch.linalg.solve(covariance[pattern][:, pattern], covariance[pattern])
+                at = here[some]
+                away[at] += (off[at] - away[at])[:, pattern] @ gain
+        numbers = self.means[component] + away
+        if within:
+            numbers = numbers.clamp(*self.columns.span[self.numbers].T)
+        rows[..., 0] = drawn.where(free, rows[..., 0])
+        rows[:, self.numbers, 1] = numbers.where(free[:, self.numbers], rows[:, self.numbers, 1])
         return rows
+
+
+def _alike(present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Places of rows ``(n, d)`` that have the same numbers, and which these are ``(d,)``."""
+    patterns, which = torch.unique(present, dim=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        yield torch.nonzero(which == number).flatten(), pattern
 
 
 def ridge_lines(

@@ -129,13 +129,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Its text closes a ``verbose`` fit.
     members_ : list of Member
         The densities that were tried, chain first: ``name``, ``weight`` in the mixture that
-        ``score_samples``, ``sample`` and ``bounds`` are of, ``score`` on rows not seen. Answers on
-        some columns given others are the chain's. Empty for the joint method.
+        ``score_samples``, ``log_prob``, ``sample``, ``impute`` and ``bounds`` are of, ``score`` on
+        rows not seen. ``probabilities`` and ``explain`` are the chain's. Empty for the joint
+        method.
     lower_bound_ : float
         Log-likelihood of rows not seen (nats per row), in the units of the table; of one energy its
         lower bound ``l_SNL`` (of training rows where none are spared).
     consistency_ : dict
-        How far the answers of a chain are from those of one joint density, in nats per row of
+        How far answers given some columns are from those of one joint density, in nats per row of
         held-out rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) - log p(x_T |
         x_S)|`` for
         random halves ``S`` of the columns, and ``orders``, the median standard deviation of
@@ -331,9 +332,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             checked = coded[some if len(places) == 0 else rng.permutation(places)]
             if math.isfinite(clock.total):
                 checked = checked[: training.checked_rows(self.model_.dim)]
-            packed = self.model_.columns.pack(checked)[0]
-            self._worth = self._worth_of_parts(packed)
-            self.consistency_ = answers.consistency(self.model_, packed, seed)
+            self._worth = self._worth_of_parts(self.model_.columns.pack(checked)[0])
+            self.consistency_ = self._law().consistency(checked, seed)
         self._conclude(rows, some, places, scores, lower, gain, clock)
         self.unseen_decision_ = np.full(n, np.nan)
         ordinary = (scores + self._correction(coded[places])).numpy() - self.offset_
@@ -385,8 +385,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
         That of the joint density where the columns asked for have few values together (64, or all
-        columns of a table up to 65,536); otherwise the network's own answer, trained with random
-        columns given and missing. Columns that ``X`` does not have are left out, as gaps are.
+        columns of a table up to 65,536), and that of simple densities in the mixture; otherwise the
+        network's own answer, trained with random columns given and missing: ``consistency_`` says
+        how far that is from the joint. Columns that ``X`` does not have are left out, as gaps are.
 
         Examples
         --------
@@ -399,12 +400,10 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         coded, open_ = self._rows(X, partial=True)
         if not len(given):
             return self._log_prob(coded, open_).numpy()
-        model, mask = self._chain(), self._mask(given)
-        packed, slope = model.columns.pack(coded)
-        counted = (coded[..., 0] != GAP) & ~mask
-        with on_cpu():
-            log_p = answers.conditional(model, packed, mask)
-        return (log_p + (slope + open_).where(counted, 0.0).sum(-1)).numpy()
+        mask = self._mask(given)
+        asked = (coded[..., 0] != GAP) & ~mask
+        log_p = self._law().conditional(coded, mask)
+        return (log_p + open_.where(asked, 0.0).sum(-1)).numpy()
 
     def sample(
         self,

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm.chain import N_NODES, TableChain
-from selfnorm.columns import FAR, CodedColumns, Part, knots_for
+from selfnorm.columns import FAR, GAP, CodedColumns, Part, knots_for
 from selfnorm.distributions import TableMixture
 from selfnorm.evaluation import Bounds
+from selfnorm.tables import answers
 
 LEAST_WEIGHT = 1e-2  # of a member that is kept
 ROWS_PER_COMPONENT = 20
@@ -59,7 +60,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The law of coded rows: a chain, which alone answers questions, and what is mixed with it.
+    """The law of coded rows: a chain, and what is mixed with it.
 
     ``members`` are all that were tried, chain first; ``simple`` the others that have a weight.
     """
@@ -82,11 +83,50 @@ class Mixture:
     def log_prob(self, coded: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows in the units of the table, but for what is open."""
         with on_cpu():
-            each = [log_density(law, coded) for law in self.simple]
+            return torch.logsumexp(self._of_members(coded, normalizer), -1)
+
+    def _of_members(self, coded: Tensor, normalizer: str = "quadrature") -> Tensor:
+        """``(n, M)``: log of weight times density of coded rows, by the members that count."""
+        each = [log_density(law, coded) for law in self.simple]
+        if self.chain_counts:
+            each.insert(0, log_density(self.chain, coded, normalizer=normalizer))
+        return torch.stack(each, -1) + torch.tensor(self.weights, dtype=torch.float64).log()
+
+    @torch.no_grad()
+    def conditional(self, coded: Tensor, given: Tensor) -> Tensor:
+        r"""``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of the mask ``given (p,)``.
+
+        Members count by what they make of ``x_S``: ``sum_k w_k p_k(x_S) p_k(x_T | x_S)`` over
+        ``sum_k w_k p_k(x_S)``. Those of simple densities are exact, those of the chain its own.
+        """
+        packed, slope = self.chain.columns.pack(coded)
+        slope = slope.where((coded[..., 0] != GAP) & ~given, 0.0).sum(-1)
+        with on_cpu():
+            of_chain = answers.conditional(self.chain, packed, given) + slope
+            if not self.simple:
+                return of_chain
+            alone = coded.clone()
+            alone[:, ~given, 0] = GAP
+            before, whole = self._of_members(alone), self._of_members(coded)
             if self.chain_counts:
-                each.insert(0, log_density(self.chain, coded, normalizer=normalizer))
-            log_weights = torch.tensor(self.weights, dtype=torch.float64).log()
-            return torch.logsumexp(torch.stack(each, -1) + log_weights, -1)
+                whole[:, 0] = before[:, 0] + of_chain
+            return torch.logsumexp(whole, -1) - torch.logsumexp(before, -1)
+
+    @torch.no_grad()
+    def consistency(self, coded: Tensor, seed: int) -> dict[str, float]:
+        """As :func:`answers.consistency <selfnorm.tables.answers.consistency>`, of the mixture."""
+        coded = coded[: answers.checked_rows(self.chain)]
+        packed, slope = self.chain.columns.pack(coded)
+        with on_cpu():
+            of_members = self._of_members(coded) if self.simple else torch.zeros(len(coded), 1)
+
+        def mixed(of_chain: Tensor) -> Tensor:
+            if self.chain_counts:
+                log_weight = math.log(self.weights[0])
+                of_members[:, 0] = log_weight + of_chain + slope.sum(-1)
+            return torch.logsumexp(of_members, -1)
+
+        return answers.consistency(self.chain, packed, seed, mixed)
 
     def sample(self, n: int, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)``, each from one of the members."""
@@ -105,18 +145,35 @@ class Mixture:
     def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` whose cells that are not ``seen`` are drawn, given the others.
 
-        Of the chain.
+        Each by one of the members, which count by what they make of what is seen.
         """
-        todo = (~seen).any(-1)
-        if not bool(todo.any()):
+        todo = torch.nonzero((~seen).any(-1)).flatten()
+        if len(todo) == 0:
             return coded.numpy()
-        packed = self.chain.columns.pack(coded[todo])[0].float()
-        with float32_on_cpu():
-            chain = copy.deepcopy(self.chain).float()
-            how: dict[str, Any] = {"within": True, "gaps": missing, "seed": seed}
-            drawn = chain.sample(len(packed), packed, seen[todo], **how)
-        out, new = coded.clone(), torch.from_numpy(_unpacked(self.chain, drawn))
-        out[todo] = torch.where(seen[todo].unsqueeze(-1), coded[todo], new)
+        alone = coded[todo]
+        alone[..., 0] = alone[..., 0].where(seen[todo], float(GAP))
+        member, out = torch.zeros(len(todo), dtype=torch.long), coded.clone()
+        if self.simple:
+            once, place = torch.unique(alone, dim=0, return_inverse=True)
+            with on_cpu(), torch.no_grad(), seeded(seed):  # one pass by b tells well enough who
+                shares = torch.softmax(self._of_members(once, "learned"), 1)
+                member = torch.multinomial(shares[place], 1)[:, 0]
+        laws = [self.chain] * self.chain_counts + self.simple
+        for k, law in enumerate(laws):
+            rows = todo[member == k]
+            if len(rows) == 0:
+                continue
+            packed = law.columns.pack(coded[rows])[0]
+            if law is self.chain:
+                with float32_on_cpu():
+                    chain = copy.deepcopy(self.chain).float()
+                    how: dict[str, Any] = {"within": True, "gaps": missing, "seed": seed}
+                    drawn = chain.sample(len(rows), packed.float(), seen[rows], **how)
+            else:
+                packed[..., 0] = packed[..., 0].where(seen[rows], float(GAP))
+                drawn = law.sample(len(rows), packed, within=True, seed=seed)
+            new = torch.from_numpy(_unpacked(law, drawn))
+            out[rows] = torch.where(seen[rows].unsqueeze(-1), coded[rows], new)
         return out.numpy()
 
     def bounds(self, coded: Tensor, open_: Tensor, n_samples: int, seed: int) -> Bounds:

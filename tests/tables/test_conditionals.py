@@ -1,0 +1,85 @@
+"""Conditionals, marginals and imputations of small tables of numbers: those of the mixture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+
+from selfnorm import EnergyDensity
+from selfnorm.tables import members
+
+NAMES = [f"x{j}" for j in range(4)]
+ROOT = np.array([[1.0, 0, 0, 0], [0.9, 0.3, 0, 0], [-0.4, 0.5, 0.6, 0], [0.2, 0.1, -0.8, 0.4]])
+COVARIANCE = ROOT @ ROOT.T
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[EnergyDensity, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(900, 4)) @ ROOT.T
+    density = EnergyDensity(random_state=0).fit(x[:600])
+    return density, x[600:]
+
+
+def law_of(given: list[int], x: np.ndarray) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """The other columns, their means and covariance, given some of a normal distribution."""
+    others = [j for j in range(4) if j not in given]
+    gain = np.linalg.solve(COVARIANCE[np.ix_(given, given)], COVARIANCE[np.ix_(given, others)])
+    left = COVARIANCE[np.ix_(others, others)] - COVARIANCE[np.ix_(others, given)] @ gain
+    return others, x[:, given] @ gain, left
+
+
+@pytest.mark.parametrize("given", [[0], [3, 1], [0, 1, 2]])
+def test_conditionals_are_near_those_of_the_truth(fitted, given):
+    density, x = fitted
+    others, means, left = law_of(given, x)
+    truth = multivariate_normal(np.zeros(len(others)), left).logpdf(x[:, others] - means)
+    found = density.log_prob(x, given=[NAMES[j] for j in given])
+    assert np.mean(truth - found) < 0.1
+    assert np.abs(truth - found).mean() < 0.3
+
+
+def test_conditionals_are_normalised(fitted):
+    density, x = fitted
+    grid = np.linspace(-8, 8, 1601)
+    rows = np.repeat(x[:1], len(grid), 0)
+    rows[:, 2] = grid
+    found = np.exp(density.log_prob(rows, given=["x0", "x1", "x3"]))
+    assert np.trapezoid(found, grid) == pytest.approx(1, abs=2e-3)
+
+
+def test_imputations_are_near_those_of_the_truth(fitted):
+    density, x = fitted
+    others, means, left = law_of([0, 3], x)
+    gaps = x.copy()
+    gaps[:, others] = np.nan
+    draws = np.stack(density.impute(gaps, 40, random_state=0))
+    assert np.array_equal(draws[..., [0, 3]], np.broadcast_to(x[:, [0, 3]], (40, len(x), 2)))
+    off = draws[..., others] - means
+    assert np.abs(off.mean((0, 1))).max() < 0.1
+    assert np.cov(off.reshape(-1, 2).T) == pytest.approx(left, rel=0.2, abs=0.05)
+
+
+def test_members_count_by_what_is_given(fitted):
+    """``log p(x_T | x_S)`` of a mixture of two members, written out."""
+    density, x = fitted
+    law = density._law()
+    rows = density.schema_.encode(x[:50])[0]
+    coded = torch.from_numpy(rows)
+    kind = members.Kind(1, straight=True)
+    columns = members.columns_of(density.schema_.parts, coded, straight=True)
+    simple = members.simple_density(kind, columns, coded, torch.ones(50).double(), 0)
+    two = [members.Member("chain", 0.3, 0.0), members.Member(kind.name, 0.7, 0.0)]
+    mixture = members.Mixture(law.chain, two, [simple])
+    chain = members.Mixture(law.chain, [members.Member("chain", 1.0, 0.0)], [])
+    given = torch.tensor([True, False, True, False])
+    alone = coded.clone()
+    alone[:, ~given, 0] = -1
+    of_chain = chain.conditional(coded, given)
+    before = [0.3 * chain.log_prob(alone).exp(), 0.7 * members.log_density(simple, alone).exp()]
+    whole = before[0] * of_chain.exp() + 0.7 * members.log_density(simple, coded).exp()
+    assert torch.allclose(mixture.conditional(coded, given), (whole / sum(before)).log())
+    off = mixture.log_prob(alone) + mixture.conditional(coded, given) - mixture.log_prob(coded)
+    assert mixture.consistency(coded, 0)["conditionals"] < 0.5
+    assert float(off.abs().median()) < 0.5
