@@ -13,7 +13,7 @@ import torch
 import torch._dynamo  # which torch's first optimiser would import, and sympy add a filter then
 
 import selfnorm as sn
-from selfnorm._context import alone, evaluating, one_thread, seeded
+from selfnorm._context import alone, evaluating, one_thread, seeded, without_gradient
 from selfnorm.report import findings_of
 
 X = np.random.default_rng(0).normal(size=(120, 4))
@@ -242,3 +242,19 @@ def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have():
     finally:
         over.set()
         holder.join()
+
+
+def test_parameters_are_free_again_after_an_error():
+    layer = torch.nn.Linear(2, 2)
+    layer.bias.requires_grad_(False)
+    free = []
+
+    def fail():
+        free.append(layer.weight.requires_grad)
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"), without_gradient(layer):
+        fail()
+    assert free == [False]
+    assert layer.weight.requires_grad
+    assert not layer.bias.requires_grad

@@ -142,6 +142,28 @@ def evaluating(module: Any) -> Iterator[None]:
                 part.training = mode
 
 
+@contextmanager
+def without_gradient(*modules: nn.Module) -> Iterator[None]:
+    """What is computed inside leaves the parameters of ``modules`` without gradient.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> with without_gradient(layer):
+        ...     y = layer(torch.ones(1, 2, requires_grad=True))
+        >>> y.sum().backward()
+        >>> layer.weight.grad is None, layer.weight.requires_grad
+        (True, True)
+    """
+    parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
+    for p in parameters:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in parameters:
+            p.requires_grad_(True)
+
+
 def whole_or_not_at_all(method: Method) -> Method:
     """A method whose error or interrupt leaves its object with the attributes it had.
 

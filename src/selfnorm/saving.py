@@ -230,7 +230,10 @@ class Saved:
     """A class whose objects say themselves what a folder holds: ``to_folder``, ``from_folder``."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted estimator to a folder: weights, config and a card for people."""
+        """Write it to a folder: weights, config and a card for people.
+
+        Parts with code of your own are saved by their weights; give them to ``load`` again.
+        """
         save(self, path)
 
     @classmethod

@@ -15,7 +15,6 @@ from selfnorm.vae import (
     MixturePrior,
     evaluate_vae,
 )
-from selfnorm.vae.model import without_gradient
 from tests.fitting import fit
 
 PRIORS = {
@@ -245,19 +244,3 @@ def test_rows_keep_the_shape_of_images():
     rows = vae.dream(X.reshape(60, 1, 2, 3))
     assert rows.shape == (60, 1, 2, 3)
     assert set(rows.unique().tolist()) <= {0.0, 1.0}
-
-
-def test_parameters_are_free_again_after_an_error():
-    layer = nn.Linear(2, 2)
-    layer.bias.requires_grad_(False)
-    free = []
-
-    def fail():
-        free.append(layer.weight.requires_grad)
-        raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"), without_gradient(layer):
-        fail()
-    assert free == [False]
-    assert layer.weight.requires_grad
-    assert not layer.bias.requires_grad

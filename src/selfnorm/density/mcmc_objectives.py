@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selfnorm._context import evaluating
+from selfnorm._context import evaluating, without_gradient
 from selfnorm.density.fit import Objective, register
 from selfnorm.density.model import EBM
 from selfnorm.density.score_matching import column_spread
@@ -121,23 +121,15 @@ class ContrastiveDivergence(Objective):
 
     def _run(self, model: EBM, start: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         log_density = as_log_density(model)
-        frozen = [p for p in model.parameters() if p.requires_grad]
-        for p in frozen:  # gradients in x only: half the cost
-            p.requires_grad_(False)
-        try:
-            # The density that is evaluated is what chains walk on: in training mode a row's energy
-            # would hang on the other chains (batch normalisation), whose averages took them in.
-            with evaluating(model):
-                state = gradient_init(log_density, start)
-                rates = []
-                for _ in range(self.n_steps):
-                    state, info = mala_step(
-                        state, log_density, step_size=self.step_size, scale=scale
-                    )
-                    rates.append(info.acceptance.mean())
-        finally:
-            for p in frozen:
-                p.requires_grad_(True)
+        # The density that is evaluated is what chains walk on: in training mode a row's energy
+        # would hang on the other chains (batch normalisation), whose averages took them in.
+        # Gradients in x only are half the cost.
+        with without_gradient(model), evaluating(model):
+            state = gradient_init(log_density, start)
+            rates = []
+            for _ in range(self.n_steps):
+                state, info = mala_step(state, log_density, step_size=self.step_size, scale=scale)
+                rates.append(info.acceptance.mean())
         acceptance = torch.stack(rates).mean()
         factor = 1.05 if float(acceptance) > 0.6 else 1 / 1.05
         self.step_size = min(max(self.step_size * factor, 1e-3), 3.0)

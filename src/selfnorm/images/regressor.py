@@ -46,7 +46,7 @@ _IN_HEAD = "energy=EnergyHead({}=...), of selfnorm.images"
 _IN_OPTIONS = "options=TrainingOptions({}=...)"
 
 
-class ImageRegressor(BaseEstimator):
+class ImageRegressor(saving.Saved, BaseEstimator):
     r"""The distribution ``p(y|image)`` of one or more labels, as an energy on ResNet features.
 
     ``log p(y|x) = -E(h, y) + log q(y|h) - b(h)`` with ``h = ResNet(x)``, computed once per image;
@@ -242,10 +242,6 @@ class ImageRegressor(BaseEstimator):
                 stacklevel=3,
             )
         return history
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a model folder (safetensors and JSON)."""
-        saving.save(self, path)
 
     @classmethod
     def load(

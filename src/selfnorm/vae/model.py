@@ -14,8 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from numbers import Integral
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import saving
-from selfnorm._context import SeedLike, evaluating, seeded
+from selfnorm._context import SeedLike, evaluating, seeded, without_gradient
 from selfnorm._inputs import as_rows
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds, stream_log_weights
@@ -40,7 +39,7 @@ _CHUNKS = 8  # of 8,192 samples each, on either side as well
 _WATCHED = 256  # rows on either side of a comparison: about the posteriors a batch brings
 
 
-class EnergyVAE(nn.Module):
+class EnergyVAE(saving.Saved, nn.Module):
     """``p(x) = int p(z) p(x|z) dz`` with a Gaussian posterior ``q(z|x)``.
 
     Args:
@@ -234,12 +233,9 @@ class EnergyVAE(nn.Module):
 
     # -- files ---------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a model folder; modules of your own must be given to ``load``."""
-        saving.save(self, path)
-
-    @staticmethod
+    @classmethod
     def load(
+        cls,
         path: str | os.PathLike[str],
         encoder: nn.Module | None = None,
         decoder: nn.Module | None = None,
@@ -273,28 +269,6 @@ class _Trained(nn.Module):
         for part in self.frozen:
             getattr(self.vae, part).eval()
         return self
-
-
-@contextmanager
-def without_gradient(*modules: nn.Module) -> Iterator[None]:
-    """What is computed inside leaves the parameters of ``modules`` without gradient.
-
-    Example:
-        >>> layer = nn.Linear(2, 1)
-        >>> with without_gradient(layer):
-        ...     y = layer(torch.ones(1, 2, requires_grad=True))
-        >>> y.sum().backward()
-        >>> layer.weight.grad is None, layer.weight.requires_grad
-        (True, True)
-    """
-    parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
-    for p in parameters:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in parameters:
-            p.requires_grad_(True)
 
 
 class VAETask(Task):
