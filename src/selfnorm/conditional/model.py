@@ -15,14 +15,7 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, moved
 from selfnorm.distributions import refuse_nan
 from selfnorm.errors import DataError, EnergyError, ProposalError
-from selfnorm.evaluation import (
-    B_LIMIT,
-    PARETO_K_LIMIT,
-    Bounds,
-    about_b,
-    few_beyond,
-    tail_factor,
-)
+from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, about_b, few_beyond, tail_factor
 from selfnorm.networks import activation_module, decay_groups, linear, perceptron
 from selfnorm.training import Task
 
@@ -446,9 +439,7 @@ def conditional_bounds(
     def error(values: Tensor) -> float:
         return (float(values.var()) / n + common) ** 0.5 if n > 1 else se
 
-    learned_error = float(off.mean())
-    said = about_b(float(log_z.mean()), float((log_z - off).mean()), se)
-    above = said is not None and -learned_error > max(B_LIMIT, 5 * se)
+    of_b, remarks = about_b(float(log_z.mean()), float((log_z - off).mean()), se)
     return Bounds(
         lower=float(lower.mean()),
         upper=float(upper.mean()),
@@ -459,9 +450,9 @@ def conditional_bounds(
         ess=float(ess.mean()),
         pareto_k=tail,
         n_samples=m,
-        reasons=(*reasons, said) if said is not None and above else tuple(reasons),
-        learned_error=learned_error,
-        remarks=(said,) if said is not None and not above else (),
+        reasons=(*reasons, *of_b),
+        learned_error=float(off.mean()),
+        remarks=remarks,
     )
 
 

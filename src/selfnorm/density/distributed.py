@@ -139,9 +139,7 @@ def fit_distributed(
     model.to(fabric.device)
     share = n_samples // world if isinstance(model, EBM) else n_samples
     task = make_task(model, proposal, chosen, share, task_options, "fit_distributed")
-    common = options.seed
-    if common is None:
-        common = _seed_of_resumed(options.checkpoint)
+    common = _seed_of_resumed(options.saving) if options.seed is None else options.seed
     options = replace(
         options,
         seed=int(fabric.broadcast(common)),
@@ -149,29 +147,21 @@ def fit_distributed(
     )
     whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
     fabric.barrier()  # all ranks see the same checkpoint, or none
-    with whole.interrupts_together(), _named_if_lost(fabric.world_size, options.checkpoint):
+    with whole.interrupts_together(), _named_if_lost(fabric.world_size, options.saving):
         return run(whole, data, val_data=held_out, options=options)
 
 
-def _file(checkpoint: Any) -> Path | None:
-    """The file of a checkpoint, however it was given."""
-    path = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
-    return None if path is None else Path(path)
-
-
-def _seed_of_resumed(checkpoint: Any) -> int:
+def _seed_of_resumed(saving: Checkpoint | None) -> int:
     """The seed that the run drew when it began; a new one where none has begun."""
-    path = _file(checkpoint)
-    resumed = not isinstance(checkpoint, Checkpoint) or checkpoint.resume
-    if path is not None and resumed and path.exists():
-        seed = load_checkpoint(path).get("options", {}).get("seed")
+    if saving is not None and saving.resume and Path(saving.path).exists():
+        seed = load_checkpoint(saving.path).get("options", {}).get("seed")
         if seed is not None:
             return int(seed)
     return int(torch.randint(2**31, ()))
 
 
 @contextmanager
-def _named_if_lost(ranks: int, checkpoint: Any) -> Iterator[None]:
+def _named_if_lost(ranks: int, saving: Checkpoint | None) -> Iterator[None]:
     """Say how to go on where the others no longer answer."""
     try:
         yield
@@ -182,12 +172,11 @@ def _named_if_lost(ranks: int, checkpoint: Any) -> Iterator[None]:
         )
         if ranks == 1 or not lost:
             raise
-        path = _file(checkpoint)
         cure = "nothing was saved: give options=TrainingOptions(checkpoint=...) next time"
-        if path is not None:
-            cure = f"start all ranks again with the same call: it goes on from {path}"
-            if not path.exists():
-                cure = f"it was lost before {path} was written: start all ranks again"
+        if saving is not None:
+            cure = f"start all ranks again with the same call: it goes on from {saving.path}"
+            if not Path(saving.path).exists():
+                cure = f"it was lost before {saving.path} was written: start all ranks again"
         raise SelfnormError(f"a rank has ended or does not answer ({error}); {cure}") from error
 
 

@@ -417,35 +417,27 @@ class Chunked(WeightObjective):
         return self.judge(Weights(log_p, log_p - log_q, torch.cat(at_samples), model.log_norm))
 
 
-def _of_weights(
-    label: str, value: Callable[[Weights], Tensor], **properties: bool
-) -> Callable[[], Objective]:
-    return partial(WeightObjective, value, label, **properties)
+def _bregman(family: str, w: Weights) -> Tensor:
+    return F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
 
 
-def _bregman(family: str) -> Callable[[], Objective]:
-    def value(w: Weights) -> Tensor:
-        return F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
-
-    return _of_weights(f"bregman_{family}", value)
-
-
+_VALUES: dict[str, Callable[[Weights], Tensor]] = {
+    "snl": lambda w: F.snl(w.log_p_data, w.log_w, w.log_norm),
+    "nce": lambda w: F.nce(w.log_w_data, w.log_w, w.log_norm),
+    "ranking_nce": lambda w: F.ranking_nce(w.log_w_data, w.log_w),
+    "importance_ml": lambda w: F.importance_ml(w.log_p_data, w.log_w),
+    **{f"bregman_{name}": partial(_bregman, name) for name in ("lsif", "reverse", "exponential")},
+}
+_WITHOUT_B = ("ranking_nce", "importance_ml")  # they have log Z_hat inside in its place
 _OBJECTIVES: dict[str, Callable[[], Objective]] = {
-    "snl": _of_weights("snl", lambda w: F.snl(w.log_p_data, w.log_w, w.log_norm)),
-    "nce": _of_weights("nce", lambda w: F.nce(w.log_w_data, w.log_w, w.log_norm)),
-    "ranking_nce": _of_weights(
-        "ranking_nce",
-        lambda w: F.ranking_nce(w.log_w_data, w.log_w),
-        learns_log_norm=False,
-        linear=False,
-    ),
-    "importance_ml": _of_weights(
-        "importance_ml",
-        lambda w: F.importance_ml(w.log_p_data, w.log_w),
-        learns_log_norm=False,
-        linear=False,
-    ),
-    **{f"bregman_{name}": _bregman(name) for name in ("lsif", "reverse", "exponential")},
+    name: partial(
+        WeightObjective,
+        value,
+        name,
+        learns_log_norm=name not in _WITHOUT_B,
+        linear=name not in _WITHOUT_B,
+    )
+    for name, value in _VALUES.items()
 }
 
 

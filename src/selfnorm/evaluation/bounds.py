@@ -294,8 +294,8 @@ def evaluate(
                 if law is not q or n > n_samples:
                     bounds, _ = bounds_by(law, n)
                 # A b that is elsewhere stays there, however many samples are drawn.
-                said = about_b(bounds.log_norm, b, bounds.log_norm_se)
-                others = [reason for reason in bounds.reasons if reason != said]
+                of_b, _ = about_b(bounds.log_norm, b, bounds.log_norm_se)
+                others = set(bounds.reasons) - set(of_b)
                 if not others and bounds.log_norm_se <= 0.8 * LARGEST_ERROR:
                     break
             if law is not q:
@@ -364,14 +364,8 @@ def summarise(
     judged = verdict(weights, log_w_data.double())
     z_var = judged.log_norm_se**2
     p_var = float(log_p.var(correction=1)) / n if n > 1 else 0.0
-    reasons = judged.reasons
-    remarks: tuple[str, ...] = ()
-    learned_error = log_z - log_norm
-    said = about_b(log_z, log_norm, judged.log_norm_se)
-    if said is not None and -learned_error > max(B_LIMIT, 5 * judged.log_norm_se):
-        reasons = (*reasons, said)
-    elif said is not None:
-        remarks = (said,)
+    of_b, remarks = about_b(log_z, log_norm, judged.log_norm_se)
+    reasons = (*judged.reasons, *of_b)
     by_proposal = weights.broken_by_proposal and bool(torch.isfinite(log_p).all())
     if not (math.isfinite(lower) and math.isfinite(upper)) and not by_proposal:
         broken = "A bound is not finite: the model's energy or b is broken; retrain."
@@ -387,30 +381,32 @@ def summarise(
         pareto_k=judged.pareto_k,
         n_samples=weights.n,
         reasons=reasons,
-        learned_error=learned_error,
+        learned_error=log_z - log_norm,
         remarks=remarks,
     )
 
 
-def about_b(log_z: float, b: float, se: float) -> str | None:
-    """A sentence on a learned ``b`` that is not ``log Z``; ``None`` where the two agree.
+def about_b(log_z: float, b: float, se: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a learned ``b`` that is not ``log Z`` is: a reason, or a remark; none where they agree.
 
     Training has drawn many more samples than an evaluation does, of the proposal it had: a ``b``
     above the estimate may know of mass that the samples at hand do not see, and far above it is a
     reason. One below has not reached its value, which the bounds do not rest on.
     """
     if abs(log_z - b) <= max(B_TOLERANCE, 5 * se) or math.isnan(log_z - b):
-        return None
+        return (), ()
     if b > log_z:
-        return (
+        said = (
             f"The learned b = {b:.2f} is above log Z = {log_z:.2f}: training has met mass that "
             "these samples miss, or b is not trained; pass training rows as reference, widen the "
             "proposal, or train on."
         )
-    return (
+        return ((said,), ()) if b - log_z > max(B_LIMIT, 5 * se) else ((), (said,))
+    said = (
         f"The learned b = {b:.2f} is below log Z = {log_z:.2f}: it is not trained to its end; "
         "log_prob is too high by the difference, and the lower bound is loose."
     )
+    return (), (said,)
 
 
 @torch.no_grad()

@@ -247,6 +247,12 @@ class TrainingOptions:
         """Kind of schedule, and the share of the run over which the learning rate rises."""
         return (self.schedule, 0.1) if isinstance(self.schedule, str) else self.schedule
 
+    @property
+    def saving(self) -> Checkpoint | None:
+        """The checkpoint, however it was given."""
+        saved = self.checkpoint or None
+        return saved if isinstance(saved, Checkpoint | None) else Checkpoint(saved)
+
     def given(self, **options: Any) -> TrainingOptions:
         """The same with those options that are not ``None`` in place of these."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
@@ -445,8 +451,6 @@ class _Run:
         self.validate_every = options.validate_every or max(
             self.steps_per_epoch, math.ceil(self.total / 100)
         )
-        saved = options.checkpoint or None
-        self.checkpoint = saved if isinstance(saved, Checkpoint | None) else Checkpoint(saved)
         self.history = History()
         self.step = 0
         self.order = torch.empty(0, dtype=torch.long)
@@ -473,7 +477,7 @@ class _Run:
         self.first = self._training_state()
         numbers = self.task.module.state_dict().items()
         self.watched = [k for k, v in numbers if v.is_floating_point() and v.isfinite().all()]
-        kept = self.checkpoint
+        kept = options.saving
         path = None if kept is None else Path(kept.path)
         save_every = (kept and kept.every) or self.validate_every
         if kept is not None and path is not None and kept.resume and path.exists():
