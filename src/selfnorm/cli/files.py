@@ -207,12 +207,6 @@ def write_table(table: Table, path: str | os.PathLike[str]) -> None:
         writers[path.suffix.lower()](table, temporary)
 
 
-def write_text(text: str, path: Path) -> None:
-    """Write a file of text whole or not at all."""
-    with atomic_output(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def check_output(
     path: str | os.PathLike[str],
     suffixes: Sequence[str] = SUFFIXES,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from selfnorm.errors import SelfnormError
 from selfnorm.paper.images import BEST_PROPOSALS, DATASETS, RECIPES, Config, present_sets, run_all
 from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd
 from selfnorm.paper.runner import Settings
@@ -49,10 +48,7 @@ def run(
     ]
     run_all(table, configs, common)
     table.write_page(_markdown(table))
-    try:
-        plot_ablation(table.rows, table.directory / "images_ablation.png")
-    except SelfnormError as error:
-        print(error)
+    plot_ablation(table.rows, table.directory / "images_ablation.png")
     return table
 
 

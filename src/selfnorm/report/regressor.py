@@ -79,25 +79,21 @@ def regressor_report(
         about.title or f"{about.target} given the other columns: {about.source}",
         subtitle(estimator),
     )
-    if not one:
-        page.section("Verdict")
-        show_verdict(page, comparison, bounds, unseen=unseen)
-        _fitted(page, estimator, X, n, about)
-        _likelihood(page, estimator, comparison, bounds, few)
-        _training(page, estimator)
-        _load(page, about)
-        return page.html()
-    pit, crps = estimator.pit_and_crps(rows, labels)
+    calibrated = ""
+    if one:
+        pit, crps = estimator.pit_and_crps(rows, labels)
+        calibrated = _calibrated(pit)
     page.section("Verdict")
-    _verdict(page, comparison, bounds, pit, unseen)
+    show_verdict(page, comparison, bounds, calibrated, unseen)
     _fitted(page, estimator, X, n, about)
     _likelihood(page, estimator, comparison, bounds, few)
-    page.section("Calibration")
-    _calibration(page, estimator, rows, labels, pit, crps, about)
-    page.section("Predictive densities")
-    _examples(page, estimator, rows, labels, looked_at, about)
-    page.section("Rows it did not expect")
-    _surprises(page, estimator, rows, labels, looked_at, n, comparison.model, pit, about)
+    if one:
+        page.section("Calibration")
+        _calibration(page, estimator, rows, labels, pit, crps, about)
+        page.section("Predictive densities")
+        _examples(page, estimator, rows, labels, looked_at, about)
+        page.section("Rows it did not expect")
+        _surprises(page, estimator, rows, labels, looked_at, n, comparison.model, pit, about)
     _training(page, estimator)
     _load(page, about)
     return page.html()
@@ -154,18 +150,16 @@ def _numbers(estimator: Any, X: Any) -> np.ndarray:
     return np.asarray(X, dtype=np.float64)
 
 
-def _verdict(
-    page: Page, comparison: Comparison, bounds: Bounds, pit: np.ndarray, unseen: Sequence[str]
-) -> None:
+def _calibrated(pit: np.ndarray) -> str:
+    """Whether intervals hold what they should, in a sentence."""
     inside = central_coverage(pit, 0.9)
     error = 2 * math.sqrt(0.09 / len(pit))
-    calibrated = f"Its 90 % intervals hold {100 * inside:.1f} % of the labels" + (
+    return f"Its 90 % intervals hold {100 * inside:.1f} % of the labels" + (
         f", within chance of 90 % on {len(pit):,} rows."
         if abs(inside - 0.9) <= error
         else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
         f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
     )
-    show_verdict(page, comparison, bounds, calibrated, unseen)
 
 
 def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
@@ -356,6 +350,3 @@ def _load(page: Page, about: About) -> None:
         f"selfnorm predict {folder} {about.file} -o predicted.csv\n",
         "Commands",
     )
-
-
-__all__ = ["regressor_report"]
