@@ -198,6 +198,14 @@ def test_set_aside_and_restored():
     np.testing.assert_array_equal(again[:, 1], array[:, 1])
 
 
+def test_a_copy_of_an_identifier_is_one():
+    names = [f"k{i}" for i in range(60)]
+    table = {"a": names, "size": list(np.arange(60) ** 0.5), "b": names}
+    with pytest.warns(SelfnormWarning, match="identifiers: 'a', 'b'"):
+        schema = Schema.detect(table)
+    assert list(schema.decode(schema.encode(table)[0])) == ["size"]
+
+
 def test_small_tables_have_no_identifiers():
     schema = Schema.detect({"name": ["Ann", "Bob", "Eve"], "n": [1, 2, 3]})
     assert [column.kind for column in schema.columns] == ["category", "cells"]

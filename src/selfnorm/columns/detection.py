@@ -135,16 +135,17 @@ class Detection:
         labels = [cells.labels[i] for i in values] if cells.kind == "label" else values.tolist()
         if len(labels) + (self.model_gaps and column.gaps > 0) <= 1:
             return self._constant(column, cells, labels), []
-        twin = self._contents.setdefault(_content(cells), len(self.columns))
-        if twin < len(self.columns) and asked is None:
-            other = self.columns[twin].name
-            self.notes.append(f"{column.name!r} repeats {other!r}: kept as a copy of it")
-            column = replace(column, resolution=self.columns[twin].resolution)
-            return replace(column, kind="duplicate", base=twin, summary=f"same as {other}"), []
+        content = _content(cells)
+        if content in self._contents and asked is None:
+            twin = self.columns[self._contents[content]]
+            self.notes.append(f"{column.name!r} repeats {twin.name!r}: kept as a copy of it")
+            column = replace(column, kind="duplicate", base=self._contents[content])
+            return replace(column, resolution=twin.resolution, summary=f"same as {twin.name}"), []
         why = None if asked is not None else _identifier(cells, labels, values, int(counts.sum()))
         if why is not None:
             self.notes.append(f"{column.name!r} is an identifier ({why}): set aside")
             return replace(column, kind="identifier", summary=why), []
+        self._contents.setdefault(content, len(self.columns))
         place = len(self.cells)
         if cells.kind == "date":
             return self._date(column, cells, place)
@@ -250,9 +251,7 @@ class Detection:
         part = replace(part, resolution=10.0**-digits)
         if self.parts[k].gap:
             part = replace(part, n_codes=part.n_codes + 1, gap=True)
-        shown = ", ".join(f"{v:g}" for v in part.values[:3])
-        more = f" and {len(part.values) - 3} more" if len(part.values) > 3 else ""
-        summary = f"sum of {', '.join(names)}; and {shown}{more}"
+        summary = f"sum of {', '.join(names)}; and {_first_of(part.values)}"
         self.columns[j], self.parts[k] = replace(column, summary=summary), part
         return True
 
@@ -429,10 +428,13 @@ def _number_summary(part: Part, decimals: int | None, values: np.ndarray) -> str
         what = {None: "", 0: "whole numbers, "}.get(decimals, f"{decimals} decimals, ")
     if part.n_codes:
         share = np.isin(values, part.values).mean()
-        shown = ", ".join(f"{v:g}" for v in part.values[:3])
-        more = f" and {part.n_codes - 3} more" if part.n_codes > 3 else ""
-        span += f"; {100 * share:.3g} % at {shown}{more}"
+        span += f"; {100 * share:.3g} % at {_first_of(part.values)}"
     return what + span
+
+
+def _first_of(values: Sequence[float]) -> str:
+    more = f" and {len(values) - 3} more" if len(values) > 3 else ""
+    return ", ".join(f"{v:g}" for v in values[:3]) + more
 
 
 # Numbers: recorded digits, grids, point masses

@@ -368,7 +368,7 @@ class Schema:
         pending = list(range(len(self.columns)))
         for j in pending:  # a sum comes after its terms
             column = self.columns[j]
-            if any(i not in made for i in column.counted_from):
+            if any(self.columns[i].modelled and i not in made for i in column.counted_from):
                 pending.append(j)
                 continue
             base = base_of(column, made if given is None else made | _first(given, made))
