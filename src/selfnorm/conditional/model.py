@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, moved
-from selfnorm.distributions import refuse_nan
-from selfnorm.errors import DataError, EnergyError, ProposalError
+from selfnorm.distributions import refuse_nan, refuse_unreached
+from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, about_b, few_beyond, tail_factor
 from selfnorm.networks import activation_module, decay_groups, linear, perceptron
 from selfnorm.training import Task
@@ -554,13 +554,7 @@ class ConditionalTask(Task):
             head = slice(0, min(len(x), 1024))
             h = model.features(x[head])
             log_q = model.law(x[head], h).log_prob(y[head])
-            refuse_nan(log_q, "labels")
-            missed = ~torch.isfinite(log_q)
-            if bool(missed.any()):
-                raise ProposalError(
-                    f"the proposal has zero density at {int(missed.sum())} labels: what it cannot "
-                    "reach it cannot normalise; widen it, or mix in a wide one with DefensiveLabels"
-                )
+            refuse_unreached(log_q, "labels", "mix in a wide one with DefensiveLabels")
             if model.log_norm_scalar is not None:
                 log_w, log_ratio, _ = model.weigh(x[head], 256 * self._thrift)
                 whose = "the proposal's" if model.base is None else "the proposal's (or base's)"

@@ -25,6 +25,7 @@ from selfnorm.distributions import (
     log_weight_chunks,
     proposal_for,
     refuse_nan,
+    refuse_unreached,
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import chunk_size_for
@@ -567,15 +568,7 @@ class DensityTask(Task):
                 f"the proposal is over rows of {self.proposal.dim} numbers, the data have "
                 f"{x.shape[1]} columns; fit it to the data, e.g. Gaussian.fit_to(x)"
             )
-        log_q = self.proposal.log_prob(x)
-        refuse_nan(log_q, "rows")
-        missed = ~torch.isfinite(log_q)
-        if bool(missed.any()):
-            raise ProposalError(
-                f"the proposal has zero density at {int(missed.sum())} of {len(x)} rows (the first "
-                f"is row {int(missed.nonzero()[0])}): what it cannot reach, it cannot normalise. "
-                "Widen it, or use Defensive.fit_to(x)"
-            )
+        refuse_unreached(self.proposal.log_prob(x), "rows", "use Defensive.fit_to(x)")
         probe = x[: min(len(x), 1024)]
         log_p = self.module.log_unnormalized(probe)
         if not bool(torch.isfinite(log_p).all()):

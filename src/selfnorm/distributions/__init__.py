@@ -34,6 +34,7 @@ from selfnorm.distributions.proposals import (
     log_weight_chunks,
     proposal_for,
     refuse_nan,
+    refuse_unreached,
 )
 from selfnorm.distributions.table_mixture import (
     HIDDEN,
@@ -79,5 +80,6 @@ __all__ = [
     "proposal_for",
     "proposal_loss",
     "refuse_nan",
+    "refuse_unreached",
     "ridge_lines",
 ]

@@ -581,6 +581,18 @@ def refuse_nan(log_q: Tensor, where: str, whose: str = "the proposal's") -> None
         )
 
 
+def refuse_unreached(log_q: Tensor, what: str, cure: str) -> None:
+    """Refuse a proposal that has no density at data: what it cannot reach, it cannot normalise."""
+    refuse_nan(log_q, what)
+    missed = ~torch.isfinite(log_q).flatten()
+    if bool(missed.any()):
+        raise ProposalError(
+            f"the proposal has zero density at {int(missed.sum())} of {len(missed)} {what} (the "
+            f"first is number {int(missed.nonzero()[0])}): what it cannot reach, it cannot "
+            f"normalise. Widen it, or {cure}"
+        )
+
+
 @torch.no_grad()
 def draw_log_weights(
     model: UnnormalisedModel, proposal: Proposal, n_samples: int, chunk_size: int = CHUNK_SIZE
