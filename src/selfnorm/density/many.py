@@ -51,6 +51,8 @@ from selfnorm.distributions import (
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
 from selfnorm.training import (
+    MAX_BAD_STREAK,
+    MAX_ROLLBACKS,
     History,
     Stepper,
     Task,
@@ -62,7 +64,6 @@ from selfnorm.training import (
 
 PerMember = float | Sequence[float]
 _METRICS = ("loss", "grad_norm", "lower", "upper")
-_MAX_BAD_STREAK, _MAX_ROLLBACKS = 5, 8  # as in the loop, but for each member
 _BATCHED = (Gaussian, StudentT, Uniform, GaussianMixture, Defensive)  # laws that vmap can follow
 _PLAIN = (bool, int, float, str, tuple, type(None))
 # Rows of all members together in one pass: enough to fill the device.
@@ -467,7 +468,7 @@ class ManyTask(Task):
     def guard(self, stepper: Stepper, *, looking: bool) -> str:
         """Roll back members in trouble; say why to stop once no member is left."""
         members = self.module
-        bad = (members.streak >= _MAX_BAD_STREAK) & (members.active > 0)
+        bad = (members.streak >= MAX_BAD_STREAK) & (members.active > 0)
         if bool(bad.any()):
             members.roll_back(bad, stepper.optimizer, stepper.average)
             members.stop(members.diverged)
@@ -752,7 +753,7 @@ class Members(nn.Module):
     @property
     def diverged(self) -> Tensor:
         """Which members were rolled back too often."""
-        return self.rollbacks > _MAX_ROLLBACKS
+        return self.rollbacks > MAX_ROLLBACKS
 
     @torch.no_grad()
     def count(self, finite: Tensor, metrics: Tensor) -> None:

@@ -101,10 +101,11 @@ def run(
             np.savez_compressed(laws / name, log_density=law)
     _write_page(table)
     for dataset in datasets:
-        kept = {
-            path.stem.removeprefix(f"{dataset} "): torch.from_numpy(np.load(path)["log_density"])
-            for path in sorted(laws.glob(f"{dataset} *.npz"))
-        }
+        kept = {}
+        for path in sorted(laws.glob(f"{dataset} *.npz")):
+            with np.load(path) as content:
+                found = torch.from_numpy(content["log_density"])
+            kept[path.stem.removeprefix(f"{dataset} ")] = found
         if kept:
             data = toy1d.load(dataset, seed=0, data_dir=common.data_dir)
             _draw(data, kept, table.directory / f"toy1d_{dataset}.png")

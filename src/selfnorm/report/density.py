@@ -394,7 +394,7 @@ def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) ->
         "autoregressive": "a chain of one-dimensional energies, a factor for each column",
     }[estimator.method_]
     history = estimator.history_
-    fitted_to = getattr(estimator, "fitted_to_", None) or {}
+    fitted_to = estimator.fitted_to_
     facts = [
         ["model", f"{type(estimator).__name__}, {how}"],
         ["fitted to", f"{fitted_to['rows']:,} rows" if fitted_to else "rows not recorded"],

@@ -164,7 +164,7 @@ def _calibrated(pit: np.ndarray) -> str:
 
 def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
     page.section("What was fitted")
-    fitted_to = getattr(estimator, "fitted_to_", None) or {}
+    fitted_to = estimator.fitted_to_
     histories = estimator.history_
     steps, seconds = sum(h.n_steps for h in histories), sum(h.seconds for h in histories)
     target = f"{about.target}, continuous"

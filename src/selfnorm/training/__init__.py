@@ -3,6 +3,8 @@
 from selfnorm.training.checkpoint import fingerprint, load_checkpoint
 from selfnorm.training.history import History, Judgement
 from selfnorm.training.loop import (
+    MAX_BAD_STREAK,
+    MAX_ROLLBACKS,
     Checkpoint,
     Clock,
     Task,
@@ -16,6 +18,8 @@ from selfnorm.training.loop import (
 from selfnorm.training.step import Stepper
 
 __all__ = [
+    "MAX_BAD_STREAK",
+    "MAX_ROLLBACKS",
     "Checkpoint",
     "Clock",
     "History",

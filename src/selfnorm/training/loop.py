@@ -39,8 +39,8 @@ from selfnorm.training.history import History
 from selfnorm.training.step import Stepper
 
 _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
-_MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
-_MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
+MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
+MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
 _STEPPING, _LOOK_EVERY = 0.93, 0.02  # shares of max_time: for steps, and between validations,
 _STEPS_PER_LOOK = 5  # between which at least this many times as long is spent as on one
 _LONG = 20.0  # seconds: of a run that takes longer it is said how long
@@ -583,7 +583,7 @@ class _Run:
             self.history.stopped = reason
             return not reason
         # On the CPU reading the counter is free; on CUDA this is one small copy.
-        bad = int(self.stepper.counters.streak) >= _MAX_BAD_STREAK
+        bad = int(self.stepper.counters.streak) >= MAX_BAD_STREAK
         # Running averages of a layer take in a bad step even where the parameters do not.
         broken = (bad or looking) and not self._sound()
         if not bad and not broken:
@@ -593,11 +593,11 @@ class _Run:
             self._go_back(broken)
             return False
         self.history.rollbacks += 1
-        if self.history.rollbacks > _MAX_ROLLBACKS:
+        if self.history.rollbacks > MAX_ROLLBACKS:
             self.history.stopped = "diverged"
             warnings.warn(
                 f"training stopped at step {self.step}: loss or gradient stayed non-finite after "
-                f"{_MAX_ROLLBACKS} roll-backs; the best state so far is kept. Try a smaller lr, a "
+                f"{MAX_ROLLBACKS} roll-backs; the best state so far is kept. Try a smaller lr, a "
                 "heavier-tailed proposal (Defensive) or a base density",
                 SelfnormWarning,
                 stacklevel=4,
