@@ -646,10 +646,15 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
         kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns]
         rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
+        answers_ = {}
+        if self.consistency_:
+            off = self.consistency_["conditionals"]
+            answers_ = {"given some columns": f"answers {off:.2g} nats from the joint (median row)"}
         return {
             "fitted to": f"{rows} of {self.n_features_in_} columns",
             "method": f"{self.method_}: {how[self.method_]}",
             "judged": str(self.judgement_),
+            **answers_,
             "columns": shortened(kinds),
             "measure": self.schema_.fingerprint,
         }
