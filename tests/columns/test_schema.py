@@ -545,3 +545,33 @@ def test_a_cell_that_is_no_date_is_named():
     schema = Schema.detect({"when": days, "size": np.arange(len(days)) ** 0.5})
     with pytest.raises(DataError, match="'when' holds dates, but here 'yesterday' in row 1"):
         schema.encode({"when": ["2001-03-05", "yesterday"], "size": [0.5, 1.5]})
+
+
+def test_what_was_given_stays_and_the_missing_term_fits_it():
+    rng = np.random.default_rng(0)
+    fare, tip = np.round(rng.gamma(3, 4, 400), 2), np.round(rng.gamma(2, 1, 400), 2)
+    begin = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 10**7, 400), "s")
+    end = begin + pd.to_timedelta(rng.integers(60, 4000, 400), "s")
+    table = pd.DataFrame({"fare": fare, "tip": tip, "begin": begin, "end": end})
+    table["total"] = (fare + tip + rng.choice([0.5, 2.5], 400)).round(2)
+    schema = Schema.detect(table)
+    kinds = {column.name: column for column in schema.columns}
+    assert kinds["total"].kind == "sum"
+    assert kinds["end"].base is not None
+    drawn = schema.encode(table)[0][::-1]  # complete rows, of others
+    gaps = table.copy()
+    gaps.loc[:9, "fare"] = np.nan
+    gaps.loc[10:19, "begin"] = pd.NaT
+    gaps.loc[20:29, ["fare", "tip"]] = np.nan
+    gaps.loc[30:39, "total"] = np.nan
+    was = schema.encode(gaps)[0]
+    rows = np.where(schema.is_gap(was)[..., None], drawn, was)
+    filled = schema.fill(gaps, rows)
+    for name in table:
+        kept = gaps[name].notna()
+        assert (filled[name][kept] == table[name][kept]).all(), name
+    assert filled.notna().all().all()
+    left = (filled["total"] - filled["fare"] - filled["tip"]).round(2)
+    assert set(left[[*range(20), *range(30, 40)]]) <= {0.5, 2.5}
+    apart = (filled["end"] - filled["begin"]).dt.total_seconds()
+    assert apart.between(60, 4000).all()

@@ -152,8 +152,9 @@ class Schema:
         for column in self.modelled if alone else ():
             needed = [self.columns[j].name for j in column.counted_from]
             if column.name in names and not {*needed} <= {*names}:
-                shown = ", ".join(map(repr, needed))
-                raise DataError(f"{column.name!r} is counted from {shown}: name these as well")
+                told = f"{column.name!r} is counted from {', '.join(map(repr, needed))}"
+                free = f", or fit with schema={{{column.name!r}: 'continuous'}}"
+                raise DataError(f"{told}: name these as well{free if column.terms else ''}")
         wanted = {modelled[name] for name in names}
         return [j for j, part in enumerate(self.parts) if part.column in wanted]
 
@@ -336,13 +337,15 @@ class Schema:
         names = [column.name for column in self.columns]
         by_place = "array" in (kind, self.frame) and not set(names) <= set(cells)
         place_of = dict(zip(names, cells if by_place else names, strict=True))
-        modelled = {column.name for column in self.modelled}
+        index = {column.name: j for j, column in enumerate(self.columns)}
         for name, new in self._decoded(x, rng, given).items():
-            here = place_of[name]
+            here, column = place_of[name], self.columns[index[name]]
             if here not in cells:
                 continue
             gap = cells[here].missing
-            if name in modelled:  # texts may stand for gaps
+            if column.counted_from and column.modelled:  # it may be there where those are not
+                gap = given[index[name]].missing
+            elif column.modelled:  # texts may stand for gaps
                 gap = np.any(self.is_gap(was)[:, self.parts_of([name])], axis=1)
             # of a file gaps alone say nothing of text
             text = cells[here].kind == "label" and (cells[here].labels or self.frame != "file")
@@ -378,9 +381,25 @@ class Schema:
                 places = self.parts_of([column.name])
                 parts = [self.parts[i] for i in places]
                 made[j] = decode_column(column, parts, x[:, places], base, rng)
+                if given is not None and column.counted_from:
+                    self._settle(j, given, made)
             elif column.kind == "constant" or self.frame == "array":
                 made[j] = constant_cells(column, len(x))
         return {column.name: made[j] for j, column in enumerate(self.columns) if j in made}
+
+    def _settle(self, j: int, given: Mapping[int, Cells], made: dict[int, Cells]) -> None:
+        """Where a column is given and one of what it is counted from is not: the one that fits.
+
+        What was drawn for the column says what the sum leaves, or how far the dates are apart.
+        """
+        column, known, drawn = self.columns[j], given[j], made[j]
+        for i, factor in column.terms or ((column.counted_from[0], 1.0),):
+            others = [given[k].missing for k in column.counted_from if k != i]
+            here = given[i].missing & ~(known.missing | drawn.missing | np.any(others, axis=0))
+            values = made[i].values + np.where(here, known.values - drawn.values, 0) / factor
+            digits = 0 if made[i].kind == "date" else self.columns[i].decimals
+            values = values if digits is None else np.round(values, digits)
+            made[i] = replace(made[i], values=values.astype(made[i].values.dtype))
 
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain JSON.
