@@ -83,4 +83,10 @@ def frame(rng, most_rows=400):
             cells = [None if gap else v for v, gap in zip(cells, rng.random(n) < 0.2, strict=True)]
         found[f"c{j}"] = cells
         named.append(name)
+    terms = [cells for cells in found.values() if all(isinstance(v, float | None) for v in cells)]
+    if terms and rng.random() < 0.5:
+        rows = zip(*terms, rng.choice([0.0, 2.5], size=n).tolist(), strict=True)
+        with np.errstate(all="ignore"):
+            found["sum"] = [None if None in row else float(np.sum(row)) for row in rows]
+        named.append("sum")
     return found, named

@@ -83,3 +83,36 @@ def test_members_count_by_what_is_given(fitted):
     off = mixture.log_prob(alone) + mixture.conditional(coded, given) - mixture.log_prob(coded)
     assert mixture.consistency(coded, 0)["conditionals"] < 0.5
     assert float(off.abs().median()) < 0.5
+
+
+def test_who_draws_does_not_tell_what_is_drawn(fitted):
+    """One row at a time, by many seeds, and all at once: the same law."""
+    density, x = fitted
+    coded = torch.from_numpy(density.schema_.encode(x)[0])
+    kind = members.Kind(1, straight=True)
+    columns = members.columns_of(density.schema_.parts, coded, straight=True)
+    simple = members.simple_density(kind, columns, coded, torch.ones(len(x)).double(), 0)
+    far = members.simple_density(kind, columns, coded, torch.ones(len(x)).double(), 0)
+    far.means[:, 1] += 8
+    mixture = members.Mixture(
+        density._law().chain,
+        [members.Member("chain", 0.0, 0.0), *(members.Member(kind.name, 0.5, 0.0) for _ in "ab")],
+        [simple, far],
+    )
+    row = coded[:1].clone()
+    row[:, 1, 0] = -1
+    seen = row[..., 0] != -1
+    drawn = np.array([mixture.complete(row, seen, seed)[0, 1, 1] for seed in range(300)])
+    many = mixture.complete(row.repeat(5000, 1, 1), seen.repeat(5000, 1), 0)[:, 1, 1]
+    for centre in np.quantile(many, [0.25, 0.5, 0.75]):
+        assert np.mean(drawn < centre) == pytest.approx(np.mean(many < centre), abs=0.09)
+
+
+def test_an_exact_sum_leaves_a_small_table_what_it_is():
+    x = np.random.default_rng(0).normal(size=(300, 2)).round(3) @ np.array([[1, 0.5], [0, 1]])
+    x = x.round(3)
+    table = {"a": x[:, 0], "b": x[:, 1]}
+    alone = EnergyDensity(random_state=0, method="autoregressive").fit(table)
+    whole = EnergyDensity(random_state=0).fit(table | {"sum": (x[:, 0] + x[:, 1]).round(3)})
+    assert [member.name for member in whole.members_] == [m.name for m in alone.members_]
+    assert whole.judgement_.score == pytest.approx(alone.judgement_.score, abs=0.05)

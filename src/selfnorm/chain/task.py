@@ -122,6 +122,7 @@ def table_options(
         2
     """
     on_gpu = torch.device(device).type == "cuda"
+    parts = [part for part in parts if not part.certain] or parts  # nothing is to be learned there
     asked: dict[str, Any] = {"masked": MASKED[0] + gaps * (MASKED[1] - MASKED[0]), "ordered": True}
     most = max(part.n_codes for part in parts)
     if not on_gpu and (most == 0 or n >= FOLDED_BELOW):

@@ -46,7 +46,7 @@ class Column:
         resolution: of dates: ``"month"``, ``"day"``, ``"hour"`` or ``"second"``.
         offset: of dates: seconds from UTC to the clock whose hours are modelled, and its days
             where the time zone is not known.
-        ends: of dates: the first and the last moment seen.
+        ends: of dates and of terms of sums: the first and the last value seen.
         base: index of the column that this one repeats, or from which a date is counted.
         terms: of sums: columns, by index, and their factors; its part is what the sum leaves.
         slips: texts that were taken as gaps among its numbers.
@@ -64,7 +64,7 @@ class Column:
     decimals: int | None = None
     resolution: str = ""
     offset: int = 0
-    ends: tuple[int, ...] = ()
+    ends: tuple[float, ...] = ()
     base: int | None = None
     terms: tuple[tuple[int, float], ...] = ()
     slips: tuple[str, ...] = ()
@@ -120,6 +120,11 @@ class Part:
     values: tuple[float, ...] = ()
     resolution: float = 0.0
     gap: bool = False
+
+    @property
+    def certain(self) -> bool:
+        """Whether it has but one outcome, as what an exact sum leaves."""
+        return self.n_codes == 1 and not self.rest
 
     @property
     def gap_code(self) -> int:
@@ -348,8 +353,10 @@ def encode_column(
 
     ``base`` holds the cells that this column is counted from.
     """
-    if base is not None and (lost := int((base.missing & ~cells.missing).sum())):
-        surprises.append(f"{column.name!r} is a gap where what it is counted from is ({lost})")
+    lost = np.zeros(len(cells), bool) if base is None else base.missing & ~cells.missing
+    if lost.any():
+        told = f"{column.name!r} is a gap where what it is counted from is"
+        surprises.append(f"{told} ({lost.sum()})")
     if base is not None and column.terms:
         cells = left_over(cells, base, parts[0].resolution)
     if column.resolution:
@@ -371,7 +378,8 @@ def encode_column(
         if len(unseen):
             shown = _shown(column, cells, int(unseen[0]))
             surprises.append(f"{part.name!r} was never seen as {shown} ({_rows(len(unseen))})")
-    return coded
+    # unknown, which is not the outcome that there is no value
+    return [(np.where(lost, -1, codes), numbers, extra) for codes, numbers, extra in coded]
 
 
 def _rows(n: int) -> str:

@@ -253,6 +253,9 @@ class Detection:
             part = replace(part, n_codes=part.n_codes + 1, gap=True)
         summary = f"sum of {', '.join(names)}; and {_first_of(part.values)}"
         self.columns[j], self.parts[k] = replace(column, summary=summary), part
+        for i in column.counted_from:
+            seen = self.cells[i].seen
+            self.columns[i] = replace(self.columns[i], ends=(float(seen.min()), float(seen.max())))
         return True
 
     def _base_of(self, cells: Cells, resolution: str) -> int | None:

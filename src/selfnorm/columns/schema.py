@@ -21,6 +21,8 @@ from selfnorm.columns.coding import (
     constant_cells,
     decode_column,
     encode_column,
+    from_clock,
+    to_clock,
 )
 from selfnorm.columns.detection import Detection
 from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain, write
@@ -283,7 +285,7 @@ class Schema:
         """
         x = x.copy()
         for column in self.modelled:
-            if column.base is not None or not column.ends:
+            if not column.resolution or column.base is not None or not column.ends:
                 continue
             places = self.parts_of([column.name])
             parts = [self.parts[i] for i in places]
@@ -368,38 +370,66 @@ class Schema:
             raise DataError(f"coded rows must have shape (n, {len(self.parts)}, 2), got {x.shape}")
         rng = np.random.default_rng(rng)
         made: dict[int, Cells] = {}
-        pending = list(range(len(self.columns)))
-        for j in pending:  # a sum comes after its terms
+        settled: set[int] = set()
+        # a sum comes after its terms, a copy after all
+        pending = sorted(
+            range(len(self.columns)), key=lambda j: self.columns[j].kind == "duplicate"
+        )
+        for j in pending:
             column = self.columns[j]
             if any(self.columns[i].modelled and i not in made for i in column.counted_from):
                 pending.append(j)
                 continue
-            base = base_of(column, made if given is None else made | _first(given, made))
+            bases = {i: made[i] for i in column.counted_from if i in made}
+            if given is not None and column.modelled:
+                bases = _first(given, bases)
+            base = base_of(column, bases)
             if column.kind == "duplicate" and base is not None:
                 made[j] = replace(base, form=column.form)
             elif column.modelled:
                 places = self.parts_of([column.name])
                 parts = [self.parts[i] for i in places]
                 made[j] = decode_column(column, parts, x[:, places], base, rng)
-                if given is not None and column.counted_from:
-                    self._settle(j, given, made)
+                if given is not None and column.counted_from and settled.isdisjoint(bases):
+                    settled |= self._settle(j, given, made)
             elif column.kind == "constant" or self.frame == "array":
                 made[j] = constant_cells(column, len(x))
         return {column.name: made[j] for j, column in enumerate(self.columns) if j in made}
 
-    def _settle(self, j: int, given: Mapping[int, Cells], made: dict[int, Cells]) -> None:
+    def _settle(self, j: int, given: Mapping[int, Cells], made: dict[int, Cells]) -> set[int]:
         """Where a column is given and one of what it is counted from is not: the one that fits.
 
         What was drawn for the column says what the sum leaves, or how far the dates are apart.
+        Returns which columns were changed.
         """
         column, known, drawn = self.columns[j], given[j], made[j]
+        changed = set()
         for i, factor in column.terms or ((column.counted_from[0], 1.0),):
             others = [given[k].missing for k in column.counted_from if k != i]
             here = given[i].missing & ~(known.missing | drawn.missing | np.any(others, axis=0))
-            values = made[i].values + np.where(here, known.values - drawn.values, 0) / factor
-            digits = 0 if made[i].kind == "date" else self.columns[i].decimals
-            values = values if digits is None else np.round(values, digits)
-            made[i] = replace(made[i], values=values.astype(made[i].values.dtype))
+            if self.columns[i].counted_from or not here.any():
+                continue
+            if made[i].kind == "number":
+                values = made[i].values + (known.values - drawn.values) / factor
+                values = self._nearest(i, values)
+            else:  # on the clock: days of a zone differ in length
+                other = self.columns[i]
+                later = to_clock(column, known.values) - to_clock(column, drawn.values)
+                values = from_clock(other, to_clock(other, made[i].values) + later)
+            values = np.where(here, values, made[i].values).astype(made[i].values.dtype)
+            made[i] = replace(made[i], values=values)
+            changed.add(i)
+        return changed
+
+    def _nearest(self, j: int, numbers: np.ndarray) -> np.ndarray:
+        """The possible values of a term that are closest to numbers ``(n,)``."""
+        column, part = self.columns[j], self.parts[self.parts_of([self.columns[j].name])[0]]
+        if not part.rest:
+            levels = np.array(part.values)
+            return np.asarray(levels[np.abs(numbers[:, None] - levels).argmin(1)])
+        low, high = column.ends
+        numbers = np.clip(numbers, low, high)
+        return numbers if column.decimals is None else np.round(numbers, column.decimals)
 
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain JSON.

@@ -79,7 +79,7 @@ class TableMixture(nn.Module):
         self.numbers = [j for j, part in enumerate(parts) if part.rest]
         d, shapes = len(self.numbers), 1 if shared else components
         outcomes = [part.n_codes + part.rest for part in parts]
-        self.finite = [j for j in range(len(parts)) if outcomes[j] > 1]
+        self.finite = [j for j, part in enumerate(parts) if outcomes[j] > 1 or part.unseen > 0]
         self.register_buffer("log_weights", torch.full((components,), -math.log(components)))
         self.register_buffer("means", torch.zeros(components, d))
         self.register_buffer("slopes", torch.zeros(shapes, d, d))

@@ -85,11 +85,15 @@ class Mixture:
         with on_cpu():
             return torch.logsumexp(self._of_members(coded, normalizer), -1)
 
-    def _of_members(self, coded: Tensor, normalizer: str = "quadrature") -> Tensor:
+    def _of_members(
+        self, coded: Tensor, normalizer: str = "quadrature", of_chain: Tensor | None = None
+    ) -> Tensor:
         """``(n, M)``: log of weight times density of coded rows, by the members that count."""
         each = [log_density(law, coded) for law in self.simple]
         if self.chain_counts:
-            each.insert(0, log_density(self.chain, coded, normalizer=normalizer))
+            if of_chain is None:
+                of_chain = log_density(self.chain, coded, normalizer=normalizer)
+            each.insert(0, of_chain)
         return torch.stack(each, -1) + torch.tensor(self.weights, dtype=torch.float64).log()
 
     @torch.no_grad()
@@ -107,9 +111,9 @@ class Mixture:
                 return of_chain
             alone = coded.clone()
             alone[:, ~given, 0] = GAP
-            before, whole = self._of_members(alone), self._of_members(coded)
-            if self.chain_counts:
-                whole[:, 0] = before[:, 0] + of_chain
+            alone_by_chain = log_density(self.chain, alone)
+            before = self._of_members(alone, of_chain=alone_by_chain)
+            whole = self._of_members(coded, of_chain=alone_by_chain + of_chain)
             return torch.logsumexp(whole, -1) - torch.logsumexp(before, -1)
 
     @torch.no_grad()
@@ -117,14 +121,9 @@ class Mixture:
         """As :func:`answers.consistency <selfnorm.tables.answers.consistency>`, of the mixture."""
         coded = coded[: answers.checked_rows(self.chain)]
         packed, slope = self.chain.columns.pack(coded)
-        with on_cpu():
-            of_members = self._of_members(coded) if self.simple else torch.zeros(len(coded), 1)
 
         def mixed(of_chain: Tensor) -> Tensor:
-            if self.chain_counts:
-                log_weight = math.log(self.weights[0])
-                of_members[:, 0] = log_weight + of_chain + slope.sum(-1)
-            return torch.logsumexp(of_members, -1)
+            return torch.logsumexp(self._of_members(coded, of_chain=of_chain + slope.sum(-1)), -1)
 
         return answers.consistency(self.chain, packed, seed, mixed)
 
@@ -155,7 +154,9 @@ class Mixture:
         member, out = torch.zeros(len(todo), dtype=torch.long), coded.clone()
         if self.simple:
             once, place = torch.unique(alone, dim=0, return_inverse=True)
-            with on_cpu(), torch.no_grad(), seeded(seed):  # one pass by b tells well enough who
+            # a stream of its own, or who draws would tell what is drawn
+            own = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
+            with on_cpu(), torch.no_grad(), seeded(own):  # one pass by b tells well enough who
                 shares = torch.softmax(self._of_members(once, "learned"), 1)
                 member = torch.multinomial(shares[place], 1)[:, 0]
         laws = [self.chain] * self.chain_counts + self.simple
@@ -257,9 +258,9 @@ def kinds_for(n: int, parts: Sequence[Part], *, complete: bool) -> Iterator[Kind
 
     Elsewhere the chain stays alone, so that conditionals of categories are those of the joint.
     """
-    if not all(part.rest for part in parts):
+    if not all(part.rest or part.certain for part in parts):
         return
-    plain = all(part.n_codes == 0 for part in parts) and complete
+    plain = all(part.n_codes == 0 or part.certain for part in parts) and complete
     for straight in (True, False):
         for components in COMPONENTS:
             if components == 1 or n >= ROWS_PER_COMPONENT * components:

@@ -211,7 +211,7 @@ class _Beginning:
         clock: Clock,
     ) -> _Beginning:
         """By simple densities of rows not seen, or by the lines of chains of these ``sizes``."""
-        numbers_alone = all(part.rest for part in parts)
+        numbers_alone = all(part.rest or part.certain for part in parts)
         if split.n_folds > 1 and numbers_alone:
             return cls(members.coordinates(simple), lines=True)
         if split.n_folds > 1:
