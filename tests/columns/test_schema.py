@@ -605,3 +605,65 @@ def test_a_copy_of_a_missing_term_is_the_one_that_fits():
     filled = schema.fill(gaps, rows)
     assert filled["a"].to_numpy() == pytest.approx(a)
     assert filled["copy"].to_numpy() == pytest.approx(a)
+
+
+def filled_by_others(frame, *missing, rows=50, kinds=None):
+    """The first rows with some columns missing, filled by draws: the codes of other rows."""
+    schema = Schema.detect(frame, kinds)
+    gaps = frame.copy()
+    gaps.loc[: rows - 1, list(missing)] = np.nan
+    with warnings.catch_warnings(action="ignore"):  # sums are gaps where a term is
+        was = schema.encode(gaps)[0]
+    drawn = schema.encode(frame)[0][::-1]
+    return schema.fill(gaps, np.where(schema.is_gap(was)[..., None], drawn, was))
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [["a"], ["a", "ab"], ["a", "ac"], ["a", "ab", "abd"], ["ab", "d"], ["ac", "c", "abd"]],
+)
+def test_sums_that_share_terms_all_add_up(missing):
+    a, b, c, d = np.random.default_rng(0).gamma(3, 5, (4, N)).round(2)
+    frame = pd.DataFrame({"abd": a + b + d, "ab": a + b, "ac": a + c, "a": a, "b": b}).round(2)
+    frame = frame.assign(c=c, d=d)
+    assert [column.kind for column in Schema.detect(frame).columns[:3]] == ["sum"] * 3
+    filled = filled_by_others(frame, *missing)
+    assert filled["ab"].to_numpy() == pytest.approx(filled["a"] + filled["b"])
+    assert filled["ac"].to_numpy() == pytest.approx(filled["a"] + filled["c"])
+    assert filled["abd"].to_numpy() == pytest.approx(filled["ab"] + filled["d"])
+
+
+def test_dates_counted_from_one_that_is_missing_follow_it():
+    rng = np.random.default_rng(0)
+    begin = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 10**7, N), "s")
+    later = [begin + pd.to_timedelta(rng.integers(60, 4000, N), "s") for _ in range(2)]
+    frame = pd.DataFrame({"begin": begin, "middle": later[0], "end": later[1]})
+    filled = filled_by_others(frame, "begin", "middle")
+    for name in ("middle", "end"):
+        assert (filled[name] - filled["begin"]).dt.total_seconds().between(60, 4000).all()
+
+
+def test_the_missing_term_of_an_exact_sum_may_be_larger_than_any():
+    a, b = np.random.default_rng(0).gamma(3, 5, (2, N)).round(2)
+    frame = pd.DataFrame({"a": a, "b": b, "sum": (a + b).round(2)})
+    schema = Schema.detect(frame)
+    asked = frame.head(1).assign(a=np.nan, b=5.0, sum=1000.0)
+    assert schema.fill(asked, schema.encode(frame.head(1))[0])["a"].tolist() == [995.0]
+
+
+def test_a_missing_term_may_be_a_category_of_numbers():
+    rng = np.random.default_rng(0)
+    fare, toll = rng.gamma(3, 5, N).round(2), rng.choice([0, 2.5, 6.94], N)
+    total = (fare + toll + rng.choice([0.0, 0.5], N)).round(2)
+    frame = pd.DataFrame({"fare": fare, "toll": toll, "total": total})
+    filled = filled_by_others(frame, "toll", kinds={"toll": "category"})
+    assert (filled["toll"] == toll).all()
+
+
+def test_a_copy_is_filled_where_text_stands_for_a_gap():
+    sizes = [f"{v:.2f}" for v in np.arange(1, 60, 0.37)]
+    sizes[3] = "NA"
+    table = {"size": sizes, "copy": list(sizes)}
+    schema = Schema.detect(table)
+    filled = schema.fill(table, schema.encode(table)[0][[0, 1, 2, 4, *range(4, len(sizes))]])
+    assert filled["copy"][3] == filled["size"][3] == sizes[4]

@@ -334,25 +334,20 @@ class Schema:
             {'a': [1.5, 2.25, 4.75], 'b': ['x', 'x', 'y']}
         """
         given = self._given(self._matched(frame, partial=False)[0], [])
-        was, _ = self._coded(given, slice(0, len(np.asarray(x))), [])  # told of when it was encoded
         kind, cells = read(frame)
         names = [column.name for column in self.columns]
         by_place = "array" in (kind, self.frame) and not set(names) <= set(cells)
         place_of = dict(zip(names, cells if by_place else names, strict=True))
-        index = {column.name: j for j, column in enumerate(self.columns)}
+        index = {name: j for j, name in enumerate(names)}
         for name, new in self._decoded(x, rng, given).items():
-            here, column = place_of[name], self.columns[index[name]]
+            here = place_of[name]
             if here not in cells:
                 continue
-            gap = cells[here].missing
-            if column.counted_from and column.modelled:  # it may be there where those are not
-                gap = given[index[name]].missing
-            elif column.modelled:  # texts may stand for gaps
-                gap = np.any(self.is_gap(was)[:, self.parts_of([name])], axis=1)
+            known = given.get(index[name], cells[here])  # texts may stand for gaps
             # of a file gaps alone say nothing of text
             text = cells[here].kind == "label" and (cells[here].labels or self.frame != "file")
             new = as_written(new) if text else as_read(new)
-            cells[here] = filled(cells[here], new, gap)
+            cells[here] = filled(cells[here], new, known.missing)
         made = write(kind, cells)
         if kind == "pandas":
             made.index = frame.index
@@ -370,66 +365,80 @@ class Schema:
             raise DataError(f"coded rows must have shape (n, {len(self.parts)}, 2), got {x.shape}")
         rng = np.random.default_rng(rng)
         made: dict[int, Cells] = {}
-        settled: set[int] = set()
-        # a sum comes after its terms, a copy after all
-        pending = sorted(
-            range(len(self.columns)), key=lambda j: self.columns[j].kind == "duplicate"
-        )
-        for j in pending:
-            column = self.columns[j]
-            if any(self.columns[i].modelled and i not in made for i in column.counted_from):
-                pending.append(j)
-                continue
-            bases = {i: made[i] for i in column.counted_from if i in made}
-            if given is not None and column.modelled:
-                bases = _first(given, bases)
-            base = base_of(column, bases)
-            if column.kind == "duplicate" and base is not None:
-                made[j] = replace(base, form=column.form)
-            elif column.modelled:
-                places = self.parts_of([column.name])
-                parts = [self.parts[i] for i in places]
-                made[j] = decode_column(column, parts, x[:, places], base, rng)
-                if given is not None and column.counted_from and settled.isdisjoint(bases):
-                    settled |= self._settle(j, given, made)
-            elif column.kind == "constant" or self.frame == "array":
+
+        def drawn(j: int) -> Cells:
+            column, places = self.columns[j], self.parts_of([self.columns[j].name])
+            parts = [self.parts[i] for i in places]
+            return decode_column(column, parts, x[:, places], base_of(column, made), rng)
+
+        def depth(j: int) -> int:
+            return max((1 + depth(i) for i in self.columns[j].counted_from), default=0)
+
+        modelled = [j for j, column in enumerate(self.columns) if column.modelled]
+        modelled.sort(key=depth)  # a sum comes after its terms
+        for j in modelled:
+            made[j] = drawn(j)
+        if given is not None:
+            counted = [j for j in modelled if self.columns[j].counted_from]
+            known = {}
+            for i in {i for j in counted for i in (j, *self.columns[j].counted_from)}:
+                known[i] = ~given[i].missing
+                made[i] = _where(known[i], given[i], made[i])
+            while any(self._settle(j, drawn(j), made, known) for j in counted):
+                pass
+            for j in counted:
+                made[j] = _where(known[j], made[j], drawn(j))
+        for j, column in enumerate(self.columns):
+            if column.kind == "duplicate" and column.base is not None:
+                made[j] = replace(made[column.base], form=column.form)
+            elif column.kind == "constant" or (self.frame == "array" and not column.modelled):
                 made[j] = constant_cells(column, len(x))
         return {column.name: made[j] for j, column in enumerate(self.columns) if j in made}
 
-    def _settle(self, j: int, given: Mapping[int, Cells], made: dict[int, Cells]) -> set[int]:
-        """Where a column is given and one of what it is counted from is not: the one that fits.
+    def _settle(
+        self, j: int, drawn: Cells, made: dict[int, Cells], known: dict[int, np.ndarray]
+    ) -> bool:
+        """Of a column and what it is counted from, the only one not known becomes what fits.
 
-        What was drawn for the column says what the sum leaves, or how far the dates are apart.
-        Returns which columns were changed.
+        Args:
+            j: the column.
+            drawn: its cells by those it is counted from, and by the draw of what a sum leaves, or
+                of how far dates are apart.
+            made: cells of columns; changed in place.
+            known: where they are given or follow from what is; changed in place.
+
+        Returns:
+            Whether anything followed.
         """
-        column, known, drawn = self.columns[j], given[j], made[j]
-        changed = set()
-        for i, factor in column.terms or ((column.counted_from[0], 1.0),):
-            others = [given[k].missing for k in column.counted_from if k != i]
-            here = given[i].missing & ~(known.missing | drawn.missing | np.any(others, axis=0))
-            if self.columns[i].counted_from or not here.any():
+        column, part = self.columns[j], self.parts[self.parts_of([self.columns[j].name])[0]]
+        settled = False
+        for i, factor in ((j, 1.0), *(column.terms or ((column.counted_from[0], 1.0),))):
+            others = [known[k] for k in (j, *column.counted_from) if k != i]
+            here = np.all([~known[i], ~drawn.missing, *others], axis=0)
+            if not here.any():
                 continue
-            if made[i].kind == "number":
-                values = made[i].values + (known.values - drawn.values) / factor
-                values = self._nearest(i, values)
-            else:  # on the clock: days of a zone differ in length
-                other = self.columns[i]
-                later = to_clock(column, known.values) - to_clock(column, drawn.values)
-                values = from_clock(other, to_clock(other, made[i].values) + later)
-            values = np.where(here, values, made[i].values).astype(made[i].values.dtype)
-            made[i] = replace(made[i], values=values)
-            changed.add(i)
-        return changed
+            fit, of = drawn, self.columns[i]
+            if i != j and of.numeric:
+                values = made[i].values + (made[j].values - drawn.values) / factor
+                values = values if of.decimals is None else np.round(values, of.decimals)
+                if not (part.certain or of.counted_from):
+                    values = self._nearest(i, values)
+                fit = replace(made[i], values=values)
+            elif i != j:  # on the clock: days of a zone differ in length
+                later = to_clock(column, made[j].values) - to_clock(column, drawn.values)
+                fit = replace(made[i], values=from_clock(of, to_clock(of, made[i].values) + later))
+            made[i], known[i] = _where(here, fit, made[i]), known[i] | here
+            settled = True
+        return settled
 
     def _nearest(self, j: int, numbers: np.ndarray) -> np.ndarray:
         """The possible values of a term that are closest to numbers ``(n,)``."""
-        column, part = self.columns[j], self.parts[self.parts_of([self.columns[j].name])[0]]
-        if not part.rest:
-            levels = np.array(part.values)
-            return np.asarray(levels[np.abs(numbers[:, None] - levels).argmin(1)])
-        low, high = column.ends
-        numbers = np.clip(numbers, low, high)
-        return numbers if column.decimals is None else np.round(numbers, column.decimals)
+        column = self.columns[j]
+        if column.kind != "category":
+            low, high = column.ends
+            return np.clip(numbers, low, high)
+        levels = np.unique([*column.levels, *column.tail])
+        return np.asarray(levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, numbers)])
 
     def to_dict(self) -> dict[str, Any]:
         """The schema as plain JSON.
@@ -498,17 +507,10 @@ class Schema:
         return f"<Schema of {len(self.columns)} columns, measure {self.fingerprint}>"
 
 
-def _first(given: Mapping[int, Cells], made: Mapping[int, Cells]) -> dict[int, Cells]:
-    """The cells that are given, numbers and dates; those made in their gaps."""
-    return {
-        j: replace(
-            cells,
-            values=np.where(given[j].missing, cells.values, given[j].values),
-            missing=cells.missing & given[j].missing,
-        )
-        for j, cells in made.items()
-        if j in given and cells.kind != "label"
-    }
+def _where(here: np.ndarray, some: Cells, others: Cells) -> Cells:
+    """Numbers or dates: ``some`` of them ``here``, the others elsewhere."""
+    values = np.where(here, some.values, others.values)
+    return replace(others, values=values, missing=np.where(here, some.missing, others.missing))
 
 
 def _refuse(problems: Sequence[str]) -> None:
