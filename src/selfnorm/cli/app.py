@@ -18,6 +18,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
+from inspect import Parameter, Signature
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,7 +86,6 @@ paper = typer.Typer(
 app.add_typer(paper, name="reproduce")
 
 NOT_RELIABLE = 3
-OUT = Path("out")
 
 DataFile = Annotated[Path, Argument(help="Table: .csv, .tsv, .parquet, .npy or .npz.")]
 Header = Annotated[
@@ -99,7 +99,6 @@ Seed = Annotated[int | None, Option(help="Same seed, same numbers.")]
 Device = Annotated[str, Option(help="'cpu' or 'cuda'.")]
 Progress = Annotated[bool, Option(help="Show progress bars.")]
 DataDir = Annotated[Path | None, Option(help="Data directory; default $SELFNORM_DATA.")]
-Names = list[str] | None
 
 
 def _show_version(wanted: bool) -> None:
@@ -607,150 +606,101 @@ def _reproduce(table: str, asked: dict[str, Any]) -> None:
         typer.echo(written.read_text())
 
 
-Recipe = Annotated[str, Option(help="'paper' pins its set-up, 'best' is ours.")]
-ImageRecipe = Annotated[
+_EVERY_TABLE: dict[str, Any] = {
+    "seeds": Annotated[
+        int | None, Option(min=1, help="Repetitions; default: what the table asks.")
+    ],
+    "out": Annotated[Path, Option(help="Where the JSON, Markdown and figures go.")],
+    "device": Device,
+    "data_dir": DataDir,
+    "jobs": Annotated[int | None, Option(min=1, help="Runs at once, in processes; default 1.")],
+    "progress": Progress,
+}
+_DEFAULTS = {"recipe": "paper", "out": Path("out"), "device": "cpu", "progress": True}
+
+
+def _add_table(name: str, told: str, **own: Any) -> None:
+    """A command for a table of the paper: its own options, then those that every table has."""
+
+    def command(**asked: Any) -> None:
+        _reproduce(name, asked)
+
+    options = {**own, **_EVERY_TABLE, **own}
+    command.__signature__ = Signature(  # type: ignore[attr-defined]
+        Parameter(option, Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(option), annotation=kind)
+        for option, kind in options.items()
+    )
+    paper.command(name, help=told)(command)
+
+
+def _only(flag: str, what: str) -> Any:
+    return Annotated[list[str] | None, Option(flag, help=f"Only these{what} (repeatable).")]
+
+
+_RECIPE = Annotated[str, Option(help="'paper' pins its set-up, 'best' is ours.")]
+_IMAGE_RECIPE = Annotated[
     str, Option(help="'paper' pins its set-up, 'literal' adds no noise to labels, 'best' is ours.")
 ]
-Repeats = Annotated[int | None, Option(min=1, help="Repetitions; default: what the table asks.")]
-Results = Annotated[Path, Option(help="Where the JSON, Markdown and figures go.")]
-Sets = Annotated[Names, Option("--dataset", help="Only these sets (repeatable).")]
-Objectives = Annotated[Names, Option("--objective", help="Only these, e.g. snl (repeatable).")]
-Jobs = Annotated[int | None, Option(min=1, help="Runs at once, in processes; default 1.")]
-
-
-@paper.command()
-def toy2d(
-    recipe: Recipe = "paper",
-    seeds: Repeats = None,
-    datasets: Sets = None,
-    objectives: Objectives = None,
-    bases: Annotated[
-        Names, Option("--base", help="Only these: none, standard_normal (repeatable).")
-    ] = None,
-    together: Annotated[
+_SETS = {"datasets": _only("--dataset", " sets")}
+_METHODS = _SETS | {"objectives": _only("--objective", ", e.g. snl")}
+_add_table(
+    "toy2d",
+    "Densities of four sets of points in the plane, SNL beside NCE (minutes on a CPU).",
+    recipe=_RECIPE,
+    **_METHODS,
+    bases=_only("--base", ": none, standard_normal"),
+    together=Annotated[
         bool | None,
         Option(
             "--together/--one-by-one",
             help="Train all runs as one batched model (default on a GPU).",
         ),
-    ] = None,
-    out: Results = OUT,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    progress: Progress = True,
-) -> None:
-    """Densities of four sets of points in the plane, SNL beside NCE (minutes on a CPU)."""
-    _reproduce("toy2d", locals())
-
-
-@paper.command()
-def toy1d(
-    recipe: Recipe = "paper",
-    seeds: Repeats = None,
-    datasets: Sets = None,
-    objectives: Objectives = None,
-    out: Results = OUT,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    progress: Progress = True,
-) -> None:
-    """Regression on two one-dimensional sets, twelve rows each."""
-    _reproduce("toy1d", locals())
-
-
-@paper.command()
-def uci(
-    recipe: Recipe = "paper",
-    seeds: Repeats = None,
-    datasets: Sets = None,
-    out: Results = OUT,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    progress: Progress = True,
-) -> None:
-    """Densities of tables of 6 to 63 columns, those whose files are there."""
-    _reproduce("uci", locals())
-
-
-@paper.command()
-def images(
-    recipe: ImageRecipe = "paper",
-    seeds: Repeats = None,
-    datasets: Sets = None,
-    objectives: Objectives = None,
-    proposals: Annotated[
-        Names, Option("--proposal", help="Only these, e.g. mdn-4 (repeatable).")
-    ] = None,
-    out: Results = OUT,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    progress: Progress = True,
-) -> None:
-    """Regression from images: age, pose, steering, cells (a GPU is needed in practice)."""
-    _reproduce("images", locals())
-
-
-@paper.command("images_ablation")
-def images_ablation(
-    recipe: ImageRecipe = "paper",
-    seeds: Repeats = None,
-    datasets: Sets = None,
-    objectives: Objectives = None,
-    out: Results = OUT,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    progress: Progress = True,
-) -> None:
-    """The same with few and many samples from the proposal."""
-    _reproduce("images_ablation", locals())
-
-
-@paper.command()
-def mnist(
-    recipe: Recipe = "paper",
-    seeds: Repeats = None,
-    models: Annotated[
-        Names, Option("--model", help="Only these, e.g. vae_ebm (repeatable).")
-    ] = None,
-    ngf: Annotated[int | None, Option(min=1, help="Width of networks: 16, or 64.")] = None,
-    energy_layers: Annotated[
+    ],
+)
+_add_table(
+    "toy1d", "Regression on two one-dimensional sets, twelve rows each.", recipe=_RECIPE, **_METHODS
+)
+_add_table(
+    "uci",
+    "Densities of tables of 6 to 63 columns, those whose files are there.",
+    recipe=_RECIPE,
+    **_SETS,
+)
+_add_table(
+    "images",
+    "Regression from images: age, pose, steering, cells (a GPU is needed in practice).",
+    recipe=_IMAGE_RECIPE,
+    **_METHODS,
+    proposals=_only("--proposal", ", e.g. mdn-4"),
+)
+_add_table(
+    "images_ablation",
+    "The same with few and many samples from the proposal.",
+    recipe=_IMAGE_RECIPE,
+    **_METHODS,
+)
+_add_table(
+    "mnist",
+    "Energy priors of VAEs of binary MNIST (hours on a GPU).",
+    recipe=_RECIPE,
+    models=_only("--model", ", e.g. vae_ebm"),
+    ngf=Annotated[int | None, Option(min=1, help="Width of networks: 16, or 64.")],
+    energy_layers=Annotated[
         int | None, Option(min=1, help="Hidden layers of the energy: 2, or 3.")
-    ] = None,
-    out: Results = OUT,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    jobs: Jobs = None,
-    progress: Progress = True,
-) -> None:
-    """Energy priors of VAEs of binary MNIST (hours on a GPU)."""
-    _reproduce("mnist", locals())
-
-
-@paper.command("all")
-def everything(
-    only: Annotated[
-        Names,
+    ],
+)
+_add_table(
+    "all",
+    "Every table whose data are there, by both recipes, and one page of them.",
+    only=Annotated[
+        list[str] | None,
         Option(
             help="Only these pieces, e.g. toy2d/paper or toy2d (repeatable); images/paper and "
             "mnist/paper, which take hours, run only when named so."
         ),
-    ] = None,
-    seeds: Repeats = None,
-    out: Results = OUT,
-    device: Device = "cpu",
-    data_dir: DataDir = None,
-    jobs: Annotated[
-        int | None, Option(min=1, help="Runs at once, in processes; 1, on a GPU 8.")
-    ] = None,
-    progress: Progress = True,
-) -> None:
-    """Every table whose data are there, by both recipes, and one page of them."""
-    _reproduce("all", locals())
+    ],
+    jobs=Annotated[int | None, Option(min=1, help="Runs at once, in processes; 1, on a GPU 8.")],
+)
 
 
 @dataclass
