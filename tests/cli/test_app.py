@@ -38,9 +38,13 @@ def write_csv(path, X, names):
     path.write_text("\n".join(lines) + "\n")
 
 
+BUILT = typer.main.get_command(cli.app)  # once: typer builds every command at every call
+
+
 @pytest.fixture
 def selfnorm(monkeypatch, capsys):
     def call(*arguments):
+        monkeypatch.setattr(cli, "app", BUILT)
         monkeypatch.setattr(sys, "argv", ["selfnorm", *map(str, arguments)])
         try:
             cli.main()

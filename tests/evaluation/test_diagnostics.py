@@ -42,9 +42,9 @@ def unnormalised(density, log_norm: float, b: float) -> sn.EBM:
     return sn.EBM(Potential(lambda x: -(density.log_prob(x) + log_norm)), log_norm=b)
 
 
-def test_bounds_hold_the_truth_on_200_random_analytic_models():
+def test_bounds_hold_the_truth_on_random_analytic_models():
     held, conditional = 0, 0
-    for seed in range(200):
+    for seed in range(100):
         density, dim = random_density(seed)
         log_norm = float(5 * torch.randn(()))
         model = unnormalised(density, log_norm, log_norm + 0.3 * float(torch.randn(())))
@@ -61,8 +61,8 @@ def test_bounds_hold_the_truth_on_200_random_analytic_models():
         )
         conditional += bounds.lower - slack <= truth <= bounds.upper + slack
         assert dim == x.shape[1]
-    assert held >= 198, held
-    assert conditional >= 196, conditional
+    assert held >= 99, held
+    assert conditional >= 98, conditional
 
 
 def good_case(seed: int):
@@ -127,9 +127,9 @@ def test_designed_failures_are_flagged_and_good_cases_are_not():
     flagged = [not judged(*case, seed, adapt=False).reliable for seed, case in failures]
     assert sum(flagged) >= 48, [i for i, f in enumerate(flagged) if not f]
     for adapt in (False, True):
-        good = [judged(*good_case(seed), seed, adapt=adapt) for seed in range(50)]
+        good = [judged(*good_case(seed), seed, adapt=adapt) for seed in range(25)]
         wrong = [b.reasons for b in good if not b.reliable]
-        assert len(wrong) <= 2, wrong
+        assert len(wrong) <= 1, wrong
 
 
 def test_designed_failures_are_mended_or_flagged():
@@ -157,12 +157,12 @@ def pool(n, kinds=("fitted", "wide", "narrow", "shifted", "student")):
 
 
 def test_a_broad_pool_has_no_silent_failure_few_false_alarms_and_honest_errors():
-    found = list(pool(80))
+    found = list(pool(60))
     reliable = [b for b in found if b.reliable]
     assert all(abs(b.log_norm - 7.0) < 0.1 for b in reliable)
     right = [b for b in found if abs(b.log_norm - 7.0) < 0.1]
-    assert len(right) >= 79
-    assert sum(not b.reliable for b in right) <= 4, [b.reasons for b in right if not b.reliable]
+    assert len(right) >= 59
+    assert sum(not b.reliable for b in right) <= 3, [b.reasons for b in right if not b.reliable]
     within = [abs(b.log_norm - 7.0) <= 3 * b.log_norm_se + 1e-6 for b in reliable]
     assert sum(within) >= len(reliable) - 1
 

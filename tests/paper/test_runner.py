@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
 
 import pytest
 
@@ -13,49 +11,10 @@ from selfnorm.errors import DataError, SelfnormError
 from selfnorm.paper import images, mnist, toy1d, toy2d, uci
 from selfnorm.paper.report import Table
 from selfnorm.paper.runner import run_side_by_side
-from tests.paper.tiny_table import gone
+from tests.paper.tiny_table import Job, begun, fill, gone, work
 
 
-@dataclass(frozen=True)
-class Job:
-    number: int
-    folder: str
-    mode: str = ""
-
-
-class UnreadableError(RuntimeError):
-    """One that pickle cannot make anew: its message is not what it is made of."""
-
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
-
-
-def work(job):
-    """Say when it began and ended; for the tests, fail or vanish."""
-    with open(f"{job.folder}/{job.number}.txt", "a") as file:
-        file.write(f"{os.getpid()}\n")
-    if job.mode == "fail":
-        raise DataError("a broken row")
-    if job.mode == "unreadable":
-        raise UnreadableError("this", "that")
-    if job.mode == "vanish":
-        os._exit(7)
-    if job.mode == "slow":
-        time.sleep(0.3)
-    if job.mode.startswith("SIG"):
-        while len(Table("rows", "tiny", job.folder).rows) < 2:
-            time.sleep(0.05)
-        os.kill(os.getppid(), signal.Signals[job.mode])
-    if job.mode == "forever" or job.mode.startswith("SIG"):
-        time.sleep(60)
-    return job.number**2
-
-
-def begun(folder):
-    return {path.stem: path.read_text().split() for path in folder.glob("*.txt")}
-
-
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, 2])
 def test_every_job_is_done_once(tmp_path, n):
     jobs = [Job(0, str(tmp_path), mode="slow"), *(Job(k, str(tmp_path)) for k in range(1, 6))]
     found = run_side_by_side(work, jobs, n)
@@ -122,17 +81,10 @@ def test_what_a_table_does_not_have_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def fill(table, modes, n):
-    modes = enumerate(["", "", *modes])
-    jobs = [Job(k, str(table.directory), m) for k, m in modes if not table.has(k=k)]
-    for job, value in run_side_by_side(work, jobs, n):
-        table.add({"k": job.number, "value": value})
-
-
 CALL = """
 import sys
 from selfnorm.paper.report import Table
-from tests.paper.test_runner import fill
+from tests.paper.tiny_table import fill
 if __name__ == "__main__":
     fill(Table("rows", "tiny", sys.argv[1]), ["forever", "SIGKILL"], 2)
 """

@@ -1,12 +1,17 @@
-"""A table in miniature, whose rows are kept at once; and whether processes have ended."""
+"""A table in miniature, whose rows are kept at once; jobs, and whether their processes have ended.
+
+Processes import this module for their jobs: it needs little.
+"""
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from selfnorm.errors import DataError
 from selfnorm.paper.report import Table
+from selfnorm.paper.runner import run_side_by_side
 
 
 @dataclass
@@ -43,3 +48,49 @@ def gone(pid):
             return True
         time.sleep(0.1)
     return False
+
+
+@dataclass(frozen=True)
+class Job:
+    number: int
+    folder: str
+    mode: str = ""
+
+
+class UnreadableError(RuntimeError):
+    """One that pickle cannot make anew: its message is not what it is made of."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def work(job):
+    """Say when it began and ended; for the tests, fail or vanish."""
+    with open(f"{job.folder}/{job.number}.txt", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    if job.mode == "fail":
+        raise DataError("a broken row")
+    if job.mode == "unreadable":
+        raise UnreadableError("this", "that")
+    if job.mode == "vanish":
+        os._exit(7)
+    if job.mode == "slow":
+        time.sleep(0.3)
+    if job.mode.startswith("SIG"):
+        while len(Table("rows", "tiny", job.folder).rows) < 2:
+            time.sleep(0.05)
+        os.kill(os.getppid(), signal.Signals[job.mode])
+    if job.mode == "forever" or job.mode.startswith("SIG"):
+        time.sleep(60)
+    return job.number**2
+
+
+def begun(folder):
+    return {path.stem: path.read_text().split() for path in folder.glob("*.txt")}
+
+
+def fill(table, modes, n):
+    modes = enumerate(["", "", *modes])
+    jobs = [Job(k, str(table.directory), m) for k, m in modes if not table.has(k=k)]
+    for job, value in run_side_by_side(work, jobs, n):
+        table.add({"k": job.number, "value": value})
