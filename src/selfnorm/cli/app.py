@@ -625,11 +625,11 @@ def _add_table(name: str, told: str, **own: Any) -> None:
     def command(**asked: Any) -> None:
         _reproduce(name, asked)
 
-    options = {**own, **_EVERY_TABLE, **own}
-    command.__signature__ = Signature(  # type: ignore[attr-defined]
+    options = [
         Parameter(option, Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(option), annotation=kind)
-        for option, kind in options.items()
-    )
+        for option, kind in {**own, **_EVERY_TABLE, **own}.items()
+    ]
+    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
     paper.command(name, help=told)(command)
 
 
