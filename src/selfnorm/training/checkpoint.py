@@ -14,7 +14,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,42 +31,31 @@ AFRESH = "name another checkpoint, or delete this one to start afresh"
 _HEAD = len(_NAME) + 64 + 1  # the name, a hash in hexadecimal digits, the end of the line
 
 
+def _head(content: bytes | memoryview) -> bytes:
+    return _NAME + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
     """Write ``state`` atomically; a full disk leaves the previous checkpoint untouched."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
+    content = io.BytesIO()
+    torch.save(state, content)
     try:
         with only_writer(path.parent):  # two runs may have been given one name
             with open(part, "wb") as handle:
-                handle.write(bytes(_HEAD))
-                hashed: Any = _Hashed(handle)
-                torch.save(state, hashed)
-                handle.seek(0)
-                handle.write(_NAME + hashed.digest.hexdigest().encode() + b"\n")
+                handle.write(_head(content.getbuffer()))
+                handle.write(content.getbuffer())
                 handle.flush()
                 os.fsync(handle.fileno())
             os.replace(part, path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+    except OSError as error:
         part.unlink(missing_ok=True)
         raise CheckpointError(
             f"could not write the checkpoint {path}: {error}; the previous one is untouched. "
             "Free some space or choose another place"
         ) from error
-
-
-class _Hashed:
-    """A file written from front to back, and the hash of what was written."""
-
-    def __init__(self, handle: IO[bytes]) -> None:
-        self.handle, self.digest = handle, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        return self.handle.write(data)
-
-    def flush(self) -> None:
-        self.handle.flush()
 
 
 # What torch's reader raises on files that are none of its own.
@@ -88,7 +77,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path} is not a checkpoint of this version of selfnorm; delete it to start afresh"
             )
-        if head != _NAME + hashlib.sha256(content).hexdigest().encode() + b"\n":
+        if head != _head(content):
             raise ValueError("its hash differs")
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
@@ -99,34 +88,6 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds no state of a run; delete it to start afresh")
     return state
-
-
-_STATE: dict[str, Any] = {
-    **dict.fromkeys(("training", "history", "options", "settings"), dict),
-    **dict.fromkeys(("best", "good"), dict | None),
-    **dict.fromkeys(("step", "stale"), int),
-    **dict.fromkeys(("lr_scale", "seconds"), float | int),
-    **dict.fromkeys(("order", "random"), Tensor),
-    **dict.fromkeys(("random_cuda", "witness"), Tensor | None),
-    **{"counters": tuple | list, "data": str, "task": object},
-}
-
-
-def check_structure(path: Path, state: dict[str, Any], n_rows: int) -> None:
-    """Refuse a file that is whole, and yet holds no state of a run on so many rows."""
-    wrong = [k for k, kind in _STATE.items() if k not in state or not isinstance(state[k], kind)]
-    order: Any = state.get("order")
-    if not wrong and not torch.equal(order.sort()[0], torch.arange(order.numel())):
-        wrong = ["order"]
-    if wrong:
-        raise CheckpointError(
-            f"{path} holds no state of a run: {wrong[0]!r} is missing or malformed; delete it to "
-            "start afresh"
-        )
-    if order.numel() not in (0, n_rows):
-        raise CheckpointError(
-            f"{path} belongs to a run on other data, of {order.numel()} rows; {AFRESH}"
-        )
 
 
 def entries_of_task(task: Task, data: tuple[Tensor, ...]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.training.checkpoint import (
     AFRESH,
     check_same_run,
-    check_structure,
     entries_of_task,
     fingerprint,
     load_checkpoint,
@@ -43,8 +41,6 @@ MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good stat
 MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
 _STEPPING, _LOOK_EVERY = 0.93, 0.02  # shares of max_time: for steps, and between validations,
 _STEPS_PER_LOOK = 5  # between which at least this many times as long is spent as on one
-_LONG = 20.0  # seconds: of a run that takes longer it is said how long
-_TIMED_STEPS = 20  # by which the time of a run is foretold
 _CUDA_READ_EVERY = 50  # steps between looks at the device-side counters
 
 
@@ -498,8 +494,6 @@ class _Run:
                 self._take_step()
                 bar.update()
                 due = self.step % self.validate_every == 0 or self.step == self.total
-                if self.step == _TIMED_STEPS and not bar.disable:
-                    self._tell_estimate(bar.format_dict["elapsed"] / (bar.n - bar.initial))
                 if math.isfinite(self.time_to_step):
                     due = self._due_by_time()
                 if due:
@@ -541,16 +535,6 @@ class _Run:
             self.history.stopped = "max_time"
         due = bool(self.history.stopped) or self.elapsed >= self.next_look
         return due or self.step == self.total
-
-    def _tell_estimate(self, per_step: float) -> None:
-        """Say how long the run may take, by the seconds of a step."""
-        steps = self.total
-        if math.isfinite(self.time_to_step):
-            steps = min(steps, round(self.time_to_step / per_step))
-        if steps * per_step >= _LONG:
-            early = "" if self.options.patience is None else ", fewer where it stops early"
-            told = f"up to {steps:,} steps in about {steps * per_step:.0f} s{early}"
-            tqdm.write(told, file=sys.stderr)
 
     def _save(self, path: Path) -> None:
         """Write a checkpoint; a full disk is reported, and does not cost the run."""
@@ -726,14 +710,15 @@ class _Run:
         }
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
-        check_structure(path, state, self.n_rows)
-        check_same_run(path, state, self.task, self.options.of_the_run(), fingerprint(self.data))
-        if state["step"] > self.total:
-            raise CheckpointError(
-                f"{path} was trained for {state['step']} steps, and {self.total} are asked for; "
-                f"ask for as many, or {AFRESH}"
-            )
         try:
+            check_same_run(
+                path, state, self.task, self.options.of_the_run(), fingerprint(self.data)
+            )
+            if state["step"] > self.total:
+                raise CheckpointError(
+                    f"{path} was trained for {state['step']} steps, and {self.total} are asked "
+                    f"for; ask for as many, or {AFRESH}"
+                )
             for earlier in (state["best"], state["good"] and state["good"]["module"]):
                 if earlier is not None:
                     self.task.module.load_state_dict(earlier)

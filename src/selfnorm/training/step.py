@@ -48,8 +48,6 @@ class Counters:
         self.taken, self.skipped, self.streak = self.counts.unbind()
         self.names: tuple[str, ...] = ()
         self.sums = torch.zeros(0, **kind)
-        self._if_taken = torch.tensor([1.0, 0.0, 0.0], **kind)
-        self._if_lost = torch.tensor([0.0, 1.0, 1.0], **kind)
 
     def observe(self, loss: Tensor, norm: Tensor, metrics: Mapping[str, Tensor]) -> Tensor:
         """Count a step; returns 1 if loss or gradient norm is not finite, else 0."""
@@ -62,8 +60,9 @@ class Counters:
         total = values[:2].sum()
         bad = (total - total).ne(0)  # what is not finite has no difference to itself but NaN
         lost = bad.to(values)
-        self.counts.add_(torch.where(bad, self._if_lost, self._if_taken))
-        self.streak.mul_(lost)
+        self.taken.add_(1 - lost)
+        self.skipped.add_(lost)
+        self.streak.add_(lost).mul_(lost)
         self.sums.add_(values.masked_fill(bad, 0.0))
         return lost
 
