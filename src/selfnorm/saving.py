@@ -75,7 +75,6 @@ class Folder:
     kind: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-    library_version: str
     notes: dict[str, Any]
 
 
@@ -114,26 +113,15 @@ def save(model: Any, path: str | os.PathLike[str], *, notes: dict[str, Any] | No
 def _card(model: Any) -> str:
     """What a person who finds the folder should know."""
     name = type(model).__name__
-    about = (type(model).__doc__ or "").strip().splitlines()[:1]
+    about = (type(model).__doc__ or "").strip().partition("\n")[0]
     facts = model.facts() if hasattr(model, "facts") else {}
     cells = ((key, value.replace("|", r"\|").replace("\n", " ")) for key, value in facts.items())
     table = ["| what | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in cells)]
-    return "\n".join(
-        [
-            f"# {name}",
-            "",
-            *about,
-            "",
-            *([*table, ""] if facts else []),
-            f"Saved by selfnorm {__version__}; loading it runs no code of the folder's:",
-            "",
-            "```python",
-            "import selfnorm",
-            "",
-            'model = selfnorm.load("this folder")',
-            "```",
-            "",
-        ]
+    told = "\n".join([*table, "", ""]) if facts else ""
+    return (
+        f"# {name}\n\n{about}\n\n{told}"
+        f"Saved by selfnorm {__version__}; loading it runs no code of the folder's:\n\n"
+        '```python\nimport selfnorm\n\nmodel = selfnorm.load("this folder")\n```\n'
     )
 
 
@@ -415,13 +403,7 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
         tensors = load_safetensors(weights)
     except (SafetensorError, *_BUILD_ERRORS) as error:
         raise ModelFileError(f"{path / WEIGHTS_FILE} is not a safetensors file: {error}") from error
-    return Folder(
-        document["kind"],
-        document["config"],
-        tensors,
-        document["library_version"],
-        document["notes"],
-    )
+    return Folder(document["kind"], document["config"], tensors, document["notes"])
 
 
 def _weights_of(document: dict[str, Any], path: Path) -> bytes | None:
@@ -469,19 +451,13 @@ def _read_config(path: Path) -> dict[str, Any]:
             f"it was saved by a newer selfnorm ({str(document.get('library_version'))[:40]}); "
             "upgrade to load it"
         )
-    expected: dict[str, type] = {
-        "kind": str,
-        "library_version": str,
-        "weights_sha256": str,
-        "config_sha256": str,
-        "config": dict,
-        "notes": dict,
-    }
-    for key, kind in expected.items():
-        if not isinstance(document.get(key), kind):
+    texts = dict.fromkeys(("kind", "library_version", "weights_sha256", "config_sha256"), str)
+    for key, kind in {**texts, "config": dict, "notes": dict}.items():
+        right = isinstance(document.get(key), kind)
+        if key == "weights_sha256":  # it is part of a file's name
+            right = right and bool(re.fullmatch("[0-9a-f]{64}", document[key]))
+        if not right:
             raise ModelFileError(f"{path} is not a model config: {key!r} is missing or malformed")
-    if not re.fullmatch("[0-9a-f]{64}", document["weights_sha256"]):  # it is part of a file's name
-        raise ModelFileError(f"{path} is not a model config: 'weights_sha256' is malformed")
     if _config_hash(document) != document["config_sha256"]:
         raise ModelFileError(
             f"{path} was changed after the model was saved (its hash differs): "
@@ -614,6 +590,10 @@ def _full(found: Any, dim: int, df: float | None = None) -> Any:
     return found(*given, covariance=torch.eye(dim))
 
 
+def _box(found: Any, dim: int) -> Any:
+    return found(torch.zeros(dim), torch.ones(dim))
+
+
 def _mixture(found: Any, dim: int, n_components: int) -> Any:
     eye = torch.eye(dim).repeat(n_components, 1, 1)
     return found(torch.ones(n_components), torch.zeros(n_components, dim), eye)
@@ -626,7 +606,6 @@ def _conditional(found: Any, frozen: bool, **parts: Any) -> Any:
     return model
 
 
-# Every class that a folder may name.
 def _config_with_parts(model: Any) -> dict[str, Any]:
     """The config of a distribution of tables, whose parts are dicts."""
     return {**model.config, "parts": [list(part.items()) for part in model.config["parts"]]}
@@ -636,7 +615,20 @@ def _with_parts(found: Any, parts: Any, **config: Any) -> Any:
     return found([dict(part) for part in parts], **config)
 
 
+# Those whose objects keep what their constructor was given under the name `config`, or say
+# themselves what a folder holds: to_folder() and from_folder().
+_OWN_CONFIG = {
+    "selfnorm.distributions": "Flow MDN",
+    "selfnorm.conditional": "LabelEnergy",
+    "selfnorm.chain": "AutoregressiveEBM",
+    "selfnorm.vae": "ConvDecoder ConvEncoder DenseDecoder DenseEncoder Bernoulli Categorical "
+    "GaussianNoise AutoregressivePrior MixturePrior StandardNormal",
+    "selfnorm.tables": "EnergyDensity EnergyRegressor",
+    "selfnorm.images": "ImageRegressor",
+}
+# Every class that a folder may name.
 _CLASSES: dict[str, _Class] = {
+    **{name: _Class(room) for room, names in _OWN_CONFIG.items() for name in names.split()},
     **{name: _Class("torch.nn", _attributes()) for name in ("Identity", "ReLU", "SiLU", "Tanh")},
     "Dropout": _Class("torch.nn", _attributes("p")),
     "GELU": _Class("torch.nn", _attributes("approximate")),
@@ -644,11 +636,7 @@ _CLASSES: dict[str, _Class] = {
     "Softplus": _Class("torch.nn", _attributes("beta", "threshold")),
     "Linear": _Class(
         "torch.nn",
-        lambda m: {
-            "in_features": m.in_features,
-            "out_features": m.out_features,
-            "bias": m.bias is not None,
-        },
+        lambda m: _attributes("in_features", "out_features")(m) | {"bias": m.bias is not None},
     ),
     "Sequential": _Class(
         "torch.nn", lambda m: {"parts": list(m)}, lambda found, parts: found(*parts)
@@ -662,11 +650,7 @@ _CLASSES: dict[str, _Class] = {
     "StudentT": _Class(
         "selfnorm.distributions", lambda m: {"dim": m.dim, "df": float(m.df)}, _full
     ),
-    "Uniform": _Class(
-        "selfnorm.distributions",
-        _attributes("dim"),
-        lambda found, dim: found(torch.zeros(dim), torch.ones(dim)),
-    ),
+    "Uniform": _Class("selfnorm.distributions", _attributes("dim"), _box),
     "GaussianMixture": _Class(
         "selfnorm.distributions",
         lambda m: {"dim": m.dim, "n_components": len(m.weights)},
@@ -677,42 +661,20 @@ _CLASSES: dict[str, _Class] = {
         _attributes("sharp", "heavy", "weight"),
         lambda found, sharp, heavy, weight: found(sharp, heavy, weight),
     ),
-    "Flow": _Class("selfnorm.distributions"),
-    "MDN": _Class("selfnorm.distributions"),
     "LabelGaussian": _Class(
         "selfnorm.distributions",
         lambda m: {"dim": len(m.mean)},
         lambda found, dim: found(torch.zeros(dim), torch.eye(dim)),
     ),
-    "LabelUniform": _Class(
-        "selfnorm.distributions",
-        lambda m: {"dim": len(m.low)},
-        lambda found, dim: found(torch.zeros(dim), torch.ones(dim)),
-    ),
+    "LabelUniform": _Class("selfnorm.distributions", _attributes("dim"), _box),
     "DefensiveLabels": _Class("selfnorm.distributions", _attributes("proposal", "wide", "weight")),
+    "TableMixture": _Class("selfnorm.distributions", _config_with_parts, _with_parts),
     "EBM": _Class("selfnorm.density", _attributes("energy", "base")),
     "Ensemble": _Class("selfnorm.density", _attributes("members")),
-    "LabelEnergy": _Class("selfnorm.conditional"),
     "ConditionalEBM": _Class("selfnorm.conditional", build=_conditional),
-    "AutoregressiveEBM": _Class("selfnorm.chain"),
     "TableChain": _Class("selfnorm.chain", _config_with_parts, _with_parts),
-    "TableMixture": _Class("selfnorm.distributions", _config_with_parts, _with_parts),
-    "ConvDecoder": _Class("selfnorm.vae"),
-    "ConvEncoder": _Class("selfnorm.vae"),
-    "DenseDecoder": _Class("selfnorm.vae"),
-    "DenseEncoder": _Class("selfnorm.vae"),
-    "Bernoulli": _Class("selfnorm.vae"),
-    "Categorical": _Class("selfnorm.vae"),
-    "GaussianNoise": _Class("selfnorm.vae"),
-    "AutoregressivePrior": _Class("selfnorm.vae"),
-    "MixturePrior": _Class("selfnorm.vae"),
-    "StandardNormal": _Class("selfnorm.vae"),
     "EnergyPrior": _Class(
         "selfnorm.vae", lambda m: {**m.config, "base": m.base, "energy": m.energy}
     ),
     "EnergyVAE": _Class("selfnorm.vae", _attributes("encoder", "decoder", "likelihood", "prior")),
-    # estimators say themselves what a folder holds: to_folder() and from_folder()
-    "EnergyDensity": _Class("selfnorm.tables"),
-    "EnergyRegressor": _Class("selfnorm.tables"),
-    "ImageRegressor": _Class("selfnorm.images"),
 }
