@@ -336,7 +336,6 @@ class ManyTask(Task):
         self._learns = torch.tensor(learns, device=device)
         self._seen = torch.zeros(3, len(runs), device=device)  # loss, lower, upper
         self._before: list[Tensor] = []
-        self._val_samples: tuple[Tensor, Tensor] | None = None
         self._settings = {  # by names that the options of all do not have
             "same_samples": same_samples,
             "members' lr": list(rates),
@@ -489,7 +488,8 @@ class ManyTask(Task):
             figures.update({f"{k}/train/{name}": v for k, v in enumerate(values)})
         if self.val_data is None:
             return figures
-        samples, log_q = self._validation_samples()
+        drawn = zip(*(run.validation_samples() for run in self.runs), strict=True)
+        samples, log_q = (torch.stack(each) for each in drawn)
         log_w = self._log_unnormalized(samples) - log_q
         log_p = self._log_unnormalized(self.val_data.rows.expand(len(self.runs), -1, -1))
         log_p = (torch.where(self.val_data.weight > 0, log_p, 0.0) * self.val_data.weight).sum(1)
@@ -505,14 +505,6 @@ class ManyTask(Task):
 
     def _log_unnormalized(self, x: Tensor) -> Tensor:
         return self.module.ask(lambda member, rows: member.model.log_unnormalized(rows), x)
-
-    def _validation_samples(self) -> tuple[Tensor, Tensor]:
-        """The very samples on which a run of its own would judge each member."""
-        if self._val_samples is None:
-            drawn = [run.validation_samples() for run in self.runs]
-            samples, log_q = (torch.stack(each) for each in zip(*drawn, strict=True))
-            self._val_samples = samples, log_q
-        return self._val_samples
 
     @torch.no_grad()
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
@@ -536,26 +528,26 @@ class ManyTask(Task):
 
     def histories(self, joint: History) -> list[History]:
         """The record of each member out of that of all."""
-        state = self.module.outcome()
-        found = []
-        for k in range(len(self.runs)):
-            records = [
-                _member_record(r, k, self.rates[k] / max(self.rates))
-                for r in joint.records
-                if not state["stop_step"][k] or r["step"] <= state["stop_step"][k]
-            ]
-            has_best = math.isfinite(state["best_score"][k])
-            steps = int(state["stop_step"][k] or joint.n_steps)
-            prefix = f"{k}/"
+        members, found = self.module, []
+        for k, rate in enumerate(self.rates):
+            stop, best = int(members.stop_step[k]), float(members.best_score[k])
+            steps, judged = stop or joint.n_steps, math.isfinite(best)
+            stopped, prefix = joint.stopped, f"{k}/"
+            if not members.active[k]:
+                stopped = "diverged" if members.diverged[k] else "patience"
             found.append(
                 History(
-                    records=records,
+                    records=[
+                        _member_record(record, k, rate / max(self.rates))
+                        for record in joint.records
+                        if record["step"] <= steps
+                    ],
                     n_steps=steps,
-                    best_step=int(state["best_step"][k]) if has_best else steps,
-                    best_score=state["best_score"][k] if has_best else None,
-                    skipped_steps=int(state["skipped"][k]),
-                    rollbacks=int(state["rollbacks"][k]),
-                    stopped=state["reason"][k] or joint.stopped,
+                    best_step=int(members.best_step[k]) if judged else steps,
+                    best_score=best if judged else None,
+                    skipped_steps=int(members.skipped[k]),
+                    rollbacks=int(members.rollbacks[k]),
+                    stopped=stopped,
                     seconds=joint.seconds,
                     final={
                         key.removeprefix(prefix): value
@@ -661,11 +653,10 @@ class Members(nn.Module):
             whole = torch.full((*shape, n), value) if isinstance(value, float) else value
             self.register_buffer(name, whole.to(device))
 
-        for name in ("taken", "streak", "skipped", "rollbacks", "stale", "n_read"):
+        for name in ("taken", "streak", "skipped", "rollbacks", "stale", "n_read", "best_step"):
             register(name, 0.0)
-        for name in ("best_step", "stop_step", "good_taken"):
-            register(name, 0.0)
-        register("updating", 1.0)
+        for name, value in {"stop_step": 0.0, "good_taken": 0.0, "updating": 1.0}.items():
+            register(name, value)
         register("active", 1.0)
         register("lr_factor", torch.tensor(list(lr_factors) or [1.0] * n))
         register("best_score", -float("inf"))
@@ -834,16 +825,6 @@ class Members(nn.Module):
             for names, shape, part in zip(self.names, self.shapes, parts, strict=True):
                 named[names[0]].copy_(part.view(shape))
             member.model.log_norm.copy_(b.squeeze())
-
-    def outcome(self) -> dict[str, list[Any]]:
-        """Counters and reasons as plain lists."""
-        names = ("best_score", "best_step", "stop_step", "skipped", "rollbacks")
-        found: dict[str, list[Any]] = {name: self.get_buffer(name).tolist() for name in names}
-        stopped = zip(self.active.tolist(), self.diverged.tolist(), strict=True)
-        found["reason"] = [
-            "" if active else "diverged" if diverged else "patience" for active, diverged in stopped
-        ]
-        return found
 
 
 def _alike(members: Sequence[Member]) -> list[list[int]]:
