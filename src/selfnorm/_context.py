@@ -45,10 +45,6 @@ def alone() -> Iterator[None]:
     """Have the turn within the block: no other thread's random numbers or defaults come between.
 
     A thread that has its turn may take it again.
-
-    >>> with alone(), alone():
-    ...     torch.rand(2).shape
-    torch.Size([2])
     """
     with _turn:
         yield
@@ -58,9 +54,6 @@ def seed_of(random_state: Any, checkpoint: Any = None) -> int:
     """The seed that a ``random_state`` of scikit-learn's gives a call.
 
     With a checkpoint and no state it is the same each time, or a run could not go on.
-
-    >>> seed_of(None, "run.ckpt") == seed_of(0)
-    True
     """
     from sklearn.utils import check_random_state
 
@@ -144,16 +137,7 @@ def evaluating(module: Any) -> Iterator[None]:
 
 @contextmanager
 def without_gradient(*modules: nn.Module) -> Iterator[None]:
-    """What is computed inside leaves the parameters of ``modules`` without gradient.
-
-    Example:
-        >>> layer = nn.Linear(2, 1)
-        >>> with without_gradient(layer):
-        ...     y = layer(torch.ones(1, 2, requires_grad=True))
-        >>> y.sum().backward()
-        >>> layer.weight.grad is None, layer.weight.requires_grad
-        (True, True)
-    """
+    """What is computed inside leaves the parameters of ``modules`` without gradient."""
     parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
     for p in parameters:
         p.requires_grad_(False)
@@ -200,12 +184,7 @@ def whole_or_not_at_all(method: Method) -> Method:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """New tensors on the CPU, whatever the caller's default device is; this thread's alone.
-
-    >>> with on_cpu():
-    ...     torch.zeros(1).device
-    device(type='cpu')
-    """
+    """New tensors on the CPU, whatever the caller's default device is; this thread's alone."""
     # only where needed: a device context makes every torch call slower
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         yield
@@ -241,13 +220,6 @@ def one_thread() -> Iterator[None]:
 
     Steps on small matrices gain nothing by a second thread, and lose a great deal on a busy machine
     where threads wait for one another.
-
-    >>> before = torch.get_num_threads()
-    >>> with one_thread():
-    ...     torch.get_num_threads()
-    1
-    >>> torch.get_num_threads() == before
-    True
     """
     with alone():
         before = _threads_of_process()

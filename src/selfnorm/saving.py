@@ -292,12 +292,6 @@ def save_folder(
     ``config`` and ``notes`` (what a program wants to remember beside the model, such as the name of
     the target column) must be JSON-safe. Tensors are stored on the CPU in their own dtype. ``card``
     is a text for people.
-
-    >>> import tempfile, torch
-    >>> folder = tempfile.mkdtemp()
-    >>> save_folder(folder, "example", {"width": 3}, {"w": torch.ones(3)})
-    >>> read_folder(folder).config
-    {'width': 3}
     """
     path = Path(path)
     stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
@@ -467,13 +461,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def plain_number(value: Any) -> Any:
-    """A NumPy number, as a grid search passes it, as Python's own, which JSON takes.
-
-    Example:
-        >>> import numpy as np
-        >>> plain_number(np.int64(3)), plain_number("text")
-        (3, 'text')
-    """
+    """A NumPy number, as a grid search passes it, as Python's own, which JSON takes."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -77,11 +77,6 @@ def quantile_edges(
     With ``members`` every member gets edges of its own, ``(members, 1, d, bins + 1)``: the inner
     quantile levels are moved by uniform noise, ``jitter = 1`` moving each by up to half a bin
     either way. An average over members is then smoother than the bins of any of them.
-
-    >>> quantile_edges(torch.arange(9.0)[:, None], 2)
-    tensor([[0., 4., 8.]])
-    >>> quantile_edges(torch.arange(9.0)[:, None], 2, members=3, jitter=1.0).shape
-    torch.Size([3, 1, 1, 3])
     """
     levels = torch.linspace(0.0, 1.0, bins + 1, dtype=values.dtype, device=values.device)
     levels = levels.expand(members or 1, values.shape[1], -1)
@@ -102,10 +97,6 @@ class LabelWaves(nn.Module):
     ``z = 3 tanh((y - mean_q) / (3 sd_q))``; ``cos(pi j F_q(y))`` for ``j = 1..4``; ``sin`` and
     ``cos`` of ``f z`` for every frequency ``f``. With ``edges (d, bins + 1)`` also how far ``y``
     itself reaches into each bin, for edges of the distribution that stay in place as ``x`` moves.
-
-    >>> q = MixtureLabels(torch.zeros(4, 1), torch.zeros(4, 1, 1), torch.ones(4, 1, 1))
-    >>> LabelWaves()(torch.zeros(4, 1), q).shape
-    torch.Size([4, 11])
     """
 
     orders: Tensor
@@ -165,10 +156,6 @@ def build_ensemble(
 
     ``input_edges (d_x, bins + 1)`` and ``label_edges (d, bins + 1)`` add piecewise linear features;
     either may hold edges for each member, ``(members, 1, d, bins + 1)``.
-
-    >>> model = build_ensemble(3, 1, members=2)
-    >>> model.log_prob(torch.zeros(7, 3), torch.zeros(7, 1)).shape
-    torch.Size([2, 7])
     """
     waves = LabelWaves(frequencies, label_edges)
     layers = (energy_width, energy_width)

@@ -370,15 +370,7 @@ class _Known(torch.autograd.Function):
 def _accumulate(
     parts: Sequence[Callable[[], tuple[Tensor, dict[str, Tensor]]]], params: Sequence[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean loss and metrics of several parts, of which one at a time is in memory.
-
-    Example:
-        >>> p = torch.tensor(2.0, requires_grad=True)
-        >>> loss, _ = _accumulate([lambda k=k: (k * p, {}) for k in (1.0, 3.0)], [p])
-        >>> loss.backward()
-        >>> float(loss.detach()), float(p.grad)
-        (4.0, 2.0)
-    """
+    """Mean loss and metrics of several parts, of which one at a time is in memory."""
     if len(parts) == 1:
         return parts[0]()
     total: list[Tensor | None] = [None] * len(params)

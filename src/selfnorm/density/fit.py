@@ -41,12 +41,7 @@ _PATIENCE = 15
 
 
 def in_options(*direct: str) -> dict[str, str]:
-    """Training options that a function does not take itself, and where they are given.
-
-    Example:
-        >>> in_options("lr")["ema"]
-        'give it as options=selfnorm.TrainingOptions(ema=...)'
-    """
+    """Training options that a function does not take itself, and where they are given."""
     names = [each.name for each in fields(TrainingOptions) if each.name not in direct]
     given = {name: f"give it as options=selfnorm.TrainingOptions({name}=...)" for name in names}
     return {**given, **MOVED_OPTIONS}
@@ -138,12 +133,7 @@ def fit(
 
 
 def usual(options: TrainingOptions, *, judged: bool) -> TrainingOptions:
-    """How an EBM is trained where nothing else is said; ``judged``: by held-out rows.
-
-    Example:
-        >>> usual(TrainingOptions(max_steps=50), judged=False).lr
-        0.005
-    """
+    """How an EBM is trained where nothing else is said; ``judged``: by held-out rows."""
     wishes: dict[str, Any] = dict(_USUAL)
     if options.max_steps is None and options.max_epochs is None:
         wishes |= _LENGTH
@@ -350,17 +340,6 @@ class Chunked(WeightObjective):
         objective: a name, or an objective that is a function of weights.
         chunk_size: samples at a time; or
         max_memory: bytes (below 1: share of the free memory) a chunk may take.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> x = torch.randn(200, 2)
-        >>> q = sn.Gaussian.fit_to(x)
-        >>> model = sn.EBM(sn.MLP(2, hidden=(16,)), base=q)
-        >>> objective = Chunked("snl", max_memory=2**20)
-        >>> history = sn.fit(model, x, objective=objective, n_samples=20_000, max_steps=3,
-        ...                  progress=False)
-        >>> history.n_steps
-        3
     """
 
     capturable = False  # random states are put back from the host
@@ -450,22 +429,12 @@ def register(name: str, factory: Callable[[], Objective]) -> None:
 
 
 def available() -> list[str]:
-    """Names that ``fit(objective=...)`` understands.
-
-    Example:
-        >>> "snl" in available()
-        True
-    """
+    """Names that ``fit(objective=...)`` understands."""
     return sorted(_OBJECTIVES)
 
 
 def get(objective: str | Objective) -> Objective:
-    """An objective by name; objects pass through.
-
-    Example:
-        >>> get("nce").label
-        'nce'
-    """
+    """An objective by name; objects pass through."""
     if isinstance(objective, Objective):
         return objective
     if objective not in _OBJECTIVES:

@@ -598,16 +598,6 @@ class Members(nn.Module):
         streak, skipped, rollbacks: non-finite steps in a row and in all, and their consequences.
         good, best: rows of the table to roll back to (with the optimiser's moments and the moving
             average), and those of the best score.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> q = sn.Gaussian(torch.zeros(2), scale=1.0)
-        >>> models = [sn.EBM(sn.MLP(2, (8,)), base=q) for _ in range(3)]
-        >>> together = Members([Member(m, q) for m in models])
-        >>> x = torch.randn(3, 5, 2)
-        >>> log_p = together.ask(lambda member, rows: member.model.log_unnormalized(rows), x)
-        >>> torch.allclose(log_p[1], models[1].log_unnormalized(x[1]), atol=1e-5)
-        True
     """
 
     updating: Tensor

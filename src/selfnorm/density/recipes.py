@@ -54,12 +54,6 @@ def joint_density(x: Tensor, rows: int | None = None) -> Recipe:
     Args:
         x: what to train on.
         rows: of the table behind it, by which the size is chosen; as many as ``x`` by default.
-
-    Example:
-        >>> import torch
-        >>> recipe = joint_density(torch.randn(500, 2))
-        >>> recipe.proposal.dim
-        2
     """
     if (len(x) if rows is None else rows) < SMALL:
         return _small_joint(x)

@@ -140,12 +140,6 @@ class DefensiveLabels(nn.Module):
 
     The importance weights are then bounded by ``1 / a`` times those under ``r`` wherever the sharp
     proposal misses mass.
-
-    >>> from selfnorm.distributions import MDN, LabelGaussian
-    >>> y = torch.randn(50, 1)
-    >>> q = DefensiveLabels(MDN(2), LabelGaussian.fit_to(3 * y), weight=0.1)
-    >>> q(torch.zeros(4, 2)).sample((3,)).shape
-    torch.Size([3, 4, 1])
     """
 
     def __init__(self, proposal: nn.Module, wide: nn.Module, *, weight: float = 0.1) -> None:

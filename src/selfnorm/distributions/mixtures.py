@@ -50,21 +50,12 @@ def gaussian_log_prob(z: Tensor, log_det: Tensor | float) -> Tensor:
     """Gaussian log-density from whitened rows ``z = L^-1 (x - mean)``: ``(*shape, d) -> (*shape)``.
 
     ``log_det`` is ``log |det L|``: the sum of the log-scales where ``L`` is diagonal.
-
-    Example:
-        >>> gaussian_log_prob(torch.zeros(2), 0.0)
-        tensor(-1.8379)
     """
     return -0.5 * (z.square().sum(-1) + z.shape[-1] * _LOG_2PI) - log_det
 
 
 def mixture_log_prob(log_weights: Tensor, log_components: Tensor) -> Tensor:
-    """``log sum_k pi_k f_k(x)``: weights ``(*batch, K)``, components ``(*shape, *batch, K)``.
-
-    Example:
-        >>> mixture_log_prob(torch.tensor([0.5, 0.5]).log(), torch.zeros(3, 2))
-        tensor([0., 0., 0.])
-    """
+    """``log sum_k pi_k f_k(x)``: weights ``(*batch, K)``, components ``(*shape, *batch, K)``."""
     return torch.logsumexp(log_weights + log_components, -1)
 
 
@@ -138,11 +129,6 @@ def stratified_uniform(n: int, shape: torch.Size, like: Tensor) -> Tensor:
 
     Each is uniform on (0, 1) marginally given its cell; their mean over the first dimension has a
     far smaller variance than ``n`` independent draws, and stays unbiased.
-
-    Example:
-        >>> u = stratified_uniform(4, torch.Size([10]), torch.zeros(()))
-        >>> (u * 4).floor()[:, 0]
-        tensor([0., 1., 2., 3.])
     """
     u = torch.rand((n, *shape), dtype=like.dtype, device=like.device)
     cells = torch.arange(n, dtype=like.dtype, device=like.device).view(-1, *[1] * len(shape))

@@ -603,12 +603,7 @@ def draw_log_weights(
 
 
 class LabelGaussian(nn.Module):
-    """``N(mu, Sigma)`` over labels, the same for every input; ``fit_to`` takes training labels.
-
-    >>> q = LabelGaussian.fit_to(torch.randn(100, 2))
-    >>> q(torch.zeros(5, 3)).sample((4,)).shape
-    torch.Size([4, 5, 2])
-    """
+    """``N(mu, Sigma)`` over labels, the same for every input; ``fit_to`` takes training labels."""
 
     shared = True  # one law for every input
     mean: Tensor

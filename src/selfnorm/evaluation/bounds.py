@@ -322,14 +322,6 @@ def joined_by_rows(q: Proposal, x: Tensor) -> Proposal | None:
     The joint weights are at most twice those by ``q`` alone, and bounded wherever the rows are. Not
     for models of whole numbers, for bounded supports (outside ``q``'s the model is not defined),
     for fewer than five rows a column.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> x = torch.randn(100, 2)
-        >>> joined_by_rows(sn.Gaussian(torch.zeros(2), scale=0.1), x).log_prob(x).min() > -20
-        tensor(True)
-        >>> joined_by_rows(sn.Uniform(torch.zeros(2), torch.ones(2)), x) is None
-        True
     """
     n, dim = x.shape
     if n < max(20, 5 * dim):

@@ -51,14 +51,6 @@ class WeightStream:
     The mean needs one running sum, the effective sample size two, Pareto k only the ``3 sqrt(M)``
     largest weights: memory does not grow with ``M`` beyond that. Weights that are NaN or infinite
     count as zero, and set :attr:`broken`.
-
-    Example:
-        >>> stream = WeightStream(6)
-        >>> stream.update(torch.tensor([0.0, 1.0, 2.0]))
-        >>> stream.update(torch.tensor([-1.0, 0.5, -math.inf]))
-        >>> log_w = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, -math.inf])
-        >>> abs(stream.log_mean - float(F.log_mean_exp(log_w))) < 1e-6
-        True
     """
 
     def __init__(self, n_total: int) -> None:

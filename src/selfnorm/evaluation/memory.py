@@ -35,13 +35,6 @@ def bytes_per_row(model: UnnormalisedModel, proposal: Proposal) -> int:
     """What one sample takes in a step: its numbers and all that is kept for the gradient.
 
     Measured by a forward pass on a few rows; without gradient less is needed.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> q = sn.Gaussian(torch.zeros(2), scale=1.0)
-        >>> small, large = (bytes_per_row(sn.EBM(sn.MLP(2, (w,)), base=q), q) for w in (32, 320))
-        >>> small < large
-        True
     """
     counts = []
     for rows in (32, 96):
@@ -69,13 +62,6 @@ def chunk_size_for(model: UnnormalisedModel, proposal: Proposal, max_memory: flo
     """Rows per pass within ``max_memory`` bytes, or that share of the free memory if below 1.
 
     Half of the budget is left to what a pass allocates beside what it keeps.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> q = sn.Gaussian(torch.zeros(2), scale=1.0)
-        >>> model = sn.EBM(sn.MLP(2, (64,)), base=q)
-        >>> chunk_size_for(model, q, 2**20) < chunk_size_for(model, q, 2**24)
-        True
     """
     if not max_memory > 0:
         raise DataError(

@@ -159,16 +159,7 @@ def _kind(stated: Any, name: str) -> str | Interval:
 
 
 class Support:
-    """The map between the user's coordinates ``x (n, d)`` and unconstrained ``y (n, k)``.
-
-    Example:
-        >>> draws = Draws(np.full((1, 1, 4), 0.25), None, ("a", "b", "c", "s"))
-        >>> support = Support(["simplex", "simplex", "simplex", "positive"], draws)
-        >>> x = np.array([[0.2, 0.3, 0.5, 2.0]])
-        >>> y = support.unconstrained(x)
-        >>> y.shape, np.allclose(support.constrained(y)[0], x)
-        ((1, 3), True)
-    """
+    """The map between the user's coordinates ``x (n, d)`` and unconstrained ``y (n, k)``."""
 
     def __init__(self, support: Any, draws: Draws) -> None:
         self.blocks = stated_support(support, draws)

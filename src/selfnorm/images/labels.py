@@ -173,11 +173,6 @@ class StepFeatures(nn.Module):
     outside), ``sin`` and ``cos`` of ``pi s 2^k``, and the indicator of each of the bins of one
     step, with one more below and above the range. Dequantised integers have a density that is
     constant on such bins; the outer two let the energy close the range.
-
-    >>> space = LabelSpace.of(torch.tensor([[1.0], [2.0], [4.0]]), step=1.0)
-    >>> features = StepFeatures(space)
-    >>> features(torch.zeros(5, 1)).shape[-1] == features.n_features == 1 + 2 * 4 + 4 + 2
-    True
     """
 
     low: Tensor

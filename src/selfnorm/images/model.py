@@ -43,9 +43,6 @@ class EnergyHead:
         share_gradient: features also learn from the proposal's likelihood; ``False``: from the
             objective alone, as in the paper.
         proposal_loss: see :class:`~selfnorm.conditional.ConditionalTask`.
-
-    >>> EnergyHead(anchors=51).base
-    'proposal'
     """
 
     network: str = "steps"
@@ -97,9 +94,6 @@ class ResNet18(nn.Module):
 
     Args:
         channels: colour channels of the images.
-
-    >>> ResNet18().eval()(torch.zeros(2, 3, 64, 64)).shape
-    torch.Size([2, 512])
     """
 
     def __init__(self, channels: int = 3) -> None:
@@ -134,10 +128,6 @@ class ImageFeatures(nn.Module):
     Normalises with ImageNet's mean and deviation (three channels) or 0.5 and 0.25, runs the
     backbone in channels-last order and, on CUDA, in bfloat16. Features ``(n, d_h)`` computed before
     come back as they are: a model on top of it takes images or features.
-
-    >>> net = ImageFeatures(nn.Flatten(), dropout=0.0)
-    >>> net(torch.zeros(2, 3, 4, 4, dtype=torch.uint8)).shape
-    torch.Size([2, 48])
     """
 
     factor: Tensor
@@ -188,11 +178,6 @@ class GaussianHead(nn.Module):
         dim: size of the label.
         context: size of the features, in which the mean is linear: what L2 regression fits.
             ``None``: mean 0, the distribution of standardised labels, the same for every image.
-
-    >>> GaussianHead(1)(torch.zeros(5, 3)).stratified_sample(4).shape
-    torch.Size([4, 5, 1])
-    >>> GaussianHead(1, 3)(torch.zeros(5, 3)).mean.shape
-    torch.Size([5, 1])
     """
 
     mean: Tensor
@@ -268,11 +253,7 @@ class ImageEBM(ConditionalEBM):
 
 
 class NoEnergy(nn.Module):
-    """``E = 0``: a model with the proposal as its base is then the proposal, normalised.
-
-    >>> NoEnergy()(torch.zeros(3, 2), torch.zeros(5, 1, 1)).shape
-    torch.Size([5, 3])
-    """
+    """``E = 0``: a model with the proposal as its base is then the proposal, normalised."""
 
     broadcasts = True
 

@@ -28,11 +28,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def activation_module(name: str) -> nn.Module:
-    """The activation called ``name`` as a module.
-
-    >>> activation_module("silu")
-    SiLU()
-    """
+    """The activation called ``name`` as a module."""
     if name not in _ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}; choose one of {sorted(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]()
@@ -92,11 +88,7 @@ class StackedLinear(nn.Module):
 
 
 def linear(members: int | None, before: int, after: int, *, zero: bool = False) -> Any:
-    """A linear map for each member, or a plain one for ``members=None``; ``zero`` starts it at 0.
-
-    >>> linear(None, 3, 2), linear(4, 3, 2).weight.shape
-    (Linear(in_features=3, out_features=2, bias=True), torch.Size([4, 3, 2]))
-    """
+    """A linear map for each member, or a plain one for ``members=None``; ``zero``: starts at 0."""
     if members is not None:
         return StackedLinear(members, before, after, zero=zero)
     layer = nn.Linear(before, after)
@@ -138,12 +130,7 @@ def perceptron(
 
 
 class StackedMLP(nn.Module):
-    """The :func:`perceptron` of every member, with its options.
-
-    >>> net = StackedMLP(2, 3, (8, 8), 1)
-    >>> net(torch.randn(10, 3)).shape
-    torch.Size([2, 10, 1])
-    """
+    """The :func:`perceptron` of every member, with its options."""
 
     def __init__(
         self,

@@ -21,11 +21,6 @@ def draw_orderings(dim: int, count: int) -> Tensor:
 
     The first ordering is the natural one, the second its reverse, the others are random. They come
     from torch's global generator.
-
-    Example:
-        >>> draw_orderings(3, 2)
-        tensor([[1, 2, 3],
-                [3, 2, 1]])
     """
     natural = torch.arange(1, dim + 1)
     rows = [natural, natural.flip(0)][:count]
@@ -43,10 +38,6 @@ class ChainLinear(nn.Module):
         stack: number of maps ``R``.
         mask: ``(R, out, in)`` of zeros and ones; weights at zeros never act and never train.
         zero: start at the zero map (weights and bias).
-
-    Example:
-        >>> ChainLinear(2, 3, 4)(torch.ones(2, 5, 3)).shape
-        torch.Size([2, 5, 4])
     """
 
     mask: Tensor | None
@@ -112,14 +103,6 @@ class ResMADE(nn.Module):
         blocks: residual blocks, two masked layers each.
         condition_dim: length of the condition vector, which every output sees.
         drop: dropout probability inside the blocks.
-
-    Example:
-        >>> net = ResMADE(draw_orderings(3, 1), hidden=8, blocks=1)
-        >>> head = net.head(2)
-        >>> x = torch.randn(1, 5, 3, requires_grad=True)
-        >>> net.outputs(head, net(x), 2)[0, :, 1].sum().backward()
-        >>> x.grad[0, 0, 1:]                       # column 1 sees column 0 alone
-        tensor([0., 0.])
     """
 
     ranks: Tensor

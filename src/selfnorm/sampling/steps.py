@@ -25,10 +25,6 @@ def as_log_density(target: Any) -> LogDensity:
 
     ``log_unnormalized`` is preferred to ``log_prob`` (no sampler needs the normaliser); a ``nan``
     becomes ``-inf``, so that a point where the energy is undefined is never accepted.
-
-    >>> log_density = as_log_density(torch.distributions.Normal(0.0, 1.0))
-    >>> log_density(torch.zeros(1)).shape
-    torch.Size([1])
     """
     for name in ("log_unnormalized", "log_prob"):
         method = getattr(target, name, None)
@@ -308,11 +304,7 @@ class StepSize(NamedTuple):
 
     @classmethod
     def start(cls, step_size: float) -> StepSize:
-        """Begin with a guess of the step; a large one is shrunk quickly.
-
-        >>> round(math.exp(StepSize.start(0.5).log_step), 6)
-        0.5
-        """
+        """Begin with a guess of the step; a large one is shrunk quickly."""
         log_step = math.log(step_size)
         return cls(log_step, log_step, 0.0, math.log(10.0) + log_step, 0)
 

@@ -392,15 +392,7 @@ class Drift:
 
 
 def drift_of(known: Tensor | WeightStream, wide: Tensor | WeightStream) -> Drift:
-    """Compare the log-weights of proposal samples with those of samples beside other posteriors.
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> drift_of(torch.randn(5000), torch.randn(5000)).spiked
-        False
-        >>> drift_of(torch.randn(5000), torch.randn(5000) + 4).spiked
-        True
-    """
+    """Compare the log-weights of proposal samples with those of samples beside other posteriors."""
     known, wide = WeightStream.of(known), WeightStream.of(wide)
     if math.isinf(known.largest):
         return Drift(math.inf, math.inf, True)

@@ -82,12 +82,7 @@ class LatentPrior(Proposal):
 
 
 class StandardNormal(LatentPrior):
-    """``N(0, I)``.
-
-    Example:
-        >>> StandardNormal(2).log_prob(torch.zeros(1, 2))
-        tensor([-1.8379])
-    """
+    """``N(0, I)``."""
 
     _where: Tensor
 
@@ -106,12 +101,7 @@ class StandardNormal(LatentPrior):
 
 
 class MixturePrior(LatentPrior):
-    """A mixture of ``n_components`` diagonal Gaussians, learned.
-
-    Example:
-        >>> MixturePrior(3, 10).log_prob(torch.zeros(5, 3)).shape
-        torch.Size([5])
-    """
+    """A mixture of ``n_components`` diagonal Gaussians, learned."""
 
     def __init__(self, dim: int, n_components: int = 10) -> None:
         super().__init__()
@@ -150,10 +140,6 @@ def latent_energy(
 
     Two hidden layers of 200 as printed; the authors' code has three. It starts at zero: the prior
     starts at its base density.
-
-    Example:
-        >>> latent_energy(16)(torch.zeros(3, 16))
-        tensor([0., 0., 0.], grad_fn=<SqueezeBackward1>)
     """
     return MLP(dim, hidden, activation=activation, zero_init=zero_init)
 
