@@ -115,7 +115,8 @@ def check_same_run(
             f"{path} belongs to a run with other options ({named}); use the same ones, or {AFRESH}"
         )
     if state["data"] != data or mine.get("rows") != saved.get("rows"):
-        raise CheckpointError(f"{path} belongs to a run on other data; {AFRESH}")
+        rows = len(state["order"])
+        raise CheckpointError(f"{path} belongs to a run on other data, of {rows} rows; {AFRESH}")
 
 
 def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tensor, ...]) -> None:
