@@ -135,3 +135,30 @@ def test_lines_of_more_columns_than_rows_foretell_no_more_than_there_is():
     assert spread.min() > 0.5
     new = np.random.default_rng(1).normal(size=(500, 60))
     assert np.std(new - new @ slopes.T) < 1.3
+
+
+@pytest.mark.parametrize("slope", [1, 2])
+def test_samples_of_cells_have_their_masses(slope):
+    """A column close to a multiple of another follows the cell that was drawn there."""
+    first = np.random.default_rng(0).normal(0, 5, 400).round()
+    second = slope * first + (np.arange(400) % 40 == 0)
+    parts = [Part(j, name, 0, rest=True, step=1.0) for j, name in enumerate("ab")]
+    x = torch.from_numpy(np.stack([first, second], 1))
+    x = torch.stack([torch.zeros_like(x), x], -1)
+    law = TableMixture(parts).double()
+    packed, _ = law.columns.fit(x, straight=True).pack(x)
+    law.fit(packed, torch.ones(400, 1))
+    every = torch.arange(-40.0, 41.0, dtype=torch.float64)
+    every = torch.stack([every, slope * every], 1)
+    mass = law.log_prob(law.columns.pack(torch.stack([torch.zeros_like(every), every], -1))[0])
+    given = packed.repeat(50, 1, 1)
+    given[:, 1, 0] = -1
+    for drawn in (law.sample(20_000, seed=0), law.sample(20_000, given, seed=0)):
+        numbers = law.columns.unpack(drawn[..., 0], drawn[..., 1])[..., 1]
+        share = (numbers[:, 1] == slope * numbers[:, 0]).double().mean()
+        assert float(share) == pytest.approx(float(mass.exp().sum()), abs=0.02)
+
+
+def test_a_table_without_numbers_is_drawn():
+    drawn = TableMixture([Part(0, "kind", 3, unseen=0.1)]).double().sample(300, seed=0)
+    assert set(drawn[:, 0, 0].tolist()) == {0.0, 1.0, 2.0}

@@ -116,3 +116,25 @@ def test_an_exact_sum_leaves_a_small_table_what_it_is():
     whole = EnergyDensity(random_state=0).fit(table | {"sum": (x[:, 0] + x[:, 1]).round(3)})
     assert [member.name for member in whole.members_] == [m.name for m in alone.members_]
     assert whole.judgement_.score == pytest.approx(alone.judgement_.score, abs=0.05)
+
+
+def test_members_do_not_repeat_each_other(fitted):
+    density, x = fitted
+    coded = torch.from_numpy(density.schema_.encode(x)[0])
+    kind = members.Kind(1, straight=True)
+    columns = members.columns_of(density.schema_.parts, coded, straight=True)
+    simple = members.simple_density(kind, columns, coded, torch.ones(len(x)).double(), 0)
+    weighed = [members.Member("chain", 0.0, 0.0), *[members.Member(kind.name, 0.5, 0.0)] * 2]
+    mixture = members.Mixture(density._law().chain, weighed, [simple, simple])
+    gaps = coded[:1].repeat(1000, 1, 1)
+    gaps[:, 1:, 0] = -1
+    for drawn in (mixture.sample(1000, 0), mixture.complete(gaps, gaps[..., 0] != -1, 0)):
+        assert len(np.unique(drawn[:, 1, 1])) == 1000
+
+
+def test_imputations_do_not_depend_on_the_defaults_of_torch(fitted):
+    density, x = fitted
+    gaps = np.where(np.arange(4) < 2, x[:5], np.nan)
+    alone = density.impute(gaps, random_state=0)
+    with torch.device("meta"):
+        assert np.array_equal(density.impute(gaps, random_state=0), alone)

@@ -169,9 +169,8 @@ class TableMixture(nn.Module):
     def _of_components(self, packed: Tensor) -> Tensor:
         """``(n, K)``: log of weight times probability of packed rows."""
         log_p = self.log_weights + self._log_of_codes(packed)
-        if self.numbers:
-            for rows, pattern in _alike(self._numbers(packed)[1]):
-                log_p[rows] += self._log_of_numbers(packed[rows], pattern)
+        for rows, pattern in _alike(self._numbers(packed)[1]):
+            log_p[rows] += self._log_of_numbers(packed[rows], pattern)
         return log_p
 
     def _law(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,7 +263,8 @@ class TableMixture(nn.Module):
     ) -> Tensor:
         """Packed rows ``(n, p, 4)``, whose last two numbers are not filled in.
 
-        ``given``: packed rows ``(n, p, 4)`` whose gaps are drawn, given all that they have.
+        ``given``: packed rows ``(n, p, 4)`` whose gaps are drawn, given all that they have; exactly
+        but where cells are wide beside the spread around a line.
         ``within`` keeps numbers in the range of the training rows: those beyond come at its ends.
         """
         if given is None:
@@ -273,7 +273,7 @@ class TableMixture(nn.Module):
         rows = given.to(self.means, copy=True)
         if n == 0:
             return rows
-        free, (z, present) = rows[..., 0] == GAP, self._numbers(rows)
+        free, present = rows[..., 0] == GAP, self._numbers(rows)[1]
         with seeded(seed):
             component = torch.cat(
                 [
@@ -285,28 +285,49 @@ class TableMixture(nn.Module):
             for i, j in enumerate(self.finite):
                 drawn[:, j] = torch.multinomial(self.log_codes[component, i].exp(), 1)[:, 0]
             noise = torch.randn(n, len(self.numbers)).to(rows)
+        rows[..., 0] = drawn.where(free, rows[..., 0])
         of = torch.zeros_like(component) if self.shared else component
         root = self._law(torch.ones(len(self.numbers), dtype=torch.bool))[0]
-        away, off = torch.empty_like(noise), z - self.means[component]
         for k in torch.unique(of):
             here = torch.nonzero(of == k).flatten()
-            away[here] = noise[here] @ root[k].T
-            covariance = root[k] @ root[k].T
-            # a draw of all numbers is moved by what those that are given tell of the others
             for some, pattern in _alike(present[here]):
-                gain = torch.linalg.solve(covariance[pattern][:, pattern], covariance[pattern])
                 at = here[some]
-                away[at] += (off[at] - away[at])[:, pattern] @ gain
-        numbers = self.means[component] + away
-        if within:
-            numbers = numbers.clamp(*self.columns.span[self.numbers].T)
-        rows[..., 0] = drawn.where(free, rows[..., 0])
-        rows[:, self.numbers, 1] = numbers.where(free[:, self.numbers], rows[:, self.numbers, 1])
+                at_once = self.means[component[at]], noise[at], free[at]
+                rows[at] = self._with_numbers(rows[at], pattern, root[k], *at_once, within)
+        return rows
+
+    def _with_numbers(
+        self, rows: Tensor, given: Tensor, root: Tensor, means: Tensor, noise: Tensor,
+        free: Tensor, within: bool,
+    ) -> Tensor:  # fmt: skip
+        """Packed rows of one component, their numbers but those ``given (d,)`` drawn one by one.
+
+        Each given the centres of the cells before, as in :meth:`log_prob`. What a point mass has
+        no number for is drawn all the same, and not rounded: so it is integrated out.
+        """
+        order = torch.argsort((~given).long(), stable=True)  # those that are given come first
+        lines = torch.linalg.qr(root[order].mT).R.mT
+        lines = lines * lines.diagonal().sign()
+        means, off, first = means[:, order], noise[:, order], int(given.sum())
+        places = [self.numbers[i] for i in order]
+        away = rows[:, places[:first], 1] - means[:, :first]
+        off[:, :first] = torch.linalg.solve_triangular(lines[:first, :first], away.T, upper=False).T
+        for i, j in list(enumerate(places))[first:]:
+            line = means[:, i] + off[:, :i] @ lines[i, :i]
+            z = line + lines[i, i] * off[:, i]
+            kept = z.clamp(*self.columns.span[j]) if within else z
+            if self.columns.step[j] > 0:
+                kept = self.columns.rounded(kept.unsqueeze(1), 0.0, torch.tensor([j]))[:, 0]
+            z = kept.where(rows[:, j, 0] == self.columns.n_codes[j], z)
+            off[:, i] = (z - line) / lines[i, i]
+            rows[:, j, 1] = z.where(free[:, j], rows[:, j, 1])
         return rows
 
 
 def _alike(present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Places of rows ``(n, d)`` that have the same numbers, and which these are ``(d,)``."""
+    if present.shape[1] == 0:
+        return
     patterns, which = torch.unique(present, dim=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
         yield torch.nonzero(which == number).flatten(), pattern

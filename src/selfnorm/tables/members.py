@@ -137,44 +137,44 @@ class Mixture:
             chain = copy.deepcopy(self.chain).float()
             drawn = chain.sample(counts.pop(0), within=True, gaps=missing, seed=seed)
             rows.append(_unpacked(self.chain, drawn))
-        for law, count in zip(self.simple, counts, strict=True):
-            rows.append(_unpacked(law, law.sample(count, within=True, seed=seed)))
+        for k, (law, count) in enumerate(zip(self.simple, counts, strict=True)):
+            rows.append(_unpacked(law, law.sample(count, within=True, seed=_stream(seed, 1 + k))))
         return np.concatenate(rows)[rng.permutation(n)] if self.simple else rows[0]
 
+    @torch.no_grad()
     def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` whose cells that are not ``seen`` are drawn, given the others.
 
         Each by one of the members, which count by what they make of what is seen.
         """
-        todo = torch.nonzero((~seen).any(-1)).flatten()
+        out, todo = coded.clone(), torch.nonzero((~seen).any(-1)).flatten()
+        laws: list[TableChain | TableMixture] = [*[self.chain] * self.chain_counts, *self.simple]
         if len(todo) == 0:
-            return coded.numpy()
-        alone = coded[todo]
-        alone[..., 0] = alone[..., 0].where(seen[todo], float(GAP))
-        member, out = torch.zeros(len(todo), dtype=torch.long), coded.clone()
-        if self.simple:
-            once, place = torch.unique(alone, dim=0, return_inverse=True)
-            # a stream of its own, or who draws would tell what is drawn
-            own = int(np.random.SeedSequence([seed, 1]).generate_state(1)[0])
-            with on_cpu(), torch.no_grad(), seeded(own):  # one pass by b tells well enough who
+            return out.numpy()
+        with float32_on_cpu():
+            who = torch.zeros(len(todo), dtype=torch.long)
+            if self.simple:
+                alone = coded[todo]
+                alone[..., 0] = alone[..., 0].where(seen[todo], float(GAP))
+                once, place = torch.unique(alone, dim=0, return_inverse=True)
+                # one pass by b tells well enough who draws
                 shares = torch.softmax(self._of_members(once, "learned"), 1)
-                member = torch.multinomial(shares[place], 1)[:, 0]
-        laws = [self.chain] * self.chain_counts + self.simple
-        for k, law in enumerate(laws):
-            rows = todo[member == k]
-            if len(rows) == 0:
-                continue
-            packed = law.columns.pack(coded[rows])[0]
-            if law is self.chain:
-                with float32_on_cpu():
-                    chain = copy.deepcopy(self.chain).float()
+                with seeded(_stream(seed, 0)):
+                    who = torch.multinomial(shares[place], 1)[:, 0]
+            for k, law in enumerate(laws):
+                rows = todo[who == k]
+                if len(rows) == 0:
+                    continue
+                packed = law.columns.pack(coded[rows])[0]
+                if isinstance(law, TableChain):
                     how: dict[str, Any] = {"within": True, "gaps": missing, "seed": seed}
+                    chain = copy.deepcopy(law).float()
                     drawn = chain.sample(len(rows), packed.float(), seen[rows], **how)
-            else:
-                packed[..., 0] = packed[..., 0].where(seen[rows], float(GAP))
-                drawn = law.sample(len(rows), packed, within=True, seed=seed)
-            new = torch.from_numpy(_unpacked(law, drawn))
-            out[rows] = torch.where(seen[rows].unsqueeze(-1), coded[rows], new)
+                else:
+                    packed[..., 0] = packed[..., 0].where(seen[rows], float(GAP))
+                    drawn = law.sample(len(rows), packed, within=True, seed=_stream(seed, 1 + k))
+                new = torch.from_numpy(_unpacked(law, drawn))
+                out[rows] = torch.where(seen[rows].unsqueeze(-1), coded[rows], new)
         return out.numpy()
 
     def bounds(self, coded: Tensor, open_: Tensor, n_samples: int, seed: int) -> Bounds:
@@ -212,6 +212,11 @@ class Mixture:
             error = math.hypot(error, part.learned_rms / math.sqrt(n_rows))
         reasons += part.reasons
         return replace(part.shifted(shift), lower_se=error, upper_se=error, reasons=reasons)
+
+
+def _stream(seed: int, which: int) -> int:
+    """A seed of its own: one draw must not tell of another that is made beside it."""
+    return int(np.random.SeedSequence([seed, which]).generate_state(1)[0])
 
 
 def _unpacked(law: TableChain | TableMixture, drawn: Tensor) -> np.ndarray:
