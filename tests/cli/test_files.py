@@ -296,6 +296,9 @@ def test_tables_put_one_below_the_other_lose_the_second_header(tmp_path):
         table = read_table(path)
     assert numeric(table).tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert table.lines.tolist() == [2, 4]
+    path.write_text("0,1,2\n3,4,5\n0,1,2\n")  # of numbers it may be a row
+    with pytest.warns(SelfnormWarning, match="of which some are numbers"):
+        assert len(read_table(path)) == 2
 
 
 IRIS = ["5.1,3.5,Iris-setosa", "4.9,3,Iris-setosa", "7,?,Iris-virginica", "6.3,3.3,Iris-virginica"]
@@ -309,6 +312,7 @@ IRIS = ["5.1,3.5,Iris-setosa", "4.9,3,Iris-setosa", "7,?,Iris-virginica", "6.3,3
         ["A11,6,A34,4,4", "A12,48,A32,2,1", "A11,12,A34,4,2"],  # cells that are the same: no names
         ["red,small", "blue,small", "red,large"],
         ["2020-01-31,$4.50", "2020-02-29,$13.25"],
+        ['"$1,250.50",a', "$20.00,b", "$7.00,a"],
         ["2019,2020", "2018,2021", "2017,2019"],
         ["2019,2020,2021", "1.5,2,3", "2001,5,6"],  # they may be names: the warning says how
         ["id01,4", "id02,5"],

@@ -495,8 +495,9 @@ def test_levels_written_as_zeros_and_ones_are_no_sums():
     assert {column.kind for column in Schema.detect(frame).columns} == {"category"}
 
 
-def test_mixed_marks_are_named():
-    prices = [f"{'$€'[i % 2]}{v:.2f}" for i, v in enumerate(np.arange(1, 60, 0.37))]
+@pytest.mark.parametrize("last", ["$60.00", "NA"])
+def test_mixed_marks_are_named(last):
+    prices = [f"{'$€'[i % 2]}{v:.2f}" for i, v in enumerate(np.arange(1, 60, 0.37))] + [last]
     with pytest.warns(SelfnormWarning, match="'price' holds numbers marked '\\$' and '€'"):
         Schema.detect({"price": prices, "size": np.arange(len(prices)) ** 0.5})
 

@@ -289,7 +289,7 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
     header = rows[0]
     named = _has_names(rows) if has_names is None else has_names
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]
-    if has_names is None and (not named or any(map(_is_number, names))):
+    if has_names is None and (not named or any(map(_is_amount, names))):
         taken = (
             f"{path}: line {lines[0]} is taken as names, of which some are numbers; --no-header "
             "takes it as data, --header is sure of the names"
@@ -300,7 +300,8 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
         warnings.warn(taken, SelfnormWarning, stacklevel=3)
     body = rows[1:] if named else rows
     body_lines = lines[1:] if named else lines
-    again = [line for row, line in zip(body, body_lines, strict=True) if named and row == header]
+    repeated = named and not all(map(_is_amount, names))  # numbers may be data as well
+    again = [line for row, line in zip(body, body_lines, strict=True) if repeated and row == header]
     if again:  # tables put one below the other
         shown = ", ".join(map(str, again[:3])) + (", ..." if len(again) > 3 else "")
         warnings.warn(
@@ -394,6 +395,16 @@ def _has_comma(cell: str) -> bool:
     return _COMMA.fullmatch(_SYMBOL.sub("", cell)) is not None
 
 
+def _has_point(cell: str) -> bool:
+    """The same of a point."""
+    return _POINT.fullmatch(_SYMBOL.sub("", cell)) is not None
+
+
+def _is_amount(cell: str) -> bool:
+    """Whether a cell is a number, however its decimals, thousands and marks are written."""
+    return _is_number(cell) or _has_comma(cell) or _has_point(cell)
+
+
 def _with_point(cell: str) -> str:
     if not _has_comma(cell):
         return cell
@@ -406,7 +417,7 @@ def _with_comma(cells: list[str]) -> list[str]:
     """Amounts and shares as a file of decimal commas has them; other texts as they are."""
     if not any(_SYMBOL.search(cell) for cell in cells):
         return cells
-    fit = [_POINT.fullmatch(_SYMBOL.sub("", cell)) is not None for cell in cells]
+    fit = [_has_point(cell) for cell in cells]
     if 2 * sum(fit) <= sum(not _is_missing(cell) for cell in cells):
         return cells
     return [c.translate(_SWAPPED) if ok else c for c, ok in zip(cells, fit, strict=True)]
@@ -433,9 +444,7 @@ def _has_names(rows: list[list[str]]) -> bool:
         like = re.compile(re.sub(r"\d+", r"\\d+", re.escape(first[i])))
         return any(like.fullmatch(row[i].strip()) for row in others if i < len(row))
 
-    # decimals may follow a comma
-    numbers = [_is_number(cell.replace(",", ".")) for cell in first]
-    words = [i for i, c in enumerate(first) if not (numbers[i] or _is_missing(c))]
+    words = [i for i, cell in enumerate(first) if not (_is_amount(cell) or _is_missing(cell))]
     return all(map(_is_missing, first)) or not all(map(stands_again, words))
 
 

@@ -352,9 +352,9 @@ def _almost_numbers(cells: Cells) -> str:
 
 
 def _mixed_marks(cells: Cells) -> list[str]:
-    """The marks of numbers written as text, where all are such: $, €, none."""
-    texts = [text for text in cells.labels if isinstance(text, str) and not is_gap(text)]
-    if len(texts) < len(cells.labels) or not all(marks_of([text]) for text in texts):
+    """The marks of numbers written as text, where all but gaps are such: $, €, none."""
+    texts = [text for text in cells.labels if not is_gap(text)]
+    if not all(isinstance(text, str) and marks_of([text]) for text in texts):
         return []
     return [repr(before + after or "none") for before, after in sorted(marks_of(texts))]
 
