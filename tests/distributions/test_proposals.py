@@ -5,6 +5,7 @@ Then other people's distributions in their place: types, numbers, supports.
 
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -416,3 +417,60 @@ def test_a_flow_as_distribution_that_says_nothing_of_its_support(dtype):
     flow = zuko.flows.MAF(2, transforms=1, hidden_features=(8,)).to(dtype)
     bounds = sn.evaluate(tilted(torch.float32), torch.zeros(3, 2), proposal=flow(), seed=0)
     assert bounds.log_norm == pytest.approx(0.25, abs=0.05)
+
+
+class Stated:
+    """Samples of one distribution, the log-density of another."""
+
+    def __init__(self, samples, density, plus=0.0):
+        self.samples, self.density, self.plus = samples, density, plus
+
+    def sample(self, shape):
+        return self.samples.sample(shape)
+
+    def log_prob(self, x):
+        return self.density.log_prob(x) + self.plus
+
+
+def normal(d, scale=1.0, loc=0.0):
+    return D.Independent(D.Normal(torch.full((d,), loc), torch.full((d,), scale)), 1)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Stated(normal(1), normal(1), plus=0.92),  # the constant was left out
+        Stated(normal(2, 2.0), normal(2, 4.0)),  # variance and standard deviation confused
+        Stated(normal(3), normal(3, loc=0.7)),
+        sn.Defensive(Stated(normal(10), normal(10, 1.5))),
+    ],
+    ids=["constant", "scale", "place", "part of a mixture"],
+)
+@pytest.mark.parametrize("use", [sn.evaluate, partial(sn.fit, max_steps=1, progress=False)])
+def test_a_log_prob_that_is_not_that_of_the_samples_is_refused(law, use):
+    d = sn.as_proposal(law).dim
+    model, x = sn.EBM(sn.MLP(d, hidden=(8,))), torch.randn(50, d)
+    with pytest.raises(ProposalError, match="not the log-density of its samples"):
+        use(model, x, proposal=law, seed=0)
+
+
+SPIKES = D.Normal(torch.linspace(-9.0, 9.0, 40)[:, None].expand(40, 2), 0.05)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        normal(30),
+        D.Independent(D.Cauchy(torch.zeros(3), torch.ones(3)), 1),
+        D.Independent(D.Exponential(torch.ones(5)), 1),
+        D.Independent(D.Beta(torch.full((1,), 0.3), torch.full((1,), 0.3)), 1),
+        D.MultivariateNormal(torch.zeros(2), torch.tensor([[1.0, 0.9999], [0.9999, 1.0]])),
+        D.MixtureSameFamily(D.Categorical(torch.ones(40)), D.Independent(SPIKES, 1)),
+        D.Independent(D.Poisson(torch.full((2,), 3.0)), 1),
+    ],
+    ids=["wide", "heavy", "cut", "poles", "narrow", "spikes", "counts"],
+)
+def test_an_own_proposal_that_says_what_it_does_is_taken(law):
+    d = law.event_shape[0]
+    adapted = sn.distributions.proposal_for(sn.EBM(sn.MLP(d)), Stated(law, law))
+    assert adapted.dim == d

@@ -362,7 +362,8 @@ def as_proposal(q: Any, dim: int | None = None) -> Proposal:
         proposal: Proposal = q
     elif isinstance(q, Distribution):
         law = _over_rows(q)
-        proposal = _Foreign(law, partial(_log_prob_with_support, law))
+        own = not type(q).__module__.startswith(("torch.", "zuko."))
+        proposal = _Foreign(law, partial(_log_prob_with_support, law), own=own)
     elif hasattr(q, "sample") and hasattr(q, "log_prob"):
         proposal = _Foreign(q, q.log_prob)
     elif isinstance(q, nn.Module):
@@ -391,7 +392,52 @@ def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
         >>> proposal_for(sn.EBM(sn.MLP(1)), q).sample((2,)).dtype
         torch.float32
     """
-    return as_proposal(q, dim).to(model.device, getattr(model, "dtype", None))
+    proposal = as_proposal(q, dim)
+    for part in proposal.modules():
+        if isinstance(part, _Foreign) and part.own:
+            _refuse_contradiction(part)
+    return proposal.to(model.device, getattr(model, "dtype", None))
+
+
+_JUDGED = 2000  # rows of each kind that tell whether samples and log_prob belong together
+
+
+@torch.no_grad()
+def _refuse_contradiction(q: _Foreign) -> None:
+    """Refuse a proposal whose ``log_prob`` is not the log-density of its samples.
+
+    For any density ``h`` and any region, ``E_q[h/q; region] = P_h(region)``. Here ``h`` is a
+    mixture fitted to some samples of ``q``; the region is their box, and in it where ``h/q`` is not
+    larger than at 99 % of them, so that both are means of bounded numbers. Nothing is said where
+    values repeat (whole numbers, atoms), or where ``h`` does not come close enough.
+    """
+    with seeded(0):
+        known, rows = q.sample((2 * _JUDGED,)).chunk(2)
+        repeats = any(len(column.unique()) < _JUDGED // 2 for column in known.T)
+        if repeats or not bool(known.isfinite().all()):
+            return
+        h = GaussianMixture.fit_to(known)
+        low, high = known.aminmax(dim=0)
+
+        def log_ratios(x: Tensor) -> Tensor:
+            found = x.new_full((len(x),), math.inf, dtype=torch.float64)
+            inside = ((x >= low) & (x <= high)).all(-1)
+            found[inside] = (h.log_prob(x[inside]) - q.log_prob(x[inside])).double()
+            return found
+
+        limit = log_ratios(known).quantile(0.99)
+        of_q, of_h = log_ratios(rows), log_ratios(h.sample((_JUDGED,)))
+    by_q, by_h = torch.where(of_q <= limit, of_q.exp(), 0.0), (of_h <= limit).double()
+    parts = [(x.mean().log(), x.var() / x.mean().square() / _JUDGED) for x in (by_q, by_h)]
+    off = float(parts[0][0] - parts[1][0])
+    error = math.sqrt(float(parts[0][1] + parts[1][1]))
+    if error < 0.1 and abs(off) > 0.1 + 5 * error:
+        raise ProposalError(
+            f"log_prob of {type(q.law).__name__} is not the log-density of its samples: by both, a "
+            f"density that integrates to 1 would integrate to {math.exp(off):.3g}, and every log Z "
+            f"would be off by {off:+.2f}. Is a constant or a Jacobian missing, a scale another "
+            "one, or log_prob not -inf where no sample can be?"
+        )
 
 
 class _Foreign(Proposal):
@@ -402,9 +448,9 @@ class _Foreign(Proposal):
 
     kind: Tensor
 
-    def __init__(self, law: Any, log_density: Callable[[Tensor], Any]) -> None:
+    def __init__(self, law: Any, log_density: Callable[[Tensor], Any], *, own: bool = True) -> None:
         super().__init__()
-        self.law, self.log_density = law, log_density
+        self.law, self.log_density, self.own = law, log_density, own
         with seeded(0):
             first = torch.as_tensor(law.sample(torch.Size([1])))
         self.dim = first.numel()
