@@ -39,6 +39,13 @@ def test_parameters_by_name():
     assert np.allclose(batched(X), EXPECTED)
 
 
+def test_a_density_of_one_row_is_not_taken_for_one_of_all():
+    x = np.random.default_rng(1).normal(size=(30, 3))
+    draws = read_draws({"a": x[:, :2], "b": x[:, 2]})
+    of_one_row = Target(lambda p: -0.5 * ((p["a"] ** 2).sum() + p["b"] ** 2), draws)
+    assert np.allclose(of_one_row(x), -0.5 * (x**2).sum(1))
+
+
 def test_what_a_broken_density_said_is_told():
     def broken(x):
         raise KeyError("theta")

@@ -207,7 +207,7 @@ def _plan(parts: Sequence[np.ndarray], limit: int | None, known: bool) -> tuple[
         return n, max(n // 2, FEWEST_SAMPLES)
     if limit < 100:
         raise DataError(f"max_evaluations must be at least 100, got {limit}")
-    limit -= 3  # to find out how the density is called
+    limit -= 6  # to find out how the density is called
     if known:
         return n, limit // 2
     n_kept = min(n, limit // 2)

@@ -57,15 +57,31 @@ class Target:
                 except Exception as error:  # anything can come out of another's function
                     errors.append(f"{type(error).__name__}: {error}")
                     continue
-                if values is not None:
-                    self.n_evaluations += len(rows)
-                    self.first = values
-                    return convert, batched
+                if values is None:
+                    continue
+                self.n_evaluations += len(rows)
+                if batched and self._depends_on_others(rows, values, convert):
+                    errors.append("the value of a row depends on the rows beside it")
+                    continue
+                self.first = values
+                return convert, batched
         said = f" It said: {errors[0]}" if errors else ""
         raise DataError(
             "log_density must return one number for each row (or for one row) of draws, given as "
             f"a NumPy array or a tensor, by name where the draws have names.{said}"
         )
+
+    def _depends_on_others(
+        self, rows: np.ndarray, values: np.ndarray, convert: Callable[[np.ndarray], Any]
+    ) -> bool:
+        """Whether the first row has another value among copies of itself: a density of one row.
+
+        Of named parameters such a one can return as many numbers as it is given rows: the sum over
+        a vector goes over all of them, a scalar beside it is one for each.
+        """
+        self.n_evaluations += len(rows)
+        again = self._call(np.ascontiguousarray(rows[[0] * len(rows)]), convert, batched=True)
+        return again is None or not np.allclose(again[0], values[0], 1e-3, 1e-3, equal_nan=True)
 
     def _call(
         self, rows: np.ndarray, convert: Callable[[np.ndarray], Any], batched: bool
