@@ -278,6 +278,12 @@ def test_amounts_are_numbers_and_keep_their_marks(written, first):
     with pytest.warns(SelfnormWarning, match="holds numbers marked '.', but here '€'"):
         other = schema.encode({"price": ["2.50 €"]})[0]
     assert other[0, 0, 1] == 2.5
+    own = table["price"][1]
+    with warnings.catch_warnings(action="error"):  # a cell that forgot the mark is no other amount
+        assert schema.encode({"price": [own, "2.50"]})[0][:, 0, 1].tolist() == [1000.25, 2.5]
+    with pytest.warns(SelfnormWarning, match="holds numbers marked '.', but here '£', '€'"):
+        mixed = schema.encode({"price": [own, "2.50 €", "£3.50", "4.50 €"]})[0]
+    assert mixed[:, 0, 1].tolist() == [1000.25, 2.5, 3.5, 4.5]
 
 
 def test_a_slip_leaves_a_column_as_it_is_written():

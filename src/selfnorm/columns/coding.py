@@ -14,6 +14,7 @@ from selfnorm.columns.text import (
     as_dates,
     dates_from,
     interpreted,
+    marks_of,
     numbers_from,
     unmarked,
     without_gaps,
@@ -238,11 +239,12 @@ def _as_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
     if cells.kind == "number":
         return cells
     written = [str(int(v) if isinstance(v, bool) else v) for v in cells.labels]
-    labels, form = unmarked(written, grouped=column.form.get("grouped", False))
-    marks, own = ("".join(each.get("marks", ())).strip() for each in (form, column.form))
-    if marks not in ("", own):
-        fitted = f"marked {own!r}" if own else "not marked"
-        surprises.append(f"column {column.name!r} holds numbers {fitted}, but here {marks!r}")
+    labels, _ = unmarked(written, grouped=column.form.get("grouped", False), alike=False)
+    own = "".join(column.form.get("marks", ())).strip()
+    strange = sorted({before + after for before, after in marks_of(written)} - {"", own})
+    if strange:
+        fitted, here = f"marked {own!r}" if own else "not marked", ", ".join(map(repr, strange))
+        surprises.append(f"column {column.name!r} holds numbers {fitted}, but here {here}")
     labels, wrong = without_slips(labels)
     odd = np.isin(cells.values, wrong)
     if odd.any():

@@ -73,11 +73,14 @@ def marks_of(texts: Sequence[str]) -> set[tuple[str, str]]:
     return {(match[2].strip(), match[5].strip()) for match in found if match}
 
 
-def unmarked(texts: Sequence[str], *, grouped: bool = False) -> tuple[list[str], dict[str, Any]]:
+def unmarked(
+    texts: Sequence[str], *, grouped: bool = False, alike: bool = True
+) -> tuple[list[str], dict[str, Any]]:
     """Numbers without their marks, and these, where all have the same; else texts as they are.
 
     What is no number stays as it is. Whether 1,250 alone is a thousand cannot be told, unless the
-    column is known to have its thousands ``grouped``.
+    column is known to have its thousands ``grouped``. Of a column known to hold numbers the marks
+    need not be ``alike``.
 
     Example:
         >>> unmarked(["-$1,250.50", "$20.00", "none"])
@@ -88,7 +91,7 @@ def unmarked(texts: Sequence[str], *, grouped: bool = False) -> tuple[list[str],
     found = [_MARKED.fullmatch(text.strip()) for text in texts]
     numbers = [match[4] for match in found if match]
     marks = Counter((match[2], match[5]) for match in found if match)
-    alike = len(marks_of(texts)) == 1
+    alike = len(marks_of(texts)) == 1 or (not alike and bool(marks))
     open_ = not grouped and all(re.fullmatch(r"\d{1,3},\d{3}", number) for number in numbers)
     if open_ or not alike:
         return list(texts), {}
