@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, moved
+from selfnorm.density import VALUES, Weights
 from selfnorm.distributions import refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, about_b, few_beyond, tail_factor
@@ -21,15 +22,7 @@ from selfnorm.training import Task
 
 # Label samples that go through the energy at once: on the CPU what its caches hold.
 _ROWS_AT_ONCE = defaultdict(lambda: 200_000, cpu=20_000)
-# Value to maximise from log p~ at the label, log w at the label, log w of the samples, and b.
-_VALUES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    "snl": lambda log_p, _, log_w, b: F.snl(log_p, log_w, b),
-    "nce": lambda _, log_w_data, log_w, b: F.nce(log_w_data, log_w, b),
-    "ranking_nce": lambda _, log_w_data, log_w, __: F.ranking_nce(log_w_data, log_w),
-    "nce_plus": lambda _, log_w_data, log_w, __: F.ranking_nce(log_w_data, log_w),
-    "importance_ml": lambda log_p, _, log_w, __: F.importance_ml(log_p, log_w),
-}
-OBJECTIVES = tuple(_VALUES)
+OBJECTIVES = ("snl", "nce", "ranking_nce", "nce_plus", "importance_ml")
 PROPOSAL_LOSSES = ("likelihood", "kl", "both", "none")
 
 
@@ -522,7 +515,7 @@ class ConditionalTask(Task):
             raise TypeError(
                 "a ConditionalEBM owns its proposal: give it to the model, not to fit()"
             )
-        if objective not in _VALUES:
+        if objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
         if proposal_loss not in PROPOSAL_LOSSES:
             raise ValueError(
@@ -530,7 +523,9 @@ class ConditionalTask(Task):
             )
         self.module = model
         self.jitter = math.sqrt(noise) if objective == "nce_plus" else 0.0
-        self.value, self.is_snl = _VALUES[objective], objective == "snl"
+        # NCE+ is ranking NCE on labels with noise.
+        self.value = VALUES["ranking_nce" if objective == "nce_plus" else objective]
+        self.is_snl = objective == "snl"
         self.n_samples, self.n_val_samples = n_samples, n_val_samples
         self.proposal_loss = "none" if model.proposal_frozen else proposal_loss
         self.stratified = stratified
@@ -616,7 +611,7 @@ class ConditionalTask(Task):
             y = y + self.jitter * self.label_scale * torch.randn_like(y)
         log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y, self.n_samples)
         if weight is None:
-            value = self.value(log_p, log_w_data, log_w, b)
+            value = self.value(Weights(log_p, log_w_data, log_w, b))
         else:
             value = (F.snl(log_p, log_w, b, reduction="none") * weight).mean()
         with torch.no_grad():

@@ -46,8 +46,6 @@ from selfnorm.training import (
     run,
 )
 
-_ASK_EVERY = 16  # steps on a GPU between looks at whether a rank was interrupted
-
 
 @moved(**in_options("batch_size", "lr", "seed", "progress"))
 def fit_distributed(
@@ -207,7 +205,6 @@ class DistributedTask(Task):
         self.own_stream = samples == "per_rank"
         self.writes_checkpoints = fabric.is_global_zero
         self._interrupted = False
-        self._until_asked = 0
         trained = [p for group in task.parameter_groups() for p in group["params"]]
         self._params = [p for p in trained if p.requires_grad]
         self._loss = fabric.setup_module(_Loss(task.module, self._local_loss))
@@ -264,7 +261,8 @@ class DistributedTask(Task):
         stop = loss.new_tensor(float(self._interrupted))
         local = torch.stack([loss.detach(), stop, *(metrics[k].detach() for k in metrics)])
         means = self.fabric.all_reduce(local, reduce_op="mean")
-        self._stop_if_any(means[1])
+        if float(means[1]) > 0:
+            raise KeyboardInterrupt
         # All ranks must see the same value, or one would skip a step that another takes.
         value = loss + (means[0] - loss.detach())
         return value, dict(zip(metrics, means[2:], strict=True))
@@ -290,15 +288,6 @@ class DistributedTask(Task):
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-    def _stop_if_any(self, share: Tensor) -> None:
-        """Look at what the ranks told each other; on a GPU, where that means waiting, not often."""
-        if self._until_asked > 0:
-            self._until_asked -= 1
-            return
-        self._until_asked = 0 if share.device.type == "cpu" else _ASK_EVERY - 1
-        if float(share) > 0:
-            raise KeyboardInterrupt
 
     def _local_loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         n, task, ranks = self.n_accumulate, self.task, self.fabric.world_size

@@ -401,7 +401,7 @@ def _bregman(family: str, w: Weights) -> Tensor:
     return F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
 
 
-_VALUES: dict[str, Callable[[Weights], Tensor]] = {
+VALUES: dict[str, Callable[[Weights], Tensor]] = {
     "snl": lambda w: F.snl(w.log_p_data, w.log_w, w.log_norm),
     "nce": lambda w: F.nce(w.log_w_data, w.log_w, w.log_norm),
     "ranking_nce": lambda w: F.ranking_nce(w.log_w_data, w.log_w),
@@ -417,7 +417,7 @@ _OBJECTIVES: dict[str, Callable[[], Objective]] = {
         learns_log_norm=name not in _WITHOUT_B,
         linear=name not in _WITHOUT_B,
     )
-    for name, value in _VALUES.items()
+    for name, value in VALUES.items()
 }
 
 

@@ -124,17 +124,6 @@ def interpolate(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
     return v0 + share.clamp(0.0, 1.0) * (v1 - v0)
 
 
-def stratified_uniform(n: int, shape: torch.Size, like: Tensor) -> Tensor:
-    """``(n, *shape)`` uniforms, one in each of ``n`` equal cells for every place of ``shape``.
-
-    Each is uniform on (0, 1) marginally given its cell; their mean over the first dimension has a
-    far smaller variance than ``n`` independent draws, and stays unbiased.
-    """
-    u = torch.rand((n, *shape), dtype=like.dtype, device=like.device)
-    cells = torch.arange(n, dtype=like.dtype, device=like.device).view(-1, *[1] * len(shape))
-    return ((u + cells) / n).clamp(_EPS, 1 - _EPS)
-
-
 def _log_logistic_mass(a: Tensor, b: Tensor) -> Tensor:
     """Log-mass that a standard logistic distribution gives to ``(a, b)``."""
     width = (b - a).clamp_min(torch.finfo(a.dtype).tiny)
@@ -281,14 +270,15 @@ class Mixture1d:
         return loc + scale * self._quantile(level.clamp(_EPS, 1 - _EPS), tail)
 
     def sample(self, n: int, *, stratified: bool = True) -> Tensor:
-        """``(n, *batch)`` samples from torch's global generator."""
-        shape = self.log_pi.shape[:-1]
+        """``(n, *batch)`` samples; stratified: one in each of ``n`` slices of equal mass.
+
+        Their mean has a far smaller variance than that of independent ones, and no bias.
+        """
+        like: Any = {"dtype": self.log_pi.dtype, "device": self.log_pi.device}
+        u = torch.rand((n, *self.log_pi.shape[:-1]), **like)
         if stratified:
-            u = stratified_uniform(n, shape, self.log_pi)
-        else:
-            u = torch.rand((n, *shape), dtype=self.log_pi.dtype, device=self.log_pi.device)
-            u = u.clamp(_EPS, 1 - _EPS)
-        return self.from_uniform(u)
+            u = (u + torch.arange(n, **like).view(-1, *[1] * (u.dim() - 1))) / n
+        return self.from_uniform(u.clamp(_EPS, 1 - _EPS))
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the body (the tail has none), ``(*batch,)``."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from scipy.stats import kstest
 from torch import Tensor
 
 from selfnorm.errors import DataError
@@ -39,10 +40,7 @@ def pit_distance(pit: ArrayLike) -> float:
     >>> round(pit_distance([0.25, 0.75]), 3)
     0.25
     """
-    pit = np.sort(_column(pit, "pit"))
-    n = len(pit)
-    steps = np.arange(n + 1) / n
-    return float(max(np.max(steps[1:] - pit), np.max(pit - steps[:-1])))
+    return float(kstest(_column(pit, "pit"), "uniform").statistic)
 
 
 def crps_from_cdf(y: Tensor, grid: Tensor, cdf: Tensor) -> Tensor:

@@ -116,7 +116,8 @@ def evidence(
     n_kept, n_samples = _plan(parts, max_evaluations, known is not None)
     kept = _kept(shape, parts, n_kept)
     log_p = _at_draws(target, given, space, y, kept, known)
-    start = _first_seed(seed)
+    with seeded(seed):
+        start = int(torch.randint(2**31, ()))
     sides: list[Side] = []
     held: list[np.ndarray] = []
     n_nan, unseen, shifts = 0, [], []
@@ -358,11 +359,6 @@ def _of_shifts(shifts: list[np.ndarray], names: Sequence[str]) -> Iterator[str]:
             f"{abs(away[worst]) / se[worst]:.0f} standard errors. They are not from this density; "
             "check parametrisation, Jacobians, limits and convergence."
         )
-
-
-def _first_seed(seed: SeedLike) -> int:
-    with seeded(seed):
-        return int(torch.randint(2**31, ()))
 
 
 def _of_draws(r_hat: float, n: int, effective: float, chains: int) -> Iterator[str]:

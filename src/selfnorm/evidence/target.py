@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, log_softmax
 
 from selfnorm.errors import DataError
 from selfnorm.evidence.draws import Draws
@@ -232,9 +232,7 @@ class Support:
             width = columns.stop - columns.start - int(kind == "simplex")
             part, start = y[:, start : start + width], start + width
             if isinstance(kind, str):
-                ratios = np.concatenate([part, np.zeros((len(y), 1))], 1)
-                top = ratios.max(1, keepdims=True)
-                log_x = ratios - top - np.log(np.exp(ratios - top).sum(1, keepdims=True))
+                log_x = log_softmax(np.concatenate([part, np.zeros((len(y), 1))], 1), axis=1)
                 parts.append(np.exp(log_x))
                 log_jacobian = log_jacobian + log_x.sum(1)
                 continue

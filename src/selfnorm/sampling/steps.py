@@ -47,10 +47,9 @@ def _without_nan(function: Callable[[Tensor], Tensor]) -> LogDensity:
 
 
 class MoveInfo(NamedTuple):
-    """Per chain: the acceptance probability and whether the move was accepted."""
+    """The acceptance probability of each chain."""
 
     acceptance: Tensor
-    accepted: Tensor
 
 
 def accept_or_stay(old: Any, new: Any, log_ratio: Tensor) -> tuple[Any, MoveInfo]:
@@ -64,7 +63,7 @@ def accept_or_stay(old: Any, new: Any, log_ratio: Tensor) -> tuple[Any, MoveInfo
         torch.where(accepted.view(-1, *[1] * (there.dim() - 1)), there, here)
         for here, there in zip(old, new, strict=True)
     ]
-    return type(old)(*kept), MoveInfo(log_ratio.clamp_max(0.0).exp(), accepted)
+    return type(old)(*kept), MoveInfo(log_ratio.clamp_max(0.0).exp())
 
 
 class WeightedState(NamedTuple):

@@ -11,6 +11,7 @@ import re
 import time
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
@@ -409,15 +410,6 @@ def run(
             ) from error
 
 
-def _copied(state: Any) -> Any:
-    """The same with tensors of its own."""
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if isinstance(state, dict):
-        return {name: _copied(value) for name, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, list) else state
-
-
 def _figures(record: dict[str, float]) -> dict[str, str]:
     """What a progress bar has room for."""
     return {name: f"{record[name]:.3f}" for name in ("lower", "upper", "ess") if name in record}
@@ -625,7 +617,7 @@ class _Run:
                 best = self.history.best_score
                 if math.isfinite(score) and (best is None or score > best):
                     self.history.best_score, self.history.best_step = score, self.step
-                    self.best = _copied(self.task.module.state_dict())
+                    self.best = deepcopy(self.task.module.state_dict())
                     self.stale, self.shown = 0, _figures(figures) | {"kept": f"step {self.step}"}
                 else:
                     self.stale += 1
@@ -672,15 +664,15 @@ class _Run:
 
     def _training_state(self) -> dict[str, Any]:
         return {
-            "module": _copied(self.task.module.state_dict()),
-            "optimizer": _copied(self.optimizer.state_dict()),
-            "average": _copied(self.stepper.average),
+            "module": deepcopy(self.task.module.state_dict()),
+            "optimizer": deepcopy(self.optimizer.state_dict()),
+            "average": deepcopy(self.stepper.average),
         }
 
     def _load_training_state(self, state: dict[str, Any]) -> None:
         self.task.module.load_state_dict(state["module"])
         self.stepper.release()  # a captured graph holds the addresses of what is replaced here
-        self.optimizer.load_state_dict(_copied(state["optimizer"]))
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         with torch.no_grad():
             for mine, saved in zip(self.stepper.average, state["average"], strict=True):
                 mine.copy_(saved)
