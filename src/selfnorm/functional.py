@@ -149,11 +149,7 @@ def _beyond_cap(u: Tensor) -> Tensor:
 
 
 def snl(
-    log_p_data: Tensor,
-    log_w: Tensor,
-    log_norm: Tensor | float,
-    *,
-    reduction: str = "mean",
+    log_p_data: Tensor, log_w: Tensor, log_norm: Tensor | float, *, reduction: str = "mean"
 ) -> Tensor:
     r"""The self-normalised log-likelihood, a lower bound of the log-likelihood in expectation.
 
@@ -203,11 +199,7 @@ def importance_ml(log_p_data: Tensor, log_w: Tensor, *, reduction: str = "mean")
 
 
 def nce(
-    log_w_data: Tensor,
-    log_w: Tensor,
-    log_norm: Tensor | float,
-    *,
-    nu: float | None = None,
+    log_w_data: Tensor, log_w: Tensor, log_norm: Tensor | float, *, nu: float | None = None
 ) -> Tensor:
     r"""Binary noise-contrastive estimation; learns ``b`` too.
 

@@ -640,9 +640,7 @@ _CLASSES: dict[str, _Class] = {
     ),
     "Uniform": _Class("selfnorm.distributions", _attributes("dim"), _box),
     "GaussianMixture": _Class(
-        "selfnorm.distributions",
-        lambda m: {"dim": m.dim, "n_components": len(m.weights)},
-        _mixture,
+        "selfnorm.distributions", lambda m: {"dim": m.dim, "n_components": len(m.weights)}, _mixture
     ),
     "Defensive": _Class(
         "selfnorm.distributions",

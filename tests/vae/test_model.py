@@ -243,7 +243,6 @@ REFUSED = [
     ),
     (lambda: EnergyPrior(), ValueError, "give dim, .*; got none"),
     (lambda: EnergyPrior(dim=2, proposal="flow"), ValueError, "proposal"),
-    (lambda: EnergyPrior(dim=2, moves=2), TypeError, "takes no moves any more"),
     (lambda: EnergyPrior(dim=4, base=StandardNormal(3)), ValueError, r"of one number; got 3 and 4"),
     (lambda: EnergyPrior(sn.MLP(3), dim=2), ValueError, "got 2 and 3"),
     (

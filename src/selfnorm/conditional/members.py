@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
-from selfnorm.conditional.model import (
-    ConditionalEBM,
-    ConditionalTask,
-    LabelEnergy,
-    weighted_mean,
-)
+from selfnorm.conditional.model import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
 from selfnorm.training import History, Task, TrainingOptions, fingerprint, run

@@ -492,7 +492,7 @@ class ConditionalTask(Task):
         proposal_loss: ``"likelihood"`` (``-log q(y|x)``), ``"kl"`` (``log Z_hat``, whose gradient
             in the proposal is that of ``KL(p||q)``), ``"both"`` (their average, the paper's), or
             ``"none"``.
-        stratified: draw stratified labels where the proposal can.
+        stratified: draw stratified labels where the proposal can, as validation always does.
         noise: NCE+ only: the label is moved by noise of this variance, in units of the labels' own.
         n_val_samples: labels per input when validating.
     """
@@ -583,7 +583,7 @@ class ConditionalTask(Task):
             raise DataError("weights must be finite and not negative")
 
     def terms(
-        self, x: Tensor, y: Tensor, n_samples: int
+        self, x: Tensor, y: Tensor, n_samples: int, stratified: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
         """``log p~(y|x)``, ``log w`` at the label and at ``M`` samples, ``b``; then the law,
         its ``log q(y|x)`` and the samples.
@@ -591,7 +591,7 @@ class ConditionalTask(Task):
         model = self.module
         h = model.features(x)
         q = model.law(x, h)
-        samples = model.draw(h, q, n_samples, stratified=self.stratified)
+        samples = model.draw(h, q, n_samples, stratified=stratified)
         if model.shares_labels():
             at_label, at_samples = (model.minus_energy(h, each, q) for each in (y, samples))
         else:  # one pass for labels and samples
@@ -609,7 +609,9 @@ class ConditionalTask(Task):
         weight = weights[0] if weights else None
         if self.jitter:
             y = y + self.jitter * self.label_scale * torch.randn_like(y)
-        log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(x, y, self.n_samples)
+        log_p, log_w_data, log_w, b, (q, log_q, samples) = self.terms(
+            x, y, self.n_samples, self.stratified
+        )
         if weight is None:
             value = self.value(Weights(log_p, log_w_data, log_w, b))
         else:

@@ -37,14 +37,7 @@ from selfnorm.density.fit import (
 from selfnorm.density.model import EBM
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.training import (
-    Checkpoint,
-    History,
-    Task,
-    TrainingOptions,
-    load_checkpoint,
-    run,
-)
+from selfnorm.training import Checkpoint, History, Task, TrainingOptions, load_checkpoint, run
 
 
 @moved(**in_options("batch_size", "lr", "seed", "progress"))

@@ -47,10 +47,7 @@ def in_options(*direct: str) -> dict[str, str]:
     return {**given, **MOVED_OPTIONS}
 
 
-@moved(
-    **in_options("batch_size", "max_epochs", "max_steps", "lr", "patience", "seed", "progress"),
-    bf16="densities are trained in the precision of their parameters",
-)
+@moved(**in_options("batch_size", "max_epochs", "max_steps", "lr", "patience", "seed", "progress"))
 def fit(
     model: nn.Module,
     x_train: Any,

@@ -41,14 +41,7 @@ from selfnorm.density.fit import (
     weigh,
 )
 from selfnorm.density.model import EBM, log_weights
-from selfnorm.distributions import (
-    Defensive,
-    Gaussian,
-    GaussianMixture,
-    Proposal,
-    StudentT,
-    Uniform,
-)
+from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, Proposal, StudentT, Uniform
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
 from selfnorm.training import (
     MAX_BAD_STREAK,

@@ -38,10 +38,7 @@ class EBM(nn.Module):
     """
 
     def __init__(
-        self,
-        energy: Callable[[Tensor], Tensor],
-        base: Any = None,
-        log_norm: float = 0.0,
+        self, energy: Callable[[Tensor], Tensor], base: Any = None, log_norm: float = 0.0
     ) -> None:
         super().__init__()
         self.energy = energy

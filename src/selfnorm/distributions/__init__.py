@@ -1,11 +1,6 @@
 """Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""
 
-from selfnorm.distributions.defensive import (
-    Defensive,
-    DefensiveLabels,
-    mix_log_probs,
-    mix_samples,
-)
+from selfnorm.distributions.defensive import Defensive, DefensiveLabels, mix_log_probs, mix_samples
 from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
 from selfnorm.distributions.mixtures import (
     MDN,

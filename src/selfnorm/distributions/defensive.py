@@ -14,12 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import alone, seeded
-from selfnorm.distributions.proposals import (
-    GaussianMixture,
-    Proposal,
-    StudentT,
-    as_proposal,
-)
+from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT, as_proposal
 from selfnorm.errors import ProposalError
 
 

@@ -91,12 +91,7 @@ class ImageRegressor(saving.Saved, BaseEstimator):
     @moved(
         **{k: _IN_HEAD.format(k) for k in ("base", "anchors", "share_gradient", "proposal_loss")},
         **{k: _IN_OPTIONS.format(k) for k in ("weight_decay", "optimizer", "schedule", "ema")},
-        **{k: _IN_OPTIONS.format(k) for k in ("patience", "validate_every")},
-        cuda_graph="a subclass whose task() has capturable = False is trained without one",
-        verbose=_IN_OPTIONS.format("progress"),
-        dequantise="label_step=0 fits the labels as they are",
-        bf16="on CUDA the backbone runs in bfloat16; one that must not can leave torch.autocast",
-        compile_heads="the step is captured as a CUDA graph",
+        **{k: _IN_OPTIONS.format(k) for k in ("patience", "validate_every", "progress")},
     )
     def __init__(
         self,

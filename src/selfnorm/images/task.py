@@ -134,14 +134,6 @@ class ImageTask(ConditionalTask):
         """The objective on one presented batch."""
         return super().loss(self.present(batch[0], batch[1]))
 
-    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """Held-out bounds; always with stratified draws, whatever the objective trains with."""
-        kept, self.stratified = self.stratified, True
-        try:
-            return super().validate(data)
-        finally:
-            self.stratified = kept
-
 
 class LawTask(ImageTask):
     """Maximum likelihood for a law (a mixture density network, a Gaussian), or least squares."""

@@ -259,10 +259,7 @@ class ExponentialFamily(nn.Module):
     """
 
     def __init__(
-        self,
-        statistics: Callable[[Tensor], Tensor],
-        n_statistics: int,
-        theta: Tensor | None = None,
+        self, statistics: Callable[[Tensor], Tensor], n_statistics: int, theta: Tensor | None = None
     ) -> None:
         super().__init__()
         self.statistics = statistics

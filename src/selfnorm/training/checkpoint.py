@@ -92,11 +92,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def entries_of_task(task: Task, data: tuple[Tensor, ...]) -> dict[str, Any]:
     """What a task wants in its checkpoints."""
-    return {
-        "settings": task.settings(),
-        "witness": _witness(task, data),
-        "task": task.own_state(),
-    }
+    return {"settings": task.settings(), "witness": _witness(task, data), "task": task.own_state()}
 
 
 def check_same_run(

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import moved
 from selfnorm.chain import AutoregressiveEBM
 from selfnorm.distributions import (
     Defensive,
@@ -32,13 +31,6 @@ from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
 from selfnorm.networks import MLP
 from selfnorm.sampling import draw
 from selfnorm.vae.conditionals import GaussianPosterior
-
-_HONEST = "proposal='mixture', a bound and weight decay keep an energy honest"
-_MOVED = {
-    **dict.fromkeys(("moves", "step_size", "gradient_penalty"), _HONEST),
-    "share": "half of the samples of a mixture come from the base",
-    "log_norm_lr_scale": "b learns at the rate of the VAE",
-}
 
 
 def _figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
@@ -168,7 +160,6 @@ class EnergyPrior(LatentPrior):
 
     exact = False
 
-    @moved(**_MOVED)
     def __init__(
         self,
         energy: nn.Module | None = None,
@@ -323,14 +314,8 @@ class AutoregressivePrior(LatentPrior):
 
     exact = False  # of the learned b; `log_prob_exact` normalises by quadrature
 
-    @moved(score="the score of the proposals is left out")
     def __init__(
-        self,
-        dim: int,
-        *,
-        n_samples: int = 8,
-        polish_steps: int = 200,
-        **sizes: Any,
+        self, dim: int, *, n_samples: int = 8, polish_steps: int = 200, **sizes: Any
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {
