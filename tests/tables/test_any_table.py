@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from selfnorm import EnergyDensity, EnergyRegressor, Schema
 from selfnorm.columns import GAP
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.tables import RegressorNetwork, training
+from selfnorm.tables import RegressorNetwork, members, training
 
 QUICK = {"max_steps": 30, "random_state": 0, "hidden": 16}
 
@@ -498,3 +498,24 @@ def test_sums_and_dates_of_samples_are_as_in_the_table():
         density.log_prob(frame, given=["total"])
     with pytest.raises(DataError, match="no levels"):
         density.probabilities(frame, "total")
+
+
+def test_there_is_no_density_beyond_a_stated_limit():
+    a, b = np.exp(np.random.default_rng(0).normal(size=(2, 200)))
+    schema = Schema.detect({"a": a, "b": b}, support={"a": (0, None)})
+    density = EnergyDensity(schema=schema, **QUICK).fit({"a": a, "b": b})
+    rows = {"a": np.array([-1.0, 1e-3, 2.0]), "b": np.ones(3)}
+    assert np.isfinite(density.score_samples(rows)).tolist() == [False, True, True]
+    assert density.score_samples(rows)[0] == -np.inf
+    grid = np.linspace(-5, 60, 20_001)
+    mass = np.exp(density.log_prob({"a": grid, "b": np.full(len(grid), 1.0)}, given=["b"]))
+    assert np.trapezoid(mass, grid) == pytest.approx(1, abs=0.02)
+    # what is given is taken as it is, also by a mixture
+    coded = density._rows({"a": a, "b": b})[0]
+    kind = members.Kind(1, straight=True)
+    columns = members.columns_of(schema.parts, coded, straight=True)
+    simple = members.simple_density(kind, columns, coded, torch.ones(200).double(), 0)
+    weighed = [members.Member("chain", 0.5, 0.0), members.Member(kind.name, 0.5, 0.0)]
+    density.members_, density._simple = weighed, [simple]
+    assert np.isfinite(density.log_prob(rows, given=["a"])).all()
+    assert np.isfinite(density.sample(3, 0, given={"a": -1.0})["b"]).all()

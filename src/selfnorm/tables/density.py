@@ -274,7 +274,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             self.method_ = "joint" if few and plain else "autoregressive"
         if self.method_ == "joint" and not plain:
             raise DataError(
-                "method='joint' is for continuous columns without gaps; use 'auto' or "
+                "method='joint' is for continuous columns without gaps or limits; use 'auto' or "
                 f"'autoregressive' for this table:\n{self.schema_}"
             )
         seed = seed_of(self.random_state, checkpoint)
@@ -1085,7 +1085,8 @@ def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
 
 
 def _plainly_continuous(parts: Sequence[Part]) -> bool:
-    return all(part.rest and part.n_codes == 0 and part.step == 0 for part in parts)
+    open_ended = all(part.low is None and part.high is None for part in parts)
+    return open_ended and all(part.rest and part.n_codes == part.step == 0 for part in parts)
 
 
 def _numbers(names: Sequence[str] | None, d: int) -> Schema:

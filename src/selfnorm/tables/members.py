@@ -114,7 +114,9 @@ class Mixture:
             alone_by_chain = log_density(self.chain, alone)
             before = self._of_members(alone, of_chain=alone_by_chain)
             whole = self._of_members(coded, of_chain=alone_by_chain + of_chain)
-            return torch.logsumexp(whole, -1) - torch.logsumexp(before, -1)
+            possible = torch.logsumexp(before, -1)
+            mixed = torch.logsumexp(whole, -1) - possible
+            return mixed.where(possible > -torch.inf, of_chain)  # beyond the limits of a column
 
     @torch.no_grad()
     def consistency(self, coded: Tensor, seed: int) -> dict[str, float]:
@@ -158,7 +160,8 @@ class Mixture:
                 alone[..., 0] = alone[..., 0].where(seen[todo], float(GAP))
                 once, place = torch.unique(alone, dim=0, return_inverse=True)
                 # one pass by b tells well enough who draws
-                shares = torch.softmax(self._of_members(once, "learned"), 1)
+                log_p = self._of_members(once, "learned")
+                shares = torch.softmax(log_p.clamp_min(-1e300), 1)  # of the impossible as well
                 with seeded(_stream(seed, 0)):
                     who = torch.multinomial(shares[place], 1)[:, 0]
             for k, law in enumerate(laws):
