@@ -84,6 +84,28 @@ def test_a_run_that_loses_every_step_says_so(x):
     assert history.skipped_steps == history.n_steps
 
 
+@pytest.mark.parametrize("val_data", [None, 0.1])
+def test_a_run_that_loses_many_steps_says_so(val_data):
+    class Distance(nn.Module):
+        """The norm has no gradient at zero: every batch with such a row is lost."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, rows):
+            return (rows * self.scale).square().sum(-1).sqrt()
+
+    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    x[:4] = 0
+    model = sn.EBM(Distance(), base=sn.Gaussian.fit_to(x))
+    options = {"batch_size": 40, "max_steps": 100, "seed": 0, "progress": False}
+    with pytest.warns(sn.SelfnormWarning, match="steps were lost"):
+        history = fit(model, x, val_data=val_data, patience=0, **options)
+    assert 5 < history.skipped_steps < history.n_steps
+    assert history.stopped != "diverged"
+
+
 def test_options_that_moved_and_options_of_other_models_are_named():
     x = torch.randn(50, 2)
     model = sn.EBM(sn.MLP(2, hidden=(4,)), base=sn.Gaussian.fit_to(x))

@@ -30,7 +30,6 @@ from selfnorm.training import History, TrainingOptions, run
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
 IMAGE_OPTIONS = TrainingOptions(weight_decay=0.05, ema=0.998, progress=False)
-_MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word
 _IMAGES_AT_ONCE = 512
 _TEMPERATURES = (0.25, 4.0)  # between which one is looked for
 _REFINE_IMAGES = 128  # on which the grid is judged
@@ -227,15 +226,6 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         )
         history = run(self.task(), data, val_data=val_data, options=options)
         self.model_.eval()
-        lost = history.skipped_steps
-        if lost > max(5, _MAX_LOST * history.n_steps):
-            warnings.warn(
-                f"{lost} of {history.n_steps} training steps were left out because their loss or "
-                "gradient was not finite: the model is undertrained. Try a smaller lr, or on a GPU "
-                "a subclass whose task() has capturable = False, which takes no CUDA graph",
-                SelfnormWarning,
-                stacklevel=3,
-            )
         return history
 
     @classmethod

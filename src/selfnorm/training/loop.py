@@ -39,6 +39,7 @@ from selfnorm.training.step import Stepper
 
 _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
+MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word
 MAX_ROLLBACKS = 8  # roll-backs (each halves the learning rate) before giving up
 _STEPPING, _LOOK_EVERY = 0.93, 0.02  # shares of max_time: for steps, and between validations,
 _STEPS_PER_LOOK = 5  # between which at least this many times as long is spent as on one
@@ -511,6 +512,7 @@ class _Run:
         history.final = self.task.finish(self.data)
         history.n_steps = self.step
         history.skipped_steps = int(self.stepper.counters.skipped)
+        self._tell_losses()
         history.seconds = self.elapsed
         if path is not None and history.stopped != "interrupted":
             self._save(path)
@@ -660,6 +662,20 @@ class _Run:
                 "a smaller lr",
                 SelfnormWarning,
                 stacklevel=5,
+            )
+
+    def _tell_losses(self) -> None:
+        """Say of a run that ended well that many of its steps taught nothing."""
+        history, lost = self.history, self.history.skipped_steps
+        told = self.best is None and (self.val_data is not None or lost >= self.step)
+        if lost > max(5, MAX_LOST * self.step) and not told and history.stopped != "diverged":
+            warnings.warn(
+                f"{lost} of {self.step} steps were lost, for their loss or gradient was not "
+                "finite: the rows in them taught nothing. Look for rows where the gradient is "
+                "not a number (a square root, norm or logarithm at zero), or try a smaller lr; on "
+                "a GPU a task with capturable = False takes no CUDA graph",
+                SelfnormWarning,
+                stacklevel=4,
             )
 
     def _training_state(self) -> dict[str, Any]:
