@@ -92,11 +92,7 @@ def train_chain(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str,
 
 @torch.no_grad()
 def conditional_integrals(
-    model: Any,
-    x: torch.Tensor,
-    *,
-    n_nodes: int = 2048,
-    n_grid: int = 600,
+    model: Any, x: torch.Tensor, *, n_nodes: int = 2048, n_grid: int = 600
 ) -> torch.Tensor:
     """``int p(x_i | x_<i) dx_i`` for every factor at rows ``x``, ``(R, n, dim)``: ones.
 

@@ -60,10 +60,7 @@ def ours(table: Table, keys: dict[str, Any], parts: tuple[np.ndarray, ...], seed
     X, y, X_test, y_test = parts
     began, cpu = time.perf_counter(), time.process_time()
     model = EnergyRegressor(random_state=seed).fit(X, y)
-    seconds = {
-        "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - cpu,
-    }
+    seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
     gap = model.bounds(X_test[:500], y_test[:500], n_samples=500, random_state=seed).gap
     own = {"gap": gap, "log_norm_error": model.log_norm_error_}
     stage = model.history_[0].seconds

@@ -63,8 +63,7 @@ SETS = {
     "diamonds": TableSet("mixed/diamonds.csv"),
     "german": TableSet("mixed/german.csv", codes=("c20",), target="c20"),
     "horse-colic": TableSet(
-        "mixed/horse-colic.csv",
-        codes=tuple(f"c{i}" for i in range(28) if i not in HORSE_NUMBERS),
+        "mixed/horse-colic.csv", codes=tuple(f"c{i}" for i in range(28) if i not in HORSE_NUMBERS)
     ),
     "taxis": TableSet("mixed/taxis.csv"),
     "california": TableSet("tabular/california.npz"),

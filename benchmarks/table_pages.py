@@ -69,11 +69,7 @@ def generation(content: Row, published: Row) -> str:
     digits |= {"fit_seconds": 0, "sample_seconds": 1}
     header = ["method", "seeds", "XGBoost", "test rows", "logistic", "shape", "trend"]
     header += ["closest record", "nearest", "AUROC", "of real", "training, s", "sampling, s"]
-    parts = [
-        "# Samples of mixed tables",
-        "Mean ± standard deviation over seeds.",
-        MEANINGS,
-    ]
+    parts = ["# Samples of mixed tables", "Mean ± standard deviation over seeds.", MEANINGS]
     for dataset in dict.fromkeys(row["dataset"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["dataset"] == dataset]
         n = rows[0]["n_train"]

@@ -13,17 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from table_frames import (
-    Coding,
-    Frame,
-    Row,
-    as_float,
-    categories,
-    like,
-    n_rows,
-    take,
-    to_pandas,
-)
+from table_frames import Coding, Frame, Row, as_float, categories, like, n_rows, take, to_pandas
 from table_judges import metadata
 
 Generator = Callable[[str, Frame, int, int], tuple[Frame, Row]]

@@ -45,10 +45,7 @@ N_LOOKS = 50
 Setting = tuple[dict[str, Any], dict[str, Any]]
 SETTINGS: dict[str, dict[str, Setting]] = {
     "digits": {
-        "spike": (
-            {"proposal": "base"},
-            {"posterior_samples": 8, "n_samples": 1024, "lr": 3e-4},
-        ),
+        "spike": ({"proposal": "base"}, {"posterior_samples": 8, "n_samples": 1024, "lr": 3e-4}),
         "honest": (
             {
                 "hidden": (64, 64),
@@ -67,10 +64,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         ),
     },
     "mnist": {
-        "spike": (
-            {"proposal": "base"},
-            {"posterior_samples": 8, "n_samples": 4096, "lr": 1e-3},
-        ),
+        "spike": ({"proposal": "base"}, {"posterior_samples": 8, "n_samples": 4096, "lr": 1e-3}),
         "honest": (
             {"proposal": "mixture", "bound": 5.0, "weight_decay": 0.1, "lr_scale": 0.2},
             {"posterior_samples": 1, "n_samples": 1024, "lr": 3e-4, "weight_decay": 0.05},
@@ -149,12 +143,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             checkpoint=sn.Checkpoint(checkpoint, every=every),
         )
         history = sn.fit(
-            vae,
-            train,
-            max_steps=given.steps,
-            task_options=task_options,
-            options=options,
-            **fitted,
+            vae, train, max_steps=given.steps, task_options=task_options, options=options, **fitted
         )
     if history.stopped == "interrupted":
         raise KeyboardInterrupt

@@ -128,10 +128,7 @@ def first_time(curve: list[tuple[float, float]], goal: float) -> float | None:
 
 
 def report(
-    out: Path,
-    curves: dict[str, list[tuple[float, float]]],
-    counts: dict[str, int],
-    limit: float,
+    out: Path, curves: dict[str, list[tuple[float, float]]], counts: dict[str, int], limit: float
 ) -> None:
     rows: list[dict[str, Any]] = []
     for name, curve in curves.items():

@@ -252,8 +252,7 @@ def evaluate(
     model: ModelFolder,
     data: DataFile,
     n_samples: Annotated[
-        int | None,
-        Option(min=100, help="Proposal samples; 20000, or 2000 a row with a target."),
+        int | None, Option(min=100, help="Proposal samples; 20000, or 2000 a row with a target.")
     ] = None,
     against: Annotated[
         Path | None, Option(help="Another model: by how much is its log-likelihood lower?")
@@ -402,12 +401,10 @@ def predict(
     data: DataFile,
     levels: Annotated[list[str] | None, Argument(hidden=True)] = None,
     output: Annotated[
-        Path | None,
-        Option("--output", "-o", help="Table to write; default NAME.predicted.csv."),
+        Path | None, Option("--output", "-o", help="Table to write; default NAME.predicted.csv.")
     ] = None,
     quantiles: Annotated[
-        list[str] | None,
-        Option(help="Levels, e.g. 0.05 0.5 0.95 (the default) or 0.05,0.5,0.95."),
+        list[str] | None, Option(help="Levels, e.g. 0.05 0.5 0.95 (the default) or 0.05,0.5,0.95.")
     ] = None,
     header: Header = None,
     as_json: AsJson = False,
@@ -520,8 +517,7 @@ _CANNOT_COMPUTE = (
 def evidence(
     draws: Annotated[Path, Argument(help="Draws, one a row: .csv, .tsv, .parquet, .npy or .npz.")],
     log_density: Annotated[
-        str,
-        Option(help="Column with the log-density of each draw (of the columns beside it)."),
+        str, Option(help="Column with the log-density of each draw (of the columns beside it).")
     ],
     columns: Annotated[str | None, Option(help="Use only these columns (comma-separated).")] = None,
     drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,

@@ -208,9 +208,7 @@ def write_table(table: Table, path: str | os.PathLike[str]) -> None:
 
 
 def check_output(
-    path: str | os.PathLike[str],
-    suffixes: Sequence[str] = SUFFIXES,
-    source: Path | None = None,
+    path: str | os.PathLike[str], suffixes: Sequence[str] = SUFFIXES, source: Path | None = None
 ) -> Path:
     """Refuse an output that could not be written, or is the table read, before the work is done."""
     path = Path(path)

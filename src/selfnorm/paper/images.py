@@ -184,11 +184,7 @@ def fit_and_judge(
     refuse_cut_short(history.stopped)
     held_out, _ = judge(model, data.val, n_samples=None)
     figures, arrays = judge(
-        model,
-        data.test,
-        n_samples=config.n_test_samples,
-        seed=config.seed,
-        groups=data.test_groups,
+        model, data.test, n_samples=config.n_test_samples, seed=config.seed, groups=data.test_groups
     )
     if model.space_.dim == 1:
         labels = dequantised(torch.as_tensor(data.val[1]), model.space_.step)

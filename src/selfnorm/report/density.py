@@ -445,11 +445,7 @@ def _likelihood(
 
 
 def _columns(
-    page: Page,
-    scales: Sequence[Scale],
-    of_data: np.ndarray,
-    of_model: np.ndarray,
-    gaps: np.ndarray,
+    page: Page, scales: Sequence[Scale], of_data: np.ndarray, of_model: np.ndarray, gaps: np.ndarray
 ) -> None:
     page.words(
         f"Rows of the table (filled) and {len(of_model):,} rows drawn from the model (line). The "

@@ -81,10 +81,7 @@ def plot_density_model(
     if gaps.any():
         paths.append(folder / "gaps.png")
         names = [scale.name for scale in scales]
-        save(
-            plot_shares(names, gaps, "share of rows without a value"),
-            paths[-1],
-        )
+        save(plot_shares(names, gaps, "share of rows without a value"), paths[-1])
     return paths
 
 

@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 
 from selfnorm.evaluation import Bounds, central_coverage
-from selfnorm.plotting import (
-    new_figure,
-    plot_history,
-    plot_predictive,
-    plot_reliability,
-    styled,
-)
+from selfnorm.plotting import new_figure, plot_history, plot_predictive, plot_reliability, styled
 from selfnorm.report import figures, peers
 from selfnorm.report.density import (
     About,
@@ -246,7 +240,7 @@ def _calibration(
     page.figures([(figure, words)], wide=True)
     page.words(
         "Left: of a calibrated model the dots lie on the diagonal. Right: the histogram is flat; a "
-        "bowl is a sign of distributions that are too narrow, a hill of ones that are too wide.",
+        "bowl is a sign of distributions that are too narrow, a hill of ones that are too wide."
     )
 
 
@@ -346,7 +340,4 @@ def _load(page: Page, about: About) -> None:
         "regressor.predict_quantiles(X, [0.1, 0.5, 0.9])\n",
         "Python code",
     )
-    page.code(
-        f"selfnorm predict {folder} {about.file} -o predicted.csv\n",
-        "Commands",
-    )
+    page.code(f"selfnorm predict {folder} {about.file} -o predicted.csv\n", "Commands")
