@@ -1,11 +1,14 @@
 """Shared set-up: one thread and one seed, so that every run of the tests sees the same numbers."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from selfnorm import functional
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts that are tested, too
 # The examples of a property are the same in every run, and a slow machine is no failure.
@@ -30,3 +33,10 @@ def pytest_fixture_setup(fixturedef):
     """What serves a whole module must not depend on which tests ran before in this process."""
     if fixturedef.scope != "function":
         begin()
+
+
+@pytest.fixture
+def few_closing_samples(monkeypatch):
+    """``b`` is set from some thousand samples, not from a million: for tests of other things."""
+    few = partial(functional.adaptive_log_mean, max_samples=2**15)
+    monkeypatch.setattr(functional, "adaptive_log_mean", few)

@@ -81,7 +81,7 @@ def test_fits_of_four_threads_are_those_of_one(dtype):
             _equal(mine, other)
 
 
-def test_sixteen_samples_and_bounds_at_once_are_those_of_one_thread():
+def test_eight_samples_and_bounds_at_once_are_those_of_one_thread():
     density = sn.EnergyDensity(max_steps=10, random_state=0).fit(X[:, :2])
     chain = sn.EnergyDensity(max_steps=10, random_state=0).fit(X[:, :3])
 
@@ -94,9 +94,9 @@ def test_sixteen_samples_and_bounds_at_once_are_those_of_one_thread():
         )
 
     with _unchanged(torch.float64):
-        expected = [ask(seed) for seed in range(16)]
+        expected = [ask(seed) for seed in range(8)]
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(ask, range(16)))
+            found = list(pool.map(ask, range(8)))
         for mine, other in zip(found, expected, strict=True):
             _equal(mine, other)
 

@@ -161,8 +161,8 @@ def test_report(selfnorm, places, tmp_path):
 
 
 def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
-    X = rows(200, 2)
-    y = X[:, 0] + 0.3 * np.random.default_rng(1).standard_normal(200)
+    X = rows(80, 2)
+    y = X[:, 0] + 0.3 * np.random.default_rng(1).standard_normal(80)
     write_csv(tmp_path / "t.csv", np.column_stack([X, y]), ["u", "v", "price"])
     model = tmp_path / "m"
     fit = ("fit", tmp_path / "t.csv", "-o", model, "--target", "price", "--max-epochs", 3)
@@ -178,11 +178,11 @@ def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     assert code == 0, err
     names = read_table(tmp_path / "t.predicted.csv").names
     assert names[3:] == ["price_mean", "price_q0.05", "price_q0.5", "price_q0.95"]
-    for n_samples in (200, 2500):
+    for n_samples in (100, 2100):
         arguments = ("evaluate", model, tmp_path / "t.csv", "--n-samples", n_samples, "--json")
         code, out, _ = selfnorm(*arguments)
         assert code == 0
-        assert json.loads(out)["rows"] == 200
+        assert json.loads(out)["rows"] == 80
         assert json.loads(out)["n_samples"] == n_samples
     code, _, err = selfnorm("sample", model, "-o", tmp_path / "s.csv")
     assert code == 2

@@ -11,6 +11,7 @@ from selfnorm.distributions import FlowTask, proposal_loss
 from selfnorm.errors import DataError, SelfnormError
 
 pytest.importorskip("zuko")
+pytestmark = pytest.mark.usefixtures("few_closing_samples")
 SMALL = {"transforms": 2, "hidden": (16, 16), "bins": 4}
 
 

@@ -15,7 +15,7 @@ CONTRACT |= {"log_norm_exact", "seed", "seconds", "lower", "upper", "ess", "pare
 
 
 @pytest.fixture
-def short_runs(monkeypatch):
+def short_runs(monkeypatch, few_closing_samples):
     """The same code with three steps a run: what is tested is the table, not the training."""
 
     def short(fit):

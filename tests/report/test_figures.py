@@ -19,14 +19,14 @@ def test_figures_cost_the_caller_no_random_numbers(d, tmp_path):
 
 def test_categories_dates_and_gaps_are_drawn(tmp_path):
     rng = np.random.default_rng(0)
-    day = np.datetime64("2021-01-01") + rng.integers(0, 300, 200)
-    size = np.where(rng.random(200) < 0.2, np.nan, rng.normal(size=200))
-    table = {"kind": rng.choice(["a", "b", "c"], 200), "size": size, "day": day}
+    day = np.datetime64("2021-01-01") + rng.integers(0, 300, 80)
+    size = np.where(rng.random(80) < 0.2, np.nan, rng.normal(size=80))
+    table = {"kind": rng.choice(["a", "b", "c"], 80), "size": size, "day": day}
     density = EnergyDensity(max_steps=3, random_state=0).fit(table)
     written = plot_density_model(density, tmp_path, table)
     assert [path.stem for path in written] == [
         *("marginals", "pairs", "dependence", "training", "diagnostics", "gaps")
     ]
-    finite = {"kind": table["kind"], "other": rng.choice(["x", "y"], 200)}
+    finite = {"kind": table["kind"], "other": rng.choice(["x", "y"], 80)}
     finite_model = EnergyDensity(max_steps=3, random_state=0).fit(finite)
     assert len(plot_density_model(finite_model, tmp_path / "finite", finite)) == 5

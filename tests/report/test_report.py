@@ -142,8 +142,8 @@ def test_what_cannot_be_reported_is_refused_before_the_work(mixed, tmp_path):
 @pytest.mark.filterwarnings("ignore::selfnorm.errors.SelfnormWarning")
 def test_a_regressor(whole, tmp_path):
     rng = np.random.default_rng(0)
-    X = rng.uniform(-1, 1, (200, 2))
-    y = 10 * X[:, 0] + rng.standard_normal(200)
+    X = rng.uniform(-1, 1, (100, 2))
+    y = 10 * X[:, 0] + rng.standard_normal(100)
     y = np.round(y) if whole else y
     short = RegressorNetwork(energy_epochs=2)
     model = sn.EnergyRegressor(n_members=2, max_epochs=8, network=short, random_state=0).fit(X, y)
@@ -155,7 +155,7 @@ def test_a_regressor(whole, tmp_path):
     model.fit(pd.DataFrame(X, columns=["height", "width"]), y).save(tmp_path / "model")
     card = (tmp_path / "model" / "model_card.md").read_text()
     assert "| inputs | height, width |" in card
-    assert "| judged | 200 rows" in card
+    assert "| judged | 100 rows" in card
     with pytest.raises(DataError):
         model.report(X, y[:-1], tmp_path / "no.html")
 

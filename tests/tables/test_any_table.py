@@ -146,9 +146,9 @@ def test_saved_and_loaded_it_answers_with_the_same_bits(density, frame, tmp_path
 def test_another_unit_moves_scores_by_its_log_and_no_verdict():
     rng = np.random.default_rng(0)
     table = {
-        "kind": rng.choice(["a", "b"], 300),
-        "size": np.where(rng.random(300) < 0.3, 0.0, rng.gamma(3, size=300)),
-        "other": np.where(rng.random(300) < 0.1, np.nan, rng.normal(size=300)),
+        "kind": rng.choice(["a", "b"], 120),
+        "size": np.where(rng.random(120) < 0.3, 0.0, rng.gamma(3, size=120)),
+        "other": np.where(rng.random(120) < 0.1, np.nan, rng.normal(size=120)),
     }
     halved = table | {"size": table["size"] * 0.5}
     a, b = (EnergyDensity(**QUICK).fit(t) for t in (table, halved))
@@ -383,7 +383,7 @@ def test_dates_of_one_week_are_drawn_filled_and_scored(unit, zone, recwarn):
 
 
 def test_rows_without_a_score_make_no_bounds_reliable(density, frame):
-    law = density._law()
+    frame, law = frame[:60], density._law()
     coded, open_ = density._rows(frame)
     assert not law.bounds(coded, open_, 300, 0).reasons
     finite = EnergyDensity(**QUICK).fit(frame[["flag"]].assign(other=frame["zero"] == 0))
@@ -396,7 +396,7 @@ def test_rows_without_a_score_make_no_bounds_reliable(density, frame):
 
 
 def test_pipelines_and_searches_of_one_schema(frame):
-    table = frame.drop(columns="day")
+    table = frame[:100].drop(columns="day")
     inputs, y = table.drop(columns="count"), table["count"].astype(float)
     numbers = ["zero", "size"]
     clean = ColumnTransformer(
@@ -422,11 +422,11 @@ def test_pipelines_and_searches_of_one_schema(frame):
 
 
 def test_comparing_log_likelihoods_of_different_measures_warns(density, frame):
-    some = frame.iloc[:60]
+    some = frame.iloc[:20]
     own = density.bounds(some, n_samples=300, random_state=0)
     low, high = own.minus(own)
     assert low <= 0 <= high
-    other = EnergyDensity(**QUICK, schema={"count": "continuous"}).fit(frame)
+    other = EnergyDensity(**QUICK, schema={"count": "continuous"}).fit(frame[:100])
     assert other.schema_.columns[2].kind == "continuous"
     with pytest.warns(SelfnormWarning, match="different measures"):
         own.minus(other.bounds(some, n_samples=300, random_state=0))

@@ -109,7 +109,7 @@ def test_who_draws_does_not_tell_what_is_drawn(fitted):
 
 
 def test_an_exact_sum_leaves_a_small_table_what_it_is():
-    x = np.random.default_rng(0).normal(size=(300, 2)).round(3) @ np.array([[1, 0.5], [0, 1]])
+    x = np.random.default_rng(0).normal(size=(150, 2)).round(3) @ np.array([[1, 0.5], [0, 1]])
     x = x.round(3)
     table = {"a": x[:, 0], "b": x[:, 1]}
     alone = EnergyDensity(random_state=0, method="autoregressive").fit(table)

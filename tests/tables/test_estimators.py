@@ -109,10 +109,10 @@ def test_autoregressive_is_the_default_from_three_columns_on():
 def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
     from selfnorm.tables import members as room
 
-    X = skewed(1500, d=3)
+    X = skewed(600, d=3)
     density = EnergyDensity(random_state=0, max_steps=30).fit(X[:300])
     every_row = density.bounds(X, n_samples=128, random_state=0)
-    monkeypatch.setattr(room, "MAX_FACTOR_SAMPLES", 128 * 3 * 500)
+    monkeypatch.setattr(room, "MAX_FACTOR_SAMPLES", 128 * 3 * 250)
     subset = density.bounds(X, n_samples=128, random_state=0)
     assert subset.n_samples == 128
     assert subset.lower == pytest.approx(every_row.lower, abs=2e-3)

@@ -492,10 +492,10 @@ def test_jumps_along_the_input_are_learned() -> None:
 
 def test_inputs_of_every_kind_with_gaps(tmp_path):
     rng = np.random.default_rng(2)
-    kind, size = rng.choice(["a", "b", "c"], 600), rng.normal(size=600)
-    y = 2.0 * (kind == "b") + 3.0 * size + 0.2 * rng.normal(size=600)
+    kind, size = rng.choice(["a", "b", "c"], 400), rng.normal(size=400)
+    y = 2.0 * (kind == "b") + 3.0 * size + 0.2 * rng.normal(size=400)
     table = pd.DataFrame({"kind": kind, "size": size, "day": pd.Timestamp("2020-01-01")})
-    table["day"] += pd.to_timedelta(rng.integers(0, 50, 600), "D")
+    table["day"] += pd.to_timedelta(rng.integers(0, 50, 400), "D")
     table, new, y, y_new = table[:300].copy(), table[300:], y[:300], y[300:]
     table.loc[::15, "size"] = np.nan
     table.loc[::14, "kind"] = None
