@@ -258,22 +258,33 @@ def test_conditionals_leave_gaps_and_numbers_to_the_network(density, frame):
     )
 
 
-def test_probabilities_are_the_conditionals_and_explain_adds_up_the_least(model):
+def test_probabilities_are_those_of_the_joint(model, density, frame):
     rows = every_row()
     n = len(rows["a"])
     found = model.probabilities(rows, "b")
+    joint = {v: np.exp(model.score_samples(rows | {"b": [v] * n})) for v in LEVELS["b"]}
+    asked = {v: model.log_prob(rows | {"b": [v] * n}, given=["a", "c"]) for v in LEVELS["b"]}
+    for level in LEVELS["b"]:
+        assert found[level] == pytest.approx(joint[level] / sum(joint.values()), abs=1e-9)
+        assert found[level] == pytest.approx(np.exp(asked[level]) / (1 - 1 / 402), abs=1e-6)
+    some = frame.iloc[:30]  # numbers beside, and gaps
+    odds = np.subtract(*(density.score_samples(some.assign(flag=v)) for v in (True, False)))
+    of_flag = density.probabilities(some, "flag")
+    assert np.log(of_flag[True] / of_flag[False]).to_numpy() == pytest.approx(odds, abs=1e-6)
+
+
+def test_explain_adds_up_the_least(model):
+    rows = every_row()
+    n = len(rows["a"])
 
     def network(table):
         log_p = model.model_.log_prob(model.standardise(table), [True, False, True])
         return log_p.exp().numpy()
 
     by_hand = {level: network(rows | {"b": [level] * n}) for level in LEVELS["b"]}
-    reserved = 1 / 402
-    for level in LEVELS["b"]:
-        assert found[level] == pytest.approx(by_hand[level] / (1 - reserved), abs=1e-6)
     own = network(rows)
     least = sum(np.where(p <= own + 1e-12, p, 0) for p in by_hand.values())
-    assert model.explain(rows)["b"] == pytest.approx(least + reserved, abs=1e-6)
+    assert model.explain(rows)["b"] == pytest.approx(least + 1 / 402, abs=1e-6)
 
 
 def test_explain_names_the_cell_that_does_not_fit():

@@ -501,6 +501,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         with point masses, each of these, and ``"other"`` for the numbers between. The levels are
         those of the schema: ``schema_.columns``. That there is a value is given.
 
+        Those of the joint density for up to 64 levels, each of which takes as long as a score;
+        otherwise the network's own answer, as in :meth:`log_prob`.
+
         Examples
         --------
         >>> rng = np.random.default_rng(0)
@@ -522,8 +525,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 " draw from it with sample(given=...)"
             )
         coded[:, places, 0] = GAP
-        packed = model.columns.pack(coded)[0]
-        log_codes = torch.cat([law.log_codes for _, law in answers.laws(model, packed, places[0])])
+        if part.rest or part.n_codes > answers.MAX_COMPLETIONS:
+            packed = model.columns.pack(coded)[0]
+            laws = answers.laws(model, packed, places[0])
+            log_codes = torch.cat([law.log_codes for _, law in laws])
+        else:
+            log_codes = self._completed(coded, places, torch.arange(part.n_codes).unsqueeze(1))
         if part.gap:
             log_codes[:, n_levels] = -torch.inf
         codes = torch.softmax(log_codes, -1).numpy()
@@ -954,12 +961,19 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(n_codes, -1)
         rows = torch.zeros(MARGINAL_PLACES // n_codes, len(mask), 2, dtype=torch.float64)
         rows[..., 0] = GAP
-        every = torch.from_numpy(self._drawn(rows, 0)).repeat_interleave(n_codes, 0)
-        every[:, places, 0] = codes.repeat(len(rows), 1).to(every)
-        log_p = self._log_prob(every, torch.zeros(every.shape[:2]).to(every)).view(-1, n_codes)
+        log_p = self._completed(torch.from_numpy(self._drawn(rows, 0)), places, codes)
         known = self._chain().log_known[places].sum()  # the rest is reserved for the never seen
         shares = (log_p - torch.logsumexp(log_p, 1, keepdim=True)).exp().mean(0)
-        return codes.to(every), shares.log() + known
+        return codes.double(), shares.log() + known
+
+    def _completed(self, coded: Tensor, places: list[int], codes: Tensor) -> Tensor:
+        """``(n, C)``: log-likelihoods of rows that have each of the codes ``(C, k)`` at places."""
+        found = []
+        for rows in coded.split(max(1, training.PIECE // len(codes))):
+            every = rows.repeat_interleave(len(codes), 0)
+            every[:, places, 0] = codes.repeat(len(rows), 1).to(every)
+            found.append(self._law().log_prob(every).view(-1, len(codes)))
+        return torch.cat(found)
 
     def _score_marginal(
         self,
