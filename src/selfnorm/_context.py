@@ -119,10 +119,7 @@ def evaluating(module: Any) -> Iterator[None]:
         >>> [m.training for m in net]
         [True, False]
     """
-    if not isinstance(module, nn.Module):
-        yield
-        return
-    if not any(part.training for part in module.modules()):
+    if not isinstance(module, nn.Module) or not any(part.training for part in module.modules()):
         yield
         return
     with alone():  # or two threads would each take the other's mode for the caller's

@@ -162,18 +162,14 @@ def all_numbers(X: Any) -> bool:
     """
     if hasattr(X, "toarray"):  # a sparse matrix (some are dicts), refused elsewhere
         return True
-    if isinstance(X, Mapping):
-        return False
-    if np.ma.is_masked(X):
+    if isinstance(X, Mapping) or np.ma.is_masked(X):
         return False
     frames = hasattr(X, "dtypes") and hasattr(X, "columns")
     columns = [np.asarray(X[name]) for name in X.columns] if frames else [np.asarray(X)]
     for values in columns:
         if values.dtype.kind == "c":
             return True  # refused elsewhere
-        if values.dtype.kind in "USTMm":
-            return False
-        if values.dtype.kind == "O" and any(isinstance(v, str) for v in values.ravel()):
+        if _holds_text(values):
             return False
         try:
             if np.isnan(values.astype(np.float64)).any():

@@ -10,8 +10,10 @@ from selfnorm.evaluation.calibration import (
 )
 from selfnorm.evaluation.diagnostics import (
     PARETO_K_LIMIT,
+    Judged,
     WeightStream,
     data_side_check,
+    deviations,
     few_beyond,
     stream_log_weights,
     tail_factor,
@@ -25,6 +27,7 @@ __all__ = [
     "B_LIMIT",
     "PARETO_K_LIMIT",
     "Bounds",
+    "Judged",
     "WeightStream",
     "about_b",
     "assess",
@@ -33,6 +36,7 @@ __all__ = [
     "chunk_size_for",
     "crps_from_cdf",
     "data_side_check",
+    "deviations",
     "evaluate",
     "exact_log_norm",
     "few_beyond",

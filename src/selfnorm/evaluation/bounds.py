@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import NormalDist
 from typing import Any, TypeVar
 
 import torch
@@ -30,8 +29,10 @@ from selfnorm.evaluation.diagnostics import (
     LARGEST_ERROR,
     WRONG,
     DataSideCheck,
+    Judged,
     WeightStream,
     data_side_check,
+    deviations,
     stream_log_weights,
     verdict,
 )
@@ -51,7 +52,7 @@ _FAR_MASS = math.log(1e-3)  # of the whole, below which it does not matter what 
 
 
 @dataclass(frozen=True)
-class Bounds:
+class Bounds(Judged):
     """Lower and upper bound of the mean log-likelihood (nats per row), and their reliability.
 
     Attributes:
@@ -107,20 +108,13 @@ class Bounds:
         """``upper - lower``; small where ``b`` is the log-normaliser."""
         return self.upper - self.lower
 
-    @property
-    def reliable(self) -> bool:
-        """Whether no check found anything against the numbers."""
-        return not self.reasons
-
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Confidence interval around both bounds: the lower's lower end, the upper's upper end.
 
         Each end is that of a normal interval at ``level``; it covers test rows and proposal
         samples, and means something only where :attr:`reliable` is true.
         """
-        if not 0.0 < level < 1.0:
-            raise ValueError(f"level must lie between 0 and 1, got {level}")
-        z = NormalDist().inv_cdf(0.5 + level / 2)
+        z = deviations(level)
         return self.lower - z * self.lower_se, self.upper + z * self.upper_se
 
     def shifted(self: AnyBounds, by: float) -> AnyBounds:
@@ -161,7 +155,6 @@ class Bounds:
         return found
 
     def __str__(self) -> str:
-        verdict = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
         low, high = self.interval()
         if math.isinf(self.upper):
             where = f"at least {low:.4f} nats (95 %; bound {self.lower:.4f}, no upper bound)"
@@ -174,7 +167,7 @@ class Bounds:
         return (
             f"log-likelihood {where}, log Z {self.log_norm:.4f} ± {self.log_norm_se:.4f}, "
             f"log_prob by the learned b off by {self.learned_error:+.4f}, ESS {self.ess:.3f}, "
-            f"Pareto k {self.pareto_k:.2f}: {verdict.rstrip('.')}{said}"
+            f"Pareto k {self.pareto_k:.2f}: {self._verdict().rstrip('.')}{said}"
         )
 
 

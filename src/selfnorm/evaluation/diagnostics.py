@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 from scipy.special import bdtrc
@@ -210,8 +211,29 @@ def data_side_check(log_w_data: Tensor, log_w: Tensor | WeightStream) -> DataSid
     return DataSideCheck(above / n, decisive, passed)
 
 
+class Judged:
+    """Numbers, and the reasons why they are not reliable: none where they are."""
+
+    reasons: tuple[str, ...]
+
+    @property
+    def reliable(self) -> bool:
+        """Whether no check found anything against the numbers."""
+        return not self.reasons
+
+    def _verdict(self) -> str:
+        return "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
+
+
+def deviations(level: float) -> float:
+    """How many standard deviations a normal interval of that level has on either side."""
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    return NormalDist().inv_cdf(0.5 + level / 2)
+
+
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Judged):
     """One sentence per reason against the estimate, cause, then cure; and its tail index.
 
     ``log_norm_se``: standard error of ``log Z``, widened where the tail asks for it.
@@ -220,11 +242,6 @@ class Verdict:
     reasons: tuple[str, ...]
     pareto_k: float
     log_norm_se: float = math.inf
-
-    @property
-    def reliable(self) -> bool:
-        """Whether nothing speaks against the estimate."""
-        return not self.reasons
 
 
 def tail_index(log_w: Tensor | WeightStream) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from selfnorm.evaluation import Judged, deviations
 from selfnorm.plotting import new_figure, save
 
 if TYPE_CHECKING:
@@ -17,14 +17,12 @@ if TYPE_CHECKING:
 
 
 def _interval(value: float, se: float, level: float) -> tuple[float, float]:
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    return value - z * se, value + z * se
+    half = deviations(level) * se
+    return value - half, value + half
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Evidence(Judged):
     r"""``log Z`` of an unnormalised density, estimated from draws, and whether to trust it.
 
     Attributes:
@@ -85,11 +83,6 @@ class Evidence:
     log_weights_draws: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
     log_weights_samples: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
 
-    @property
-    def reliable(self) -> bool:
-        """Whether no check found anything against the numbers."""
-        return not self.reasons
-
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Normal confidence interval of ``log Z``; it means something where :attr:`reliable`."""
         return _interval(self.log_z, self.se, level)
@@ -141,19 +134,18 @@ class Evidence:
         return save(figure, path)
 
     def __str__(self) -> str:
-        verdict = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
         notes = "".join(f" Note: {note}" for note in self.notes)
         return (
             f"log Z = {self.log_z:.4f} ± {self.se:.4f}, bounds [{self.lower:.4f} ± "
             f"{self.lower_se:.4f}, {self.upper:.4f} ± {self.upper_se:.4f}], Pareto k "
             f"{self.pareto_k_draws:.2f} and {self.pareto_k_samples:.2f}, "
             f"{self.effective_draws:.0f} effective of {self.n_draws} draws, {self.n_evaluations} "
-            f"evaluations: {verdict}{notes}"
+            f"evaluations: {self._verdict()}{notes}"
         )
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Judged):
     """Two models of the same data.
 
     Attributes:
@@ -168,11 +160,6 @@ class Comparison:
     reasons: tuple[str, ...] = ()
 
     @property
-    def reliable(self) -> bool:
-        """Whether both estimates are."""
-        return not self.reasons
-
-    @property
     def probability(self) -> float:
         """Posterior probability of the first model where both were equally likely before."""
         return 1 / (1 + math.exp(-max(min(self.log_bayes_factor, 700.0), -700.0)))
@@ -182,8 +169,7 @@ class Comparison:
         return _interval(self.log_bayes_factor, self.se, level)
 
     def __str__(self) -> str:
-        verdict = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
         return (
             f"log Bayes factor {self.log_bayes_factor:+.3f} ± {self.se:.3f}, probability of the "
-            f"first {self.probability:.4f} from even odds: {verdict}"
+            f"first {self.probability:.4f} from even odds: {self._verdict()}"
         )

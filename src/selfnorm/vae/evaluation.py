@@ -24,7 +24,14 @@ from torch import Tensor
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
 from selfnorm.errors import DataError
-from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, WeightStream, stream_log_weights, verdict
+from selfnorm.evaluation import (
+    PARETO_K_LIMIT,
+    Bounds,
+    Judged,
+    WeightStream,
+    stream_log_weights,
+    verdict,
+)
 from selfnorm.functional import bound_gap, log_mean_exp
 from selfnorm.sampling import smc
 from selfnorm.vae.conditionals import GaussianPosterior
@@ -54,7 +61,7 @@ class LogNorm:
 
 
 @dataclass(frozen=True)
-class VAEReport:
+class VAEReport(Judged):
     """Figures in nats per row; ``reasons`` is empty where they can be trusted.
 
     Attributes:
@@ -91,11 +98,6 @@ class VAEReport:
     many_samples: int
     many_rows: int
     reasons: tuple[str, ...] = ()
-
-    @property
-    def reliable(self) -> bool:
-        """Whether no check found anything against the figures."""
-        return not self.reasons
 
     @property
     def pareto_k(self) -> float:
@@ -154,12 +156,11 @@ class VAEReport:
         )
 
     def __str__(self) -> str:
-        judged = "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
         estimates = ", ".join(f"{k} {v.value:.3f} ± {v.se:.3f}" for k, v in self.log_norm.items())
         return (
             f"SNELBO {self.snelbo:.3f}, ELBO {self.elbo:.3f} ± {self.se:.3f}, log p(x) at least "
             f"{self.log_px:.3f} (+{self.log_px_rise:.3f} by the last doubling of posterior "
-            f"samples); log Z: {estimates}: {judged}"
+            f"samples); log Z: {estimates}: {self._verdict()}"
         )
 
 
