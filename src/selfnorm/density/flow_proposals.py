@@ -22,17 +22,7 @@ def adapt(
     n_samples: int = 512,
     options: TrainingOptions | None = None,
 ) -> History:
-    """Bring a flow closer to the model it serves.
-
-    Example:
-        >>> import torch, selfnorm as sn
-        >>> x = torch.randn(64, 2)
-        >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
-        >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
-        >>> options = sn.TrainingOptions(max_steps=2, progress=False)
-        >>> adapt(flow, model, x, loss="kl", options=options).n_steps
-        2
-    """
+    """Bring a flow closer to the model it serves."""
     task = FlowTask(flow, model=model, loss=loss, n_samples=n_samples)
     return run(task, (x,), options=options or TrainingOptions())
 
@@ -100,17 +90,7 @@ def fit_jointly(
     val_data: Tensor | None = None,
     options: TrainingOptions | None = None,
 ) -> History:
-    """Train an EBM and its flow proposal together.
-
-    Example:
-        >>> import torch, selfnorm as sn
-        >>> x = torch.randn(64, 2)
-        >>> model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
-        >>> flow = sn.Flow(2, transforms=1, hidden=(8,))
-        >>> options = sn.TrainingOptions(max_steps=2, progress=False)
-        >>> fit_jointly(model, flow, x, options=options).n_steps
-        2
-    """
+    """Train an EBM and its flow proposal together."""
     task = JointTask(model, flow, loss=loss, n_samples=n_samples)
     held_out = None if val_data is None else (val_data,)
     return run(task, (x,), val_data=held_out, options=options or TrainingOptions())

@@ -38,15 +38,6 @@ class ContrastiveDivergence(Objective):
         buffer_size: chains remembered (``"buffer"``).
         refresh: share of chains restarted from the proposal at each step (``"buffer"``).
         energy_l2: weight of ``mean(E(data)^2 + E(chains)^2)``, which keeps energies from drifting.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> x = torch.randn(200, 2)
-        >>> model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
-        >>> objective = ContrastiveDivergence(start="buffer", n_steps=5)
-        >>> history = sn.fit(model, x, objective=objective, max_epochs=1, progress=False, seed=0)
-        >>> history.n_steps
-        1
     """
 
     # acceptance rates are read on the host to steer the step: no CUDA graph

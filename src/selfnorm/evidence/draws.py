@@ -55,10 +55,6 @@ def read_draws(draws: Any, chains: bool | None = None) -> Draws:
             xarray Dataset, with dimensions ``(chain, draw, *shape)``.
         chains: whether the first dimension counts chains; by default it does in arrays of three
             dimensions and in ArviZ's objects.
-
-    Example:
-        >>> read_draws({"mu": np.random.randn(30), "beta": np.random.randn(30, 2)}).names
-        ('mu', 'beta[0]', 'beta[1]')
     """
     named = _parameters(draws)
     if isinstance(draws, list | tuple) and len({np.shape(each) for each in draws}) > 1:

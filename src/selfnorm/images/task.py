@@ -27,12 +27,6 @@ class Augmentation:
         dihedral: also mirror up and down, and transpose, for images without an upright.
 
     Every call returns new tensors: stored images and labels stay as they are.
-
-    >>> mirror = Augmentation(flip=True, flip_signs=(-1.0,))
-    >>> y = torch.ones(64, 1)
-    >>> seen = mirror(torch.zeros(64, 3, 8, 8, dtype=torch.uint8), y)[1]
-    >>> sorted(set(seen[:, 0].tolist())), bool((y == 1).all())
-    ([-1.0, 1.0], True)
     """
 
     flip: bool = False

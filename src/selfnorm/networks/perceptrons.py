@@ -57,10 +57,6 @@ class StackedLinear(nn.Module):
         in_features: size of the last dimension of the input.
         out_features: size of the last dimension of the output.
         zero: start at the zero map.
-
-    >>> layer = StackedLinear(5, 3, 2)
-    >>> layer(torch.randn(7, 3)).shape, layer(torch.randn(4, 5, 7, 3)).shape
-    (torch.Size([5, 7, 2]), torch.Size([4, 5, 7, 2]))
     """
 
     def __init__(
@@ -111,13 +107,6 @@ def perceptron(
 
     With ``out_features=None`` the network is a trunk: it ends with its last hidden activation.
     ``members=None`` is one network, without a dimension of members; ``zero`` starts it at 0.
-
-    >>> perceptron(None, 3, (8,), 1, activation="tanh")
-    Sequential(
-      (0): Linear(in_features=3, out_features=8, bias=True)
-      (1): Tanh()
-      (2): Linear(in_features=8, out_features=1, bias=True)
-    )
     """
     layers: list[nn.Module] = []
     for before, after in pairwise((in_features, *hidden)):

@@ -31,15 +31,6 @@ class Counters:
             all, and ``streak``, lost in a row up to now, are views.
         names: the metrics, in the order of their sums; known from the first step on.
         sums: of the metrics over the steps taken since the last :meth:`clear`.
-
-    Example:
-        >>> counters = Counters(torch.device("cpu"))
-        >>> for loss in (2.0, float("nan"), 4.0):
-        ...     bad = counters.observe(torch.tensor(loss), torch.tensor(1.0), {})
-        >>> float(counters.taken), float(counters.skipped), float(counters.streak)
-        (2.0, 1.0, 0.0)
-        >>> counters.sums
-        tensor([6., 2.])
     """
 
     def __init__(self, device: torch.device) -> None:

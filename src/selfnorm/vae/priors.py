@@ -151,11 +151,6 @@ class EnergyPrior(LatentPrior):
         bound: limit of ``|E|``, by a smooth squashing; ``None`` for none.
         lr_scale: learning rate of the energy relative to the VAE's (the paper's: 0.2).
         weight_decay: of the energy; ``None`` leaves it to the optimiser.
-
-    Example:
-        >>> prior = EnergyPrior(dim=4)
-        >>> prior.log_prob(torch.zeros(2, 4)).shape
-        torch.Size([2])
     """
 
     exact = False
@@ -304,12 +299,6 @@ class AutoregressivePrior(LatentPrior):
         n_samples: stratified proposal samples per factor in training (32 at most).
         polish_steps: steps given to the ``b_i`` alone at the end.
         sizes: of the chain, see :class:`~selfnorm.AutoregressiveEBM`.
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> prior = AutoregressivePrior(3, hidden=16, components=3, context=4, energy_hidden=8)
-        >>> prior.log_prob(torch.zeros(5, 3)).shape, prior.sample((4,)).shape
-        (torch.Size([5]), torch.Size([4, 3]))
     """
 
     exact = False  # of the learned b; `log_prob_exact` normalises by quadrature
