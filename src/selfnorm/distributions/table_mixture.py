@@ -275,12 +275,7 @@ class TableMixture(nn.Module):
             return rows
         free, present = rows[..., 0] == GAP, self._numbers(rows)[1]
         with seeded(seed):
-            component = torch.cat(
-                [
-                    torch.multinomial(torch.softmax(self._of_components(some), 1), 1)[:, 0]
-                    for some in self._pieces(rows)
-                ]
-            )
+            component = torch.cat([self._draw_components(some) for some in self._pieces(rows)])
             drawn = self.columns.n_codes.to(rows).repeat(n, 1)
             for i, j in enumerate(self.finite):
                 drawn[:, j] = torch.multinomial(self.log_codes[component, i].exp(), 1)[:, 0]
@@ -295,6 +290,11 @@ class TableMixture(nn.Module):
                 at_once = self.means[component[at]], noise[at], free[at]
                 rows[at] = self._with_numbers(rows[at], pattern, root[k], *at_once, within)
         return rows
+
+    def _draw_components(self, rows: Tensor) -> Tensor:
+        """``(n,)``: by which component each of some packed rows goes on."""
+        once, place = torch.unique(rows, dim=0, return_inverse=True)
+        return torch.multinomial(torch.softmax(self._of_components(once), 1)[place], 1)[:, 0]
 
     def _with_numbers(
         self, rows: Tensor, given: Tensor, root: Tensor, means: Tensor, noise: Tensor,
