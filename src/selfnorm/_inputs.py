@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time, timedelta
 from functools import wraps
@@ -98,6 +99,19 @@ def _numbers(x: Any, name: str) -> np.ndarray:
         raise DataError(
             f"{name} must hold real numbers only ({error}); drop text and dates, or encode them"
         ) from error
+
+
+def one_per_row(
+    found: Any, shape: Sequence[int], whose: str, error: type[Exception] = DataError
+) -> Tensor:
+    """Values of a function of somebody else's, one for each row: ``(*shape,)``."""
+    found = torch.as_tensor(found)
+    if found.numel() != math.prod(shape):
+        raise error(
+            f"{whose} must return one value a row, shape {tuple(shape)}; got "
+            f"{tuple(found.shape)}. Is a sum over the columns missing: .sum(-1)?"
+        )
+    return found.reshape(*shape)
 
 
 def check_rows(

@@ -330,6 +330,17 @@ def test_errors_name_cause_and_cure() -> None:
     with pytest.raises(EnergyError, match="one scalar per label"):
         broken.log_prob(x, y)
 
+    class OfAllLabels(nn.Module):
+        def forward(self, h: Tensor, y: Tensor) -> Tensor:
+            return y.sum(-1).sum(0)
+
+    fits = {"n_samples": 4, "max_epochs": 1, "seed": 0, "progress": False}
+    with pytest.raises(EnergyError, match="one scalar per label"):
+        sn.fit(sn.ConditionalEBM(OfAllLabels(), mismatched(), log_norm=0.0), (x, y), **fits)
+    two = sn.ConditionalEBM(sn.LabelEnergy(1), mismatched(), log_norm=nn.Linear(1, 2))
+    with pytest.raises(EnergyError, match="log_norm must return one value a row"):
+        sn.fit(two, (x, y), **fits)
+
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_pairs_in_any_floating_point_type_train_a_model(kind: torch.dtype) -> None:

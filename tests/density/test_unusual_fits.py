@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, EnergyError
 from tests.fitting import fit
 
 SETTINGS = {"max_steps": 10, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
@@ -104,6 +104,28 @@ def test_a_run_that_loses_many_steps_says_so(val_data):
         history = fit(model, x, val_data=val_data, patience=0, **options)
     assert 5 < history.skipped_steps < history.n_steps
     assert history.stopped != "diverged"
+
+
+@pytest.mark.parametrize("share", [1.0, 2, -0.1])
+def test_a_share_held_out_is_below_one(x, share):
+    with pytest.raises(DataError, match="between 0 and 1"):
+        fit(small_model(x), x, **{**SETTINGS, "val_data": share})
+
+
+def test_a_share_that_a_model_does_not_take_is_not_passed_over(x):
+    chain = sn.AutoregressiveEBM(x.shape[1], hidden=8, components=2, context=2, energy_hidden=4)
+    with pytest.raises(DataError, match="give val_data of a AutoregressiveEBM as rows"):
+        sn.fit(chain, x, val_data=0.2, max_steps=1, progress=False)
+    with pytest.raises(DataError, match="rows, not a share"):
+        sn.fit_many([small_model(x)], x, val_data=0.2, max_epochs=1, progress=False)
+    with pytest.raises(TypeError, match="a sequence of one or more"):
+        sn.fit_many(small_model(x), x, max_epochs=1, progress=False)
+
+
+@pytest.mark.parametrize("energy", [torch.zeros(2), nn.Linear])
+def test_an_energy_that_is_no_function_is_refused(energy):
+    with pytest.raises(EnergyError, match="a function of rows"):
+        sn.EBM(energy)
 
 
 def test_options_that_moved_and_options_of_other_models_are_named():

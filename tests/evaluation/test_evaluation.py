@@ -149,6 +149,8 @@ def test_quadrature_in_one_dimension_and_on_a_box():
     log_z, _ = sn.exact_log_norm(case.ebm(), 1, support=box, n_points=4001)
     assert log_z == pytest.approx(case.log_norm, abs=1e-4)
     student = ANALYTIC[1]
+    unit = sn.exact_log_norm(lambda x: 3 * x[:, 0], 1, support=(0.0, 1.0))
+    assert unit[0] == pytest.approx(math.log(math.expm1(3) / 3), abs=1e-5)
     assert sn.exact_log_norm(student.ebm(), 1)[0] == pytest.approx(student.log_norm, abs=1e-4)
 
 
@@ -166,6 +168,8 @@ def test_errors_name_the_cure():
         sn.evaluate(q, torch.zeros(3, 2))
     with pytest.raises(DataError, match="evaluate"):
         sn.exact_log_norm(lambda x: x.sum(-1), 3)
+    with pytest.raises(DataError, match="one value a row"):
+        sn.exact_log_norm(lambda x: x, 2, n_points=5)
 
 
 def test_a_model_with_its_own_bounds_gets_the_options_or_refuses_them():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import as_tensors, moved
+from selfnorm._inputs import as_tensors, moved, one_per_row
 from selfnorm.density import VALUES, Weights
 from selfnorm.distributions import refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
@@ -183,7 +183,7 @@ class ConditionalEBM(nn.Module):
         """``-E`` of labels ``(*samples, *batch, d)``."""
         seen = y if self.label_features is None else self.label_features(y, q)
         energy = self.energy(h, seen)
-        if energy.shape[energy.ndim - h.ndim + 1 :] != h.shape[:-1]:
+        if energy.shape != torch.broadcast_shapes(y.shape[:-1], h.shape[:-1]):
             raise EnergyError(
                 f"the energy must return one scalar per label: for features {tuple(h.shape)} and "
                 f"labels {tuple(y.shape)} it returned {tuple(energy.shape)}"
@@ -193,7 +193,7 @@ class ConditionalEBM(nn.Module):
     def b(self, h: Tensor) -> Tensor:
         """``b`` at features ``h``: shape ``h.shape[:-1]``."""
         if self.log_norm_net is not None:
-            return self.log_norm_net(h).squeeze(-1)
+            return one_per_row(self.log_norm_net(h), h.shape[:-1], "log_norm", EnergyError)
         if self.log_norm_scalar is not None:
             return self.log_norm_scalar.expand(h.shape[:-1])
         return h.new_zeros(h.shape[:-1])

@@ -38,6 +38,7 @@ LOG_NORM_LR_SCALE = 10.0  # learning rate of b in units of that of the energy
 _USUAL = {"lr": 5e-3, "ema": 0.998}
 _LENGTH = {"max_steps": 10_000, "max_epochs": 400}
 _PATIENCE = 15
+SHARE = 0.1  # of the rows held out where nothing is said
 
 
 def in_options(*direct: str) -> dict[str, str]:
@@ -55,7 +56,7 @@ def fit(
     proposal: Any = None,
     objective: str | Objective = "snl",
     n_samples: int = 1024,
-    val_data: Any = 0.1,
+    val_data: Any = SHARE,
     batch_size: int | None = None,
     max_epochs: int | None = None,
     max_steps: int | None = None,
@@ -118,7 +119,14 @@ def fit(
         progress=progress,
     )
     task = make_task(model, proposal, objective, n_samples, task_options, "fit")
-    share = val_data if isinstance(val_data, float) else None
+    share = val_data if isinstance(val_data, int | float) else None
+    if share is not None and not 0 <= share < 1:
+        raise DataError(f"val_data as a share of the rows must lie between 0 and 1, got {share}")
+    if share not in (None, 0, SHARE) and not isinstance(model, EBM):
+        raise DataError(
+            f"a share of the rows is held out for an EBM alone: give val_data of a "
+            f"{type(model).__name__} as rows"
+        )
     data, held_out = checked_tables(model, x_train, None if share is not None else val_data)
     if isinstance(model, EBM):
         if share is not None:

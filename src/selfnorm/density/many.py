@@ -122,7 +122,7 @@ def fit_many(
         >>> [h.stopped for h in histories]
         ['max_epochs', 'max_epochs', 'max_epochs', 'max_epochs']
     """
-    models = list(models)
+    models = [] if isinstance(models, nn.Module) else list(models)
     if not models or not all(isinstance(m, EBM) for m in models):
         raise TypeError("fit_many needs a sequence of one or more selfnorm.EBM")
     _refuse_shared(models)
@@ -144,6 +144,8 @@ def fit_many(
     if isinstance(models[0].energy, nn.Module):
         check_training_keeps_buffers(models[0].energy, rows[0])
     held_out = None
+    if isinstance(val_data, int | float):
+        raise DataError(f"val_data of fit_many are rows, not a share of them ({val_data})")
     if val_data is not None:
         checks = {"width": rows[0].shape[1], "minimum": 1, "dtype": dtype}
         held_out = _tables(val_data, members, "val_data", device, **checks)

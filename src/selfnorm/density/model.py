@@ -41,6 +41,10 @@ class EBM(nn.Module):
         self, energy: Callable[[Tensor], Tensor], base: Any = None, log_norm: float = 0.0
     ) -> None:
         super().__init__()
+        if isinstance(energy, type) or not callable(energy):
+            raise EnergyError(
+                f"the energy must be a function of rows, or a module that was built, not {energy!r}"
+            )
         self.energy = energy
         self.base: Proposal | None = None if base is None else as_proposal(base)
         if self.base is not None:

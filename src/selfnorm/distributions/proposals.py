@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
 from selfnorm._context import alone, seeded
-from selfnorm._inputs import as_rows, check_rows
+from selfnorm._inputs import as_rows, check_rows, one_per_row
 from selfnorm.distributions.mixtures import (
     FromUniforms,
     check_width,
@@ -464,14 +464,9 @@ class _Foreign(Proposal):
     def log_prob(self, x: Tensor) -> Tensor:
         # Rows as wide as the law's own numbers: a flow in float64 asks for such rows.
         rows = x.to(torch.promote_types(x.dtype, self._own))
-        found = torch.as_tensor(self.log_density(rows))
-        if found.numel() != x.shape[:-1].numel():
-            raise ProposalError(
-                f"log_prob of {type(self.law).__name__} must return one value a row, shape "
-                f"{tuple(x.shape[:-1])} for rows {tuple(x.shape)}; got {tuple(found.shape)}. Is a "
-                "sum over the columns missing: .sum(-1)?"
-            )
-        return found.to(x.dtype).reshape(x.shape[:-1])
+        whose = f"log_prob of {type(self.law).__name__}"
+        found = one_per_row(self.log_density(rows), x.shape[:-1], whose, ProposalError)
+        return found.to(x.dtype)
 
 
 class _Lazy(Proposal):

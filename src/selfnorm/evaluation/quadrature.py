@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import evaluating
+from selfnorm._inputs import one_per_row
 from selfnorm.distributions import UnnormalisedModel
 from selfnorm.errors import DataError
 
@@ -23,7 +24,7 @@ def exact_log_norm(
     scale: Tensor | float = 1.0,
     core: float = 6.0,
     n_points: int = 1025,
-    support: tuple[Tensor, Tensor] | None = None,
+    support: tuple[Tensor | float, Tensor | float] | None = None,
     chunk_size: int = 65_536,
 ) -> tuple[float, float]:
     r"""``log Z`` by the trapezoidal rule on a grid, in one or two dimensions.
@@ -38,7 +39,8 @@ def exact_log_norm(
         center, scale: of the region with the mass, per column; right for standardised data.
         core: half-width of the even part, in scales.
         n_points: grid points per axis (odd).
-        support: ``(low, high)`` corners of a bounded support, integrated evenly instead.
+        support: ``(low, high)`` corners of a bounded support (per column, or a number for all),
+            integrated evenly instead.
         chunk_size: rows per forward pass.
 
     Returns:
@@ -66,7 +68,11 @@ def exact_log_norm(
     dtype = getattr(model, "dtype", None) or torch.float32
     grid = torch.cartesian_prod(*axes).reshape(-1, dim).to(device, dtype)
     with evaluating(model):
-        values = torch.cat([log_density(part) for part in grid.split(chunk_size)]).double().cpu()
+        parts = [
+            one_per_row(log_density(part), part.shape[:1], "the log-density")
+            for part in grid.split(chunk_size)
+        ]
+    values = torch.cat(parts).double().cpu()
     values = values.reshape([n_points] * dim)
     for j, log_width in enumerate(log_widths):
         values = values + log_width.view([-1 if i == j else 1 for i in range(dim)])
@@ -110,17 +116,21 @@ def _axis(
     center: Tensor | float,
     scale: Tensor | float,
     core: float,
-    support: tuple[Tensor, Tensor] | None,
+    support: tuple[Tensor | float, Tensor | float] | None,
 ) -> tuple[Tensor, Tensor]:
     """Grid points of one axis and the log of their trapezoidal widths."""
+
+    def of_axis(values: Tensor | float) -> float:
+        flat = torch.as_tensor(values).flatten()
+        return float(flat[j if len(flat) > 1 else 0])
+
     if support is not None:
-        low, high = float(support[0][j]), float(support[1][j])
+        low, high = map(of_axis, support)
         points = torch.linspace(low, high, n_points, dtype=torch.float64)
         log_width = torch.full((n_points,), math.log((high - low) / (n_points - 1)))
         log_width[[0, -1]] -= math.log(2)
         return points, log_width.double()
-    given = (torch.as_tensor(values).flatten() for values in (center, scale))
-    at, by = (float(values[j if len(values) > 1 else 0]) for values in given)
+    at, by = of_axis(center), of_axis(scale)
     u = torch.linspace(-core - 8, core + 8, n_points, dtype=torch.float64)
     # Even up to |u| = core, then x = core + exp(v) - 1: slope 1 at the joint.
     over = (u.abs() - core).clamp_min(0)

@@ -34,7 +34,7 @@ from selfnorm.sampling.steps import (
 class Draws:
     """``samples (n, d)`` and the sampler's own account of them.
 
-    ``ess`` is the number of effectively independent samples behind the draws of the whole run,
+    ``ess`` is the number of independent samples that these are worth, ``n`` at most;
     ``acceptance`` the mean acceptance rate; ``log_norm`` the estimate of log Z where the method
     has one (sir, smc). ``r_hat`` near 1 says that chains agree (mala, hmc with at
     least 100 steps per chain: many short chains tell nothing about it).
@@ -182,7 +182,7 @@ def _gradient_chains(
     history = torch.stack(kept)
     return Draws(
         history[thin - 1 :: thin].reshape(-1, history.shape[-1])[:n],
-        ess=chain_ess(history),
+        ess=min(chain_ess(history), float(n)),  # of all steps, of which these are a part
         acceptance=float(torch.stack(rates).mean()),
         r_hat=r_hat(history) if len(history) >= 100 and n_chains > 1 else None,
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from selfnorm._inputs import one_per_row
 from selfnorm.errors import ProposalError
 from selfnorm.functional import ess, log_mean_exp, pareto_k
 
@@ -40,7 +41,8 @@ def as_log_density(target: Any) -> LogDensity:
 
 def _without_nan(function: Callable[[Tensor], Tensor]) -> LogDensity:
     def log_density(x: Tensor) -> Tensor:
-        value = function(x)
+        rows = x.shape[:-1] if x.dim() > 1 else x.shape
+        value = one_per_row(function(x), rows, "the log-density to sample from")
         return torch.where(torch.isnan(value), torch.full_like(value, -torch.inf), value)
 
     return log_density
