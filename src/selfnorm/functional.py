@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -354,6 +356,29 @@ def pareto_k(log_w: Tensor, dim: int = 0, *, n_total: int | None = None) -> Tens
     k = (n_tail * k + 10 * 0.5) / (n_tail + 10)
     k = torch.where(flat, torch.zeros_like(k), k)
     return torch.where(unseen, torch.full_like(k, math.inf), k).float()
+
+
+class Weights(NamedTuple):
+    """All that an objective sees of a mini-batch: names and shapes as above."""
+
+    log_p_data: Tensor
+    log_w_data: Tensor
+    log_w: Tensor
+    log_norm: Tensor
+
+
+def _bregman(family: str, w: Weights) -> Tensor:
+    return bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
+
+
+# The objectives by the names that people give.
+VALUES: dict[str, Callable[[Weights], Tensor]] = {
+    "snl": lambda w: snl(w.log_p_data, w.log_w, w.log_norm),
+    "nce": lambda w: nce(w.log_w_data, w.log_w, w.log_norm),
+    "ranking_nce": lambda w: ranking_nce(w.log_w_data, w.log_w),
+    "importance_ml": lambda w: importance_ml(w.log_p_data, w.log_w),
+    **{f"bregman_{name}": partial(_bregman, name) for name in ("lsif", "reverse", "exponential")},
+}
 
 
 def _noise_ratio(log_w_data: Tensor, log_w: Tensor) -> float:

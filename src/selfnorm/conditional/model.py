@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, moved, one_per_row
-from selfnorm.density import VALUES, Weights
 from selfnorm.distributions import refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, about_b, few_beyond, tail_factor
@@ -524,7 +523,7 @@ class ConditionalTask(Task):
         self.module = model
         self.jitter = math.sqrt(noise) if objective == "nce_plus" else 0.0
         # NCE+ is ranking NCE on labels with noise.
-        self.value = VALUES["ranking_nce" if objective == "nce_plus" else objective]
+        self.value = F.VALUES["ranking_nce" if objective == "nce_plus" else objective]
         self.is_snl = objective == "snl"
         self.n_samples, self.n_val_samples = n_samples, n_val_samples
         self.proposal_loss = "none" if model.proposal_frozen else proposal_loss
@@ -613,7 +612,7 @@ class ConditionalTask(Task):
             x, y, self.n_samples, self.stratified
         )
         if weight is None:
-            value = self.value(Weights(log_p, log_w_data, log_w, b))
+            value = self.value(F.Weights(log_p, log_w_data, log_w, b))
         else:
             value = (F.snl(log_p, log_w, b, reduction="none") * weight).mean()
         with torch.no_grad():

@@ -3,7 +3,7 @@
 # these two make their objectives known by name
 from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.distributed import fit_distributed
-from selfnorm.density.fit import VALUES, Objective, Weights, fit
+from selfnorm.density.fit import Objective, fit
 from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
 from selfnorm.density.many import fit_many
 from selfnorm.density.model import EBM, Ensemble, log_weights
@@ -11,11 +11,9 @@ from selfnorm.density.recipes import Recipe, joint_density, joint_energy
 
 __all__ = [
     "EBM",
-    "VALUES",
     "Ensemble",
     "Objective",
     "Recipe",
-    "Weights",
     "adapt",
     "fit",
     "fit_distributed",

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from selfnorm.distributions import (
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import chunk_size_for
+from selfnorm.functional import Weights
 from selfnorm.training import History, Task, TrainingOptions, run, split_rows, whole_number
 
 Metrics = dict[str, Tensor]
@@ -260,15 +261,6 @@ class Objective(ABC):
         del state  # of an objective that remembers nothing
 
 
-class Weights(NamedTuple):
-    """All that a weight-based objective sees of a mini-batch (names as in ``functional``)."""
-
-    log_p_data: Tensor
-    log_w_data: Tensor
-    log_w: Tensor
-    log_norm: Tensor
-
-
 def weigh(model: EBM, proposal: Proposal, x: Tensor, samples: Tensor) -> Weights:
     """Log-densities at the data and log-weights at the samples."""
     points, sizes = torch.cat([x, samples]), [len(x), len(samples)]
@@ -402,17 +394,6 @@ class Chunked(WeightObjective):
         return self.judge(Weights(log_p, log_p - log_q, torch.cat(at_samples), model.log_norm))
 
 
-def _bregman(family: str, w: Weights) -> Tensor:
-    return F.bregman(w.log_w_data, w.log_w, w.log_norm, family=family)
-
-
-VALUES: dict[str, Callable[[Weights], Tensor]] = {
-    "snl": lambda w: F.snl(w.log_p_data, w.log_w, w.log_norm),
-    "nce": lambda w: F.nce(w.log_w_data, w.log_w, w.log_norm),
-    "ranking_nce": lambda w: F.ranking_nce(w.log_w_data, w.log_w),
-    "importance_ml": lambda w: F.importance_ml(w.log_p_data, w.log_w),
-    **{f"bregman_{name}": partial(_bregman, name) for name in ("lsif", "reverse", "exponential")},
-}
 _WITHOUT_B = ("ranking_nce", "importance_ml")  # they have log Z_hat inside in its place
 _OBJECTIVES: dict[str, Callable[[], Objective]] = {
     name: partial(
@@ -422,7 +403,7 @@ _OBJECTIVES: dict[str, Callable[[], Objective]] = {
         learns_log_norm=name not in _WITHOUT_B,
         linear=name not in _WITHOUT_B,
     )
-    for name, value in VALUES.items()
+    for name, value in F.VALUES.items()
 }
 
 

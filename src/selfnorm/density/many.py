@@ -33,7 +33,6 @@ from selfnorm.density.fit import (
     DensityTask,
     Objective,
     WeightObjective,
-    Weights,
     both_bounds,
     in_options,
     known_options,
@@ -43,6 +42,7 @@ from selfnorm.density.fit import (
 from selfnorm.density.model import EBM, log_weights
 from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, Proposal, StudentT, Uniform
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
+from selfnorm.functional import Weights
 from selfnorm.training import (
     MAX_BAD_STREAK,
     MAX_ROLLBACKS,
