@@ -1,9 +1,11 @@
 """The command line, in process: arguments in, exit code and files out."""
 
 import errno
+import html
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from dataclasses import fields
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -328,6 +331,36 @@ def test_all_problems_of_a_file_are_told_at_once(selfnorm, tmp_path):
     code, _, err = selfnorm("fit", tmp_path / "t.csv", "-o", tmp_path / "m", "--kinds", "e=date")
     assert "infinite value (inf) in line 5" in err
     assert "column 'e' is to be date" in err
+
+
+def test_the_page_tells_how_to_read_the_table(selfnorm, tmp_path, monkeypatch):
+    """What it says to type gives the numbers of the command line, whatever the file is like."""
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{c:03};€ {v:.2f};{v * c:.1f};{'?' if c == 4 else 'kq'[c % 2]}".replace(".", ",")
+        for c, v in zip(rng.integers(0, 9, 60), rng.lognormal(3, 1, 60), strict=True)
+    ]
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text(
+        "\n".join(["key;price;size;kind", *lines]) + "\n", encoding="utf-8-sig"
+    )
+    fit = ("fit", "t.csv", "--no-progress", "-o")
+    assert selfnorm(*fit, "density", "--drop", "size", "--max-steps", 3)[0] == 0
+    assert selfnorm(*fit, "m", "--target", "size", "--columns", "kind", "--max-epochs", 1)[0] == 0
+    assert selfnorm("score", "density", "t.csv", "-o", "scored.csv")[0] == 0
+    assert selfnorm("predict", "m", "t.csv", "-o", "predicted.csv")[0] == 0
+    for model, file, column, call in (
+        ("density", "scored.csv", "log_density", "density.score_samples(table)"),
+        ("m", "predicted.csv", "size_mean", "regressor.predict(X[['kind']])"),
+    ):
+        code, _, err = selfnorm("report", model, "t.csv", "-o", "page.html")
+        assert code == 0, err
+        page = html.unescape(Path("page.html").read_text(encoding="utf-8"))
+        (typed,) = re.findall(r"((?:import|from)[^<]*?)(?=density\.score|regressor\.predict)", page)
+        there: dict = {}
+        exec(typed, there)
+        expected = pd.read_csv(file, sep=";", decimal=",")[column]
+        assert eval(call, there) == pytest.approx(expected.to_numpy())
 
 
 def test_a_user_says_what_columns_are(selfnorm, tmp_path):

@@ -492,7 +492,8 @@ def report(
 
     X, y = found.matrices(table)
     names = tuple(found.names)
-    about = About(data.name, str(model), title, table.lines, found.target, names)
+    read = _reading(data, table, header, frame=y is not None)
+    about = About(data.name, str(model), title, table.lines, found.target, names, read=read)
     options: dict[str, Any] = {"about": about, "random_state": seed}
     if train is not None:
         known = found.matrices(read_table(train, header))
@@ -501,6 +502,22 @@ def report(
     _about(table, found.estimator.report, *rows, output, **options)
     told = {"rows": len(table), "output": str(output)}
     _tell(told, as_json, f"report on {len(table):,} rows: {output}")
+
+
+def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> tuple[str, str]:
+    """Python that reads the table as it was read here, as a ``frame`` or as columns."""
+    name, suffix = f'"{data.name}"', data.suffix.lower()
+    if not frame:
+        told = "" if header is None else f", header={header}"
+        return "from selfnorm.cli.files import read_table", f"read_table({name}{told}).frame()"
+    if suffix in (".parquet", ".pq"):
+        return "import pandas as pd", f"pd.read_parquet({name})"
+    mark, point = "\t" if suffix == ".tsv" else table.style[0], table.style[1]
+    told = (f", sep={mark!r}" if mark != "," else "") + (", decimal=','" if point == "," else "")
+    gaps = [gap for gap in "?-" if any((column == gap).any() for column in table.cells.values())]
+    told += f", na_values={gaps}" if gaps else ""  # others pandas knows
+    names = ("", "") if table.named else (", header=None", '.add_prefix("x")')
+    return "import pandas as pd", f"pd.read_csv({name}{told}{names[0]}){names[1]}"
 
 
 _CANNOT_COMPUTE = (

@@ -46,6 +46,7 @@ class About:
         lines: names of the rows (lines of a file); their numbers, from 0, by default.
         target: name of a regressor's target, and ``inputs`` those of its inputs.
         row_word: what ``lines`` are.
+        read: Python that reads the table: an import, and an expression.
     """
 
     source: str = "the table"
@@ -55,6 +56,7 @@ class About:
     target: str = "y"
     inputs: tuple[str, ...] = ()
     row_word: str = "line"
+    read: tuple[str, str] | None = None
 
     def of_frame(self, X: Any) -> About:
         """The same; rows of a pandas table that have names of their own are called by them."""
@@ -77,6 +79,11 @@ class About:
     def file(self) -> str:
         """A file to read the table from, in examples."""
         return self.source if "." in self.source else "table.csv"
+
+    @property
+    def reading(self) -> tuple[str, str]:
+        """``read``, of pandas by default."""
+        return self.read or ("import pandas as pd", f'pd.read_csv("{self.file}")')
 
 
 @dataclass
@@ -657,9 +664,10 @@ def _load(page: Page, joint: bool, about: About) -> None:
     asked = (
         "" if joint else "density.explain(table)                    # how ordinary each cell is\n"
     )
+    imported, table = about.reading
     page.code(
-        f"{saved}import pandas as pd\nimport selfnorm\n\n"
-        f'density = selfnorm.load("{folder}")\ntable = pd.read_csv("{about.file}")\n'
+        f"{saved}{imported}\nimport selfnorm\n\n"
+        f'density = selfnorm.load("{folder}")\ntable = {table}\n'
         f"density.score_samples(table)              # log-likelihood of each row\n{asked}"
         "density.sample(1000, random_state=0)      # synthetic rows\n",
         "Python code",

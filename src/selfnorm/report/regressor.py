@@ -331,10 +331,11 @@ def _load(page: Page, about: About) -> None:
     page.section("How to load the model")
     folder = about.folder or "model"
     saved = "" if about.folder else f'regressor.save("{folder}")  # where it was fitted\n\n'
+    imported, table = about.reading
     page.code(
-        f"{saved}import pandas as pd\nimport selfnorm\n\n"
+        f"{saved}{imported}\nimport selfnorm\n\n"
         f'regressor = selfnorm.load("{folder}")\n'
-        f'X = pd.read_csv("{about.file}").drop(columns="{about.target}")\n'
+        f'X = {table}.drop(columns="{about.target}")\n'
         "regressor.predict(X)                             # means\n"
         "regressor.predict_interval(X, 0.9)               # 90 % intervals\n"
         "regressor.predict_quantiles(X, [0.1, 0.5, 0.9])\n",
