@@ -495,6 +495,11 @@ def test_a_sum_is_filled_from_the_terms_of_its_row():
     assert (x[:, 1, 0] == -1).all()
 
 
+def test_a_column_of_gaps_hides_no_sum():
+    frame = sums().assign(rare=np.where(np.arange(N) % 50 == 0, np.arange(N) ** 0.5, np.nan))
+    assert [column.kind for column in Schema.detect(frame).columns][:2] == ["sum", "sum"]
+
+
 def test_levels_written_as_zeros_and_ones_are_no_sums():
     level = np.random.default_rng(0).integers(0, 3, N)
     frame = pd.DataFrame({name: (level == k).astype(int) for k, name in enumerate("abc")})

@@ -50,6 +50,7 @@ MAX_CODES = 256
 MASS_SHARE, MASS_ROWS = 0.002, 10
 MAX_ROWS = 20_000  # of which relations between columns are read off
 MAX_COLUMNS = 100
+MOST_GAPS = 0.5  # of a column that is looked at for sums
 _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # 0,123 can only be decimals
 _COMMA = re.compile(r"[+-]?[\d.]*\d,\d+")
 IDENTIFIER_ROWS = 20  # fewer rows tell no identifier from a category
@@ -216,14 +217,17 @@ class Detection:
 
         The law of that, given the terms, is the law of the column: nothing is forced.
         """
-        numbers = [j for j, cells in self.cells.items() if cells.kind == "number"][:MAX_COLUMNS]
+        numbers = [j for j, cells in self.cells.items() if cells.kind == "number"]
+        # rows that have them all tell of sums
+        numbers = [j for j in numbers if self.columns[j].gaps <= MOST_GAPS][:MAX_COLUMNS]
         for y, used, factors, told in _sums(
             [self.columns[j] for j in numbers], [self.cells[j] for j in numbers]
         ):
             terms = tuple(zip((numbers[i] for i in used), factors, strict=True))
             free = self.columns[numbers[y]].name not in kept
             free = free and not any(self.columns[i].gaps for i, _ in terms)
-            self.notes.append(told + ": kept so" * (free and self._tied(numbers[y], terms)))
+            tied = free and self._tied(numbers[y], terms)
+            self.notes.append(f"{told}: kept so" if tied else told)
         finite = [j for j in self.cells if self.columns[j].kind == "category"]
         finite = [j for j in finite if not self.columns[j].tail][:MAX_COLUMNS]
         self.notes += _functions(

@@ -101,7 +101,8 @@ class Mixture:
         r"""``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of the mask ``given (p,)``.
 
         Members count by what they make of ``x_S``: ``sum_k w_k p_k(x_S) p_k(x_T | x_S)`` over
-        ``sum_k w_k p_k(x_S)``. Those of simple densities are exact, those of the chain its own.
+        ``sum_k w_k p_k(x_S)``. Those of simple densities are exact, but where a cell is wide beside
+        the spread around a line; those of the chain are its own.
         """
         packed, slope = self.chain.columns.pack(coded)
         slope = slope.where((coded[..., 0] != GAP) & ~given, 0.0).sum(-1)
