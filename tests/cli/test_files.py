@@ -7,14 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from selfnorm.cli.files import (
-    Table,
-    atomic_output,
-    check_output,
-    numeric,
-    read_table,
-    write_table,
-)
+from selfnorm.cli.files import Table, atomic_output, check_output, numeric, read_table, write_table
 from selfnorm.errors import DataError, SelfnormWarning
 
 VALUES = np.array([[1.5, -2.0, 3e-7], [4.0, 5.25, 1e12], [0.1, 0.2, -0.3]])

@@ -77,8 +77,7 @@ def main():
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
         name = f"{run['name']}.{fabric.global_rank}.pt"
         torch.save(
-            {"parameters": parameters, "history": history.to_dict()},
-            os.path.join(job["out"], name),
+            {"parameters": parameters, "history": history.to_dict()}, os.path.join(job["out"], name)
         )
     if dist.is_initialized():
         fabric.barrier()

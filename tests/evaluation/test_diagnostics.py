@@ -5,12 +5,7 @@ import torch
 from torch import distributions as td
 
 import selfnorm as sn
-from selfnorm.evaluation import (
-    WeightStream,
-    data_side_check,
-    tail_index,
-    verdict,
-)
+from selfnorm.evaluation import WeightStream, data_side_check, tail_index, verdict
 from selfnorm.functional import adaptive_log_mean
 from tests.analytic.models import Potential
 

@@ -424,8 +424,7 @@ class Both(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "backbone",
-    [nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 4, 3), nn.Sequential(nn.Flatten(0)), Both()],
+    "backbone", [nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 4, 3), nn.Sequential(nn.Flatten(0)), Both()]
 )
 def test_backbones_that_make_no_features(backbone):
     with pytest.raises(DataError, match=r"map \(n, c, h, w\) to \(n, features\).*nn.Flatten"):

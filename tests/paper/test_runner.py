@@ -43,10 +43,7 @@ def test_an_error_is_raised_when_those_under_way_have_been_told(tmp_path):
 
 @pytest.mark.parametrize(
     ("mode", "message"),
-    [
-        ("vanish", r"ended by itself.*number=1"),
-        ("unreadable", "UnreadableError: this and that"),
-    ],
+    [("vanish", r"ended by itself.*number=1"), ("unreadable", "UnreadableError: this and that")],
 )
 def test_what_cannot_come_back_is_an_error(tmp_path, mode, message):
     with pytest.raises(SelfnormError, match=message):

@@ -38,7 +38,7 @@ TINY = {**SMALL, "max_epochs": 3, "network": RegressorNetwork(energy_hidden=16, 
 # row given twice.
 EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": "stochastic training: repeating a row changes "
-    "the mini-batches and the held-out rows",
+    "the mini-batches and the held-out rows"
 }
 
 

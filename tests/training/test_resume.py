@@ -48,13 +48,7 @@ def test_a_finished_run_does_not_answer_for_another_one(x, tmp_path, change, wor
     with pytest.raises(CheckpointError, match=words):
         fit(model_on(sn.Gaussian.fit_to(x)), x, **other, checkpoint=path)
     # How the samples go through the network is no part of what the run is.
-    fit(
-        model_on(sn.Gaussian.fit_to(x)),
-        x,
-        **SETTINGS,
-        checkpoint=path,
-        max_memory=1e6,
-    )
+    fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path, max_memory=1e6)
 
 
 def test_a_finished_run_is_trained_longer(x, tmp_path):
@@ -119,21 +113,9 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
     stopping.loss = loss
     half = model_on(sn.Gaussian.fit_to(x))
     with pytest.warns(sn.SelfnormWarning, match="interrupted"):
-        fit(
-            half,
-            x,
-            objective=stopping,
-            **SETTINGS,
-            checkpoint=sn.Checkpoint(path, every=1),
-        )
+        fit(half, x, objective=stopping, **SETTINGS, checkpoint=sn.Checkpoint(path, every=1))
     resumed = model_on(sn.Gaussian.fit_to(x))
-    fit(
-        resumed,
-        x,
-        objective=name,
-        **SETTINGS,
-        checkpoint=sn.Checkpoint(path, every=1),
-    )
+    fit(resumed, x, objective=name, **SETTINGS, checkpoint=sn.Checkpoint(path, every=1))
     assert torch.equal(weights(whole), weights(resumed))
 
 

@@ -19,14 +19,7 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import (
-    Browser,
-    ConsoleMessage,
-    Page,
-    Playwright,
-    Request,
-    sync_playwright,
-)
+from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request, sync_playwright
 
 WIDTHS = (400, 800, 1400)
 KEPT = ("index", "theory", "is-this-real", "how-to", "reproduce", "tables/mixed", "reference/index")
