@@ -95,9 +95,7 @@ def places(tmp_path_factory):
 
 def test_fit_reports_as_json(selfnorm, places, tmp_path):
     fit = ("fit", places / "train.csv", "-o", tmp_path / "m", "--max-steps", 5)
-    code, out, _ = selfnorm(*fit, "--columns", "a,b", "--json")
-    report = json.loads(out)
-    assert code == 0
+    report = json.loads(selfnorm.done(*fit, "--columns", "a,b", "--json"))
     wanted = {"rows": 400, "columns": ["a", "b"], "method": "joint", "steps": 5}
     assert wanted.items() <= report.items()
 
@@ -159,14 +157,11 @@ def test_plot(selfnorm, places, tmp_path):
 
 def test_report(selfnorm, places, tmp_path):
     page = tmp_path / "report.html"
-    code, out, _ = selfnorm("report", places / "model", places / "test.csv", "-o", page)
-    assert code == 0
-    assert "report.html" in out
+    report = ("report", places / "model", places / "test.csv", "-o")
+    assert "report.html" in selfnorm.done(*report, page)
     assert "test.csv" in page.read_text()
     for wrong in (tmp_path / "report.pdf", tmp_path / "nowhere" / "report.html"):
-        assert str(wrong.parent) in selfnorm.refused(
-            "report", places / "model", places / "test.csv", "-o", wrong
-        )
+        assert str(wrong.parent) in selfnorm.refused(*report, wrong)
     (tmp_path / "other.csv").write_text("u,v\n1,2\n2,3\n")
     assert "are missing" in selfnorm.refused(
         "report", places / "model", tmp_path / "other.csv", "-o", page
@@ -186,8 +181,7 @@ def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     assert predicted.names == ["u", "v", "price", "price_mean", "price_q0.1", "price_q0.9"]
     assert (predicted.columns["price_q0.1"] < predicted.columns["price_q0.9"]).all()
     monkeypatch.chdir(tmp_path)
-    code, _, err = selfnorm("predict", model, "t.csv", "--quantiles", "0.05", "0.5", "0.95")
-    assert code == 0, err
+    selfnorm.done("predict", model, "t.csv", "--quantiles", "0.05", "0.5", "0.95")
     names = read_table(tmp_path / "t.predicted.csv").names
     assert names[3:] == ["price_mean", "price_q0.05", "price_q0.5", "price_q0.95"]
     for n_samples in (100, 2100):
@@ -455,7 +449,16 @@ def test_small_tables_hold_out_no_rows_and_pass_identifiers_on(selfnorm, tmp_pat
 
 def test_help_names_every_command_and_the_package_runs_as_a_module(selfnorm):
     out = selfnorm.done("--help")
-    for command in "reproduce datasets fit evaluate score sample impute plot".split():
+    for command in [
+        "reproduce",
+        "datasets",
+        "fit",
+        "evaluate",
+        "score",
+        "sample",
+        "impute",
+        "plot",
+    ]:
         assert command in out
     command = [sys.executable, "-m", "selfnorm", "--version"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

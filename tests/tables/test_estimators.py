@@ -24,7 +24,7 @@ def _cannot_hold(estimator):
     return {"check_sample_weight_equivalence_on_dense_data": "rows that come twice are repeated"}
 
 
-@parametrize_with_checks([EnergyDensity(max_steps=20)], expected_failed_checks=_cannot_hold)
+@parametrize_with_checks([EnergyDensity(max_steps=5)], expected_failed_checks=_cannot_hold)
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
 

@@ -499,8 +499,7 @@ def test_inputs_of_every_kind_with_gaps(tmp_path):
     table, new, y, y_new = table[:300].copy(), table[300:], y[:300], y[300:]
     table.loc[::15, "size"] = np.nan
     table.loc[::14, "kind"] = None
-    options = {"max_epochs": 15, "n_members": 2, "hidden": 32, "random_state": 0}
-    model = EnergyRegressor(**options).fit(table, y)
+    model = EnergyRegressor(**SMALL | {"max_epochs": 15}).fit(table, y)
     assert np.sqrt(np.mean((model.predict(new) - y_new) ** 2)) < 1.2 < np.std(y)
     # what twenty rows tell of gaps is not enough: intervals of others would hold 62 of 100
     low, high = model.predict_interval(new.assign(size=np.nan)).T
