@@ -5,32 +5,17 @@ import torch
 from torch import distributions as td
 
 import selfnorm as sn
+import verdicts
 from selfnorm.evaluation import WeightStream, data_side_check, tail_index, verdict
 from selfnorm.functional import adaptive_log_mean
 from tests.analytic.models import Potential
 
 
-def random_density(generator_seed: int):
+def random_density(seed: int):
     """A random asymmetric density with exact samples: mixture, Student-t, Gumbel or Gaussian."""
-    torch.manual_seed(generator_seed)
+    torch.manual_seed(seed)
     dim = int(torch.randint(1, 5, ()))
-    kind = generator_seed % 4
-    if kind == 0:
-        k = int(torch.randint(2, 5, ()))
-        means = 2.0 * torch.randn(k, dim)
-        scales = 0.4 + torch.rand(k, dim)
-        weights = torch.distributions.Dirichlet(torch.full((k,), 2.0)).sample()
-        parts = td.Independent(td.Normal(means, scales), 1)
-        return td.MixtureSameFamily(td.Categorical(weights), parts), dim
-    if kind == 1:
-        df = 3.0 + 5 * torch.rand(dim)
-        return td.Independent(td.StudentT(df, torch.randn(dim), 0.5 + torch.rand(dim)), 1), dim
-    if kind == 2:
-        return td.Independent(td.Gumbel(torch.randn(dim), 0.3 + torch.rand(dim)), 1), dim
-    factor = torch.randn(dim, dim)
-    return td.MultivariateNormal(
-        3 * torch.randn(dim), factor @ factor.T + 0.2 * torch.eye(dim)
-    ), dim
+    return verdicts.random_density(verdicts.KINDS[seed % 4], dim, torch.float32), dim
 
 
 def unnormalised(density, log_norm: float, b: float) -> sn.EBM:
@@ -136,17 +121,12 @@ def test_designed_failures_are_mended_or_flagged():
     assert max(b.n_samples for b in found) <= 8 * 10_000
 
 
-def pool(n, kinds=("fitted", "wide", "narrow", "shifted", "student")):
+def pool(n):
     """Random densities under proposals good and bad; ``b`` is off by N(0, 0.05^2)."""
     for seed in range(n):
         density, _ = random_density(seed)
         x = density.sample((1000,))
-        kind, spread = kinds[seed // 4 % len(kinds)], float(torch.rand(()))
-        inflate = {"wide": 1.2 + 1.3 * spread, "narrow": 0.5 + 0.4 * spread}.get(kind, 1.0)
-        q = sn.Gaussian.fit_to(x, inflate=inflate) if kind != "student" else sn.StudentT.fit_to(x)
-        if kind == "shifted":
-            cov = q.scale_tril @ q.scale_tril.T
-            q = sn.Gaussian(q.loc + (0.5 + spread) * q.scale_tril[:, 0], covariance=cov)
+        q = verdicts.random_proposal(verdicts.PROPOSALS[seed // 4 % 5], x)
         model = unnormalised(density, 7.0, 7.0 + 0.05 * float(torch.randn(())))
         yield sn.evaluate(model, density.sample((500,)), proposal=q, n_samples=10_000, seed=seed)
 
