@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -358,6 +359,18 @@ def test_parts_of_ones_own_are_given_to_load(tmp_path):
         sn.load(tmp_path, energy=own, base=base, decoder=own)
     with pytest.raises(ModelFileError, match="energy, base do not fit together"):
         sn.load(tmp_path, energy=energy(), base=base)
+
+
+def test_a_part_that_computes_something_else_than_the_saved_one_is_told(tmp_path):
+    def base(scale):
+        return torch.distributions.Normal(torch.zeros(2), scale)
+
+    sn.save(sn.EBM(energy(), base=base(1.0)), tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SelfnormWarning)
+        sn.load(tmp_path, base=base(1.0))
+    with pytest.warns(SelfnormWarning, match="not the one that was saved"):
+        sn.load(tmp_path, base=base(2.0))
 
 
 def test_normed_weights_are_ones_own(tmp_path):

@@ -39,7 +39,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from selfnorm._context import float32_on_cpu, seeded
+from selfnorm._context import evaluating, float32_on_cpu, seeded
 from selfnorm.errors import ModelFileError, SelfnormWarning
 
 fcntl: Any
@@ -102,12 +102,44 @@ def save(model: Any, path: str | os.PathLike[str], *, notes: dict[str, Any] | No
     elif "class" in (config := describe(model)):
         tensors = model.state_dict()
         del config["class"]  # it is the folder's kind
+        config |= _witness(model, config)
     else:
         raise ModelFileError(
             f"a {name} cannot be saved to a model folder, for its code is not part of the library; "
             "save its state_dict() and build it in code"
         )
     save_folder(path, name, config, tensors, notes, card=_card(model))
+
+
+@torch.no_grad()
+def _witness(model: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """``log p~`` at samples of the base, where a part is the user's: given again, it must agree."""
+    own = any(isinstance(part, dict) and "own" in part for part in config.values())
+    if not own or not isinstance(getattr(model, "base", None), nn.Module):
+        return {}
+    if not (hasattr(model.base, "sample") and hasattr(model, "log_unnormalized")):
+        return {}
+    with seeded(0), evaluating(model):
+        rows = model.base.sample((4,))
+        values = model.log_unnormalized(rows).double()
+    finite = bool(values.isfinite().all())
+    return {"witness": {"rows": rows.tolist(), "values": values.tolist()}} if finite else {}
+
+
+@torch.no_grad()
+def _ask(witness: dict[str, Any], model: Any) -> None:
+    """Warn of parts with which the model is another one than was saved."""
+    was = torch.tensor(witness["values"], dtype=torch.float64, device="cpu")
+    rows = torch.tensor(witness["rows"], dtype=model.dtype, device="cpu")
+    off = (model.log_unnormalized(rows).double() - was).abs()
+    if not bool((off <= 1e-3 * (1 + was.abs())).all()):
+        warnings.warn(
+            "with the parts given, the model is not the one that was saved: its log-density before "
+            f"normalisation differs by {float(off.max()):.3g}, and the saved b is not its "
+            "normaliser; build the parts as they were",
+            SelfnormWarning,
+            stacklevel=3,
+        )
 
 
 def _card(model: Any) -> str:
@@ -154,7 +186,11 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
         with seeded(0), float32_on_cpu(), _WithinItsWeights(folder.tensors):
             if hasattr(found, "from_folder"):
                 return found.from_folder(folder.config, folder.tensors, **own)
-            return build({"class": folder.kind, **folder.config}, folder.tensors, **own)
+            witness = folder.config.pop("witness", None)
+            model = build({"class": folder.kind, **folder.config}, folder.tensors, **own)
+        if witness is not None:
+            _ask(witness, model)
+        return model
     except _BUILD_ERRORS as error:
         # torch says which weight does not fit on the second line
         detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
