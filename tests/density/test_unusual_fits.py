@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import selfnorm as sn
+from selfnorm.density.fit import available
 from selfnorm.errors import DataError, EnergyError
 from tests.fitting import fit
 
@@ -126,6 +127,10 @@ def test_a_share_that_a_model_does_not_take_is_not_passed_over(x):
 def test_an_energy_that_is_no_function_is_refused(energy):
     with pytest.raises(EnergyError, match="a function of rows"):
         sn.EBM(energy)
+
+
+def test_fit_tells_the_names_of_its_objectives():
+    assert [name for name in available() if f'"{name}"' not in sn.fit.__doc__] == []
 
 
 def test_options_that_moved_and_options_of_other_models_are_named():

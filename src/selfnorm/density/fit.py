@@ -77,7 +77,10 @@ def fit(
         proposal: where the samples for ``Z`` come from. By default the model's base, with a
             heavy-tailed part (:class:`~selfnorm.Defensive`) where it is Gaussian. Any distribution;
             see :func:`~selfnorm.as_proposal`.
-        objective: ``"snl"`` or another name of :func:`available`, or an :class:`Objective`.
+        objective: ``"snl"``, ``"nce"``, ``"ranking_nce"``, ``"importance_ml"``, the Bregman family
+            ``"bregman_lsif"``, ``"bregman_reverse"``, ``"bregman_exponential"``, contrastive
+            divergence ``"cd"``, ``"pcd"``, score matching ``"dsm"``, ``"ssm"``, or a
+            :class:`selfnorm.density.Objective`. Other models take some of them.
         n_samples: proposal samples per step.
         val_data: held-out rows; the state with the best held-out score is kept. A number is the
             share of ``x_train`` to hold out (an EBM's alone, and none of a table too small to spare

@@ -95,8 +95,8 @@ def fit_many(
             rows than the largest go through theirs more often; an epoch is the largest's.
         proposal: one for all members or a sequence of one for each; by default as in
             :func:`~selfnorm.fit`.
-        objective: a name of :func:`selfnorm.density.fit.available` that is a function of weights
-            (``"snl"``, ``"nce"``, ...), or one for each member.
+        objective: one that is a function of weights (``"snl"``, ``"nce"``, ..., see
+            :func:`selfnorm.fit`), or one for each member.
         n_samples: proposal samples per step **and member**.
         val_data: held-out rows, shared or one table each; every member keeps its own best state.
         lr, weight_decay: a number, or one for each member.
@@ -105,7 +105,8 @@ def fit_many(
         task_options: ``log_norm_lr_scale`` as in :func:`selfnorm.fit`; ``same_batches`` and
             ``same_samples`` give all members the same rows and (with a common proposal) the same
             samples. With both, member ``k`` gets the very random numbers of
-            ``fit(models[k], ..., seed=seed)`` and ends there too, up to rounding.
+            ``fit(models[k], ..., seed=seed)`` and its energy ends there too, up to rounding; the
+            closing ``b`` is from other samples, and agrees within its standard error.
         options: how to train; ``clip_norm`` and ``patience`` are each member's (one that has
             stopped no longer moves), a ``checkpoint`` is that of all.
 
