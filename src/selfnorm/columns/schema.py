@@ -421,7 +421,7 @@ class Schema:
             if i != j and of.numeric:
                 values = made[i].values + (made[j].values - drawn.values) / factor
                 values = values if of.decimals is None else np.round(values, of.decimals)
-                if not (part.certain or of.counted_from):
+                if not (len(part.values) == 1 or of.counted_from):  # an exact sum leaves no choice
                     values = self._nearest(i, values)
                 fit = replace(made[i], values=values)
             elif i != j:  # on the clock: days of a zone differ in length
