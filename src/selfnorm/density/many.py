@@ -678,44 +678,39 @@ class Members(nn.Module):
             question: a function of a :class:`Member` and its arguments, giving a tensor.
             args: ``(K, ...)``.
         """
-        if len(self.groups) == 1:
-            _, member, fixed = self.groups[0]
-            return self._ask_group(question, member, fixed, (self.table, *args))
         answers = []
         for numbers, member, fixed in self.groups:
-            chosen = [t.index_select(0, numbers) for t in (self.table, *args)]
-            answers.append(self._ask_group(question, member, fixed, chosen))
+            table, *given = (t.index_select(0, numbers) for t in (self.table, *args))
+            answer = partial(self._answer, member, question)
+            if len(numbers) == 1:  # laws that vmap cannot follow are alone
+                own = {name: value[0] for name, value in fixed.items()}
+                answers.append(answer(table[0], own, *(a[0] for a in given)).unsqueeze(0))
+                continue
+            rows = max((a.shape[1] for a in given if a.dim() > 1), default=1)
+            at_once = max(1, _ROWS_AT_ONCE.get(table.device.type, 2**17) // rows)
+            size = at_once if at_once < len(table) else None
+            batched = vmap(answer, randomness="different", chunk_size=size)
+            answers.append(batched(table, fixed, *given))
         return torch.cat(answers).index_select(0, self.places)
 
-    def _ask_group(
+    def _answer(
         self,
-        question: Callable[..., Tensor],
         member: Member,
+        question: Callable[..., Tensor],
+        row: Tensor,
         fixed: dict[str, Tensor],
-        chosen: Sequence[Tensor],
+        *args: Tensor,
     ) -> Tensor:
-        def one(row: Tensor, fixed: dict[str, Tensor], *args: Tensor) -> Tensor:
-            *parts, b = row.split([*self.sizes, 1])
-            trained = {
-                name: part.view(shape).to(self.kind)
-                for names, shape, part in zip(self.names, self.shapes, parts, strict=True)
-                for name in names
-            }
-            tensors = {**fixed, **trained, "model.log_norm": b.view(())}
-            answer: Tensor = functional_call(member, tensors, (question, *args), tie_weights=False)
-            return answer
-
-        table, *args = chosen
-        if len(table) == 1:  # laws that vmap cannot follow are alone
-            own = {name: value[0] for name, value in fixed.items()}
-            return one(table[0], own, *(a[0] for a in args)).unsqueeze(0)
-        rows = max((a.shape[1] for a in args if a.dim() > 1), default=1)
-        at_once = max(1, _ROWS_AT_ONCE.get(table.device.type, 2**17) // rows)
-        batched = vmap(
-            one, randomness="different", chunk_size=at_once if at_once < len(table) else None
-        )
-        answers: Tensor = batched(table, fixed, *args)
-        return answers
+        """That of one member, whose parameters are a row of the table."""
+        *parts, b = row.split([*self.sizes, 1])
+        trained = {
+            name: part.view(shape).to(self.kind)
+            for names, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            for name in names
+        }
+        tensors = {**fixed, **trained, "model.log_norm": b.view(())}
+        answer: Tensor = functional_call(member, tensors, (question, *args), tie_weights=False)
+        return answer
 
     @property
     def log_norm(self) -> Tensor:

@@ -33,7 +33,7 @@ _LIMITS = (-7.0, 5.0)  # of log sd: a posterior outside is a number gone wrong, 
 class Likelihood(nn.Module, ABC):
     """``p(x|z)`` given the decoder's output."""
 
-    config: dict[str, Any]
+    config: dict[str, Any] = {}  # noqa: RUF012 what the constructor is given, if anything
     n_parameters = 1  # decoder outputs for each value of a row
 
     def flat(self, output: Any) -> Tensor:
@@ -68,10 +68,6 @@ class Bernoulli(Likelihood):
         >>> Bernoulli().log_prob(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
         tensor([-1.3863])
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = {}
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """``sum_j x_j l_j - log(1 + e^{l_j})``."""
