@@ -431,10 +431,8 @@ class PredictiveModel:
     def _law(self, h: Tensor, q: MixtureLabels, a: Tensor) -> PredictiveLaw:
         """``(1 - a) mean_k p_k + a r`` on the joint grid of all members' nodes (one label)."""
         nodes, half, density, _ = self.node_densities(h, q)
-        weights, member_cdf = (
-            legendre(nodes.shape[-1])[1].to(nodes),
-            _member_cdf(nodes, half, density),
-        )
+        weights = legendre(nodes.shape[-1])[1].to(nodes)
+        member_cdf = _member_cdf(nodes, half, density)
         means = (density * nodes * weights * half.unsqueeze(-1)).sum((-1, -2))
         points, member_pdf = nodes.flatten(-2), density.flatten(-2)
         # Points that resolve the wide law, out to where about 1e-5 of its mass is left.

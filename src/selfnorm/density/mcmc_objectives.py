@@ -57,12 +57,8 @@ class ContrastiveDivergence(Objective):
             raise ValueError(f"start must be 'proposal', 'buffer' or 'data', not {start!r}")
         if n_steps < 1 or buffer_size < 1 or not 0 <= refresh <= 1:
             raise ValueError("n_steps and buffer_size must be positive, refresh within [0, 1]")
-        self.start = start
-        self.n_steps = n_steps
-        self.step_size = step_size
-        self.buffer_size = buffer_size
-        self.refresh = refresh
-        self.energy_l2 = energy_l2
+        self.start, self.n_steps, self.step_size = start, n_steps, step_size
+        self.buffer_size, self.refresh, self.energy_l2 = buffer_size, refresh, energy_l2
         self.label = f"contrastive divergence from {start}"
         self._buffer: Tensor | None = None
 

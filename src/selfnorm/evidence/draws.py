@@ -60,9 +60,7 @@ def read_draws(draws: Any, chains: bool | None = None) -> Draws:
     if isinstance(draws, list | tuple) and len({np.shape(each) for each in draws}) > 1:
         raise DataError("the chains (or rows) must be of one length; cut the longer ones")
     if named is None:
-        values = as_rows(draws, "draws", dtype=None).detach().cpu().double().numpy()
-        if not hasattr(draws, "detach"):
-            values = np.asarray(draws, dtype=np.float64)  # as_rows has checked it, in float32
+        values = as_rows(draws, "draws", torch.float64).detach().cpu().numpy()
         by_chain = values.ndim == 3 if chains is None else chains
         if by_chain:
             values = values[..., None] if values.ndim == 2 else values

@@ -158,9 +158,7 @@ class FourierFeatures(nn.Module):
         super().__init__()
         if n_features < 1 or scale <= 0:
             raise ValueError(f"need n_features >= 1 and scale > 0, got {n_features} and {scale}")
-        self.dim = dim
-        self.n_features = n_features
-        self.scale = scale
+        self.dim, self.n_features, self.scale = dim, n_features, scale
         self.n_out = dim + 2 * n_features
         self.register_buffer("frequencies", scale * torch.randn(dim, n_features))
 
@@ -207,12 +205,8 @@ class MLP(nn.Module):
         super().__init__()
         if not hidden:
             raise ValueError("hidden must name at least one layer width, e.g. (128, 128)")
-        self.dim = dim
-        self.hidden = tuple(hidden)
-        self.activation = activation
-        self.dropout = dropout
-        self.saturate = saturate
-        self.features = features
+        self.dim, self.hidden, self.activation = dim, tuple(hidden), activation
+        self.dropout, self.saturate, self.features = dropout, saturate, features
         seen = features.n_out if features is not None else dim
         self.layers = perceptron(None, seen, hidden, activation=activation, dropout=dropout)
         last = nn.Linear(hidden[-1], 1, bias=False)

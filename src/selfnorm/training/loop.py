@@ -93,12 +93,9 @@ class Task:
             raise ValueError("nothing to train: no parameter of the model asks for a gradient")
         device = groups[0]["params"][0].device
         on_cuda = device.type == "cuda"
-        kinds: dict[str, type[torch.optim.Adam]] = {
-            "adam": torch.optim.Adam,
-            "adamw": torch.optim.AdamW,
-        }
+        kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
         lr = torch.zeros((), device=device) if on_cuda else 0.0
-        return kinds[options.optimizer](groups, lr=lr, fused=True, capturable=on_cuda)
+        return kind(groups, lr=lr, fused=True, capturable=on_cuda)
 
     def condition_gradients(self, params: Sequence[Tensor], clip_norm: float | None) -> Tensor:
         """Norm of the gradient, which is shortened to ``clip_norm`` where it is longer.
