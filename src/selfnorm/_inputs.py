@@ -90,6 +90,11 @@ def as_tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[
 def _numbers(x: Any, name: str) -> np.ndarray:
     refuse_masked(x, name)
     values = np.asarray(x)
+    if values.dtype.kind == "O" and values.ndim == 0:  # a data loader, say
+        raise DataError(
+            f"{name} must be rows of numbers (a tensor, an array, a data frame), not a "
+            f"{type(x).__name__}"
+        )
     # An array of dates would become counts of nanoseconds, one of complex numbers lose a half.
     if values.dtype.kind not in "biufO":
         raise DataError(f"{name} must hold real numbers, not {values.dtype}; encode them first")
@@ -126,9 +131,9 @@ def check_rows(
     """A table of finite rows, or an error that says what is wrong and where."""
     x = as_rows(x, name, dtype)
     if x.dim() != 2:
+        cure = "a single column needs x[:, None]" if x.dim() < 2 else "x.flatten(1) makes one"
         raise DataError(
-            f"{name} must be a table of shape (rows, columns), got shape {tuple(x.shape)}; "
-            "a single column needs x[:, None]"
+            f"{name} must be a table of shape (rows, columns), got shape {tuple(x.shape)}; {cure}"
         )
     if width is not None and x.shape[1] != width:
         raise DataError(f"{name} has {x.shape[1]} columns, expected {width}")

@@ -129,6 +129,15 @@ def test_an_energy_that_is_no_function_is_refused(energy):
         sn.EBM(energy)
 
 
+def test_what_is_no_table_is_named(x):
+    loader = torch.utils.data.DataLoader(x)
+    for given, words in ((loader, "not a DataLoader"), (x.reshape(-1, 2, 1), r"flatten\(1\)")):
+        with pytest.raises(DataError, match=words):
+            fit(small_model(x), given, **SETTINGS)
+    with pytest.raises(TypeError, match="not of AutoregressiveEBM"):
+        sn.Ensemble([small_model(x), sn.AutoregressiveEBM(2)])
+
+
 def test_fit_tells_the_names_of_its_objectives():
     assert [name for name in available() if f'"{name}"' not in sn.fit.__doc__] == []
 

@@ -553,7 +553,7 @@ class AutoregressiveEBM(Chain):
         ``normalizer="learned"`` uses ``b_i``: one pass. ``"quadrature"`` normalises every factor
         numerically, by ``n_nodes`` nodes of equal proposal mass: a density to the accuracy of that
         rule, whatever the training did to ``b``. Call ``model.eval()`` first if the model
-        was built with dropout and is still training.
+        was built with dropout and is still training. No gradient goes through it.
         """
         if normalizer not in ("learned", "quadrature"):
             raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")

@@ -199,6 +199,8 @@ class Ensemble(EBM):
         members = list(members)
         if not members:
             raise DataError("an ensemble needs at least one member")
+        for other in (m for m in members if not isinstance(m, EBM)):
+            raise TypeError(f"an Ensemble is of selfnorm.EBM, not of {type(other).__name__}")
         super().__init__(_MixtureEnergy(members))
         self.log_norm.requires_grad_(False)
         self.to(members[0].device)
