@@ -31,15 +31,7 @@ MOVED_OPTIONS = {
 
 
 def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Parameters that are gone: whoever names one is told where it went.
-
-    Example:
-        >>> @moved(ema="options=TrainingOptions(ema=...)")
-        ... def fit(lr=0.1): ...
-        >>> fit(ema=0.9)
-        Traceback (most recent call last):
-        TypeError: fit() takes no ema any more: options=TrainingOptions(ema=...)
-    """
+    """Parameters that are gone: whoever names one is told where it went."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -61,10 +53,6 @@ def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor
         name: what to call it in an error.
         dtype: floating-point type wanted; by default that of ``x``, float32 where it is no
             tensor or holds whole numbers.
-
-    Example:
-        >>> as_rows([[1, 2], [3, 4]]).dtype
-        torch.float32
     """
     if not isinstance(x, Tensor):
         x = torch.as_tensor(_numbers(x, name), dtype=dtype or torch.float32)
@@ -304,9 +292,8 @@ def refuse_constant(x: np.ndarray, names: Sequence[Any], source: str = "X") -> N
 def digest(*arrays: np.ndarray) -> str:
     """A short name of arrays of numbers, the same for the same numbers in the same order.
 
-    Example:
-        >>> digest(np.arange(3.0)) == digest(np.array([0.0, 1.0, 2.0])) != digest(np.zeros(3))
-        True
+    >>> digest(np.arange(3.0)) == digest(np.array([0.0, 1.0, 2.0])) != digest(np.zeros(3))
+    True
     """
     found = hashlib.sha256()
     for array in arrays:

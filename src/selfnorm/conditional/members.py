@@ -193,10 +193,6 @@ class MemberRows:
 
     Attributes:
         train, held_out: row numbers, ``(rows, members)``.
-
-    >>> rows = MemberRows(torch.zeros(20, 3), torch.zeros(20, 1), members=5, fraction=0.2)
-    >>> rows.train.shape, sorted(rows.held_out.flatten().tolist()) == list(range(20))
-    (torch.Size([16, 5]), True)
     """
 
     def __init__(

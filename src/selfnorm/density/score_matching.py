@@ -37,13 +37,7 @@ def column_spread(x: Tensor) -> Tensor:
 
 
 def score(model: EBM, x: Tensor) -> Tensor:
-    """``grad_x log p~(x)``, ``(n, d)``, itself differentiable (also in an ``x`` that asks for it).
-
-    >>> import selfnorm as sn
-    >>> model = sn.EBM(lambda x: 0.5 * x.square().sum(-1))
-    >>> score(model, torch.tensor([[1.0, -2.0]])).tolist()
-    [[-1.0, 2.0]]
-    """
+    """``grad_x log p~(x)``, ``(n, d)``, itself differentiable (in ``x`` too, if it asks for it)."""
     with torch.enable_grad():
         x = x if x.requires_grad else x.detach().requires_grad_(True)
         (gradient,) = torch.autograd.grad(model.log_unnormalized(x).sum(), x, create_graph=True)

@@ -380,10 +380,6 @@ class MixtureLabels(FromUniforms):
         log_weights: ``(*batch, K)``, normalised: ``logsumexp`` over the last dimension is zero.
         means: ``(*batch, K, d)``.
         scales: ``(*batch, K, d)``, positive.
-
-    >>> q = MixtureLabels(torch.tensor([[0.0]]), torch.tensor([[[1.0]]]), torch.tensor([[[2.0]]]))
-    >>> round(q.log_prob(torch.tensor([[1.0]])).item(), 4)
-    -1.6121
     """
 
     def __init__(self, log_weights: Tensor, means: Tensor, scales: Tensor) -> None:

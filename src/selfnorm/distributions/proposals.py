@@ -385,12 +385,6 @@ def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
     """:func:`as_proposal`, on the model's device and in the floating-point type of its parameters.
 
     A proposal with tensors of its own is moved in place, as ``nn.Module.to`` does.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> q = sn.Uniform(torch.zeros(1).double(), torch.ones(1).double())
-        >>> proposal_for(sn.EBM(sn.MLP(1)), q).sample((2,)).dtype
-        torch.float32
     """
     proposal = as_proposal(q, dim)
     for part in proposal.modules():

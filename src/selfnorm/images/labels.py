@@ -49,9 +49,6 @@ class LabelSpace:
             held_out: further labels, which count for the ends but not for the scale.
             step: by default 1 where all labels are integers, else 0.
             label_range: of labels that can occur; one outside is refused.
-
-        >>> LabelSpace.of(torch.tensor([[1.0], [3.0]])).low
-        (0.5,)
         """
         if len(y) < 2 or not bool((y.double().std(0) > 0).all()):
             raise DataError("the labels are constant: there is nothing to learn")
@@ -97,12 +94,7 @@ class LabelSpace:
         return z.new_tensor(self.center) + z.new_tensor(self.scale) * z
 
     def standardised_ends(self) -> tuple[Tensor, Tensor]:
-        """``low`` and ``high`` in standardised units, ``(d,)`` each.
-
-        >>> low, high = LabelSpace((1e9,), (2.0,), (1e9 - 3,), (1e9 + 3,)).standardised_ends()
-        >>> low, high
-        (tensor([-1.5000]), tensor([1.5000]))
-        """
+        """``low`` and ``high`` in standardised units, ``(d,)`` each."""
         # Float32 has no room for the fractions of labels around a million.
         ends = torch.tensor([self.low, self.high], dtype=torch.float64)
         low, high = self.standardise(ends).to(torch.get_default_dtype())
@@ -136,11 +128,6 @@ class LabelSpace:
         The grid reaches ``margin`` ranges beyond the range on each side; ``refine`` divides cells.
         Cells divide the label's step: a density that is constant on steps is integrated exactly,
         one that varies on the scale of a step to many digits (midpoint rule).
-
-        >>> space = LabelSpace((0.0,), (1.0,), (0.5,), (60.5,), 1.0)
-        >>> grid, width = space.grid(margin=0.0)
-        >>> len(grid), width
-        (960, 0.0625)
         """
         low, high = self.grid_range()
         # Prices in whole dollars: a law is not constant on each of a million steps, and refining

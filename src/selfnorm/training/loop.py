@@ -295,14 +295,7 @@ def seconds(time_: float | str) -> float:
 
 
 class Clock:
-    """The time of a fit, all of which counts against ``max_time``.
-
-    Example:
-        >>> Clock(None).left
-        inf
-        >>> 59 < Clock("1min").left <= 60
-        True
-    """
+    """The time of a fit, all of which counts against ``max_time``."""
 
     def __init__(self, max_time: float | str | None) -> None:
         self.began = time.perf_counter()
