@@ -530,3 +530,15 @@ def test_there_is_no_density_beyond_a_stated_limit():
     density.members_, density._simple = weighed, [simple]
     assert np.isfinite(density.log_prob(rows, given=["a"])).all()
     assert np.isfinite(density.sample(3, 0, given={"a": -1.0})["b"]).all()
+
+
+def test_numbers_at_a_stated_limit_are_a_point_mass():
+    a, b = np.exp(np.random.default_rng(0).normal(size=(2, 200)))
+    a[:3] = 0.0
+    schema = Schema.detect({"a": a, "b": b}, support={"a": (0, None)})
+    assert schema.parts[0].values == (0.0,)
+    density = EnergyDensity(schema=schema, **QUICK).fit({"a": a, "b": b})
+    grid = np.r_[0.0, np.geomspace(1e-6, 200, 20_001)]
+    mass = np.exp(density.log_prob({"a": grid, "b": np.full(len(grid), 1.0)}, given=["b"]))
+    assert 0 < mass[0] < 0.1
+    assert mass[0] + np.trapezoid(mass[1:], grid[1:]) == pytest.approx(1, abs=0.02)

@@ -134,7 +134,7 @@ class CodedColumns(nn.Module):
 
         The four numbers are the code and, where it says "number", its normal score and those of
         the ends of its cell. ``log dz/dx`` is 0 but at continuous numbers, and minus infinity
-        beyond their limits.
+        at their limits and beyond.
         """
         code, number = x.to(self.knots).unbind(-1)
         is_number = code == self.n_codes
@@ -146,7 +146,7 @@ class CodedColumns(nn.Module):
         has_place = is_number | ((code >= 0) & (code < self.n_values) & (self.step > 0))
         packed = torch.stack([z, left, right], -1).where(has_place.unsqueeze(-1), 0.0)
         continuous = is_number & (self.step == 0)
-        inside = (number >= self.low) & (number <= self.high)
+        inside = (number > self.low) & (number < self.high)
         log_slope = slope.log().where(inside, -torch.inf).where(continuous, 0.0)
         return torch.cat([code.unsqueeze(-1), packed], -1), log_slope
 

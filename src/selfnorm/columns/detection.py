@@ -5,7 +5,7 @@ The rules, for every column of numbers:
 * **finite**: at most ``min(256, n / 20)`` distinct values (or two, in ten rows or more).
 * **point mass**: a value that 0.2 % of the rows and ten at least share, and clearly more of them
   than the values around it would lead one to expect; a thousand rows of whole numbers repeat
-  themselves without one.
+  themselves without one. Of continuous numbers, also one at a stated limit.
 * **cells**: what is left lies on a regular grid whose step is at least a thousandth of its standard
   deviation. Otherwise it is continuous, and its recorded digits are remembered.
 """
@@ -584,6 +584,9 @@ def number_part(
         return Part(column, name, len(levels), unseen=_kept_for_unseen(n), values=levels)
     if kind == "continuous" or (kind is None and step < 1e-3 * rest.std()):
         step, origin = 0.0, 0.0
+    if step == 0:  # a density between limits has no place for numbers at them
+        at_limits = np.isin(distinct, [limit for limit in support if limit is not None])
+        masses = np.union1d(masses, distinct[at_limits])
     low, high = support
     return Part(
         column,
