@@ -104,7 +104,7 @@ def one_per_row(
             f"{whose} must return one value a row, shape {tuple(shape)}; got "
             f"{tuple(found.shape)}. Is a sum over the columns missing: .sum(-1)?"
         )
-    return found.reshape(*shape)
+    return found.reshape(tuple(shape))
 
 
 def check_rows(
