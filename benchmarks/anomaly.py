@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ from sklearn.preprocessing import StandardScaler
 
 from measuring import commit, peer, write
 from selfnorm.paper.report import markdown_table
+from table_frames import in_processes
 
 OURS = "selfnorm"
 PEERS = {
@@ -143,6 +142,15 @@ def run_one(job: Row) -> Row:
     return keys | rounded | sizes | {k: round(v, 1) for k, v in took.items()} | told
 
 
+def attempt(job: Row) -> Row | None:
+    """The same; a detector that fails is told, and ends nothing."""
+    try:
+        return run_one(job)
+    except (RuntimeError, ValueError, MemoryError, ArithmeticError) as error:
+        print(f"failed: {type(error).__name__}: {error}"[:300], flush=True)
+        return None
+
+
 def means(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
     """Mean AUROC over the draws that ours has, or over all of a table that it has not reached."""
     here = [row for row in rows if row["setting"] == setting]
@@ -242,7 +250,6 @@ def main() -> None:
     jobs = [job | common for job in jobs if tuple(job[k] for k in KEYS) not in rows]
     if args.longest_first:  # so that the last to end is short
         jobs.sort(key=lambda job: -os.path.getsize(job["file"]))
-    context = multiprocessing.get_context("spawn")
     made_at = {"commit": commit()}
 
     def save() -> None:
@@ -257,16 +264,10 @@ def main() -> None:
         write(path, [*rows.values()], args.device, **more)
         path.with_suffix(".md").write_text(page([*rows.values()]))
 
-    with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
-        for future in as_completed([pool.submit(run_one, job) for job in jobs]):
-            try:
-                row = future.result() | made_at
-            except (RuntimeError, ValueError, MemoryError, ArithmeticError) as error:
-                print(f"failed: {type(error).__name__}: {error}"[:300], flush=True)
-                continue
-            rows[tuple(row[k] for k in KEYS)] = row
-            print(*(f"{k}={row[k]}" for k in (*KEYS, "auroc", "seconds")), flush=True)
-            save()
+    for row in filter(None, in_processes(attempt, [(job,) for job in jobs], args.jobs)):
+        rows[tuple(row[k] for k in KEYS)] = row | made_at
+        print(*(f"{k}={row[k]}" for k in (*KEYS, "auroc", "seconds")), flush=True)
+        save()
     save()
     print(path.with_suffix(".md").read_text())
 

@@ -4,7 +4,7 @@
     python benchmarks/evidence.py --method ours --draws mcmc
     python benchmarks/evidence.py --method gaussian_bridge
     out/peers/harmonic/bin/python benchmarks/evidence.py --method harmonic --seeds 0 1 2
-    python benchmarks/evidence.py --report
+    python docs/generate.py
 
 Peers stand in environments of their own (``pip install -r benchmarks/peers/NAME.txt``). A second
 call adds what is missing; where a peer failed or took more than ``--limit`` seconds of a core with
@@ -202,42 +202,6 @@ def _line(name: str, row: Row) -> str:
     )
 
 
-def report(out: Path) -> None:
-    """RMSE of each method by target, wins of ours, coverage."""
-    rows = []
-    for path in (out / f"{method}.json" for method in METHODS):
-        rows += Results(path, {}).rows if path.exists() else []
-    methods = [m for m in METHODS if any(r["method"] == m for r in rows)]
-    rmse: dict[tuple[str, str], float] = {}
-    used: dict[tuple[str, str], float] = {}
-    for name in TARGETS:
-        for method in methods:
-            own = [r for r in rows if r["method"] == method and r["target"] == name]
-            own = [r for r in own if r["draws"] == "exact" and r.get("error") is not None]
-            if own:
-                rmse[name, method] = math.sqrt(np.mean([r["error"] ** 2 for r in own]))
-                used[name, method] = float(np.mean([r["evaluations"] for r in own]))
-        shown = [f"{rmse.get((name, m), math.nan):8.4f}" for m in methods]
-        print(f"{name:24s}" + "".join(shown))
-    print(" " * 24 + " ".join(methods))
-    for method in methods[1:]:
-        both = [n for n in TARGETS if (n, method) in rmse and (n, "ours") in rmse]
-        both = [n for n in both if used[n, method] >= used[n, "ours"]]
-        won = sum(rmse[n, "ours"] < rmse[n, method] for n in both)
-        print(f"ours below {method}: {won} of {len(both)} targets")
-    mine = [r for r in rows if r["method"] == "ours" and r.get("error") is not None]
-    for kind in ("exact", "mcmc"):
-        own = [r for r in mine if r["draws"] == kind]
-        good = [r for r in own if r["reliable"]]
-        if good:
-            covered = np.mean([abs(r["error"]) <= 1.96 * r["se"] for r in good])
-            print(
-                f"{kind}: {len(good)} of {len(own)} reliable, 95 % intervals cover {covered:.3f}, "
-                f"median {np.median([r['seconds'] for r in own]):.1f} s "
-                f"({np.median([r['cpu_seconds'] for r in own]):.1f} s of a core)"
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--method", choices=METHODS, default="ours")
@@ -248,9 +212,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="rows at once, a process each")
     parser.add_argument("--limit", type=float, help="seconds of a core for a row")
     parser.add_argument("--out", type=Path, default=Path("results/evidence"))
-    parser.add_argument("--report", action="store_true")
-    args = parser.parse_args()
-    report(args.out) if args.report else run(args)
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

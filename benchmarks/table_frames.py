@@ -460,8 +460,8 @@ class Results:
 
 
 def in_processes(
-    function: Callable[..., Row], calls: Sequence[tuple[Any, ...]], jobs: int
-) -> Iterator[Row]:
+    function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int
+) -> Iterator[Any]:
     """``function(*call)`` for each call, as they end; ``jobs`` processes, or here where it is 1."""
     if jobs == 1:
         for call in calls:

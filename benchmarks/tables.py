@@ -31,12 +31,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +51,7 @@ from table_frames import (
     at_most,
     complete,
     digest,
+    in_processes,
     like,
     load_frame,
     n_rows,
@@ -332,22 +331,16 @@ def run_part(args: argparse.Namespace) -> None:
             results.add(row, **others)
 
     print(f"{args.part}: {len(jobs)} runs", flush=True)
-    if args.workers == 1:
-        for job in jobs:
-            done(job, *timed(run, job))
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.workers, mp_context=context) as pool:
-        pending = {pool.submit(timed, run, job): job for job in jobs}
-        for future in as_completed(pending):
-            done(pending[future], *future.result())
+    for found in in_processes(timed, [(run, job) for job in jobs], args.workers):
+        done(*found)
 
 
-def timed(run: Callable[[Row], Row], job: Row) -> tuple[Row, float]:
+def timed(run: Callable[[Row], Row], job: Row) -> tuple[Row, Row, float]:
+    """A job, what it gave and the seconds it took."""
     began = time.perf_counter()
     if job["device"] == "cpu" and "OMP_NUM_THREADS" in os.environ and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    return run(job), time.perf_counter() - began
+    return job, run(job), time.perf_counter() - began
 
 
 def write_data(args: argparse.Namespace) -> None:

@@ -64,9 +64,10 @@ def test_a_finished_run_is_trained_longer(x, tmp_path):
         fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path)
 
 
-def test_a_run_of_limited_time_goes_on_whatever_time_is_left(x, tmp_path):
-    stopping, taken = get("snl"), []
-    inner = stopping.loss
+def interrupted(name):
+    """An objective that is interrupted in its eighth step, and the steps it was asked for."""
+    objective, taken = get(name), []
+    inner = objective.loss
 
     def loss(*args):
         taken.append(1)
@@ -74,7 +75,12 @@ def test_a_run_of_limited_time_goes_on_whatever_time_is_left(x, tmp_path):
             raise KeyboardInterrupt
         return inner(*args)
 
-    stopping.loss = loss
+    objective.loss = loss
+    return objective, taken
+
+
+def test_a_run_of_limited_time_goes_on_whatever_time_is_left(x, tmp_path):
+    stopping, taken = interrupted("snl")
     kept = {"checkpoint": sn.Checkpoint(tmp_path / "run.ckpt", every=1)}
     with pytest.warns(sn.SelfnormWarning, match="interrupted"):
         fit(model_on(sn.Gaussian.fit_to(x)), x, objective=stopping, **SETTINGS, **kept, max_time=60)
@@ -101,16 +107,7 @@ def test_chains_and_their_step_are_resumed(x, tmp_path, name):
     path = tmp_path / "run.ckpt"
     whole = model_on(sn.Gaussian.fit_to(x))
     fit(whole, x, objective=name, **SETTINGS)
-    stopping, taken = get(name), []
-    inner = stopping.loss
-
-    def loss(*args):
-        taken.append(1)
-        if len(taken) > 7:
-            raise KeyboardInterrupt
-        return inner(*args)
-
-    stopping.loss = loss
+    stopping, _ = interrupted(name)
     half = model_on(sn.Gaussian.fit_to(x))
     with pytest.warns(sn.SelfnormWarning, match="interrupted"):
         fit(half, x, objective=stopping, **SETTINGS, checkpoint=sn.Checkpoint(path, every=1))
