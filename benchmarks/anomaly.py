@@ -9,8 +9,7 @@ drawn at random, with the share of anomalies that it has (but twenty of them at 
 detector has its default settings; PyOD's get standardised columns, ours the table as it is.
 
 Rows are written as they come; a second call adds what is missing. ``--merge`` takes over the rows
-of other files, so that detectors can run on several machines; ``--scores`` keeps the scores of
-single rows. PyOD: ``pip install pyod numba``.
+of other files, so that detectors can run on several machines. PyOD: ``pip install pyod numba``.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ def ours(train: np.ndarray, test: np.ndarray, job: Row) -> tuple[np.ndarray, Row
     fitted = detector.density_
     views = detector.views_ if test is train else detector.views(test)
     told = {"steps": fitted.n_iter_, "method": fitted.method_, "device": job["device"]}
-    seen = {} if test is train else {"seen": detector.views_}
-    return scores_of(detector, train, test), told | {"views": views} | seen
+    return scores_of(detector, train, test), told | {"views": views}
 
 
 def scores_of(detector: Any, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -123,18 +121,9 @@ def run_one(job: Row) -> Row:
     else:
         scores = theirs(job["model"], train, test, job["seed"])
     took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
-    kept = {"scores": scores}
-    kept |= {name: told.pop(name) for name in ("views", "seen") if name in told}
-    if job["scores"]:
-        folder = Path(job["scores"])
-        folder.mkdir(parents=True, exist_ok=True)
-        name = "-".join(str(value) for value in keys.values())
-        small = {k: v.astype(np.float32) for k, v in kept.items()}
-        np.savez_compressed(folder / f"{name}.npz", y=labels, **small)
     found = {"auroc": roc_auc_score(labels, scores)}
-    if "views" in kept:
-        for name, view in zip(VIEWS, kept["views"].T, strict=True):
-            found[f"auroc_{name}"] = roc_auc_score(labels, view)
+    for name, view in zip(VIEWS, told.pop("views").T, strict=True) if "views" in told else ():
+        found[f"auroc_{name}"] = roc_auc_score(labels, view)
     found["average_precision"] = average_precision_score(labels, scores)
     sizes = {"n_train": len(train), "n_test": len(test), "columns": train.shape[1]}
     sizes["anomalies"] = int(labels.sum())
@@ -211,7 +200,6 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", type=Path, default=[], help="folders of .npz files")
     parser.add_argument("--out", type=Path, default=Path("results/anomaly"))
     parser.add_argument("--merge", nargs="*", type=Path, default=[], help="result files to add")
-    parser.add_argument("--scores", type=Path, help="folder for the scores of single rows")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--sets", nargs="+", help="tables, by default all")
@@ -233,7 +221,6 @@ def main() -> None:
             made_by += content.get("made_by") or [content]
     tables = tables_in(args.data)
     common = {"device": args.device, "max_steps": args.max_steps, "max_time": args.max_time}
-    common["scores"] = args.scores and str(args.scores)
     jobs = [
         {
             "setting": setting,

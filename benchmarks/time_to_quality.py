@@ -8,16 +8,11 @@ include validation and, on a GPU, the capture of the step; what a process loads 
 
     python benchmarks/time_to_quality.py --data DIR [--device cuda] [--out results/speed]
     python benchmarks/time_to_quality.py --data DIR --flows "nsf asinh"
-    python benchmarks/time_to_quality.py --from-density results/density/density.json
-
-The second form takes the validation curves of the density benchmark instead: full-length runs of
-both, on one GPU at the same time, with evenly spread steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +29,10 @@ SET = "power"
 FLOWS = {f"{job['method']} {job['config']}": job for job in flow_jobs(SET)}
 
 
-def train_flow(name: str, table: Any, device: str, steps: int | None, seed: int) -> History:
+def train_flow(name: str, table: Any, device: str, seed: int) -> History:
     torch.manual_seed(seed)
     flow = make_flow(table.dim, FLOWS[name]["model"], device)
     loop: dict[str, Any] = {**FLOW_LOOP, **FLOWS[name]["loop"], "seed": seed}
-    loop["max_steps"] = steps or loop["max_steps"]
     loop["validate_every"] = max(1, loop["max_steps"] // 40)
     return run(
         flow.training_task(columns=None),
@@ -79,66 +73,15 @@ def row_of(method: str, seed: int, history: History, goal: float | None) -> dict
     }
 
 
-def from_density(path: Path, out: Path, note: str = "") -> None:
-    """Every chain of the density benchmark against the best flow of its set, by validation."""
-    content = json.loads(path.read_text())
-    rows = []
-    runs = [r for r in content["rows"] if r.get("val_curve") and r.get("val") is not None]
-    for name in sorted({r["dataset"] for r in runs}):
-        here = [r for r in runs if r["dataset"] == name]
-        flows = [r for r in here if r["method"] in ("nsf", "maf")]
-        chains = [r for r in here if (r["method"], r.get("config")) == ("selfnorm", "default")]
-        if not flows:
-            continue
-        flow = max(flows, key=lambda r: r["val"])
-        flow_time = time_at(flow, flow["val"] - 0.005)
-        for chain in sorted(chains, key=lambda r: r["seed"]):
-            chain_time = time_at(chain, flow["val"])
-            rows.append(
-                {
-                    "dataset": name,
-                    "seed": chain["seed"],
-                    "best_flow": f"{flow['method']} {flow['config']}, seed {flow['seed']}",
-                    "flow_val": flow["val"],
-                    "flow_seconds_to_it": flow_time,
-                    "chain_val": chain["val"],
-                    "chain_seconds_to_flow_val": chain_time,
-                    "times_faster": flow_time / chain_time if flow_time and chain_time else None,
-                }
-            )
-            print(rows[-1])
-    # Measured where the density benchmark was, not where this summary is made.
-    origin = {key: content[key] for key in ("hardware", "versions")}
-    write(out / "time_to_quality.json", rows, **origin, **({"note": note} if note else {}))
-
-
-def time_at(row: dict[str, Any], goal: float) -> float | None:
-    """Seconds to the first recorded look at or above the goal, or to the best state; the share of
-    one seed where several trained together.
-    """
-    looks = [*row["val_curve"], [row["best_step"], row["val"]]]
-    step = min((s for s, score in looks if score >= goal), default=None)
-    seconds = row["seconds"] / row.get("trained_together", 1)
-    return None if step is None else seconds * step / row["n_steps"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data")
-    parser.add_argument("--from-density", type=Path)
-    parser.add_argument("--note", default="", help="what a reader must know about those runs")
+    parser.add_argument("--data", required=True, help="directory with the POWER file")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     parser.add_argument("--flows", nargs="+", choices=list(FLOWS), default=list(FLOWS))
-    parser.add_argument("--flow-steps", type=int, help="by default those of the density benchmark")
     parser.add_argument("--chain-steps", type=int, nargs="+", default=[300, 1000, 3000])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the chain")
     args = parser.parse_args()
-    if args.from_density is not None:
-        from_density(args.from_density, args.out, args.note)
-        return
-    if args.data is None:
-        parser.error("--data is needed, the directory with the POWER file")
     need(args.device)
     import torch._dynamo  # the first optimiser of a process loads it; the first flow must not pay
 
@@ -162,7 +105,7 @@ def main() -> None:
     first, *others = args.seeds
     flows = []
     for name in args.flows:
-        history = train_flow(name, table, args.device, args.flow_steps, first)
+        history = train_flow(name, table, args.device, first)
         flows.append(keep(row_of(name, first, history, None)))
     best = max(flows, key=lambda row: row["best"])
     for steps in args.chain_steps:
