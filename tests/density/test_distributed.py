@@ -34,51 +34,32 @@ OPTIONS = {
 }
 
 
-def launch(runs, out, ranks=2):
-    job = out / f"job{ranks}.json"
+def launch(runs, out):
+    """Exit codes and outputs of two ranks that take these runs."""
+    job = out / "job.json"
     job.write_text(json.dumps({"runs": runs, "out": str(out)}))
     for _ in range(5):
-        codes, outputs = start(job, ranks)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+        group |= {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "NODE_RANK": 0, "GROUP_RANK": 0}
+        started = []
+        for rank in range(2):
+            place = group | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1}
+            environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            command = [sys.executable, str(WORKER), str(job)]
+            started.append(subprocess.Popen(command, env=environment, **pipes))
+        try:
+            # Generous: it is there to end a group that hangs, not to measure a loaded machine.
+            outputs = [process.communicate(timeout=900)[0].decode() for process in started]
+        finally:
+            for process in started:
+                process.kill()
         # Between the probe of a free port and its use another process may have taken it.
         if not any("EADDRINUSE" in text or "already in use" in text for text in outputs):
             break
-    assert codes == [0] * ranks, "\n".join(outputs)
-
-
-def start(job, ranks):
-    """Exit codes and outputs of one group of processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        place = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(ranks),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "NODE_RANK": "0",
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "GROUP_RANK": "0",
-            "TORCHELASTIC_RUN_ID": "test",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, str(WORKER), str(job)]
-        started.append(
-            subprocess.Popen(
-                command,
-                env={**os.environ, **place},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        )
-    try:
-        # Generous: it is there to end a group that hangs, not to measure a loaded machine.
-        outputs = [process.communicate(timeout=900)[0].decode() for process in started]
-    finally:
-        for process in started:
-            process.kill()
     return [process.returncode for process in started], outputs
 
 
@@ -93,7 +74,7 @@ def two_ranks(tmp_path_factory):
     same = {**OPTIONS, "samples": "same"}
     half = {**same, "max_steps": None, "max_epochs": 6}
     half["checkpoint"] = {"path": str(out / "run.ckpt"), "every": 20}
-    launch(
+    codes, outputs = launch(
         [
             {"name": "same", "options": same},
             {"name": "accumulated", "options": {**same, "n_accumulate": 4}},
@@ -104,6 +85,7 @@ def two_ranks(tmp_path_factory):
         ],
         out,
     )
+    assert codes == [0, 0], "\n".join(outputs)
     return out
 
 
@@ -155,13 +137,8 @@ def test_ctrl_c_on_one_rank_stops_both_at_the_same_step(two_ranks):
 def test_a_dead_rank_is_told_with_the_checkpoint_to_go_on_from(tmp_path):
     path = tmp_path / "run.ckpt"
     options = {**OPTIONS, "max_epochs": 6, "checkpoint": {"path": str(path), "every": 5}}
-    job = tmp_path / "job.json"
-    run = {"name": "lost", "options": options, "killed_rank": 1}
-    job.write_text(json.dumps({"runs": [run], "out": str(tmp_path)}))
-    for _ in range(5):
-        codes, outputs = start(job, 2)
-        if not any("EADDRINUSE" in text or "already in use" in text for text in outputs):
-            break
+    lost = {"name": "lost", "options": options, "killed_rank": 1}
+    codes, outputs = launch([lost], tmp_path)
     assert codes == [1, -9], outputs
     assert "a rank has ended or does not answer" in outputs[0]
     assert f"it goes on from {path}" in outputs[0]
