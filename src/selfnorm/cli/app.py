@@ -416,7 +416,7 @@ def predict(
     numbers = _levels([*(quantiles or []), *(levels or [])])
     table, found = read_table(data, header), _load(model)
     if found.kind != "EnergyRegressor":
-        raise ModelFileError(f"{model} holds a {found.kind}; fit one with --target to predict")
+        raise ModelFileError(f"{model} holds an {found.kind}; fit one with --target to predict")
     X = found.numbers(table)
     added = {f"{found.target}_mean": found.estimator.predict(X)}
     for level, values in zip(numbers, found.estimator.predict_quantiles(X, numbers).T, strict=True):
@@ -770,7 +770,7 @@ def _load(path: Path, command: str | None = None) -> _Model:
 
     folder, estimator = saving.read_folder(path), saving.load(path)
     if command is not None and folder.kind == "EnergyRegressor":
-        raise ModelFileError(f"{path} holds a {folder.kind}; {command!r} is for densities")
+        raise ModelFileError(f"{path} holds an {folder.kind}; {command!r} is for densities")
     if folder.kind not in ("EnergyDensity", "EnergyRegressor"):
         raise ModelFileError(f"{path} holds a {folder.kind}: this command is for models of tables")
     known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]

@@ -287,6 +287,9 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
     header = rows[0]
     named = _has_names(rows) if has_names is None else has_names
     names = [cell.strip() for cell in header] if named else [f"x{i}" for i in range(len(header))]
+    if not names[0] and any(names):  # of the rows, as data frames are written
+        names[0] = "Unnamed: 0"  # as pandas reads it
+        warnings.warn(f"{path}: column 1 has no name: called {names[0]!r}", SelfnormWarning, 3)
     if has_names is None and (not named or any(map(_is_amount, names))):
         taken = (
             f"{path}: line {lines[0]} is taken as names, of which some are numbers; --no-header "
@@ -317,7 +320,9 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
         if name and names.index(name) < i
     ]
     problems += [
-        f"column {i} has no name in the header" for i, name in enumerate(names, 1) if not name
+        f"column {i} has no name in the header; give it one"
+        for i, name in enumerate(names, 1)
+        if not name
     ]
     problems += [
         f"line {line} has {len(row)} cells, the header has {len(names)}"
