@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from scipy.stats import multivariate_normal
@@ -535,3 +536,31 @@ def test_time_covers_both_stages() -> None:
     model = EnergyRegressor(n_members=2, random_state=0, max_time="2s").fit(X, y)
     assert time.perf_counter() - began < 2.2 + 2  # of a machine that does other things, too
     assert {history.stopped for history in model.history_} <= {"max_time", "patience"}
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "dict"])
+def test_columns_that_were_set_aside_may_be_missing_later(kind):
+    def made(frame):
+        if kind == "arrow":
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        return frame if kind == "pandas" else {name: frame[name].tolist() for name in frame}
+
+    rng = np.random.default_rng(0)
+    names = [f"r{i}" for i in range(60)]
+    frame = pd.DataFrame({"id": names, "kind": rng.choice(["a", "b"], 60), "one": 1.0})
+    frame["size"] = rng.normal(size=60)
+    model = EnergyRegressor(n_members=1, max_epochs=1, random_state=0)
+    with pytest.warns(SelfnormWarning, match="identifiers: 'id'"):
+        model.fit(made(frame), rng.normal(size=60))
+    expected = model.predict(made(frame))
+    for part in (["kind", "one", "size"], ["kind", "size"]):
+        np.testing.assert_array_equal(model.predict(made(frame[part])), expected)
+    with pytest.raises(DataError, match="kind"):
+        model.predict(made(frame[["id", "one", "size"]]))
+    turned = made(frame[["size", "one", "kind", "id"]].assign(more=2.0))
+    if kind == "pandas":  # as scikit-learn has it
+        with pytest.raises(DataError, match="names"):
+            model.predict(turned)
+    else:
+        with pytest.warns(SelfnormWarning, match="never seen are left out"):
+            np.testing.assert_array_equal(model.predict(turned), expected)

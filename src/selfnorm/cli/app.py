@@ -731,9 +731,10 @@ class _Model:
         """The inputs of a regressor; by position where the model knows no names."""
         fits = not self.named and len(table.columns) == len(self.names)
         names = table.names if fits else self.names
-        if self.estimator.inputs_ is None or not set(names) <= set(table.columns):
+        inputs = self.estimator.inputs_
+        if inputs is None or not {str(c.name) for c in inputs.schema.modelled} <= {*table.columns}:
             return numeric(table, names)
-        return table.without_gaps(names)
+        return table.without_gaps([name for name in names if name in table.columns])
 
     def frame(self, table: Table) -> Any:
         """The columns of a density; by position where the model or the table knows no names."""

@@ -61,7 +61,7 @@ from selfnorm.report import (
     write_page,
 )
 from selfnorm.tables import answers, members, training
-from selfnorm.tables.inputs import own_errors
+from selfnorm.tables.inputs import only_lacks_asides, own_errors
 from selfnorm.training import Clock, History, Judgement
 
 MINIMUM_ROWS = 5
@@ -865,10 +865,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if 0 in X.shape:
             what = "sample(s)" if X.shape[0] == 0 else "feature(s)"
             raise DataError(f"X has 0 {what} (shape={X.shape}) while a minimum of 1 is required.")
-        if not reset and hasattr(X, "columns"):
-            aside = {c.name for c in self.schema_.columns if not c.modelled} - {*X.columns}
-            if aside and aside == {c.name for c in self.schema_.columns} - {*X.columns}:
-                return X, int(X.shape[0])  # samples, too, have no columns that were set aside
+        if not reset and hasattr(X, "columns") and only_lacks_asides(X, self.schema_):
+            return X, int(X.shape[0])  # samples, too, have no columns that were set aside
         with own_errors():
             validate_data(self, X, reset=reset, skip_check_array=True)
         return X, int(X.shape[0])

@@ -27,6 +27,12 @@ def own_errors() -> Iterator[None]:
         raise DataError(str(error)) from error
 
 
+def only_lacks_asides(frame: Any, schema: Schema) -> bool:
+    """Whether columns of the schema are missing from a frame, but none that is modelled."""
+    absent = {column.name for column in schema.columns} - {*frame.columns}
+    return bool(absent) and absent.isdisjoint(column.name for column in schema.modelled)
+
+
 @dataclass(frozen=True)
 class TableInputs:
     """A table's rows as numbers: a column for each frequent level, one for numbers, one for gaps.

@@ -67,7 +67,7 @@ from selfnorm.report import (
     shortened,
     write_page,
 )
-from selfnorm.tables.inputs import TableInputs, own_errors
+from selfnorm.tables.inputs import TableInputs, only_lacks_asides, own_errors
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
@@ -844,9 +844,10 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
     def _read(self, X: Any, *, reset: bool) -> np.ndarray:
         """Rows of a table of any kind as numbers."""
         assert self.inputs_ is not None
-        if isinstance(X, Mapping):
-            self.n_features_in_ = len(self.inputs_.schema.columns)
-        else:
+        schema = self.inputs_.schema
+        if isinstance(X, Mapping) or (hasattr(X, "num_rows") and not reset):  # by name
+            self.n_features_in_ = len(schema.columns)
+        elif reset or not hasattr(X, "columns") or not only_lacks_asides(X, schema):
             with own_errors():
                 validate_data(self, X, reset=reset, skip_check_array=True)
         return self.inputs_.rows(X)
