@@ -86,6 +86,9 @@ def test_frames_in_frames_out(of, frame):
     if hasattr(table, "schema"):
         assert drawn.schema == filled.schema == table.schema
     assert density.score_samples(table).shape == (100,)
+    if isinstance(table, pl.DataFrame):
+        lazy = EnergyDensity(**QUICK).fit(table.lazy()).score_samples(table.lazy())
+        np.testing.assert_array_equal(lazy, density.score_samples(table))
     why, odds = density.explain(table), density.probabilities(table, "kind")
     assert type(why) is type(odds) is type(table)
     assert sum(np.asarray(odds[level]) for level in "abc") == pytest.approx(1)
@@ -460,6 +463,7 @@ def test_what_cannot_be_answered_says_why(density, frame):
         (lambda: density.log_prob(frame, given=["colour"]), "no column 'colour'"),
         (lambda: density.log_prob(frame, given="kind"), r"a list of columns: \['kind'\]"),
         (lambda: density.sample(1, given={"colour": 1}), "no column 'colour'"),
+        (lambda: density.sample(1, given={"kind": "z"}), r"never seen in training: \['kind'\]"),
         (lambda: density.probabilities(frame, "size"), "has no levels"),
         (lambda: density.impute(frame, n_draws=0), "at least 1"),
         (lambda: density.sample(2, missing=True), "model_gaps=True"),

@@ -849,6 +849,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """The table and its number of rows; its columns are as scikit-learn has them checked."""
         if hasattr(X, "toarray"):
             raise DataError("X is a sparse matrix; give a dense one: X.toarray()")
+        X = X.collect() if hasattr(X, "collect") else X  # a lazy frame of polars
         if isinstance(X, Mapping):  # by name, as Arrow's tables: other columns do not matter
             return X, max((len(column) for column in X.values()), default=0)
         if hasattr(X, "num_rows"):
@@ -1010,8 +1011,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 given = {name: [value] for name, value in given.items()}
             self.schema_.parts_of(list(given), alone=True)  # names that are not there
         coded, _ = self._rows(given, partial=True)
-        if bool((coded[..., 0] == UNSEEN).any()):
-            raise DataError("rows cannot be given a value that was never seen in training")
+        unseen = (coded[..., 0] == UNSEEN).any(0).tolist()
+        if any(unseen):
+            names = [self.schema_.parts[j].name for j, odd in enumerate(unseen) if odd]
+            raise DataError(
+                f"rows cannot be given a value that was never seen in training: {names}"
+            )
         drawn = self._drawn(coded.repeat_interleave(n_samples, 0), seed, missing)
         return self.schema_.decode(drawn, seed)
 
