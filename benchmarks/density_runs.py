@@ -68,24 +68,30 @@ def chain_options(
     return sizes, loop, {**defaults.task, **job.get("task", {})}
 
 
+def trained(
+    task: Any, table: Any, val: torch.Tensor, loop: dict[str, Any], device: str
+) -> tuple[Any, float]:
+    """The history of a run through the library's loop, and its seconds."""
+    from selfnorm.training import TrainingOptions, run
+
+    rows, held_out = (table.train_values.to(device),), (val.to(device),)
+    began = wait(device)
+    history = run(task, rows, val_data=held_out, options=TrainingOptions(**loop))
+    return history, wait(device) - began
+
+
 def train_chain(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
     from aem import EnergyMachine
     from selfnorm.chain import AutoregressiveEBM
-    from selfnorm.training import TrainingOptions, run
 
     sizes, loop, task_options = chain_options(job, table, device)
     torch.manual_seed(job["seed"])
     kind = EnergyMachine if job["method"] == "aem" else AutoregressiveEBM
     model = kind(table.dim, **sizes).to(device)
     loop["seed"] = job["seed"]
-    began = wait(device)
-    history = run(
-        model.training_task(**task_options),
-        (table.train_values.to(device),),
-        val_data=(table.val_values.to(device),),
-        options=TrainingOptions(**loop),
-    )
-    row = {"seconds": wait(device) - began, "model": sizes, "loop": loop, "task": task_options}
+    task = model.training_task(**task_options)
+    history, seconds = trained(task, table, table.val_values, loop, device)
+    row = {"seconds": seconds, "model": sizes, "loop": loop, "task": task_options}
     model.eval()
     return row | progress_of(history), model
 
@@ -172,21 +178,20 @@ def make_flow(dim: int, sizes: dict[str, Any], device: str) -> Any:
     return (SquashedFlow if squash else Flow)(dim, **options).to(device)
 
 
-def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
-    from selfnorm.training import TrainingOptions, run
+def flow_setting(job: dict[str, Any], table: Any, device: str) -> tuple[Any, dict[str, Any]]:
+    """The columns to draw noise for, where there are any, and the loop of a flow."""
+    columns = None if table.name in CONTINUOUS else table.columns.to(device)
+    looks = {"validate_every": max(1, job["loop"]["max_steps"] // 30)}
+    return columns, FLOW_LOOP | looks | job["loop"]
 
+
+def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
     torch.manual_seed(job["seed"])
     flow = make_flow(table.dim, job["model"], device)
-    columns = None if table.name in CONTINUOUS else table.columns.to(device)
-    loop = {**FLOW_LOOP, "validate_every": max(1, job["loop"]["max_steps"] // 30), **job["loop"]}
-    began = wait(device)
-    history = run(
-        flow.training_task(columns=columns),
-        (table.train_values.to(device),),
-        val_data=(table.val.to(device),),
-        options=TrainingOptions(**loop, seed=job["seed"]),
-    )
-    row = {"seconds": wait(device) - began, "model": job["model"], "loop": loop}
+    columns, loop = flow_setting(job, table, device)
+    task = flow.training_task(columns=columns)
+    history, seconds = trained(task, table, table.val, loop | {"seed": job["seed"]}, device)
+    row = {"seconds": seconds, "model": job["model"], "loop": loop}
     flow.eval()
     return row | progress_of(history), flow
 
@@ -199,8 +204,7 @@ def flow_seeds(job: dict[str, Any], table: Any, device: str) -> tuple[Any, Any, 
     for seed in job["seeds"]:
         torch.manual_seed(seed)
         flows.append(make_flow(table.dim, job["model"], device))
-    columns = None if table.name in CONTINUOUS else table.columns.to(device)
-    loop = {**FLOW_LOOP, "validate_every": max(1, job["loop"]["max_steps"] // 30), **job["loop"]}
+    columns, loop = flow_setting(job, table, device)
     stacked = FlowSeeds(flows).to(device)
     return stacked, FlowSeedsTask(stacked, columns=columns), loop
 
@@ -220,19 +224,11 @@ def machine_seeds(job: dict[str, Any], table: Any, device: str) -> tuple[Any, An
 
 def train_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple[dict, Any]]:
     """Several seeds of a model at once; ``seconds`` is the time of them all."""
-    from selfnorm.training import TrainingOptions, run
-
     seeds, machines = job["seeds"], job["method"] == "aem"
     stacked, task, loop = (machine_seeds if machines else flow_seeds)(job, table, device)
     together = {**loop, "batch_size": loop["batch_size"] * len(seeds), "seed": seeds[0]}
-    began = wait(device)
-    history = run(
-        task,
-        (table.train_values.to(device),),
-        val_data=((table.val_values if machines else table.val).to(device),),
-        options=TrainingOptions(**together),
-    )
-    seconds = wait(device) - began
+    val = table.val_values if machines else table.val
+    history, seconds = trained(task, table, val, together, device)
     out = []
     for i, model in enumerate(stacked.split()):
         scores = [at[i] if at[i] == at[i] else -np.inf for at in task.scores]
