@@ -154,6 +154,14 @@ def test_quadrature_in_one_dimension_and_on_a_box():
     assert sn.exact_log_norm(student.ebm(), 1)[0] == pytest.approx(student.log_norm, abs=1e-4)
 
 
+def test_the_interval_of_one_row_says_that_it_is_of_one_row():
+    model = sn.EBM(lambda v: v.square().sum(-1) / 2, log_norm=math.log(math.sqrt(2 * math.pi)))
+    q = sn.Gaussian(torch.zeros(1), scale=1.5)
+    one, two = (sn.evaluate(model, torch.zeros(n, 1), proposal=q, seed=0) for n in (1, 2))
+    assert "of this one row" in str(one)
+    assert "one row" not in str(two)
+
+
 def test_errors_name_the_cure():
     model, q = sn.EBM(sn.MLP(2)), sn.Gaussian(torch.zeros(2), scale=1.0)
     with pytest.raises(ProposalError, match="base density"):

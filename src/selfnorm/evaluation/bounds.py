@@ -350,6 +350,8 @@ def summarise(
     z_var = judged.log_norm_se**2
     p_var = float(log_p.var(correction=1)) / n if n > 1 else 0.0
     of_b, remarks = about_b(log_z, log_norm, judged.log_norm_se)
+    if n == 1:
+        remarks = (*remarks, "The interval is that of this one row, not of a mean over rows.")
     reasons = (*judged.reasons, *of_b)
     by_proposal = weights.broken_by_proposal and bool(torch.isfinite(log_p).all())
     if not (math.isfinite(lower) and math.isfinite(upper)) and not by_proposal:
