@@ -388,7 +388,7 @@ def nearest(x: np.ndarray, values: np.ndarray) -> np.ndarray:
 # Results
 
 PACKAGES = ("selfnorm", "torch", "numpy", "pandas", "scikit-learn", "xgboost", "sdmetrics")
-PACKAGES += ("arfpy", "ForestDiffusion", "sdv", "ctgan", "miceforest", "lightgbm", "pyod", "shap")
+PACKAGES += ("arfpy", "miceforest", "lightgbm", "pyod", "shap")
 
 
 def provenance(stated: str | None = None, device: str = "cpu") -> Row:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from table_frames import Coding, Frame, Row, as_float, categories, like, n_rows, take, to_pandas
-from table_judges import metadata
 
 Generator = Callable[[str, Frame, int, int], tuple[Frame, Row]]
 Imputer = Callable[[str, Frame, int, int], list[Frame]]
@@ -102,83 +101,10 @@ def adversarial_forest(name: str, train: Frame, n: int, seed: int) -> tuple[Fram
     return from_text(drawn, train), {"fit_seconds": fitted, "sample_seconds": clock()}
 
 
-def forest_diffusion(name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
-    """ForestDiffusion by flow matching."""
-    from ForestDiffusion import ForestDiffusionModel
-
-    clock = Clock()
-    coding = Coding(train, categories(name, train))
-    matrix, kinds = ordinal(coding, train)
-    model = ForestDiffusionModel(matrix, **kinds, n_jobs=1, seed=seed)
-    fitted = clock()
-    drawn = model.generate(batch_size=n)
-    return of_ordinal(coding, drawn), {"fit_seconds": fitted, "sample_seconds": clock()}
-
-
-def ordinal(coding: Coding, frame: Frame) -> tuple[np.ndarray, dict[str, list[int]]]:
-    """Categories as whole numbers with NaN for gaps, and the indices ForestDiffusion asks for."""
-    columns = []
-    kinds: dict[str, list[int]] = {"bin_indexes": [], "cat_indexes": [], "int_indexes": []}
-    for j, name in enumerate(coding.names):
-        if name in coding.levels:
-            codes = coding.codes(frame, name).astype(np.float64)
-            columns.append(np.where(codes < 0, np.nan, codes))
-            kinds["bin_indexes" if len(coding.levels[name]) == 2 else "cat_indexes"].append(j)
-        else:
-            columns.append(as_float(frame[name]))
-            if (coding.values[name] % 1 == 0).all():
-                kinds["int_indexes"].append(j)
-    return np.column_stack(columns), kinds
-
-
-def of_ordinal(coding: Coding, matrix: np.ndarray) -> Frame:
-    """Rows of such numbers in the columns' own types."""
-    out = {}
-    for j, name in enumerate(coding.names):
-        if name in coding.levels:
-            codes = np.clip(np.round(matrix[:, j]), 0, len(coding.levels[name]) - 1)
-            out[name] = coding.of_codes(name, codes.astype(int))
-        elif coding.types[name].kind in "iM":
-            whole = np.round(matrix[:, j]).astype(np.int64)
-            out[name] = whole.astype("datetime64[s]") if coding.types[name].kind == "M" else whole
-        else:
-            out[name] = matrix[:, j]
-    return out
-
-
-def synthetic_data_vault(kind: str) -> Generator:
-    """CTGAN or TVAE of sdv, 300 epochs."""
-
-    def generate(name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
-        import torch
-        from sdv.metadata import Metadata
-        from sdv.single_table import CTGANSynthesizer, TVAESynthesizer
-
-        clock = Clock()
-        seed_numpy(seed)
-        torch.manual_seed(seed)
-        table = text_frame(name, train)
-        columns = metadata(name, train)["columns"]
-        numbers = {c: {"sdtype": "numerical"} for c, m in columns.items() if len(m) > 1}
-        described = Metadata.load_from_dict({"tables": {"table": {"columns": columns | numbers}}})
-        model = {"ctgan": CTGANSynthesizer, "tvae": TVAESynthesizer}[kind](described)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.fit({"table": table})
-            fitted = clock()
-            drawn = model.sample(num_rows=n)["table"]
-        return from_text(drawn, train), {"fit_seconds": fitted, "sample_seconds": clock()}
-
-    return generate
-
-
 GENERATORS: dict[str, Generator] = {
     "bootstrap": bootstrap,
     "independent": independent,
     "arfpy": adversarial_forest,
-    "forestdiffusion": forest_diffusion,
-    "ctgan": synthetic_data_vault("ctgan"),
-    "tvae": synthetic_data_vault("tvae"),
 }
 
 
@@ -261,24 +187,10 @@ def mice_forest(name: str, frame: Frame, n_draws: int, seed: int) -> list[Frame]
     return draws
 
 
-def forest_diffusion_imputer(name: str, frame: Frame, n_draws: int, seed: int) -> list[Frame]:
-    """ForestDiffusion by its diffusion, the only one that imputes."""
-    from ForestDiffusion import ForestDiffusionModel
-
-    coding = Coding(frame, categories(name, frame))
-    matrix, kinds = ordinal(coding, frame)
-    # ten copies of a row instead of a hundred: a model a level of noise and a column is slow
-    model = ForestDiffusionModel(
-        matrix, **kinds, diffusion_type="vp", duplicate_K=10, n_jobs=1, seed=seed
-    )
-    return [of_ordinal(coding, model.impute(k=1)) for _ in range(n_draws)]
-
-
 IMPUTERS: dict[str, Imputer] = {
     "mean_mode": mean_or_mode,
     "iterative": iterative(sample_posterior=True),
     "miceforest": mice_forest,
-    "forestdiffusion": forest_diffusion_imputer,
 }
 FIRST_IMPUTE: dict[str, Imputer] = {
     "mean_mode": mean_or_mode,
