@@ -1,9 +1,17 @@
 """Figures are drawn without a screen and show what they should."""
 
+import numpy as np
 import torch
 
 import selfnorm as sn
-from selfnorm.plotting import plot_densities, plot_history, plot_snl_surface
+from selfnorm.plotting import (
+    Scale,
+    plot_densities,
+    plot_history,
+    plot_marginal,
+    plot_pair,
+    plot_snl_surface,
+)
 
 
 def test_snl_surface_marks_the_optimum(tmp_path):
@@ -43,3 +51,17 @@ def test_a_run_that_exploded_can_still_be_drawn(tmp_path):
     sn.History(records=records).plot(tmp_path / "bad.png")
     sn.History(records=[{"step": 1, "val_lower": nan, "val_upper": nan}]).plot(tmp_path / "nan.png")
     assert (tmp_path / "nan.png").exists()
+
+
+def test_numbers_of_many_magnitudes_are_drawn_by_magnitude():
+    values = np.random.default_rng(0).lognormal(30, 4, (500, 2))
+    size = Scale("size")
+    axes = plot_marginal(size, values[:, 0], values[:, 0]).axes[0]
+    bars = [patch.get_data().values for patch in axes.patches]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert max(shares.max() for shares in bars) < 0.3
+    for ax in plot_pair((size, size), values, values).axes:
+        assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+        assert ax.get_xlim()[0] > 0
+    for plain in (values[:, 0] - 1e12, np.log(values[:, 0])):  # of both signs, of one magnitude
+        assert plot_marginal(size, plain, plain).axes[0].get_xscale() == "linear"

@@ -108,8 +108,8 @@ def plot_pair(
         color = DATA if name == "data" else MODEL
         ax.scatter(*some.T, s=size, color=color, alpha=0.6, linewidths=0, rasterized=True)
         ax.set(title=name, xlim=limits[0], ylim=limits[1], xlabel=scales[0].name)
-        _ticks(ax.xaxis, scales[0], crowded=True)
-        _ticks(ax.yaxis, scales[1], crowded=True)
+        for axis, scale, values in zip((ax.xaxis, ax.yaxis), scales, both.T, strict=True):
+            _ticks(axis, scale, crowded=True, magnitudes=_by_magnitude(scale, values))
     np.atleast_1d(axes)[0].set_ylabel(scales[1].name)
     return figure
 
@@ -248,6 +248,8 @@ def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: b
     if len(both) == 0:
         return
     edges = _edges(scale, both, min(len(values) for values in finite.values()))
+    if grouped and _by_magnitude(scale, both):
+        edges = np.geomspace(edges[0], edges[-1], len(edges))
     highest = 0.0
     for name, values in finite.items():
         shares = np.histogram(values, edges)[0] / max(len(values), 1)
@@ -262,7 +264,7 @@ def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: b
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xlim(edges[0], edges[-1])
-    _ticks(axes.xaxis, scale)
+    _ticks(axes.xaxis, scale, magnitudes=grouped and _by_magnitude(scale, both))
 
 
 def _edges(scale: Scale, values: np.ndarray, n: int) -> np.ndarray:
@@ -280,6 +282,15 @@ def _edges(scale: Scale, values: np.ndarray, n: int) -> np.ndarray:
     return np.linspace(low, high, bins + 1)
 
 
+def _by_magnitude(scale: Scale, values: np.ndarray) -> bool:
+    """Whether all but a few positive numbers would lie in the first bin."""
+    values = values[np.isfinite(values)]
+    if scale.labels or scale.dates or scale.step > 0 or len(values) == 0:
+        return False
+    low, middle, high = np.quantile(values, [_MIDDLE[0], 0.5, _MIDDLE[1]])
+    return bool(low > 0 and high > 100 * middle)
+
+
 def _limits(scale: Scale, values: np.ndarray) -> tuple[float, float]:
     values = values[np.isfinite(values)]
     if scale.labels:
@@ -287,15 +298,22 @@ def _limits(scale: Scale, values: np.ndarray) -> tuple[float, float]:
     if len(values) == 0:
         return 0.0, 1.0
     low, high = np.quantile(values, _MIDDLE)
+    if _by_magnitude(scale, values):
+        margin = (high / low) ** 0.05
+        return low / margin, high * margin
     margin = max(0.05 * (high - low), 0.6 * scale.step, abs(low) * 1e-6, 1e-9)
     return low - margin, high + margin
 
 
-def _ticks(axis: Any, scale: Scale, crowded: bool = False) -> None:
+def _ticks(axis: Any, scale: Scale, crowded: bool = False, magnitudes: bool = False) -> None:
     """Few ticks, whole ones for whole numbers, names for categories, dates for dates."""
     from matplotlib import dates, ticker
 
-    if scale.labels:
+    if magnitudes:
+        {"x": axis.axes.set_xscale, "y": axis.axes.set_yscale}[axis.axis_name]("log")
+        axis.set_major_locator(ticker.LogLocator(numticks=5))
+        axis.set_minor_locator(ticker.NullLocator())
+    elif scale.labels:
         every = max(1, len(scale.labels) // 8)
         names = [name if len(name) < 12 else f"{name[:10]}…" for name in scale.labels]
         places = range(0, len(names), every)
