@@ -1,4 +1,4 @@
-"""Conditionals, marginals and imputations of small tables of numbers: those of the mixture."""
+"""Conditionals, marginals and imputations of tables of numbers: of small ones, the mixture's."""
 
 from __future__ import annotations
 
@@ -59,6 +59,18 @@ def test_imputations_are_near_those_of_the_truth(fitted):
     off = draws[..., others] - means
     assert np.abs(off.mean((0, 1))).max() < 0.1
     assert np.cov(off.reshape(-1, 2).T) == pytest.approx(left, rel=0.2, abs=0.05)
+
+
+def test_imputations_of_a_larger_table_spread_as_the_truth_does():
+    """The joint of near-normal rows is soon good, and training ends: conditionals must be, too."""
+    x = np.random.default_rng(0).normal(size=(2600, 4)) @ ROOT.T
+    density = EnergyDensity(random_state=0, max_steps=30).fit(x)
+    _, means, left = law_of([0, 1, 2], x[:300])
+    gaps = x[:300].copy()
+    gaps[:, 3] = np.nan
+    draws = np.stack(density.impute(gaps, 20, random_state=0))[..., 3]
+    assert np.std(draws, 0).mean() == pytest.approx(np.sqrt(left[0, 0]), rel=0.15)
+    assert np.abs(draws.mean(0) - means[:, 0]).mean() < 0.5 * np.sqrt(left[0, 0])
 
 
 def test_members_count_by_what_is_given(fitted):

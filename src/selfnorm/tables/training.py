@@ -107,8 +107,9 @@ def train_law(
     simple = _scores_of_simple(rows, parts, split.folds, with_gaps == 0, seed, clock)
     simple_seconds = clock.gone - began
     beginning = _Beginning.of(rows, parts, split, simple, with_gaps, sizes, seed, clock)
-    if beginning.lines:
-        sizes |= {"lines": True, "conditioned": with_gaps > 0 or split.n_folds > 1}
+    if beginning.lines:  # roots of covariances ask the host: a long run on a GPU does without
+        on_host = torch.device(device).type == "cpu"
+        sizes |= {"lines": True, "conditioned": split.n_folds > 1 or on_host}
     columns = members.columns_of(parts, rows.coded[split.train], straight=beginning.straight)
     with seeded(seed):
         models = [
