@@ -60,8 +60,8 @@ def test_round_trip_is_exact(saved):
 
 def test_another_process_with_other_threads_scores_the_same(tmp_path):
     X, expected = rows(d=3, seed=3), []
-    for name, d in (("joint", 2), ("chain", 3)):
-        density = EnergyDensity(max_steps=5, random_state=0).fit(rows(60, d))
+    for name, d in (("joint", 2), ("autoregressive", 3)):
+        density = EnergyDensity(method=name, max_steps=5, random_state=0).fit(rows(60, d))
         density.save(tmp_path / name)
         expected.append(density.score_samples(X[:, :d]))
     np.save(tmp_path / "X.npy", X)
@@ -69,7 +69,7 @@ def test_another_process_with_other_threads_scores_the_same(tmp_path):
         "import sys, numpy as np, torch; torch.set_num_threads(2)\n"
         "torch.set_default_dtype(torch.float64)\n"
         "from selfnorm import EnergyDensity\n"
-        "models = [EnergyDensity.load(name) for name in ('joint', 'chain')]\n"
+        "models = [EnergyDensity.load(name) for name in ('joint', 'autoregressive')]\n"
         "X = np.load('X.npy')\n"
         "np.save('s.npy', [m.score_samples(X[:, : m.n_features_in_]) for m in models])\n"
     )
@@ -179,7 +179,7 @@ def test_300_mutated_folders_load_identically_or_end_in_a_clean_error(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    EnergyDensity(max_steps=5, random_state=0).fit(rows(60)).save(tmp_path)
+    EnergyDensity(method="joint", max_steps=5, random_state=0).fit(rows(60)).save(tmp_path)
     return tmp_path
 
 

@@ -94,7 +94,7 @@ def places(tmp_path_factory):
 
 
 def test_fit_reports_as_json(selfnorm, places, tmp_path):
-    fit = ("fit", places / "train.csv", "-o", tmp_path / "m", "--max-steps", 5)
+    fit = ("fit", places / "train.csv", "-o", tmp_path / "m", "--max-steps", 5, "--method", "joint")
     report = json.loads(selfnorm.done(*fit, "--columns", "a,b", "--json"))
     wanted = {"rows": 400, "columns": ["a", "b"], "method": "joint", "steps": 5}
     assert wanted.items() <= report.items()
@@ -425,7 +425,7 @@ def test_strict_exit_code(selfnorm, tmp_path):
     """--strict turns an unreliable verdict into exit code 3; the report is printed all the same."""
     X = rows(200, 2)
     write_csv(tmp_path / "t.csv", X, ["a", "b"])
-    density = sn.EnergyDensity(max_steps=5, random_state=0).fit(X)
+    density = sn.EnergyDensity(method="joint", max_steps=5, random_state=0).fit(X)
     density.model_.log_norm.data += 1  # knows of mass that no sample meets
     density.save(tmp_path / "m")
     out = selfnorm.done("evaluate", tmp_path / "m", tmp_path / "t.csv")
@@ -435,13 +435,13 @@ def test_strict_exit_code(selfnorm, tmp_path):
     assert "NOT RELIABLE" in out
 
 
-def test_small_tables_hold_out_no_rows_and_pass_identifiers_on(selfnorm, tmp_path):
+def test_small_tables_are_judged_by_folds_and_pass_identifiers_on(selfnorm, tmp_path):
     table = tmp_path / "t.csv"
     cells = (f"{i:05d},{v:.6g}" for i, v in enumerate(rows(60, 1)[:, 0]))
     table.write_text("\n".join(["id,a", *cells]) + "\n")
     fit = ("fit", table, "-o", tmp_path / "m", "--columns", "a", "--max-steps", 3, "--no-progress")
     out = selfnorm.done(*fit)
-    assert "too few rows to hold some out" in out
+    assert "3 folds" in out, out
     selfnorm.done("score", tmp_path / "m", table, "-o", tmp_path / "s.csv")
     lines = (tmp_path / "s.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["id", *(f"{i:05d}" for i in range(60))]

