@@ -466,6 +466,9 @@ def test_what_cannot_be_answered_says_why(density, frame):
         (lambda: density.sample(1, given={"kind": "z"}), r"never seen in training: \['kind'\]"),
         (lambda: density.probabilities(frame, "size"), "has no levels"),
         (lambda: density.impute(frame, n_draws=0), "at least 1"),
+        (lambda: density.impute(frame, n_draws=1.5), "whole number of at least 1, got 1.5"),
+        (lambda: density.sample(2.5), "whole number of at least 1, got 2.5"),
+        (lambda: density.marginal([]), "names of one column"),
         (lambda: density.sample(2, missing=True), "model_gaps=True"),
         (lambda: density.score_samples(frame.drop(columns="kind")), "feature names"),
     ):

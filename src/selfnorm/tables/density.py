@@ -443,8 +443,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         np.True_
         """
         check_is_fitted(self)
-        if n_samples < 1:
-            raise DataError(f"n_samples must be at least 1, got {n_samples}")
+        _check_count("n_samples", n_samples)
         if missing and not any(part.gap for part in self.schema_.parts):
             raise DataError(
                 "this model does not know where gaps fall: fit it with "
@@ -477,8 +476,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         ('a', True, [0.25, 1.5])
         """
         coded, _ = self._rows(X)
-        if n_draws < 1:
-            raise DataError(f"n_draws must be at least 1, got {n_draws}")
+        _check_count("n_draws", n_draws)
         seed = seed_of(random_state)
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
@@ -490,6 +488,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         check_is_fitted(self)
         self._chain()
         mask = self._mask(columns)
+        if not mask.any():
+            raise DataError("marginal needs the names of one column or more")
         ordered = tuple(c.name for c in self.schema_.modelled if c.name in columns)
         listed = cache(partial(self._masses, mask))
         score = partial(self._score_marginal, columns=ordered, mask=mask, listed=listed)
@@ -1065,6 +1065,11 @@ class Marginal:
 EnergyDensity.__init__ = moved(  # type: ignore[method-assign]
     discrete="schema={column: 'continuous'} says that a column is no grid"
 )(EnergyDensity.__init__)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, Integral) or value < 1:
+        raise DataError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def _weights(sample_weight: Any, n: int) -> np.ndarray:
