@@ -229,7 +229,8 @@ def flow(kind):
 def density(dim, **options):
     options = {"max_steps": 25, "random_state": 0, "hidden": 8} | options
     x = rows(300, dim)
-    return sn.EnergyDensity(contamination=0.1, **options).fit(x)
+    method = "joint" if dim <= 2 else "autoregressive"
+    return sn.EnergyDensity(method=method, contamination=0.1, **options).fit(x)
 
 
 def mixed_table(n, seed=0):

@@ -448,7 +448,7 @@ def test_comparing_log_likelihoods_of_different_measures_warns(density, frame):
 
 def test_what_cannot_be_answered_says_why(density, frame):
     numbers = np.random.default_rng(0).normal(size=(100, 2))
-    joint = EnergyDensity(max_steps=5, random_state=0).fit(numbers)
+    joint = EnergyDensity(method="joint", max_steps=5, random_state=0).fit(numbers)
     for ask in (
         lambda: joint.impute(numbers),
         lambda: joint.sample(2, given={"x0": 1.0}),
