@@ -23,6 +23,7 @@ from selfnorm import EnergyDensity, saving
 from selfnorm.distributions import DefensiveLabels, LabelGaussian, LabelUniform
 from selfnorm.errors import ModelFileError, SelfnormError, SelfnormWarning
 from selfnorm.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
+from selfnorm.vae import EnergyPrior
 from tests.golden import cases
 
 
@@ -371,6 +372,12 @@ def test_a_part_that_computes_something_else_than_the_saved_one_is_told(tmp_path
         sn.load(tmp_path, base=base(1.0))
     with pytest.warns(SelfnormWarning, match="not the one that was saved"):
         sn.load(tmp_path, base=base(2.0))
+
+
+def test_a_prior_with_an_energy_of_ones_own_is_loaded(tmp_path):
+    prior, x = EnergyPrior(Bowl(), dim=2), torch.randn(5, 2)
+    sn.save(prior, tmp_path)
+    assert torch.equal(sn.load(tmp_path, energy=Bowl()).log_prob(x), prior.log_prob(x))
 
 
 def test_normed_weights_are_ones_own(tmp_path):

@@ -119,19 +119,24 @@ def _witness(model: Any, config: dict[str, Any]) -> dict[str, Any]:
         return {}
     if not (hasattr(model.base, "sample") and hasattr(model, "log_unnormalized")):
         return {}
-    with seeded(0), evaluating(model):
+    # parts of one's own may be on two devices
+    with suppress(RuntimeError), seeded(0, getattr(model, "device", None)), evaluating(model):
         rows = model.base.sample((4,))
         values = model.log_unnormalized(rows).double()
-    finite = bool(values.isfinite().all())
-    return {"witness": {"rows": rows.tolist(), "values": values.tolist()}} if finite else {}
+        if bool(values.isfinite().all()):
+            return {"witness": {"rows": rows.tolist(), "values": values.tolist()}}
+    return {}
 
 
 @torch.no_grad()
 def _ask(witness: dict[str, Any], model: Any) -> None:
     """Warn of parts with which the model is another one than was saved."""
-    was = torch.tensor(witness["values"], dtype=torch.float64, device="cpu")
-    rows = torch.tensor(witness["rows"], dtype=model.dtype, device="cpu")
-    off = (model.log_unnormalized(rows).double() - was).abs()
+    was = torch.tensor(witness["values"], dtype=torch.float64)
+    rows = torch.tensor(witness["rows"], dtype=getattr(model, "dtype", None))
+    try:
+        off = (model.log_unnormalized(rows).double() - was).abs()
+    except RuntimeError:  # a part of one's own is on another device
+        return
     if not bool((off <= 1e-3 * (1 + was.abs())).all()):
         warnings.warn(
             "with the parts given, the model is not the one that was saved: its log-density before "
@@ -189,7 +194,8 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
             witness = folder.config.pop("witness", None)
             model = build({"class": folder.kind, **folder.config}, folder.tensors, **own)
         if witness is not None:
-            _ask(witness, model)
+            with float32_on_cpu():
+                _ask(witness, model)
         return model
     except _BUILD_ERRORS as error:
         # torch says which weight does not fit on the second line

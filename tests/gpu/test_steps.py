@@ -114,7 +114,7 @@ FAMILIES = {
     "ebm defensive": partial(plain, proposal=partial(sn.Defensive.fit_to, n_components=3)),
     "many": several,
     "chain": chain,
-    "joint table": lambda: density(rows(600, 2).cpu().numpy()),
+    "joint table": lambda: density(rows(1200, 2).cpu().numpy()),
     # of smaller tables, whose chains begin at regressions, no step is captured
     "chain table": lambda: density(rows(2600, 4).cpu().numpy()),
     "mixed table": lambda: density(mixed(2600)),

@@ -95,6 +95,12 @@ def test_frames_in_frames_out(of, frame):
     assert np.asarray(why["count"]).shape == (100,)
 
 
+def test_columns_with_names_of_methods(frame):
+    names = {"kind": "collect", "count": "num_rows", "zero": "toarray"}
+    table = frame[[*names]].head(100).rename(columns=names)
+    assert EnergyDensity(**QUICK).fit(table).score_samples(table).shape == (100,)
+
+
 def test_answers_keep_the_index_of_a_frame(density, frame):
     part = frame.iloc[40:50]
     for found in (density.explain(part), density.probabilities(part, "flag")):

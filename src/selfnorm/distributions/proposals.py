@@ -389,7 +389,7 @@ def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
     proposal = as_proposal(q, dim)
     for part in proposal.modules():
         if isinstance(part, _Foreign) and part.own:
-            _refuse_contradiction(part)
+            _refuse_contradiction(part, model.device)
     return proposal.to(model.device, getattr(model, "dtype", None))
 
 
@@ -397,7 +397,7 @@ _JUDGED = 2000  # rows of each kind that tell whether samples and log_prob belon
 
 
 @torch.no_grad()
-def _refuse_contradiction(q: _Foreign) -> None:
+def _refuse_contradiction(q: _Foreign, device: torch.device) -> None:
     """Refuse a proposal whose ``log_prob`` is not the log-density of its samples.
 
     For any density ``h`` and any region, ``E_q[h/q; region] = P_h(region)``. Here ``h`` is a
@@ -405,7 +405,7 @@ def _refuse_contradiction(q: _Foreign) -> None:
     larger than at 99 % of them, so that both are means of bounded numbers. Nothing is said where
     values repeat (whole numbers, atoms), or where ``h`` does not come close enough.
     """
-    with seeded(0):
+    with seeded(0, device):
         known, rows = q.sample((2 * _JUDGED,)).chunk(2)
         repeats = any(len(column.unique()) < _JUDGED // 2 for column in known.T)
         if repeats or not bool(known.isfinite().all()):

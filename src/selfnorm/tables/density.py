@@ -848,12 +848,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     def _check(self, X: Any, *, reset: bool) -> tuple[Any, int]:
         """The table and its number of rows; its columns are as scikit-learn has them checked."""
-        if hasattr(X, "toarray"):
+        kind = type(X)  # a column of a frame may have the name of a method, too
+        if hasattr(kind, "toarray"):
             raise DataError("X is a sparse matrix; give a dense one: X.toarray()")
-        X = X.collect() if hasattr(X, "collect") else X  # a lazy frame of polars
+        X = X.collect() if hasattr(kind, "collect") else X  # a lazy frame of polars
         if isinstance(X, Mapping):  # by name, as Arrow's tables: other columns do not matter
             return X, max((len(column) for column in X.values()), default=0)
-        if hasattr(X, "num_rows"):
+        if hasattr(kind, "num_rows"):
             return X, int(X.num_rows)
         refuse_repeated_names(X)
         X = X if hasattr(X, "columns") else np.ma.asarray(X) if np.ma.isMA(X) else np.asarray(X)

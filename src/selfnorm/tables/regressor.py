@@ -845,7 +845,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         """Rows of a table of any kind as numbers."""
         assert self.inputs_ is not None
         schema = self.inputs_.schema
-        if isinstance(X, Mapping) or (hasattr(X, "num_rows") and not reset):  # by name
+        if isinstance(X, Mapping) or (hasattr(type(X), "num_rows") and not reset):  # by name
             self.n_features_in_ = len(schema.columns)
         elif reset or not hasattr(X, "columns") or not only_lacks_asides(X, schema):
             with own_errors():
