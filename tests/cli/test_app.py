@@ -354,6 +354,17 @@ def test_the_page_tells_how_to_read_the_table(selfnorm, tmp_path, monkeypatch):
         assert eval(call, there) == pytest.approx(expected.to_numpy())
 
 
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_the_page_tells_how_to_read_arrays(suffix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, values = Path(f"t.{suffix}"), np.arange(6.0).reshape(3, 2)
+    np.save(path, values) if suffix == "npy" else np.savez(path, X=values)
+    imported, table = cli._reading(path, read_table(path), None, frame=True)
+    known = {}
+    exec(f"{imported}\nX = {table}", known)
+    pd.testing.assert_frame_equal(known["X"], pd.DataFrame(values, columns=["x0", "x1"]))
+
+
 def test_a_user_says_what_columns_are(selfnorm, tmp_path):
     rng = np.random.default_rng(0)
     lines = [f"N{i};{v};{i % 7},5" for i, v in enumerate(rng.permutation(60))]

@@ -512,6 +512,9 @@ def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> t
         return "from selfnorm.cli.files import read_table", f"read_table({name}{told}).frame()"
     if suffix in (".parquet", ".pq"):
         return "import pandas as pd", f"pd.read_parquet({name})"
+    if suffix in (".npy", ".npz"):
+        imported = "import pandas as pd\nfrom selfnorm.cli.files import read_table"
+        return imported, f"pd.DataFrame(read_table({name}).frame())"
     mark, point = "\t" if suffix == ".tsv" else table.style[0], table.style[1]
     told = (f", sep={mark!r}" if mark != "," else "") + (", decimal=','" if point == "," else "")
     gaps = [gap for gap in "?-" if any((column == gap).any() for column in table.cells.values())]
