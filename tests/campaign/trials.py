@@ -166,7 +166,8 @@ def any_table(rng, folder):
             if column.modelled and any(new is None for _, new in cells):
                 return "silent wrong", f"{told}: a gap is left in {column.name}"
             cells = zip(x[column.name], filled[column.name], strict=True)
-            if any(isinstance(old, float) and old not in (new, np.inf) for old, new in cells):
+            numbers = [(old, new) for old, new in cells if isinstance(old, float)]
+            if any(old not in (new, np.inf) and not np.isnan(old) for old, new in numbers):
                 return "silent wrong", f"{told}: a number of {column.name} is another one"
         why = fitted.explain({name: cells[:20] for name, cells in x.items()})
         if any(np.isinf(np.asarray(cells, dtype=float)).any() for cells in why.values()):

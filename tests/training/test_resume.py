@@ -64,6 +64,28 @@ def test_a_finished_run_is_trained_longer(x, tmp_path):
         fit(model_on(sn.Gaussian.fit_to(x)), x, **SETTINGS, checkpoint=path)
 
 
+def test_a_run_killed_as_it_stops_goes_on_from_any_checkpoint(x, tmp_path, monkeypatch):
+    """Saved between its stop by patience and its best state, it came back in its last state."""
+    path, kept = tmp_path / "run.ckpt", []
+    options = {**SETTINGS, "max_steps": 200, "patience": 2, "validate_every": 2, "lr": 0.1}
+    options |= {"val_data": x[200:], "checkpoint": sn.Checkpoint(path, every=2)}
+
+    def saved(at, state):
+        save_checkpoint(at, state)
+        kept.append(at.read_bytes())
+
+    monkeypatch.setattr("selfnorm.training.loop.save_checkpoint", saved)
+    model = model_on(sn.Gaussian.fit_to(x))
+    history = fit(model, x[:200], **options)
+    assert history.stopped == "patience"
+    assert history.best_step < history.n_steps
+    for content in kept[-4:]:
+        path.write_bytes(content)
+        again = model_on(sn.Gaussian.fit_to(x))
+        assert fit(again, x[:200], **options).stopped == "patience"
+        assert torch.equal(weights(again), weights(model))
+
+
 def interrupted(name):
     """An objective that is interrupted in its eighth step, and the steps it was asked for."""
     objective, taken = get(name), []

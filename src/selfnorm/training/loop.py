@@ -484,7 +484,9 @@ class _Run:
                 elif self.device.type != "cuda" or self.step % _CUDA_READ_EVERY == 0:
                     self._guard()
                 timed = due and math.isfinite(self.time_to_step)  # an epoch may be long
-                if path is not None and (timed or self.step % save_every == 0):
+                now = timed or self.step % save_every == 0
+                # a run that has just stopped is saved when its best state has been adopted
+                if path is not None and now and not history.stopped:
                     self._save(path)
         except KeyboardInterrupt:
             history.stopped = "interrupted"
