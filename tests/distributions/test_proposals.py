@@ -440,11 +440,12 @@ def normal(d, scale=1.0, loc=0.0):
     "law",
     [
         Stated(normal(1), normal(1), plus=0.92),  # the constant was left out
+        Stated(normal(1), normal(1), plus=1000.0),
         Stated(normal(2, 2.0), normal(2, 4.0)),  # variance and standard deviation confused
         Stated(normal(3), normal(3, loc=0.7)),
         sn.Defensive(Stated(normal(10), normal(10, 1.5))),
     ],
-    ids=["constant", "scale", "place", "part of a mixture"],
+    ids=["constant", "large constant", "scale", "place", "part of a mixture"],
 )
 @pytest.mark.parametrize("use", [sn.evaluate, partial(sn.fit, max_steps=1, progress=False)])
 def test_a_log_prob_that_is_not_that_of_the_samples_is_refused(law, use):
