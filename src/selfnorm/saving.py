@@ -129,7 +129,7 @@ def _witness(model: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _ask(witness: dict[str, Any], model: Any) -> None:
+def _warn_of_another_model(witness: dict[str, Any], model: Any) -> None:
     """Warn of parts with which the model is another one than was saved."""
     was = torch.tensor(witness["values"], dtype=torch.float64)
     rows = torch.tensor(witness["rows"], dtype=getattr(model, "dtype", None))
@@ -195,7 +195,7 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
             model = build({"class": folder.kind, **folder.config}, folder.tensors, **own)
         if witness is not None:
             with float32_on_cpu():
-                _ask(witness, model)
+                _warn_of_another_model(witness, model)
         return model
     except _BUILD_ERRORS as error:
         # torch says which weight does not fit on the second line

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import multivariate_normal
 
 from selfnorm import EnergyDensity
+from selfnorm.distributions import TableMixture
 from selfnorm.tables import members
 
 NAMES = [f"x{j}" for j in range(4)]
@@ -20,6 +21,15 @@ def fitted() -> tuple[EnergyDensity, np.ndarray]:
     x = np.random.default_rng(0).normal(size=(900, 4)) @ ROOT.T
     density = EnergyDensity(random_state=0).fit(x[:600])
     return density, x[600:]
+
+
+KIND = members.Kind(1, straight=True)
+
+
+def normal_law(density: EnergyDensity, coded: torch.Tensor) -> TableMixture:
+    """A normal distribution of coded rows."""
+    columns = members.columns_of(density.schema_.parts, coded, straight=True)
+    return members.simple_density(KIND, columns, coded, torch.ones(len(coded)).double(), 0)
 
 
 def law_of(given: list[int], x: np.ndarray) -> tuple[list[int], np.ndarray, np.ndarray]:
@@ -79,10 +89,8 @@ def test_members_count_by_what_is_given(fitted):
     law = density._law()
     rows = density.schema_.encode(x[:50])[0]
     coded = torch.from_numpy(rows)
-    kind = members.Kind(1, straight=True)
-    columns = members.columns_of(density.schema_.parts, coded, straight=True)
-    simple = members.simple_density(kind, columns, coded, torch.ones(50).double(), 0)
-    two = [members.Member("chain", 0.3, 0.0), members.Member(kind.name, 0.7, 0.0)]
+    simple = normal_law(density, coded)
+    two = [members.Member("chain", 0.3, 0.0), members.Member(KIND.name, 0.7, 0.0)]
     mixture = members.Mixture(law.chain, two, [simple])
     chain = members.Mixture(law.chain, [members.Member("chain", 1.0, 0.0)], [])
     given = torch.tensor([True, False, True, False])
@@ -101,14 +109,12 @@ def test_who_draws_does_not_tell_what_is_drawn(fitted):
     """One row at a time, by many seeds, and all at once: the same law."""
     density, x = fitted
     coded = torch.from_numpy(density.schema_.encode(x)[0])
-    kind = members.Kind(1, straight=True)
-    columns = members.columns_of(density.schema_.parts, coded, straight=True)
-    simple = members.simple_density(kind, columns, coded, torch.ones(len(x)).double(), 0)
-    far = members.simple_density(kind, columns, coded, torch.ones(len(x)).double(), 0)
+    simple = normal_law(density, coded)
+    far = normal_law(density, coded)
     far.means[:, 1] += 8
     mixture = members.Mixture(
         density._law().chain,
-        [members.Member("chain", 0.0, 0.0), *(members.Member(kind.name, 0.5, 0.0) for _ in "ab")],
+        [members.Member("chain", 0.0, 0.0), *(members.Member(KIND.name, 0.5, 0.0) for _ in "ab")],
         [simple, far],
     )
     row = coded[:1].clone()
@@ -133,10 +139,8 @@ def test_an_exact_sum_leaves_a_small_table_what_it_is():
 def test_members_do_not_repeat_each_other(fitted):
     density, x = fitted
     coded = torch.from_numpy(density.schema_.encode(x)[0])
-    kind = members.Kind(1, straight=True)
-    columns = members.columns_of(density.schema_.parts, coded, straight=True)
-    simple = members.simple_density(kind, columns, coded, torch.ones(len(x)).double(), 0)
-    weighed = [members.Member("chain", 0.0, 0.0), *[members.Member(kind.name, 0.5, 0.0)] * 2]
+    simple = normal_law(density, coded)
+    weighed = [members.Member("chain", 0.0, 0.0), *[members.Member(KIND.name, 0.5, 0.0)] * 2]
     mixture = members.Mixture(density._law().chain, weighed, [simple, simple])
     gaps = coded[:1].repeat(1000, 1, 1)
     gaps[:, 1:, 0] = -1

@@ -312,7 +312,7 @@ def test_no_warnings_in_ordinary_use():
         density = EnergyDensity(max_steps=20, random_state=0).fit(X)
         density.bounds(X, n_samples=1000)
         density.predict(X)
-    with pytest.raises(DataError, match="at least 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         density.sample(0)
 
 

@@ -62,7 +62,7 @@ from selfnorm.report import (
 )
 from selfnorm.tables import answers, members, training
 from selfnorm.tables.inputs import only_lacks_asides, own_errors
-from selfnorm.training import Clock, History, Judgement
+from selfnorm.training import Clock, History, Judgement, whole_number
 
 MINIMUM_ROWS = 5
 JOINT_FROM = 1000  # rows: of fewer, a chain mixed with simple densities knows more
@@ -443,7 +443,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         np.True_
         """
         check_is_fitted(self)
-        _check_count("n_samples", n_samples)
+        whole_number("n_samples", n_samples)
         if missing and not any(part.gap for part in self.schema_.parts):
             raise DataError(
                 "this model does not know where gaps fall: fit it with "
@@ -476,7 +476,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         ('a', True, [0.25, 1.5])
         """
         coded, _ = self._rows(X)
-        _check_count("n_draws", n_draws)
+        whole_number("n_draws", n_draws)
         seed = seed_of(random_state)
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
@@ -1066,11 +1066,6 @@ class Marginal:
 EnergyDensity.__init__ = moved(  # type: ignore[method-assign]
     discrete="schema={column: 'continuous'} says that a column is no grid"
 )(EnergyDensity.__init__)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, Integral) or value < 1:
-        raise DataError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def _weights(sample_weight: Any, n: int) -> np.ndarray:
