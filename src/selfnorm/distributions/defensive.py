@@ -74,7 +74,9 @@ class Defensive(Proposal):
         sharp = as_proposal(proposal)
         if heavy is None:
             with torch.no_grad(), alone():
-                with seeded(0):
+                # the device is not known yet: no GPU's stream is to move by this one row
+                gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+                with seeded(0), torch.random.fork_rng(devices=gpus):
                     place = sharp.sample((1,)).device
                 with seeded(0, place):
                     drawn = sharp.sample((4096,))
