@@ -9,8 +9,8 @@ from torch import Tensor
 
 import selfnorm as sn
 from measuring import Work
-from selfnorm.density.fit import DensityTask
 from selfnorm.density.many import ManyTask, MemberData
+from selfnorm.density.task import DensityTask
 from selfnorm.training import Stepper, TrainingOptions
 
 HIDDEN = (200, 100, 50, 50)

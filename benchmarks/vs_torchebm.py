@@ -27,7 +27,7 @@ import paper_steps
 import selfnorm as sn
 from measuring import peer, write
 from selfnorm.datasets import toy2d
-from selfnorm.density.fit import DensityTask
+from selfnorm.density.task import DensityTask
 from selfnorm.training import Stepper, TrainingOptions, lr_factor
 
 BATCH, N_SAMPLES, LANGEVIN_STEPS, LR = 256, 1024, 40, 1e-3

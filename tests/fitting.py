@@ -1,41 +1,27 @@
-"""What tests of training share: options in one flat list, and a fit whose gradient overflows."""
+"""What tests of training share: plain options, and a fit whose gradient overflows."""
 
-import inspect
-from dataclasses import fields
 from functools import partial
 
 import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.fit import DensityTask
+from selfnorm.density.task import DensityTask
 
-_NAMES = {each.name for each in fields(sn.TrainingOptions)}
-
-
-# What tests were written with; a newcomer's fit has other values (``density.fit.usual``).
+# What tests were written with; a newcomer's fit has other values (``density.task.usual``).
 PLAIN = {"lr": 1e-3, "max_epochs": 25, "ema": 0, "patience": 0}
+_OF_TASKS = ("log_norm_lr_scale", "max_memory", "same_batches", "same_samples", "polish_steps")
 
 
-def _flat(function, *args, **given):
-    if "options" not in given:
-        given = PLAIN | given
-    if function is sn.fit:
-        given.setdefault("val_data", None)
-    own = inspect.signature(function).parameters
-    direct = {k: v for k, v in given.items() if k in own}
-    rest = {k: v for k, v in given.items() if k not in own}
-    how = {k: v for k, v in rest.items() if k in _NAMES}
-    task = {k: v for k, v in rest.items() if k not in _NAMES}
-    if how:
-        direct["options"] = sn.TrainingOptions(**how)
+def _plainly(function, *args, **how):
+    task = {name: how.pop(name) for name in _OF_TASKS if name in how}
     if task:
-        direct["task_options"] = {**direct.get("task_options", {}), **task}
-    return function(*args, **direct)
+        how["task_options"] = {**how.get("task_options", {}), **task}
+    return function(*args, **{"val_data": None} | ({} if "options" in how else PLAIN) | how)
 
 
 fit, fit_many, fit_distributed = (
-    partial(_flat, function) for function in (sn.fit, sn.fit_many, sn.fit_distributed)
+    partial(_plainly, function) for function in (sn.fit, sn.fit_many, sn.fit_distributed)
 )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, time, timedelta
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,34 +16,72 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-# Options of training that are none of the loop any more.
-MOVED_OPTIONS = {
-    "checkpoint_every": "selfnorm.TrainingOptions(checkpoint=selfnorm.Checkpoint(path, every=...))",
-    "resume": "selfnorm.TrainingOptions(checkpoint=selfnorm.Checkpoint(path, resume=...))",
-    "lr_log_norm": "an EBM takes task_options={'log_norm_lr_scale': ...}, in units of lr",
-    "max_memory": "an EBM takes task_options={'max_memory': ...} of fit",
-    "cuda_graph": "an objective, or a task, with capturable = False is trained without one",
-    "warmup": "selfnorm.TrainingOptions(schedule=('one_cycle', warmup))",
-    "compile_step": "it took longer to compile than it saved",
-}
+@dataclass(frozen=True)
+class Number:
+    """The numbers that a parameter may be; the ends of the range are part of it unless open.
+
+    Example:
+        >>> print(Number(0, open_low=True), "|", Number(1, whole=True))
+        a number > 0 | a whole number >= 1
+        >>> Number(0, 1, open_high=True).holds(1.0)
+        False
+    """
+
+    low: float
+    high: float = math.inf
+    whole: bool = False
+    open_low: bool = False
+    open_high: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is such a number."""
+        kind = Integral if self.whole else Real
+        if not isinstance(value, kind) or isinstance(value, bool) or math.isnan(value):
+            return False
+        number = float(value)
+        above = number > self.low if self.open_low else number >= self.low
+        return above and (number < self.high if self.open_high else number <= self.high)
+
+    def __str__(self) -> str:
+        """In words, for an error."""
+        what = "a whole number" if self.whole else "a number"
+        bounds = [f"{'>' if self.open_low else '>='} {self.low:g}"]
+        if self.high < math.inf:
+            bounds.append(f"{'<' if self.open_high else '<='} {self.high:g}")
+        return f"{what} {' and '.join(bounds)}"
 
 
-def moved(**places: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Parameters that are gone: whoever names one is told where it went."""
+def check_parameters(owner: object, allowed: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse an attribute that is none of what is allowed: numbers, texts, types or ``None``.
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def checked(*args: P.args, **options: P.kwargs) -> R:
-            for name in places.keys() & options.keys():
-                raise TypeError(f"{function.__name__}() takes no {name} any more: {places[name]}")
-            return function(*args, **options)
+    >>> class Model:
+    ...     hidden = 0
+    >>> check_parameters(Model(), {"hidden": [Number(1, whole=True), None]})
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: 'hidden' of Model must be a whole number >= 1 or None, got 0
+    """
+    for name, choices in allowed.items():
+        value = getattr(owner, name)
+        if not any(_is_choice(value, choice) for choice in choices):
+            words = [_choice_words(choice) for choice in choices]
+            raise DataError(
+                f"{name!r} of {type(owner).__name__} must be {' or '.join(words)}, got {value!r}"
+            )
 
-        return checked
 
-    return decorate
+def _is_choice(value: Any, choice: Any) -> bool:
+    if isinstance(choice, Number):
+        return choice.holds(value)
+    if isinstance(choice, type):
+        return isinstance(value, choice)
+    return value is None if choice is None else isinstance(value, str) and value == choice
+
+
+def _choice_words(choice: Any) -> str:
+    if isinstance(choice, type):
+        return f"a {choice.__name__}"
+    return str(choice) if choice is None or isinstance(choice, Number) else repr(choice)
 
 
 def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:

@@ -584,30 +584,11 @@ def _built(value: Any, part: str, own: dict[str, Any], taken: set[str]) -> Any:
             f"this model has {part} of your own making ({str(value['own'])[:80]}): pass "
             f"{part}=... to load, built as it was"
         )
-    options = _renewed(value)
+    options = dict(value)
     name = options.pop("class")
     known = _class(name)
     parts = {key: _built(item, key, own, taken) for key, item in options.items()}
     return known.build(known.find(name), **parts)
-
-
-def _renewed(blueprint: dict[str, Any]) -> dict[str, Any]:
-    """A blueprint as it is written today: the first ones left some classes unsaid."""
-    new, name = dict(blueprint), blueprint.get("class")
-    if name == "MLP" and new.get("features") is not None:
-        new["features"] = {"class": "FourierFeatures", **new["features"]}
-    if name == "AutoregressiveEBM":
-        new.pop("frequencies", None)  # once an option, the same for all
-    if name == "AutoregressivePrior":
-        new.pop("score", None)
-    if name == "EnergyPrior":
-        once = ("moves", "step_size", "gradient_penalty", "share", "log_norm_lr_scale")
-        new = {key: value for key, value in new.items() if key not in once}  # of training
-        energy = new.get("energy", {"own": "a module"})
-        new["energy"] = energy if "own" in energy else {"class": "MLP", "dim": new["dim"], **energy}
-    if name == "EnergyVAE":
-        new |= {part: {"own": "a module"} for part, given in new.items() if given is None}
-    return new
 
 
 def _attributes(*names: str) -> Callable[[Any], dict[str, Any]]:

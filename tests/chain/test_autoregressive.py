@@ -298,7 +298,6 @@ def test_the_masses_of_grid_values_add_up_to_one_where_midpoints_do_not():
         (lambda _: AutoregressiveEBM(2, orderings=0), DataError, "orderings must be at least 1"),
         (lambda _: AutoregressiveEBM(2, orderings=[[1, 1]]), ValueError, "permutation"),
         (lambda _: AutoregressiveEBM(2, family="cauchy"), ValueError, "family"),
-        (lambda _: AutoregressiveEBM(2, frequencies=4), TypeError, "no frequencies any more"),
         (lambda m: sn.fit(m, crooked(20) * torch.nan, progress=False), DataError, "NaN"),
         (lambda m: sn.fit(m, crooked(20), objective="nce"), ValueError, "'snl'"),
         (lambda m: m.bounds(crooked(5), n_samples=1), DataError, "at least 2"),

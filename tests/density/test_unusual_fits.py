@@ -1,14 +1,13 @@
 """fit where people call it in odd ways: it does the right thing, or says what is wrong."""
 
 import warnings
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.fit import available
+from selfnorm.density.objectives import available
 from selfnorm.errors import DataError, EnergyError
 from tests.fitting import fit
 
@@ -142,12 +141,14 @@ def test_fit_tells_the_names_of_its_objectives():
     assert [name for name in available() if f'"{name}"' not in sn.fit.__doc__] == []
 
 
-def test_options_that_moved_and_options_of_other_models_are_named():
+def test_unexpected_options_and_options_of_other_models_are_named():
     x = torch.randn(50, 2)
     model = sn.EBM(sn.MLP(2, hidden=(4,)), base=sn.Gaussian.fit_to(x))
     for train in (sn.fit, sn.fit_distributed, lambda m, *args, **o: sn.fit_many([m], *args, **o)):
-        with pytest.raises(TypeError, match=r"takes no ema any more.*TrainingOptions\(ema"):
-            train(model, x, ema=0.9)
+        with pytest.raises(
+            TypeError, match=r"\['momentum'\] are no options of training; these are"
+        ):
+            train(model, x, momentum=0.9)
     for train in (sn.fit, sn.fit_distributed):
         with pytest.raises(TypeError, match=r"task_options \['polish_steps'\]"):
             train(model, x, task_options={"polish_steps": 1})
@@ -159,15 +160,5 @@ def test_options_that_moved_and_options_of_other_models_are_named():
     ):
         with pytest.raises(TypeError, match=words):
             train(given, x, task_options={"max_memory": 1e6})
-    for name, place in {
-        "checkpoint_every": r"Checkpoint\(path, every=",
-        "resume": r"Checkpoint\(path, resume=",
-        "lr_log_norm": "log_norm_lr_scale",
-        "max_memory": "task_options",
-        "cuda_graph": "capturable = False",
-    }.items():
-        for takes in (sn.TrainingOptions, partial(sn.fit, model, x)):
-            with pytest.raises(TypeError, match=f"takes no {name} any more: .*{place}"):
-                takes(**{name: 1})
     with pytest.raises(ValueError, match="log_norm_lr_scale must be positive"):
         sn.fit(model, x, task_options={"log_norm_lr_scale": 0.0})

@@ -331,8 +331,6 @@ def test_several_labels_are_predicted_in_chunks_and_have_no_anchors(monkeypatch)
         ({"backbone": "vit"}, DataError, "backbone must be 'resnet18' or a module"),
         ({"objective": "mdn", "proposal": "uniform"}, ProposalError, "fits a mixture to each"),
         ({"proposal": "flow"}, ProposalError, "no proposal is called 'flow'"),
-        ({"ema": 0.9}, TypeError, r"takes no ema any more: options=TrainingOptions\(ema"),
-        ({"base": None}, TypeError, r"takes no base any more: energy=EnergyHead\(base=...\)"),
     ],
 )
 def test_refusals_of_parameters(options, error, told):

@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import selfnorm as sn
-from selfnorm.density.fit import DensityTask, get
+from selfnorm.density.objectives import get
+from selfnorm.density.task import DensityTask
 from selfnorm.errors import CheckpointError
 from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
 from tests.fitting import fit, fit_many

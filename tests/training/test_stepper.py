@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density.fit import DensityTask
+from selfnorm.density.task import DensityTask
 from selfnorm.training import Stepper, Task, TrainingOptions
 from selfnorm.training.step import Counters
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, hardtanh, silu
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import as_rows, moved
+from selfnorm._inputs import as_rows
 from selfnorm.chain import bounds as evaluation
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.columns import Columns, log_cell_mass
@@ -402,7 +402,6 @@ class AutoregressiveEBM(Chain):
         torch.Size([5, 3])
     """
 
-    @moved(frequencies="every energy sees a value through as many waves")
     def __init__(
         self,
         dim: int,

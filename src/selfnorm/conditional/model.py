@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
-from selfnorm._inputs import as_tensors, moved, one_per_row
+from selfnorm._inputs import as_tensors, one_per_row
 from selfnorm.distributions import refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, about_b, few_beyond, tail_factor
@@ -343,7 +343,6 @@ class ConditionalEBM(nn.Module):
             parts.append(mass.log() + top)
         return torch.cat(parts)
 
-    @moved(generator="give it as seed")
     @torch.no_grad()
     def sample(
         self, x: Tensor, n: int = 1, *, n_candidates: int = 512, seed: SeedLike = None

@@ -2,11 +2,10 @@
 
 # these two make their objectives known by name
 from selfnorm.density import mcmc_objectives, score_matching
-from selfnorm.density.distributed import fit_distributed
-from selfnorm.density.fit import Objective, fit
+from selfnorm.density.fitting import fit, fit_distributed, fit_many
 from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
-from selfnorm.density.many import fit_many
 from selfnorm.density.model import EBM, Ensemble, log_weights
+from selfnorm.density.objectives import Objective
 from selfnorm.density.recipes import Recipe, joint_density, joint_energy
 
 __all__ = [

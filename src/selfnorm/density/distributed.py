@@ -24,86 +24,34 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import seeded
-from selfnorm._inputs import moved
-from selfnorm.density.fit import (
-    DensityTask,
-    Objective,
-    checked_tables,
-    get,
-    in_options,
-    make_task,
-    usual,
-)
 from selfnorm.density.model import EBM
+from selfnorm.density.objectives import Objective, get
+from selfnorm.density.task import DensityTask, checked_tables, make_task, usual
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.training import Checkpoint, History, Task, TrainingOptions, load_checkpoint, run
 
 
-@moved(**in_options("batch_size", "lr", "seed", "progress"))
-def fit_distributed(
+def train(
     model: nn.Module,
-    x_train: Tensor | tuple[Tensor, ...],
+    x_train: Any,
+    fabric: Any,
     *,
-    fabric: Any = None,
+    options: TrainingOptions,
     proposal: Any = None,
     objective: str | Objective = "snl",
     n_samples: int = 1024,
     n_accumulate: int = 1,
     samples: str = "per_rank",
-    val_data: Tensor | tuple[Tensor, ...] | None = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    seed: int | None = None,
-    progress: bool | None = None,
+    val_data: Any = None,
     task_options: dict[str, Any] | None = None,
-    options: TrainingOptions | None = None,
 ) -> History:
-    """:func:`selfnorm.fit` over the ranks of a Fabric; call it on every rank, with the same data.
-
-    ``batch_size`` and ``n_samples`` are those of **one optimiser step**: they are divided among
-    ranks and accumulation pieces, so that the run does not depend on how many there are.
-
-    Args:
-        model: an :class:`~selfnorm.EBM`, or a model with a ``training_task`` of its own whose loss
-            is a mean over rows.
-        x_train: all rows, on every rank.
-        fabric: a launched ``lightning_fabric.Fabric``; a default one (all devices; under
-            ``torchrun`` its ranks) if absent.
-        proposal, objective, val_data, task_options: as in :func:`selfnorm.fit`.
-        n_samples: proposal samples per step, all ranks together.
-        n_accumulate: pieces of a rank's share that go through the network one after another.
-        samples: ``"per_rank"``: every rank draws its own share from its own stream. ``"same"``:
-            all ranks draw all samples from one stream and keep their share, so that the numbers
-            are those of a single process with the same seed.
-        batch_size, lr, seed, progress: where given they replace those of ``options``; the seed is
-            drawn on rank 0 and sent to the others if absent.
-        options: how to train. ``checkpoint`` is a file on a disk all ranks can read; rank 0 writes
-            it. It does not depend on the number of ranks: a run may be resumed on another, or by
-            :func:`selfnorm.fit`.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> from lightning_fabric import Fabric             # doctest: +SKIP
-        >>> fabric = Fabric(accelerator="cuda", devices=4, strategy="ddp")  # doctest: +SKIP
-        >>> fabric.launch()                                  # doctest: +SKIP
-        >>> sn.fit_distributed(model, x, fabric=fabric, proposal=q)  # doctest: +SKIP
-        >>> fabric.barrier()                                 # doctest: +SKIP
-        >>> torch.distributed.destroy_process_group()        # doctest: +SKIP
-
-    The last two lines close the group: a rank that leaves with the group's threads alive may be
-    aborted at its exit, after all is done. Ctrl-C on any rank stops all of them at one and the same
-    step, with the best state kept on each; a second one ends the rank at once.
-    """
-    fabric = _launched(fabric)
+    """The history of a run over the ranks of a Fabric; see :func:`selfnorm.fit_distributed`."""
     world = fabric.world_size * n_accumulate
     if n_accumulate < 1:
         raise ValueError(f"n_accumulate must be at least 1, got {n_accumulate}")
     if samples not in ("per_rank", "same"):
         raise ValueError(f"samples must be 'per_rank' or 'same', not {samples!r}")
-    options = (options or TrainingOptions()).given(
-        batch_size=batch_size, lr=lr, seed=seed, progress=progress
-    )
     if isinstance(model, EBM):
         options = usual(options, judged=val_data is not None)
     if options.max_time is not None:
@@ -115,7 +63,8 @@ def fit_distributed(
         raise TypeError("max_memory is for one device: here n_accumulate divides a step")
     data, held_out = checked_tables(model, x_train, val_data)
     rows = min(options.batch_size, len(data[0]))
-    if rows % world or n_samples % world:
+    divided = n_samples if isinstance(model, EBM) else 0  # others draw samples for each row
+    if rows % world or divided % world:
         raise DataError(
             f"batch_size ({rows}) and n_samples ({n_samples}) must be multiples of "
             f"{fabric.world_size} ranks x {n_accumulate} accumulation steps"
@@ -129,7 +78,14 @@ def fit_distributed(
         )
     model.to(fabric.device)
     share = n_samples // world if isinstance(model, EBM) else n_samples
-    task = make_task(model, proposal, chosen, share, task_options, "fit_distributed")
+    task = make_task(
+        model,
+        proposal=proposal,
+        objective=chosen,
+        n_samples=share,
+        task_options=task_options,
+        caller="fit_distributed",
+    )
     common = _seed_of_resumed(options.saving) if options.seed is None else options.seed
     options = replace(
         options,
@@ -321,9 +277,8 @@ class _Drawn(Proposal):
         return self.proposal.log_prob(x)
 
 
-def _launched(fabric: Any) -> Any:
-    if fabric is not None:
-        return fabric
+def launched() -> Any:
+    """A Fabric over all devices; under ``torchrun`` over its ranks."""
     try:
         from lightning_fabric import Fabric
     except ImportError as error:

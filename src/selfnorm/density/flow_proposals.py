@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from selfnorm.density.fit import DensityTask
 from selfnorm.density.model import EBM
+from selfnorm.density.task import DensityTask
 from selfnorm.distributions import Flow, FlowTask, proposal_loss
 from selfnorm.training import History, Task, TrainingOptions, run
 

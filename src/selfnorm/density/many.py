@@ -27,19 +27,10 @@ from torch.func import functional_call, vmap
 
 from selfnorm import functional as F
 from selfnorm._context import seeded
-from selfnorm._inputs import check_rows, moved
-from selfnorm.density.fit import (
-    LOG_NORM_LR_SCALE,
-    DensityTask,
-    Objective,
-    WeightObjective,
-    both_bounds,
-    in_options,
-    known_options,
-    usual,
-    weigh,
-)
+from selfnorm._inputs import check_rows
 from selfnorm.density.model import EBM, log_weights
+from selfnorm.density.objectives import Objective, WeightObjective, both_bounds, weigh
+from selfnorm.density.task import LOG_NORM_LR_SCALE, DensityTask, known_options, usual
 from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, Proposal, StudentT, Uniform
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
 from selfnorm.functional import Weights
@@ -63,74 +54,24 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 _ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
 
 
-_IN_TASK_OPTIONS = "give it as task_options={{'{}': ...}}"
-
-
-@moved(
-    **in_options("batch_size", "max_epochs", "lr", "weight_decay", "seed", "progress"),
-    **{name: _IN_TASK_OPTIONS.format(name) for name in ("same_batches", "same_samples")},
-)
-def fit_many(
+def train(
     models: Sequence[EBM],
-    x_train: Tensor | Sequence[Tensor],
+    x_train: Any,
     *,
-    proposal: Any = None,
-    objective: str | Sequence[str] = "snl",
-    n_samples: int = 1024,
-    val_data: Tensor | Sequence[Tensor] | None = None,
-    batch_size: int | None = None,
-    max_epochs: int | None = None,
+    proposal: Any,
+    objective: str | Sequence[str],
+    n_samples: int,
+    val_data: Any,
+    task_options: dict[str, Any] | None,
+    options: TrainingOptions | None,
     lr: PerMember | None = None,
     weight_decay: PerMember | None = None,
-    seed: int | None = None,
-    progress: bool | None = None,
-    task_options: dict[str, Any] | None = None,
-    options: TrainingOptions | None = None,
+    **training: Any,
 ) -> list[History]:
-    r"""Train ``K`` EBMs of the same shape together; each ends as after :func:`selfnorm.fit`.
-
-    Args:
-        models: EBMs whose energies are built alike; bases may differ, or be absent.
-        x_train: ``(n, d)`` rows shared by all members, or one table for each. Members with fewer
-            rows than the largest go through theirs more often; an epoch is the largest's.
-        proposal: one for all members or a sequence of one for each; by default as in
-            :func:`~selfnorm.fit`.
-        objective: one that is a function of weights (``"snl"``, ``"nce"``, ..., see
-            :func:`selfnorm.fit`), or one for each member.
-        n_samples: proposal samples per step **and member**.
-        val_data: held-out rows, shared or one table each; every member keeps its own best state.
-        lr, weight_decay: a number, or one for each member.
-        batch_size, max_epochs, lr, weight_decay, seed, progress: where given they replace those
-            of ``options``.
-        task_options: ``log_norm_lr_scale`` as in :func:`selfnorm.fit`; ``same_batches`` and
-            ``same_samples`` give all members the same rows and (with a common proposal) the same
-            samples. With both, member ``k`` gets the very random numbers of
-            ``fit(models[k], ..., seed=seed)`` and its energy ends there too, up to rounding; the
-            closing ``b`` is from other samples, and agrees within its standard error.
-        options: how to train; ``clip_norm`` and ``patience`` are each member's (one that has
-            stopped no longer moves), a ``checkpoint`` is that of all.
-
-    Returns:
-        One :class:`~selfnorm.History` per member; ``seconds`` is the time of all together.
-
-    Example:
-        >>> import selfnorm as sn
-        >>> x = torch.randn(500, 2) * torch.tensor([1.0, 3.0]) + 1
-        >>> q = sn.Gaussian.fit_to(x)
-        >>> models = [sn.EBM(sn.MLP(2, hidden=(16,)), base=q) for _ in range(4)]
-        >>> histories = sn.fit_many(models, x, lr=[1e-3, 3e-3, 1e-2, 3e-2], max_epochs=2, seed=0,
-        ...                         progress=False)
-        >>> [h.stopped for h in histories]
-        ['max_epochs', 'max_epochs', 'max_epochs', 'max_epochs']
-    """
-    models = [] if isinstance(models, nn.Module) else list(models)
-    if not models or not all(isinstance(m, EBM) for m in models):
-        raise TypeError("fit_many needs a sequence of one or more selfnorm.EBM")
+    """One history per member; see :func:`selfnorm.fit_many`."""
     _refuse_shared(models)
     n_samples = whole_number("n_samples", n_samples)
-    options = (options or TrainingOptions()).given(
-        batch_size=batch_size, max_epochs=max_epochs, seed=seed, progress=progress
-    )
+    options = (options or TrainingOptions()).given(**training)
     options = usual(options, judged=val_data is not None)
     of_task = known_options(
         *("fit_many", task_options, "a batch of EBMs"),
@@ -145,8 +86,6 @@ def fit_many(
     if isinstance(models[0].energy, nn.Module):
         check_training_keeps_buffers(models[0].energy, rows[0])
     held_out = None
-    if isinstance(val_data, int | float):
-        raise DataError(f"val_data of fit_many are rows, not a share of them ({val_data})")
     if val_data is not None:
         checks = {"width": rows[0].shape[1], "minimum": 1, "dtype": dtype}
         held_out = _tables(val_data, members, "val_data", device, **checks)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import evaluating, without_gradient
-from selfnorm.density.fit import Objective, register
 from selfnorm.density.model import EBM
+from selfnorm.density.objectives import Objective, register
 from selfnorm.density.score_matching import column_spread
 from selfnorm.distributions import Proposal
 from selfnorm.sampling import as_log_density, gradient_init, mala_step

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, evaluating, seeded
-from selfnorm._inputs import as_rows, moved
+from selfnorm._inputs import as_rows
 from selfnorm.distributions import Proposal, as_proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.sampling import draw
@@ -105,7 +105,6 @@ class EBM(nn.Module):
         """Device of the parameters."""
         return self.log_norm.device
 
-    @moved(generator="give it as seed")
     def sample(
         self,
         n: int,

@@ -18,8 +18,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from selfnorm.density.fit import Objective, register
 from selfnorm.density.model import EBM
+from selfnorm.density.objectives import Objective, register
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError
 

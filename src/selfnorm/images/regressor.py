@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import seeded, whole_or_not_at_all
-from selfnorm._inputs import as_rows, check_device, check_rows, moved
+from selfnorm._inputs import as_rows, check_device, check_rows
 from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
@@ -41,8 +41,6 @@ _DRAWN_AT_ONCE = 48  # images
 _SAVED = ("objective", "proposal", "n_samples", "label_step", "dropout")
 _FITTED = ("channels", "image_size", "n_features", "flat_target", "temperature", "refine")
 _SAVED_HEAD = ("base", "anchors", "share_gradient", "proposal_loss")
-_IN_HEAD = "energy=EnergyHead({}=...), of selfnorm.images"
-_IN_OPTIONS = "options=TrainingOptions({}=...)"
 
 
 class ImageRegressor(saving.Saved, BaseEstimator):
@@ -87,11 +85,6 @@ class ImageRegressor(saving.Saved, BaseEstimator):
     refine_: int = 1
     image_size_: tuple[int, int] | None = None  # height and width fitted on, where known
 
-    @moved(
-        **{k: _IN_HEAD.format(k) for k in ("base", "anchors", "share_gradient", "proposal_loss")},
-        **{k: _IN_OPTIONS.format(k) for k in ("weight_decay", "optimizer", "schedule", "ema")},
-        **{k: _IN_OPTIONS.format(k) for k in ("patience", "validate_every", "progress")},
-    )
     def __init__(
         self,
         objective: str = "snl",
@@ -267,15 +260,13 @@ class ImageRegressor(saving.Saved, BaseEstimator):
             raise ModelFileError("this model has a backbone in it: load it without backbone=")
         saved, space = config["options"], config["space"]
         own = {name: saved[name] for name in _SAVED}
-        if not saved.get("dequantise", True):  # so earlier versions wrote a step of 0
-            own["label_step"] = 0.0
         head = EnergyHead(saved["energy"], **{name: saved[name] for name in _SAVED_HEAD})
         found = cls(**own, energy=head, backbone=backbone or config["backbone"])
         ends = {name: tuple(values) for name, values in space.items() if name != "step"}
         found.space_ = LabelSpace(**ends, step=space["step"])
         for name in _FITTED:
-            setattr(found, f"{name}_", config.get(name))
-        size = config.get("image_size")  # folders of earlier versions do not tell
+            setattr(found, f"{name}_", config[name])
+        size = config["image_size"]
         found.image_size_ = (size[0], size[1]) if size else None
         found.model_ = found._model_on(found._new_features())
         found.model_.load_state_dict(tensors)

@@ -16,14 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, _fit_context
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -36,12 +34,17 @@ from selfnorm._context import (
     seed_of,
     whole_or_not_at_all,
 )
-from selfnorm._inputs import check_device, digest, moved, refuse_repeated_names
+from selfnorm._inputs import (
+    Number,
+    check_device,
+    check_parameters,
+    digest,
+    refuse_repeated_names,
+)
 from selfnorm.chain import FOLDED_BELOW, TableChain
 from selfnorm.columns import (
     GAP,
     UNSEEN,
-    Column,
     Columns,
     Part,
     Schema,
@@ -61,7 +64,7 @@ from selfnorm.report import (
     write_page,
 )
 from selfnorm.tables import answers, members, training
-from selfnorm.tables.inputs import only_lacks_asides, own_errors
+from selfnorm.tables.inputs import checked_weights, only_lacks_asides, own_errors
 from selfnorm.training import Clock, History, Judgement, whole_number
 
 MINIMUM_ROWS = 5
@@ -70,6 +73,21 @@ SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 _SMALLEST_SPREAD = 1e-36  # of numbers, some of which float32 has to tell apart
 RARE = 0.01  # share of rows not seen that are called outliers
 MARGINAL_PLACES = 2048  # rows drawn x values whose probability is asked
+_PARAMETERS: dict[str, list[Any]] = {
+    "method": ["auto", "joint", "autoregressive"],
+    "schema": [Schema, dict, None],
+    "max_steps": [Number(1, whole=True), None],
+    "max_time": [Number(0, open_low=True), str, None],
+    "batch_size": [Number(1, whole=True), None],
+    "learning_rate": [Number(0, open_low=True), None],
+    "weight_decay": [Number(0), None],
+    "hidden": [Number(1, whole=True), None],
+    "n_init": [Number(1, whole=True)],
+    "validation_fraction": [Number(0, 1, open_high=True)],
+    "contamination": ["auto", Number(0, 0.5, open_low=True)],
+    "device": [str, None],
+    "verbose": [bool, np.bool_],
+}
 
 
 class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
@@ -176,23 +194,6 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     model_: EBM | TableChain
     proposal_: Any
 
-    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
-        "method": [StrOptions({"auto", "joint", "autoregressive"})],
-        "schema": [Schema, dict, None],
-        "max_steps": [Interval(Integral, 1, None, closed="left"), None],
-        "max_time": [Interval(Real, 0, None, closed="neither"), str, None],
-        "batch_size": [Interval(Integral, 1, None, closed="left"), None],
-        "learning_rate": [Interval(Real, 0, None, closed="neither"), None],
-        "weight_decay": [Interval(Real, 0, None, closed="left"), None],
-        "hidden": [Interval(Integral, 1, None, closed="left"), None],
-        "n_init": [Interval(Integral, 1, None, closed="left")],
-        "validation_fraction": [Interval(Real, 0, 1, closed="left")],
-        "contamination": [StrOptions({"auto"}), Interval(Real, 0, 0.5, closed="right")],
-        "device": [str, None],
-        "random_state": ["random_state"],
-        "verbose": ["boolean"],
-    }
-
     def __init__(
         self,
         *,
@@ -234,7 +235,6 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         tags.input_tags.string = True
         return tags
 
-    @_fit_context(prefer_skip_nested_validation=True)
     @whole_or_not_at_all
     def fit(
         self,
@@ -251,6 +251,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         file ``checkpoint``, from which the same fit goes on after a kill; ``random_state=None`` is
         0 then.
         """
+        check_parameters(self, _PARAMETERS)
         check_device(self.device)
         clock = Clock(self.max_time)
         X, n = self._check(X, reset=True)
@@ -267,7 +268,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             print(self.schema_)
         x, extra = self.schema_.encode(X)
         _refuse_tiny(self.schema_.parts, x)
-        weights = _weights(sample_weight, n)
+        weights = np.ones(n) if sample_weight is None else checked_weights(sample_weight, n)
+        if (weights > 0).sum() < MINIMUM_ROWS:
+            raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
         plain = _plainly_continuous(self.schema_.parts) and bool((x[..., 0] != GAP).all())
         self.method_ = self.method
         if self.method == "auto":
@@ -653,7 +656,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             return {}
         how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
         kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns]
-        rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
+        rows = f"{self.fitted_to_['rows']:,} rows"
         answers_ = {}
         if self.consistency_:
             off = self.consistency_["conditionals"]
@@ -735,14 +738,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             model=dict,
             proposal=dict | None,
         )
-        if config["model"].get("class") == "AutoregressiveEBM":
-            raise ModelFileError(
-                "this chain was fitted by an earlier version, which knew numbers only; fit it again"
-            )
-        parameters = {k: v for k, v in config["parameters"].items() if k != "discrete"}
-        estimator = cls(**parameters)
-        estimator._validate_params()
-        simple = config.get("simple", [])
+        estimator = cls(**config["parameters"])
+        check_parameters(estimator, _PARAMETERS)
+        simple = config["simple"]
         state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}}
         state |= {f"simple{k}": {} for k in range(len(simple))}
         for name, tensor in tensors.items():
@@ -752,31 +750,26 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         estimator.model_ = saving.build(config["model"], state["model"]).double()
         estimator.proposal_ = saving.build(config["proposal"], state["proposal"])
         estimator._simple = [saving.build(law, state[f"simple{k}"]) for k, law in enumerate(simple)]
-        only = [(members.CHAIN, 1.0, math.nan)] if config["method"] != "joint" else []
-        told = config.get("members", only)
         estimator.members_ = [
             members.Member(name, weight, math.nan if score is None else score)
-            for name, weight, score in told
+            for name, weight, score in config["members"]
         ]
         weights = [member.weight for member in estimator.members_]
-        if only and (
+        if config["method"] != "joint" and (
             min(weights, default=-1) < 0
             or not math.isclose(sum(weights), 1.0, abs_tol=1e-6)
             or sum(weight > 0 for weight in weights) != len(simple) + (weights[0] > 0)
         ):
             raise ValueError("the weights of the members are no shares of its densities")
-        estimator.judgement_ = Judgement.from_dict(config.get("judgement"))
+        estimator.judgement_ = Judgement.from_dict(config["judgement"])
         estimator.n_features_in_ = int(config["n_features"])
-        if "schema" in config:
-            estimator.schema_ = Schema.from_dict(config["schema"])
-            if estimator.schema_.fingerprint != config["fingerprint"]:
-                raise ModelFileError("the schema is not the one that was fitted; fit it again")
-        else:  # of numbers only
-            estimator.schema_ = _numbers(config["columns"], estimator.n_features_in_)
-        estimator.consistency_ = config.get("consistency", {})
-        estimator.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
+        estimator.schema_ = Schema.from_dict(config["schema"])
+        if estimator.schema_.fingerprint != config["fingerprint"]:
+            raise ModelFileError("the schema is not the one that was fitted; fit it again")
+        estimator.consistency_ = config["consistency"]
+        estimator.fitted_to_ = config["fitted_to"]
         estimator.unseen_decision_ = np.zeros(0)
-        estimator.held_out_ = tensors.get("held_out", torch.zeros(0, dtype=torch.long)).numpy()
+        estimator.held_out_ = tensors["held_out"].numpy()
         if config["columns"] is not None:
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
@@ -1063,27 +1056,6 @@ class Marginal:
     sample: Callable[..., Any]
 
 
-EnergyDensity.__init__ = moved(  # type: ignore[method-assign]
-    discrete="schema={column: 'continuous'} says that a column is no grid"
-)(EnergyDensity.__init__)
-
-
-def _weights(sample_weight: Any, n: int) -> np.ndarray:
-    """How much each of ``n`` rows counts ``(n,)``."""
-    if sample_weight is None:
-        return np.ones(n)
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any():
-        raise DataError(
-            f"sample_weight needs {n} numbers of zero or more, one for each row; got "
-            f"shape {weights.shape}"
-        )
-    weights = weights / max(weights.max(), np.finfo(float).tiny)  # or sums may overflow
-    if (weights > 0).sum() < MINIMUM_ROWS:
-        raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
-    return weights
-
-
 def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
     """Refuse numbers of coded rows ``(n, p, 2)`` that are too close to each other to be told apart.
 
@@ -1106,12 +1078,3 @@ def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
 def _plainly_continuous(parts: Sequence[Part]) -> bool:
     open_ended = all(part.low is None and part.high is None for part in parts)
     return open_ended and all(part.rest and part.n_codes == part.step == 0 for part in parts)
-
-
-def _numbers(names: Sequence[str] | None, d: int) -> Schema:
-    """The schema of an array of continuous numbers."""
-    names = [f"x{j}" for j in range(d)] if names is None else names
-    form = {"dtype": "float64"}
-    columns = [Column(name, "continuous", numeric=True, form=form) for name in names]
-    parts = [Part(j, str(name), 0, rest=True) for j, name in enumerate(names)]
-    return Schema(columns, parts, "array")

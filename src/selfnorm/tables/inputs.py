@@ -27,6 +27,22 @@ def own_errors() -> Iterator[None]:
         raise DataError(str(error)) from error
 
 
+def checked_weights(sample_weight: Any, n: int) -> np.ndarray:
+    """How much each of ``n`` rows counts ``(n,)``, 1 at most.
+
+    Example:
+        >>> checked_weights([1, 4], 2)
+        array([0.25, 1.  ])
+    """
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(
+            f"sample_weight needs {n} numbers of zero or more, one for each row; got "
+            f"shape {weights.shape}"
+        )
+    return weights / max(weights.max(), np.finfo(float).tiny)  # or sums may overflow
+
+
 def only_lacks_asides(frame: Any, schema: Schema) -> bool:
     """Whether columns of the schema are missing from a frame, but none that is modelled."""
     absent = {column.name for column in schema.columns} - {*frame.columns}
@@ -59,7 +75,7 @@ class TableInputs:
     levels: tuple[tuple[int, ...], ...]
     fill: tuple[float, ...]
     gaps: tuple[bool, ...]
-    mark: int | None = None  # so in folders of earlier versions
+    mark: int | None
 
     @classmethod
     def of(cls, frame: Any, schema: Schema | None = None) -> TableInputs:

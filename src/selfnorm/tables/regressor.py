@@ -9,17 +9,15 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, RegressorMixin, _fit_context
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_X_y
-from sklearn.utils._param_validation import Interval, StrOptions, validate_parameter_constraints
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from selfnorm import saving
@@ -32,10 +30,11 @@ from selfnorm._context import (
     whole_or_not_at_all,
 )
 from selfnorm._inputs import (
+    Number,
     all_numbers,
     check_device,
+    check_parameters,
     digest,
-    moved,
     refuse_huge,
     refuse_masked,
     refuse_repeated_names,
@@ -67,7 +66,7 @@ from selfnorm.report import (
     shortened,
     write_page,
 )
-from selfnorm.tables.inputs import TableInputs, only_lacks_asides, own_errors
+from selfnorm.tables.inputs import TableInputs, checked_weights, only_lacks_asides, own_errors
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
@@ -78,11 +77,38 @@ _TIMED_ROWS = 10  # by which it is known what these take
 _SMALLEST_SPREAD = 1e-300  # of a target: densities are up to one over it
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
 _RANGES = ("low", "high", "label_low", "label_high")
-_COUNT = Interval(Integral, 0, None, closed="left")
-_POSITIVE_COUNT = Interval(Integral, 1, None, closed="left")
-_NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
-_POSITIVE = Interval(Real, 0, None, closed="neither")
-_SHARE = Interval(Real, 0, 1, closed="left")
+_COUNT, _POSITIVE_COUNT = Number(0, whole=True), Number(1, whole=True)
+_NOT_NEGATIVE, _POSITIVE = Number(0), Number(0, open_low=True)
+_SHARE = Number(0, 1, open_high=True)
+_PARAMETERS: dict[str, list[Any]] = {
+    "n_members": [_POSITIVE_COUNT],
+    "n_components": [_POSITIVE_COUNT],
+    "hidden": [_POSITIVE_COUNT],
+    "max_epochs": [_POSITIVE_COUNT, None],
+    "max_time": [_POSITIVE, str, None],
+    "batch_size": [_POSITIVE_COUNT, None],
+    "learning_rate": [_POSITIVE],
+    "weight_decay": [_NOT_NEGATIVE],
+    "validation_fraction": [Number(0, 1, open_low=True, open_high=True)],
+    "patience": [_POSITIVE_COUNT, None],
+    "discrete": ["auto", None],
+    "device": [str, None],
+    "verbose": [bool, np.bool_],
+}
+_OF_NETWORK: dict[str, list[Any]] = {
+    "energy_hidden": [_POSITIVE_COUNT],
+    "dropout": [_SHARE],
+    "energy_dropout": [_SHARE],
+    "energy_epochs": [_COUNT, None],
+    "energy_learning_rate": [_POSITIVE],
+    "n_samples": [_POSITIVE_COUNT, None],
+    "n_frequencies": [Number(0, 12, whole=True)],
+    "input_bins": [_COUNT],
+    "label_bins": [_COUNT],
+    "bin_jitter": [Number(0, 1)],
+    "input_noise": [_NOT_NEGATIVE],
+    "schema": [Schema, None],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,24 +159,7 @@ class RegressorNetwork:
     schema: Schema | None = None
 
     def __post_init__(self) -> None:
-        allowed = {
-            "energy_hidden": [_POSITIVE_COUNT],
-            "dropout": [_SHARE],
-            "energy_dropout": [_SHARE],
-            "energy_epochs": [_COUNT, None],
-            "energy_learning_rate": [_POSITIVE],
-            "n_samples": [_POSITIVE_COUNT, None],
-            "n_frequencies": [Interval(Integral, 0, 12, closed="both")],
-            "input_bins": [_COUNT],
-            "label_bins": [_COUNT],
-            "bin_jitter": [Interval(Real, 0, 1, closed="both")],
-            "input_noise": [_NOT_NEGATIVE],
-            "schema": [Schema, None],
-        }
-        validate_parameter_constraints(allowed, vars(self), type(self).__name__)
-
-
-_OF_NETWORK = tuple(each.name for each in dataclasses.fields(RegressorNetwork))
+        check_parameters(self, _OF_NETWORK)
 
 
 class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
@@ -236,25 +245,6 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
 
     judgement_: Judgement
 
-    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 sklearn's own name and form
-        "n_members": [_POSITIVE_COUNT],
-        "n_components": [_POSITIVE_COUNT],
-        "hidden": [_POSITIVE_COUNT],
-        "network": [RegressorNetwork, None],
-        "max_epochs": [_POSITIVE_COUNT, None],
-        "max_time": [_POSITIVE, str, None],
-        "batch_size": [_POSITIVE_COUNT, None],
-        "learning_rate": [_POSITIVE],
-        "weight_decay": [_NOT_NEGATIVE],
-        "validation_fraction": [Interval(Real, 0, 1, closed="neither")],
-        "patience": [_POSITIVE_COUNT, None],
-        "discrete": [StrOptions({"auto"}), None],
-        "device": [str, None],
-        "random_state": ["random_state"],
-        "verbose": ["boolean"],
-    }
-
-    @moved(**{name: f"network=RegressorNetwork({name}=...)" for name in _OF_NETWORK})
     def __init__(
         self,
         *,
@@ -300,7 +290,6 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         tags.regressor_tags.poor_score = True
         return tags
 
-    @_fit_context(prefer_skip_nested_validation=True)
     @whole_or_not_at_all
     def fit(
         self,
@@ -318,6 +307,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         Progress is saved to the file ``checkpoint`` (and for the energies to one beside it), from
         which the same fit goes on after a kill; ``random_state=None`` is 0 then.
         """
+        check_parameters(self, {"network": [RegressorNetwork, None], **_PARAMETERS})
         check_device(self.device)
         clock = Clock(self.max_time)
         refuse_repeated_names(X)
@@ -341,11 +331,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         labels = labels.reshape(len(labels), -1)
         given, weight = (rows, labels), None
         if sample_weight is not None:
-            with own_errors():
-                weight = _check_sample_weight(
-                    sample_weight, rows, dtype=np.float64, ensure_non_negative=True
-                )
-            weight = weight / max(weight.max(), np.finfo(float).tiny)  # or sums may overflow
+            weight = checked_weights(sample_weight, len(rows))
             rows, labels, weight = rows[weight > 0], labels[weight > 0], weight[weight > 0]
         if len(rows) < MINIMUM_ROWS:
             weighted = "" if weight is None else " of a positive sample weight"
@@ -737,7 +723,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         if not hasattr(self, "history_"):
             return {}
         steps = sum(history.n_steps for history in self.history_)
-        rows = f"{self.fitted_to_['rows']:,} rows" if self.fitted_to_ else "rows"  # old folders
+        rows = f"{self.fitted_to_['rows']:,} rows"
         values = f"in steps of {self.label_step_:.4g}" if self.label_step_ > 0 else "continuous"
         facts = {
             "fitted to": f"{rows} of {self.n_features_in_} inputs",
@@ -799,15 +785,13 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             training=list,
         )
         parameters = dict(config["parameters"])
-        # The first folders held the network's settings beside the others.
-        network = {k: parameters.pop(k) for k in _OF_NETWORK if k in parameters}
-        network |= parameters.pop("network", None) or {}
+        network = parameters.pop("network")
         self = cls(network=RegressorNetwork(**network) if network else None, **parameters)
-        self._validate_params()
+        check_parameters(self, {"network": [RegressorNetwork, None], **_PARAMETERS})
         self.n_features_in_, self.n_outputs_ = int(config["n_features"]), int(config["n_outputs"])
         state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
         edges = (state.get(f"{part}.bins.edges") for part in ("features.0", "label_features"))
-        self.inputs_ = TableInputs.from_dict(config["inputs"]) if config.get("inputs") else None
+        self.inputs_ = TableInputs.from_dict(config["inputs"]) if config["inputs"] else None
         n_inputs = len(tensors["x_center"])
         model = self._build(n_inputs, self.n_outputs_, *edges).double()
         model.load_state_dict(state, strict=True)
@@ -820,13 +804,13 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             self.feature_names_in_ = np.array(config["columns"], dtype=object)
         self._flat_target = bool(config["flat_target"])
         self.label_step_ = float(config["label_step"])
-        grid = config.get("label_grid")  # folders of earlier versions have none
+        grid = config["label_grid"]
         self.label_grid_ = LabelGrid(**grid) if grid else None
         self.log_norm_error_ = float(config["log_norm_error"])
-        self.fitted_to_ = config.get("fitted_to", {})  # earlier folders do not tell
+        self.fitted_to_ = config["fitted_to"]
         self.history_ = [History.from_dict(h) for h in config["training"]]
         self.n_iter_ = sum(h.n_steps for h in self.history_)
-        self.judgement_ = Judgement.from_dict(config.get("judgement"))
+        self.judgement_ = Judgement.from_dict(config["judgement"])
         return self
 
     def _inputs(self, X: ArrayLike) -> Tensor:

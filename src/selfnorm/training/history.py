@@ -170,7 +170,6 @@ class Judgement:
         return cleaned
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any] | None) -> Judgement:
-        """Of plain values, or of a model that does not tell."""
-        told = told or {"rows": 0, "how": "fitted by an earlier version"}
-        return cls(**{k: v for k, v in told.items() if v is not None and k != "verdict"})
+    def from_dict(cls, values: dict[str, Any]) -> Judgement:
+        """Of plain values."""
+        return cls(**{k: v for k, v in values.items() if v is not None and k != "verdict"})

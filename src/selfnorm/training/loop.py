@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from selfnorm._context import seeded
-from selfnorm._inputs import MOVED_OPTIONS, as_tensors, moved
+from selfnorm._inputs import as_tensors
 from selfnorm.errors import CheckpointError, DataError, SelfnormWarning
 from selfnorm.training.checkpoint import (
     AFRESH,
@@ -250,6 +250,9 @@ class TrainingOptions:
 
     def given(self, **options: Any) -> TrainingOptions:
         """The same with those options that are not ``None`` in place of these."""
+        names = [field.name for field in fields(self)]
+        if unexpected := sorted(options.keys() - set(names)):
+            raise TypeError(f"{unexpected} are no options of training; these are: {names}")
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
     def filled(self, **wishes: Any) -> TrainingOptions:
@@ -268,6 +271,26 @@ class TrainingOptions:
         """The options a resumed run must share with the one it continues: all but its length."""
         free = ("progress", "checkpoint", "max_epochs", "max_steps", "max_time")
         return {k: v for k, v in asdict(self).items() if k not in free}
+
+
+class Options(TypedDict, total=False):
+    """The same by name, as the functions that train take them."""
+
+    batch_size: int | None
+    max_epochs: int | None
+    max_steps: int | None
+    max_time: float | str | None
+    lr: float | None
+    optimizer: str
+    weight_decay: float
+    schedule: str | tuple[str, float]
+    clip_norm: float | None
+    ema: float | None
+    patience: int | None
+    validate_every: int | None
+    seed: int | None
+    progress: bool | None
+    checkpoint: str | Path | Checkpoint | None
 
 
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -316,9 +339,6 @@ class Clock:
         if math.isinf(self.total):
             return {}
         return {"max_time": max(0.05, share * (self.left - spared))}
-
-
-TrainingOptions.__init__ = moved(**MOVED_OPTIONS)(TrainingOptions.__init__)  # type: ignore[method-assign]
 
 
 def whole_number(name: str, value: Any) -> int:
