@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import selfnorm as sn
-from selfnorm.errors import ModelFileError
 from tests.golden import cases, record
 
 RTOL = float(os.environ.get("SELFNORM_GOLDEN_RTOL", "1e-4"))  # 0: the same bits
@@ -45,11 +44,6 @@ def test_values_of_a_seeded_fit(name):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_saved_models_load_with_their_values(name):
     compare(record.folder_values(name), FOLDERS[name], min(RTOL, FOLDER_RTOL))
-
-
-def test_chains_of_the_first_version_are_to_be_fitted_again():
-    with pytest.raises(ModelFileError, match="fit it again"):
-        sn.EnergyDensity.load(record.HERE / "refused" / "density_chain")
 
 
 def lost(name, now, old):
