@@ -1,9 +1,9 @@
 """Chains of one-dimensional EBMs: their factors, training and bounds; over numbers, over tables."""
 
 from selfnorm.chain.bounds import N_NODES, row_bounds
+from selfnorm.chain.defaults import FOLDED_BELOW, default_options, table_options
 from selfnorm.chain.model import AutoregressiveEBM, Factors
 from selfnorm.chain.table import ColumnLaw, TableChain
-from selfnorm.chain.task import FOLDED_BELOW, default_options, table_options
 
 __all__ = [
     "FOLDED_BELOW",

@@ -2,7 +2,7 @@
 
 ``joint`` is the paper's method: one energy over the whole row, the full-covariance Gaussian of the
 training rows as base and proposal. ``chain`` is :class:`~selfnorm.AutoregressiveEBM` with the sizes
-of :func:`~selfnorm.chain.task.default_options`. Every set whose file is in the data
+of :func:`~selfnorm.chain.defaults.default_options`. Every set whose file is in the data
 directory is run; the others are named in the result.
 """
 
