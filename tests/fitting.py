@@ -7,14 +7,16 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.density.task import DensityTask
+from selfnorm.training import Options
 
 # What tests were written with; a newcomer's fit has other values (``density.task.usual``).
 PLAIN = {"lr": 1e-3, "max_epochs": 25, "ema": 0, "patience": 0}
-_OF_TASKS = ("log_norm_lr_scale", "max_memory", "same_batches", "same_samples", "polish_steps")
+_OF_FIT = {"proposal", "objective", "n_samples", "val_data", "task_options", "options"}
+_OF_FIT |= {"fabric", "n_accumulate", "samples", *Options.__annotations__}
 
 
 def _plainly(function, *args, **how):
-    task = {name: how.pop(name) for name in _OF_TASKS if name in how}
+    task = {name: how.pop(name) for name in how.keys() - _OF_FIT}
     if task:
         how["task_options"] = {**how.get("task_options", {}), **task}
     return function(*args, **{"val_data": None} | ({} if "options" in how else PLAIN) | how)

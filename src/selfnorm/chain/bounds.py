@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from selfnorm.evaluation import B_LIMIT, PARETO_K_LIMIT, Bounds, data_side_check, tail_index
+from selfnorm.evaluation import (
+    B_LIMIT,
+    PARETO_K_LIMIT,
+    TOLERATED_SHARE,
+    Bounds,
+    Finding,
+    data_side_check,
+    tail_index,
+)
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
 
 if TYPE_CHECKING:
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 2000
 N_NODES = 256  # of the b in the lower bound: their error widens the gap, nothing else
+FEWEST_EFFECTIVE = 100  # samples of the worst column
 DISAGREEMENT = 0.01  # nats between samples and nodes that the verdict lets pass
 
 
@@ -35,8 +44,7 @@ class ChainBounds(Bounds):
 
     ``lower`` and ``upper`` enclose the log-likelihood of the exactly normalised chain, the one of
     ``log_prob(normalizer="quadrature")``: their gap says how well the evaluation knows it, nothing
-    about the learned ``b_i``. Whoever scores by the learned ``b_i`` (``log_prob`` by default) is
-    off by the figures below.
+    about the learned ``b_i``. Scores that use them (``log_prob`` by default) have these errors.
 
     Attributes:
         learned_error: mean over the rows of ``log_prob`` by the learned ``b_i`` minus ``log_prob``
@@ -149,7 +157,7 @@ def summarise(rows: dict[str, Tensor], n_samples: int) -> ChainBounds:
         ess=float(columns.mean()),
         pareto_k=k,
         n_samples=n_samples,
-        reasons=tuple(_reasons(rows, columns, k, n_samples, apart, se)),
+        findings=tuple(_findings(rows, columns, k, n_samples, apart, se)),
         learned_error=float(off.mean()),
         learned_rms=float(off.square().mean().sqrt()),
         learned_gap=float((rows["upper"] - rows["learned_lower"])[inside].double().mean()),
@@ -157,40 +165,49 @@ def summarise(rows: dict[str, Tensor], n_samples: int) -> ChainBounds:
     )
 
 
-def _reasons(
+def _findings(
     rows: dict[str, Tensor], columns: Tensor, k: float, n_samples: int, apart: float, se: float
-) -> Iterator[str]:
-    if bool(torch.isinf(rows["lower"]).any()):
-        yield "Some rows have density zero: they lie outside the support that was stated."
-    n_nan = int((torch.isnan(rows["lower"]) | torch.isnan(rows["upper"])).sum())
-    if n_nan:
-        yield f"The log-likelihood is NaN at {n_nan} rows: an energy or b is broken; retrain."
-    if abs(apart) > max(DISAGREEMENT, 5 * se):
-        yield (
+) -> Iterator[Finding]:
+    if n_outside := int(torch.isinf(rows["lower"]).sum()):
+        words = "Some rows have density zero: they lie outside the support that was stated."
+        yield Finding("outside_support", n_outside, 0.0, words)
+    if n_nan := int((torch.isnan(rows["lower"]) | torch.isnan(rows["upper"])).sum()):
+        words = f"The log-likelihood is NaN at {n_nan} rows: an energy or b is broken; retrain."
+        yield Finding("nan", n_nan, 0.0, words)
+    limit = max(DISAGREEMENT, 5 * se)
+    if abs(apart) > limit:
+        words = (
             f"Samples and quadrature nodes disagree by {apart:.3f} nats (standard error {se:.3f}): "
             "an energy has spikes that one of them misses; raise n_nodes and n_samples."
         )
-    above = rows["b_above"].double().mean(0)
-    if float(above.max()) > max(B_LIMIT, 5 * se):
-        yield (
+        yield Finding("disagreement", abs(apart), limit, words)
+    above, limit = rows["b_above"].double().mean(0), max(B_LIMIT, 5 * se)
+    if float(above.max()) > limit:
+        words = (
             f"The learned b of column {int(above.argmax())} is {float(above.max()):.2f} above what "
             "samples and nodes find: the energy has mass that neither meets and training has met; "
             "raise n_nodes and n_samples, or train b for longer."
         )
+        yield Finding("b_above", float(above.max()), limit, words)
     worst = int(columns.argmin())
-    if float(columns[worst]) * n_samples < 100:
-        yield (
+    effective = float(columns[worst]) * n_samples
+    if effective < FEWEST_EFFECTIVE:
+        words = (
             f"Column {worst} has an effective sample size of {columns[worst]:.3f} x {n_samples}: "
             "raise n_samples; if that is not enough, train longer or with more mixture components."
         )
+        yield Finding("ess", effective, FEWEST_EFFECTIVE, words)
     if k > PARETO_K_LIMIT:
-        yield (
+        words = (
             f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the energy has spikes that the "
             "proposal rarely meets; train with more samples, or compare with "
             "normalizer='quadrature'."
         )
-    if not data_side_check(rows["log_weights_data"], rows["log_weights"]).passed:
-        yield (
+        yield Finding("pareto_k", k, PARETO_K_LIMIT, words)
+    check = data_side_check(rows["log_weights_data"], rows["log_weights"])
+    if not check.passed:
+        words = (
             "The weights at the data exceed those at the proposal samples: the energy has spikes "
             "at the data; compare with normalizer='quadrature'."
         )
+        yield Finding("data_side", check.share, TOLERATED_SHARE, words)

@@ -15,7 +15,16 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, one_per_row
 from selfnorm.distributions import refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.evaluation import PARETO_K_LIMIT, Bounds, about_b, few_beyond, tail_factor
+from selfnorm.evaluation import (
+    NOT_FINITE,
+    PARETO_K_LIMIT,
+    TOLERATED_SHARE,
+    Bounds,
+    Finding,
+    about_b,
+    few_beyond,
+    tail_factor,
+)
 from selfnorm.networks import activation_module, decay_groups, linear, perceptron
 from selfnorm.training import Task
 
@@ -401,27 +410,31 @@ def conditional_bounds(
     k = k[~torch.isnan(k)]
     known = len(k) > 0 and bool(torch.isfinite(k).all())
     tail = float(k.quantile(0.95)) if known else float("inf")
-    reasons = []
+    findings = []
     if nan_proposal:
-        reasons.append("The log_prob of the proposal (or base) is NaN at labels: mend it.")
+        words = "The log_prob of the proposal (or base) is NaN at labels: mend it."
+        findings.append(Finding("proposal_nan", math.nan, 0.0, words))
     elif not bool(torch.isfinite(lower).all() & torch.isfinite(upper).all()):
-        reasons.append("A bound is not finite: the model's energy or b is broken; retrain.")
+        findings.append(NOT_FINITE)
     if tail > PARETO_K_LIMIT:
-        reasons.append(
+        words = (
             f"The weights have a heavy tail (Pareto k {tail:.2f} > {PARETO_K_LIMIT} at the 95 % "
             "point of the inputs): mix a wider distribution into the proposal (DefensiveLabels)."
         )
+        findings.append(Finding("pareto_k", tail, PARETO_K_LIMIT, words))
     few = float((ess * m < 50).double().mean())
     if few > 0.05:
-        reasons.append(
+        words = (
             f"{100 * few:.0f} % of the inputs have fewer than 50 effective samples: use a proposal "
             "closer to the model or more samples."
         )
+        findings.append(Finding("ess", few, 0.05, words))
     if not few_beyond(float(beyond.sum()), n, float(by_chance.mean())):
-        reasons.append(
+        words = (
             f"{100 * float(beyond.mean()):.1f} % of the labels have larger weights than any "
             "proposal sample: the proposal misses mass that the model has; mix in a wider one."
         )
+        findings.append(Finding("data_side", float(beyond.mean()), TOLERATED_SHARE, words))
     variance = float(((1 / ess.clamp_min(1e-12) - 1) / m).mean()) / (1 if shared else n)
     se = tail_factor(tail, m) * variance**0.5
     # The scatter of the rows holds that of their samples, unless all have the same.
@@ -441,7 +454,7 @@ def conditional_bounds(
         ess=float(ess.mean()),
         pareto_k=tail,
         n_samples=m,
-        reasons=(*reasons, *of_b),
+        findings=(*findings, *of_b),
         learned_error=float(off.mean()),
         remarks=remarks,
     )

@@ -1,6 +1,6 @@
 """Can a number be trusted: bounds, log-weights, the verdict, quadrature, calibration."""
 
-from selfnorm.evaluation.bounds import B_LIMIT, Bounds, about_b, evaluate
+from selfnorm.evaluation.bounds import B_LIMIT, NOT_FINITE, Bounds, about_b, evaluate
 from selfnorm.evaluation.calibration import (
     assess,
     central_coverage,
@@ -10,7 +10,7 @@ from selfnorm.evaluation.calibration import (
 )
 from selfnorm.evaluation.diagnostics import (
     PARETO_K_LIMIT,
-    Judged,
+    TOLERATED_SHARE,
     WeightStream,
     data_side_check,
     deviations,
@@ -20,13 +20,17 @@ from selfnorm.evaluation.diagnostics import (
     tail_index,
     verdict,
 )
+from selfnorm.evaluation.findings import Finding, Judged
 from selfnorm.evaluation.memory import chunk_size_for, free_memory
 from selfnorm.evaluation.quadrature import exact_log_norm
 
 __all__ = [
     "B_LIMIT",
+    "NOT_FINITE",
     "PARETO_K_LIMIT",
+    "TOLERATED_SHARE",
     "Bounds",
+    "Finding",
     "Judged",
     "WeightStream",
     "about_b",

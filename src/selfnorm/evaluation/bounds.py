@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,15 +27,16 @@ from selfnorm.distributions import (
 from selfnorm.errors import DataError, ProposalError, SelfnormWarning
 from selfnorm.evaluation.diagnostics import (
     LARGEST_ERROR,
+    TOLERATED_SHARE,
     WRONG,
     DataSideCheck,
-    Judged,
     WeightStream,
     data_side_check,
     deviations,
     stream_log_weights,
     verdict,
 )
+from selfnorm.evaluation.findings import Finding, Judged
 from selfnorm.evaluation.memory import chunk_size_for
 from selfnorm.sampling import value_and_gradient
 
@@ -44,7 +45,18 @@ AnyBounds = TypeVar("AnyBounds", bound="Bounds")
 B_TOLERANCE = 0.05  # nats between b and log Z before a word is said, ...
 B_LIMIT = 0.15  # ... and by which b may lie above it; five standard errors at least, both of them
 MORE_SAMPLES = 8  # times n_samples, at most, where the first ones were not enough
-NOT_A_NUMBER = "A bound or log Z is NaN: nothing is known; look for NaN in model and data."
+NOT_A_NUMBER = Finding(
+    "nan",
+    math.nan,
+    0.0,
+    "A bound or log Z is NaN: nothing is known; look for NaN in model and data.",
+)
+NOT_FINITE = Finding(
+    "not_finite",
+    math.inf,
+    0.0,
+    "A bound is not finite: the model's energy or b is broken; retrain.",
+)
 _ROWS_TO_FIT = 20_000
 _JOINED = "The proposal alone was not enough: a distribution fitted to the rows has joined it."
 _CLIMBING = (2.0**4, 2.0**12)  # radii, in deviations
@@ -64,7 +76,8 @@ class Bounds(Judged):
         ess: effective sample size, as a fraction of ``n_samples``.
         pareto_k: tail index of the weights; above 0.7 the estimate cannot be trusted.
         n_samples: number of proposal samples behind these figures.
-        reasons: why the numbers are not reliable and what to do; empty if they are.
+        findings: what speaks against the numbers; empty if they are reliable. ``reasons`` are the
+            same in words.
         learned_error: ``log Z`` minus the learned ``b`` (of a conditional model, a chain: the mean
             over the rows). ``log_prob`` by the learned ``b`` is too high by as much.
         remarks: what is worth knowing and speaks against none of the numbers.
@@ -94,14 +107,14 @@ class Bounds(Judged):
     ess: float
     pareto_k: float
     n_samples: int
-    reasons: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     learned_error: float = math.nan
     remarks: tuple[str, ...] = ()
     measure: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.reasons and any(map(math.isnan, (self.lower, self.upper, self.log_norm))):
-            object.__setattr__(self, "reasons", (NOT_A_NUMBER,))
+        if not self.findings and any(map(math.isnan, (self.lower, self.upper, self.log_norm))):
+            object.__setattr__(self, "findings", (NOT_A_NUMBER,))
 
     @property
     def gap(self) -> float:
@@ -147,12 +160,17 @@ class Bounds(Judged):
 
         An upper bound that does not exist is ``None``.
         """
-        own = {"gap": self.gap, "interval": list(self.interval()), "reliable": self.reliable}
-        found = {**asdict(self), **own}
+        low, high = self.interval()
+        values = {
+            **asdict(self),
+            "gap": self.gap,
+            "interval": [low, high],
+            "reliable": self.reliable,
+            "reasons": list(self.reasons),
+        }
         if math.isinf(self.upper):
-            found |= {"upper": None, "upper_se": None, "gap": None}
-            found["interval"] = [found["interval"][0], None]
-        return found
+            values |= {"upper": None, "upper_se": None, "gap": None, "interval": [low, None]}
+        return values
 
     def __str__(self) -> str:
         low, high = self.interval()
@@ -218,18 +236,7 @@ def evaluate(
         stated = {"proposal": proposal, "chunk_size": chunk_size, "max_memory": max_memory}
         stated |= {"reference": reference, "adapt": None if adapt else False}
         options |= {name: value for name, value in stated.items() if value is not None}
-        taken = inspect.signature(model.bounds).parameters.values()
-        any_will_do = any(p.name == "proposal" or p.kind is p.VAR_KEYWORD for p in taken)
-        if proposal is not None and not any_will_do:
-            raise ProposalError(
-                f"{type(model).__name__} brings its own proposal and evaluates with that one: "
-                "leave proposal out"
-            )
-        # Estimators of tables name their seed as scikit-learn does, and regressors take (X, y).
-        named = "random_state" if any(p.name == "random_state" for p in taken) else "seed"
-        pair = x if isinstance(x, tuple) and any(p.name == "y" for p in taken) else (x,)
-        bounds: Bounds = model.bounds(*pair, n_samples=n_samples, **{named: seed}, **options)
-        return bounds
+        return _by_own_method(model, x, n_samples, seed, options)
     if options:
         raise TypeError(f"evaluate() got unexpected options {sorted(options)}")
     if not hasattr(model, "log_unnormalized"):
@@ -237,76 +244,107 @@ def evaluate(
             f"evaluate needs an EBM or a model with bounds() of its own, got {type(model).__name__}"
             "; the log_prob of a proposal or flow is exact already: take its mean"
         )
-    if proposal is None:
-        proposal = model.base
+    proposal = model.base if proposal is None else proposal
     if proposal is None:
         raise ProposalError("evaluate needs a proposal (or a model with a base density)")
     if n_samples < 2:
         raise DataError(f"n_samples must be at least 2, got {n_samples}")
     dtype = getattr(model, "dtype", None)
     x = check_rows(x, "x", minimum=1, dtype=dtype).to(model.device)
-    known = x
     if reference is not None:
-        known = check_rows(reference, "reference", minimum=1, dtype=dtype, width=x.shape[-1])
-        known = known.to(model.device)
+        reference = check_rows(reference, "reference", minimum=1, dtype=dtype, width=x.shape[-1])
+        reference = reference.to(model.device)
     q = proposal_for(model, proposal, x.shape[-1])
-    chunk = chunk_size or CHUNK_SIZE
     if max_memory is not None and chunk_size is None:
-        chunk = chunk_size_for(model, q, max_memory)
+        chunk_size = chunk_size_for(model, q, max_memory)
+    with evaluating(model), seeded(seed, model.device):
+        judge = _Judge(model, x, reference, chunk_size or CHUNK_SIZE)
+        bounds, clear = judge.bounds(q, n_samples)
+        if adapt and not clear:
+            bounds = judge.widened(q, n_samples, bounds)
+        # Nothing can be compared with a log Z that is NaN.
+        if not math.isnan(bounds.log_norm):
+            far = far_mass(model, q, x, bounds.log_norm)
+            bounds = replace(bounds, findings=(*bounds.findings, *far))
+    return bounds
 
-    def at_rows(log_density: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        return torch.cat([log_density(part) for part in rows.split(chunk)]).double()
 
-    def bounds_by(law: Proposal, n: int) -> tuple[Bounds, bool]:
-        """Bounds from ``n`` samples of a distribution; and whether they leave no doubt at all."""
-        log_w = stream_log_weights(model, law, n, chunk)
-        log_q = at_rows(law.log_prob, x)
-        log_w_data = log_p - log_q
-        found = summarise(log_p, log_w, log_w_data, b)
+def _by_own_method(
+    model: Any, x: Any, n_samples: int, seed: SeedLike, options: dict[str, Any]
+) -> Bounds:
+    """Bounds of a model that has a method for them."""
+    parameters = inspect.signature(model.bounds).parameters.values()
+    takes_any = any(p.name == "proposal" or p.kind is p.VAR_KEYWORD for p in parameters)
+    if "proposal" in options and not takes_any:
+        raise ProposalError(
+            f"{type(model).__name__} brings its own proposal and evaluates with that one: "
+            "leave proposal out"
+        )
+    # Estimators of tables name their seed as scikit-learn does, and regressors take (X, y).
+    named = "random_state" if any(p.name == "random_state" for p in parameters) else "seed"
+    pair = x if isinstance(x, tuple) and any(p.name == "y" for p in parameters) else (x,)
+    bounds: Bounds = model.bounds(*pair, n_samples=n_samples, **{named: seed}, **options)
+    return bounds
+
+
+class _Judge:
+    """A model and the rows by which it is judged, under several proposals."""
+
+    def __init__(self, model: Any, x: Tensor, reference: Tensor | None, chunk: int) -> None:
+        self.model, self.x, self.reference, self.chunk = model, x, reference, chunk
+        self.b = float(model.log_norm)
+        self.log_p = self._at(model.log_unnormalized, x)
+        self.log_p_reference = self.log_p
+        if reference is not None:
+            self.log_p_reference = self._at(model.log_unnormalized, reference)
+
+    def _at(self, log_density: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        return torch.cat([log_density(part) for part in rows.split(self.chunk)]).double()
+
+    def bounds(self, q: Proposal, n: int) -> tuple[Bounds, bool]:
+        """Bounds from ``n`` samples of a proposal; and whether they leave no doubt at all."""
+        log_w = stream_log_weights(self.model, q, n, self.chunk)
+        log_q = self._at(q.log_prob, self.x)
+        log_w_data = self.log_p - log_q
+        bounds = summarise(self.log_p, log_w, log_w_data, self.b)
+        findings = bounds.findings
         n_nan = int(torch.isnan(log_q).sum())
         if n_nan and not log_w.broken_by_proposal:
-            said = f"The proposal's log_prob is NaN at {n_nan} of {len(x)} rows: mend the proposal."
-            found = replace(found, reasons=(said, *found.reasons))
-        if reference is not None:
-            spikes = data_side_check(log_p_known - at_rows(law.log_prob, known), log_w)
-            if not spikes.passed:
-                found = replace(found, reasons=(*found.reasons, _spikes(spikes, len(known))))
-        seen = data_side_check(log_w_data, log_w).share * len(x) < 2
-        agree = -found.learned_error <= max(B_TOLERANCE, 5 * found.log_norm_se)
-        exact = found.pareto_k <= 0.3 and found.log_norm_se <= 0.8 * LARGEST_ERROR
-        return found, found.reliable and seen and agree and exact
+            words = f"The proposal's log_prob is NaN at {n_nan} of {len(self.x)} rows: mend it."
+            findings = (Finding("proposal_nan", n_nan, 0.0, words), *findings)
+        if self.reference is not None:
+            at_reference = self.log_p_reference - self._at(q.log_prob, self.reference)
+            spikes = data_side_check(at_reference, log_w)
+            findings = (*findings, *_of_spikes(spikes, len(self.reference)))
+        bounds = replace(bounds, findings=findings)
+        seen = data_side_check(log_w_data, log_w).share * len(self.x) < 2
+        agree = -bounds.learned_error <= max(B_TOLERANCE, 5 * bounds.log_norm_se)
+        exact = bounds.pareto_k <= 0.3 and bounds.log_norm_se <= 0.8 * LARGEST_ERROR
+        return bounds, bounds.reliable and seen and agree and exact
 
-    with evaluating(model), seeded(seed, model.device):
-        b = float(model.log_norm)
-        log_p = at_rows(model.log_unnormalized, x)
-        log_p_known = log_p if reference is None else at_rows(model.log_unnormalized, known)
-        bounds, clear = bounds_by(q, n_samples)
-        if adapt and not clear:
-            law = joined_by_rows(q, known) or q
-            for n in (n_samples, MORE_SAMPLES * n_samples):
-                if law is not q or n > n_samples:
-                    bounds, _ = bounds_by(law, n)
-                # A b that is elsewhere stays there, however many samples are drawn.
-                of_b, _ = about_b(bounds.log_norm, b, bounds.log_norm_se)
-                others = set(bounds.reasons) - set(of_b)
-                if not others and bounds.log_norm_se <= 0.8 * LARGEST_ERROR:
-                    break
-            if law is not q:
-                bounds = replace(bounds, remarks=(*bounds.remarks, _JOINED))
-        # Nothing can be compared with a log Z that is NaN.
-        unknown = math.isnan(bounds.log_norm)
-        far = None if unknown else far_mass(model, q, x, bounds.log_norm)
-    if far is None:
+    def widened(self, q: Proposal, n_samples: int, bounds: Bounds) -> Bounds:
+        """Bounds with a Student-t beside the proposal, then from more samples, where that helps."""
+        wide = joined_by_rows(q, self.x if self.reference is None else self.reference) or q
+        for n in (n_samples, MORE_SAMPLES * n_samples):
+            if wide is not q or n > n_samples:
+                bounds, _ = self.bounds(wide, n)
+            # A b that is elsewhere stays there, however many samples are drawn.
+            others = [finding for finding in bounds.findings if finding.code != "b_above"]
+            if not others and bounds.log_norm_se <= 0.8 * LARGEST_ERROR:
+                break
+        if wide is not q:
+            bounds = replace(bounds, remarks=(*bounds.remarks, _JOINED))
         return bounds
-    return replace(bounds, reasons=(*bounds.reasons, far))
 
 
-def _spikes(check: DataSideCheck, n: int) -> str:
-    return (
-        f"{100 * check.share:.1f} % of the reference rows have a larger weight than every sample "
-        f"({check.decisive} of {n} would each move log Z by more than {WRONG}): the energy has "
-        "grown spikes at rows it was trained on; regularise it, or stop earlier."
-    )
+def _of_spikes(check: DataSideCheck, n: int) -> Iterator[Finding]:
+    if not check.passed:
+        words = (
+            f"{100 * check.share:.1f} % of the reference rows have a larger weight than every "
+            f"sample ({check.decisive} of {n} would each move log Z by more than {WRONG}): the "
+            "energy has grown spikes at rows it was trained on; regularise it, or stop earlier."
+        )
+        yield Finding("spikes", check.share, TOLERATED_SHARE, words)
 
 
 def joined_by_rows(q: Proposal, x: Tensor) -> Proposal | None:
@@ -352,11 +390,10 @@ def summarise(
     of_b, remarks = about_b(log_z, log_norm, judged.log_norm_se)
     if n == 1:
         remarks = (*remarks, "The interval is that of this one row, not of a mean over rows.")
-    reasons = (*judged.reasons, *of_b)
+    findings = (*judged.findings, *of_b)
     by_proposal = weights.broken_by_proposal and bool(torch.isfinite(log_p).all())
     if not (math.isfinite(lower) and math.isfinite(upper)) and not by_proposal:
-        broken = "A bound is not finite: the model's energy or b is broken; retrain."
-        reasons = (broken, *reasons)
+        findings = (NOT_FINITE, *findings)
     return Bounds(
         lower=lower,
         upper=upper,
@@ -367,39 +404,44 @@ def summarise(
         ess=weights.ess,
         pareto_k=judged.pareto_k,
         n_samples=weights.n,
-        reasons=reasons,
+        findings=findings,
         learned_error=log_z - log_norm,
         remarks=remarks,
     )
 
 
-def about_b(log_z: float, b: float, se: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a learned ``b`` that is not ``log Z`` is: a reason, or a remark; none where they agree.
+def about_b(log_z: float, b: float, se: float) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Findings and remarks on a learned ``b`` that is not ``log Z``; none where they agree.
 
     Training has drawn many more samples than an evaluation does, of the proposal it had: a ``b``
     above the estimate may know of mass that the samples at hand do not see, and far above it is a
-    reason. One below has not reached its value, which the bounds do not rest on.
+    finding. One below has not reached its value, which the bounds do not rest on.
     """
     if abs(log_z - b) <= max(B_TOLERANCE, 5 * se) or math.isnan(log_z - b):
         return (), ()
-    if b > log_z:
-        said = (
-            f"The learned b = {b:.2f} is above log Z = {log_z:.2f}: training has met mass that "
-            "these samples miss, or b is not trained; pass training rows as reference, widen the "
-            "proposal, or train on."
+    if b < log_z:
+        words = (
+            f"The learned b = {b:.2f} is below log Z = {log_z:.2f}: it is not trained to its end; "
+            "log_prob is too high by the difference, and the lower bound is loose."
         )
-        return ((said,), ()) if b - log_z > max(B_LIMIT, 5 * se) else ((), (said,))
-    said = (
-        f"The learned b = {b:.2f} is below log Z = {log_z:.2f}: it is not trained to its end; "
-        "log_prob is too high by the difference, and the lower bound is loose."
+        return (), (words,)
+    words = (
+        f"The learned b = {b:.2f} is above log Z = {log_z:.2f}: training has met mass that "
+        "these samples miss, or b is not trained; pass training rows as reference, widen the "
+        "proposal, or train on."
     )
-    return (), (said,)
+    limit = max(B_LIMIT, 5 * se)
+    return (
+        ((Finding("b_above", b - log_z, limit, words),), ())
+        if b - log_z > limit
+        else ((), (words,))
+    )
 
 
 @torch.no_grad()
 def far_mass(
     model: UnnormalisedModel, proposal: Proposal, x: Tensor, log_norm: float
-) -> str | None:
+) -> tuple[Finding, ...]:
     """Look for mass far beyond the data, where proposal samples never fall.
 
     Estimates the mass of shells at 8, 16, ... 4096 standard deviations from the mean of the data,
@@ -411,7 +453,7 @@ def far_mass(
     proposal's (which is the energy alone where that is the base), and follows those rays.
 
     Returns:
-        A sentence on what is wrong and what to do, or ``None``.
+        The finding, if there is one.
     """
     dim = x.shape[-1]
     center = x.mean(0)
@@ -452,12 +494,11 @@ def far_mass(
         tube = float(scale.log().sum())
         near, far = (log_density(highest, r) + math.log(r) + tube for r in (2.0**10, 2.0**14))
         grows = bool(((far >= near) & (far > _FAR_MASS)).any())
-    if grows:
-        return (
-            "The density does not vanish far from the data, so its integral does not exist: use a "
-            "Gaussian base, or bound the energy, e.g. MLP(..., saturate=4)."
-        )
-    return None
+    words = (
+        "The density does not vanish far from the data, so its integral does not exist: use a "
+        "Gaussian base, or bound the energy, e.g. MLP(..., saturate=4)."
+    )
+    return (Finding("far_mass", math.exp(min(outermost, 50.0)), 1e-3, words),) if grows else ()
 
 
 def _climbed(log_density: Callable[..., Tensor], directions: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ decide whether that was enough:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from selfnorm import functional as F
 from selfnorm.distributions import CHUNK_SIZE, Proposal, UnnormalisedModel, log_weight_chunks
+from selfnorm.evaluation.findings import Finding, Judged
 
 PARETO_K_LIMIT = 0.7
 WRONG = 0.1  # nats: a log Z that is off by more is wrong
@@ -204,20 +206,6 @@ def data_side_check(log_w_data: Tensor, log_w: Tensor | WeightStream) -> DataSid
     return DataSideCheck(above / n, decisive, passed)
 
 
-class Judged:
-    """Numbers, and the reasons why they are not reliable: none where they are."""
-
-    reasons: tuple[str, ...]
-
-    @property
-    def reliable(self) -> bool:
-        """Whether no check found anything against the numbers."""
-        return not self.reasons
-
-    def _verdict(self) -> str:
-        return "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
-
-
 def deviations(level: float) -> float:
     """How many standard deviations a normal interval of that level has on either side."""
     if not 0.0 < level < 1.0:
@@ -227,12 +215,12 @@ def deviations(level: float) -> float:
 
 @dataclass(frozen=True)
 class Verdict(Judged):
-    """One sentence per reason against the estimate, cause, then cure; and its tail index.
+    """Findings against an estimate of ``log Z``, and its tail index.
 
     ``log_norm_se``: standard error of ``log Z``, widened where the tail asks for it.
     """
 
-    reasons: tuple[str, ...]
+    findings: tuple[Finding, ...]
     pareto_k: float
     log_norm_se: float = math.inf
 
@@ -266,46 +254,61 @@ def verdict(log_w: Tensor | WeightStream, log_w_data: Tensor | None = None) -> V
     (recommended: without it a missed mode cannot be seen).
     """
     stream = WeightStream.of(log_w)
-    m = stream.n
-    reasons: list[str] = []
-    if stream.broken_by_proposal:
-        reasons.append(
-            "The proposal's log_prob is NaN at samples of its own: mend the proposal, or take "
-            "another one."
-        )
-    elif stream.broken:
-        reasons.append(
-            "Some weights are not finite: the energy returns nan or -inf at proposal samples; "
-            "check the energy for overflow."
-        )
+    findings = list(_of_broken_weights(stream))
     if math.isinf(stream.largest):
-        reasons.append(
+        return Verdict(tuple(findings), math.inf)
+    k = tail_index(stream)
+    se = stream.log_mean_se * tail_factor(k, stream.n)
+    findings += _of_weights(stream, k, se)
+    if log_w_data is not None and log_w_data.numel():
+        findings += _of_data(data_side_check(log_w_data.flatten(), stream), log_w_data.numel())
+    return Verdict(tuple(findings), k, se)
+
+
+def _of_broken_weights(stream: WeightStream) -> Iterator[Finding]:
+    if stream.broken_by_proposal:
+        yield Finding(
+            "proposal_nan", math.nan, 0.0,
+            "The proposal's log_prob is NaN at samples of its own: mend the proposal, or take "
+            "another one.",
+        )  # fmt: skip
+    elif stream.broken:
+        yield Finding(
+            "weights_not_finite", math.nan, 0.0,
+            "Some weights are not finite: the energy returns nan or -inf at proposal samples; "
+            "check the energy for overflow.",
+        )  # fmt: skip
+    if math.isinf(stream.largest):
+        yield Finding(
+            "no_overlap", 0.0, 0.0,
             "No proposal sample has a positive weight: model and proposal do not overlap; fit the "
-            "proposal to the data."
-        )
-        return Verdict(tuple(reasons), math.inf)
-    effective, k = stream.ess * m, tail_index(stream)
-    se = stream.log_mean_se * tail_factor(k, m)
+            "proposal to the data.",
+        )  # fmt: skip
+
+
+def _of_weights(stream: WeightStream, k: float, se: float) -> Iterator[Finding]:
     if k > PARETO_K_LIMIT:
-        reasons.append(
+        yield Finding(
+            "pareto_k", k, PARETO_K_LIMIT,
             f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the weights are so heavy-tailed that "
             "no number of samples helps; use a proposal with heavier tails "
-            "(Defensive or StudentT fitted to the data)."
-        )
+            "(Defensive or StudentT fitted to the data).",
+        )  # fmt: skip
     if not se <= LARGEST_ERROR:
-        reasons.append(
-            f"Only {effective:.0f} effective of {m} proposal samples, and a standard error of "
-            f"{se:.3f}: a few of them carry the estimate; raise n_samples or bring the proposal "
-            "closer to the model."
-        )
-    if log_w_data is not None and log_w_data.numel():
-        check = data_side_check(log_w_data.flatten(), stream)
-        if not check.passed:
-            reasons.append(
-                f"{100 * check.share:.1f} % of the data have a larger weight than every proposal "
-                f"sample ({check.decisive} of {log_w_data.numel()} would each move log Z by more "
-                f"than {WRONG}): the proposal misses a region where the data are (a mode or a "
-                "tail), or the energy has grown a spike there; widen the proposal (Defensive) or "
-                "fit it to these data."
-            )
-    return Verdict(tuple(reasons), k, se)
+        yield Finding(
+            "standard_error", se, LARGEST_ERROR,
+            f"Only {stream.ess * stream.n:.0f} effective of {stream.n} proposal samples, and a "
+            f"standard error of {se:.3f}: a few of them carry the estimate; raise n_samples or "
+            "bring the proposal closer to the model.",
+        )  # fmt: skip
+
+
+def _of_data(check: DataSideCheck, n: int) -> Iterator[Finding]:
+    if not check.passed:
+        yield Finding(
+            "data_side", check.share, TOLERATED_SHARE,
+            f"{100 * check.share:.1f} % of the data have a larger weight than every proposal "
+            f"sample ({check.decisive} of {n} would each move log Z by more than {WRONG}): the "
+            "proposal misses a region where the data are (a mode or a tail), or the energy has "
+            "grown a spike there; widen the proposal (Defensive) or fit it to these data.",
+        )  # fmt: skip

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm.errors import DataError
-from selfnorm.evaluation import PARETO_K_LIMIT, tail_index
+from selfnorm.evaluation import PARETO_K_LIMIT, Finding, tail_index
 from selfnorm.evidence.bridge import TOO_FEW, Side, bridge, reciprocal
 from selfnorm.evidence.draws import (
     Draws,
@@ -466,7 +466,7 @@ def _by_bridge(
         pareto_k_draws=k_draws,
         pareto_k_samples=k_samples,
         log_weights_samples=weights.numpy(),
-        reasons=tuple(reasons),
+        findings=tuple(Finding("evidence", math.nan, math.nan, words) for words in reasons),
         notes=tuple(notes),
         **common,
     )
@@ -496,7 +496,7 @@ def _by_reciprocal(held: list[np.ndarray], reasons: list[str], common: dict[str,
         halves=(values[0], values[1]),
         effective_draws=sum(effective_draws(l1) for l1 in held),
         pareto_k_draws=k,
-        reasons=tuple(reasons),
+        findings=tuple(Finding("evidence", math.nan, math.nan, words) for words in reasons),
         notes=(DRAWS_ONLY, UNSEEN),
         **common,
     )

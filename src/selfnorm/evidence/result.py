@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfnorm.evaluation import Judged, deviations
+from selfnorm.evaluation import Finding, Judged, deviations
 from selfnorm.plotting import new_figure, save
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class Evidence(Judged):
         r_hat: split R-hat of the draws, the largest over coordinates and ``log p~``.
         n_draws, dim, n_evaluations: number of draws, of unconstrained coordinates, of density
             evaluations.
-        reasons: why the numbers are not reliable and what to do; empty if nothing speaks against
-            them.
+        findings: what speaks against the numbers; empty if nothing does. ``reasons``: in words.
         notes: what this estimate could not check.
 
     Example:
@@ -78,7 +77,7 @@ class Evidence(Judged):
     ess: float = math.nan
     overlap: float = math.nan
     pareto_k_samples: float = math.nan
-    reasons: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     log_weights_draws: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
     log_weights_samples: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
@@ -93,18 +92,19 @@ class Evidence(Judged):
             raise TypeError(
                 f"an Evidence is compared with another, not with {type(other).__name__}"
             )
-        reasons = tuple(
-            f"{which}: {reason}"
+        findings = tuple(
+            replace(finding, words=f"{which}: {finding.words}")
             for which, model in (("first", self), ("second", other))
-            for reason in model.reasons
+            for finding in model.findings
         )
-        return Comparison(self.log_z - other.log_z, math.hypot(self.se, other.se), reasons)
+        return Comparison(self.log_z - other.log_z, math.hypot(self.se, other.se), findings)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures and the verdict as a plain dict, without the log-weights."""
-        found = asdict(self)
-        del found["log_weights_draws"], found["log_weights_samples"]
-        return {**found, "interval_95": self.interval(), "reliable": self.reliable}
+        values = asdict(self)
+        del values["log_weights_draws"], values["log_weights_samples"]
+        verdict = {"reliable": self.reliable, "reasons": list(self.reasons)}
+        return {**values, "interval_95": self.interval(), **verdict}
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """``log p~ - log q`` at draws and at samples of ``q``, with ``log Z`` and its bounds.
@@ -152,12 +152,12 @@ class Comparison(Judged):
         log_bayes_factor: ``log Z`` of the first minus that of the second; positive favours the
             first.
         se: standard error; the two estimates are taken as independent.
-        reasons: what speaks against either estimate.
+        findings: what speaks against either estimate.
     """
 
     log_bayes_factor: float
     se: float
-    reasons: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def probability(self) -> float:

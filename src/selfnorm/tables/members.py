@@ -24,7 +24,7 @@ from selfnorm._context import float32_on_cpu, on_cpu, seeded
 from selfnorm.chain import N_NODES, TableChain
 from selfnorm.columns import FAR, GAP, CodedColumns, Part, knots_for
 from selfnorm.distributions import TableMixture
-from selfnorm.evaluation import Bounds
+from selfnorm.evaluation import Bounds, Finding
 from selfnorm.tables import answers
 
 LEAST_WEIGHT = 1e-2  # of a member that is kept
@@ -190,12 +190,13 @@ class Mixture:
         """
         own, model = self.log_prob(coded) + open_.sum(-1), self.chain
         error = float(own.std(correction=min(1, len(own) - 1))) / math.sqrt(len(own))
-        reasons: tuple[str, ...] = ()
+        findings: tuple[Finding, ...] = ()
         if not bool(torch.isfinite(own).all()):
-            reasons = ("Some rows have no finite log-likelihood.",)
+            words = "Some rows have no finite log-likelihood."
+            findings = (Finding("not_finite", math.inf, 0.0, words),)
         if model.n_numbers == 0:
             exact = float(own.mean())
-            return Bounds(exact, exact, error, error, 0.0, 0.0, 1.0, -math.inf, n_samples, reasons)
+            return Bounds(exact, exact, error, error, 0.0, 0.0, 1.0, -math.inf, n_samples, findings)
         places = model.n_numbers * model.n_orderings
         n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(coded) * places)))
         n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
@@ -214,8 +215,8 @@ class Mixture:
         error = math.hypot(error, part.log_norm_se)
         if len(chosen) < len(coded):
             error = math.hypot(error, part.learned_rms / math.sqrt(n_rows))
-        reasons += part.reasons
-        return replace(part.shifted(shift), lower_se=error, upper_se=error, reasons=reasons)
+        findings += part.findings
+        return replace(part.shifted(shift), lower_se=error, upper_se=error, findings=findings)
 
 
 def _stream(seed: int, which: int) -> int:

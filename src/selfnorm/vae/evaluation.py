@@ -25,8 +25,10 @@ from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
 from selfnorm.errors import DataError
 from selfnorm.evaluation import (
+    B_LIMIT,
     PARETO_K_LIMIT,
     Bounds,
+    Finding,
     Judged,
     WeightStream,
     stream_log_weights,
@@ -45,8 +47,9 @@ _REFERENCE_ROWS = 4000  # whose posteriors join the proposal for log Z
 _EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature
 AGREEMENT = 0.05  # nats between the estimators
 LOG_PX_LIMIT = 0.1  # nats by which twice the posterior samples may raise log p(x)
-B_LIMIT = 0.2  # nats by which b may exceed the estimates: the noise of a run that just ended
 DRIFT_LIMIT = 0.2  # nats
+NODES_LIMIT = 0.01  # nats between two rules of quadrature
+FEWEST_EFFECTIVE = 100  # samples of the base, of the mixture
 COMPARISONS, MISSES = 12, 2  # asked for before a flag, and how many of them may disagree
 
 
@@ -62,7 +65,7 @@ class LogNorm:
 
 @dataclass(frozen=True)
 class VAEReport(Judged):
-    """Figures in nats per row; ``reasons`` is empty where they can be trusted.
+    """Figures in nats per row; ``findings`` are empty where they can be trusted.
 
     Attributes:
         snelbo: by the learned normaliser; ``elbo`` by the estimated (or exact) one.
@@ -97,7 +100,7 @@ class VAEReport(Judged):
     posterior_samples: int
     many_samples: int
     many_rows: int
-    reasons: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def pareto_k(self) -> float:
@@ -133,14 +136,14 @@ class VAEReport(Judged):
         """
         best = self.log_norm.get("mixture") or self.log_norm["exact"]
         rise = self.log_px_rise
-        reasons = self.reasons
-        if not rise <= max(LOG_PX_LIMIT, 3 * self.log_px_rise_se):
-            reasons = (
-                *reasons,
+        findings, limit = self.findings, max(LOG_PX_LIMIT, 3 * self.log_px_rise_se)
+        if not rise <= limit:
+            words = (
                 f"log p(x) rose by {rise:.2f} nats from {self.posterior_samples // 2} to "
                 f"{self.posterior_samples} posterior samples and will rise on: it is a lower bound "
-                "far from the truth; raise posterior_samples, or train the encoder on.",
+                "far from the truth; raise posterior_samples, or train the encoder on."
             )
+            findings = (*findings, Finding("posterior_samples", rise, limit, words))
         return Bounds(
             lower=self.log_px - (self.elbo - self.snelbo),
             upper=math.inf,
@@ -151,7 +154,7 @@ class VAEReport(Judged):
             ess=self.ess,
             pareto_k=self.pareto_k,
             n_samples=self.posterior_samples,
-            reasons=reasons,
+            findings=findings,
             learned_error=self.learned_error,
         )
 
@@ -210,7 +213,7 @@ def evaluate_vae(
         raise DataError(f"posterior_samples must be at least 2, got {posterior_samples}")
     chosen = slice(0, None, max(1, len(x) // max(many_rows, 1)))
     with evaluating(vae), seeded(seed, vae.device):
-        norms, shift, gap, reasons = _normaliser(vae, x, reference, n_prior_samples, n_nodes)
+        norms, shift, gap, findings = _normaliser(vae, x, reference, n_prior_samples, n_nodes)
         fit, kl, iw, half, means = row_figures(vae, x, posterior_samples)
         many = row_figures(vae, x[chosen], many_samples)[2] + shift if many_samples else None
     elbo = fit - kl + shift
@@ -236,7 +239,7 @@ def evaluate_vae(
         posterior_samples=posterior_samples,
         many_samples=many_samples,
         many_rows=len(x[chosen]) if many_samples else 0,
-        reasons=reasons,
+        findings=findings,
     )
 
 
@@ -272,8 +275,8 @@ def row_figures(vae: EnergyVAE, x: Tensor, k: int) -> tuple[Tensor, ...]:
 
 def _normaliser(
     vae: EnergyVAE, x: Tensor, reference: Tensor | None, n_samples: int, n_nodes: int
-) -> tuple[dict[str, LogNorm], float, float, tuple[str, ...]]:
-    """Estimates of ``log Z``; what they add to ``log p(z)``; the gap of ``b``; reasons."""
+) -> tuple[dict[str, LogNorm], float, float, tuple[Finding, ...]]:
+    """Estimates of ``log Z``; what they add to ``log p(z)``; the gap of ``b``; findings."""
     prior = vae.prior
     if isinstance(prior, EnergyPrior):
         half = max(1, len(x) // 2)
@@ -283,7 +286,7 @@ def _normaliser(
         held_out = vae.posteriors((unseen if len(unseen) else x)[:_REFERENCE_ROWS])
         log_z, b = norms["mixture"].value, float(prior.log_norm)
         gap = float(bound_gap(torch.tensor(log_z - b, dtype=torch.float64)))
-        return norms, b - log_z, gap, tuple(_reasons(prior, norms, held_out, n_samples))
+        return norms, b - log_z, gap, tuple(_findings(prior, norms, held_out, n_samples))
     if isinstance(prior, AutoregressivePrior):
         z = vae.posteriors(x[:_EXACT_ROWS]).sample(1)[0]
         exact, learned, lower = (v.double() for v in prior.log_prob_exact(z, n_nodes))
@@ -292,14 +295,15 @@ def _normaliser(
         # A second rule with half the nodes must agree: quadrature that has not converged is none.
         coarse, _, _ = prior.log_prob_exact(z[:1000], n_nodes // 2)
         error = abs(float((coarse.double() - exact[:1000]).mean()))
-        reasons: tuple[str, ...] = ()
-        if not error < 0.01:
-            reasons = (
+        findings: tuple[Finding, ...] = ()
+        if not error < NODES_LIMIT:
+            words = (
                 f"Quadrature with {n_nodes} and {n_nodes // 2} nodes differs by {error:.3f} nats: "
-                "raise n_nodes.",
+                "raise n_nodes."
             )
+            findings = (Finding("nodes", error, NODES_LIMIT, words),)
         norms = {"exact": LogNorm(float(-shift.mean()), se)}
-        return norms, float(shift.mean()), float((exact - lower).mean()), reasons
+        return norms, float(shift.mean()), float((exact - lower).mean()), findings
     return {"exact": LogNorm(0.0, 0.0)}, 0.0, 0.0, ()
 
 
@@ -330,51 +334,58 @@ def _tempered(prior: EnergyPrior, n: int) -> float:
     return float(state.log_norm)
 
 
-def _reasons(
+def _findings(
     prior: EnergyPrior, norms: dict[str, LogNorm], held_out: GaussianPosterior, n_samples: int
-) -> Iterator[str]:
-    """Reasons against the estimates, none where they can be trusted.
+) -> Iterator[Finding]:
+    """Findings against the estimates, none where they can be trusted.
 
     ``held_out`` are posteriors of the evaluated rows that are not part of the mixture proposal.
     """
     low, high = (choose(norms, key=lambda name: norms[name].value) for choose in (min, max))
-    if not norms[high].value - norms[low].value <= AGREEMENT:
-        yield (
+    apart = norms[high].value - norms[low].value
+    if not apart <= AGREEMENT:
+        words = (
             f"Three estimators of log Z disagree: {norms[low].value:.2f} ({low}) against "
             f"{norms[high].value:.2f} ({high}); the energy has mass that some of them miss. Train "
             "with proposal='mixture', a bounded energy or more weight decay."
         )
+        yield Finding("disagreement", apart, AGREEMENT, words)
     # The weights of a mixture pile up below a plateau, with a shoulder where one part alone
-    # reaches; a Pareto law fitted across it reads a high k for bounded weights. One of the two
-    # must be clean; that they agree is asked for above.
+    # reaches; a Pareto distribution fitted across it reads a high k for bounded weights. One of
+    # the two must be clean; that they agree is checked above.
     k, name = min((norms[name].pareto_k or 0.0, name) for name in ("base", "mixture"))
     if k > PARETO_K_LIMIT:
-        yield (
+        words = (
             f"Pareto k = {k:.2f} of the {name} weights is above {PARETO_K_LIMIT}: a few samples "
             "carry log Z; bound the energy or give it less freedom."
         )
+        yield Finding("pareto_k", k, PARETO_K_LIMIT, words)
     for name in ("base", "mixture"):
         effective = (norms[name].ess or 0.0) * n_samples
-        if effective < 100:
-            yield (
+        if effective < FEWEST_EFFECTIVE:
+            words = (
                 f"Only {effective:.0f} effective of {n_samples} {name} samples; the prior has left "
                 "its base."
             )
+            yield Finding("ess", effective, FEWEST_EFFECTIVE, words)
     mixture = norms["mixture"]
     stream = stream_log_weights(prior, prior.beside_posteriors(held_out), n_samples)
-    noise = math.hypot(mixture.se, stream.log_mean_se)
-    if not stream.log_mean - mixture.value <= AGREEMENT + 2 * noise:
-        yield (
+    drift = stream.log_mean - mixture.value
+    limit = AGREEMENT + 2 * math.hypot(mixture.se, stream.log_mean_se)
+    if not drift <= limit:
+        words = (
             f"Samples from the posteriors of held-out rows give log Z = {stream.log_mean:.2f}, "
             f"the mixture {mixture.value:.2f}: the energy has spikes there, which no estimator "
             "sees; every figure is too good."
         )
-    b = float(prior.log_norm)
-    if not b - mixture.value <= B_LIMIT:
-        yield (
+        yield Finding("spikes", drift, limit, words)
+    b, limit = float(prior.log_norm), max(B_LIMIT, 5 * mixture.se)
+    if not b - mixture.value <= limit:
+        words = (
             f"The learned b = {b:.2f} is above log Z = {mixture.value:.2f}: training has met mass "
             "that the estimators miss; pass training rows as reference."
         )
+        yield Finding("b_above", b - mixture.value, limit, words)
 
 
 @dataclass(frozen=True)
