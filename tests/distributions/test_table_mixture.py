@@ -6,6 +6,7 @@ import torch
 
 from selfnorm.columns import CodedColumns, Part
 from selfnorm.distributions import TableMixture, ridge_lines
+from selfnorm.distributions.table_mixture import MOST_LEVERAGE, STRENGTHS
 
 PARTS = (
     Part(0, "kind", 2),
@@ -117,6 +118,43 @@ def test_lines_count_rows_by_their_weights():
     slopes, spread, _ = ridge_lines(z, np.array([0, 1]), (np.arange(400) < 200).astype(float))
     assert slopes[1, 0] == pytest.approx(2.0, abs=0.2)
     assert spread[1] == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize(("n", "d"), [(40, 6), (12, 20)])
+def test_lines_are_the_ridges_that_foretell_rows_left_out_best(n, d):
+    """Each by its own normal equations and leverages."""
+    rng = np.random.default_rng(n)
+    z, order = rng.normal(size=(n, 3)) @ rng.normal(size=(3, d)) + 0.3, rng.permutation(d)
+    z += 0.3 * rng.normal(size=(n, d))
+    weights = rng.random(n) * (np.arange(n) > 2)
+    slopes, spread, left = ridge_lines(z, order, weights)
+    share = weights[3:] / weights.sum()
+    for place, i in list(enumerate(order))[1:]:
+        x, y, tried = z[3:, order[:place]], z[3:, i], []
+        for strength in STRENGTHS:
+            inverse = np.linalg.inv((share[:, None] * x).T @ x + strength * np.eye(place))
+            line = inverse @ (x.T @ (share * y))
+            leverage = share * np.einsum("ni,ij,nj->n", x, inverse, x) + share
+            out = (y - x @ line) / np.clip(1 - leverage, 1e-3, None)
+            if leverage.mean() <= MOST_LEVERAGE or strength == STRENGTHS[-1]:
+                tried.append((share @ out**2, line, out))
+        best = min(tried, key=lambda one: one[0])
+        assert spread[i] == pytest.approx(np.sqrt(best[0]), rel=1e-8)
+        assert slopes[i, order[:place]] == pytest.approx(best[1], rel=1e-8, abs=1e-8)
+        assert left[3:, i] == pytest.approx(best[2], rel=1e-8, abs=1e-8)
+        assert left[:3, i] == pytest.approx(z[:3, i] - z[:3, order[:place]] @ best[1], abs=1e-8)
+
+
+def test_rows_of_no_account_do_not_make_up_for_those_a_component_lacks():
+    """Nor do their roots, which underflow, spoil its lines."""
+    rng = np.random.default_rng(0)
+    parts = [Part(j, str(j), 0, rest=True) for j in range(40)]
+    x = torch.from_numpy(rng.normal(size=(60, 40)))
+    coded = torch.stack([torch.zeros_like(x), x], -1)
+    law = TableMixture(parts).double()
+    packed, _ = law.columns.fit(coded, straight=True).pack(coded)
+    shares = torch.where(torch.arange(60) < 10, 1.0, 1e-297).double().unsqueeze(1)
+    assert law.fit(packed, shares).spread.min() > 0.3
 
 
 def test_a_straight_map_keeps_sums_of_columns():

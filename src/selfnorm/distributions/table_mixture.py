@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import solve_triangular
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
@@ -20,6 +21,7 @@ PLACES_AT_ONCE = 2**20  # rows x components x numbers: malloc keeps larger block
 BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
 STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
 MOST_LEVERAGE = 0.9  # of rows on average, under which residuals of rows left out are told
+LEAST_SHARE = 1e-12  # of the row that counts most: a row that counts less does not count
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
 EM_STEPS = 30
 HIDDEN = 1e6  # variance added to what a row does not have: nothing follows from it
@@ -97,6 +99,7 @@ class TableMixture(nn.Module):
         z, present = (each.numpy() for each in self._numbers(packed))
         for k in range(self.n_components):
             weight = shares[:, k].double().numpy()
+            weight = np.where(weight < LEAST_SHARE * weight.max(), 0.0, weight)
             of = weight[:, None] * present
             counts = np.maximum(of.sum(0), 1e-12)
             mean = (of * z).sum(0) / counts
@@ -359,31 +362,31 @@ def ridge_lines(
     """
     d = z.shape[1]
     root = np.sqrt(weights / weights.sum())[:, None]  # squares add to one
-    slopes, spread, left = np.zeros((d, d)), np.ones(d), z.copy()
-    rows = root * z[:, order]
     counted = root[:, 0] > 0
-    # the columns before a place are the first of an orthogonal basis, turned by a small matrix
-    basis, upper = np.linalg.qr(rows[counted])
-    for place, i in enumerate(order):
-        y = rows[counted, place]
-        if place == 0 or basis.shape[1] == 0:
-            spread[i] = np.sqrt((y**2).sum())
-            continue
-        before = order[:place]
-        turn, s, vt = np.linalg.svd(upper[:place, :place], full_matrices=False)
-        u = basis[:, : len(turn)] @ turn
-        toward = u.T @ y
-        kept = (s**2 / (s**2 + STRENGTHS[:, None])).T  # (place, strengths)
-        leverage = u**2 @ kept + root[counted] ** 2
-        out = (y[:, None] - u @ (kept * toward[:, None])) / np.clip(1 - leverage, 1e-3, None)
-        squares = (out**2).sum(0)
+    rows, share = (root * z[:, order])[counted], root[counted]
+    slopes, spread, out = np.zeros((d, d)), np.sqrt((rows**2).sum(0)), rows.copy()
+    least, upper = np.full(d, np.inf), np.linalg.qr(rows, mode="r")
+    for strength in STRENGTHS:
+        # rows and ridge are R' R: the columns of R above a place are a root for those before it,
+        # and rows over R have squares that add up to the leverages
+        corner = np.linalg.qr(np.vstack([upper, np.sqrt(strength) * np.eye(d)]), mode="r")
+        apart = solve_triangular(corner, rows.T, trans="T", check_finite=False).T
+        leverage = share**2 + np.pad(np.cumsum(apart[:, :-1] ** 2, 1), ((0, 0), (1, 0)))
+        away = apart * corner.diagonal() / np.clip(1 - leverage, 1e-3, None)
+        squares = (away**2).sum(0)
         # lines through all rows, of which there are fewer than columns, foretell none of them
-        squares[:-1][leverage[:, :-1].mean(0) > MOST_LEVERAGE] = np.inf
-        best = int(squares.argmin())
-        slopes[i, before] = vt.T @ (s / (s**2 + STRENGTHS[best]) * toward)
-        spread[i] = np.sqrt(squares[best])
-        left[:, i] = z[:, i] - z[:, before] @ slopes[i, before]
-        left[counted, i] = out[:, best] / root[counted, 0]
+        if strength < STRENGTHS[-1]:
+            squares[leverage.mean(0) > MOST_LEVERAGE] = np.inf
+        better = np.flatnonzero(squares < least)
+        better = better[better > 0]  # the first has nothing before it
+        lines = solve_triangular(corner, np.eye(d)[:, better], check_finite=False)
+        slopes[better] = np.eye(d)[better] - (lines * corner.diagonal()[better]).T
+        least[better], out[:, better] = squares[better], away[:, better]
+    spread[1:] = np.sqrt(least[1:])
+    place = np.argsort(order)
+    slopes, spread = slopes[place][:, place], spread[place]
+    left = z - z @ slopes.T
+    left[counted] = (out / share)[:, place]
     return slopes, np.maximum(spread, LEAST_SPREAD), left
 
 

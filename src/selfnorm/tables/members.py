@@ -263,6 +263,11 @@ def columns_of(parts: Sequence[Part], x: Tensor, *, straight: bool) -> CodedColu
     return CodedColumns(parts, n_knots).double().fit(x, straight=straight)
 
 
+def most_components(n: int, p: int) -> int:
+    """How many components ``n`` rows of ``p`` parts can carry: a row of its own for each part."""
+    return max(1, n // max(ROWS_PER_COMPONENT, p))
+
+
 def kinds_for(n: int, parts: Sequence[Part], *, complete: bool) -> Iterator[Kind]:
     """The simple densities worth trying on ``n`` rows: of tables whose columns are all numbers.
 
@@ -271,9 +276,10 @@ def kinds_for(n: int, parts: Sequence[Part], *, complete: bool) -> Iterator[Kind
     if not all(part.rest or part.certain for part in parts):
         return
     plain = all(part.n_codes == 0 or part.certain for part in parts) and complete
+    most = most_components(n, len(parts))
     for straight in (True, False):
         for components in COMPONENTS:
-            if components == 1 or n >= ROWS_PER_COMPONENT * components:
+            if components <= most:
                 yield Kind(components, straight)
         if plain and n <= min(MOST_KERNELS, MOST_CELLS // len(parts)):
             yield Kind(0, straight)
@@ -400,8 +406,9 @@ def straighter(parts: Sequence[Part], x: Tensor, weights: Tensor, folds: Tensor,
     """
     if not bool((folds >= 0).any()):
         return False
-    kinds = [Kind(GROUPS, straight) for straight in (True, False)]
-    return coordinates(held_out_scores(kinds, parts, x, weights, folds, seed), GROUPS)
+    groups = min(GROUPS, most_components(int((folds < 0).sum()), len(parts)))
+    kinds = [Kind(groups, straight) for straight in (True, False)]
+    return coordinates(held_out_scores(kinds, parts, x, weights, folds, seed), groups)
 
 
 def close_to_lines(parts: Sequence[Part], x: Tensor) -> bool:
