@@ -153,7 +153,7 @@ def test_rows_of_no_account_do_not_make_up_for_those_a_component_lacks():
     coded = torch.stack([torch.zeros_like(x), x], -1)
     law = TableMixture(parts).double()
     packed, _ = law.columns.fit(coded, straight=True).pack(coded)
-    shares = torch.where(torch.arange(60) < 10, 1.0, 1e-297).double().unsqueeze(1)
+    shares = torch.from_numpy(np.where(np.arange(60) < 10, 1.0, 1e-297)).unsqueeze(1)
     assert law.fit(packed, shares).spread.min() > 0.3
 
 
