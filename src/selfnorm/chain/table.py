@@ -24,6 +24,7 @@ N_NODES = 64  # of the quadrature that normalises a factor
 # levels of numbers that fill a grid: beyond, their order is told, by so many components
 ORDERED_FROM, SCALE_COMPONENTS = 100, 4
 MOST_LINES = 24  # columns: beyond, levels of categories have none, and rows are not told apart
+MOST_AT_ONCE = 24  # columns: those of a wider table take no more room while samples are drawn
 LEAST_CHANGE = 0.1  # of its frequency: the least probability that lines foretell of a level
 
 
@@ -779,7 +780,9 @@ class TableChain(Chain):
                 mask = self.given(given, n)
                 keep[order] = (mask if mask is not None else False) & (rows[order][..., 0] >= 0)
             rows, keep = (each.unflatten(0, (stack, per_chain)) for each in (rows, keep))
-            for part in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
+            # parts come one by one: many take no more room at a time than a few
+            nodes = (64 + n_candidates // self.dim) * min(self.dim, MOST_AT_ONCE) // self.dim
+            for part in self.chunks(per_chain, nodes, chunk_size):
                 self._fill(rows[:, part], keep[:, part], n_candidates, within, gaps)
         return rows.flatten(0, 1)[order]
 
