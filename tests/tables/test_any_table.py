@@ -555,3 +555,34 @@ def test_numbers_at_a_stated_limit_are_a_point_mass():
     mass = np.exp(density.log_prob({"a": grid, "b": np.full(len(grid), 1.0)}, given=["b"]))
     assert 0 < mass[0] < 0.1
     assert mass[0] + np.trapezoid(mass[1:], grid[1:]) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("size", [1e30, 1e100])
+def test_a_number_of_absurd_size_spoils_no_density_and_no_sample(size):
+    x = np.random.default_rng(1).normal(size=(200, 2))
+    x = np.vstack([x, [[size, 0.0]]])
+    density = EnergyDensity(random_state=1, max_steps=2).fit(x)
+    scores = density.score_samples(x)
+    assert np.isfinite(scores).all()
+    assert scores[:-1].mean() > -5 > scores[-1]
+    assert np.isfinite(density.sample(50, random_state=0)).all()
+
+
+def test_numbers_of_absurd_size_are_filled_in_beside_a_category():
+    rng = np.random.default_rng(0)
+    number = rng.normal(size=40)
+    number[:5] = 1e-305, 1e139, np.nan, np.nan, -1e139
+    level = rng.choice(list("xyz"), 40)
+    table = pd.DataFrame({"a": number, "b": rng.permutation(number), "k": level})
+    density = EnergyDensity(random_state=0, max_steps=2).fit(table)
+    assert np.isfinite(density.score_samples(table)).all()
+    assert not density.impute(table).isna().any(axis=None)
+
+
+@pytest.mark.parametrize("shape", [(30, 60), (200, 120)])
+def test_correlated_tables_of_many_columns_are_fitted(shape):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(shape[0], 20)) @ rng.normal(size=(20, shape[1]))
+    x += 0.5 * rng.normal(size=shape)
+    density = EnergyDensity(random_state=0, max_steps=2).fit(x)
+    assert np.isfinite(density.score_samples(x)).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ GAP, UNSEEN = -1, -2
 ROWS_PER_STEP = 4  # equal values that make a step of the map
 ROWS_PER_KNOT = 64  # of the map to normal scores, which costs half a nat of all rows for each knot
 FAR = 1e6  # an open end of a cell, in normal scores
+BEND = 1e3  # normal scores beyond this grow with the logarithm: all floats stay within FAR
 
 
 class CodedColumns(nn.Module):
@@ -181,15 +183,15 @@ class CodedColumns(nn.Module):
     def to_scores(self, number: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Normal scores of numbers ``(..., p)``, and the slope ``dz/dx`` there."""
         if not self.limited:
-            return _piecewise_linear(number, *self._knots(which))
+            return _bent(*_piecewise_linear(number, *self._knots(which)))
         free, stretch = self._unlimited(number, which)
-        z, slope = _piecewise_linear(free, *self._knots(which))
+        z, slope = _bent(*_piecewise_linear(free, *self._knots(which)))
         return z, slope * stretch
 
     def from_scores(self, z: Tensor, which: Tensor | None = None) -> Tensor:
         """Numbers from normal scores ``(..., p)``."""
         knots, scores = self._knots(which)
-        free = _piecewise_linear(z, scores, knots)[0]
+        free = _piecewise_linear(_straightened(z), scores, knots)[0]
         if not self.limited:
             return free
         low, high, lower, upper = self._limits(which)
@@ -281,3 +283,17 @@ def _piecewise_linear(at: Tensor, points: Tensor, values: Tensor) -> tuple[Tenso
     slope = (v1 - v0) / (x1 - x0).clamp_min(torch.finfo(at.dtype).tiny)
     found = v0 + (flat - x0) * slope
     return found.T.reshape(at.shape), slope.T.reshape(at.shape)
+
+
+def _bent(z: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and slopes of a map that is logarithmic where the line goes beyond ``BEND``."""
+    size = z.abs().clamp(BEND, torch.finfo(z.dtype).max)
+    bent = torch.copysign(BEND * (1 + (size / BEND).log()), z)
+    return torch.where(size > BEND, bent, z), slope * (BEND / size)
+
+
+def _straightened(z: Tensor) -> Tensor:
+    """The line at scores of :func:`_bent`; finite, and far from the end of the floats."""
+    most = 0.8 * math.log(torch.finfo(z.dtype).max)
+    size = (z.abs() / BEND - 1).clamp(0.0, most).exp() * BEND
+    return torch.where(size > BEND, torch.copysign(size, z), z)

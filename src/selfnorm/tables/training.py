@@ -31,6 +31,7 @@ TRIED_ROWS, LINE_ROWS = 4000, 20_000  # of larger tables: to choose coordinates,
 TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 # copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
 COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 3
+MOST_IN_LINES = 4e9  # rows x numbers^3 of a table with gaps that begins at lines: minutes, 300 MB
 PIECE = 2**16  # rows coded and scored at a time
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
 # to all rows), for the first of two runs, for closing figures; cells in one figure of consistency,
@@ -213,10 +214,12 @@ class _Beginning:
     ) -> _Beginning:
         """By simple densities of rows not seen, or by the lines of chains of these ``sizes``."""
         numbers_alone = all(part.rest or part.certain for part in parts)
+        n_filled = len(rows) * sum(part.rest for part in parts) ** 3 if with_gaps else 0
         if split.n_folds > 1 and numbers_alone:
-            return cls(members.coordinates(simple), lines=True)
+            return cls(members.coordinates(simple), lines=n_filled <= MOST_IN_LINES)
         if split.n_folds > 1:
-            if with_gaps == 0 or len(split.order_fold) == split.n_folds:
+            few_orders = len(split.order_fold) == split.n_folds
+            if with_gaps == 0 or few_orders or n_filled > MOST_IN_LINES:
                 return cls(straight=False, lines=False)
             # gaps beside categories: one of two orders begins at lines, wrong for some tables
             straight = _straight(rows, parts, split, sizes)
