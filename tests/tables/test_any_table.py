@@ -557,10 +557,9 @@ def test_numbers_at_a_stated_limit_are_a_point_mass():
     assert mass[0] + np.trapezoid(mass[1:], grid[1:]) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("size", [1e30, 1e100])
-def test_a_number_of_absurd_size_spoils_no_density_and_no_sample(size):
+def test_a_number_of_absurd_size_spoils_no_density_and_no_sample():
     x = np.random.default_rng(1).normal(size=(200, 2))
-    x = np.vstack([x, [[size, 0.0]]])
+    x = np.vstack([x, [[1e100, 0.0]]])
     density = EnergyDensity(random_state=1, max_steps=2).fit(x)
     scores = density.score_samples(x)
     assert np.isfinite(scores).all()
@@ -579,10 +578,8 @@ def test_numbers_of_absurd_size_are_filled_in_beside_a_category():
     assert not density.impute(table).isna().any(axis=None)
 
 
-@pytest.mark.parametrize("shape", [(30, 60), (200, 120)])
-def test_correlated_tables_of_many_columns_are_fitted(shape):
+def test_a_correlated_table_of_more_columns_than_rows_is_fitted():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(shape[0], 20)) @ rng.normal(size=(20, shape[1]))
-    x += 0.5 * rng.normal(size=shape)
+    x = rng.normal(size=(30, 20)) @ rng.normal(size=(20, 60)) + 0.5 * rng.normal(size=(30, 60))
     density = EnergyDensity(random_state=0, max_steps=2).fit(x)
     assert np.isfinite(density.score_samples(x)).all()
