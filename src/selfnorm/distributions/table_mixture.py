@@ -369,7 +369,8 @@ def ridge_lines(
     for strength in STRENGTHS:
         # rows and ridge are R' R: the columns of R above a place are a root for those before it,
         # and rows over R have squares that add up to the leverages
-        corner = np.linalg.qr(np.vstack([upper, np.sqrt(strength) * np.eye(d)]), mode="r")
+        ridge = np.vstack([upper, np.sqrt(strength) * np.eye(d)])
+        corner = np.asarray(np.linalg.qr(ridge, mode="r"))
         apart = solve_triangular(corner, rows.T, trans="T", check_finite=False).T
         leverage = share**2 + np.pad(np.cumsum(apart[:, :-1] ** 2, 1), ((0, 0), (1, 0)))
         away = apart * corner.diagonal() / np.clip(1 - leverage, 1e-3, None)
