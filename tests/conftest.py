@@ -4,6 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,11 @@ def pytest_fixture_setup(fixturedef):
     """What serves a whole module must not depend on which tests ran before in this process."""
     if fixturedef.scope != "function":
         begin()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
 
 
 @pytest.fixture

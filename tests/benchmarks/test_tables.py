@@ -11,24 +11,22 @@ import table_pages
 import table_peers as peers
 import tables
 
-RNG = np.random.default_rng(0)
 
-
-def some_table(n=200):
-    height = RNG.normal(170, 10, n).round(1)
+def some_table(rng, n=200):
+    height = rng.normal(170, 10, n).round(1)
     kind = np.where(height > 170, "tall", "short").astype(object)
     kind[:3] = None
     return {
         "height": height,
-        "shoes": RNG.integers(1, 5, n),
+        "shoes": rng.integers(1, 5, n),
         "kind": kind,
         "new": height > 175,
-        "bought": np.datetime64("2024-01-01", "s") + RNG.integers(0, 10**7, n).astype("m8[s]"),
+        "bought": np.datetime64("2024-01-01", "s") + rng.integers(0, 10**7, n).astype("m8[s]"),
     }
 
 
-def test_columns_of_every_kind_come_back_from_a_file_from_pandas_and_from_numbers(tmp_path):
-    table = some_table()
+def test_columns_of_every_kind_come_back_from_a_file_from_pandas_and_from_numbers(tmp_path, rng):
+    table = some_table(rng)
     gone = frames.random_gaps(table, 0.3, 0)
     assert 0.25 < gone.mean() < 0.35
     for frame in (table, frames.remove_cells(table, gone)):
@@ -43,8 +41,8 @@ def test_columns_of_every_kind_come_back_from_a_file_from_pandas_and_from_number
     assert frames.digest(coding.frame(coding.matrix(whole))) == frames.digest(whole)
 
 
-def test_splits_are_nine_to_one_and_the_same_every_time():
-    table = some_table()
+def test_splits_are_nine_to_one_and_the_same_every_time(rng):
+    table = some_table(rng)
     (train, test), (again, _) = frames.split(table, 1), frames.split(table, 1)
     assert (frames.n_rows(train), frames.n_rows(test)) == (180, 20)
     assert frames.digest(train) == frames.digest(again)
@@ -64,24 +62,24 @@ def test_raw_files_are_read_as_their_authors_wrote_them(tmp_path):
     assert frames.is_gap(horse["c0"]).tolist() == [False, True]
 
 
-def test_samples_closer_to_training_rows_than_to_others_are_seen():
+def test_samples_closer_to_training_rows_than_to_others_are_seen(rng):
     # no set has these columns: `penguins` adds no codes of its own
-    x = RNG.normal(size=(600, 2))
+    x = rng.normal(size=(600, 2))
     train, test = ({"a": p[:, 0], "b": p[:, 1]} for p in (x[:500], x[500:]))
     copies = judges.closest_records("penguins", train, test, train, 0)
     assert copies["nearest_ratio"] == 0
-    other = RNG.normal(size=(500, 2))
+    other = rng.normal(size=(500, 2))
     fresh = judges.closest_records("penguins", train, test, {"a": other[:, 0], "b": other[:, 1]}, 0)
     assert 0.8 < fresh["nearest_ratio"] < 1.3
     assert 0.4 < fresh["closest_record"] < 0.6
     assert copies["closest_record"] > fresh["closest_record"]
 
 
-def test_the_two_sample_score_is_that_of_sdmetrics():
+def test_the_two_sample_score_is_that_of_sdmetrics(rng):
     pytest.importorskip("sdmetrics", reason="the judges have an environment of their own")
-    table = frames.complete(some_table(900))
+    table = frames.complete(some_table(rng, 900))
     real, same = (frames.take(table, np.arange(k, 890, 2)) for k in (0, 1))
-    mixed = {c: RNG.permutation(v) for c, v in same.items()}
+    mixed = {c: rng.permutation(v) for c, v in same.items()}
     score = judges.two_sample_score("xgboost", real, same, 0)
     assert score > 0.8 > 0.6 > judges.two_sample_score("xgboost", real, mixed, 0)
     np.random.seed(0)  # noqa: NPY002
@@ -93,23 +91,23 @@ def test_the_two_sample_score_is_that_of_sdmetrics():
     assert judges.trend_same_bins("penguins", real, real) == 1
 
 
-def test_draws_of_the_truth_are_calibrated_and_score_better_than_a_constant():
-    truth, draws = RNG.normal(size=4000), RNG.normal(size=(19, 4000))
+def test_draws_of_the_truth_are_calibrated_and_score_better_than_a_constant(rng):
+    truth, draws = rng.normal(size=4000), rng.normal(size=(19, 4000))
     assert judges.covered(truth, draws, 0).mean() == pytest.approx(0.9, abs=0.02)
-    whole, ties = RNG.integers(0, 3, 4000), RNG.integers(0, 3, (19, 4000))
+    whole, ties = rng.integers(0, 3, 4000), rng.integers(0, 3, (19, 4000))
     assert judges.covered(whole, ties, 0).mean() == pytest.approx(0.9, abs=0.02)
     # E|X - y| - E|X - X'| / 2 of a standard normal is 1 / sqrt(pi)
     assert judges.crps(truth, draws).mean() == pytest.approx(np.pi**-0.5, abs=0.03)
     assert judges.crps(truth, draws).mean() < judges.crps(truth, 0 * draws).mean()
-    uniform = judges.log_loss(whole, RNG.integers(0, 3, (19, 4000)), 3).mean()
+    uniform = judges.log_loss(whole, rng.integers(0, 3, (19, 4000)), 3).mean()
     assert np.log(3) < uniform < np.log(3) + 0.1
     with pytest.raises(ValueError, match="19, 39"):
         judges.covered(truth, draws[:10], 0)
 
 
 @pytest.mark.parametrize("method", ["mean_mode", "iterative"])
-def test_an_imputer_fills_gaps_alone_and_learns_from_the_other_columns(method):
-    table = frames.complete(some_table(300))
+def test_an_imputer_fills_gaps_alone_and_learns_from_the_other_columns(method, rng):
+    table = frames.complete(some_table(rng, 300))
     del table["bought"]
     gone = frames.random_gaps(table, 0.2, 0)
     given = frames.remove_cells(table, gone)
@@ -122,8 +120,8 @@ def test_an_imputer_fills_gaps_alone_and_learns_from_the_other_columns(method):
     assert differ == (method == "iterative")
 
 
-def test_the_replaced_cell_differs_and_is_the_only_one():
-    table = frames.complete(some_table())
+def test_the_replaced_cell_differs_and_is_the_only_one(rng):
+    table = frames.complete(some_table(rng))
     train, rows = frames.split(table, 0)
     wrong, guilty = tables.replaced_cells(train, rows, 0)
     changed = np.column_stack([wrong[name] != rows[name] for name in rows])
@@ -139,8 +137,8 @@ def run(monkeypatch, tmp_path, *words):
     tables.main()
 
 
-def test_parts_resume_and_make_a_page(monkeypatch, tmp_path, capsys):
-    table = some_table()
+def test_parts_resume_and_make_a_page(monkeypatch, tmp_path, capsys, rng):
+    table = some_table(rng)
     frames.save_frame(tmp_path / "work" / "data" / "penguins.npz", table)
     words = ("fit", "--method", "bootstrap", "independent", "--sets", "penguins", "--seeds", "0")
     run(monkeypatch, tmp_path, *words)

@@ -7,11 +7,9 @@ import torch
 import tabular
 from selfnorm.errors import DataError
 
-RNG = np.random.default_rng(0)
 
-
-def test_tables_are_split_scaled_and_dequantised_alike_every_time(tmp_path):
-    x = np.c_[RNG.integers(0, 9, 500), RNG.normal(3, 2, 500)]
+def test_tables_are_split_scaled_and_dequantised_alike_every_time(tmp_path, rng):
+    x = np.c_[rng.integers(0, 9, 500), rng.normal(3, 2, 500)]
     (tmp_path / "tabular").mkdir()
     np.savez(tmp_path / "tabular" / "shuttle.npz", X=x, y=np.zeros(500))
     one, two = (tabular.load("shuttle", tmp_path) for _ in range(2))
@@ -26,9 +24,9 @@ def test_tables_are_split_scaled_and_dequantised_alike_every_time(tmp_path):
     assert float((back[:, 0] - values[:, 0]).abs().max()) > 0.4
 
 
-def test_power_in_the_same_form_has_nothing_to_dequantise(tmp_path):
+def test_power_in_the_same_form_has_nothing_to_dequantise(tmp_path, rng):
     (tmp_path / "power").mkdir()
-    np.save(tmp_path / "power" / "data.npy", RNG.normal(size=(100, 8)))
+    np.save(tmp_path / "power" / "data.npy", rng.normal(size=(100, 8)))
     data = tabular.load("power", tmp_path)
     assert data.train is data.train_values
     assert data.dim == 6

@@ -7,8 +7,6 @@ import torch
 from selfnorm.datasets import maf_benchmark
 from selfnorm.errors import DataError, MissingDataError
 
-RNG = np.random.default_rng(0)
-
 
 def write_power(folder, n=200):
     folder.mkdir(parents=True)
@@ -46,11 +44,11 @@ def test_power_follows_every_rule(tmp_path):
     assert np.allclose((mine[-19:] - mean) / sd, data.test.numpy(), atol=1e-4)
 
 
-def test_gas_drops_named_and_correlated_columns_and_keeps_the_order(tmp_path):
+def test_gas_drops_named_and_correlated_columns_and_keeps_the_order(tmp_path, rng):
     n = 300
-    a, b, c = RNG.normal(size=(3, n))
+    a, b, c = rng.normal(size=(3, n))
     sensors = np.c_[a, a + 1e-3 * b, b, -a, c]  # the first two correlate; -a does so negatively
-    table = np.c_[np.arange(n), RNG.random(n), RNG.random(n), sensors]
+    table = np.c_[np.arange(n), rng.random(n), rng.random(n), sensors]
     (tmp_path / "gas").mkdir()
     header = "Time (seconds), CO conc (ppm), Ethylene conc (ppm), sensor readings"
     np.savetxt(tmp_path / "gas" / "ethylene_CO.txt", table, header=header, comments="")
@@ -64,9 +62,9 @@ def test_gas_drops_named_and_correlated_columns_and_keeps_the_order(tmp_path):
     assert (len(data.test), len(data.val)) == (30, 27)
 
 
-def test_gas_pickle_is_read_only_when_trusted_and_gives_the_same(tmp_path, monkeypatch):
+def test_gas_pickle_is_read_only_when_trusted_and_gives_the_same(tmp_path, monkeypatch, rng):
     pandas = pytest.importorskip("pandas")
-    table = np.c_[np.arange(100), RNG.random((100, 2)), RNG.normal(size=(100, 3))]
+    table = np.c_[np.arange(100), rng.random((100, 2)), rng.normal(size=(100, 3))]
     names = ["Time", "Meth", "Eth", "R1", "R2", "R3"]
     for folder in ("a/gas", "b/gas"):
         (tmp_path / folder).mkdir(parents=True)
@@ -82,15 +80,15 @@ def test_gas_pickle_is_read_only_when_trusted_and_gives_the_same(tmp_path, monke
     assert torch.allclose(one.train, other.train, atol=1e-5)
 
 
-def test_hepmass_keeps_one_class_and_drops_recurring_minima(tmp_path):
+def test_hepmass_keeps_one_class_and_drops_recurring_minima(tmp_path, rng):
     (tmp_path / "hepmass").mkdir()
     n = 200
-    features = RNG.normal(size=(n, 4))
+    features = rng.normal(size=(n, 4))
     features[:12, 2] = -9.0  # its smallest value recurs: dropped
     features[:8, 3] = 9.0  # its largest value recurs: kept
     label = (np.arange(n) % 2).astype(float)
     train = np.c_[label, features]
-    test = np.c_[label[:100], RNG.normal(size=(100, 4)), np.full(100, 1000.0)]
+    test = np.c_[label[:100], rng.normal(size=(100, 4)), np.full(100, 1000.0)]
     for name, table in (("train", train), ("test", test)):
         header = "# label," + ",".join(f"f{i}" for i in range(table.shape[1] - 1))
         path = tmp_path / "hepmass" / f"1000_{name}.csv"
@@ -107,11 +105,11 @@ def test_hepmass_keeps_one_class_and_drops_recurring_minima(tmp_path):
     assert np.allclose(data.test.numpy(), expected_test, atol=1e-4)
 
 
-def test_miniboone_from_the_text_and_from_the_array(tmp_path):
-    signal = RNG.normal(size=(120, 4))
+def test_miniboone_from_the_text_and_from_the_array(tmp_path, rng):
+    signal = rng.normal(size=(120, 4))
     signal[3, 0] = -999.0  # outlier
     signal[10:20, 1] = -50.0  # smallest value recurs
-    background = RNG.normal(size=(30, 4)) + 100
+    background = rng.normal(size=(30, 4)) + 100
     (tmp_path / "a/miniboone").mkdir(parents=True)
     lines = ["   120   30"] + [" ".join(map(str, r)) for r in np.vstack([signal, background])]
     (tmp_path / "a/miniboone/MiniBooNE_PID.txt").write_text("\n".join(lines))
@@ -127,10 +125,10 @@ def test_miniboone_from_the_text_and_from_the_array(tmp_path):
     assert np.allclose(other.test.numpy(), scaled[-11:], atol=1e-4)
 
 
-def test_bsds300_takes_the_file_as_it_is(tmp_path):
+def test_bsds300_takes_the_file_as_it_is(tmp_path, rng):
     h5py = pytest.importorskip("h5py")
     (tmp_path / "bsds300").mkdir()
-    parts = {k: RNG.normal(size=(n, 63)) for k, n in (("train", 8), ("validation", 3), ("test", 4))}
+    parts = {k: rng.normal(size=(n, 63)) for k, n in (("train", 8), ("validation", 3), ("test", 4))}
     path = tmp_path / "bsds300" / "BSDS300.hdf5"
     with h5py.File(path, "w") as file:
         for name, values in parts.items():

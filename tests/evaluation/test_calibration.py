@@ -11,8 +11,6 @@ from selfnorm.errors import DataError
 from selfnorm.evaluation import calibration
 from selfnorm.plotting import plot_reliability
 
-rng = np.random.default_rng(0)
-
 
 @pytest.mark.parametrize("per_row", [False, True])
 def test_crps_from_cdf_matches_the_closed_form_of_a_normal(per_row) -> None:
@@ -27,7 +25,7 @@ def test_crps_from_cdf_matches_the_closed_form_of_a_normal(per_row) -> None:
     torch.testing.assert_close(found, closed, atol=1e-5, rtol=0)
 
 
-def test_crps_from_cdf_is_that_of_samples_of_a_skewed_law() -> None:
+def test_crps_from_cdf_is_that_of_samples_of_a_skewed_law(rng) -> None:
     scoringrules = pytest.importorskip("scoringrules")
     y = np.array([0.2, 1.5, 6.0])
     samples = rng.gamma(2.0, 1.0, (3, 40_000))

@@ -5,13 +5,15 @@ import torch
 from selfnorm.errors import DataError
 from selfnorm.evidence.draws import disagreement, effective_draws, read_draws, two_parts
 
-RNG = np.random.default_rng(0)
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape)
 
 
 @pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 3), (2, 20, 3)])
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor, lambda x: x.tolist()])
-def test_arrays_of_any_kind_become_one_table(shape, kind):
-    x = RNG.normal(size=shape)
+def test_arrays_of_any_kind_become_one_table(shape, kind, rng):
+    x = rng.normal(size=shape)
     found = read_draws(kind(x)).values
     assert found.dtype == np.float64
     assert found.shape == (
@@ -20,8 +22,8 @@ def test_arrays_of_any_kind_become_one_table(shape, kind):
     assert np.array_equal(found.ravel(), x.ravel())
 
 
-def test_large_numbers_keep_their_digits():
-    x = 1e8 + RNG.normal(size=(40, 1))
+def test_large_numbers_keep_their_digits(rng):
+    x = 1e8 + rng.normal(size=(40, 1))
     assert np.array_equal(read_draws(x).values[0], x)
     frame = pytest.importorskip("pandas").DataFrame({"a": x[:, 0], "b": x[:, 0] + 1})
     found = read_draws(frame)
@@ -29,8 +31,8 @@ def test_large_numbers_keep_their_digits():
     assert np.array_equal(found.values[0], frame.to_numpy())
 
 
-def test_named_parameters_stand_side_by_side_and_come_back():
-    parameters = {"mu": RNG.normal(size=30), "w": RNG.normal(size=(30, 2, 2))}
+def test_named_parameters_stand_side_by_side_and_come_back(rng):
+    parameters = {"mu": rng.normal(size=30), "w": rng.normal(size=(30, 2, 2))}
     found = read_draws(parameters)
     assert found.names == ("mu", "w[0,0]", "w[0,1]", "w[1,0]", "w[1,1]")
     back = found.unpacked(found.values[0])
@@ -40,9 +42,9 @@ def test_named_parameters_stand_side_by_side_and_come_back():
     assert read_draws(by_chain, chains=True).values.shape == (2, 30, 5)
 
 
-def test_xarray_groups_as_arviz_writes_them():
+def test_xarray_groups_as_arviz_writes_them(rng):
     xarray = pytest.importorskip("xarray")
-    values = RNG.normal(size=(30, 2, 3))
+    values = rng.normal(size=(30, 2, 3))
     group = xarray.Dataset({"b": (("draw", "chain", "k"), values)})
     for draws in (group, xarray.DataTree.from_dict({"posterior": group})):
         found = read_draws(draws)
@@ -55,14 +57,32 @@ def test_xarray_groups_as_arviz_writes_them():
     [
         (np.zeros((3, 2)), "too few"),
         (np.full((30, 2), 2.0), "constant"),
-        (np.where(np.arange(30)[:, None] == 4, np.nan, RNG.normal(size=(30, 2))), "draw 4"),
-        (np.repeat(RNG.normal(size=(5, 2)), 20, axis=0), "only 5 of 100 draws differ"),
-        (RNG.normal(size=(2, 2, 30, 2)), "shape"),
-        ({"a": RNG.normal(size=30), "b": RNG.normal(size=20)}, "one number of draws"),
+        (
+            np.where(np.arange(30)[:, None] == 4, np.nan, normal(30, 2)),
+            "draw 4",
+        ),
+        (
+            np.repeat(normal(5, 2), 20, axis=0),
+            "only 5 of 100 draws differ",
+        ),
+        (normal(2, 2, 30, 2), "shape"),
+        (
+            {
+                "a": normal(30),
+                "b": normal(20),
+            },
+            "one number of draws",
+        ),
         ({"a": np.array(["x"] * 30)}, "real numbers"),
-        (1e200 * RNG.normal(size=(30, 1)), "other units"),
-        ({"x": RNG.normal(size=40), "chain": np.repeat([1, 2], 20)}, "'chain' holds 2 whole"),
-        ({"x": RNG.normal(size=40), "i": np.tile(np.arange(20), 2)}, "'i' counts the draws"),
+        (1e200 * normal(30, 1), "other units"),
+        (
+            {"x": normal(40), "chain": np.repeat([1, 2], 20)},
+            "'chain' holds 2 whole",
+        ),
+        (
+            {"x": normal(40), "i": np.tile(np.arange(20), 2)},
+            "'i' counts the draws",
+        ),
     ],
 )
 def test_unusable_draws_are_refused_by_name(draws, message):
@@ -70,9 +90,9 @@ def test_unusable_draws_are_refused_by_name(draws, message):
         read_draws(draws)
 
 
-def test_effective_draws_of_an_autoregression():
+def test_effective_draws_of_an_autoregression(rng):
     rho, n = 0.8, 20_000
-    noise, x = RNG.normal(size=(2, n)), np.zeros((2, n))
+    noise, x = rng.normal(size=(2, n)), np.zeros((2, n))
     for t in range(1, n):
         x[:, t] = rho * x[:, t - 1] + noise[:, t]
     expected = 2 * n * (1 - rho) / (1 + rho)
@@ -82,12 +102,12 @@ def test_effective_draws_of_an_autoregression():
     assert disagreement(x[..., None]) < 1.01 < 1.3 < disagreement(shifted[..., None])
 
 
-def test_halves_of_chains_and_of_one_chain():
-    first, second = two_parts(RNG.normal(size=(3, 50, 1)))
+def test_halves_of_chains_and_of_one_chain(rng):
+    first, second = two_parts(rng.normal(size=(3, 50, 1)))
     assert first[[0, 2]].all()
     assert second[1].all()
     assert not (first & second).any()
-    slow = np.cumsum(RNG.normal(size=(1, 400, 1)), axis=1)
+    slow = np.cumsum(rng.normal(size=(1, 400, 1)), axis=1)
     first, second = two_parts(slow)
     gap = second[0].argmax() - first[0].sum()
     assert gap >= 20
