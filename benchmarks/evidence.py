@@ -2,6 +2,7 @@
 
     python benchmarks/evidence.py --method ours --seeds 0 1 2 3 4
     python benchmarks/evidence.py --method ours --draws mcmc
+    python benchmarks/evidence.py --method ours --draws ensemble --n 5000 --seeds {0..39}
     python benchmarks/evidence.py --method gaussian_bridge
     out/peers/harmonic/bin/python benchmarks/evidence.py --method harmonic --seeds 0 1 2
     python docs/generate.py
@@ -30,7 +31,15 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
-from evidence_targets import TARGETS, Target, exact_draws, free, mcmc_draws
+from evidence_targets import (
+    FOR_ENSEMBLES,
+    TARGETS,
+    Target,
+    ensemble_draws,
+    exact_draws,
+    free,
+    mcmc_draws,
+)
 from table_frames import Results, in_processes, provenance, time_limit
 
 N_DRAWS = 4000
@@ -153,6 +162,7 @@ def nautilus(target: Target, draws: np.ndarray, seed: int) -> Row:  # noqa: ARG0
     return {"log_z": log_z, "se": se, "evaluations": int(sampler.n_like)}
 
 
+DRAWS = {"exact": exact_draws, "mcmc": mcmc_draws, "ensemble": ensemble_draws}
 METHODS = {f.__name__: f for f in (ours, gaussian_bridge, harmonic, dynesty, nautilus)}
 
 
@@ -164,8 +174,7 @@ def installed() -> Row:
 def one(method: str, keys: Row, limit: float | None) -> Row:
     """One row: a method on a target."""
     target = TARGETS[keys["target"]]
-    draw = {"exact": exact_draws, "mcmc": mcmc_draws}[keys["draws"]]
-    draws = draw(target, keys["n"], keys["seed"])
+    draws = DRAWS[keys["draws"]](target, keys["n"], keys["seed"])
     start, cpu = time.perf_counter(), time.process_time()
     try:
         with time_limit(limit):
@@ -181,7 +190,10 @@ def one(method: str, keys: Row, limit: float | None) -> Row:
 def run(args: argparse.Namespace) -> None:
     made_by = {**provenance(), "versions": installed()}
     results = Results(args.out / f"{args.method}.json", made_by)
-    names = sorted(args.targets or TARGETS, key=lambda name: TARGETS[name].dim)
+    ensembles = args.draws == "ensemble"
+    others = [name for name in TARGETS if name not in FOR_ENSEMBLES]
+    targets = args.targets or (FOR_ENSEMBLES if ensembles else others)
+    names = sorted(targets, key=lambda name: TARGETS[name].dim)
     shape = {"draws": args.draws, "n": args.n}
     wanted = [{"target": name, **shape, "seed": seed} for seed in args.seeds for name in names]
     failed = {row["target"] for row in results.rows if "failed" in row}
@@ -190,6 +202,10 @@ def run(args: argparse.Namespace) -> None:
     for row in in_processes(one, calls, args.jobs):
         results.add(row)
         print(_line(row["target"], row), flush=True)
+    for name in names if args.method == "ours" else ():
+        rows = [r for r in results.rows if r["target"] == name and r["draws"] == args.draws]
+        z = np.array([r["error"] / r["se"] for r in rows if r["n"] == args.n and "error" in r])
+        print(f"{name:24s} error / se of {len(z)}: mean {z.mean():+.2f}, deviation {z.std():.2f}")
 
 
 def _line(name: str, row: Row) -> str:
@@ -205,7 +221,7 @@ def _line(name: str, row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--method", choices=METHODS, default="ours")
-    parser.add_argument("--draws", choices=("exact", "mcmc"), default="exact")
+    parser.add_argument("--draws", choices=DRAWS, default="exact")
     parser.add_argument("--targets", nargs="*", choices=TARGETS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--n", type=int, default=N_DRAWS)

@@ -126,6 +126,59 @@ regression_unknown_noise(5, 40)
 # -- counts: positive, interval and simplex supports ------------------------------------------
 
 
+def normal_gamma(n: int) -> None:
+    """Mean and precision of a Gaussian, with a vague conjugate prior."""
+    y = np.random.default_rng(3).normal(size=n)
+    a, b, k = 1e-3, 1e-3, 1e-2  # prior: shape and rate of the precision, weight of the mean 0
+    squares = ((y - y.mean()) ** 2).sum()
+    a_n, k_n = a + n / 2, k + n
+    b_n = b + squares / 2 + k * n * y.mean() ** 2 / (2 * k_n)
+    shift = a * math.log(b) - gammaln(a) + 0.5 * math.log(k) - (n + 1) / 2 * LOG_2PI
+
+    def log_density(x: Array) -> Array:
+        mean, precision = x[:, 0], np.maximum(x[:, 1], 1e-300)
+        quadratic = 2 * b + k * mean**2 + squares + n * (mean - y.mean()) ** 2
+        value = shift + (a + (n - 1) / 2) * np.log(precision) - precision / 2 * quadratic
+        return np.where(x[:, 1] > 0, value, -np.inf)
+
+    def draw(m: int, rng: np.random.Generator) -> Array:
+        precision = rng.gamma(a_n, 1 / b_n, size=m)
+        mean = n * y.mean() / k_n + rng.normal(size=m) / np.sqrt(k_n * precision)
+        return np.column_stack([mean, precision])
+
+    log_z = gammaln(a_n) - gammaln(a) + a * math.log(b) - a_n * math.log(b_n)
+    log_z += 0.5 * math.log(k / k_n) - n / 2 * LOG_2PI
+    add("normal_gamma", 2, log_density, draw, log_z, (None, "positive"))
+
+
+def logistic(n: int) -> None:
+    """Logistic regression on one feature: ``log Z`` by quadrature."""
+    rng = np.random.default_rng(4)
+    X = np.column_stack([np.ones(n), rng.normal(size=n)])
+    y = rng.random(n) < 1 / (1 + np.exp(1 - X[:, 1]))
+
+    def log_density(x: Array) -> Array:
+        score = x @ X.T
+        return score @ y - np.logaddexp(0, score).sum(1) - 0.5 * (x**2).sum(1) - LOG_2PI
+
+    side = np.linspace(-4, 4, 401)
+    nodes = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
+    values = np.concatenate([log_density(part) for part in np.array_split(nodes, 100)])
+    log_z, width = logsumexp(values), side[1] - side[0]
+
+    def draw(m: int, rng: np.random.Generator) -> Array:
+        chosen = rng.choice(len(nodes), size=m, p=np.exp(values - log_z))
+        return nodes[chosen] + width * (rng.random((m, 2)) - 0.5)
+
+    add("logistic_2", 2, log_density, draw, log_z + 2 * math.log(width))
+
+
+gaussian(5, 0.6)
+normal_gamma(100)
+logistic(200)
+FOR_ENSEMBLES = tuple(TARGETS)[-3:]
+
+
 def beta_binomial(successes: int, trials: int) -> None:
     a, b = 0.8 + successes, 1.5 + trials - successes
 
@@ -429,6 +482,29 @@ def mcmc_draws(target: Target, n: int, seed: int, chains: int = 4, thin: int = 2
         if step % thin == thin - 1:
             kept.append(x)
     return np.stack(kept, 1)
+
+
+def ensemble_draws(target: Target, n: int, seed: int, walkers: int = 100) -> Array:
+    """``(walkers, n / walkers, d)`` by stretch moves (Goodman & Weare 2010).
+
+    In turn, each half of the walkers moves along lines through walkers of the other half.
+    """
+    rng = rng_of(target, 2000 + seed)
+    x, d, kept = target.draw(walkers, rng), target.dim, []
+    log_p = target.log_density(x)
+    halves = np.arange(0, walkers, 2), np.arange(1, walkers, 2)
+    for _ in range(100 + n // walkers):
+        for moved, fixed in (halves, halves[::-1]):
+            z = (1 + rng.random(len(moved))) ** 2 / 2
+            other = x[rng.choice(fixed, size=len(moved))]
+            proposed = other + z[:, None] * (x[moved] - other)
+            log_new = target.log_density(proposed)
+            log_ratio = (d - 1) * np.log(z) + log_new - log_p[moved]
+            accepted = np.log(rng.random(len(moved))) < log_ratio
+            x[moved] = np.where(accepted[:, None], proposed, x[moved])
+            log_p[moved] = np.where(accepted, log_new, log_p[moved])
+        kept.append(x.copy())
+    return np.stack(kept[100:], 1)
 
 
 def free(target: Target) -> tuple[Callable[[Array], Array], Callable[[Array], Array], int]:

@@ -3,7 +3,14 @@ import pytest
 import torch
 
 from selfnorm.errors import DataError
-from selfnorm.evidence.draws import disagreement, effective_draws, read_draws, two_parts
+from selfnorm.evidence.draws import (
+    by_walker,
+    disagreement,
+    effective_draws,
+    read_draws,
+    two_parts,
+    walkers_in_turn,
+)
 
 
 def normal(*shape):
@@ -57,32 +64,14 @@ def test_xarray_groups_as_arviz_writes_them(rng):
     [
         (np.zeros((3, 2)), "too few"),
         (np.full((30, 2), 2.0), "constant"),
-        (
-            np.where(np.arange(30)[:, None] == 4, np.nan, normal(30, 2)),
-            "draw 4",
-        ),
-        (
-            np.repeat(normal(5, 2), 20, axis=0),
-            "only 5 of 100 draws differ",
-        ),
+        (np.where(np.arange(30)[:, None] == 4, np.nan, normal(30, 2)), "draw 4"),
+        (np.repeat(normal(5, 2), 20, axis=0), "only 5 of 100 draws differ"),
         (normal(2, 2, 30, 2), "shape"),
-        (
-            {
-                "a": normal(30),
-                "b": normal(20),
-            },
-            "one number of draws",
-        ),
+        ({"a": normal(30), "b": normal(20)}, "one number of draws"),
         ({"a": np.array(["x"] * 30)}, "real numbers"),
         (1e200 * normal(30, 1), "other units"),
-        (
-            {"x": normal(40), "chain": np.repeat([1, 2], 20)},
-            "'chain' holds 2 whole",
-        ),
-        (
-            {"x": normal(40), "i": np.tile(np.arange(20), 2)},
-            "'i' counts the draws",
-        ),
+        ({"x": normal(40), "chain": np.repeat([1, 2], 20)}, "'chain' holds 2 whole"),
+        ({"x": normal(40), "i": np.tile(np.arange(20), 2)}, "'i' counts the draws"),
     ],
 )
 def test_unusable_draws_are_refused_by_name(draws, message):
@@ -90,14 +79,20 @@ def test_unusable_draws_are_refused_by_name(draws, message):
         read_draws(draws)
 
 
+def autoregression(chains, n, rho, rng):
+    """Stationary chains ``(chains, n)`` of variance one."""
+    x = rng.normal(size=(chains, n))
+    for t in range(1, n):
+        x[:, t] = rho * x[:, t - 1] + (1 - rho**2) ** 0.5 * x[:, t]
+    return x
+
+
 def test_effective_draws_of_an_autoregression(rng):
     rho, n = 0.8, 20_000
-    noise, x = rng.normal(size=(2, n)), np.zeros((2, n))
-    for t in range(1, n):
-        x[:, t] = rho * x[:, t - 1] + noise[:, t]
+    x = autoregression(2, n, rho, rng)
     expected = 2 * n * (1 - rho) / (1 + rho)
     assert effective_draws(x) == pytest.approx(expected, rel=0.15)
-    shifted = x + np.array([[0.0], [5.0]])
+    shifted = x / x.std() + np.array([[0.0], [3.0]])
     assert effective_draws(shifted) < 20
     assert disagreement(x[..., None]) < 1.01 < 1.3 < disagreement(shifted[..., None])
 
@@ -111,3 +106,34 @@ def test_halves_of_chains_and_of_one_chain(rng):
     first, second = two_parts(slow)
     gap = second[0].argmax() - first[0].sum()
     assert gap >= 20
+
+
+def test_walkers_shorter_than_ten_autocorrelation_times_are_counted_right_and_do_not_disagree(rng):
+    """Split R-hat of these is 1.3: half a walker is worth two independent draws."""
+    counts, r_hats = [], []
+    for _ in range(10):
+        x = autoregression(100, 100, 0.92, rng)  # autocorrelation time 24
+        counts.append(effective_draws(x))
+        r_hats.append(disagreement(x[..., None]))
+    assert np.mean(counts) == pytest.approx(100 * 100 / 24, rel=0.1)
+    assert max(r_hats) < 1.03
+
+
+@pytest.mark.parametrize("chains", [12, 100])
+def test_walkers_that_stay_where_they_are_or_move_together_disagree(rng, chains):
+    x = autoregression(chains, 200, 0.9, rng)
+    stuck, moving = x.copy(), x + np.linspace(-1, 1, 200)
+    stuck[::3] += 4
+    assert effective_draws(stuck) < 2 * chains
+    for wrong in (stuck, moving):
+        assert disagreement(wrong[..., None]) > 1.1
+
+
+def test_walkers_in_turn_are_seen_in_every_layout_and_nowhere_else(rng):
+    x = autoregression(2 * 40, 60, 0.9, rng).reshape(40, 2, 60).swapaxes(1, 2)
+    by_step = x.swapaxes(0, 1)
+    for draws in (by_step, by_step.reshape(1, -1, 2)):
+        assert walkers_in_turn(draws) == 40
+        assert np.array_equal(by_walker(draws, 40), x)
+    for draws in (x, x.reshape(1, -1, 2), rng.normal(size=(1, 2400, 2)), x[:4], x[:1, :40]):
+        assert walkers_in_turn(draws) == 0

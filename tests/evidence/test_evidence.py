@@ -24,6 +24,10 @@ def skewed(x):
     return math.log(2) + 3 * x[..., 0] - np.exp(x[..., 0])
 
 
+def skewed_2d(x):
+    return (3 * x - np.exp(x)).sum(-1)
+
+
 def two_modes(x):
     sides = [-0.5 * ((x - c) ** 2).sum(-1) for c in (2.0, -2.0)]
     return np.logaddexp(math.log(0.7) + sides[0], math.log(0.3) + sides[1])
@@ -160,6 +164,14 @@ SABOTAGE = {
         lambda x: -np.log1p(x**2).sum(-1),
         np.tan(np.random.default_rng(0).uniform(-1.37, 1.37, size=(1500, 2))),
     ),
+    "walkers that stay in modes, in wrong proportions": (
+        two_modes,
+        np.stack([modal(40, float(k < 34), k) for k in range(40)]),
+    ),
+    "one walker that does not move": (
+        gauss,
+        np.concatenate([normal(2000, 2).reshape(50, 40, 2), 5 + 0.01 * normal(40, 2)[None]]),
+    ),
     "modes in wrong proportions, the same in all chains": (
         two_modes,
         modal(1600, 0.85).reshape(4, 400, 2),
@@ -199,6 +211,34 @@ def test_a_density_of_the_family_is_found_and_not_estimated():
     assert found.se < 0.002
     assert abs(found.log_z - exact) < 4 * found.se
     assert found.reliable, found.reasons
+
+
+def stretch_moves(log_density, x, steps, rng):
+    """``(steps, walkers, d)`` of Goodman & Weare's ensemble sampler."""
+    kept, halves = [], (np.arange(0, len(x), 2), np.arange(1, len(x), 2))
+    for _ in range(steps):
+        for moved, fixed in (halves, halves[::-1]):
+            z = (1 + rng.random(len(moved))) ** 2 / 2
+            other = x[rng.choice(fixed, len(moved))]
+            proposed = other + z[:, None] * (x[moved] - other)
+            log_ratio = log_density(proposed) - log_density(x[moved])
+            log_ratio += (x.shape[1] - 1) * np.log(z)
+            accepted = np.log(rng.random(len(moved))) < log_ratio
+            x[moved] = np.where(accepted[:, None], proposed, x[moved])
+        kept.append(x.copy())
+    return np.stack(kept)
+
+
+def test_an_ensemble_of_walkers_is_judged_as_one_by_walker_or_flattened_by_step(rng):
+    by_step = stretch_moves(skewed_2d, np.log(rng.gamma(3.0, size=(60, 2))), 60, rng)
+    layouts = by_step.swapaxes(0, 1), by_step.reshape(-1, 2)
+    values = [sn.evidence(skewed_2d, draws, **QUICK) for draws in layouts]
+    for value in values:
+        assert value.log_z == values[0].log_z
+        assert abs(value.log_z - 2 * math.log(2)) < 4 * value.se
+        assert value.effective_draws < 1500  # of 3600
+        assert value.reliable, value.reasons
+    assert "60 walkers in turn" in values[1].notes[0]
 
 
 def nan_beyond(x):

@@ -16,6 +16,8 @@ from selfnorm.errors import DataError
 from selfnorm.sampling import correlation_time, r_hat
 
 MINIMUM_DRAWS = 20
+MANY_CHAINS = 10  # so many are judged together: walkers of an ensemble need not be long each
+WINDOW = 5  # autocorrelation times over which an autocorrelation is summed
 
 
 @dataclass(frozen=True)
@@ -167,27 +169,91 @@ def _refuse_counts(name: str, column: np.ndarray) -> None:
         )
 
 
+def walkers_in_turn(values: np.ndarray) -> int:
+    """Number of walkers if draws ``(chains, n, d)`` hold all walkers of each step in turn, else 0.
+
+    Ensemble samplers keep ``(steps, walkers, d)``, flattened or not. Rows of one walker are then
+    more alike than rows that are closer to each other.
+    """
+    chains, n, d = values.shape
+    total = chains * n
+    rho = np.zeros(total)
+    for column in values.reshape(total, d).T:
+        covariances = _autocovariances(column[None])
+        rho += covariances / covariances[0] / d
+    lags = np.arange(4, total // 4 + 1) if chains == 1 else np.array([n])
+    lags = lags[(total % lags == 0) & (lags >= 4) & (total // lags >= 4)]
+    if not len(lags):
+        return 0
+    walkers = int(lags[rho[lags].argmax()])
+    return walkers if rho[walkers] > rho[1:walkers].max() + 0.2 + 5 / math.sqrt(total) else 0
+
+
+def by_walker(values: np.ndarray, walkers: int) -> np.ndarray:
+    """``(walkers, steps, ...)`` of draws ``(chains, n, ...)`` in which the walkers take turns."""
+    return values.reshape(-1, walkers, *values.shape[2:]).swapaxes(0, 1)
+
+
 def effective_draws(values: np.ndarray) -> float:
     r"""Number of independent draws that the mean of ``values (chains, n)`` is worth.
 
     ``n chains / (1 + 2 sum_t rho_t)``: autocorrelations by Geyer's initial monotone sequence over
     split chains, so that chains which disagree count for little (Vehtari et al. 2021). At most the
-    number of draws.
+    number of draws. Of many chains, :func:`_ensemble_time` is the autocorrelation time.
     """
     half, total = values.shape[1] // 2, values.size
-    split = np.concatenate([values[:, :half], values[:, -half:]])
-    time = correlation_time(torch.from_numpy(split.T))
+    if len(values) >= MANY_CHAINS:
+        time = _ensemble_time(values)
+    else:
+        split = np.concatenate([values[:, :half], values[:, -half:]])
+        time = correlation_time(torch.from_numpy(split.T))
     if math.isinf(time):  # what never changes has no error
         return float(total)
     return float(min(total, total / max(time, 1e-12)))
 
 
+def _autocovariances(values: np.ndarray) -> np.ndarray:
+    """At lags ``0 .. n - 1``, of ``values (chains, n)`` less their mean, averaged over chains."""
+    n = values.shape[1]
+    spectrum = np.abs(np.fft.rfft(values - values.mean(), 2 * n, axis=1)) ** 2
+    return np.fft.irfft(spectrum.mean(0))[:n] / np.arange(n, 0, -1)
+
+
+def _ensemble_time(values: np.ndarray) -> float:
+    r"""Autocorrelation time ``tau(m) = 1 + 2 sum_{t <= m} rho_t`` of walkers ``(walkers, n)``.
+
+    ``rho`` belongs to the average of the walkers' autocovariances, and ``m`` is the least one with
+    ``m >= 5 tau(m)`` (Sokal). Walkers that stay apart are correlated for as long as they run.
+    """
+    covariances = _autocovariances(values)
+    if covariances[0] <= 0:
+        return math.inf
+    times = 2 * np.cumsum(covariances / covariances[0]) - 1
+    enough = np.arange(len(times)) >= WINDOW * times
+    return float(times[enough.argmax() if enough.any() else -1])
+
+
 def disagreement(values: np.ndarray) -> float:
-    """Split R-hat of the normal scores of ``values (chains, n, d)``, the worst column's."""
+    """R-hat of the normal scores of ``values (chains, n, d)``, the worst column's.
+
+    Few chains are split in halves. Many may be short, and their means differ by chance. What counts
+    then is the covariance over the chains of the means of their first and their last quarters, less
+    two standard errors: the variance between chains that stay where they are. The distance between
+    both quarters of all chains together is added.
+    """
     chains, n, d = values.shape
     ranks = stats.rankdata(values.reshape(-1, d), axis=0).reshape(values.shape)
     scores = stats.norm.ppf((ranks - 0.375) / (chains * n + 0.25))
-    return r_hat(torch.from_numpy(scores).transpose(0, 1))
+    if chains < MANY_CHAINS:
+        return r_hat(torch.from_numpy(scores).transpose(0, 1))
+    quarter = -(-n // 4)
+    first, last = scores[:, :quarter].mean(1), scores[:, -quarter:].mean(1)
+    spread = first.std(0) * last.std(0)
+    covariance = ((first - first.mean(0)) * (last - last.mean(0))).mean(0)
+    correlation = covariance / spread.clip(1e-300)
+    chance = 2 * (1 - correlation**2) / math.sqrt(chains) * spread
+    between = (covariance - chance).clip(0) + (first.mean(0) - last.mean(0)) ** 2 / 2
+    return float(np.sqrt(1 + between / scores.var((0, 1))).max())
 
 
 def two_parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

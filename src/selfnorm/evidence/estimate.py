@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,12 @@ from selfnorm.evidence.bridge import TOO_FEW, Side, bridge, reciprocal
 from selfnorm.evidence.draws import (
     Draws,
     Reach,
+    by_walker,
     disagreement,
     effective_draws,
     read_draws,
     two_parts,
+    walkers_in_turn,
 )
 from selfnorm.evidence.proposal import FittedProposal
 from selfnorm.evidence.result import Evidence
@@ -73,8 +76,9 @@ def evidence(
             one row ``(d,)``; which of these is found out. With named draws it is given a dict of
             parameters. ``None`` if only ``log_density_draws`` are known.
         draws: ``(n, d)`` or ``(chains, n, d)``, correlated or not; a dict of parameter to
-            ``(n, *shape)``; ArviZ's InferenceData or DataTree. They are not shuffled: their order
-            tells their autocorrelation.
+            ``(n, *shape)``; ArviZ's InferenceData or DataTree. Keep their order, from which their
+            autocorrelation is computed. Walkers of an ensemble sampler are chains; draws of all
+            walkers step by step are recognised.
         support: where ``p`` lives: per column (or a dict over the parameters) ``"real"``,
             ``"positive"``, ``(low, high)`` with ``None`` for no end, or ``"simplex"`` on all the
             coordinates of one, whose density is then with respect to Lebesgue measure on all but
@@ -103,19 +107,24 @@ def evidence(
         (True, True)
     """
     given = read_draws(draws, chains)
+    log_p_draws = _of_sampler(log_density_draws, given.values.shape[:2])
+    notes: list[str] = []
+    if walkers := walkers_in_turn(given.values):
+        given = replace(given, values=by_walker(given.values, walkers))
+        log_p_draws = None if log_p_draws is None else by_walker(log_p_draws, walkers)
+        notes.append(f"Rows {walkers} apart are alike: taken as {walkers} walkers in turn.")
     space = Support(support, given)
     shape, d = given.values.shape[:2], given.values.shape[2]
     y = space.unconstrained(given.values.reshape(-1, d)).reshape(*shape, -1)
-    known = _known(log_density_draws, shape)
-    if log_density is None and known is None:
+    if log_density is None and log_p_draws is None:
         raise DataError("give log_density, or log_density_draws where it cannot be evaluated")
     target = None if log_density is None else Target(log_density, given)
-    if target is not None and known is not None:
-        _refuse_others(known.ravel()[: len(target.first)], target.first)
+    if target is not None and log_p_draws is not None:
+        _refuse_others(log_p_draws.ravel()[: len(target.first)], target.first)
     parts = two_parts(y)
-    n_kept, n_samples = _plan(parts, max_evaluations, known is not None)
+    n_kept, n_samples = _plan(parts, max_evaluations, log_p_draws is not None)
     kept = _kept(shape, parts, n_kept)
-    log_p = _at_draws(target, given, space, y, kept, known)
+    log_p = _at_draws(target, given, space, y, kept, log_p_draws)
     with seeded(seed):
         start = int(torch.randint(2**31, ()))
     sides: list[Side] = []
@@ -161,47 +170,47 @@ def evidence(
     reasons = list(_of_draws(common["r_hat"], n_split, slowest, shape[0]))
     if target is None:
         reasons += _of_shifts(shifts, space.free_names)
-        return _by_reciprocal(held, reasons, common)
+        return _by_reciprocal(held, reasons, notes, common)
     excess, excess_se = np.mean([e for e, _ in unseen]), math.hypot(*(se for _, se in unseen)) / 2
     if excess > 0.02 + reach.expected / slowest + 4 * excess_se:
         reasons.append(
             f"There is mass around the draws that no draw has seen (about {excess:.2f} of theirs): "
             "they come from a part of the support only; check limits and truncation of the sampler."
         )
-    known_law = min(
+    effective_samples = min(
         len(side.log_weights) * float(F.ess(torch.from_numpy(side.log_weights))) for side in sides
     )
-    if known_law > 2 * TOO_FEW:
+    if effective_samples > 2 * TOO_FEW:
         reasons += _of_shifts(shifts, space.free_names)
-    return _by_bridge(sides, reasons, n_nan, common)
+    return _by_bridge(sides, reasons, notes, n_nan, common)
 
 
-def _known(values: Any, shape: tuple[int, int]) -> np.ndarray | None:
+def _of_sampler(values: Any, shape: tuple[int, int]) -> np.ndarray | None:
     if values is None:
         return None
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
-    known = np.asarray(values, dtype=np.float64)
-    if known.size != shape[0] * shape[1]:
+    log_p = np.asarray(values, dtype=np.float64)
+    if log_p.size != shape[0] * shape[1]:
         raise DataError(
-            f"log_density_draws has shape {known.shape}; one number for each of "
+            f"log_density_draws has shape {log_p.shape}; one number for each of "
             f"{shape[0]} x {shape[1]} draws is needed"
         )
-    return known.reshape(shape)
+    return log_p.reshape(shape)
 
 
-def _refuse_others(known: np.ndarray, found: np.ndarray) -> None:
+def _refuse_others(of_sampler: np.ndarray, evaluated: np.ndarray) -> None:
     """What samplers keep often has a Jacobian more or a constant less."""
-    off = np.abs(known - found) > 1e-4 * (1 + np.abs(found))
+    off = np.abs(of_sampler - evaluated) > 1e-4 * (1 + np.abs(evaluated))
     if off.any():
         j = int(off.argmax())
         raise DataError(
-            f"log_density_draws says {known[j]:.6g} at draw {j} where log_density says "
-            f"{found[j]:.6g}: they must be one function; leave log_density_draws out"
+            f"log_density_draws says {of_sampler[j]:.6g} at draw {j} where log_density says "
+            f"{evaluated[j]:.6g}: they must be one function; leave log_density_draws out"
         )
 
 
-def _plan(parts: Sequence[np.ndarray], limit: int | None, known: bool) -> tuple[int, int]:
+def _plan(parts: Sequence[np.ndarray], limit: int | None, evaluated: bool) -> tuple[int, int]:
     """Draws evaluated, all together, and samples of each ``q``."""
     n = int(sum(part.sum() for part in parts))
     if limit is None:
@@ -209,7 +218,7 @@ def _plan(parts: Sequence[np.ndarray], limit: int | None, known: bool) -> tuple[
     if limit < 100:
         raise DataError(f"max_evaluations must be at least 100, got {limit}")
     limit -= 6  # to find out how the density is called
-    if known:
+    if evaluated:
         return n, limit // 2
     n_kept = min(n, limit // 2)
     return n_kept, (limit - n_kept) // 2
@@ -248,12 +257,12 @@ def _at_draws(
     space: Support,
     y: np.ndarray,
     kept: np.ndarray,
-    known: np.ndarray | None,
+    log_p_draws: np.ndarray | None,
 ) -> np.ndarray:
     """``log p~`` in unconstrained coordinates at the draws that are kept, zero elsewhere."""
     log_p = np.zeros(kept.shape)
-    if known is not None:
-        log_p[kept] = known[kept]
+    if log_p_draws is not None:
+        log_p[kept] = log_p_draws[kept]
     else:
         assert target is not None
         log_p[kept] = target(given.values[kept])
@@ -320,15 +329,15 @@ def _shift(
     ``E_p h = E_q h + E_q[(w - 1) h]`` with weights ``w`` of mean one: the first term from as many
     samples as one likes, where no density is asked for, the second from those that have weights.
     """
-    m, known = len(samples), places.shape[1]
+    m, n_places = len(samples), places.shape[1]
     weights = m * np.exp(log_weights - logsumexp(log_weights))[:, None]
     middle = (weights * samples).mean(0)
     terms = weights * (samples - middle)
-    terms[:, :known] -= samples[:, :known] - middle[:known]
+    terms[:, :n_places] -= samples[:, :n_places] - middle[:n_places]
     by_samples = middle + terms.mean(0)
-    by_samples[:known] += (places - middle[:known]).mean(0)
+    by_samples[:n_places] += (places - middle[:n_places]).mean(0)
     variance = terms.var(0) / m
-    variance[:known] += places.var(0) / len(places)
+    variance[:n_places] += places.var(0) / len(places)
     flat = draws.reshape(-1, draws.shape[-1])
     effective = [effective_draws(draws[..., j]) for j in range(draws.shape[-1])]
     return np.stack([flat.mean(0) - by_samples, np.sqrt(variance + flat.var(0) / effective)])
@@ -384,7 +393,11 @@ def _of_halves(log_z: Sequence[float], se: float) -> Iterator[str]:
 
 
 def _by_bridge(
-    sides: list[Side], reasons: list[str], n_nan: int, common: dict[str, Any]
+    sides: list[Side],
+    reasons: list[str],
+    notes: list[str],
+    n_nan: int,
+    common: dict[str, Any],
 ) -> Evidence:
     one, two = sides
     log_z = (one.log_z + two.log_z) / 2
@@ -402,7 +415,8 @@ def _by_bridge(
     k_draws = max(side.pareto_k_draws for side in sides)
     k_samples = max(side.pareto_k_samples for side in sides)
     share = sum(side.support_share for side in sides) / 2
-    crossed, notes = lower - upper, [UNSEEN]
+    crossed = lower - upper
+    notes.append(UNSEEN)
     crossed_se = math.hypot(lower_se, upper_se) + 1e-9 * (1 + abs(upper))  # of rounding
     drifting = [side.drift for side in sides if abs(side.drift) > 0.01 + 4 * side.drift_se]
     if drifting:
@@ -472,7 +486,9 @@ def _by_bridge(
     )
 
 
-def _by_reciprocal(held: list[np.ndarray], reasons: list[str], common: dict[str, Any]) -> Evidence:
+def _by_reciprocal(
+    held: list[np.ndarray], reasons: list[str], notes: list[str], common: dict[str, Any]
+) -> Evidence:
     """What the draws alone tell."""
     values, errors = zip(*(reciprocal(l1) for l1 in held), strict=True)
     k = max(tail_index(torch.from_numpy(-l1.ravel())) for l1 in held)
@@ -497,7 +513,7 @@ def _by_reciprocal(held: list[np.ndarray], reasons: list[str], common: dict[str,
         effective_draws=sum(effective_draws(l1) for l1 in held),
         pareto_k_draws=k,
         findings=tuple(Finding("evidence", math.nan, math.nan, words) for words in reasons),
-        notes=(DRAWS_ONLY, UNSEEN),
+        notes=(*notes, DRAWS_ONLY, UNSEEN),
         **common,
     )
 

@@ -43,7 +43,8 @@ class Evidence(Judged):
         pareto_k_draws, pareto_k_samples: tail index of ``q / p~`` at the draws and of ``p~ / q`` at
             the samples; above 0.7 ``reciprocal`` or ``importance`` rests on a few of them. The
             bridge, whose terms are bounded, needs neither.
-        r_hat: split R-hat of the draws, the largest over coordinates and ``log p~``.
+        r_hat: split R-hat of the draws, the largest over coordinates and ``log p~``. Of ten chains
+            or more, the variance between chains is that of chains which stay apart or drift.
         n_draws, dim, n_evaluations: number of draws, of unconstrained coordinates, of density
             evaluations.
         findings: what speaks against the numbers; empty if nothing does. ``reasons``: in words.
