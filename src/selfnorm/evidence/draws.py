@@ -59,7 +59,7 @@ def read_draws(draws: Any, chains: bool | None = None) -> Draws:
             dimensions and in ArviZ's objects.
     """
     named = _parameters(draws)
-    if isinstance(draws, list | tuple) and len({np.shape(each) for each in draws}) > 1:
+    if isinstance(draws, list | tuple) and len({np.shape(chain) for chain in draws}) > 1:
         raise DataError("the chains (or rows) must be of one length; cut the longer ones")
     if named is None:
         values = as_rows(draws, "draws", torch.float64).detach().cpu().numpy()
@@ -75,12 +75,12 @@ def read_draws(draws: Any, chains: bool | None = None) -> Draws:
                 f"{np.asarray(draws).shape}: flatten the parameters, or name them in a dict"
             )
         names = tuple(getattr(draws, "columns", range(values.shape[2])))
-        found = Draws(values, None, tuple(str(name) for name in names))
+        table = Draws(values, None, tuple(str(name) for name in names))
     else:
         mapping, has_chains = named
-        found = _side_by_side(mapping, has_chains if chains is None else chains)
-    _check(found)
-    return found
+        table = _side_by_side(mapping, has_chains if chains is None else chains)
+    _check(table)
+    return table
 
 
 def _parameters(draws: Any) -> tuple[Mapping[str, Any], bool] | None:
@@ -118,8 +118,8 @@ def _side_by_side(parameters: Mapping[str, Any], has_chains: bool) -> Draws:
         places = np.ndindex(*array.shape[2:])
         names += [name + (f"[{','.join(map(str, p))}]" if p else "") for p in places]
     if not columns or len({column.shape[:2] for column in columns}) > 1:
-        found = {name: np.shape(value) for name, value in parameters.items()}
-        raise DataError(f"the parameters must have one number of draws; their shapes are {found}")
+        sizes = {name: np.shape(value) for name, value in parameters.items()}
+        raise DataError(f"the parameters must have one number of draws; their shapes are {sizes}")
     return Draws(np.concatenate(columns, axis=2), shapes, tuple(names))
 
 
@@ -292,10 +292,10 @@ class Reach:
         self.center, self.scale = np.median(rows, 0), rows.std(0)
         _, spread, axes = np.linalg.svd((rows - self.center) / self.scale, full_matrices=False)
         self.axes = axes.T / (spread + 1e-12 * spread[0])
-        found = self._coordinates(rows)
-        self.low, self.high = found.min(0), found.max(0)
+        coordinates = self._coordinates(rows)
+        self.low, self.high = coordinates.min(0), coordinates.max(0)
         self.low[-1] = -math.inf  # the distance from the middle has one end
-        self.expected = 2 * found.shape[1] - 1
+        self.expected = 2 * coordinates.shape[1] - 1
 
     def _coordinates(self, rows: np.ndarray) -> np.ndarray:
         z = (rows - self.center) / self.scale
@@ -304,5 +304,5 @@ class Reach:
 
     def beyond(self, rows: np.ndarray) -> np.ndarray:
         """Which of the rows ``(n, d)`` lie beyond all draws in some direction."""
-        found = self._coordinates(rows)
-        return ((found < self.low) | (found > self.high)).any(1)
+        coordinates = self._coordinates(rows)
+        return ((coordinates < self.low) | (coordinates > self.high)).any(1)

@@ -35,7 +35,7 @@ R_HAT_LIMIT = 1.05
 FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations
 TOLERATED_BEYOND = 0.1  # share of held-out draws that q may miss: the bridge does without them
 PROBES = 20_000  # rows drawn, not evaluated, of which those beyond all draws are kept
-FREE_SAMPLES = 4000  # of q, at which the density is not asked for
+FREE_SAMPLES = 4000  # of q, at which the density is not evaluated
 LEAST_SHIFT = 0.02  # of a bounded mean, of standard deviations of some half
 CROSSED = 5  # standard errors by which the lower bound may be above the upper one
 PRIOR_HALVES = 4  # how many differences between halves the delta method's variance is worth
@@ -60,11 +60,11 @@ def evidence(
 ) -> Evidence:
     r"""``log Z = log int p~(x) dx`` of an unnormalised density, from draws of it.
 
-    A mixture of Student-t laws, with a chain of one-dimensional EBMs where it does not come close,
-    is fitted to one half of the draws and adjusted to the density there: a normalised density ``q``
-    close to ``p`` that can be sampled. The value comes by bridge sampling between the other half
-    and samples of ``q``; the halves are then swapped and both values averaged. No gradients are
-    needed.
+    A mixture of Student-t distributions, with a chain of one-dimensional EBMs where it does not
+    come close, is fitted to one half of the draws and adjusted to the density there: a normalised
+    density ``q`` close to ``p`` that can be sampled. The value comes by bridge sampling between the
+    other half and samples of ``q``; the halves are then swapped and both values averaged. No
+    gradients are needed.
 
     .. math:: E_q[\log \tilde p - \log q] \le \log Z \le E_p[\log \tilde p - \log q]
 
@@ -73,7 +73,7 @@ def evidence(
 
     Args:
         log_density: ``log p~``, of NumPy arrays or tensors, of all rows ``(n, d)`` at once or of
-            one row ``(d,)``; which of these is found out. With named draws it is given a dict of
+            one row ``(d,)``; ``evidence`` tries them. With named draws it is given a dict of
             parameters. ``None`` if only ``log_density_draws`` are known.
         draws: ``(n, d)`` or ``(chains, n, d)``, correlated or not; a dict of parameter to
             ``(n, *shape)``; ArviZ's InferenceData or DataTree. Keep their order, from which their
@@ -101,9 +101,9 @@ def evidence(
     Example:
         >>> rng = np.random.default_rng(0)
         >>> draws = rng.normal(size=(600, 2)) * [1.0, 3.0]
-        >>> found = evidence(lambda x: -0.5 * (x[:, 0]**2 + x[:, 1]**2 / 9), draws, seed=0)
+        >>> estimate = evidence(lambda x: -0.5 * (x[:, 0]**2 + x[:, 1]**2 / 9), draws, seed=0)
         >>> exact = math.log(2 * math.pi * 3)
-        >>> abs(found.log_z - exact) < 0.02, found.reliable
+        >>> abs(estimate.log_z - exact) < 0.02, estimate.reliable
         (True, True)
     """
     given = read_draws(draws, chains)
@@ -327,7 +327,7 @@ def _shift(
     """``E h`` by draws minus that by samples of ``q``, and standard errors: ``(2, f)``.
 
     ``E_p h = E_q h + E_q[(w - 1) h]`` with weights ``w`` of mean one: the first term from as many
-    samples as one likes, where no density is asked for, the second from those that have weights.
+    samples as one likes, where no density is evaluated, the second from those that have weights.
     """
     m, n_places = len(samples), places.shape[1]
     weights = m * np.exp(log_weights - logsumexp(log_weights))[:, None]
@@ -357,9 +357,9 @@ def _shift_of_q(draws: np.ndarray, l1: np.ndarray, places: np.ndarray) -> np.nda
 def _of_shifts(shifts: list[np.ndarray], names: Sequence[str]) -> Iterator[str]:
     away = (shifts[0][0] + shifts[1][0]) / 2
     se = np.hypot(shifts[0][1], shifts[1][1]) / 2
-    found = np.abs(away) - LEAST_SHIFT - 5 * se
-    worst = int(found.argmax())
-    if found[worst] > 0:
+    excess = np.abs(away) - LEAST_SHIFT - 5 * se
+    worst = int(excess.argmax())
+    if excess[worst] > 0:
         d = len(names)
         what = ("place", "spread")[worst // d] if worst < 2 * d else "log-density"
         of = f" of {names[worst % d]!r}" if worst < 2 * d else ""

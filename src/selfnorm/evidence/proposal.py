@@ -33,11 +33,11 @@ LARGEST_RATIO = 10.0  # by which a sample's density may grow while q is adjusted
 class FittedProposal:
     r"""``q = s q_chain + (1 - s) q_mixture`` in unconstrained space.
 
-    Mixtures of Student-t laws are fitted by likelihood, then adjusted to the density itself by
-    :meth:`learn`. Where that does not come close, or the density is not to be had, a chain joins
-    them: an :class:`~selfnorm.AutoregressiveEBM` normalised by quadrature, on rows that a single t
-    has whitened. All columns are continuous: repeated rows are rejected moves of a sampler, no
-    point masses.
+    Mixtures of Student-t distributions are fitted by likelihood, then adjusted to the density
+    itself by :meth:`learn`. Where that does not come close, or the density is not to be had, a
+    chain joins them: an :class:`~selfnorm.AutoregressiveEBM` normalised by quadrature, on rows that
+    a single t has whitened. All columns are continuous: repeated rows are rejected moves of a
+    sampler, no point masses.
 
     Args:
         rows: ``(chains, n, d)`` draws to fit.
@@ -95,9 +95,9 @@ class FittedProposal:
 
         .. math:: E_p[\tanh^2(u / 2)] + E_q[\tanh^2(u / 2)].
 
-        Likelihood knows the draws; this knows the density, without noise: if ``p`` is a member of
-        the family it is found, not estimated. Of all mixtures, with and without a chain, and all
-        stages of their adjustment, the one of least discrepancy on rows held out is kept.
+        Likelihood uses the draws; this uses the density, without noise: a ``p`` of the family is
+        computed, not estimated. Of all mixtures, with and without a chain, and all stages of their
+        adjustment, the one of least discrepancy on rows held out is kept.
 
         Args:
             rows: ``(chains, n, d)``, of the draws given before.
@@ -111,21 +111,22 @@ class FittedProposal:
         draws = [(rows[:, part], log_p[:, part]) for part in (slice(split), slice(split, None))]
         with seeded(seed):
             samples = self._of_mixtures(n_samples // 2)
-        known = _known(evaluate, self._unscaled(samples))
-        parts = self._parts(draws, samples, known)
-        found = [_adjusted(deepcopy(mixture), None, *parts) for mixture in self.mixtures]
-        best = min(found, key=lambda each: each[0])
+        log_p_samples = _log_p(evaluate, self._unscaled(samples))
+        parts = self._parts(draws, samples, log_p_samples)
+        candidates = [_adjusted(deepcopy(mixture), None, *parts) for mixture in self.mixtures]
+        best = min(candidates, key=lambda candidate: candidate[0])
         if best[0] > CLOSE:
             self.add_chain()
         if self.chain is not None:
             with seeded(seed + 1):
                 more = self._of_chain(n_samples - len(samples))
-            known = np.concatenate([known, _known(evaluate, self._unscaled(more))])
-            parts = self._parts(draws, torch.cat([samples, more]), known)
-            found = [_adjusted(mixture, self.share, *parts) for mixture in self.mixtures]
+            log_p_more = _log_p(evaluate, self._unscaled(more))
+            log_p_samples = np.concatenate([log_p_samples, log_p_more])
+            parts = self._parts(draws, torch.cat([samples, more]), log_p_samples)
+            candidates = [_adjusted(mixture, self.share, *parts) for mixture in self.mixtures]
             alone = replace(parts[1], log_chain=None)
-            found.append((alone.judged(best[1]), best[1], 0.0))
-            best = min(found, key=lambda each: each[0])
+            candidates.append((alone.judged(best[1]), best[1], 0.0))
+            best = min(candidates, key=lambda candidate: candidate[0])
         _, self.mixture, self.share = best
         if self.share == 0:
             self.chain = None
@@ -140,8 +141,8 @@ class FittedProposal:
             z = torch.cat([self._scaled(rows.reshape(-1, rows.shape[2])), samples[chosen]])
             values = np.concatenate([log_p_rows.ravel(), log_p[chosen.numpy()]]) + log_scale
             with torch.no_grad():
-                laws = torch.stack([mixture.log_prob(z) for mixture in self.mixtures], 1)
-            log_q0 = laws.logsumexp(1) - math.log(laws.shape[1])
+                log_q = torch.stack([mixture.log_prob(z) for mixture in self.mixtures], 1)
+            log_q0 = log_q.logsumexp(1) - math.log(log_q.shape[1])
             log_chain = None if self.chain is None else self._log_chain(z)
             if log_chain is not None:  # half of the samples are its own
                 log_q0 = torch.logaddexp(log_q0, log_chain) - math.log(2)
@@ -154,8 +155,9 @@ class FittedProposal:
 
     def _of_mixtures(self, n: int) -> Tensor:
         """``(n, d)`` scaled rows, in turn from all mixtures."""
-        each = -(-n // len(self.mixtures))
-        return torch.stack([mixture.sample(each) for mixture in self.mixtures], 1).flatten(0, 1)[:n]
+        per_mixture = -(-n // len(self.mixtures))
+        rows = torch.stack([mixture.sample(per_mixture) for mixture in self.mixtures], 1)
+        return rows.flatten(0, 1)[:n]
 
     @torch.no_grad()
     def _of_chain(self, n: int) -> Tensor:
@@ -251,11 +253,11 @@ class _Evaluated:
     @torch.no_grad()
     def judged(self, mixture: StudentMixture, share: Tensor | None = None) -> float:
         """The discrepancy alone; infinite where it is no number."""
-        found = float(self.discrepancy(mixture, share))
-        return found if math.isfinite(found) else math.inf
+        discrepancy = float(self.discrepancy(mixture, share))
+        return discrepancy if math.isfinite(discrepancy) else math.inf
 
 
-def _known(evaluate: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
+def _log_p(evaluate: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
     """``log p~`` of rows, ``-inf`` where it is no number."""
     return np.nan_to_num(evaluate(rows), nan=-math.inf, neginf=-math.inf)
 
@@ -302,8 +304,8 @@ def _adjusted(
     with torch.no_grad():
         for parameter, kept in zip(parameters, best[1], strict=True):
             parameter.copy_(kept)
-    found = 0.0 if logit is None else float(logit.detach().sigmoid())
-    return best[0], mixture.requires_grad_(False), found
+    chain_share = 0.0 if logit is None else float(logit.detach().sigmoid())
+    return best[0], mixture.requires_grad_(False), chain_share
 
 
 def _mixtures(z: Tensor, ellipse: StudentT, seed: int) -> list[StudentMixture]:
@@ -313,13 +315,13 @@ def _mixtures(z: Tensor, ellipse: StudentT, seed: int) -> list[StudentMixture]:
     first = StudentMixture(
         torch.ones(1).double(), ellipse.loc[None], whiten[None], float(ellipse.df)
     )
-    found = [first]
+    mixtures = [first]
     for k in COMPONENTS[1:]:
         if n < max(100, 10 * k * (d + 1)) or k * d * (d + 3) / 2 > 4 * n:
             break
-        law = GaussianMixture.fit_to(z, n_components=k, seed=seed % 2**31)
-        found.append(StudentMixture(law.weights, law.means, law.whiten, 100.0))
-    return found
+        gaussians = GaussianMixture.fit_to(z, n_components=k, seed=seed % 2**31)
+        mixtures.append(StudentMixture(gaussians.weights, gaussians.means, gaussians.whiten, 100.0))
+    return mixtures
 
 
 def _ellipse(z: Tensor) -> StudentT:

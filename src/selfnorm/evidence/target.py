@@ -32,7 +32,7 @@ CONVERT: tuple[Callable[[np.ndarray], Any], ...] = (
 class Target:
     """``log_density`` as a function of rows ``(n, d)`` in float64.
 
-    How it wants to be called is found out on a few draws: NumPy arrays or tensors (float64, then
+    A few draws show how it wants to be called: NumPy arrays or tensors (float64, then
     float32), all rows at once or one after another. Draws of named parameters are given by name.
 
     Attributes:
@@ -42,7 +42,7 @@ class Target:
     def __init__(self, log_density: Callable[[Any], Any], draws: Draws) -> None:
         self.log_density, self.draws = log_density, draws
         self.n_evaluations = 0
-        self.first: np.ndarray  # values at the first draws, found on the way
+        self.first: np.ndarray  # values at the first draws
         self._convert, self._batched = self._find_out()
 
     def _find_out(self) -> tuple[Callable[[np.ndarray], Any], bool]:
@@ -102,30 +102,30 @@ class Target:
         """``log p~`` ``(n,)`` in float64; NaN and infinities as they come."""
         rows = np.ascontiguousarray(rows)
         self.n_evaluations += len(rows)
-        found = []
+        values_by_chunk = []
         for start in range(0, len(rows), CHUNK):
             part = rows[start : start + CHUNK]
             try:
                 values = self._call(part, self._convert, self._batched)
             except Exception as error:
                 raise DataError(
-                    f"log_density raised {type(error).__name__}: {error}. It is asked around the "
-                    "draws too: let it return -inf where the density is zero"
+                    f"log_density raised {type(error).__name__}: {error}. It is evaluated "
+                    "around the draws too: let it return -inf where the density is zero"
                 ) from error
             if values is None:
                 raise DataError(f"log_density did not return {len(part)} numbers for as many rows")
-            found.append(values)
-        return np.concatenate(found) if found else np.zeros(0)
+            values_by_chunk.append(values)
+        return np.concatenate(values_by_chunk) if values_by_chunk else np.zeros(0)
 
 
 def _numbers(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value if value.is_complex() else value.double()).numpy()
-    found = np.asarray(value)
-    if found.dtype.kind not in "biuf":
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
         raise TypeError(f"it returned {type(value).__name__}, not real numbers")
-    return found.astype(np.float64)
+    return array.astype(np.float64)
 
 
 def stated_support(support: Any, draws: Draws) -> list[tuple[slice, str | Interval]]:
@@ -184,10 +184,10 @@ class Support:
     @property
     def free_names(self) -> list[str]:
         """Of the columns that the unconstrained coordinates stand for."""
-        found: list[str] = []
+        names: list[str] = []
         for columns, kind in self.blocks:
-            found += self.names[columns][: -1 if kind == "simplex" else None]
-        return found
+            names += self.names[columns][: -1 if kind == "simplex" else None]
+        return names
 
     def unconstrained(self, x: np.ndarray) -> np.ndarray:
         """Coordinates ``y``, or an error where a draw is not inside the support."""
