@@ -226,6 +226,114 @@ def test_a_size_that_the_weights_do_not_have_is_refused_at_once(tmp_path, size, 
     assert time.process_time() - before < 3
 
 
+@pytest.mark.parametrize("size", ["n_knots", "components", "context", "hidden", "n_codes"])
+def test_a_size_of_a_chain_that_its_weights_do_not_have_takes_no_memory(size, tmp_path):
+    table = {"kind": ["a", "b"] * 30, "size": rows(60)[:, 0]}
+    EnergyDensity(max_steps=1, random_state=0).fit(table).save(tmp_path)
+    document = _document(tmp_path)
+    model = document["config"]["model"]
+    if size == "n_codes":
+        model["parts"][0] = [[k, 10**9 if k == size else v] for k, v in model["parts"][0]]
+    else:
+        model[size] = 10**9
+    (tmp_path / CONFIG_FILE).write_text(_rehash(document))
+    with pytest.raises(ModelFileError, match="much larger model"):
+        sn.load(tmp_path)
+
+
+def test_what_a_call_of_torch_would_make_is_known_before_it_is_made():
+    with saving._WithinItsWeights({}):
+        for make in (
+            lambda: torch.arange(10**8),
+            lambda: torch.eye(10**4),
+            lambda: torch.ones(2).repeat(10**8),
+            lambda: torch.ones(10**4, 1) * torch.ones(10**4),
+            lambda: torch.randperm(10**8),
+        ):
+            with pytest.raises(ValueError, match="much larger model"):
+                make()
+
+
+@pytest.mark.parametrize("value", [[{"class": "ReLU"}] * 2000, [[1] * 10] * 20_000])
+def test_a_config_with_more_parts_than_weights_is_refused(value, tmp_path):
+    sn.save(sn.EBM(nn.Sequential(nn.Linear(2, 1))), tmp_path)
+    document = _document(tmp_path)
+    document["config"]["energy"]["parts"] = value
+    (tmp_path / CONFIG_FILE).write_text(_rehash(document))
+    with pytest.raises(ModelFileError, match="much larger model"):
+        sn.load(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pipes, devices and files with holes")
+@pytest.mark.parametrize("name", [WEIGHTS_FILE, CONFIG_FILE])
+def test_files_without_end_are_refused_unread(name, folder):
+    def sparse(path):
+        with path.open("wb") as handle:
+            handle.truncate(20 * 10**9)
+
+    def pipe(path):
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=(b"",), daemon=True).start()
+
+    for make, words in (
+        (lambda path: path.symlink_to(os.devnull), "not a regular file"),
+        (pipe, "not a regular file"),
+        (sparse, "its size or hash|too large for a config"),
+    ):
+        (folder / name).unlink()
+        make(folder / name)
+        with pytest.raises(ModelFileError, match=words):
+            sn.load(folder)
+
+
+@pytest.mark.parametrize("path", [5, None, "a" * 5000, "a\0b", b"nowhere"])
+def test_what_names_no_folder_is_refused(path):
+    with pytest.raises(ModelFileError, match="model folder"):
+        sn.load(path)
+
+
+def test_weights_that_are_not_finite_are_refused_but_in_parts_of_ones_own(tmp_path):
+    model = sn.EBM(energy(), base=sn.Gaussian(torch.zeros(2), scale=1.0))
+    for value in (torch.nan, torch.inf):
+        with torch.no_grad():
+            model.log_norm.fill_(value)
+        sn.save(model, tmp_path / str(value))
+        with pytest.raises(ModelFileError, match="'log_norm' hold NaN or infinity"):
+            sn.load(tmp_path / str(value))
+    own = Bowl()
+    own.register_buffer("mask", torch.tensor(-torch.inf))
+    sn.save(sn.EBM(own), tmp_path / "own")
+    assert sn.load(tmp_path / "own", energy=own).energy.mask == -torch.inf
+
+
+@pytest.mark.parametrize(
+    ("frame", "form"),
+    [
+        ("pandas", {"dtype": "evil"}),
+        ("pandas", {"dtype": "timedelta64[ns]"}),
+        ("pandas", {"dtype": "object", "arrow": "ZXZpbA=="}),
+        ("arrow", {"arrow": "ZXZpbA=="}),
+    ],
+)
+def test_a_form_of_a_column_that_cannot_be_written_is_refused_by_load(frame, form, tmp_path):
+    EnergyDensity(max_steps=1, random_state=0).fit({"kind": ["a", "b"] * 30}).save(tmp_path)
+    document = _document(tmp_path)
+    document["config"]["schema"]["frame"] = frame
+    document["config"]["schema"]["columns"][0]["form"] = form
+    (tmp_path / CONFIG_FILE).write_text(_rehash(document))
+    with pytest.raises(ModelFileError, match="do not fit together"):
+        sn.load(tmp_path)
+
+
+def test_names_of_columns_are_plain_text_on_the_card(tmp_path):
+    name = "<script>alert(1)</script>[a](b)|\ud800"
+    EnergyDensity(max_steps=1, random_state=0).fit({name: ["a", "b"] * 30}).save(tmp_path)
+    card = (tmp_path / CARD_FILE).read_text()
+    assert "&lt;script&gt;" in card
+    assert "<script>" not in card
+    assert r"\[a\](b)\|\ud800" in card
+
+
 def test_damaged_configs_and_deep_nesting(folder):
     for text in ("[" * 100_000, "{}", "null", '{"schema_version": true}', "{" * 50_000, "1e999"):
         (folder / CONFIG_FILE).write_text(text)

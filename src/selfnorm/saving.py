@@ -18,18 +18,21 @@ its weights alone and handed to :func:`load` again.
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
+import html
 import json
 import math
 import os
 import re
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +41,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from selfnorm._context import evaluating, float32_on_cpu, seeded
 from selfnorm.errors import ModelFileError, SelfnormWarning
@@ -54,7 +58,9 @@ WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 CARD_FILE = "model_card.md"
 MAX_CONFIG_BYTES = 64 * 2**20
+MAX_HEADER_BYTES = 100 * 10**6  # of safetensors
 _TEMPORARY = f".{CONFIG_FILE}.tmp"
+_MAY_BE_INFINITE = {"atoms", "high", "low", "span"}  # buffers of columns: "none" and "no limit"
 
 # What a constructor may raise on a config or on tensors that do not fit together.
 _BUILD_ERRORS = (
@@ -152,7 +158,11 @@ def _card(model: Any) -> str:
     name = type(model).__name__
     about = (type(model).__doc__ or "").strip().partition("\n")[0]
     facts = model.facts() if hasattr(model, "facts") else {}
-    cells = ((key, value.replace("|", r"\|").replace("\n", " ")) for key, value in facts.items())
+    # names of columns are a stranger's text: no tag, link or cell of the table's own
+    cells = (
+        (key, re.sub(r"[|\[\]`]", r"\\\g<0>", html.escape(value, quote=False)).replace("\n", " "))
+        for key, value in facts.items()
+    )
     table = ["| what | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in cells)]
     told = "\n".join([*table, "", ""]) if facts else ""
     return (
@@ -186,6 +196,7 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
     if kind is not None and folder.kind != kind:
         raise ModelFileError(f"{path} holds a {folder.kind}, not a {kind}; load it with that class")
     found = _class(folder.kind).find(folder.kind)
+    _refuse_not_finite(folder.tensors, path, own)
     try:
         # what is built begins with random weights, for which the caller's stream is not to pay
         with seeded(0), float32_on_cpu(), _WithinItsWeights(folder.tensors):
@@ -240,13 +251,15 @@ class _WithinItsWeights(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        shapes = [a for a in args if isinstance(a, list)]
-        if function.overloadpacket is torch.ops.aten.eye:
-            shapes = [[args[0], args[-1]]]
-        for shape in shapes:  # before it is made
-            if all(type(size) is int for size in shape):
-                self._pay(math.prod(shape))
-        made = function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        sizes = (
+            leaf.numel() if isinstance(leaf, Tensor) else abs(leaf)
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor | int)
+        )
+        if math.prod(max(size, 1) for size in sizes) > 10**6:  # it may be large: before it is made
+            self._pay(_elements_made(function, args, kwargs))
+        made = function(*args, **kwargs)
         self._pay(made.numel() if isinstance(made, Tensor) else 0)
         return made
 
@@ -254,6 +267,20 @@ class _WithinItsWeights(TorchDispatchMode):
         self.left -= max(elements, self.call)
         if self.left < 0:
             raise ValueError("the config asks for a much larger model than its weights are")
+
+
+def _elements_made(function: Any, args: Any, kwargs: dict[str, Any]) -> int:
+    """The size of what a call of torch makes, by a call on tensors without memory."""
+    if isinstance(kwargs.get("generator"), torch.Generator):
+        kwargs = {**kwargs, "generator": None}
+    args, kwargs = tree_map_only(Tensor, lambda t: t.to("meta"), (args, kwargs))
+    if "device" in kwargs or not any(isinstance(a, Tensor) for a in tree_leaves((args, kwargs))):
+        kwargs = {**kwargs, "device": "meta"}
+    try:
+        made = function(*args, **kwargs)
+    except (NotImplementedError, RuntimeError, TypeError):  # it needs the numbers, or has no size
+        return 0
+    return sum(part.numel() for part in tree_leaves(made) if isinstance(part, Tensor))
 
 
 class Saved:
@@ -310,6 +337,7 @@ def build(blueprint: dict[str, Any] | None, tensors: dict[str, Tensor], **own: A
     """
     if blueprint is None:
         return None
+    _refuse_more_than_weights(blueprint, tensors)
     taken: set[str] = set()
     module = _built(blueprint, "model", own, taken)
     for part in own.keys() - taken:
@@ -319,6 +347,39 @@ def build(blueprint: dict[str, Any] | None, tensors: dict[str, Tensor], **own: A
         module.to(*kinds)
     module.cpu().load_state_dict(tensors, strict=True, assign=len(kinds) > 1)
     return module.eval()
+
+
+def _refuse_more_than_weights(blueprint: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """A ``ValueError`` if a blueprint has sizes or parts that its weights do not have.
+
+    >>> _refuse_more_than_weights({"class": "MLP", "dim": 10**9}, {"bias": torch.zeros(2)})
+    Traceback (most recent call last):
+    ValueError: the config asks for a much larger model than its weights are
+    """
+    largest = 10**6 + sum(tensor.numel() for tensor in tensors.values())
+    left = 10**5 + largest - 10**6
+    classes = 1000 + 10 * len(tensors)
+    nodes: list[Any] = [blueprint]
+    while nodes:
+        node = nodes.pop()
+        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        left, classes = left - len(inner), classes - isinstance(node, dict)
+        if min(left, classes) < 0 or (isinstance(node, int) and abs(node) > largest):
+            raise ValueError("the config asks for a much larger model than its weights are")
+        nodes += inner
+
+
+def _refuse_not_finite(tensors: dict[str, Tensor], path: Any, own: dict[str, Any]) -> None:
+    """Refuse weights that are NaN or infinite, but in parts of one's own and limits of columns."""
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        if parts[-1] in _MAY_BE_INFINITE or not own.keys().isdisjoint(parts):
+            continue
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelFileError(
+                f"{path}: the weights {name!r} hold NaN or infinity, which gives no densities; "
+                "fit the model again"
+            )
 
 
 def save_folder(
@@ -335,7 +396,7 @@ def save_folder(
     the target column) must be JSON-safe. Tensors are stored on the CPU in their own dtype. ``card``
     is a text for people.
     """
-    path = Path(path)
+    path = _folder(path)
     stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     weights = save_safetensors(stored)
     document: dict[str, Any] = {
@@ -356,7 +417,7 @@ def save_folder(
             with suppress(OSError):  # the model is there, and no worse without
                 (path / CARD_FILE).unlink(missing_ok=True)
                 if card is not None:
-                    (path / CARD_FILE).write_text(card, encoding="utf-8")
+                    (path / CARD_FILE).write_text(card, "utf-8", errors="backslashreplace")
     except OSError as error:
         if made:
             with suppress(OSError):
@@ -405,7 +466,7 @@ def _settle(path: Path) -> None:
     with suppress(ModelFileError, OSError):
         digest = _read_config(path / CONFIG_FILE)["weights_sha256"]
         waiting = path / _waiting(digest)
-        if hashlib.sha256(waiting.read_bytes()).hexdigest() == digest:
+        if _read_weights(waiting, digest) is not None:
             waiting.replace(path / WEIGHTS_FILE)
     for left in (path / _TEMPORARY, *path.glob(f".{WEIGHTS_FILE}.*")):
         left.unlink(missing_ok=True)
@@ -418,22 +479,23 @@ def _waiting(digest: str) -> str:
 
 def read_folder(path: str | os.PathLike[str]) -> Folder:
     """Read and check a model folder without building anything."""
-    path = Path(path)
-    if not path.is_dir():
+    path = _folder(path)
+    if not os.path.isdir(path):  # Path's own fails on a name too long
         raise ModelFileError(f"{path} is not a model folder; give the folder that save() wrote")
     for _ in range(5):  # once, or the model is being replaced while it is read
         document = _read_config(path / CONFIG_FILE)
         try:
             weights = _weights_of(document, path)
-        except OSError as error:
-            raise ModelFileError(f"cannot read the weights in {path}: {error.strerror}") from error
+        except (OSError, MemoryError) as error:
+            raise ModelFileError(f"cannot read the weights in {path}: {error}") from error
         if weights is not None:
             break
     else:
-        _read_bytes(path / WEIGHTS_FILE)
+        _refuse_missing(path / WEIGHTS_FILE)
         raise ModelFileError(
-            f"{path / WEIGHTS_FILE} is not the file this config was saved with (its hash differs): "
-            "it was damaged, cut short or swapped; copy the folder again or refit the model"
+            f"{path / WEIGHTS_FILE} is not the file this config was saved with (its size or hash "
+            "differs): it was damaged, cut short or swapped; copy the folder again or refit the "
+            "model"
         )
     try:
         tensors = load_safetensors(weights)
@@ -450,27 +512,66 @@ def _weights_of(document: dict[str, Any], path: Path) -> bytes | None:
     digest = document["weights_sha256"]
     for file in (path / WEIGHTS_FILE, path / _waiting(digest)):
         with suppress(FileNotFoundError, IsADirectoryError):
-            content = file.read_bytes()
-            if hashlib.sha256(content).hexdigest() == digest:
+            if (content := _read_weights(file, digest)) is not None:
                 return content
     return None
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read_weights(file: Path, digest: str) -> bytes | None:
+    """The bytes of a safetensors file, ``None`` if its size or hash is not the right one."""
+    with open_file(file) as (handle, size):
+        length = int.from_bytes(handle.read(8), "little")
+        if length > min(size - 8, MAX_HEADER_BYTES):
+            return None
+        try:
+            header = json.loads(handle.read(length))
+            ends = [v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"]
+            if size != 8 + length + max(ends, default=0):
+                return None
+        except _BUILD_ERRORS:  # it is no header
+            return None
+        handle.seek(0)
+        content = handle.read(size)
+    return content if hashlib.sha256(content).hexdigest() == digest else None
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A file to read and its size; an ``OSError`` if it is a pipe or device, which may not end."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would be waited for
+
+    with open(path, "rb", opener=opened) as handle:
+        status = os.fstat(handle.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield handle, status.st_size
+
+
+def _folder(path: Any) -> Path:
     try:
-        if path.is_file():
-            return path.read_bytes()
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
-    raise ModelFileError(
-        f"{path} is missing: a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
-    )
+        return Path(os.fsdecode(path))
+    except TypeError as error:
+        raise ModelFileError(f"a model folder is named by a path, not by {path!r:.80}") from error
+
+
+def _refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise ModelFileError(
+            f"{path} is missing: a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
+        )
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    content = _read_bytes(path)
-    if len(content) > MAX_CONFIG_BYTES:
-        raise ModelFileError(f"{path} is too large for a config ({len(content)} bytes)")
+    _refuse_missing(path)
+    try:
+        with open_file(path) as (handle, size):
+            if size > MAX_CONFIG_BYTES:
+                raise ModelFileError(f"{path} is too large for a config ({size} bytes)")
+            content = handle.read(size)
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -1,5 +1,8 @@
 """Checkpoints: a run goes on only as what it was, and with all that it remembered."""
 
+import io
+import os
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +15,7 @@ import selfnorm as sn
 from selfnorm.density.objectives import get
 from selfnorm.density.task import DensityTask
 from selfnorm.errors import CheckpointError
+from selfnorm.training import checkpoint
 from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
 from tests.fitting import fit, fit_many
 
@@ -258,6 +262,21 @@ def test_files_that_are_no_checkpoints_are_refused(content, tmp_path):
     path.write_text(content)
     with pytest.raises(CheckpointError, match="not a readable checkpoint"):
         load_checkpoint(path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no devices and no files with holes")
+def test_checkpoints_without_end_or_larger_than_their_file_are_refused(tmp_path):
+    device, large, packed = (tmp_path / name for name in ("device", "large", "packed"))
+    device.symlink_to(os.devnull)
+    with open(large, "wb") as handle:
+        handle.truncate(20 * 10**9)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**7))
+    packed.write_bytes(checkpoint._head(content.getvalue()) + content.getvalue())
+    for path, words in ((device, "name a file"), (large, "damaged"), (packed, "ValueError")):
+        with pytest.raises(CheckpointError, match=words):
+            load_checkpoint(path)
 
 
 def test_two_writers_of_one_checkpoint_leave_a_whole_one(tmp_path):

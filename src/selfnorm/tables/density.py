@@ -14,7 +14,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -766,6 +766,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         estimator.schema_ = Schema.from_dict(config["schema"])
         if estimator.schema_.fingerprint != config["fingerprint"]:
             raise ModelFileError("the schema is not the one that was fitted; fit it again")
+        with suppress(ImportError):  # what writes such tables is perhaps not installed
+            row = np.zeros((1, len(estimator.schema_.parts), 2))
+            estimator.schema_.decode(row, 0)  # or a form that is none fails in sample()
         estimator.consistency_ = config["consistency"]
         estimator.fitted_to_ = config["fitted_to"]
         estimator.unseen_decision_ = np.zeros(0)

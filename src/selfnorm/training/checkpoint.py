@@ -13,6 +13,7 @@ import io
 import os
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from selfnorm._context import evaluating, seeded
 from selfnorm.errors import CheckpointError
-from selfnorm.saving import only_writer
+from selfnorm.saving import only_writer, open_file
 
 if TYPE_CHECKING:
     from selfnorm.training.loop import Task
@@ -61,24 +62,28 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
 # What torch's reader raises on files that are none of its own.
 _UNREADABLE = (
     *(RuntimeError, OSError, EOFError, pickle.UnpicklingError, struct.error),
-    *(ValueError, LookupError, TypeError, AttributeError),
+    *(ValueError, LookupError, TypeError, AttributeError, MemoryError, zipfile.BadZipFile),
 )
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint; anything wrong with the file is a :class:`CheckpointError`."""
     path = Path(path)
-    if path.is_dir():
-        raise CheckpointError(f"{path} is a folder: a checkpoint is one file, name it")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise CheckpointError(f"{path} is a folder, pipe or device: name a file")
     try:
-        with open(path, "rb") as handle:
-            head, content = handle.read(_HEAD), handle.read()
+        with open_file(path) as (handle, size):
+            head = handle.read(_HEAD)
+            content = handle.read(size) if head.startswith(_NAME) else b""
         if head.startswith((b"PK", _NAME[:-2])) and not head.startswith(_NAME):
             raise CheckpointError(
                 f"{path} is not a checkpoint of this version of selfnorm; delete it to start afresh"
             )
         if head != _head(content):
             raise ValueError("its hash differs")
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            if sum(entry.file_size for entry in packed.infolist()) > len(content):
+                raise ValueError("it is compressed, and torch writes none that is")
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except _UNREADABLE as error:
         raise CheckpointError(
