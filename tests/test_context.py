@@ -1,11 +1,15 @@
 """Threads: each call gives the numbers it gives alone, and leaves torch as it found it."""
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -242,6 +246,70 @@ def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have():
     finally:
         over.set()
         holder.join()
+
+
+_FORK = """
+import os, sys, time, torch
+import selfnorm._context
+torch.set_num_threads(2)
+torch.ones(10**6).sum()
+child = os.fork()
+if child == 0:
+    os._exit(int(torch.ones(10**6).sum() != 10**6))
+for _ in range(200):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        sys.exit(status)
+    time.sleep(0.1)
+os.kill(child, 9)
+sys.exit(1)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_computes_where_its_parent_had_two_threads():
+    environment = {**os.environ, "PYTHONPATH": str(Path(sn.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", _FORK], env=environment, check=True, timeout=60)
+
+
+def test_fits_within_inference_mode_are_those_without():
+    def fits():
+        density = sn.EnergyDensity(max_steps=2, random_state=0).fit(X[:50, :2])
+        return density.score_samples(X[:, :2]), *_regressor()
+
+    expected = fits()
+    with torch.inference_mode():
+        _equal(fits(), expected)
+
+
+def test_models_fitted_at_once_and_evidence_within_inference_mode():
+    rows = torch.from_numpy(X[:, :2]).float()
+    q = sn.Gaussian.fit_to(rows)
+    models = [sn.EBM(sn.MLP(2, hidden=(8,)), base=q) for _ in "ab"]
+    short = sn.TrainingOptions(max_steps=2, progress=False)
+    with torch.inference_mode():
+        sn.fit_many(models, rows, proposal=q, n_samples=16, options=short)
+        assert abs(sn.evidence(lambda x: -0.5 * x.square().sum(-1), rows).log_z - 1.84) < 0.5
+
+
+def test_a_generator_of_numpy_is_a_random_state():
+    def numbers(seed):
+        rng = np.random.default_rng(seed)
+        density = sn.EnergyDensity(max_steps=1, random_state=rng).fit(X[:30, :1])
+        regressor = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=4, random_state=rng)
+        regressor.fit(X[:30, :2], X[:30, 2])
+        images = torch.from_numpy(X[:20]).float().sigmoid().view(20, 1, 2, 2)
+        of_images = sn.ImageRegressor(backbone=torch.nn.Flatten(), max_epochs=1, random_state=rng)
+        return (
+            density.sample(3, random_state=rng),
+            density.sample(3, random_state=rng),
+            regressor.sample(X[:2, :2], random_state=rng),
+            of_images.fit(images, X[:20, 0]).predict(images),
+        )
+
+    first = numbers(0)
+    _equal(first, numbers(0))
+    assert not np.array_equal(first[0], first[1])
 
 
 def test_parameters_are_free_again_after_an_error():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import joblib
 import pytest
 
 import selfnorm as sn
@@ -63,6 +64,12 @@ def test_a_room_does_not_hide_the_function_of_its_name():
     code = "import selfnorm.evidence, selfnorm; print(selfnorm.evidence.__name__, dir(selfnorm)[0])"
     ended = _python(code)
     assert ended.stdout.split() == ["evidence", "AutoregressiveEBM"], ended.stderr
+
+
+def test_functions_that_name_the_package_go_to_other_processes():
+    with joblib.parallel_config("loky", n_jobs=2):
+        answers = joblib.Parallel()(joblib.delayed(lambda k: (k, sn.__version__))(k) for k in "ab")
+    assert answers == [("a", sn.__version__), ("b", sn.__version__)]
 
 
 def test_names_that_do_not_exist_are_refused():

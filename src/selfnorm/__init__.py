@@ -53,7 +53,13 @@ def __dir__() -> list[str]:
 
 
 class _Door(ModuleType):
-    """The package: importing the room ``evidence`` does not put it before its function."""
+    """The package: importing the room ``evidence`` does not put it before its function.
+
+    It is pickled by its name, as other modules are by ``cloudpickle``.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (self.__name__,)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "evidence" or not isinstance(value, ModuleType):

@@ -29,15 +29,19 @@ SeedLike = int | torch.Generator | None
 _turn = threading.RLock()
 
 
-def _turn_of_child() -> None:
-    """In a forked process the turn is free: a thread that had it is not there to give it back."""
+def _without_threads() -> None:
+    """A forked process has none of its parent's threads: who had the turn, who computed for torch.
+
+    So the turn is free, and torch has one thread: it would wait for the others without end.
+    """
     global _turn
     if not _turn._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001
         _turn = threading.RLock()
+    torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_turn_of_child)
+    os.register_at_fork(after_in_child=_without_threads)
 
 
 @contextmanager
@@ -51,12 +55,21 @@ def alone() -> Iterator[None]:
 
 
 def seed_of(random_state: Any, checkpoint: Any = None) -> int:
-    """The seed that a ``random_state`` of scikit-learn's gives a call.
+    """The seed that a ``random_state`` gives a call: scikit-learn's, or a ``numpy`` generator.
 
-    With a checkpoint and no state it is the same each time, or a run could not go on.
+    A generator moves on. With a checkpoint and no state it is the same each time, or a run could
+    not go on.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> seed_of(rng) != seed_of(rng)
+    True
     """
+    from numpy.random import Generator
     from sklearn.utils import check_random_state
 
+    if isinstance(random_state, Generator):
+        return int(random_state.integers(2**31 - 1))
     if random_state is None and checkpoint is not None:
         random_state = 0
     return int(check_random_state(random_state).randint(2**31 - 1))
@@ -149,7 +162,8 @@ def whole_or_not_at_all(method: Method) -> Method:
     """A method whose error or interrupt leaves its object with the attributes it had.
 
     A second fit that fails half way would otherwise leave parts of two models. It runs
-    :func:`alone`: the time of a fit begins with its turn.
+    :func:`alone`: the time of a fit begins with its turn. It has gradients, also within
+    ``torch.inference_mode()``.
 
     >>> class Estimator:
     ...     @whole_or_not_at_all
@@ -167,7 +181,7 @@ def whole_or_not_at_all(method: Method) -> Method:
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
-        with alone():
+        with alone(), torch.inference_mode(False):
             before = dict(vars(self))
             try:
                 return method(self, *args, **options)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pandas as pd
@@ -249,6 +250,10 @@ def test_a_marginal_of_categories_is_the_integral_of_the_joint():
     marginal = np.exp(model.marginal(["kind"]).score_samples({"kind": list("abc")}))
     assert marginal.sum() == pytest.approx(1 - 1 / 302, abs=1e-6)  # but for what was never seen
     assert marginal == pytest.approx(np.array(joint) * (at[1] - at[0]), abs=0.04)
+    again = pickle.loads(pickle.dumps(model.marginal(["kind"])))
+    assert np.array_equal(np.exp(again.score_samples({"kind": list("abc")})), marginal)
+    assert again.columns == ("kind",)
+    assert len(again.sample(5, random_state=0)["kind"]) == 5
 
 
 def test_conditionals_leave_gaps_and_numbers_to_the_network(density, frame):

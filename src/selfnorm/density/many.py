@@ -54,6 +54,7 @@ _PLAIN = (bool, int, float, str, tuple, type(None))
 _ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
 
 
+@torch.inference_mode(False)
 def train(
     models: Sequence[EBM],
     x_train: Any,

@@ -47,6 +47,7 @@ DRAWS_ONLY = (
 )
 
 
+@torch.inference_mode(False)  # q is trained
 def evidence(
     log_density: Callable[[Any], Any] | None,
     draws: Any,

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from selfnorm import saving
-from selfnorm._context import seeded, whole_or_not_at_all
+from selfnorm._context import seed_of, seeded, whole_or_not_at_all
 from selfnorm._inputs import as_rows, check_device, check_rows
 from selfnorm.conditional import PredictiveLaw
 from selfnorm.distributions import MDN
@@ -70,7 +70,7 @@ class ImageRegressor(saving.Saved, BaseEstimator):
             ``TrainingOptions(weight_decay=0.05, ema=0.998, progress=False)``; batch size, epochs,
             learning rate and seed are those given here.
         device: ``"cpu"``, ``"cuda"`` (where the backbone runs in bfloat16).
-        random_state: seed.
+        random_state: seed, or a generator of NumPy.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -102,7 +102,7 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         lr: float = 1e-3,
         options: TrainingOptions | None = None,
         device: str = "cpu",
-        random_state: int | None = None,
+        random_state: Any = None,
     ) -> None:
         if objective not in (*OBJECTIVES, *LAWS):
             raise DataError(f"objective must be one of {(*OBJECTIVES, *LAWS)}, not {objective!r}")
@@ -137,7 +137,7 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         if val is not None:
             x_val, y_val = _pairs(*val, labels.shape[1])
         else:
-            with seeded(self.random_state):
+            with seeded(self._seed()):
                 order = torch.randperm(len(x))
             n_val = max(1, round(validation_fraction * len(x)))
             x_val, y_val = x[order[:n_val]], labels[order[:n_val]]
@@ -156,6 +156,11 @@ class ImageRegressor(saving.Saved, BaseEstimator):
             self.refine_grid(x_val)
         return self
 
+    def _seed(self) -> Any:
+        state = self.random_state
+        of_numpy = isinstance(state, np.random.Generator | np.random.RandomState)
+        return seed_of(state) if of_numpy else state
+
     def prepare(self, x: Tensor, y: Tensor, y_val: Tensor | None = None) -> None:
         """Fix the labels' scale and build the untrained model on the device."""
         anchors = self._head().anchors
@@ -170,7 +175,7 @@ class ImageRegressor(saving.Saved, BaseEstimator):
             y, held_out=y_val, step=self.label_step, label_range=self.label_range
         )
         self.channels_, self.image_size_ = x.shape[1], (x.shape[2], x.shape[3])
-        with seeded(self.random_state):
+        with seeded(self._seed()):
             features = self._new_features()
             with torch.no_grad():
                 self.n_features_ = features.eval()(x[:1].cpu()).shape[-1]
@@ -215,7 +220,7 @@ class ImageRegressor(saving.Saved, BaseEstimator):
             batch_size=self.batch_size,
             max_epochs=self.max_epochs,
             lr=self.lr,
-            seed=self.random_state,
+            seed=self._seed(),
         )
         history = run(self.task(), data, val_data=val_data, options=options)
         self.model_.eval()

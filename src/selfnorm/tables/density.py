@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model always scores on the CPU, in float64
         but for the normalisers of factors, which are right to some 1e-5.
-    random_state : int, RandomState instance or None
+    random_state : int, RandomState, Generator or None
         Same value, same bits on the CPU.
     verbose : bool, default False
         Show what the columns are, and a progress bar with both bounds.
@@ -425,7 +425,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         ----------
         n_samples : int
             Number of rows, for each row of ``given``.
-        random_state : int, RandomState instance or None
+        random_state : int, RandomState, Generator or None
         given : dict or table, default None
             Values that the rows are to have, by column: ``{"sex": "F"}``; or a table with some of
             the columns, each of whose rows is completed ``n_samples`` times, one after the other.
@@ -494,9 +494,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if not mask.any():
             raise DataError("marginal needs the names of one column or more")
         ordered = tuple(c.name for c in self.schema_.modelled if c.name in columns)
-        listed = cache(partial(self._masses, mask))
-        score = partial(self._score_marginal, columns=ordered, mask=mask, listed=listed)
-        return Marginal(ordered, score, partial(self._draw_marginal, columns=ordered))
+        score = partial(self._score_marginal, columns=ordered, mask=mask)
+        draw = partial(self._draw_marginal, columns=ordered)
+        return Marginal(ordered, score, draw, partial(self._masses, mask))
 
     def probabilities(self, X: Any, column: Any) -> Any:
         """Probabilities of the levels of a column, given the others: a classifier.
@@ -621,7 +621,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             What the simple models are fitted to; by default the rest of ``X``, fold by fold.
         about : About, default None
             Names for the reader: ``selfnorm.report.About(source=, folder=, title=)``.
-        random_state : int, RandomState instance or None
+        random_state : int, RandomState, Generator or None
             For samples and folds.
 
         Examples
@@ -975,10 +975,10 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def _score_marginal(
         self,
         X: Any,
+        masses: tuple[Tensor, Tensor] | None,
         *,
         columns: Sequence[Any],
         mask: Tensor,
-        listed: Callable[[], tuple[Tensor, Tensor] | None],
     ) -> np.ndarray:
         if not (isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")):
             cells = X if np.ma.isMA(X) else np.asarray(X)
@@ -987,15 +987,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         coded, open_ = self._rows(X, partial=True)
         coded[:, ~mask] = torch.tensor([float(GAP), 0.0], dtype=coded.dtype)
         log_p = self._log_prob(coded, open_.where(mask, 0.0))
-        if (found := listed()) is not None:
-            codes, masses = found
+        if masses is not None:
+            codes, log_masses = masses
             same = (coded[:, mask, 0].unsqueeze(1) == codes).all(-1)  # none for what was never seen
-            log_p = torch.where(same.any(1), masses[same.int().argmax(1)], log_p)
+            log_p = torch.where(same.any(1), log_masses[same.int().argmax(1)], log_p)
         return log_p.numpy()
 
-    def _draw_marginal(
-        self, n_samples: int = 1, random_state: Any = None, *, columns: Sequence[Any]
-    ) -> Any:
+    def _draw_marginal(self, n_samples: int, random_state: Any, *, columns: Sequence[Any]) -> Any:
         coded = torch.zeros(n_samples, len(self.schema_.parts), 2, dtype=torch.float64)
         coded[..., 0], seed = GAP, seed_of(random_state)
         return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
@@ -1031,13 +1029,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return np.where(step > 0, np.clip(on_grid, first, last), rows)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Marginal:
     """The distribution of some columns of a fitted :class:`EnergyDensity`, the others unknown.
 
-    ``score_samples(X)`` is the log-likelihood ``(n,)`` of rows, whose other columns are not looked
-    at; an array may have all columns of the table, or these alone, as ``columns`` orders them: as
-    in the table. ``sample(n_samples=1, random_state=None)`` draws a table of these columns.
+    Other columns of rows are not looked at; an array may have all columns of the table, or these
+    alone, as ``columns`` orders them: as in the table.
 
     Probabilities of categories (64 combinations at most) are those of the joint distribution, up to
     the error of a mean over rows drawn from it. Other scores are the network's own answers with the
@@ -1055,8 +1052,21 @@ class Marginal:
     """
 
     columns: tuple[Any, ...]
-    score_samples: Callable[[Any], np.ndarray]
-    sample: Callable[..., Any]
+    _score: Callable[..., np.ndarray]
+    _draw: Callable[..., Any]
+    _masses: Callable[[], tuple[Tensor, Tensor] | None]
+
+    @cached_property
+    def _listed(self) -> tuple[Tensor, Tensor] | None:
+        return self._masses()
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log-likelihood ``(n,)`` of rows."""
+        return self._score(X, self._listed)
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> Any:
+        """A table of ``n_samples`` rows of these columns."""
+        return self._draw(n_samples, random_state)
 
 
 def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:

@@ -199,7 +199,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         width of their step, with a warning: a density on integers can grow spikes without limit.
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model predicts on the CPU in float64.
-    random_state : int, RandomState instance or None
+    random_state : int, RandomState, Generator or None
         Same value, same bits on the CPU.
     verbose : bool, default False
         Show progress bars, and what the fit came to.
@@ -695,7 +695,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             What the simple models are fitted to; by default the rest of ``X``, fold by fold.
         about : About, default None
             Names for the reader: ``selfnorm.report.About(source=, target=, folder=, title=)``.
-        random_state : int, RandomState instance or None
+        random_state : int, RandomState, Generator or None
             For samples and folds.
         """
         path = check_page(path)
