@@ -52,6 +52,11 @@ def density(frame):
     return EnergyDensity(**QUICK).fit(frame)
 
 
+def test_rows_one_by_one_have_the_scores_of_all_at_once(density, frame):
+    alone = [density.score_samples(frame.iloc[[i]])[0] for i in range(15)]
+    np.testing.assert_allclose(alone, density.score_samples(frame)[:15], rtol=0, atol=1e-5)
+
+
 def test_a_table_of_every_kind_is_fitted_scored_and_drawn(density, frame):
     assert density.method_ == "autoregressive"
     assert np.isfinite(density.score_samples(frame)).all()
