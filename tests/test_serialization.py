@@ -246,6 +246,7 @@ def test_what_a_call_of_torch_would_make_is_known_before_it_is_made():
         for make in (
             lambda: torch.arange(10**8),
             lambda: torch.eye(10**4),
+            lambda: torch.eye(10**6),
             lambda: torch.ones(2).repeat(10**8),
             lambda: torch.ones(10**4, 1) * torch.ones(10**4),
             lambda: torch.randperm(10**8),

@@ -252,12 +252,11 @@ class _WithinItsWeights(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        sizes = (
-            leaf.numel() if isinstance(leaf, Tensor) else abs(leaf)
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, Tensor | int)
-        )
-        if math.prod(max(size, 1) for size in sizes) > 10**6:  # it may be large: before it is made
+        leaves = tree_leaves((args, kwargs))
+        sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
+        counts = [abs(leaf) for leaf in leaves if isinstance(leaf, int)]
+        # what may be large is paid before it is made
+        if not sizes or math.prod(max(size, 1) for size in sizes + counts) > 10**6:
             self._pay(_elements_made(function, args, kwargs))
         made = function(*args, **kwargs)
         self._pay(made.numel() if isinstance(made, Tensor) else 0)
