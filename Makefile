@@ -49,14 +49,12 @@ campaign: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group bench
-	$(BIN)/python benchmarks/step_overhead.py
-	$(BIN)/python benchmarks/vs_torchebm.py
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/many.py
+	$(BIN)/python benchmarks/steps.py overhead
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/steps.py many
 	$(BIN)/python benchmarks/memory.py
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(BIN)/python benchmarks/step_gpu.py && \
-	  $(BIN)/python benchmarks/time_to_quality.py --data "$${SELFNORM_DATA:-$$HOME/.cache/selfnorm}"; \
-	else echo "no GPU: step_gpu.py and time_to_quality.py left out"; fi
+	  $(BIN)/python benchmarks/steps.py gpu; \
+	else echo "no GPU: steps.py gpu is left out"; fi
 	$(BIN)/python docs/generate.py
 
 docs: $(READY)

@@ -16,7 +16,6 @@ import argparse
 import copy
 import functools
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,11 @@ import torch
 from torch import Tensor
 
 import tabular
-from measuring import commit, need, rows_in, synchronise, write
-from seeds import ChainSeeds, SeedsTask, sampled_scores
+from aem import sampled_score
+from measuring import Row, commit, in_processes, mean_and_sd, need, now, rows_in, write
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.functional import importance_ml, log_mean_exp, nce, ranking_nce, snl
 from selfnorm.paper.report import markdown_table
-from table_frames import in_processes
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
 LABELS = {"snl": "SNL", "nce": "NCE", "ranking_nce": "ranking NCE", "importance_ml": "IS-ML"}
@@ -63,31 +61,28 @@ LOOP: dict[str, Any] = {
     "progress": False,
 }
 KEYS = ("part", "dataset", "choice", "seed")
-Row = dict[str, Any]
 
 
 # -- the plane -----------------------------------------------------------------------------------
 
 
-def plane_groups(seeds: list[int], *, apart: bool) -> Iterator[list[Row]]:
-    """Runs of one call of ``fit_many``: all that draw as many samples, or set and seed apart."""
+def plane_groups(seeds: list[int]) -> Iterator[list[Row]]:
+    """Runs of one call of ``fit_many``: all of a set and seed that draw as many samples."""
     from selfnorm.datasets import toy2d
 
-    if apart:  # for a CPU, where one batched model of all gains nothing
-        for each in ([seed] for seed in seeds):
-            for group in plane_groups(each, apart=False):
-                for name in toy2d.NAMES:
-                    yield [run for run in group if run["dataset"] == name]
-        return
-
-    def runs(choices: list[Row]) -> list[Row]:
-        return [{"dataset": s, "seed": k} | c for k in seeds for s in toy2d.NAMES for c in choices]
-
-    for n in PLANE_SAMPLES:
-        of = [{"part": "objectives", "objective": o, "n_samples": n} for o in OBJECTIVES]
-        yield runs([c | {"choice": f"{c['objective']}, {n}"} for c in of])
-    shares = [{"part": "defensive", "share": s, "choice": f"{s:g}"} for s in SHARES]
-    yield runs([c | {"objective": "snl", "n_samples": PLANE_SAMPLES[-1]} for c in shares])
+    groups: list[list[Row]] = [
+        [
+            {"part": "objectives", "objective": o, "n_samples": n, "choice": f"{o}, {n}"}
+            for o in OBJECTIVES
+        ]
+        for n in PLANE_SAMPLES
+    ]
+    common = {"part": "defensive", "objective": "snl", "n_samples": PLANE_SAMPLES[-1]}
+    groups.append([common | {"share": share, "choice": f"{share:g}"} for share in SHARES])
+    for seed in seeds:
+        for group in groups:
+            for name in toy2d.NAMES:
+                yield [{"dataset": name, "seed": seed} | choice for choice in group]
 
 
 @functools.cache
@@ -119,7 +114,7 @@ def train_plane(jobs: list[Row], device: str, max_steps: int | None) -> list[Row
             proposal = sn.Defensive(proposal.sharp, proposal.heavy, weight=share)
         made.append((recipe.model.to(device), proposal.to(device), split, recipe.options))
     steps = {} if max_steps is None else {"max_steps": max_steps}
-    began = time.perf_counter()
+    began = now(device)
     histories = sn.fit_many(
         [model for model, *_ in made],
         [split.train for _, _, split, _ in made],
@@ -131,8 +126,7 @@ def train_plane(jobs: list[Row], device: str, max_steps: int | None) -> list[Row
         progress=False,
         options=made[0][3].given(**steps),
     )
-    synchronise(device)
-    seconds = (time.perf_counter() - began) / len(jobs)
+    seconds = (now(device) - began) / len(jobs)
     found = []
     for job, (model, proposal, split, _), history in zip(jobs, made, histories, strict=True):
         with torch.no_grad():
@@ -158,18 +152,15 @@ def train_plane(jobs: list[Row], device: str, max_steps: int | None) -> list[Row
 # -- the chain -----------------------------------------------------------------------------------
 
 
-class ChainTask(SeedsTask, AutoregressiveTask):
-    """The training of chains by another objective, factor by factor; without energy: ``None``.
+class ChainTask(AutoregressiveTask):
+    """The training of a chain by another objective, factor by factor; without energy: ``None``."""
 
-    The seeds of one choice are trained together.
-    """
-
-    def __init__(self, model: ChainSeeds, objective: str | None, **options: Any) -> None:
+    def __init__(self, model: Any, objective: str | None, **options: Any) -> None:
         super().__init__(model, **options)
         self.of_factors = objective
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Minus the log-likelihood of the proposals and the objective, a row; summed over seeds."""
+        """Minus the log-likelihood of the proposals and the objective, a row."""
         at, log_q, f, log_w, _ = self.module.at_batch(batch, self.n_samples)
         if self.of_factors is None:
             value = 0.0 * f.sum()
@@ -182,17 +173,15 @@ class ChainTask(SeedsTask, AutoregressiveTask):
         else:
             value = importance_ml(f, log_w, reduction="none").sum(-1).mean()
         loss = -(log_q.sum(-1).mean() + value)
-        return loss * self.module.n_seeds, {"objective": -loss.detach()}
+        return loss, {"objective": -loss.detach()}
 
-    def scores_of(self, data: tuple[Tensor, ...]) -> Tensor:
-        """Held-out log-likelihood ``(S,)`` by sampled normalisers: two objectives train no b."""
-        return sampled_scores(self.module, data, self.validation_samples)
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Held-out log-likelihood by sampled normalisers: two objectives train no ``b``."""
+        return {"score": sampled_score(self.module, data, self.validation_samples)}
 
 
-def chain_groups(seeds: list[int]) -> Iterator[list[Row]]:
-    """Every run once, the seeds of a choice together: what several tables show is trained for the
-    first.
-    """
+def chain_jobs(seeds: list[int]) -> list[Row]:
+    """Every run once; what several tables show is trained for the first."""
     choices: list[Row] = [
         {"objective": objective, "n_samples": n, "choice": f"{objective}, {n}"}
         for n in CHAIN_SAMPLES
@@ -201,49 +190,37 @@ def chain_groups(seeds: list[int]) -> Iterator[list[Row]]:
     choices += [{"orderings": n, "choice": f"orders, {n}"} for n in ORDERS[1:]]
     alone = {"objective": None}
     choices += [alone | {"components": n, "choice": f"mixture alone, {n}"} for n in COMPONENTS]
-    for name in CHAIN_SETS:
-        for choice in choices:
-            yield [{"part": "chain", "dataset": name, "seed": seed} | choice for seed in seeds]
+    return [
+        {"part": "chain", "dataset": name, "seed": seed} | choice
+        for name in CHAIN_SETS
+        for choice in choices
+        for seed in seeds
+    ]
 
 
-def train_chains(jobs: list[Row], data: str, device: str, max_steps: int | None) -> list[Row]:
-    """One choice of a chain on a real table, all seeds as one model."""
+def train_chain(job: Row, data: str, device: str, max_steps: int | None) -> Row:
+    """One choice of a chain on a real table."""
     from selfnorm.chain import AutoregressiveEBM
     from selfnorm.training import TrainingOptions, run
 
     torch.set_num_threads(1)
-    job = jobs[0]
     table = tabular.load(job["dataset"], data)
     sizes = SIZES | {k: job[k] for k in ("orderings", "components") if k in job}
-    chains = []
-    for each in jobs:
-        torch.manual_seed(each["seed"])
-        chains.append(AutoregressiveEBM(table.dim, **sizes).to(device))
-    model = ChainSeeds(chains, **sizes).to(device)
-    objective = job.get("objective", "snl")
-    task = ChainTask(model, objective, n_samples=job.get("n_samples", 8), polish_steps=100)
+    torch.manual_seed(job["seed"])
+    model = AutoregressiveEBM(table.dim, **sizes).to(device)
+    options = {"n_samples": job.get("n_samples", 8), "polish_steps": 100}
+    task = ChainTask(model, job.get("objective", "snl"), **options)
     loop = LOOP | ({} if max_steps is None else {"max_steps": max_steps})
-    loop |= {"batch_size": len(jobs) * loop["batch_size"], "seed": job["seed"]}
-    synchronise(device)
-    began = time.perf_counter()
+    began = now(device)
     history = run(
         task,
         (table.train_values.to(device),),
         val_data=(table.val_values.to(device),),
-        options=TrainingOptions(**loop),
+        options=TrainingOptions(**loop, seed=job["seed"]),
     )
-    synchronise(device)
-    told = {"n_steps": history.n_steps, "stopped": history.stopped}
-    told |= {"seconds": round((time.perf_counter() - began) / len(jobs), 2)}
-    told["trained_together"] = len(jobs)
-    test = table.test.to(device)[:4000]
-    found = []
-    for i, (each, chain) in enumerate(zip(jobs, model.split(), strict=True)):
-        scores = [at[i] for at in task.scores]
-        best = {"best_step": (1 + scores.index(max(scores))) * loop["validate_every"]}
-        keys = {k: each[k] for k in KEYS}
-        found.append(keys | judged_chain(chain.eval(), test, device) | best | told)
-    return found
+    row = {k: job[k] for k in KEYS} | {"seconds": round(now(device) - began, 2)}
+    row |= {"n_steps": history.n_steps, "best_step": history.best_step, "stopped": history.stopped}
+    return row | judged_chain(model.eval(), table.test.to(device)[:4000], device)
 
 
 def judged_chain(model: Any, test: Tensor, device: str) -> Row:
@@ -255,11 +232,9 @@ def judged_chain(model: Any, test: Tensor, device: str) -> Row:
     for nodes in (0, *NODES):  # 0: the learned b
         how = {"normalizer": "quadrature", "n_nodes": nodes} if nodes else {}
         model.log_prob(test, **how)
-        synchronise(device)
-        start = time.perf_counter()
+        start = now(device)
         off = model.log_prob(test, **how).double() - exact
-        synchronise(device)
-        took = 1e6 * (time.perf_counter() - start) / len(test)
+        took = 1e6 * (now(device) - start) / len(test)
         error = {"rms": float(off.square().mean().sqrt()), "mean": float(off.mean())}
         found["ways"].append({"nodes": nodes, "us_a_row": round(took, 2)} | error)
     torch.manual_seed(0)
@@ -277,133 +252,58 @@ def judged_chain(model: Any, test: Tensor, device: str) -> Row:
 # -- pages ---------------------------------------------------------------------------------------
 
 
-def spread(values: list[float], digits: int = 3) -> str:
-    if not values:
-        return "–"
-    sd = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{sd}"
-
-
 def pick(rows: list[Row], key: str, **keys: Any) -> list[float]:
     return [r[key] for r in rows if all(r[k] == v for k, v in keys.items())]
 
 
-def compared(found: dict[tuple[str, int], float | None]) -> str:
-    """What follows for objectives at numbers of samples; larger is better."""
-    counts = sorted({n for (_, n), v in found.items() if v is not None})
-    told = []
-    for n in dict.fromkeys([*counts[:1], *counts[-1:]]):
-        known = {o: v for (o, m), v in found.items() if m == n and v is not None}
-        order = sorted(known, key=lambda o: -known[o])
-        behind = ", ".join(f"{LABELS[o]} {known[o] - known[order[0]]:+.3f}" for o in order[1:])
-        samples = f"{n:,} sample" + "s" * (n > 1)
-        told.append(f"with {samples} {LABELS[order[0]]} is first ({behind})")
-    return f"What follows, by the means of the sets: {'; '.join(told)}." if told else ""
-
-
 def page(rows: list[Row]) -> str:
-    """All tables in Markdown, each with what follows from it."""
-    seeds = {p: len({r["seed"] for r in rows if (r["part"] == "chain") == (p == "chains")})
-             for p in ("2-D sets", "chains")}  # fmt: skip
-    told = ", ".join(f"{n} of {part}" for part, n in seeds.items() if n)
-    sections = [
-        "# Ablations",
-        f"Mean ± standard deviation over seeds (up to {told}; no deviation: one seed).",
-    ]
+    """All tables in Markdown."""
+    sections = ["# Ablations", "Mean ± standard deviation over seeds (no deviation: one seed)."]
 
-    def table(
-        title: str, note: str, header: list[str], body: list[list[str]], follows: str = ""
-    ) -> None:
+    def table(title: str, note: str, header: list[str], body: list[list[str]]) -> None:
         body = [line for line in body if any(cell != "–" for cell in line[1:])]
         if body:
-            parts = [f"## {title}", note, markdown_table(header, body), follows]
-            sections.extend(part for part in parts if part)
-
-    def over_sets(found: list[list[float]]) -> float | None:
-        """Mean of the means of the sets, if all have one."""
-        return statistics.fmean(map(statistics.fmean, found)) if all(found) and found else None
-
-    def difference(one: float | None, other: float | None, digits: int = 3) -> str:
-        return "–" if one is None or other is None else f"{one - other:+.{digits}f}"
+            sections.extend([f"## {title}", note, markdown_table(header, body)])
 
     plane = [r for r in rows if r["part"] in ("objectives", "defensive")]
     sets = list(dict.fromkeys(r["dataset"] for r in plane))
 
-    def below(choice: str, part: str) -> float | None:
-        return over_sets(
-            [pick(plane, "gap_to_limit", part=part, dataset=s, choice=choice) for s in sets]
-        )
+    def below(part: str, choice: str) -> list[str]:
+        at = {"part": part, "choice": choice}
+        return [mean_and_sd(pick(plane, "gap_to_limit", dataset=s, **at)) for s in sets]
 
     table(
         "Objectives on 2-D sets: nats below the limit",
         "Lower is better. Steps, batches, networks and proposal are the same; exact normaliser.",
         ["objective, samples", *sets],
         [
-            [f"{LABELS[o]}, {n:,}"]
-            + [
-                spread(
-                    pick(plane, "gap_to_limit", part="objectives", dataset=s, choice=f"{o}, {n}")
-                )
-                for s in sets
-            ]
+            [f"{LABELS[o]}, {n:,}", *below("objectives", f"{o}, {n}")]
             for o in OBJECTIVES
             for n in PLANE_SAMPLES
         ],
-        compared(
-            {
-                (o, n): None if (mean := below(f"{o}, {n}", "objectives")) is None else -mean
-                for o in OBJECTIVES
-                for n in PLANE_SAMPLES
-            }
-        ),
     )
-    shares = {share: below(f"{share:g}", "defensive") for share in SHARES}
-    known = {share: v for share, v in shares.items() if v is not None}
-    best = min(known, key=lambda share: known[share]) if known else 0.0
     table(
-        "Share of the heavy-tailed part in the proposal: nats below the limit (ESS)",
+        "Share of the heavy-tailed part in the proposal: nats below the limit",
         "SNL, 256 samples. 0: a mixture of 40 Gaussians alone; 1: the Student-t base alone.",
         ["share", *sets],
-        [
-            [f"{share:g}"]
-            + [
-                (
-                    spread(pick(plane, "gap_to_limit", part="defensive", **at))
-                    + f" ({spread(pick(plane, 'ess', part='defensive', **at), 2).split(' ')[0]})"
-                ).replace("– (–)", "–")
-                for at in ({"dataset": s, "choice": f"{share:g}"} for s in sets)
-            ]
-            for share in SHARES
-        ],
-        f"What follows, by the means of the sets: a share of {best:g} is best; none at all costs "
-        f"{difference(shares[0.0], shares.get(best))} nats, the base alone "
-        f"{difference(shares[1.0], shares.get(best))}, our default of 0.2 "
-        f"{difference(shares[0.2], shares.get(best))}.",
+        [[f"{share:g}", *below("defensive", f"{share:g}")] for share in SHARES],
     )
     chain = [r for r in rows if r["part"] == "chain"]
 
-    def of(choice: str, key: str = "exact", digits: int = 3) -> list[str]:
-        return [spread(pick(chain, key, dataset=s, choice=choice), digits) for s in CHAIN_SETS]
-
-    def mean_of(choice: str, key: str = "exact") -> float | None:
-        return over_sets([pick(chain, key, dataset=s, choice=choice) for s in CHAIN_SETS])
+    def of(choice: str, key: str = "exact") -> list[str]:
+        return [mean_and_sd(pick(chain, key, dataset=s, choice=choice)) for s in CHAIN_SETS]
 
     table(
         "Objectives and samples in a chain: test log-likelihood",
         "Samples for each factor of each row in a step. Exact normaliser.",
         ["objective, samples", *CHAIN_SETS],
         [[f"{LABELS[o]}, {n}", *of(f"{o}, {n}")] for o in OBJECTIVES for n in CHAIN_SAMPLES],
-        compared({(o, n): mean_of(f"{o}, {n}") for o in OBJECTIVES for n in CHAIN_SAMPLES}),
     )
-    one = mean_of("snl, 8")
     table(
         "Orders averaged: test log-likelihood",
         "SNL, 8 samples.",
         ["orders", *CHAIN_SETS],
         [["1", *of("snl, 8")], *([str(n), *of(f"orders, {n}")] for n in ORDERS[1:])],
-        "What follows: over one order "
-        + ", ".join(f"{n} bring {difference(mean_of(f'orders, {n}'), one)}" for n in ORDERS[1:])
-        + " nats (means of the sets), at as many times the cost.",
     )
     table(
         "With and without energy: test log-likelihood",
@@ -414,45 +314,25 @@ def page(rows: list[Row]) -> str:
             ["mixture inside the chain", *of("snl, 8", "proposal")],
             ["mixture of 10 with energy", *of("snl, 8")],
         ],
-        "What follows: the energy adds "
-        + ", ".join(
-            f"{difference(one, mean_of(f'mixture alone, {n}'))} nats to a mixture of {n}"
-            for n in COMPONENTS
-        )
-        + f", {difference(one, mean_of('snl, 8', 'proposal'))} to the mixture it tilts "
-        "(means of the sets).",
     )
-    body, nearer = [], {}
-    for nodes in (0, *NODES):
-        cells = []
-        for s in CHAIN_SETS:
-            ways = [
-                w
-                for r in chain
-                if (r["dataset"], r["choice"]) == (s, "snl, 8")
-                for w in r["ways"]
-                if w["nodes"] == nodes
-            ]
-            if ways:
-                rms, us = (statistics.fmean(w[k] for w in ways) for k in ("rms", "us_a_row"))
-                cells.append(f"{rms:.4f}, {us:.1f}")
-                nearer.setdefault(nodes, []).append((rms, us))
-            else:
-                cells.append("–")
-        body.append([f"quadrature, {nodes} nodes" if nodes else "learned b", *cells])
+
+    def normaliser(dataset: str, nodes: int) -> str:
+        runs = [r for r in chain if (r["dataset"], r["choice"]) == (dataset, "snl, 8")]
+        ways = [way for r in runs for way in r["ways"] if way["nodes"] == nodes]
+        if not ways:
+            return "–"
+        rms, us = (statistics.fmean(way[k] for way in ways) for k in ("rms", "us_a_row"))
+        return f"{rms:.4f}, {us:.1f}"
+
     table(
         "Learned b against quadrature: error of log p(x) in nats (rms over rows), µs a row",
         "Of one trained chain (SNL, 8 samples); against 1,024 nodes.",
         ["normaliser", *CHAIN_SETS],
-        body,
-        "What follows, by the means of the sets: "
-        + "; ".join(
-            f"{f'{nodes} nodes' if nodes else 'one pass by b'}: off by "
-            f"{statistics.fmean(r for r, _ in found):.4f} nats, "
-            f"{statistics.fmean(t for _, t in found):.1f} µs"
-            for nodes, found in nearer.items()
-        )
-        + ".",
+        [
+            [f"quadrature, {nodes} nodes" if nodes else "learned b"]
+            + [normaliser(name, nodes) for name in CHAIN_SETS]
+            for nodes in (0, *NODES)
+        ],
     )
     return "\n\n".join(sections) + "\n"
 
@@ -486,17 +366,16 @@ def main() -> None:
         return [job for job in wanted if tuple(job[k] for k in KEYS) not in rows]
 
     if "plane" in args.parts:
-        left = map(missing, plane_groups(args.seeds, apart=args.jobs > 1 or args.device == "cpu"))
+        left = map(missing, plane_groups(args.seeds))
         calls = [(group, args.device, args.max_steps) for group in left if group]
         for found in in_processes(train_plane, calls, args.jobs):
             for row in found:
                 add(row)
     if "chain" in args.parts:
         how = (args.data, args.device, args.max_steps)
-        left = map(missing, chain_groups(args.seeds))
-        for found in in_processes(train_chains, [(g, *how) for g in left if g], args.jobs):
-            for row in found:
-                add(row)
+        calls = [(job, *how) for job in missing(chain_jobs(args.seeds))]
+        for row in in_processes(train_chain, calls, args.jobs):
+            add(row)
     print(path.with_suffix(".md").read_text())
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
-from seeds import ChainSeeds, SeedsTask, sampled_scores
+from selfnorm._context import seeded
 from selfnorm.chain import AutoregressiveEBM, Factors
 from selfnorm.chain.task import AutoregressiveTask
 from selfnorm.functional import log_mean_exp
@@ -67,8 +67,6 @@ class EnergyMachine(AutoregressiveEBM):
         >>> model.set_scaling(x).log_prob(x, n_samples=10).shape
         torch.Size([50])
     """
-
-    n_seeds = 1
 
     def __init__(
         self,
@@ -138,6 +136,18 @@ class EnergyMachine(AutoregressiveEBM):
         return torch.cat(parts)
 
 
+@torch.no_grad()
+def sampled_score(module: Any, data: tuple[Tensor, ...], n_samples: int) -> float:
+    """Held-out log-likelihood of a chain by samples that are the same every time."""
+    total = 0.0
+    with seeded(0, data[0].device):
+        for rows in module.chunks(len(data[0]), n_samples + 1):
+            _, log_q, f, log_w, log_det = module.at_batch(tuple(t[rows] for t in data), n_samples)
+            log_p = (log_q + f - log_mean_exp(log_w)).sum(-1) + log_det
+            total += float(log_mean_exp(log_p).double().sum())
+    return total / len(data[0])
+
+
 class EnergyMachineTask(AutoregressiveTask):
     """Maximum likelihood by importance sampling; that of the proposals beside it."""
 
@@ -147,26 +157,14 @@ class EnergyMachineTask(AutoregressiveTask):
         """Minus the log-likelihoods of the proposals and of the energies, a row."""
         _, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
         of_energy = (log_q.detach() + f - log_mean_exp(log_w)).sum(-1)
-        loss = -(log_q.sum(-1) + of_energy).mean() * self.module.n_seeds
+        loss = -(log_q.sum(-1) + of_energy).mean()
         return loss, {"log_prob": (of_energy + log_det).mean().detach()}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Held-out log-likelihood by samples that are the same every time."""
-        return {"score": float(self.scores_of(data))}
-
-    def scores_of(self, data: tuple[Tensor, ...]) -> Tensor:
-        """Held-out log-likelihood of the machine, or of each of several ``(S,)``."""
-        return sampled_scores(self.module, data, self.validation_samples)
+        return {"score": sampled_score(self.module, data, self.validation_samples)}
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """There is no ``b`` to fit."""
         del data
         return {}
-
-
-class EnergyMachineSeeds(ChainSeeds, EnergyMachine):
-    """Several machines, trained as one."""
-
-
-class EnergyMachineSeedsTask(SeedsTask, EnergyMachineTask):
-    """Their training, each as if it were alone."""

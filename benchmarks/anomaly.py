@@ -8,17 +8,14 @@ anomalies. Of a larger table at most 5,000 rows and 200,000 cells (but 2,000 row
 drawn at random, with the share of anomalies that it has (but twenty of them at least). Every
 detector has its default settings; PyOD's get standardised columns, ours the table as it is.
 
-Rows are written as they come; a second call adds what is missing. ``--merge`` takes over the rows
-of other files, so that detectors can run on several machines. PyOD: ``pip install pyod numba``.
+Rows are written as they come; a second call adds what is missing. PyOD: ``pip install pyod numba``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,9 +25,8 @@ from scipy.stats import rankdata
 from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
-from measuring import commit, peer, write
+from measuring import Row, Stopwatch, commit, in_processes, peer, rows_in, write
 from selfnorm.paper.report import markdown_table
-from table_frames import in_processes
 
 OURS = "selfnorm"
 PEERS = {
@@ -48,7 +44,6 @@ SETTINGS = {
 VIEWS = ("one_of_4", "one_of_8", "neighbours", "normal_scores", "density")  # ours is their mean
 LEFT_OUT = ("california",)  # has no anomalies
 MOST_ROWS, MOST_CELLS, FEWEST, ANOMALIES = 5_000, 200_000, 2_000, 20
-Row = dict[str, Any]
 KEYS = ("setting", "dataset", "model", "seed")
 
 
@@ -114,13 +109,13 @@ def run_one(job: Row) -> Row:
     warnings.simplefilter("ignore")
     keys = {key: job[key] for key in KEYS}
     train, test, labels = split(Path(job["file"]), job["setting"], job["seed"])
-    began, cpu = time.perf_counter(), time.process_time()
+    clock = Stopwatch()
     told: Row = {}
     if job["model"] == OURS:
         scores, told = ours(train, test, job)
     else:
         scores = theirs(job["model"], train, test, job["seed"])
-    took = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
+    took = clock(1)
     found = {"auroc": roc_auc_score(labels, scores)}
     for name, view in zip(VIEWS, told.pop("views").T, strict=True) if "views" in told else ():
         found[f"auroc_{name}"] = roc_auc_score(labels, view)
@@ -128,7 +123,7 @@ def run_one(job: Row) -> Row:
     sizes = {"n_train": len(train), "n_test": len(test), "columns": train.shape[1]}
     sizes["anomalies"] = int(labels.sum())
     rounded = {k: round(float(v), 5) for k, v in found.items()}
-    return keys | rounded | sizes | {k: round(v, 1) for k, v in took.items()} | told
+    return keys | rounded | sizes | took | told
 
 
 def attempt(job: Row) -> Row | None:
@@ -199,7 +194,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", type=Path, default=[], help="folders of .npz files")
     parser.add_argument("--out", type=Path, default=Path("results/anomaly"))
-    parser.add_argument("--merge", nargs="*", type=Path, default=[], help="result files to add")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--sets", nargs="+", help="tables, by default all")
@@ -212,13 +206,7 @@ def main() -> None:
     args = parser.parse_args()
 
     path = args.out / "anomaly.json"
-    rows: dict[tuple[Any, ...], Row] = {}
-    made_by: list[Row] = []  # where the rows of other files come from
-    for file in [path, *args.merge]:
-        if file.exists():
-            content = json.loads(file.read_text())
-            rows |= {tuple(r[k] for k in KEYS): r for r in content["rows"]}
-            made_by += content.get("made_by") or [content]
+    rows = {tuple(row[k] for k in KEYS): row for row in rows_in(path)}
     tables = tables_in(args.data)
     common = {"device": args.device, "max_steps": args.max_steps, "max_time": args.max_time}
     jobs = [
@@ -240,15 +228,8 @@ def main() -> None:
     made_at = {"commit": commit()}
 
     def save() -> None:
-        more: Row = {s: standing([*rows.values()], s) for s in SETTINGS}
-        more = {"standing": more}
-        if args.merge:
-            of = [{k: m[k] for k in ("command", "commit", "hardware")} for m in made_by]
-            more["made_by"] = [m for i, m in enumerate(of) if m not in of[:i]]
-            more |= {"command": [m["command"] for m in more["made_by"]]}
-            more["commit"] = ", ".join(sorted({row["commit"] for row in rows.values()}))
-            more["hardware"] = {str(i): m["hardware"] for i, m in enumerate(more["made_by"])}
-        write(path, [*rows.values()], args.device, **more)
+        of_settings = {s: standing([*rows.values()], s) for s in SETTINGS}
+        write(path, [*rows.values()], args.device, standing=of_settings)
         path.with_suffix(".md").write_text(page([*rows.values()]))
 
     for row in filter(None, in_processes(attempt, [(job,) for job in jobs], args.jobs)):

@@ -99,19 +99,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/density"))
     given = parser.parse_args()
     need(given.device)
-    before: dict[str, list[float]] = {}
-    earlier = "density_cpu" if given.device == "cpu" else "density"
-    for row in rows_in(Path(f"results/density/{earlier}.json")):
-        if row.get("method", "selfnorm") == "selfnorm":
-            before.setdefault(row["dataset"], []).append(row["test"])
     path = given.out / f"continuous_{given.device}.json"
     rows = rows_in(path)
     for name in given.sets:
         for seed in range(given.first_seed, given.first_seed + given.seeds):
             row = measure(name, given.data, given.device, seed, given.max_time)
-            row["before"] = float(np.mean(before[name])) if name in before else None
             print(json.dumps(row), flush=True)
-            rows = [each for each in rows if (each["set"], each["seed"]) != (name, seed)] + [row]
+            others = [other for other in rows if (other["set"], other["seed"]) != (name, seed)]
+            rows = [*others, row]
             write(path, rows, given.device)
 
 

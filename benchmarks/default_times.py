@@ -2,33 +2,36 @@
 
     python benchmarks/default_times.py --out results/defaults/times.json
     python benchmarks/default_times.py --out out/t.json --cases 800x30 50000x10 --max-time 30
+    python benchmarks/default_times.py --cases 1000000x10 --max-time 300 --mixture-rows 1000000 \\
+        --out results/defaults/rows_1000000x10.json
 
 Tables are made here: groups of rows, curved dependence, heavy tails and spreads that vary, in any
-number of columns. Needs nothing but the library. Runs that the file has are not repeated. On a
-machine of many cores several fits may run side by side, each bound to two of them: ``--beside``
-tells how many others did.
+number of columns. Memory is the peak of the process during the fit beyond what it had with the
+table made. ``--mixture-rows``: the peer, a mixture of 32 Gaussians fitted to so many of the rows.
+Needs nothing but the library. Runs that the file has are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
+import resource
+import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from sklearn.mixture import GaussianMixture
 
-from measuring import rows_in, write
+from measuring import Row, Stopwatch, commit, rows_in, write
 from selfnorm import EnergyDensity, EnergyRegressor
-from selfnorm.paper.commit import commit
 
 LIMITS = {  # seconds on two quiet cores
     "200x5": 15, "200x30": 15, "398x30": 15, "800x5": 15, "800x30": 15, "960x4": 15,
     "2000x5": 15, "20000x10": 100, "16000x17": 180, "50000x10": 150, "3000x50": 90,
     "regression 50000x10": 120,
 }  # fmt: skip
+MIB = 2**20
 
 
 def table(n: int, d: int, seed: int = 0) -> np.ndarray:
@@ -46,26 +49,58 @@ def table(n: int, d: int, seed: int = 0) -> np.ndarray:
     return x
 
 
-def measure(case: str, max_time: float | None, beside: int = 0) -> dict[str, Any]:
-    """Fit one case; time and log-likelihood of rows not seen."""
+def resident() -> int:
+    """Bytes of this process that are in memory now."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize()
+
+
+class Peak:
+    """The most memory that the process had while a block ran, looked at twenty times a second."""
+
+    def __enter__(self) -> Peak:
+        self.before = self.most = resident()
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self._watch.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.05):
+            self.most = max(self.most, resident())
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watch.join()
+        self.most = max(self.most, resident())
+
+
+def measure(case: str, max_time: float | None, mixture_rows: int) -> Row:
+    """Fit one case; time, memory and log-likelihood of rows not seen."""
     *kind, size = case.split()
     n, d = (int(part) for part in size.split("x"))
     rows = table(n + 2000, d + bool(kind))
     train, test = rows[:n], rows[n:]
-    began, worked = time.perf_counter(), time.process_time()
-    if kind:
-        model: Any = EnergyRegressor(random_state=0, max_time=max_time)
-        model.fit(train[:, :-1], train[:, -1])
-    else:
-        model = EnergyDensity(random_state=0, max_time=max_time).fit(train)
-    seconds, worked = time.perf_counter() - began, time.process_time() - worked
+    clock = Stopwatch()
+    with Peak() as peak:
+        if kind:
+            regressor = EnergyRegressor(random_state=0, max_time=max_time)
+            model = regressor.fit(train[:, :-1], train[:, -1])
+        else:
+            model = EnergyDensity(random_state=0, max_time=max_time).fit(train)
+    took = clock()
     log_p = model.log_prob(test[:, :-1], test[:, -1]) if kind else model.score_samples(test)
-    return {
-        "case": case, "max_time": max_time, "limit": max_time or LIMITS.get(case),
-        "seconds": round(seconds, 2), "cpu_seconds": round(worked, 2), "steps": model.n_iter_,
-        "test": float(np.mean(np.asarray(log_p))), "threads": torch.get_num_threads(),
-        "beside": beside, "commit": commit(Path(__file__).parent),
+    row = {
+        "case": case, "max_time": max_time, "limit": max_time or LIMITS.get(case), **took,
+        "beyond_mib": round((peak.most - peak.before) / MIB), "data_mib": round(train.nbytes / MIB),
+        "steps": model.n_iter_, "test": float(np.mean(np.asarray(log_p))),
+        "threads": torch.get_num_threads(), "commit": commit(Path(__file__).parent),
     }  # fmt: skip
+    if mixture_rows:
+        chosen = np.sort(np.random.default_rng(0).permutation(n)[:mixture_rows])
+        mixture = GaussianMixture(32, reg_covar=1e-4, random_state=0).fit(train[chosen])
+        row |= {"mixture_rows": len(chosen), "mixture_test": float(mixture.score(test))}
+    return row
 
 
 def main() -> None:
@@ -74,8 +109,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/defaults/times.json"))
     parser.add_argument("--cases", nargs="*", default=list(LIMITS))
     parser.add_argument("--max-time", type=float, default=None)
+    parser.add_argument("--mixture-rows", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--beside", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     EnergyDensity(random_state=0, max_steps=1).fit(table(100, 3))  # what is loaded once
@@ -83,7 +118,7 @@ def main() -> None:
     done = {(row["case"], row["max_time"]) for row in rows}
     for case in args.cases:
         if (case, args.max_time) not in done:
-            rows.append(measure(case, args.max_time, args.beside))
+            rows.append(measure(case, args.max_time, args.mixture_rows))
             print(json.dumps(rows[-1]), flush=True)
             write(args.out, rows)
 

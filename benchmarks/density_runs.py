@@ -11,9 +11,12 @@ import numpy as np
 import torch
 
 import tabular
+from measuring import Row, now
 
 CONTINUOUS = ("power", "bsds300")  # sets whose loaders leave nothing to dequantise
 CHAINS = ("selfnorm", "aem")
+FLOWS = ("nsf", "maf")
+KEYS = ("dataset", "method", "config", "seed")
 NODES = 8192  # of the quadrature that normalises the conditionals whose integrals are checked
 FLOW_LOOP = {
     "batch_size": 512,
@@ -27,14 +30,7 @@ FLOW_LOOP = {
 }
 
 
-def wait(device: str) -> float:
-    """The clock, once the device has finished what it was given."""
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def progress_of(history: Any) -> dict[str, Any]:
+def progress_of(history: Any) -> Row:
     return {
         "val": history.best_score,
         "best_step": history.best_step,
@@ -49,9 +45,7 @@ def progress_of(history: Any) -> dict[str, Any]:
     }
 
 
-def chain_options(
-    job: dict[str, Any], table: Any, device: str
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def chain_options(job: Row, table: Any, device: str) -> tuple[Row, Row, Row]:
     """Sizes, loop and task of our chain, or of an energy machine with the same budget: steps, rows
     a step, rate.
     """
@@ -68,19 +62,17 @@ def chain_options(
     return sizes, loop, {**defaults.task, **job.get("task", {})}
 
 
-def trained(
-    task: Any, table: Any, val: torch.Tensor, loop: dict[str, Any], device: str
-) -> tuple[Any, float]:
+def trained(task: Any, table: Any, val: torch.Tensor, loop: Row, device: str) -> tuple[Any, float]:
     """The history of a run through the library's loop, and its seconds."""
     from selfnorm.training import TrainingOptions, run
 
     rows, held_out = (table.train_values.to(device),), (val.to(device),)
-    began = wait(device)
+    began = now(device)
     history = run(task, rows, val_data=held_out, options=TrainingOptions(**loop))
-    return history, wait(device) - began
+    return history, now(device) - began
 
 
-def train_chain(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
+def train_chain(job: Row, table: Any, device: str) -> tuple[Row, Any]:
     from aem import EnergyMachine
     from selfnorm.chain import AutoregressiveEBM
 
@@ -125,7 +117,7 @@ def conditional_integrals(
     return torch.cat(parts, 1)
 
 
-def bounds_of(model: Any, table: Any, device: str) -> dict[str, Any]:
+def bounds_of(model: Any, table: Any, device: str) -> Row:
     """Bounds, what the learned b is off, effective sample size, agreement with quadrature,
     integrals of conditionals.
 
@@ -168,7 +160,7 @@ def bounds_of(model: Any, table: Any, device: str) -> dict[str, Any]:
     }
 
 
-def make_flow(dim: int, sizes: dict[str, Any], device: str) -> Any:
+def make_flow(dim: int, sizes: Row, device: str) -> Any:
     from flow_tails import SquashedFlow
     from selfnorm.distributions import Flow
 
@@ -178,17 +170,12 @@ def make_flow(dim: int, sizes: dict[str, Any], device: str) -> Any:
     return (SquashedFlow if squash else Flow)(dim, **options).to(device)
 
 
-def flow_setting(job: dict[str, Any], table: Any, device: str) -> tuple[Any, dict[str, Any]]:
-    """The columns to draw noise for, where there are any, and the loop of a flow."""
-    columns = None if table.name in CONTINUOUS else table.columns.to(device)
-    looks = {"validate_every": max(1, job["loop"]["max_steps"] // 30)}
-    return columns, FLOW_LOOP | looks | job["loop"]
-
-
-def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, Any], Any]:
+def train_flow(job: Row, table: Any, device: str) -> tuple[Row, Any]:
     torch.manual_seed(job["seed"])
     flow = make_flow(table.dim, job["model"], device)
-    columns, loop = flow_setting(job, table, device)
+    columns = None if table.name in CONTINUOUS else table.columns.to(device)
+    looks = {"validate_every": max(1, job["loop"]["max_steps"] // 30)}
+    loop = FLOW_LOOP | looks | job["loop"]
     task = flow.training_task(columns=columns)
     history, seconds = trained(task, table, table.val, loop | {"seed": job["seed"]}, device)
     row = {"seconds": seconds, "model": job["model"], "loop": loop}
@@ -196,62 +183,7 @@ def train_flow(job: dict[str, Any], table: Any, device: str) -> tuple[dict[str, 
     return row | progress_of(history), flow
 
 
-def flow_seeds(job: dict[str, Any], table: Any, device: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Several seeds of a flow, their task and the loop of one."""
-    from seeds import FlowSeeds, FlowSeedsTask
-
-    flows = []
-    for seed in job["seeds"]:
-        torch.manual_seed(seed)
-        flows.append(make_flow(table.dim, job["model"], device))
-    columns, loop = flow_setting(job, table, device)
-    stacked = FlowSeeds(flows).to(device)
-    return stacked, FlowSeedsTask(stacked, columns=columns), loop
-
-
-def machine_seeds(job: dict[str, Any], table: Any, device: str) -> tuple[Any, Any, dict[str, Any]]:
-    """The same of an energy machine."""
-    from aem import EnergyMachine, EnergyMachineSeeds, EnergyMachineSeedsTask
-
-    sizes, loop, task_options = chain_options(job, table, device)
-    machines = []
-    for seed in job["seeds"]:
-        torch.manual_seed(seed)
-        machines.append(EnergyMachine(table.dim, **sizes).to(device))
-    stacked = EnergyMachineSeeds(machines, **sizes).to(device)
-    return stacked, EnergyMachineSeedsTask(stacked, **task_options), loop
-
-
-def train_seeds(job: dict[str, Any], table: Any, device: str) -> list[tuple[dict, Any]]:
-    """Several seeds of a model at once; ``seconds`` is the time of them all."""
-    seeds, machines = job["seeds"], job["method"] == "aem"
-    stacked, task, loop = (machine_seeds if machines else flow_seeds)(job, table, device)
-    together = {**loop, "batch_size": loop["batch_size"] * len(seeds), "seed": seeds[0]}
-    val = table.val_values if machines else table.val
-    history, seconds = trained(task, table, val, together, device)
-    out = []
-    for i, model in enumerate(stacked.split()):
-        scores = [at[i] if at[i] == at[i] else -np.inf for at in task.scores]
-        best = max(range(len(scores)), key=scores.__getitem__)
-        steps = [min(history.n_steps, (k + 1) * loop["validate_every"]) for k in range(len(scores))]
-        every = slice(None, None, max(1, len(scores) // 10))
-        row = {
-            "seconds": seconds,
-            "trained_together": len(seeds),
-            "model": job.get("model", {}),
-            "loop": loop,
-            **progress_of(history),
-            "val": scores[best],
-            "best_step": steps[best],
-            "val_curve": [
-                [s, round(v, 4)] for s, v in zip(steps[every], scores[every], strict=True)
-            ],
-        }
-        out.append((row, model.eval()))
-    return out
-
-
-def fit_classic(job: dict[str, Any], table: Any) -> tuple[dict[str, Any], Any]:
+def fit_classic(job: Row, table: Any) -> tuple[Row, Any]:
     from sklearn.mixture import GaussianMixture
     from sklearn.neighbors import KernelDensity
 
@@ -278,9 +210,7 @@ def fit_classic(job: dict[str, Any], table: Any) -> tuple[dict[str, Any], Any]:
     return row | {"diverged": False}, best[2]
 
 
-def log_prob_times(
-    job: dict[str, Any], table: Any, model: Any, test: torch.Tensor, device: str
-) -> dict[str, Any]:
+def log_prob_times(job: Row, table: Any, model: Any, test: torch.Tensor, device: str) -> Row:
     """What a normalised ``log_prob`` costs, and how far it is from the exact normaliser's.
 
     By the learned ``b`` of a chain, in one pass; by samples of an energy machine, and beside these
@@ -294,13 +224,13 @@ def log_prob_times(
 
     def timed(of: Any, **way: Any) -> tuple[torch.Tensor, float]:
         of.log_prob(rows, **way)
-        began = wait(device)
+        began = now(device)
         found = of.log_prob(rows, **way)
-        return found, 1e6 * (wait(device) - began) / len(rows)
+        return found, 1e6 * (now(device) - began) / len(rows)
 
     more = {}
     if job["method"] == "selfnorm":
-        ways: list[dict[str, Any]] = [{"normalizer": "learned"}]
+        ways: list[Row] = [{"normalizer": "learned"}]
     else:
         ways = [{"n_samples": n, "stratified": False} for n in (20, 100, 500, 2000)]
         sizes, *_ = chain_options(job | {"method": "selfnorm", "model": {}}, table, device)
@@ -346,53 +276,55 @@ def two_sample_auroc(real: np.ndarray, fake: np.ndarray, seed: int) -> float:
     return float(cross_val_score(trees, x[order], y[order], cv=2, scoring="roc_auc").mean())
 
 
-Result = tuple[dict[str, Any], np.ndarray, tuple[np.ndarray, np.ndarray] | None]
+def name_of(row: Row) -> str:
+    """A run in words."""
+    return f"{row['dataset']}/{row['method']}/{row['config']}/{row['seed']}"
 
 
-def run_job(job: dict[str, Any], data: str, device: str) -> list[Result]:
-    """For every seed of the job: the row, the log-density of the test rows, and (test rows,
-    samples) for a two-sample test.
+def attempt(job: Row, data: str, device: str) -> tuple[Row, np.ndarray | None]:
+    """The row of a run and the log-density of its test rows; a failed run must not end the table.
+
+    What a run may end by: training and memory (RuntimeError), data, linear algebra, overflow,
+    files.
     """
+    torch.set_num_threads(1)
+    try:
+        return run_job(job, data, device)
+    except (RuntimeError, ValueError, ArithmeticError, MemoryError, OSError) as error:
+        row = {k: job[k] for k in KEYS}
+        return row | {"error": f"{type(error).__name__}: {error}"[:200]}, None
+
+
+def run_job(job: Row, data: str, device: str) -> tuple[Row, np.ndarray]:
+    """Train, score the test rows, draw samples, bound, and time it all."""
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
     table = tabular.load(job["dataset"], data)
-    if "seeds" in job:
-        trained = train_seeds(job, table, device)
-        return [
-            assess({**job, "seed": seed}, table, device, row, model)
-            for seed, (row, model) in zip(job["seeds"], trained, strict=True)
-        ]
     if job["method"] in CHAINS:
         row, model = train_chain(job, table, device)
-    elif job["method"] in ("nsf", "maf"):
+    elif job["method"] in FLOWS:
         row, model = train_flow(job, table, device)
     else:
         row, model = fit_classic(job, table)
-    return [assess(job, table, device, row, model)]
-
-
-def assess(job: dict[str, Any], table: Any, device: str, row: dict[str, Any], model: Any) -> Result:
-    """Score the test rows, draw samples, bound, and time it all, in full single precision."""
     torch.set_float32_matmul_precision("highest")
     method = job["method"]
     test = table.test if method in ("gmm", "kde") else table.test.to(device)
     log_density(model, method, test[:64])  # what runs once (kernel choice, loading) is not timed
-    began = wait(device)
+    began = now(device)
     log_prob = log_density(model, method, test)
-    row["log_prob_seconds"] = wait(device) - began
+    row["log_prob_seconds"] = now(device) - began
     row |= {"test": float(log_prob.mean()), "test_se": float(log_prob.std() / len(test) ** 0.5)}
     row |= {"worst_row": float(log_prob.min()), "n_train": len(table.train), "n_test": len(test)}
-    pair = None
-    if method in (*CHAINS, "nsf", "maf") and job.get("two_sample", True):
-        began = wait(device)
+    if method in (*CHAINS, *FLOWS) and job.get("two_sample", True):
+        began = now(device)
         samples = draw(model, method, min(len(test), 5000), job["seed"])
-        row |= {"sampling_seconds": wait(device) - began, "n_sampled": len(samples)}
+        row |= {"sampling_seconds": now(device) - began, "n_sampled": len(samples)}
         finite = np.isfinite(samples).all(1)
         row["samples_not_finite"] = int((~finite).sum())
-        pair = (np.asarray(table.test), samples[finite])
+        real = np.asarray(table.test)
+        row["two_sample_auroc"] = two_sample_auroc(real, samples[finite], job["seed"])
     if method in CHAINS and (method == "selfnorm" or job["seed"] == 0):  # samples take minutes
         row |= log_prob_times(job, table, model, test, device)
     if method == "selfnorm":
         row |= bounds_of(model, table, device)
-    keys = ("dataset", "method", "config", "seed")
-    return {k: job[k] for k in keys} | row, log_prob.astype(np.float32), pair
+    return {k: job[k] for k in KEYS} | row, log_prob.astype(np.float32)

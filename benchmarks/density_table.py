@@ -19,20 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from density_runs import FLOWS, name_of
+from measuring import Row, mean_and_sd
 from selfnorm.paper.report import markdown_table
 
-FLOWS = ("nsf", "maf")
 LABELS = {"selfnorm": "selfnorm", "aem": "AEM", "nsf": "NSF", "maf": "MAF"}
 LABELS |= {"gmm": "GMM", "kde": "KDE"}
 TRAINED = ("selfnorm", "aem", *FLOWS)
 SPARED = 5  # rows a method likes least, left out in a second comparison
 COLUMNS = {"california": 8, "magic.gamma": 10, "mammography": 6}
 COLUMNS |= {"power": 6, "shuttle": 9, "bsds300": 63}
-Row = dict[str, Any]
-
-
-def name_of(row: Row) -> str:
-    return f"{row['dataset']}/{row['method']}/{row['config']}/{row['seed']}"
 
 
 def read(paths: list[Path]) -> tuple[list[Row], dict[str, np.ndarray], dict[str, Any]]:
@@ -91,10 +87,7 @@ def flow_configurations(rows: list[Row], dataset: str) -> list[list[str]]:
 
 def cell(group: list[Row], key: str, digits: int = 3) -> str:
     values = [r[key] for r in group if r.get(key) is not None]
-    if not values:
-        return "–"
-    sd = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{sd} ({len(values)})"
+    return mean_and_sd(values, digits) + (f" ({len(values)})" if values else "")
 
 
 def extreme(group: list[Row], key: str, digits: int = 4) -> str:

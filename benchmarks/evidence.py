@@ -22,11 +22,8 @@ charged for each evaluation of the density:
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import math
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
@@ -40,11 +37,9 @@ from evidence_targets import (
     free,
     mcmc_draws,
 )
-from table_frames import Results, in_processes, provenance, time_limit
+from measuring import Results, Row, Stopwatch, in_processes, provenance, time_limit
 
 N_DRAWS = 4000
-PACKAGES = ("selfnorm", "torch", "numpy", "harmonic", "jax", "dynesty", "nautilus-sampler")
-Row = dict[str, Any]
 
 
 def ours(target: Target, draws: np.ndarray, seed: int) -> Row:
@@ -166,30 +161,22 @@ DRAWS = {"exact": exact_draws, "mcmc": mcmc_draws, "ensemble": ensemble_draws}
 METHODS = {f.__name__: f for f in (ours, gaussian_bridge, harmonic, dynesty, nautilus)}
 
 
-def installed() -> Row:
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return {name: found[name] for name in PACKAGES if name in found}
-
-
 def one(method: str, keys: Row, limit: float | None) -> Row:
     """One row: a method on a target."""
     target = TARGETS[keys["target"]]
     draws = DRAWS[keys["draws"]](target, keys["n"], keys["seed"])
-    start, cpu = time.perf_counter(), time.process_time()
+    clock = Stopwatch()
     try:
         with time_limit(limit):
             row = METHODS[method](target, draws, keys["seed"])
         row["error"] = row["log_z"] - target.log_z
     except Exception as error:  # a method that fails is a result
         row = {"failed": f"{type(error).__name__}: {error}"[:300]}
-    row |= {"dim": target.dim, "seconds": time.perf_counter() - start}
-    row |= {"cpu_seconds": time.process_time() - cpu}
-    return {"method": method, **keys, **row}
+    return {"method": method, **keys, **row, "dim": target.dim, **clock()}
 
 
 def run(args: argparse.Namespace) -> None:
-    made_by = {**provenance(), "versions": installed()}
-    results = Results(args.out / f"{args.method}.json", made_by)
+    results = Results(args.out / f"{args.method}.json", provenance())
     ensembles = args.draws == "ensemble"
     others = [name for name in TARGETS if name not in FOR_ENSEMBLES]
     targets = args.targets or (FOR_ENSEMBLES if ensembles else others)

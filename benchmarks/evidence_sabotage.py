@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import selfnorm as sn
-from table_frames import Results, in_processes, provenance
+from measuring import Results, in_processes, provenance
 
 Array = np.ndarray
 Case = tuple[Callable[[Array], Array], Array, float]

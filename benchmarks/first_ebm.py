@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import selfnorm as sn
-from measuring import rows_in, write
+from measuring import Stopwatch, rows_in, write
 from selfnorm.datasets import toy2d
 
 FRESH = 20_000  # points on which a model is judged
@@ -49,9 +48,9 @@ def measure(name: str, energy: str, seed: int) -> dict[str, Any]:
     split = toy2d.load(name, seed=100 + seed)
     torch.manual_seed(seed)
     ebm, q = ENERGIES[energy](split.train)
-    began, worked = time.perf_counter(), time.process_time()
+    clock = Stopwatch()
     history = sn.fit(ebm, split.train, proposal=q, seed=seed, progress=False)
-    seconds, worked = time.perf_counter() - began, time.process_time() - worked
+    took = clock()
     log_z, error = sn.exact_log_norm(ebm, 2)
     x = split.draw(FRESH, seed=10_000 + seed)
     with torch.no_grad():
@@ -59,9 +58,8 @@ def measure(name: str, energy: str, seed: int) -> dict[str, Any]:
     return {
         "set": name, "energy": energy, "seed": seed, "limit": split.limit,
         "gap": float(gap.mean()), "gap_se": float(gap.std() / FRESH**0.5), "grid_error": error,
-        "seconds": round(seconds, 2), "cpu_seconds": round(worked, 2),
-        "steps": history.n_steps, "best_step": history.best_step, "stopped": history.stopped,
-        "threads": torch.get_num_threads(),
+        **took, "steps": history.n_steps, "best_step": history.best_step,
+        "stopped": history.stopped, "threads": torch.get_num_threads(),
     }  # fmt: skip
 
 

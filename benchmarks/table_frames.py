@@ -9,29 +9,16 @@ every method: a digest of them stands in each result.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
-import multiprocessing
 import os
-import platform
-import shlex
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "src"))  # peers' environments have no selfnorm
-from selfnorm.paper.commit import commit
-
 Frame = dict[str, np.ndarray]
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -383,106 +370,3 @@ def nearest(x: np.ndarray, values: np.ndarray) -> np.ndarray:
         return np.full_like(x, values[0])
     left = values[right - 1]
     return np.where(x - left <= values[right] - x, left, values[right])
-
-
-# Results
-
-PACKAGES = ("selfnorm", "torch", "numpy", "pandas", "scikit-learn", "xgboost", "sdmetrics")
-PACKAGES += ("arfpy", "miceforest", "lightgbm", "pyod", "shap")
-
-
-def provenance(stated: str | None = None, device: str = "cpu") -> Row:
-    """Where the figures of this process come from; torch is asked where it is in use."""
-    hardware: Row = {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)),
-        "device": device,
-    }
-    if device != "cpu":
-        import torch
-
-        hardware["gpu"] = torch.cuda.get_device_name(device)
-    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    versions = {name: installed[name] for name in PACKAGES if name in installed}
-    folders = {"--work": "WORK", "--out": "OUT", "--data-dir": "DATA"}  # where is nobody's business
-    words = [folders.get(last, w) for last, w in zip(sys.argv, sys.argv[1:], strict=False)]
-    return {
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
-        "commit": stated or commit(Path(__file__).parent),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {"python": platform.python_version(), **versions},
-        "hardware": hardware,
-    }
-
-
-class Results:
-    """Rows of one part of the benchmark on disk; finished rows are kept by the next call.
-
-    The methods run in environments and on machines of their own: ``made_by`` lists them, and each
-    row says by number which one it comes from.
-    """
-
-    def __init__(self, path: Path, made_by: Row) -> None:
-        self.path, self.content = path, {"table": path.stem, "made_by": [], "rows": []}
-        if path.exists():
-            self.content = json.loads(path.read_text())
-        self.made_by = self._number(made_by)
-
-    def _number(self, made_by: Row) -> int:
-        found = self.content["made_by"]
-        same = [{k: v for k, v in m.items() if k != "time"} for m in found]
-        wanted = {k: v for k, v in made_by.items() if k != "time"}
-        if wanted not in same:
-            found.append(made_by)
-            same.append(wanted)
-        return same.index(wanted)
-
-    @property
-    def rows(self) -> list[Row]:
-        """All rows so far."""
-        return self.content["rows"]
-
-    def has(self, keys: Row) -> bool:
-        """Whether a row with these values is there."""
-        return any(all(row.get(k) == v for k, v in keys.items()) for row in self.rows)
-
-    def add(self, row: Row, **others: Row) -> None:
-        """Add a row and write the file; ``others``: what else took part, by role."""
-        numbers = {role: self._number(made_by) for role, made_by in others.items()}
-        self.rows.append({**row, **numbers, "made_by": self.made_by})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        plain_numbers = json.dumps(self.content, default=float)
-        finite = json.loads(plain_numbers, parse_constant=lambda _: None)
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(finite, indent=1) + "\n")
-        os.replace(part, self.path)
-
-
-def in_processes(
-    function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int
-) -> Iterator[Any]:
-    """``function(*call)`` for each call, as they end; ``jobs`` processes, or here where it is 1."""
-    if jobs == 1:
-        for call in calls:
-            yield function(*call)
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(function, *call) for call in calls]):
-            yield done.result()
-
-
-@contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise ``TimeoutError`` after so many seconds of this process's processor time."""
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"did not end in {seconds:g} s of a core")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds or 0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)

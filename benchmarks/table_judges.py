@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import cdist
 
+from measuring import Row
 from table_frames import (
     SETS,
     Coding,
     Frame,
-    Row,
     as_float,
     at_most,
     categories,

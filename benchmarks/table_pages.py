@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from measuring import Row, mean_and_sd
 from selfnorm.paper.report import markdown_table
-from table_frames import Row
 
 NAMES = {
     "selfnorm": "**selfnorm**",
@@ -40,11 +40,7 @@ def group(rows: list[Row], *keys: str) -> dict[tuple[object, ...], list[Row]]:
 
 def cell(rows: list[Row], key: str, digits: int = 3) -> str:
     """Mean and, of several rows, standard deviation."""
-    values = [row[key] for row in rows if row.get(key) is not None]
-    if not values:
-        return "–"
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):,.{digits}f}{spread}"
+    return mean_and_sd([row[key] for row in rows if row.get(key) is not None], digits)
 
 
 MEANINGS = """- *XGBoost*, *logistic*: two-sample score `2 - 2 max(0.5, AUROC)` of a classifier that
@@ -109,7 +105,7 @@ def noise_of_samples(rows: list[Row]) -> str:
             key: [row[f"fresh_{key}"] - row[f"half_bootstrap_{key}"] for row in halves]
             for key in names
         }
-        said = [f"{names[key]} {cell([{'x': v} for v in lost[key]], 'x', 4)}" for key in names]
+        said = [f"{names[key]} {mean_and_sd(lost[key], 4)}" for key in names]
         told += (
             " One half of the real rows against the other, minus the same half resampled: "
             f"{'; '.join(said)}."
@@ -126,10 +122,10 @@ def gaps(content: Row, _published: Row) -> str:
             for (method,), found in group(rows, "method").items()
         }
         ours = by.pop("selfnorm", {})
-        line = [str(dataset), f"{share:.0%}", cell([{"x": v} for v in ours.values()], "x")]
+        line = [str(dataset), f"{share:.0%}", mean_and_sd(list(ours.values()))]
         for method in ("mean_mode", "iterative"):
             lost = [by[method][s] - v for s, v in ours.items() if s in by.get(method, {})]
-            line.append(cell([{"x": v} for v in lost], "x"))
+            line.append(mean_and_sd(lost))
         body.append([*line, str(len(ours))])
     header = ["set", "removed", "trained on gaps", "mean, mode first", "IterativeImputer first"]
     return "\n\n".join(

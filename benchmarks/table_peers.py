@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from table_frames import Coding, Frame, Row, as_float, categories, like, n_rows, take, to_pandas
+from measuring import Row
+from table_frames import Coding, Frame, as_float, categories, like, n_rows, take, to_pandas
 
 Generator = Callable[[str, Frame, int, int], tuple[Frame, Row]]
 Imputer = Callable[[str, Frame, int, int], list[Frame]]

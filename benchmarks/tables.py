@@ -1,6 +1,6 @@
 """Tables of mixed columns: samples, gaps, imputations, reasons, beside other people's methods.
 
-Seven parts, each by itself; a second call adds what is missing. Tables travel as ``.npz``, because
+Six parts, each by itself; a second call adds what is missing. Tables travel as ``.npz``, because
 the machine that trains need not have pandas, and the peers stand in environments of their own
 (``pip install -r benchmarks/peers/NAME.txt``; the judges of samples: ``judges.txt``).
 
@@ -12,7 +12,6 @@ the machine that trains need not have pandas, and the peers stand in environment
     python benchmarks/tables.py gaps --device cuda                    # fit to gaps or impute first
     python benchmarks/tables.py impute --method miceforest            # draws of removed cells
     python benchmarks/tables.py explain --method shap                 # which cell was replaced?
-    python benchmarks/tables.py conditionals                          # against sums over all rows
 
 - *Samples.* Nine tenths train; as many samples as training rows; complete rows are compared.
 - *Gaps.* Cells are removed from the training rows at random; the log-likelihood of complete test
@@ -21,8 +20,6 @@ the machine that trains need not have pandas, and the peers stand in environment
   equally often; the cells of some of its rows are scored.
 - *Reasons.* One cell of each of 250 test rows is replaced by another value of its column; is that
   column the first that is named?
-- *Conditionals.* Finite tables, up to six columns: ``log_prob(given=)`` against what the fitted
-  joint adds up to.
 
 Nothing is chosen by these figures: methods run as they come.
 """
@@ -41,21 +38,17 @@ from typing import Any
 import numpy as np
 
 import table_judges
-import table_laws
 import table_peers
+from measuring import Results, Row, in_processes, provenance
 from table_frames import (
     SETS,
     Frame,
-    Results,
-    Row,
     at_most,
     complete,
     digest,
-    in_processes,
     like,
     load_frame,
     n_rows,
-    provenance,
     random_gaps,
     read_raw,
     remove_cells,
@@ -69,12 +62,11 @@ GENERATED = ("magic", "shoppers", "adult")
 WITH_GAPS = ("adult", "shoppers", "penguins", "california")
 IMPUTED = ("adult", "shoppers", "penguins", "diamonds", "california", "german")
 EXPLAINED = ("adult", "shoppers", "diamonds", "california")
-LISTED = (*table_laws.LAWS, "german", "shoppers", "adult")
 SHARES = (0.2, 0.4)
 REMOVED = 0.3
 N_DRAWS = 19  # the truth is one of 20: 90 % of its ranks are a whole number of them
 IMPUTED_ROWS, SCORED_ROWS = 10_000, 2_000
-EXPLAINED_ROWS, ASKED_ROWS = 250, 1000
+EXPLAINED_ROWS = 250
 OURS, ON_CPU = "selfnorm", "selfnorm-cpu"  # fits without a GPU stand beside those on one
 
 
@@ -133,7 +125,7 @@ def run_fit(job: Row) -> Row:
         )
     save_frame(sample_path(job), samples)
     record = {"train": digest(train), "n_given": n_rows(given), **found}
-    made_by = provenance(job["commit"], job["device"])
+    made_by = provenance(job["device"])
     content = {"record": record, "made_by": made_by}
     sample_path(job).with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
     return record
@@ -245,33 +237,15 @@ def run_explain(job: Row) -> Row:
     }
 
 
-def run_conditionals(job: Row) -> Row:
-    """Conditionals of a finite table against sums over all of its rows."""
-    if job["dataset"] in table_laws.LAWS:
-        whole = table_laws.drawn(job["dataset"], job["seed"])
-    else:
-        whole = table_laws.smallest_columns(complete(table_of(job)))
-    train, test = split(whole, job["seed"])
-    train = at_most(train, job["rows"], job["seed"])
-    density, found = fitted(train, job)
-    asked = at_most(test, ASKED_ROWS, job["seed"])
-    clock = table_peers.Clock()
-    errors = table_laws.conditional_error(density, asked, job["seed"])
-    ask = {"ask_seconds": clock(), "test_log_likelihood": float(density.score(test))}
-    return {"n_train": n_rows(train), "data": digest(train), **errors, **ask, **found}
-
-
 RUNS: dict[str, Callable[[Row], Row]] = {
     "fit": run_fit,
     "judge": run_judge,
     "gaps": run_gaps,
     "impute": run_impute,
     "explain": run_explain,
-    "conditionals": run_conditionals,
 }
 # The file of a part's results, the keys of its rows
 FILES = {"judge": "generation", "gaps": "gaps", "impute": "imputation", "explain": "explanation"}
-FILES["conditionals"] = "conditionals"
 KEYS = dict.fromkeys(RUNS, ("dataset", "method", "seed")) | {
     "gaps": ("dataset", "share", "method", "seed"),
     "impute": ("dataset", "method", "seed", "n_draws"),
@@ -281,7 +255,7 @@ KEYS = dict.fromkeys(RUNS, ("dataset", "method", "seed")) | {
 def planned(args: argparse.Namespace) -> list[Row]:
     """The jobs of a part, seeds outermost: whatever is cut short has whole tables."""
     common: Row = {"work": str(args.work), "device": args.device, "rows": args.rows}
-    common |= {"commit": args.commit, "max_steps": args.max_steps, "n_draws": args.draws}
+    common |= {"max_steps": args.max_steps, "n_draws": args.draws}
     if args.part == "judge":
         found = sorted((args.work / "samples").glob("*.npz"))
         jobs = []
@@ -296,7 +270,6 @@ def planned(args: argparse.Namespace) -> list[Row]:
             and (not args.seeds or job["seed"] in args.seeds)
         ]
     sets = {"fit": GENERATED, "gaps": WITH_GAPS, "impute": IMPUTED, "explain": EXPLAINED}
-    sets["conditionals"] = LISTED
     seeds = dict.fromkeys(RUNS, range(1)) | {"fit": range(3), "gaps": range(5)}
     methods = (OURS, *table_peers.FIRST_IMPUTE) if args.part == "gaps" else (OURS,)
     if args.part == "fit" and args.device == "cpu":
@@ -319,7 +292,7 @@ def run_part(args: argparse.Namespace) -> None:
         jobs = [job for job in jobs if not sample_path(job).with_suffix(".json").exists()]
     else:
         path = args.out / f"{FILES[args.part]}.json"
-        results = Results(path, provenance(args.commit, args.device))
+        results = Results(path, provenance(args.device))
         jobs = [job for job in jobs if not results.has({k: job[k] for k in keys})]
 
     def done(job: Row, found: Row, seconds: float) -> None:
@@ -359,7 +332,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="data: folder with mixed/ and tabular/")
     parser.add_argument("--work", type=Path, default=Path("out/tables"), help="tables and samples")
     parser.add_argument("--out", type=Path, default=Path("results/tables"))
-    parser.add_argument("--sets", nargs="+", choices=[*SETS, *table_laws.LAWS])
+    parser.add_argument("--sets", nargs="+", choices=list(SETS))
     parser.add_argument("--method", nargs="+", help=f"{OURS} (default) or peers")
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--rows", type=int, help="at most so many rows to learn from")
@@ -367,7 +340,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--max-steps", type=int, help="of EnergyDensity, for a quick look")
-    parser.add_argument("--commit", help="where the tree comes without its history")
     args = parser.parse_args()
     if args.part == "data":
         if args.data_dir is None:

@@ -16,8 +16,6 @@ goes on from its checkpoint.
 from __future__ import annotations
 
 import argparse
-import json
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ import torch
 from torch import Tensor
 
 import selfnorm as sn
-from measuring import provenance
+from measuring import Stopwatch, provenance, write_json
 from selfnorm.datasets.images import load_binarized
 from selfnorm.errors import SelfnormWarning
 from selfnorm.vae import (
@@ -88,34 +86,19 @@ def digits() -> tuple[Tensor, Tensor, Tensor]:
     return train, valid, test
 
 
-def load(data: str, data_dir: str | None, n_rows: int | None) -> list[Tensor]:
-    """Training, validation and test part, at most ``n_rows`` of each."""
-    parts = digits() if data == "digits" else load_binarized(data_dir)
-    return [part[:n_rows] for part in parts]
-
-
-def networks(data: str) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Encoder and decoder: small dense ones, or the paper's."""
-    if data == "digits":
-        return DenseEncoder(64, LATENT), DenseDecoder(LATENT, 64)
-    return ConvEncoder(LATENT), ConvDecoder(LATENT)
-
-
-def make_prior(hidden: tuple[int, ...] = (200, 200), **options: Any) -> EnergyPrior:
-    """A joint energy prior; the paper's size unless another is given."""
-    return EnergyPrior(latent_energy(LATENT, hidden), **options)
-
-
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Train one setting; what the monitor and the evaluation say."""
-    train, valid, test = (t.to(given.device) for t in load(given.data, given.data_dir, given.rows))
+    small = given.data == "digits"
+    parts = digits() if small else load_binarized(given.data_dir)
+    train, valid, test = (part[: given.rows].to(given.device) for part in parts)
     batch, plain_steps, plain_lr, n_prior_samples = SIZES[given.data]
     torch.manual_seed(0)
-    encoder, decoder = (m.to(given.device) for m in networks(given.data))
+    encoder = DenseEncoder(64, LATENT) if small else ConvEncoder(LATENT)
+    decoder = DenseDecoder(LATENT, 64) if small else ConvDecoder(LATENT)
     common: dict[str, Any] = {
         "val_data": valid, "max_epochs": 10**6, "batch_size": batch, "seed": 0, "progress": False,
     }  # fmt: skip
-    began = time.perf_counter()
+    clock = Stopwatch()
     plain_steps = min(plain_steps, given.steps)
     plain = EnergyVAE(encoder, decoder, LATENT).to(given.device)
     sn.fit(
@@ -128,7 +111,9 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     )
     before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
     prior_options, fit_options = SETTINGS[given.data][given.setting]
-    prior = make_prior(**prior_options)
+    sizes = prior_options.get("hidden", (200, 200))  # the paper's
+    options_of_prior = {k: v for k, v in prior_options.items() if k != "hidden"}
+    prior = EnergyPrior(latent_energy(LATENT, sizes), **options_of_prior)
     vae = EnergyVAE(encoder, decoder, prior).to(given.device)
     every = max(1, given.steps // N_LOOKS)
     checkpoint = Path(given.out) / f"{name_of(given)}.pt"
@@ -162,7 +147,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "prior": prior_options,
         "fit": fit_options,
         **provenance(given.device),
-        "seconds": round(time.perf_counter() - began, 1),
+        **clock(1),
         "vae": {"elbo": before.elbo},
         "n_steps": history.n_steps,
         "stopped": history.stopped,
@@ -195,9 +180,8 @@ def main() -> None:
     if given.device == "cpu":
         torch.set_num_threads(1)
     path = Path(given.out) / f"{name_of(given)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     result = run(given)
-    path.write_text(json.dumps(result, indent=1, default=float) + "\n")
+    write_json(path, result)
     final = result["final"]
     print(
         f"{path.stem}: first flag at {result['first_flag']}, {result['n_flags']} of "

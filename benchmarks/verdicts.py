@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch import distributions as td
 
 import selfnorm as sn
-from measuring import write
+from measuring import in_processes, write
 from selfnorm.chain import AutoregressiveEBM
-from table_frames import in_processes
 
 WRONG = 0.1  # nats
 PROPOSALS = ("fitted", "wide", "narrow", "shifted", "student", "defensive")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("zuko")
+
 from flow_tails import SquashedFlow
-from seeds import FlowSeeds
 from selfnorm.distributions import Flow
 
 
@@ -54,10 +54,3 @@ def test_a_column_of_mostly_one_value_gets_a_scale():
     x[:20, 0] = torch.arange(1.0, 21.0)
     model = SquashedFlow(1, transforms=1, hidden=(4,)).set_scaling(x)
     assert torch.isfinite(model.log_prob(x)).all()
-
-
-def test_seeds_trained_together_know_the_squashing():
-    flows = [flow(2, seed) for seed in (0, 1)]
-    x = heavy(50, 2, seed=1)
-    apart = torch.stack([one.log_prob(x) for one in flows]).detach()
-    assert torch.allclose(FlowSeeds(flows).log_prob(x.expand(2, -1, -1)), apart, atol=1e-4)

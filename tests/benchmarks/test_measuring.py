@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 import measuring
-import paper_steps
 import selfnorm as sn
+import steps
 
 
 def test_variants_take_turns_and_are_compared_round_by_round():
@@ -56,11 +56,11 @@ def test_a_missing_library_is_named():
 
 def test_steps_of_one_model_and_of_many_can_be_timed():
     options = sn.TrainingOptions()
-    (model,) = paper_steps.models(1)
-    steps = {
-        "one": paper_steps.single_step(model, 8, 8, options),
-        "many": paper_steps.many_step(2, 8, 8, options),
+    (model,) = steps.models(1)
+    works = {
+        "one": steps.single_step(model, 8, 8, options),
+        "many": steps.many_step(2, 8, 8, options),
     }
     before = model.log_norm.item()
-    measuring.in_turn(steps, rounds=1, each=1)
+    measuring.in_turn(works, rounds=1, calls=1)
     assert model.log_norm.item() != before

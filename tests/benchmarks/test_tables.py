@@ -152,7 +152,7 @@ def test_parts_resume_and_make_a_page(monkeypatch, tmp_path, capsys, rng):
     run(monkeypatch, tmp_path, "impute", "--method", "mean_mode", "--sets", "penguins")
     content = json.loads((tmp_path / "results" / "imputation.json").read_text())
     command = "python benchmarks/tables.py impute --method mean_mode --sets penguins"
-    assert content["made_by"][0]["command"] == f"{command} --work WORK --out OUT"
+    assert content["made_by"][0]["command"] == f"{command} --work work --out results"
     assert {"crps", "log_loss", "coverage", "data"} <= content["rows"][0].keys()
     page = table_pages.imputation(content, {})
     assert "| penguins | 200 | mean, mode |" in page
