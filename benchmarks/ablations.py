@@ -127,7 +127,7 @@ def train_plane(jobs: list[Row], device: str, max_steps: int | None) -> list[Row
         options=made[0][3].given(**steps),
     )
     seconds = (now(device) - began) / len(jobs)
-    found = []
+    rows = []
     for job, (model, proposal, split, _), history in zip(jobs, made, histories, strict=True):
         with torch.no_grad():
             test = split.draw(20_000, seed=10_000 + job["seed"]).to(device)
@@ -145,8 +145,8 @@ def train_plane(jobs: list[Row], device: str, max_steps: int | None) -> list[Row
             "n_steps": history.n_steps,
             "seconds": round(seconds, 3),
         }
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 # -- the chain -----------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def judged_chain(model: Any, test: Tensor, device: str) -> Row:
     from selfnorm.chain import row_bounds
 
     exact = model.log_prob(test, normalizer="quadrature", n_nodes=1024).double()
-    found: Row = {"exact": float(exact.mean()), "ways": []}
+    figures_of_chain: Row = {"exact": float(exact.mean()), "ways": []}
     for nodes in (0, *NODES):  # 0: the learned b
         how = {"normalizer": "quadrature", "n_nodes": nodes} if nodes else {}
         model.log_prob(test, **how)
@@ -236,13 +236,13 @@ def judged_chain(model: Any, test: Tensor, device: str) -> Row:
         off = model.log_prob(test, **how).double() - exact
         took = 1e6 * (now(device) - start) / len(test)
         error = {"rms": float(off.square().mean().sqrt()), "mean": float(off.mean())}
-        found["ways"].append({"nodes": nodes, "us_a_row": round(took, 2)} | error)
+        figures_of_chain["ways"].append({"nodes": nodes, "us_a_row": round(took, 2)} | error)
     torch.manual_seed(0)
     figures = row_bounds(model, test[:1000], n_samples=200)
     with torch.no_grad():
         at = model.at_rows(test)
     proposal = (at[1].sum(-1) + at[4]).double()
-    return found | {
+    return figures_of_chain | {
         "proposal": float(log_mean_exp(proposal).mean()),
         "ess": float(figures["ess"].mean()),
         "learned_gap": float((figures["upper"] - figures["learned_lower"]).double().mean()),
@@ -368,8 +368,8 @@ def main() -> None:
     if "plane" in args.parts:
         left = map(missing, plane_groups(args.seeds))
         calls = [(group, args.device, args.max_steps) for group in left if group]
-        for found in in_processes(train_plane, calls, args.jobs):
-            for row in found:
+        for group in in_processes(train_plane, calls, args.jobs):
+            for row in group:
                 add(row)
     if "chain" in args.parts:
         how = (args.data, args.device, args.max_steps)

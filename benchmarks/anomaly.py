@@ -50,8 +50,8 @@ KEYS = ("setting", "dataset", "model", "seed")
 def tables_in(folders: list[Path]) -> dict[str, Path]:
     """Every table of the folders by its name, without the number that ADBench gives it."""
     files = sorted(file for folder in folders for file in folder.glob("*.npz"))
-    found = {file.stem.split("_", 1)[-1]: file for file in files}
-    return {name: file for name, file in found.items() if name not in LEFT_OUT}
+    by_name = {file.stem.split("_", 1)[-1]: file for file in files}
+    return {name: file for name, file in by_name.items() if name not in LEFT_OUT}
 
 
 def split(file: Path, setting: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -82,8 +82,8 @@ def ours(train: np.ndarray, test: np.ndarray, job: Row) -> tuple[np.ndarray, Row
     detector = OutlierDetector(density).fit(train)
     fitted = detector.density_
     views = detector.views_ if test is train else detector.views(test)
-    told = {"steps": fitted.n_iter_, "method": fitted.method_, "device": job["device"]}
-    return scores_of(detector, train, test), told | {"views": views}
+    facts = {"steps": fitted.n_iter_, "method": fitted.method_, "device": job["device"]}
+    return scores_of(detector, train, test), facts | {"views": views}
 
 
 def scores_of(detector: Any, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -110,20 +110,20 @@ def run_one(job: Row) -> Row:
     keys = {key: job[key] for key in KEYS}
     train, test, labels = split(Path(job["file"]), job["setting"], job["seed"])
     clock = Stopwatch()
-    told: Row = {}
+    facts: Row = {}
     if job["model"] == OURS:
-        scores, told = ours(train, test, job)
+        scores, facts = ours(train, test, job)
     else:
         scores = theirs(job["model"], train, test, job["seed"])
     took = clock(1)
-    found = {"auroc": roc_auc_score(labels, scores)}
-    for name, view in zip(VIEWS, told.pop("views").T, strict=True) if "views" in told else ():
-        found[f"auroc_{name}"] = roc_auc_score(labels, view)
-    found["average_precision"] = average_precision_score(labels, scores)
+    scored = {"auroc": roc_auc_score(labels, scores)}
+    for name, view in zip(VIEWS, facts.pop("views").T, strict=True) if "views" in facts else ():
+        scored[f"auroc_{name}"] = roc_auc_score(labels, view)
+    scored["average_precision"] = average_precision_score(labels, scores)
     sizes = {"n_train": len(train), "n_test": len(test), "columns": train.shape[1]}
     sizes["anomalies"] = int(labels.sum())
-    rounded = {k: round(float(v), 5) for k, v in found.items()}
-    return keys | rounded | sizes | took | told
+    rounded = {k: round(float(v), 5) for k, v in scored.items()}
+    return keys | rounded | sizes | took | facts
 
 
 def attempt(job: Row) -> Row | None:
@@ -137,28 +137,28 @@ def attempt(job: Row) -> Row | None:
 
 def means(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
     """Mean AUROC over the draws that ours has, or over all of a table that it has not reached."""
-    here = [row for row in rows if row["setting"] == setting]
-    drawn = {(row["dataset"], row["seed"]) for row in here if row["model"] == OURS}
+    of_setting = [row for row in rows if row["setting"] == setting]
+    drawn = {(row["dataset"], row["seed"]) for row in of_setting if row["model"] == OURS}
     reached = {name for name, _ in drawn}
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in here:
+    values: dict[str, dict[str, list[float]]] = {}
+    for row in of_setting:
         if (row["dataset"], row["seed"]) in drawn or row["dataset"] not in reached:
-            of = found.setdefault(row["dataset"], {})
+            of = values.setdefault(row["dataset"], {})
             of.setdefault(row["model"], []).append(row["auroc"])
     return {
-        name: {m: statistics.fmean(of[m]) for m in MODELS if m in of} for name, of in found.items()
+        name: {m: statistics.fmean(of[m]) for m in MODELS if m in of} for name, of in values.items()
     }
 
 
 def standing(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
     """Mean AUROC and mean rank of every detector on the tables that all of them have."""
-    whole = [of for of in means(rows, setting).values() if len(of) == len(MODELS)]
-    if not whole:
+    complete = [of for of in means(rows, setting).values() if len(of) == len(MODELS)]
+    if not complete:
         return {}
-    values = np.array([[of[m] for m in MODELS] for of in whole])
+    values = np.array([[of[m] for m in MODELS] for of in complete])
     ranks = rankdata(-values.round(4), axis=1)
     return {
-        m: {"auroc": values[:, i].mean(), "rank": ranks[:, i].mean(), "tables": len(whole)}
+        m: {"auroc": values[:, i].mean(), "rank": ranks[:, i].mean(), "tables": len(complete)}
         for i, m in enumerate(MODELS)
     }
 
@@ -168,18 +168,18 @@ def page(rows: list[Row]) -> str:
     draws = len({row["seed"] for row in rows if row["model"] == OURS}) or 1
     sections = [f"# Anomaly detection: AUROC, mean of {draws} draw{'s' * (draws > 1)}"]
     for setting, words in SETTINGS.items():
-        found, of = means(rows, setting), standing(rows, setting)
-        if not found:
+        by_table, of = means(rows, setting), standing(rows, setting)
+        if not by_table:
             continue
         body = []
-        for name in sorted(found, key=str.lower):
-            some = next(r for r in rows if (r["setting"], r["dataset"]) == (setting, name))
-            best = max(found[name].values())
+        for name in sorted(by_table, key=str.lower):
+            first = next(r for r in rows if (r["setting"], r["dataset"]) == (setting, name))
+            best = max(by_table[name].values())
             cells = [
                 (f"**{v:.3f}**" if v == best else f"{v:.3f}") if v is not None else "–"
-                for v in (found[name].get(m) for m in MODELS)
+                for v in (by_table[name].get(m) for m in MODELS)
             ]
-            size = [f"{some['n_train']:,}", str(some["columns"]), str(some["anomalies"])]
+            size = [f"{first['n_train']:,}", str(first["columns"]), str(first["anomalies"])]
             body.append([name, *size, *cells])
         if of:
             n = int(of[OURS]["tables"])

@@ -90,16 +90,16 @@ def ours(train: np.ndarray, test: np.ndarray, seed: int) -> tuple[np.ndarray, di
     schema = Schema.detect(train, dict.fromkeys(names, "continuous"))
     model = EnergyDensity(schema=schema, random_state=seed).fit(train)
     kept = {m.name: round(m.weight, 3) for m in model.members_ if m.weight > 0}
-    told = {"members": kept, "cross_validated": model.judgement_.score}
-    return model.score_samples(test), told | {"verdict": model.judgement_.verdict}
+    facts = {"members": kept, "cross_validated": model.judgement_.score}
+    return model.score_samples(test), facts | {"verdict": model.judgement_.verdict}
 
 
 def gaussian(train: np.ndarray, test: np.ndarray, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
     """A Gaussian with the covariance of Ledoit and Wolf."""
     del seed
-    law = LedoitWolf().fit(train)
-    log_det = np.linalg.slogdet(law.covariance_)[1]
-    return -0.5 * (law.mahalanobis(test) + log_det + test.shape[1] * math.log(2 * math.pi)), {}
+    fitted = LedoitWolf().fit(train)
+    log_det = np.linalg.slogdet(fitted.covariance_)[1]
+    return -0.5 * (fitted.mahalanobis(test) + log_det + test.shape[1] * math.log(2 * math.pi)), {}
 
 
 def mixture(train: np.ndarray, test: np.ndarray, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
@@ -107,16 +107,16 @@ def mixture(train: np.ndarray, test: np.ndarray, seed: int) -> tuple[np.ndarray,
     grid = {"n_components": [1, 2, 3, 4, 6, 8, 12], "reg_covar": [1e-6, 1e-4, 1e-2]}
     if len(train) < 75:
         grid["n_components"] = [1, 2, 3, 4]
-    found = GridSearchCV(GaussianMixture(random_state=seed, n_init=2), grid, cv=5).fit(train)
-    return found.best_estimator_.score_samples(test), found.best_params_
+    search = GridSearchCV(GaussianMixture(random_state=seed, n_init=2), grid, cv=5).fit(train)
+    return search.best_estimator_.score_samples(test), search.best_params_
 
 
 def kernels(train: np.ndarray, test: np.ndarray, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
     """A Gaussian kernel density."""
     del seed
     grid = {"bandwidth": np.geomspace(0.05, 1.5, 20)}
-    found = GridSearchCV(KernelDensity(), grid, cv=5).fit(train)
-    return found.best_estimator_.score_samples(test), found.best_params_
+    search = GridSearchCV(KernelDensity(), grid, cv=5).fit(train)
+    return search.best_estimator_.score_samples(test), search.best_params_
 
 
 def spline_flow(
@@ -163,17 +163,17 @@ def measure(name: str, split: int, method: str, data: Path) -> dict[str, Any]:
     clock = Stopwatch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scores, told = METHODS[method](train, test, split)
+        scores, facts = METHODS[method](train, test, split)
     took = clock()
     return {
         "table": name, "rows": len(train), "columns": x.shape[1], "split": split, "method": method,
-        "test": float(scores.mean()), **took, **told,
+        "test": float(scores.mean()), **took, **facts,
     }  # fmt: skip
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each table: means over the splits, and ours against the best peer, paired by split."""
-    found = []
+    lines = []
     for name in dict.fromkeys(row["table"] for row in rows):
         of = [row for row in rows if row["table"] == name]
         by = {m: {r["split"]: r["test"] for r in of if r["method"] == m} for m in METHODS}
@@ -186,7 +186,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ahead = np.array([own[s] - peers[best][s] for s in own])
         error = float(ahead.std(ddof=1) / math.sqrt(len(ahead))) if len(ahead) > 1 else math.nan
         seconds = [r["cpu_seconds"] for r in of if r["method"] == "EnergyDensity"]
-        found.append(
+        lines.append(
             {
                 "table": name, "rows": of[0]["rows"], "columns": of[0]["columns"],
                 "splits": len(own), "EnergyDensity": float(np.mean(list(own.values()))), **means,
@@ -194,7 +194,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "cpu_seconds": float(np.median(seconds)),
             }
         )  # fmt: skip
-    return found
+    return lines
 
 
 def main() -> None:
@@ -218,7 +218,7 @@ def main() -> None:
                 if (name, split, method) not in done:
                     rows.append(measure(name, split, method, args.data))
                     print(json.dumps(rows[-1]), flush=True)
-            chosen_on = [*CHOOSING, *(f"draws of {each}" for each in DRAWN_WHILE_CHOOSING)]
+            chosen_on = [*CHOOSING, *(f"draws of {name}" for name in DRAWN_WHILE_CHOOSING)]
             tables = {"reported": REPORTED, "choosing": chosen_on}
             write(path, rows, tables=tables, summary=summary(rows))
     for row in summary(rows):

@@ -225,8 +225,8 @@ def log_prob_times(job: Row, table: Any, model: Any, test: torch.Tensor, device:
     def timed(of: Any, **way: Any) -> tuple[torch.Tensor, float]:
         of.log_prob(rows, **way)
         began = now(device)
-        found = of.log_prob(rows, **way)
-        return found, 1e6 * (now(device) - began) / len(rows)
+        log_p = of.log_prob(rows, **way)
+        return log_p, 1e6 * (now(device) - began) / len(rows)
 
     more = {}
     if job["method"] == "selfnorm":
@@ -238,8 +238,8 @@ def log_prob_times(job: Row, table: Any, model: Any, test: torch.Tensor, device:
         more["one_pass_us"] = timed(ours.set_scaling(table.train.to(device)))[1]
     out = []
     for way in ways:
-        found, took = timed(model, **way)
-        error = (found - exact).double()
+        log_p, took = timed(model, **way)
+        error = (log_p - exact).double()
         figures = {"rms": float(error.square().mean().sqrt()), "mean": float(error.mean())}
         out.append(way | figures | {"us_a_row": took})
     return {"log_prob_by": out, "exact": float(exact.double().mean())} | more

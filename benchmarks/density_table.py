@@ -96,8 +96,8 @@ def extreme(group: list[Row], key: str, digits: int = 4) -> str:
 
 
 def log_density(group: list[Row], arrays: dict[str, np.ndarray]) -> np.ndarray | None:
-    found = [arrays[n].astype(np.float64) for n in map(name_of, group) if n in arrays]
-    return np.mean(found, 0) if found else None
+    per_seed = [arrays[n].astype(np.float64) for n in map(name_of, group) if n in arrays]
+    return np.mean(per_seed, 0) if per_seed else None
 
 
 def compare(dataset: str, groups: dict[str, list[Row]], arrays: dict[str, np.ndarray]) -> list[Row]:
@@ -266,8 +266,8 @@ def main() -> None:
     methods = [m for m in LABELS if any(r["method"] == m for r in rows)]
     for dataset in (name for name in COLUMNS if any(r["dataset"] == name for r in rows)):
         groups = {method: prepare(chosen(rows, dataset, method)) for method in LABELS}
-        some = next(g for g in groups.values() if g)
-        size = [str(COLUMNS[dataset]), f"{some[0]['n_train']:,}"]
+        any_group = next(g for g in groups.values() if g)
+        size = [str(COLUMNS[dataset]), f"{any_group[0]['n_train']:,}"]
         tables["test"].append([dataset, *size, *(cell(groups[m], "test") for m in methods)])
         tables["flows"] += flow_configurations(rows, dataset)
         tables["comparisons"] += compare(dataset, groups, arrays)

@@ -48,16 +48,16 @@ def ours(target: Target, draws: np.ndarray, seed: int) -> Row:
     import selfnorm as sn
 
     torch.set_num_threads(1)
-    found = sn.evidence(target.log_density, draws, support=target.support, seed=seed)
+    estimate = sn.evidence(target.log_density, draws, support=target.support, seed=seed)
     figures = ("lower", "upper", "importance", "reciprocal", "overlap", "r_hat", "support_share")
     figures += ("pareto_k_draws", "pareto_k_samples", "effective_draws")
     return {
-        "log_z": found.log_z,
-        "se": found.se,
-        "evaluations": found.n_evaluations,
-        "reliable": found.reliable,
-        "reasons": list(found.reasons),
-        **{name: getattr(found, name) for name in figures},
+        "log_z": estimate.log_z,
+        "se": estimate.se,
+        "evaluations": estimate.n_evaluations,
+        "reliable": estimate.reliable,
+        "reasons": list(estimate.reasons),
+        **{name: getattr(estimate, name) for name in figures},
     }
 
 
@@ -127,12 +127,12 @@ def dynesty(target: Target, draws: np.ndarray, seed: int) -> Row:  # noqa: ARG00
         rstate=np.random.default_rng(seed),
     )
     sampler.run_nested(print_progress=False)
-    found = sampler.results
+    results = sampler.results
     volume = np.log(high - low).sum()
     return {
-        "log_z": float(found.logz[-1] + volume),
-        "se": float(found.logzerr[-1]),
-        "evaluations": int(np.sum(found.ncall)),
+        "log_z": float(results.logz[-1] + volume),
+        "se": float(results.logzerr[-1]),
+        "evaluations": int(np.sum(results.ncall)),
     }
 
 

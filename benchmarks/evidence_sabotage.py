@@ -218,11 +218,11 @@ def judged(name: str, seed: int) -> dict[str, Any]:
     log_density, draws, exact = CASES[name](np.random.default_rng(seed))
     row: dict[str, Any] = {"case": name, "seed": seed}
     try:
-        found = sn.evidence(log_density, draws, seed=seed)
+        estimate = sn.evidence(log_density, draws, seed=seed)
     except sn.SelfnormError as refused:
         return {**row, "flagged": True, "refused": str(refused)[:200]}
-    figures = {"log_z": found.log_z, "error": found.log_z - exact, "se": found.se}
-    return {**row, "flagged": not found.reliable, **figures, "reasons": list(found.reasons)}
+    figures = {"log_z": estimate.log_z, "error": estimate.log_z - exact, "se": estimate.se}
+    return {**row, "flagged": not estimate.reliable, **figures, "reasons": list(estimate.reasons)}
 
 
 def main() -> None:

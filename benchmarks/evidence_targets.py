@@ -343,7 +343,7 @@ def shells(d: int, radius: float, width: float, apart: float) -> None:
 
     def log_density(x: Array) -> Array:
         pair = [np.linalg.norm(x - side * center, axis=1) for side in (-1, 1)]
-        return np.logaddexp(*(-0.5 * ((each - radius) / width) ** 2 for each in pair))
+        return np.logaddexp(*(-0.5 * ((distance - radius) / width) ** 2 for distance in pair))
 
     def draw(n: int, rng: np.random.Generator) -> Array:
         z = rng.normal(size=(n, d))
@@ -427,15 +427,15 @@ student(2, 3.0)
 student(8, 4.0)
 
 
-def products(name: str, d: int, law: Any, log_shift: float) -> None:
+def products(name: str, d: int, density: Any, log_shift: float) -> None:
     """Independent coordinates of a law of SciPy, mixed by a fixed matrix of determinant one."""
     mix = np.eye(d) + np.diag(np.full(d - 1, 0.7), 1) if d > 1 else np.eye(1)
     back = np.linalg.inv(mix)
     add(
         f"{name}_{d}",
         d,
-        lambda x: law.logpdf(x @ back.T).sum(1) + log_shift,
-        lambda n, rng: law.rvs(size=(n, d), random_state=rng) @ mix.T,
+        lambda x: density.logpdf(x @ back.T).sum(1) + log_shift,
+        lambda n, rng: density.rvs(size=(n, d), random_state=rng) @ mix.T,
         log_shift,
     )
 

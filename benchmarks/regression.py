@@ -84,8 +84,8 @@ def ngboost(parts: tuple[np.ndarray, ...], seed: int, *, early: bool) -> dict[st
     )
     model.fit(X_fit, y_fit, **held)
     seconds = clock()
-    law = model.pred_dist(X_test, max_iter=model.best_val_loss_itr if early else None)
-    loc, scale = law.loc, law.scale
+    predicted = model.pred_dist(X_test, max_iter=model.best_val_loss_itr if early else None)
+    loc, scale = predicted.loc, predicted.scale
     z = (y_test - loc) / scale
     crps = scale * (z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / np.sqrt(np.pi))
     row = {

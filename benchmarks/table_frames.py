@@ -169,10 +169,10 @@ def plain(column: np.ndarray) -> np.ndarray:
 
 def like(table: Any, train: Frame) -> Frame:
     """A frame that a method returned, with the columns and the types of its training rows."""
-    found = table if isinstance(table, dict) else from_pandas(table)
+    columns = table if isinstance(table, dict) else from_pandas(table)
     out = {}
     for name, wanted in train.items():
-        column, kind = np.asarray(found[name]), wanted.dtype.kind
+        column, kind = np.asarray(columns[name]), wanted.dtype.kind
         gaps = is_gap(column)
         if kind == "i" and not gaps.any():
             column = np.round(column.astype(np.float64)).astype(np.int64)
@@ -343,9 +343,9 @@ class Coding:
         """The levels with these numbers."""
         levels = np.empty(len(self.levels[name]), dtype=object)
         levels[:] = self.levels[name]
-        found = levels[codes]
+        values = levels[codes]
         kind = self.types[name].kind
-        return found if kind == "O" else found.astype(self.types[name])
+        return values if kind == "O" else values.astype(self.types[name])
 
 
 def as_float(column: np.ndarray) -> np.ndarray:

@@ -63,16 +63,16 @@ def noise(name: str, train: Frame, seed: int) -> dict[str, float]:
     """
     rng, order = np.random.default_rng([seed, 2]), shuffled(n_rows(train), seed)
     half, fresh = (take(train, rows) for rows in np.array_split(order, 2))
-    found = {f"fresh_{k}": v for k, v in agreement(name, half, fresh).items()}
+    figures = {f"fresh_{k}": v for k, v in agreement(name, half, fresh).items()}
     for prefix, rows in (("bootstrap", train), ("half_bootstrap", half)):
         n = n_rows(rows)
         drawn = [take(rows, rng.integers(n, size=n)) for _ in range(N_BOOTSTRAPS)]
-        scores = [agreement(name, rows, each) for each in drawn]
+        scores = [agreement(name, rows, rows_again) for rows_again in drawn]
         for key in scores[0]:
             values = [score[key] for score in scores]
-            found[f"{prefix}_{key}"] = float(np.mean(values))
-            found[f"{prefix}_{key}_sd"] = float(np.std(values))
-    return found
+            figures[f"{prefix}_{key}"] = float(np.mean(values))
+            figures[f"{prefix}_{key}_sd"] = float(np.std(values))
+    return figures
 
 
 def detector(kind: str) -> Any:
@@ -140,10 +140,10 @@ def agreement(name: str, train: Frame, samples: Frame) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant columns in small tables
         report.generate(*tables, {"tables": {"table": metadata(name, train)}}, verbose=False)
-    found = report.get_properties().set_index("Property")["Score"]
+    properties = report.get_properties().set_index("Property")["Score"]
     return {
-        "shape": float(found["Column Shapes"]),
-        "trend": float(found["Column Pair Trends"]),
+        "shape": float(properties["Column Shapes"]),
+        "trend": float(properties["Column Pair Trends"]),
         "trend_same_bins": trend_same_bins(name, train, samples),
     }
 
@@ -156,13 +156,13 @@ def trend_same_bins(name: str, train: Frame, samples: Frame) -> float:
     sizes = {c: len(levels) + 1 for c, levels in coding.levels.items()}
     codes, numbers = [], []
     for frame in (train, samples):
-        known = {c: coding.codes(frame, c) + 1 for c in coding.levels}  # 0: a level never seen
+        coded = {c: coding.codes(frame, c) + 1 for c in coding.levels}  # 0: a level never seen
         values = {c: as_float(frame[c]) for c in coding.values}
         for c, column in values.items():
             edges = np.histogram_bin_edges(as_float(train[c]), bins=10)[1:-1]
-            known[c] = np.digitize(column, edges)
+            coded[c] = np.digitize(column, edges)
             sizes[c] = 10
-        codes.append(known)
+        codes.append(coded)
         numbers.append(values)
     scores = []
     for a, b in itertools.combinations(coding.names, 2):
@@ -181,16 +181,16 @@ def trend_same_bins(name: str, train: Frame, samples: Frame) -> float:
 def distances(name: str, train: Frame) -> Callable[[Frame], np.ndarray]:
     """The map of rows to a space where L1 is the distance: min-max by ``train``, one-hot."""
     coding = Coding(train, categories(name, train))
-    known = coding.matrix(train)
-    low, high = known.min(axis=0), known.max(axis=0)
+    matrix = coding.matrix(train)
+    low, high = matrix.min(axis=0), matrix.max(axis=0)
     width = np.where(high > low, high - low, 1.0)
     return lambda frame: (coding.matrix(frame) - low) / width
 
 
 def to_nearest(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
     """L1 distance of each row to the closest of the others."""
-    found = [cdist(part, others, "cityblock").min(axis=1) for part in chunks(rows, 256)]
-    return np.concatenate(found)
+    nearest = [cdist(part, others, "cityblock").min(axis=1) for part in chunks(rows, 256)]
+    return np.concatenate(nearest)
 
 
 def chunks(rows: np.ndarray, size: int) -> list[np.ndarray]:
@@ -245,10 +245,10 @@ def classifier_auroc(name: str, rows: Frame, test: Frame, coded_by: Frame) -> fl
     options = {"learning_rate": 0.1, "n_estimators": 1000, "early_stopping_rounds": 20}
     model = XGBClassifier(random_state=0, **options)
     model.fit(x[kept], y[kept], eval_set=[(x[held], y[held])], verbose=False)
-    found = model.predict_proba(x_test)
-    if found.shape[1] == 2:
-        return float(roc_auc_score(y_test, found[:, 1]))
-    return float(roc_auc_score(y_test, found, multi_class="ovr"))
+    predicted = model.predict_proba(x_test)
+    if predicted.shape[1] == 2:
+        return float(roc_auc_score(y_test, predicted[:, 1]))
+    return float(roc_auc_score(y_test, predicted, multi_class="ovr"))
 
 
 # Imputations
@@ -304,7 +304,7 @@ def imputation_scores(
     categorical = categories(name, truth)
     coding = Coding(truth, categorical)
     limit = min(256, n_rows(truth) // 20)
-    found: dict[str, list[float]] = {"crps": [], "log_loss": [], "coverage": []}
+    scores_by_kind: dict[str, list[float]] = {"crps": [], "log_loss": [], "coverage": []}
     by_column: Row = {}
     for j, column in enumerate(truth):
         cells = gone[:, j] & ~is_gap(truth[column])
@@ -314,20 +314,20 @@ def imputation_scores(
             true = coding.codes(truth, column)[cells]
             drawn = np.stack([coding.codes(d, column)[cells] for d in draws])
             score = float(log_loss(true, drawn, len(coding.levels[column])).mean())
-            found["log_loss"].append(score)
+            scores_by_kind["log_loss"].append(score)
             by_column[column] = {"log_loss": score}
             continue
         values = as_float(truth[column])
         true = values[cells]
         drawn = np.stack([as_float(d[column])[cells] for d in draws])
         score = float(crps(true, drawn).mean() / np.nanstd(values))
-        found["crps"].append(score)
+        scores_by_kind["crps"].append(score)
         by_column[column] = {"crps": score}
         if len(coding.values[column]) > limit:
             share = float(covered(true, drawn, seed).mean())
-            found["coverage"].append(share)
+            scores_by_kind["coverage"].append(share)
             by_column[column]["coverage"] = share
-    means = {key: float(np.mean(values)) for key, values in found.items() if values}
+    means = {key: float(np.mean(values)) for key, values in scores_by_kind.items() if values}
     return {**means, "columns": by_column}
 
 

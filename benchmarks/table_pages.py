@@ -32,10 +32,10 @@ NAMES = {
 def group(rows: list[Row], *keys: str) -> dict[tuple[object, ...], list[Row]]:
     """Rows by the values of some keys, methods in the order above."""
     order = list(NAMES)
-    found: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda r: order.index(r["method"])):
-        found.setdefault(tuple(row[k] for k in keys), []).append(row)
-    return found
+        groups.setdefault(tuple(row[k] for k in keys), []).append(row)
+    return groups
 
 
 def cell(rows: list[Row], key: str, digits: int = 3) -> str:
@@ -67,10 +67,12 @@ def generation(content: Row, published: Row) -> str:
         rows = [row for row in content["rows"] if row["dataset"] == dataset]
         n = rows[0]["n_train"]
         body = []
-        for (method,), found in group(rows, "method").items():
-            few = found[0]["n_given"]
+        for (method,), of_method in group(rows, "method").items():
+            few = of_method[0]["n_given"]
             said = NAMES[str(method)] + (f", {few:,} rows" if few < n else "")
-            body.append([said, str(len(found)), *(cell(found, k, d) for k, d in digits.items())])
+            body.append(
+                [said, str(len(of_method)), *(cell(of_method, k, d) for k, d in digits.items())]
+            )
         body += [
             [f"{row['method']}, published", "5", *(cell([row], k, d) for k, d in digits.items())]
             for row in published["rows"]
@@ -95,7 +97,7 @@ def noise_of_samples(rows: list[Row]) -> str:
         f"± {statistics.fmean(r[f'bootstrap_{key}_sd'] for r in ours):.4f})"
         for key, name in names.items()
     ]
-    told = (
+    text = (
         f"How much of shape and trend is chance? Those of {whose}, and in brackets those of "
         f"training rows resampled with replacement: {'; '.join(said)}."
     )
@@ -106,11 +108,11 @@ def noise_of_samples(rows: list[Row]) -> str:
             for key in names
         }
         said = [f"{names[key]} {mean_and_sd(lost[key], 4)}" for key in names]
-        told += (
+        text += (
             " One half of the real rows against the other, minus the same half resampled: "
             f"{'; '.join(said)}."
         )
-    return told
+    return text
 
 
 def gaps(content: Row, _published: Row) -> str:
@@ -118,8 +120,8 @@ def gaps(content: Row, _published: Row) -> str:
     body = []
     for (dataset, share), rows in group(content["rows"], "dataset", "share").items():
         by = {
-            method: {row["seed"]: row["test_log_likelihood"] for row in found}
-            for (method,), found in group(rows, "method").items()
+            method: {row["seed"]: row["test_log_likelihood"] for row in of_method}
+            for (method,), of_method in group(rows, "method").items()
         }
         ours = by.pop("selfnorm", {})
         line = [str(dataset), f"{share:.0%}", mean_and_sd(list(ours.values()))]
@@ -143,10 +145,12 @@ def imputation(content: Row, _published: Row) -> str:
     """Scores of draws."""
     body = []
     for (dataset,), rows in group(content["rows"], "dataset").items():
-        for (method,), found in group(rows, "method").items():
-            size = f"{found[0]['n_rows']:,}"
-            line = [cell(found, key) for key in ("crps", "log_loss", "coverage")]
-            spent = statistics.fmean(r["impute_seconds"] + r.get("fit_seconds", 0) for r in found)
+        for (method,), of_method in group(rows, "method").items():
+            size = f"{of_method[0]['n_rows']:,}"
+            line = [cell(of_method, key) for key in ("crps", "log_loss", "coverage")]
+            spent = statistics.fmean(
+                r["impute_seconds"] + r.get("fit_seconds", 0) for r in of_method
+            )
             body.append([str(dataset), size, NAMES[str(method)], *line, f"{spent:,.0f}"])
     draws = content["rows"][0]["n_draws"]
     return "\n\n".join(
@@ -167,12 +171,12 @@ def explanation(content: Row, _published: Row) -> str:
     """How often the replaced cell is the first named."""
     sets = list(dict.fromkeys(row["dataset"] for row in content["rows"]))
     body = []
-    for (method,), found in group(content["rows"], "method").items():
-        by = {row["dataset"]: row for row in found}
+    for (method,), of_method in group(content["rows"], "method").items():
+        by = {row["dataset"]: row for row in of_method}
         shares = [cell([by[s]], "first") if s in by else "–" for s in sets]
-        n = sum(row["n_rows"] for row in found)
-        first = sum(row["first"] * row["n_rows"] for row in found) / n
-        spent = 1e3 * sum(row["explain_seconds"] for row in found) / n
+        n = sum(row["n_rows"] for row in of_method)
+        first = sum(row["first"] * row["n_rows"] for row in of_method) / n
+        spent = 1e3 * sum(row["explain_seconds"] for row in of_method) / n
         body.append([NAMES[str(method)], *shares, f"{first:.3f}", f"{spent:.2f}"])
     widths = {row["dataset"]: row["n_columns"] for row in content["rows"]}
     header = ["method", *(f"{s} ({widths[s]} columns)" for s in sets), "all", "ms a row"]

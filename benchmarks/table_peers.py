@@ -140,13 +140,15 @@ def iterative(*, sample_posterior: bool) -> Imputer:
         columns = [np.flatnonzero(coding.owner == coding.names.index(c)) for c in coding.levels]
         left_out = [own[centre[own].argmax()] for own in columns]
         kept = np.setdiff1d(np.flatnonzero(scale > 0), left_out)
-        known = (matrix[:, kept] - centre[kept]) / scale[kept]
+        standardised = (matrix[:, kept] - centre[kept]) / scale[kept]
         imputer = IterativeImputer(sample_posterior=sample_posterior, random_state=seed)
         draws = []
         for k in range(n_draws):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                filled = imputer.transform(known) if k else imputer.fit_transform(known)
+                filled = (
+                    imputer.transform(standardised) if k else imputer.fit_transform(standardised)
+                )
             rows = np.where(np.isnan(matrix), centre, matrix)
             rows[:, kept] = filled * scale[kept] + centre[kept]
             for own, reference in zip(columns, left_out, strict=True):

@@ -88,11 +88,11 @@ def fitted(train: Frame, job: Row, **options: Any) -> tuple[Any, Row]:
     return density, {"fit_seconds": clock(), "steps": int(density.n_iter_)}
 
 
-def frames(found: Any, given: Frame, n_draws: int) -> list[Frame]:
+def frames(imputed: Any, given: Frame, n_draws: int) -> list[Frame]:
     """Imputations as a list of frames, whether they come as one or as one below the other."""
-    if isinstance(found, list | tuple):
-        return [like(each, given) for each in found]
-    together = like(found, given)
+    if isinstance(imputed, list | tuple):
+        return [like(frame, given) for frame in imputed]
+    together = like(imputed, given)
     n = n_rows(given)
     return [take(together, np.arange(k * n, (k + 1) * n)) for k in range(n_draws)]
 
@@ -114,17 +114,17 @@ def run_fit(job: Row) -> Row:
     train, test = split(table_of(job), job["seed"])
     given = at_most(train, job["rows"], job["seed"])
     if job["method"] in (OURS, ON_CPU):
-        density, found = fitted(given, job)
+        density, record_of_fit = fitted(given, job)
         clock = table_peers.Clock()
         samples = like(density.sample(n_rows(train), random_state=job["seed"]), train)
-        found["sample_seconds"] = clock()
-        found["test_log_likelihood"] = float(np.mean(density.score_samples(test)))
+        record_of_fit["sample_seconds"] = clock()
+        record_of_fit["test_log_likelihood"] = float(np.mean(density.score_samples(test)))
     else:
-        samples, found = table_peers.GENERATORS[job["method"]](
+        samples, record_of_fit = table_peers.GENERATORS[job["method"]](
             job["dataset"], given, n_rows(train), job["seed"]
         )
     save_frame(sample_path(job), samples)
-    record = {"train": digest(train), "n_given": n_rows(given), **found}
+    record = {"train": digest(train), "n_given": n_rows(given), **record_of_fit}
     made_by = provenance(job["device"])
     content = {"record": record, "made_by": made_by}
     sample_path(job).with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
@@ -147,9 +147,9 @@ def run_gaps(job: Row) -> Row:
     """Train on gaps, or on what an imputer makes of them; score complete rows."""
     from selfnorm.columns import Schema
 
-    whole = complete(table_of(job))
-    schema = Schema.detect(whole)
-    train, test = split(whole, job["seed"])
+    table = complete(table_of(job))
+    schema = Schema.detect(table)
+    train, test = split(table, job["seed"])
     train = at_most(train, job["rows"], job["seed"])
     given = remove_cells(train, random_gaps(train, job["share"], job["seed"]))
     clock = table_peers.Clock()
@@ -157,7 +157,7 @@ def run_gaps(job: Row) -> Row:
         impute = table_peers.FIRST_IMPUTE[job["method"]]
         given = like(impute(job["dataset"], given, 1, job["seed"])[0], train)
     seconds = clock()
-    density, found = fitted(given, job, schema=schema)
+    density, record = fitted(given, job, schema=schema)
     scores = density.score_samples(test)
     return {
         "test_log_likelihood": float(scores.mean()),
@@ -167,7 +167,7 @@ def run_gaps(job: Row) -> Row:
         "n_test": len(scores),
         "schema": schema.fingerprint,
         "data": digest(train),
-        **found,
+        **record,
     }
 
 
@@ -180,20 +180,20 @@ def run_impute(job: Row) -> Row:
     clock = table_peers.Clock()
     n_draws = job["n_draws"]
     if job["method"] == OURS:
-        density, found = fitted(given, job)
+        density, record = fitted(given, job)
         clock()
-        asked = take(given, scored)
-        draws = frames(density.impute(asked, n_draws=n_draws), asked, n_draws)
-        found["impute_seconds"] = clock()
+        rows_with_gaps = take(given, scored)
+        draws = frames(density.impute(rows_with_gaps, n_draws=n_draws), rows_with_gaps, n_draws)
+        record["impute_seconds"] = clock()
     else:
         impute = table_peers.IMPUTERS[job["method"]]
         completed = impute(job["dataset"], given, n_draws, job["seed"])
-        found = {"impute_seconds": clock()}
-        draws = [take(each, scored) for each in completed]
+        record = {"impute_seconds": clock()}
+        draws = [take(frame, scored) for frame in completed]
     rows = take(truth, scored)
     scores = table_judges.imputation_scores(job["dataset"], rows, gone[scored], draws, job["seed"])
     sizes = {"n_rows": n_rows(truth), "n_scored": len(scored), "data": digest(given)}
-    return {**sizes, **found, **scores}
+    return {**sizes, **record, **scores}
 
 
 def replaced_cells(train: Frame, rows: Frame, seed: int) -> tuple[Frame, np.ndarray]:
@@ -215,16 +215,16 @@ def run_explain(job: Row) -> Row:
     rows, guilty = replaced_cells(train, at_most(test, EXPLAINED_ROWS, job["seed"]), job["seed"])
     given = at_most(train, job["rows"], job["seed"])
     if job["method"] == OURS:
-        density, found = fitted(given, job)
+        density, record = fitted(given, job)
         clock = table_peers.Clock()
         reasons = density.explain(rows)
-        found["explain_seconds"] = clock()
+        record["explain_seconds"] = clock()
         never = np.ones(n_rows(rows))  # a column that the model leaves out is never named
         columns = [np.asarray(reasons[c]) if c in reasons else never for c in rows]
         scores = -np.column_stack(columns).astype(np.float64)
     else:
         explain = table_peers.EXPLAINERS[job["method"]]
-        scores, found = explain(job["dataset"], given, rows, job["seed"])
+        scores, record = explain(job["dataset"], given, rows, job["seed"])
     first, rank = table_judges.guilty_rank(scores, guilty)
     return {
         "first": float(first.mean()),
@@ -233,7 +233,7 @@ def run_explain(job: Row) -> Row:
         "n_columns": len(rows),
         "n_given": n_rows(given),
         "data": digest(rows),
-        **found,
+        **record,
     }
 
 
@@ -257,9 +257,9 @@ def planned(args: argparse.Namespace) -> list[Row]:
     common: Row = {"work": str(args.work), "device": args.device, "rows": args.rows}
     common |= {"max_steps": args.max_steps, "n_draws": args.draws}
     if args.part == "judge":
-        found = sorted((args.work / "samples").glob("*.npz"))
+        paths = sorted((args.work / "samples").glob("*.npz"))
         jobs = []
-        for path in found:
+        for path in paths:
             method, dataset, seed = path.stem.split("_")
             jobs.append({"method": method, "dataset": dataset, "seed": int(seed)})
         return [
@@ -295,8 +295,8 @@ def run_part(args: argparse.Namespace) -> None:
         results = Results(path, provenance(args.device))
         jobs = [job for job in jobs if not results.has({k: job[k] for k in keys})]
 
-    def done(job: Row, found: Row, seconds: float) -> None:
-        row = {k: job[k] for k in keys} | found | {"seconds": round(seconds, 1)}
+    def done(job: Row, values: Row, seconds: float) -> None:
+        row = {k: job[k] for k in keys} | values | {"seconds": round(seconds, 1)}
         shown = {k: round(v, 4) for k, v in row.items() if isinstance(v, float)}
         print(*(row[k] for k in keys), shown, flush=True)
         if results is not None:
@@ -304,8 +304,8 @@ def run_part(args: argparse.Namespace) -> None:
             results.add(row, **others)
 
     print(f"{args.part}: {len(jobs)} runs", flush=True)
-    for found in in_processes(timed, [(run, job) for job in jobs], args.workers):
-        done(*found)
+    for finished in in_processes(timed, [(run, job) for job in jobs], args.workers):
+        done(*finished)
 
 
 def timed(run: Callable[[Row], Row], job: Row) -> tuple[Row, Row, float]:

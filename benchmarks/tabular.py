@@ -20,8 +20,6 @@ from selfnorm.columns import Columns
 from selfnorm.datasets import find_file, maf_benchmark
 from selfnorm.errors import DataError
 
-__all__ = ["NAMES", "TableSplits", "load", "read_table", "split_table"]
-
 SOURCES = {
     "california": "scikit-learn, fetch_california_housing",
     "magic.gamma": "UCI, MAGIC gamma telescope",

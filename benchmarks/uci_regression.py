@@ -13,8 +13,6 @@ import numpy as np
 
 from selfnorm.errors import DataError, MissingDataError
 
-__all__ = ["DATASETS", "RegressionSet", "load"]
-
 # Short name: folder.
 DATASETS = {
     "boston": "bostonHousing",

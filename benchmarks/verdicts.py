@@ -88,8 +88,8 @@ def random_density(kind: str, dim: int, dtype: torch.dtype) -> td.Distribution:
         shares = td.Dirichlet(torch.full((k,), 2.0, dtype=dtype)).sample()
         return td.MixtureSameFamily(td.Categorical(shares), parts)
     if kind == "student":
-        law = td.StudentT(3.0 + 7.0 * uniform(dim), normal(dim), 0.5 + uniform(dim))
-        return td.Independent(law, 1)
+        students = td.StudentT(3.0 + 7.0 * uniform(dim), normal(dim), 0.5 + uniform(dim))
+        return td.Independent(students, 1)
     if kind == "gumbel":
         return td.Independent(td.Gumbel(normal(dim), 0.3 + uniform(dim)), 1)
     factor = normal(dim, dim)
@@ -175,8 +175,8 @@ def light_proposal(seed: int) -> Case:
     """A Student-t law with five degrees of freedom against a Gaussian fitted to its rows."""
     dim = (1, 2, 5, 10, 20, 50)[seed % 6]
     joint = sn.StudentT(5.0, torch.zeros(dim), scale=1.0)
-    each = td.Independent(td.StudentT(torch.full((dim,), 5.0)), 1)
-    density: Any = (joint, each)[seed // 6 % 2]
+    independent = td.Independent(td.StudentT(torch.full((dim,), 5.0)), 1)
+    density: Any = (joint, independent)[seed // 6 % 2]
     q = sn.Gaussian.fit_to(density.sample((2000,)))
     return case(
         f"t5 against a Gaussian, {dim} columns", density.log_prob, q, density.sample((500,))
@@ -252,27 +252,27 @@ def judge(group: str, seed: int, n_samples: int) -> dict[str, Any]:
     made = {make.__name__: make for make in ADVERSARIAL}
     given = made.get(group, random_model)(seed)
     began = time.process_time()
-    found = sn.evaluate(
+    bounds = sn.evaluate(
         given.model, given.rows, proposal=given.proposal, n_samples=n_samples, seed=10_000 + seed
     )
-    low, high = found.interval(0.95)
-    error = math.inf if given.log_norm is None else found.log_norm - given.log_norm
+    low, high = bounds.interval(0.95)
+    error = math.inf if given.log_norm is None else bounds.log_norm - given.log_norm
     return {
         "group": group,
         "case": given.name,
         "seed": seed,
         "error": error,
-        "log_norm_se": found.log_norm_se,
-        "pareto_k": found.pareto_k,
-        "ess": found.ess,
-        "n_samples": found.n_samples,
-        "learned_error": found.learned_error,
+        "log_norm_se": bounds.log_norm_se,
+        "pareto_k": bounds.pareto_k,
+        "ess": bounds.ess,
+        "n_samples": bounds.n_samples,
+        "learned_error": bounds.learned_error,
         "covered": low <= given.log_likelihood <= high
         if given.log_likelihood is not None
         else None,
         "wrong": not abs(error) <= WRONG,
-        "reliable": found.reliable,
-        "reasons": [reason.split(":")[0] for reason in found.reasons],
+        "reliable": bounds.reliable,
+        "reasons": [reason.split(":")[0] for reason in bounds.reasons],
         "cpu_seconds": time.process_time() - began,
     }
 
