@@ -1,17 +1,46 @@
 """Figures are drawn without a screen and show what they should."""
 
+from html import escape
+
 import numpy as np
+import pytest
 import torch
 
 import selfnorm as sn
 from selfnorm.plotting import (
     Scale,
     plot_densities,
+    plot_dependence,
     plot_history,
+    plot_log_densities,
     plot_marginal,
     plot_pair,
+    plot_predictive,
+    plot_reliability,
+    plot_shares,
     plot_snl_surface,
 )
+from selfnorm.report.page import inline_svg
+
+
+@pytest.mark.parametrize("money", ["$0_to_$50", "$0-$50"])
+def test_dollar_signs_of_names_are_drawn_as_they_stand(money):
+    values, x = np.arange(20.0), torch.randn(20, 2)
+    levels, named = Scale("paid", labels=(money, "more")), Scale(money)
+    drawn = [
+        plot_marginal(levels, values % 2),
+        plot_marginal(named, values),
+        plot_pair((levels, levels), np.stack([values % 2] * 2, 1)),
+        plot_pair((named, named), np.stack([values, values], 1)),
+        plot_dependence([money, "b"], np.eye(2), np.eye(2)),
+        plot_log_densities(values, xlabel=money),
+        plot_shares([money, "b"], [0.5, 0.25], money),
+        plot_predictive(values, values, name=money),
+        plot_reliability({money: values / 20, "b": values / 20}),
+        plot_densities([(money, x, [(money, lambda x: -(x**2).sum(-1))])]),
+    ]
+    times = [inline_svg(figure, "", "f").count(f"{escape(money)}<") for figure in drawn]
+    assert times == [1, 1, 2, 2, 2, 1, 2, 1, 1, 1]
 
 
 def test_snl_surface_marks_the_optimum(tmp_path):

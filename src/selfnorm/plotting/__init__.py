@@ -5,6 +5,7 @@ Functions with ``axes`` draw on your own; ``STYLE`` is the style file of them al
 
 from selfnorm.plotting.densities import (
     STYLE,
+    literal,
     need_matplotlib,
     new_figure,
     plot_densities,
@@ -31,6 +32,7 @@ __all__ = [
     "STYLE",
     "Scale",
     "density_panels",
+    "literal",
     "need_matplotlib",
     "new_figure",
     "plot_ablation",

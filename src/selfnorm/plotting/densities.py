@@ -85,6 +85,15 @@ def save(figure: Figure, path: str | Path | None) -> Figure:
     return figure
 
 
+def literal(text: str) -> str:
+    r"""Somebody's text as figures take it: between two dollar signs there is no mathematics.
+
+    >>> print(literal("$0-$50"))
+    \$0-\$50
+    """
+    return text.replace("$", r"\$")
+
+
 @styled
 def plot_densities(
     rows: Sequence[tuple[str, Tensor, Sequence[tuple[str, Callable[[Tensor], Tensor]]]]],
@@ -105,7 +114,7 @@ def plot_densities(
     line = torch.linspace(*ends, 200)
     for cells, (name, data, models) in zip(grid, rows, strict=True):
         cells[0].hist2d(*data.T.numpy(), bins=100, range=[ends, ends], cmap="magma")
-        cells[0].set_title(f"{name}: data", fontsize=10)
+        cells[0].set_title(literal(f"{name}: data"), fontsize=10)
         for cell, (title, log_density) in zip(cells[1:], models, strict=False):
             with torch.no_grad():
                 values = log_density(torch.cartesian_prod(line, line)).exp().cpu()
@@ -119,7 +128,7 @@ def plot_densities(
                 vmax=float(torch.quantile(values, 0.998)) or 1.0,
                 aspect="auto",
             )
-            cell.set_title(title, fontsize=10)
+            cell.set_title(literal(title), fontsize=10)
         for cell in cells:
             cell.set_xticks([])
             cell.set_yticks([])
@@ -203,7 +212,7 @@ def plot_reliability(
     figure, (left, right) = on_axes(axes, 1, 2, figsize=(6.4, 2.9))
     left.plot([0, 1], [0, 1], color="#888888", linewidth=0.8)
     nominal = np.linspace(0.05, 0.95, 19)
-    for name, values in pits.items():
+    for name, values in zip(map(literal, pits), pits.values(), strict=True):
         pit = np.asarray(values, dtype=float)
         observed = (pit <= nominal[:, None]).mean(axis=1)
         left.plot(nominal, observed, marker=".", label=name)

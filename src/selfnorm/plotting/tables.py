@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from selfnorm.plotting.densities import on_axes, styled
+from selfnorm.plotting.densities import literal, on_axes, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +69,7 @@ def plot_marginal(
         _bars(axes, scale, rows)
     else:
         _histograms(axes, scale, rows)
-    axes.set_title(scale.name)
+    axes.set_title(literal(scale.name))
     if scale.labels:
         axes.set_xlabel("share of rows")
     else:
@@ -107,10 +107,10 @@ def plot_pair(
         some = some + spread * rng.uniform(-1, 1, some.shape)
         color = DATA if name == "data" else MODEL
         ax.scatter(*some.T, s=size, color=color, alpha=0.6, linewidths=0, rasterized=True)
-        ax.set(title=name, xlim=limits[0], ylim=limits[1], xlabel=scales[0].name)
+        ax.set(title=name, xlim=limits[0], ylim=limits[1], xlabel=literal(scales[0].name))
         for axis, scale, values in zip((ax.xaxis, ax.yaxis), scales, both.T, strict=True):
             _ticks(axis, scale, crowded=True, magnitudes=_by_magnitude(scale, values))
-    np.atleast_1d(axes)[0].set_ylabel(scales[1].name)
+    np.atleast_1d(axes)[0].set_ylabel(literal(scales[1].name))
     return figure
 
 
@@ -124,7 +124,7 @@ def plot_dependence(
     shown = np.where(np.tri(d, k=-1, dtype=bool), data, model)
     shown = np.where(np.eye(d, dtype=bool), np.nan, shown)
     image = axes.imshow(shown, vmin=0, vmax=1, cmap="cividis")
-    short = [name if len(name) < 16 else f"{name[:14]}…" for name in names]
+    short = [_short(name, 16) for name in names]
     axes.set_xticks(range(d), short, rotation=90)
     axes.set_yticks(range(d), short)
     axes.tick_params(length=0)
@@ -150,7 +150,7 @@ def plot_log_densities(
     _histograms(axes, Scale(xlabel), rows, grouped=False)
     if threshold is not None and axes.get_xlim()[0] < threshold < axes.get_xlim()[1]:
         axes.axvline(threshold, color="#888888", ls=":", label="outlier threshold")
-    axes.set(xlabel=xlabel, ylabel="share of rows")
+    axes.set(xlabel=literal(xlabel), ylabel="share of rows")
     axes.legend()
     return figure
 
@@ -182,8 +182,8 @@ def plot_shares(
     values = np.asarray(shares, dtype=float)
     order = np.argsort(values, kind="stable")
     axes.barh(range(len(values)), values[order], color=DATA)
-    axes.set_yticks(range(len(values)), [names[i] for i in order])
-    axes.set(xlabel=xlabel, xlim=(0, min(1.0, 1.2 * max(values.max(initial=0.0), 0.01))))
+    axes.set_yticks(range(len(values)), [literal(names[i]) for i in order])
+    axes.set(xlabel=literal(xlabel), xlim=(0, min(1.0, 1.2 * max(values.max(initial=0.0), 0.01))))
     return figure
 
 
@@ -213,10 +213,15 @@ def plot_predictive(
         axes.fill_between(x[inside], y[inside], color=MODEL, alpha=0.25, lw=0, label="90 %")
     if label is not None:
         axes.axvline(label, color=DATA, ls="--", label="observed")
-    axes.set(xlabel=name, ylim=(0, None))
+    axes.set(xlabel=literal(name), ylim=(0, None))
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     return figure
+
+
+def _short(name: str, most: int) -> str:
+    """The first letters of a name, as figures take them."""
+    return literal(name if len(name) < most else f"{name[: most - 2]}…")
 
 
 def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
@@ -226,8 +231,7 @@ def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
     }
     often = np.argsort(-sum(counts.values()), kind="stable")[:MAX_BARS]
     often = np.sort(often)
-    names = [scale.labels[i] for i in often]
-    names = [name if len(name) < 18 else f"{name[:16]}…" for name in names]
+    names = [_short(scale.labels[i], 18) for i in often]
     for name, shares in counts.items():
         look = {"color": DATA, "alpha": 0.45}
         if name == "model":
@@ -315,7 +319,7 @@ def _ticks(axis: Any, scale: Scale, crowded: bool = False, magnitudes: bool = Fa
         axis.set_minor_locator(ticker.NullLocator())
     elif scale.labels:
         every = max(1, len(scale.labels) // 8)
-        names = [name if len(name) < 12 else f"{name[:10]}…" for name in scale.labels]
+        names = [_short(name, 12) for name in scale.labels]
         places = range(0, len(names), every)
         axis.set_ticks(list(places), [names[i] for i in places])
         if crowded and axis.axis_name == "x":

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from selfnorm.evaluation import Bounds, central_coverage
-from selfnorm.plotting import new_figure, plot_history, plot_predictive, plot_reliability, styled
+from selfnorm.plotting import (
+    literal,
+    new_figure,
+    plot_history,
+    plot_predictive,
+    plot_reliability,
+    styled,
+)
 from selfnorm.report import figures, peers
 from selfnorm.report.density import (
     About,
@@ -256,7 +263,7 @@ def _examples(
         figure, axes = new_figure(figsize=(3.1, 2.1))
         plot_predictive(**example, name=about.target, axes=axes)
         name = about.row(int(looked_at[row]))
-        axes.set_title(f"{about.row_heading.split(',')[0]} {name}")
+        axes.set_title(literal(f"{about.row_heading.split(',')[0]} {name}"))
         low, high = example["interval"]
         words = (
             f"Predictive density of row {name}: 90 % between {low:.4g} and {high:.4g}, highest at "
