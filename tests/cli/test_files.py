@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from selfnorm.cli import files
 from selfnorm.cli.files import Table, atomic_output, check_output, numeric, read_table, write_table
 from selfnorm.errors import DataError, SelfnormWarning
 
@@ -70,6 +71,18 @@ def test_bad_csv_names_row_and_column(tmp_path, text, words):
     with pytest.raises(DataError, match=words) as caught:
         numeric(read_table(path))
     assert "\n" not in str(caught.value)
+
+
+def test_cells_of_a_density_are_passed_on_unread(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1.50,x\n2.25,y\n")
+    monkeypatch.setattr(files, "_parsed", None)
+    table = read_table(path)
+    assert {name: list(cells) for name, cells in table.frame().items()} == {
+        "a": ["1.50", "2.25"],
+        "b": ["x", "y"],
+    }
+    assert len(table) == 2
 
 
 def test_csv_dialects(tmp_path):

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from selfnorm.columns import Schema
-from selfnorm.columns.text import dates_as_text, dates_from
+from selfnorm.columns.text import dates_as_text, dates_from, numbers_from
 
 FORMATS = {
     "YYYY-MM-DD": "%Y-%m-%d",
@@ -79,3 +79,17 @@ def test_texts_for_gaps_are_categories_unless_asked_otherwise():
         assert [set(column.levels) for column in schema.columns] == [{"x", "y"}, {"x", "y", "z"}]
     again = schema.decode(schema.encode(frame)[0])
     assert again["a"].tolist() == frame["a"].tolist()
+
+
+@pytest.mark.parametrize("text", ["1_000", "+nan", "-nan", "0x10", "1\x00", "ınf", "1 2", "1,5"])
+def test_what_python_reads_as_a_number_and_people_do_not_is_none(text):
+    assert numbers_from(["1", text], names=True) is None
+
+
+def test_numbers_are_read_with_blanks_signs_powers_and_gaps():
+    texts = [" 1.5 ", "-.5", "+2.", "1e-3", "-Infinity", "NaN", " n/a", "٣"]
+    read = [1.5, -0.5, 2.0, 1e-3, -np.inf, np.nan, np.nan, 3.0]
+    assert np.array_equal(numbers_from(texts), read, equal_nan=True)
+    assert numbers_from(["1.5", "007"]) is None
+    assert numbers_from(["1.5", "-" + "9" * 16]) is None
+    assert numbers_from(["1.5", "007"], names=True).tolist() == [1.5, 7.0]

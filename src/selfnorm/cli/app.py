@@ -353,7 +353,7 @@ def impute(
     joined: dict[str, Any] = {}
     for name in table.names:
         pieces = [t if name in t.columns else table for t in tables]
-        joined[name] = np.concatenate([t.cells.get(name, t.columns[name]) for t in pieces])
+        joined[name] = np.concatenate([t.as_read(name) for t in pieces])
     if draws > 1:
         joined["draw"] = np.repeat(np.arange(1.0, draws + 1), len(table))
     alone = tables[0] if draws == 1 and tables[0].names == table.names else table_of(joined)

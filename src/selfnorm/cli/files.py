@@ -19,8 +19,8 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -45,7 +45,7 @@ class Table:
     and before decimals where it is written as CSV.
     """
 
-    columns: dict[str, np.ndarray]
+    columns: Mapping[str, np.ndarray]
     source: str = "table"
     lines: np.ndarray | None = None
     named: bool = True
@@ -65,7 +65,11 @@ class Table:
         names = self.names if names is None else list(names)
         if self.arrow is not None:
             return self.arrow.select(names)
-        return {name: self.cells.get(name, self.columns[name]) for name in names}
+        return {name: self.as_read(name) for name in names}
+
+    def as_read(self, name: str) -> np.ndarray:
+        """The cells of a column as they were read."""
+        return self.cells[name] if name in self.cells else self.columns[name]
 
     def without_gaps(self, names: Sequence[str]) -> Any:
         """The same with texts that stand for a gap left out."""
@@ -88,7 +92,7 @@ class Table:
         return replace(self, columns={**self.columns, **columns}, arrow=arrow)
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values()))) if self.columns else 0
+        return len(next(iter((self.cells or self.columns).values()), ()))
 
     @property
     def names(self) -> list[str]:
@@ -339,8 +343,7 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
     pointed = _with_points(cells) if mark == ";" else None
     style = (mark if delimiter is None else ",", "." if pointed is None else ",")
     cells = cells if pointed is None else pointed
-    columns = {name: _parsed(column) for name, column in cells.items()}
-    table = Table(columns, str(path), np.array(body_lines), named, cells, style=style)
+    table = Table(_Parsed(cells), str(path), np.array(body_lines), named, cells, style=style)
     if problems:  # what is wrong with the cells is told with them, not after they are mended
         problems += [table.by_line(problem) for problem in _problems_of(cells)]
         raise DataError(f"{path}: {DataError.of(problems)}")
@@ -444,8 +447,9 @@ def _has_names(rows: list[list[str]]) -> bool:
     others = [row for row in rows[1:] if row != rows[0]]  # a header may stand again
 
     def stands_again(i: int) -> bool:
+        cells = {row[i].strip() for row in others if i < len(row)}
         like = re.compile(re.sub(r"\d+", r"\\d+", re.escape(first[i])))
-        return any(like.fullmatch(row[i].strip()) for row in others if i < len(row))
+        return any(map(like.fullmatch, cells))
 
     words = [i for i, cell in enumerate(first) if not (_is_amount(cell) or _is_missing(cell))]
     return all(map(_is_missing, first)) or not all(map(stands_again, words))
@@ -569,7 +573,7 @@ def _write_parquet(table: Table, path: Path) -> None:
         return
     columns: dict[str, Any] = {}
     for name, column in table.columns.items():
-        cells = table.cells.get(name, column).tolist()
+        cells = table.as_read(name).tolist()
         if column.dtype.kind == "f" and numbers_from([_text(cell) for cell in cells]) is not None:
             columns[name] = column
         elif all(isinstance(cell, float | int | None) for cell in cells):
@@ -603,12 +607,32 @@ def _delimiter(head: str) -> str:
     return best if counts[best] else ","
 
 
+class _Parsed(Mapping[str, np.ndarray]):
+    """Columns of text, each parsed when it is first read: a density needs the text alone."""
+
+    def __init__(self, cells: dict[str, np.ndarray]) -> None:
+        self._cells = cells
+        self._columns: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._columns:
+            self._columns[name] = _parsed(self._cells[name])
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
 def _parsed(cells: np.ndarray) -> np.ndarray:
     """Floats where every cell is a number or missing, else the text as it stands."""
-    try:
+    with suppress(ValueError, TypeError):
+        return cells.astype(np.float64)
+    with suppress(ValueError, TypeError):
         return np.where([_is_missing(cell) for cell in cells], np.nan, cells).astype(np.float64)
-    except (ValueError, TypeError):
-        return cells
+    return cells
 
 
 def _amounts(column: np.ndarray) -> np.ndarray:

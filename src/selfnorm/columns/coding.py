@@ -238,7 +238,18 @@ def _as_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
         raise DataError(f"column {column.name!r} holds numbers, but here dates")
     if cells.kind == "number":
         return cells
-    written = [str(int(v) if isinstance(v, bool) else v) for v in cells.labels]
+    written = [v if type(v) is str else str(+v if type(v) is bool else v) for v in cells.labels]
+    numbers = numbers_from(written, names=True)
+    if numbers is None:
+        numbers = _marked_numbers(column, cells, written, surprises)
+    values = np.append(numbers, np.nan)[cells.values]
+    return Cells("number", values, np.isnan(values), [], cells.form)
+
+
+def _marked_numbers(
+    column: Column, cells: Cells, written: list[str], surprises: list[str]
+) -> np.ndarray:
+    """The numbers of labels as ``written``, without marks; NaN for gaps and slips."""
     labels, _ = unmarked(written, grouped=column.form.get("grouped", False), alike=False)
     own = "".join(column.form.get("marks", ())).strip()
     strange = sorted({before + after for before, after in marks_of(written)} - {"", own})
@@ -257,10 +268,7 @@ def _as_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
         if not (known and are_slips(int(odd.sum()), len(odd))):  # told of when they were found
             surprises.append(f"{told}: taken as gaps, {odd.sum()} of {len(odd)} cells")
     numbers = numbers_from(labels, names=True)
-    values = np.full(len(labels) + 1, np.nan)
-    values[:-1] = np.nan if numbers is None else numbers
-    values = values[cells.values]
-    return Cells("number", values, np.isnan(values), [], cells.form)
+    return np.full(len(labels), np.nan) if numbers is None else numbers
 
 
 # Codes

@@ -345,10 +345,14 @@ def _of_objects(values: list[Any], missing: np.ndarray, form: dict[str, Any]) ->
         values = [str(v) if type(v) in strange else v for v in values]
     # 1, 1.0 and True are equal as keys: labels of several types are told apart by type as well
     mixed = len(types) > 1
-    places: dict[Any, int] = {(type(None), None) if mixed else None: -1}
-    codes = [places.setdefault((type(v), v) if mixed else v, len(places) - 1) for v in values]
-    labels = [key[1] if mixed else key for key in list(places)[1:]]
-    return Cells("label", np.array(codes, dtype=np.int64), missing, labels, form)
+    keys, gap = [(type(v), v) for v in values] if mixed else values, (type(None), None)
+    distinct = dict.fromkeys(keys)
+    distinct.pop(gap if mixed else None, None)
+    places = dict(zip(distinct, range(len(distinct)), strict=True))
+    places[gap if mixed else None] = -1
+    codes = np.fromiter(map(places.__getitem__, keys), np.int64, len(keys))
+    labels = [key[1] for key in distinct] if mixed else list(distinct)
+    return Cells("label", codes, missing, labels, form)
 
 
 def _as_object(values: list[Any]) -> np.ndarray:

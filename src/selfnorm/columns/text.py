@@ -48,18 +48,25 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
         >>> numbers_from(["007", "012"]) is None
         True
     """
-    numbers = np.full(len(texts), np.nan)
-    for i, text in enumerate(texts):
-        text = text.strip()
-        if _NUMBER.fullmatch(text):
-            digits = text.lstrip("+-")
-            name = digits.isdigit() and (len(digits) > 15 or (digits[0] == "0" and digits != "0"))
-            if name and not names:
-                return None
-            numbers[i] = float(text)
-        elif not is_gap(text):
+    try:
+        numbers = np.array(texts, dtype=object).astype(np.float64)
+    except ValueError:
+        try:
+            numbers = np.array([np.nan if is_gap(t) else t for t in texts], dtype=object)
+            numbers = numbers.astype(np.float64)
+        except ValueError:
             return None
-    return None if np.isnan(numbers).all() else numbers
+    nan = np.isnan(numbers)
+    # float() reads 1_000 and +nan, too
+    if nan.all() or "_" in "".join(texts) or not all(is_gap(texts[i]) for i in np.flatnonzero(nan)):
+        return None
+    whole = () if names else np.flatnonzero(numbers == np.round(numbers))
+    return None if any(_is_name(texts[i]) for i in whole) else numbers
+
+
+def _is_name(number: str) -> bool:
+    digits = number.strip().lstrip("+-")
+    return digits.isdigit() and (len(digits) > 15 or (digits[0] == "0" and digits != "0"))
 
 
 def marks_of(texts: Sequence[str]) -> set[tuple[str, str]]:
@@ -148,11 +155,13 @@ def text_decimals(texts: Sequence[str]) -> int | None:
         >>> text_decimals(["1.50", "20.25"]), text_decimals(["1.5", "2"])
         (2, None)
     """
-    parts = [text.strip() for text in texts if not is_gap(text)]
-    if any("e" in part.lower() for part in parts):
-        return None
-    lengths = {len(part.partition(".")[2]) for part in parts}
-    return lengths.pop() if len(lengths) == 1 else None
+    lengths = set()
+    for text in texts:
+        if not is_gap(text):
+            lengths.add(len(text.strip().partition(".")[2]))
+            if len(lengths) > 1 or "e" in text.lower():
+                return None
+    return lengths.pop() if lengths else None
 
 
 def numbers_as_text(numbers: np.ndarray, decimals: int | None) -> list[str]:
@@ -340,7 +349,7 @@ def interpreted(cells: Cells, missing: Collection[str], asked: str | None = None
     What the table itself declares a category, or a caller ``asked`` to be one, stays text.
     """
     texts = cells.labels
-    if cells.kind != "label" or not texts or not all(isinstance(t, str) for t in texts):
+    if cells.kind != "label" or {*map(type, texts)} != {str}:
         return cells
     if asked == "category" or cells.declared:
         return without_gaps(cells, missing)
@@ -358,6 +367,7 @@ def _as_numbers(cells: Cells, names: bool) -> Cells | None:
     """
     texts: list[str] = cells.labels
     told: dict[str, Any] = {}
+    odd: list[int] = []
     numbers = numbers_from(texts, names=names)
     if numbers is None:
         texts, told = unmarked(texts)
@@ -369,8 +379,9 @@ def _as_numbers(cells: Cells, names: bool) -> Cells | None:
         numbers = numbers_from(texts, names=names)
     if numbers is None:
         return None
-    cells = without_gaps(cells, MISSING)
-    form = cells.form | {"text": True, "text_decimals": text_decimals(texts)} | told
+    gaps = np.isnan(numbers)
+    gaps[odd] = False
+    form = _with_gap(cells, gaps) | {"text": True, "text_decimals": text_decimals(texts)} | told
     values = np.append(numbers, np.nan)[cells.values]
     return Cells("number", values, np.isnan(values), [], form)
 
@@ -400,12 +411,19 @@ def without_gaps(cells: Cells, missing: Collection[str]) -> Cells:
     gaps = np.array([is_gap(label, missing) for label in cells.labels] + [True])
     if not gaps[:-1].any():
         return cells
-    counts = np.bincount(cells.seen, minlength=len(cells.labels))
-    usual = max(np.flatnonzero(gaps[:-1]), key=lambda i: counts[i])
-    written = {} if cells.missing.any() else {"gap": cells.labels[usual]}
     gone = gaps[cells.values]
     values = np.where(gone, -1, cells.values)
-    return replace(cells, values=values, missing=cells.missing | gone, form=cells.form | written)
+    form = _with_gap(cells, gaps[:-1])
+    return replace(cells, values=values, missing=cells.missing | gone, form=form)
+
+
+def _with_gap(cells: Cells, gaps: np.ndarray) -> dict[str, Any]:
+    """The memo of cells with the commonest of the labels that are ``gaps``, if all gaps are so."""
+    if cells.missing.any() or not gaps.any():
+        return cells.form
+    counts = np.bincount(cells.seen, minlength=len(cells.labels))
+    usual = max(np.flatnonzero(gaps), key=lambda i: counts[i])
+    return cells.form | {"gap": cells.labels[usual]}
 
 
 def as_read(cells: Cells) -> Cells:
