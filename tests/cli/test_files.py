@@ -126,7 +126,8 @@ def test_encodings(tmp_path):
     path.write_text("größe\tort\n1\tKöln\n", encoding="utf-16")
     assert read_table(path).names == ["größe", "ort"]
     path.write_text("größe,ort\n1,Köln\n", encoding="latin-1")
-    with pytest.raises(DataError, match=r"not UTF-8 text.*iconv -f latin1"):
+    path = path.rename(tmp_path / "t; reboot.csv")
+    with pytest.raises(DataError, match=r"not UTF-8 text.*iconv -f latin1 -t utf-8 't; reboot"):
         read_table(path)
 
 

@@ -1,6 +1,10 @@
 """A report is one file that says what is true of model and rows, and can be read by everybody."""
 
+import ast
+import html
 import re
+import shlex
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,6 +17,9 @@ from selfnorm.columns import Schema
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.report import About, peers, plot_density_model
 from selfnorm.report.density import Comparison, fewer_rows
+from selfnorm.report.density import _load as density_load
+from selfnorm.report.page import Page
+from selfnorm.report.regressor import _load as regressor_load
 from selfnorm.tables import RegressorNetwork
 
 
@@ -90,6 +97,23 @@ def test_dollar_signs_are_no_mathematics(tmp_path):
     density.report(frame, tmp_path / "r.html")
     assert ">$0_to_$50</text>" in checked(tmp_path / "r.html")
     assert len(plot_density_model(density, tmp_path, frame)) == 5
+
+
+def test_names_of_files_are_no_code_to_copy():
+    name, folder, page = "a\"); import os; os.system('x') #.csv", 'm"); x', Page("", "")
+    page.section("Load")
+    for load in (partial(density_load, joint=False), regressor_load):
+        load(page, about=About(name, folder, target='y"); x'))
+    python, shell, of_regressor, predict = (
+        html.unescape(code) for code in re.findall(r"<code>(.*?)</code>", page.html(), re.DOTALL)
+    )
+    for code in (python, of_regressor):
+        values = {n.value for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Constant)}
+        assert {name, folder} <= values
+    assert shlex.split(shell) == [
+        *("selfnorm", "score", folder, name, "--explain", "-o", "scored.csv")
+    ]
+    assert shlex.split(predict) == ["selfnorm", "predict", folder, name, "-o", "predicted.csv"]
 
 
 def test_levels_never_seen_are_told_and_rows_keep_their_names(mixed, tmp_path):

@@ -506,7 +506,9 @@ def report(
 
 def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> tuple[str, str]:
     """Python that reads the table as it was read here, as a ``frame`` or as columns."""
-    name, suffix = f'"{data.name}"', data.suffix.lower()
+    from selfnorm.report import in_python
+
+    name, suffix = in_python(data.name), data.suffix.lower()
     if not frame:
         told = "" if header is None else f", header={header}"
         return "from selfnorm.cli.files import read_table", f"read_table({name}{told}).frame()"

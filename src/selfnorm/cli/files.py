@@ -13,6 +13,7 @@ import csv
 import math
 import os
 import re
+import shlex
 import struct
 import tempfile
 import tokenize
@@ -274,9 +275,10 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
                         quoted[reader.line_num] = first
                 first = reader.line_num + 1
     except UnicodeDecodeError as error:
+        name, to = shlex.quote(path.name), shlex.quote(f"utf8_{path.name}")
         raise DataError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8, "
-            f"for example: iconv -f latin1 -t utf-8 {path.name} > utf8_{path.name}"
+            f"for example: iconv -f latin1 -t utf-8 {name} > {to}"
         ) from None
     except csv.Error as error:
         if reader.line_num > first:

@@ -24,7 +24,7 @@ from selfnorm.plotting import (
     styled,
 )
 from selfnorm.report import figures, peers
-from selfnorm.report.page import Page
+from selfnorm.report.page import Page, in_python, in_shell
 
 N_STRANGE = 10
 _CELLS = 40_000  # rows x parts x orders that are scored: some seconds on one core
@@ -83,7 +83,7 @@ class About:
     @property
     def reading(self) -> tuple[str, str]:
         """``read``, of pandas by default."""
-        return self.read or ("import pandas as pd", f'pd.read_csv("{self.file}")')
+        return self.read or ("import pandas as pd", f"pd.read_csv({in_python(self.file)})")
 
 
 @dataclass
@@ -661,20 +661,16 @@ def _training(page: Page, estimator: Any, scores: np.ndarray, of_drawn: np.ndarr
 def _load(page: Page, joint: bool, about: About) -> None:
     folder = about.folder or "model"
     saved = "" if about.folder else f'density.save("{folder}")  # where it was fitted\n\n'
+    command = f"selfnorm score {in_shell(folder)} {in_shell(about.file)}"
     asked = (
         "" if joint else "density.explain(table)                    # how ordinary each cell is\n"
     )
     imported, table = about.reading
     page.code(
         f"{saved}{imported}\nimport selfnorm\n\n"
-        f'density = selfnorm.load("{folder}")\ntable = {table}\n'
+        f"density = selfnorm.load({in_python(folder)})\ntable = {table}\n"
         f"density.score_samples(table)              # log-likelihood of each row\n{asked}"
         "density.sample(1000, random_state=0)      # synthetic rows\n",
         "Python code",
     )
-    page.code(
-        f"selfnorm score {folder} {about.file} --explain -o scored.csv\n"
-        if not joint
-        else f"selfnorm score {folder} {about.file} -o scored.csv\n",
-        "Commands",
-    )
+    page.code(f"{command}{'' if joint else ' --explain'} -o scored.csv\n", "Commands")

@@ -7,8 +7,10 @@ so that they follow the page into the dark and onto paper.
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from html import escape
@@ -150,6 +152,24 @@ def check_page(path: str | os.PathLike[str]) -> Path:
     if not path.absolute().parent.is_dir():
         raise DataError(f"{path.parent}: no such folder; create it first")
     return path
+
+
+def in_python(text: str) -> str:
+    """Any text as a string of Python's.
+
+    >>> print(in_python('x"); import os'))
+    "x\\"); import os"
+    """
+    return json.dumps(text, ensure_ascii=False)
+
+
+def in_shell(path: str) -> str:
+    """Any path as an argument of a command, never an option.
+
+    >>> print(in_shell("-o x.csv"), in_shell("t.csv"))
+    './-o x.csv' t.csv
+    """
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def findings_of(function: Callable[[], Any]) -> list[str]:

@@ -29,7 +29,7 @@ from selfnorm.report.density import (
     subtitle,
 )
 from selfnorm.report.facts import input_names, shortened
-from selfnorm.report.page import Page
+from selfnorm.report.page import Page, in_python, in_shell
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 N_SURPRISES = 10
@@ -341,11 +341,12 @@ def _load(page: Page, about: About) -> None:
     imported, table = about.reading
     page.code(
         f"{saved}{imported}\nimport selfnorm\n\n"
-        f'regressor = selfnorm.load("{folder}")\n'
-        f'X = {table}.drop(columns="{about.target}")\n'
+        f"regressor = selfnorm.load({in_python(folder)})\n"
+        f"X = {table}.drop(columns={in_python(about.target)})\n"
         "regressor.predict(X)                             # means\n"
         "regressor.predict_interval(X, 0.9)               # 90 % intervals\n"
         "regressor.predict_quantiles(X, [0.1, 0.5, 0.9])\n",
         "Python code",
     )
-    page.code(f"selfnorm predict {folder} {about.file} -o predicted.csv\n", "Commands")
+    command = f"selfnorm predict {in_shell(folder)} {in_shell(about.file)}"
+    page.code(f"{command} -o predicted.csv\n", "Commands")
