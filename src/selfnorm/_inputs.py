@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time, timedelta
@@ -190,13 +191,12 @@ _HUGE = 1e150  # squares of larger numbers are beyond double precision
 def refuse_repeated_names(X: Any, name: str = "X") -> None:
     """Refuse a data frame in which two columns share a name: nothing could be asked for by it."""
     columns = getattr(X, "columns", ())  # names in a data frame, whole columns in Arrow's tables
-    names = [str(column) for column in columns if isinstance(column, str | int | tuple)]
-    twice = [column for column in dict.fromkeys(names) if names.count(column) > 1]
-    if twice:
-        raise DataError(
-            f"{name}: column {twice[0]!r} appears {names.count(twice[0])} times; rename or drop "
-            "all but one"
-        )
+    times = Counter(str(column) for column in columns if isinstance(column, str | int | tuple))
+    for column, n in times.items():
+        if n > 1:
+            raise DataError(
+                f"{name}: column {column!r} appears {n} times; rename or drop all but one"
+            )
 
 
 def all_numbers(X: Any) -> bool:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -812,13 +813,14 @@ def _one_row(regressor: EnergyRegressor) -> Any:
 
 def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:
     chosen = table.names if columns is None else [c.strip() for c in columns.split(",")]
+    times = Counter(chosen)
     dropped = set() if drop is None else {c.strip() for c in drop.split(",")}
     for name in (*chosen, *dropped):
         if name not in table.columns:
             raise DataError(
                 f"{table.source}: there is no column {name!r}; it has {listed(table.names)}"
             )
-        if chosen.count(name) > 1:
+        if times[name] > 1:
             raise DataError(f"--columns names {name!r} twice; leave one out")
     return [name for name in chosen if name not in dropped]
 

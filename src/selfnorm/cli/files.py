@@ -20,10 +20,11 @@ import tokenize
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -320,10 +321,11 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
         body, body_lines = [r for r, _ in kept], [n for _, n in kept]
     if not body:
         raise DataError(f"{path} has a header but no rows: it needs at least one row of numbers")
+    places: dict[str, int] = {}
     problems = [
         f"column {name!r} appears twice; rename one"
         for i, name in enumerate(names)
-        if name and names.index(name) < i
+        if name and places.setdefault(name, i) < i
     ]
     problems += [
         f"column {i} has no name in the header; give it one"
@@ -353,11 +355,11 @@ def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Tabl
 
 
 def _problems_of(cells: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """What a schema refuses in columns."""
+    """What a schema refuses in columns, the first thousand where there are more."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SelfnormWarning)
-            Schema.detect(cells, missing=True)
+            Schema.detect(dict(islice(cells.items(), 1000)), missing=True)
     except DataError as error:
         return error.problems
     return ()
@@ -672,8 +674,8 @@ def _is_missing(cell: Any) -> bool:
 
 
 def _refuse_repeated(names: Sequence[str], path: str | Path, what: str = "column") -> None:
-    for name in names:
-        if list(names).count(name) > 1:
+    for name, times in Counter(names).items():
+        if times > 1:
             raise DataError(f"{path}: {what} {name!r} appears twice; rename one")
 
 

@@ -12,6 +12,7 @@ import base64
 import datetime as dt
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -95,7 +96,7 @@ def read(frame: Any) -> tuple[str, dict[Any, Cells]]:
             )
         kind, columns, reader = "array", list(array.T), _read_array
         names = [f"x{j}" for j in range(len(columns))]
-    repeated = [name for j, name in enumerate(names) if name in names[:j]]
+    repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise DataError(f"the table: column {repeated[0]!r} appears twice; rename or drop one")
     cells = {n: _read_named(reader, n, c) for n, c in zip(names, columns, strict=True)}
