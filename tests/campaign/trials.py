@@ -206,13 +206,13 @@ def regressor(rng):
 
 def command(*arguments):
     """Exit code and stderr of a command, in this process."""
-    from selfnorm.cli import app as cli
+    from selfnorm.cli import main
 
     err, before = io.StringIO(), sys.argv
     sys.argv = ["selfnorm", *map(str, arguments)]
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
-            cli.main()
+            main()
         return 0, err.getvalue()
     except SystemExit as stop:
         return stop.code or 0, err.getvalue()

@@ -24,6 +24,7 @@ import typer
 import selfnorm as sn
 from selfnorm import saving
 from selfnorm.cli import app as cli
+from selfnorm.cli import main
 from selfnorm.cli.files import numeric, read_table
 from selfnorm.paper import toy2d
 from selfnorm.paper.runner import Settings
@@ -54,7 +55,7 @@ class Selfnorm:
         self.patch(cli, "app", BUILT)
         self.patch(sys, "argv", ["selfnorm", *map(str, arguments)])
         try:
-            cli.main()
+            main()
             code = 0
         except SystemExit as stop:
             code = stop.code or 0
@@ -88,7 +89,7 @@ def places(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["selfnorm", *map(str, fit)])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            main()
         assert not stop.value.code
     return folder
 
@@ -554,7 +555,7 @@ def test_an_error_of_the_system_is_one_line(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "app", full_disk)
     with pytest.raises(SystemExit) as stop:
-        cli.main()
+        main()
     assert stop.value.code == 2
     assert capsys.readouterr().err == "selfnorm: out/toy2d.json: No space left on device\n"
 
@@ -672,6 +673,47 @@ def test_a_signal_elsewhere_says_that_nothing_was_written(selfnorm, places, tmp_
     code, _, err = selfnorm("reproduce", "toy2d", "--out", tmp_path)
     assert code == 130
     assert f"finished rows are kept in {tmp_path}; the same command goes on" in err
+
+
+_STRUCK_IN_AN_IMPORT = """
+import signal, sys
+from selfnorm.cli import main
+module, number = sys.argv.pop(1), int(sys.argv.pop(1))
+class Strike:
+    def find_spec(self, name, *_):
+        if name == module:
+            exec(f"import os; os.kill(os.getpid(), {number})\\nwhile True: pass")
+sys.meta_path.insert(0, Strike())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code", "word"), SIGNALS)
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_a_signal_in_an_import_is_one_line(places, tmp_path, module, number, code, word):
+    struck = [sys.executable, "-c", _STRUCK_IN_AN_IMPORT, module, str(int(number))]
+    fit = [*struck, "fit", str(places / "train.csv"), "-o", str(tmp_path / "m")]
+    ended = subprocess.run(fit, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr == f"selfnorm: {word}: nothing was written\n"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, np.linalg.LinAlgError, KeyError])
+def test_a_fault_is_one_line_that_says_how_to_report_it(
+    selfnorm, places, tmp_path, monkeypatch, error
+):
+    def broken(*_, **__):
+        raise error("probability tensor contains inf\nat line 7")
+
+    fit = ("fit", places / "train.csv", "-o", tmp_path / "m")
+    monkeypatch.setattr(sn.EnergyDensity, "fit", broken)
+    code, out, err = selfnorm(*fit)
+    assert (code, out) == (1, "")
+    assert re.match(rf"selfnorm: {error.__name__}: .*report it .*SELFNORM_TRACEBACK=1\n$", err)
+    monkeypatch.setenv("SELFNORM_TRACEBACK", "1")
+    with pytest.raises(error):
+        selfnorm(*fit)
 
 
 def test_what_cannot_be_is_one_line(selfnorm, places, tmp_path, monkeypatch):

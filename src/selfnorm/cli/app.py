@@ -1,7 +1,7 @@
 """The command line: ``selfnorm --help``.
 
 Input is read and checked before anything is trained or written; output appears whole or not at all.
-A refused request is one line on stderr and exit code 2 (see :func:`main`). What needs torch is
+A refused request is one line on stderr and exit code 2 (see :func:`run`). What needs torch is
 imported where it is used, after tables and names are checked: help and refusals come at once.
 """
 
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 import time
 import warnings
 from collections import Counter
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from inspect import Parameter, Signature
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -30,6 +29,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 import selfnorm
+from selfnorm.cli import Stopped
 from selfnorm.cli.files import (
     Table,
     check_output,
@@ -46,29 +46,24 @@ if TYPE_CHECKING:
     from selfnorm.tables import EnergyRegressor
 
 
-class _Stopped(KeyboardInterrupt):
-    """A command was interrupted; the message says what was kept."""
-
-
 class _Commands(TyperGroup):
-    """Commands that end on Ctrl-C or SIGTERM with one line on what was kept."""
+    """Commands whose interrupts are told of by ``main`` rather than by click."""
 
-    terminated = False
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _interruptible():
+            return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _interruptible():
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            kept = str(stop) or "nothing was written"
-            how, code = ("terminated", 143) if _Commands.terminated else ("interrupted", 130)
-            typer.echo(f"selfnorm: {how}: {kept}", err=True)
-            raise typer.Exit(code) from None
 
 
-def _terminate(number: int, frame: Any) -> None:  # noqa: ARG001 the signal module's signature
-    """SIGTERM is an interrupt, too: a fit keeps what it has."""
-    _Commands.terminated = True
-    raise KeyboardInterrupt
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped from None
 
 
 app = typer.Typer(
@@ -211,7 +206,7 @@ def fit(
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
     stopped = any(history.stopped == "interrupted" for history in histories)
     if stopped and checkpoint is not None and checkpoint.exists():
-        raise _Stopped(f"{checkpoint} is kept; the same command goes on from it")
+        raise Stopped(f"{checkpoint} is kept; the same command goes on from it")
     as_it_was = ""
     if stopped and replaces:  # a model that is barely trained takes no other's place
         as_it_was = f"; {output} is as it was"
@@ -239,7 +234,7 @@ def fit(
     saving.save(estimator, output, notes=notes or None)
     if stopped:
         kept = f"the best state after {estimator.n_iter_} steps is kept in {output}"
-        raise _Stopped(kept + as_it_was)
+        raise Stopped(kept + as_it_was)
     asked_of = "of" if target is None else f"of {target} given"
     lines = [f"{output}: {report['kind']} {asked_of} {len(features)} columns"]
     lines.append(str(estimator.judgement_))
@@ -619,7 +614,7 @@ def _reproduce(table: str, asked: dict[str, Any]) -> None:
         run(**options)
     except KeyboardInterrupt:
         kept = f"finished rows are kept in {asked['out']}; the same command goes on from there"
-        raise _Stopped(kept) from None
+        raise Stopped(kept) from None
     written = asked["out"] / f"{table}.md"
     if written.exists():
         typer.echo(written.read_text())
@@ -893,23 +888,15 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def main() -> None:
-    """Entry point: a refused request is one line on stderr and exit code 2, not a traceback.
+def run() -> None:
+    """A command, from ``sys.argv``: a refused request is one line on stderr and exit code 2.
 
-    Ctrl-C and SIGTERM are one line, too, and exit codes 130 and 143.
+    So is a fault of the library, with exit code 1 and how to report it.
     """
-    _Commands.terminated = False
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", SelfnormWarning)
-            warnings.showwarning = partial(_show_warning, set())
-            _main()
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SelfnormWarning)
+        warnings.showwarning = partial(_show_warning, set())
+        _run()
 
 
 def _show_warning(told: set[str], message: Any, category: Any, *where: Any, **_: Any) -> None:
@@ -921,9 +908,11 @@ def _show_warning(told: set[str], message: Any, category: Any, *where: Any, **_:
     told.add(text)
 
 
-def _main() -> None:
+def _run() -> None:
     try:
         app()
+    except np.linalg.LinAlgError as error:  # a ValueError, but no refusal
+        _fault(error)
     except (SelfnormError, ValueError) as error:
         typer.echo(f"selfnorm: {error}", err=True)
         sys.exit(2)
@@ -931,9 +920,27 @@ def _main() -> None:
         where = "" if error.filename is None else f"{error.filename}: "
         typer.echo(f"selfnorm: {where}{error.strerror or error}", err=True)
         sys.exit(2)
-    except (MemoryError, RuntimeError) as error:
-        words = str(error).splitlines() or [""]
-        if not isinstance(error, MemoryError) and "memory" not in words[0]:
-            raise
-        typer.echo(f"selfnorm: there is not enough memory: {words[0]}", err=True)
+    except Exception as error:
+        words = _first_line(error)
+        of_torch = isinstance(error, RuntimeError) and "memory" in words
+        if not (of_torch or isinstance(error, MemoryError)):
+            _fault(error)
+        typer.echo(f"selfnorm: there is not enough memory: {words}", err=True)
         sys.exit(2)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _fault(error: Exception) -> NoReturn:
+    """Tell of what should not have happened."""
+    if os.environ.get("SELFNORM_TRACEBACK"):
+        raise error
+    typer.echo(
+        f"selfnorm: {type(error).__name__}: {_first_line(error)[:300]}. This is a fault of "
+        "selfnorm: please report it as an issue of its repository, with the command and what it "
+        "says after SELFNORM_TRACEBACK=1",
+        err=True,
+    )
+    sys.exit(1)
