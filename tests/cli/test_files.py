@@ -1,10 +1,15 @@
 import gc
+import gzip
 import io
+import os
+import threading
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from selfnorm._inputs import refuse_repeated_names
@@ -95,6 +100,46 @@ def test_a_hundred_thousand_columns_are_read_and_a_name_that_is_twice_among_them
     refuse_repeated_names(pd.DataFrame(np.zeros((1, 100_000)), columns=names))
     path.write_text(f"{','.join([*names[:-1], 'c7'])}\n{'1,' * 99_999}1\n")
     with pytest.raises(DataError, match=r"^[^:]*: column 'c7' appears twice; rename one$"):
+        read_table(path)
+
+
+def test_packed_text_and_pipes_are_read(tmp_path):
+    text = b"a;b\n1,5;x\n2,5;y\n"
+    for name in ("t.csv.gz", "t.TXT.GZ"):
+        (tmp_path / name).write_bytes(gzip.compress(text))
+        assert read_table(tmp_path / name).columns["a"].tolist() == [1.5, 2.5]
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text * 10_000)[:-20])
+    with pytest.raises(DataError, match=r"cannot read .*t\.csv\.gz: "):
+        read_table(tmp_path / "t.csv.gz")
+    (tmp_path / "t.npy.gz").write_bytes(gzip.compress(text))
+    with pytest.raises(DataError, match=r"unknown kind of table '.gz'"):
+        read_table(tmp_path / "t.npy.gz")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+@pytest.mark.parametrize("name", ["pipe", "t.csv"])
+def test_a_pipe_is_read_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    writer = threading.Thread(target=(tmp_path / name).write_bytes, args=[b"a,b\n1,x\n2,y\n"])
+    writer.start()
+    table = read_table(tmp_path / name)
+    writer.join()
+    assert (table.names, table.columns["a"].tolist()) == (["a", "b"], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_an_archive_of_other_things_holds_no_array(tmp_path, suffix):
+    path = tmp_path / f"t{suffix}"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "no table")
+    with pytest.raises(DataError, match="holds no array"):
+        read_table(path)
+
+
+def test_a_column_that_arrow_cannot_give_is_named(tmp_path):
+    path, moments = tmp_path / "t.parquet", pa.array([0, 1], pa.timestamp("us", "Not/AZone"))
+    parquet.write_table(pa.table({"a": [1.5, 2.5], "when": moments}), path)
+    with pytest.raises(DataError, match=r"column 'when' of type timestamp.* cannot be read"):
         read_table(path)
 
 

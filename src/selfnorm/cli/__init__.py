@@ -15,7 +15,7 @@ class Stopped(BaseException):
 
 
 class _Interrupt(KeyboardInterrupt):
-    """Python ends by the signal itself once a plain one was raised within an ``exec``, or import."""
+    """Of a plain one within an ``exec``, as imports have, Python dies at its end, caught or not."""
 
 
 def main() -> None:

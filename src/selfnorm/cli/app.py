@@ -33,6 +33,7 @@ from selfnorm.cli import Stopped
 from selfnorm.cli.files import (
     Table,
     check_output,
+    kind_of,
     listed,
     missing,
     numeric,
@@ -504,7 +505,7 @@ def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> t
     """Python that reads the table as it was read here, as a ``frame`` or as columns."""
     from selfnorm.report import in_python
 
-    name, suffix = in_python(data.name), data.suffix.lower()
+    name, suffix = in_python(data.name), kind_of(data)
     if not frame:
         told = "" if header is None else f", header={header}"
         return "from selfnorm.cli.files import read_table", f"read_table({name}{told}).frame()"

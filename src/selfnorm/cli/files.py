@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import math
 import os
 import re
@@ -24,16 +25,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from io import BytesIO, TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
 from selfnorm.columns import MISSING, Schema, numbers_from, unmarked
 from selfnorm.errors import DataError, SelfnormWarning
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".npy", ".npz")
+TEXT = (".csv", ".tsv", ".txt")
+SUFFIXES = (*TEXT, ".parquet", ".pq", ".npy", ".npz")
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,14 @@ def read_table(path: str | os.PathLike[str], header: bool | None = None) -> Tabl
         raise DataError(f"{path}: no such file")
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a table ({', '.join(SUFFIXES)})")
-    suffix = path.suffix.lower()
+    suffix = kind_of(path)
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: unknown kind of table {suffix!r}; use one of {', '.join(SUFFIXES)}"
         )
-    if path.stat().st_size == 0:
+    if path.is_file() and path.stat().st_size == 0:
         raise DataError(f"{path} is empty: it needs a header line and rows of numbers")
-    if header is not None and suffix not in (".csv", ".tsv", ".txt"):
+    if header is not None and suffix not in TEXT:
         raise DataError(f"{path}: --header and --no-header are for text, such as CSV")
     try:
         if suffix in (".npy", ".npz"):
@@ -177,11 +180,31 @@ def read_table(path: str | os.PathLike[str], header: bool | None = None) -> Tabl
             table = _read_parquet(path)
         else:
             table = _read_csv(path, "\t" if suffix == ".tsv" else None, header)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {path}: {why}") from error
     if len(table) == 0:
         raise DataError(f"{path} has no rows: it needs at least one row of numbers")
     return table
+
+
+def kind_of(path: Path) -> str:
+    """The suffix of a table; that of text within ``.gz``, and ``.csv`` of a pipe without one.
+
+    >>> kind_of(Path("a.CSV")), kind_of(Path("a.tsv.gz")), kind_of(Path("a.npy.gz"))
+    ('.csv', '.tsv', '.gz')
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".gz" and Path(path.stem).suffix.lower() in TEXT:
+        return Path(path.stem).suffix.lower()
+    return ".csv" if not suffix and path.is_fifo() else suffix
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A file of text, unpacked where it is packed; what a pipe gives, which it does only once."""
+    if path.suffix.lower() == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    return path.open("rb") if path.is_file() else BytesIO(path.read_bytes())
 
 
 def table_of(frame: Any, source: str = "table") -> Table:
@@ -255,9 +278,11 @@ _NOT_CLOSED = "a quote opened in line {} is not closed"
 
 def _read_csv(path: Path, delimiter: str | None, has_names: bool | None) -> Table:
     try:
-        with path.open("rb") as stream:  # spreadsheets write "Unicode text" so, with a mark
-            utf16 = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        with path.open(newline="", encoding="utf-16" if utf16 else "utf-8-sig") as stream:
+        with _opened(path) as content:
+            # spreadsheets write "Unicode text" so, with a mark
+            utf16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            content.seek(0)
+            stream = TextIOWrapper(content, "utf-16" if utf16 else "utf-8-sig", newline="")
             head = stream.read(65_536)
             stream.seek(0)
             if not head.strip():
@@ -475,7 +500,8 @@ def _read_numpy(path: Path) -> Table:
             if isinstance(loaded, np.ndarray):
                 return _from_array(loaded, str(path), None)
             _refuse_repeated(loaded.files, path, "array")
-            arrays = {key: loaded[key] for key in loaded.files}
+            members = {key: loaded[key] for key in loaded.files}
+            arrays = {k: a for k, a in members.items() if isinstance(a, np.ndarray)}
     except _UNREADABLE as error:
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read as a numpy file: {detail}") from None
@@ -532,7 +558,13 @@ def _from_arrow(frame: Any, source: str) -> Table:
         elif pyarrow.types.is_nested(kind):  # lists of one length would become several columns
             columns[name] = np.array([_text(cell) for cell in column.to_pylist()], dtype=object)
         else:
-            columns[name] = _column_of(np.array(column.to_pylist(), dtype=object))
+            try:
+                columns[name] = _column_of(np.array(column.to_pylist(), dtype=object))
+            except (LookupError, ValueError, OverflowError) as error:
+                raise DataError(
+                    f"{source}: column {name!r} of type {kind} cannot be read "
+                    f"({type(error).__name__}: {error}); write it as another type"
+                ) from None
     return Table(columns, source, cells=cells, arrow=frame)
 
 
