@@ -16,6 +16,7 @@ import selfnorm as sn
 from selfnorm.columns import Schema
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.report import About, peers, plot_density_model
+from selfnorm.report import density as density_page
 from selfnorm.report.density import Comparison, fewer_rows
 from selfnorm.report.density import _load as density_load
 from selfnorm.report.page import Page
@@ -114,6 +115,20 @@ def test_names_of_files_are_no_code_to_copy():
         *("selfnorm", "score", folder, name, "--explain", "-o", "scored.csv")
     ]
     assert shlex.split(predict) == ["selfnorm", "predict", folder, name, "-o", "predicted.csv"]
+
+
+def test_a_table_and_the_rows_drawn_are_coded_once(mixed, tmp_path, monkeypatch):
+    frame, density = mixed
+    lengths, coded = [], Schema._coded
+
+    def counted(self, cells, rows, surprises):
+        lengths.append(rows.stop - rows.start)
+        return coded(self, cells, rows, surprises)
+
+    monkeypatch.setattr(Schema, "_coded", counted)
+    monkeypatch.setattr(density_page, "_BOUND_CELLS", 90)
+    density.report(frame, tmp_path / "r.html")
+    assert lengths == [260, 30, 1000, 10]  # the table, bounds, draws, the strangest rows
 
 
 def test_levels_never_seen_are_told_and_rows_keep_their_names(mixed, tmp_path):

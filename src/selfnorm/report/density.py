@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from selfnorm.columns import Schema
 from selfnorm.evaluation import Bounds
@@ -32,7 +34,7 @@ _JOINT_ROWS = 20_000
 _BOUND_CELLS = 4_000  # the same, for both bounds, which need many samples each
 _BLAMED = 0.05  # probability above which a cell is not strange
 _MAX_SHOWN = 20  # columns of rows shown in full
-Scored = Callable[[Any], tuple[np.ndarray, np.ndarray]]
+Scored = Callable[[Tensor, Tensor], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Comparison:
 def density_report(
     estimator: Any,
     X: Any,
+    coded: tuple[Tensor, Tensor],
     scored: Scored,
     *,
     train: Any = None,
@@ -179,7 +182,8 @@ def density_report(
     Args:
         estimator: the model.
         X: a table of any kind.
-        scored: gives log-likelihoods and ordinariness (``decision_function``) of a table's rows.
+        coded: its rows as the schema codes them ``(n, p, 2)``, and what codes leave open.
+        scored: gives log-likelihoods and ordinariness (``decision_function``) of coded rows.
         train: the table that the simple models are fitted to.
         held_out: rows of ``X`` that training held out, where it is the training table.
         unseen: what is odd about the rows, such as levels that training had not.
@@ -198,8 +202,9 @@ def density_report(
         others = np.setdiff1d(looked_at, held_out)[: max(0, len(looked_at) - len(held_out))]
         looked_at = np.sort(np.concatenate([held_out[: len(looked_at)], others]))
     rows = figures.rows_of(X, looked_at)
-    scores, ordinary = scored(rows)
-    comparison = _compare(estimator, X, looked_at, scores, train, held_out, seed)
+    x, open_ = (part[looked_at] for part in coded)
+    scores, ordinary = scored(x, open_)
+    comparison = _compare(estimator, coded, looked_at, scores, train, held_out, seed)
     judged = looked_at
     if held_out is not None and len(held_out):
         judged = looked_at[np.isin(looked_at, held_out)]
@@ -211,8 +216,8 @@ def density_report(
     bounds = comparison.bounds(found, few)
     n_drawn = min(max(len(looked_at), figures.N_DRAWN), figures.MAX_POINTS)
     drawn = estimator.sample(n_drawn, random_state=seed)
-    some_drawn = figures.rows_of(drawn, np.arange(min(figures.n_rows(drawn), 500)))
-    of_drawn = scored(some_drawn)[0]
+    x_drawn, open_drawn = map(torch.from_numpy, schema.encode(drawn))
+    of_drawn = scored(x_drawn[:500], open_drawn[:500])[0]
 
     page = Page(about.title or f"Density of {about.source}", subtitle(estimator))
     page.section("Verdict")
@@ -221,12 +226,12 @@ def density_report(
     _fitted(page, estimator, schema, n, about)
     page.section("Likelihood against simple models")
     _likelihood(page, estimator, comparison, bounds, few)
-    of_data = figures.coordinates(schema, rows)
+    of_data = figures.coordinates(schema, x.numpy())
     shown = figures.some_rows(len(of_data), figures.MAX_POINTS, seed)
-    of_model = figures.coordinates(schema, drawn)
+    of_model = figures.coordinates(schema, x_drawn.numpy())
     scales = figures.scales_of(schema)
     page.section("Columns")
-    _columns(page, scales, of_data[shown], of_model, figures.gap_shares(schema, rows))
+    _columns(page, scales, of_data[shown], of_model, figures.gap_shares(schema, x.numpy()))
     if len(scales) > 1:
         page.section("Pairs of columns")
         _pairs(page, scales, of_data[shown], of_model)
@@ -255,7 +260,7 @@ def subtitle(estimator: Any) -> str:
 
 def _compare(
     estimator: Any,
-    X: Any,
+    coded: tuple[Tensor, Tensor],
     looked_at: np.ndarray,
     scores: np.ndarray,
     train: Any,
@@ -265,7 +270,7 @@ def _compare(
     """The model and simple models on rows that none of them has seen, where there are any."""
     schema: Schema = estimator.schema_
     parts = schema.parts
-    x, open_ = schema.encode(X)
+    x, open_ = (part.numpy() for part in coded)
     judged = np.arange(len(looked_at))
     known: np.ndarray | None = None
     fair = True

@@ -56,8 +56,9 @@ def plot_density_model(
     X = None if X is None else rows_of(X, some_rows(n_rows(X), MAX_POINTS))
     n_drawn = MAX_POINTS if X is None else max(n_rows(X), N_DRAWN)
     drawn = estimator.sample(n_drawn, random_state=seed)
-    of_model = coordinates(schema, drawn)
-    of_data = None if X is None else coordinates(schema, X)
+    of_model = coordinates(schema, schema.encode(drawn)[0])
+    coded = None if X is None else schema.encode(X)[0]
+    of_data = None if coded is None else coordinates(schema, coded)
     scales = scales_of(schema)
     paths = _marginal_pages(scales, of_model, of_data, folder)
     if len(scales) > 1:
@@ -77,7 +78,7 @@ def plot_density_model(
         plot_log_weights(*weights, axes=axes[1])
         axes[1].set_title("weights behind log Z")
     save(figure, paths[-1])
-    gaps = np.zeros(1) if X is None else gap_shares(schema, X)
+    gaps = np.zeros(1) if coded is None else gap_shares(schema, coded)
     if gaps.any():
         paths.append(folder / "gaps.png")
         names = [scale.name for scale in scales]
@@ -206,9 +207,8 @@ def _level_step(levels: Sequence[Any]) -> float:
     return float(gaps.min()) if whole and gaps.sum() / gaps.min() <= 40 else 0.0
 
 
-def coordinates(schema: Schema, frame: Any) -> np.ndarray:
-    """``(n, columns)``: numbers, places of levels, days of dates; NaN where there is a gap."""
-    x, _ = schema.encode(frame)
+def coordinates(schema: Schema, x: np.ndarray) -> np.ndarray:
+    """``(n, columns)`` of coded rows: numbers, places of levels, days of dates; NaN for gaps."""
     found = []
     for column in schema.modelled:
         numbers = []
@@ -229,9 +229,8 @@ def coordinates(schema: Schema, frame: Any) -> np.ndarray:
     return np.stack(found, 1)
 
 
-def gap_shares(schema: Schema, frame: Any) -> np.ndarray:
-    """``(columns,)``: share of the rows without a value."""
-    x, _ = schema.encode(frame)
+def gap_shares(schema: Schema, x: np.ndarray) -> np.ndarray:
+    """``(columns,)``: share of coded rows without a value."""
     places = [schema.parts_of([column.name])[0] for column in schema.modelled]
     return np.array([(x[:, j, 0] == schema.parts[j].gap_code).mean() for j in places])
 

@@ -172,14 +172,15 @@ def in_shell(path: str) -> str:
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
-def findings_of(function: Callable[[], Any]) -> list[str]:
-    """What a function warns of, which is passed on, too."""
+def findings_of(function: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a function gives, and what it warns of, which is passed on, too."""
     with alone(), warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", SelfnormWarning)
-        function()
+        result = function()
     for each in found:
         warnings.warn(each.message, stacklevel=3)
-    return [str(each.message) for each in found if issubclass(each.category, SelfnormWarning)]
+    own = [str(each.message) for each in found if issubclass(each.category, SelfnormWarning)]
+    return result, own
 
 
 def write_page(html: str, path: Path) -> None:

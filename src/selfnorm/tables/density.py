@@ -376,11 +376,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     def scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function` of rows, in the time of one."""
-        scores, ordinary = [], []
-        for coded, open_ in self._pieces(X, training.PIECE):
-            scores.append(self._log_prob(coded, open_))
-            ordinary.append(scores[-1] + self._correction(coded))
-        return torch.cat(scores).numpy(), torch.cat(ordinary).numpy() - self.offset_
+        pieces = [self._scored(*piece) for piece in self._pieces(X, training.PIECE)]
+        scores, ordinary = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        return scores, ordinary
+
+    def _scored(self, coded: Tensor, open_: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """The same of coded rows."""
+        scores = self._log_prob(coded, open_)
+        return scores.numpy(), (scores + self._correction(coded)).numpy() - self.offset_
 
     def predict(self, X: Any) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
@@ -634,14 +637,15 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         'report.html'
         """
         path = check_page(path)
-        unseen = findings_of(lambda: self._rows(X))
+        rows, unseen = findings_of(lambda: self._rows(X))
         with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
             warnings.simplefilter("ignore", SelfnormWarning)
-            again = self.fitted_to_.get("digest") == digest(self._rows(X)[0].numpy())
+            again = self.fitted_to_.get("digest") == digest(rows[0].numpy())
             page = density_report(
                 self,
                 X,
-                self.scored,
+                rows,
+                self._scored,
                 train=train,
                 held_out=self.held_out_ if again else None,
                 unseen=unseen,

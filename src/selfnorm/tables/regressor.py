@@ -699,7 +699,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             For samples and folds.
         """
         path = check_page(path)
-        unseen = findings_of(lambda: self._pairs(X, y))  # refuses what does not fit, too
+        _, unseen = findings_of(lambda: self._pairs(X, y))  # refuses what does not fit, too
         labels = np.asarray(y, dtype=np.float64)
         labels = labels.reshape(len(labels), -1)
         with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
