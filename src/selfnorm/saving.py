@@ -195,6 +195,11 @@ def load(path: str | os.PathLike[str], *, kind: str | None = None, **own: Any) -
     folder = read_folder(path)
     if kind is not None and folder.kind != kind:
         raise ModelFileError(f"{path} holds a {folder.kind}, not a {kind}; load it with that class")
+    return restored(folder, path, **own)
+
+
+def restored(folder: Folder, path: str | os.PathLike[str], **own: Any) -> Any:
+    """What a folder that was read at ``path`` holds: see :func:`load`."""
     found = _class(folder.kind).find(folder.kind)
     _refuse_not_finite(folder.tensors, path, own)
     try:

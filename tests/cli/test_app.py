@@ -136,6 +136,13 @@ def test_a_row_without_a_score_is_an_outlier(selfnorm, places, tmp_path, monkeyp
     assert (read_table(out).columns["outlier"] == 1).all()
 
 
+def test_a_model_is_read_once(selfnorm, places, tmp_path, monkeypatch):
+    read, folders = saving.read_folder, []
+    monkeypatch.setattr(saving, "read_folder", lambda path: folders.append(path) or read(path))
+    selfnorm.done("sample", places / "model", "-n", 5, "-o", tmp_path / "s.csv")
+    assert folders == [places / "model"]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_sample(selfnorm, places, tmp_path, suffix):
     first, second = tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"

@@ -771,11 +771,12 @@ def _load(path: Path, command: str | None = None) -> _Model:
         raise ModelFileError(f"{path} is not a model folder; give one that 'selfnorm fit' wrote")
     from selfnorm import saving
 
-    folder, estimator = saving.read_folder(path), saving.load(path)
+    folder = saving.read_folder(path)
     if command is not None and folder.kind == "EnergyRegressor":
         raise ModelFileError(f"{path} holds an {folder.kind}; {command!r} is for densities")
     if folder.kind not in ("EnergyDensity", "EnergyRegressor"):
         raise ModelFileError(f"{path} holds a {folder.kind}: this command is for models of tables")
+    estimator = saving.restored(folder, path)
     known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
     if (
         known and folder.kind == "EnergyRegressor"
