@@ -91,14 +91,14 @@ def test_cells_of_a_density_are_passed_on_unread(tmp_path, monkeypatch):
     assert len(table) == 2
 
 
-def test_a_hundred_thousand_columns_are_read_and_a_name_that_is_twice_among_them(tmp_path):
-    """Within a second; names that are looked up one by one took minutes."""
-    path, names = tmp_path / "t.csv", [f"c{i}" for i in range(100_000)]
-    path.write_text(f"{','.join(names)}\n{'1,' * 99_999}1\n")
+def test_thirty_thousand_columns_are_read_and_a_name_that_is_twice_among_them(tmp_path):
+    """In a moment: names that are looked up among all others take the square of their number."""
+    path, names = tmp_path / "t.csv", [f"c{i}" for i in range(30_000)]
+    path.write_text(f"{','.join(names)}\n{'1,' * 29_999}1\n")
     table = read_table(path)
-    assert len(table.names) == 100_000
-    refuse_repeated_names(pd.DataFrame(np.zeros((1, 100_000)), columns=names))
-    path.write_text(f"{','.join([*names[:-1], 'c7'])}\n{'1,' * 99_999}1\n")
+    assert len(table.names) == 30_000
+    refuse_repeated_names(pd.DataFrame(np.zeros((1, 30_000)), columns=names))
+    path.write_text(f"{','.join([*names[:-1], 'c7'])}\n{'1,' * 29_999}1\n")
     with pytest.raises(DataError, match=r"^[^:]*: column 'c7' appears twice; rename one$"):
         read_table(path)
 

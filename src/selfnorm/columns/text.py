@@ -58,9 +58,10 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
             return None
     nan = np.isnan(numbers)
     # float() reads 1_000 and +nan, too
-    if nan.all() or "_" in "".join(texts) or not all(is_gap(texts[i]) for i in np.flatnonzero(nan)):
+    gaps = [texts[i] for i in np.flatnonzero(nan).tolist()]
+    if nan.all() or "_" in "".join(texts) or not all(map(is_gap, gaps)):
         return None
-    whole = () if names else np.flatnonzero(numbers == np.round(numbers))
+    whole = [] if names else np.flatnonzero(numbers == np.round(numbers)).tolist()
     return None if any(_is_name(texts[i]) for i in whole) else numbers
 
 
