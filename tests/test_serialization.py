@@ -190,7 +190,10 @@ def folder(tmp_path):
         (lambda d: d.update(schema_version=99), "newer selfnorm"),
         (lambda d: d.update(kind="Sneaky"), "holds a Sneaky"),
         (lambda d: d["config"]["model"].update({"class": "Popen"}), "unknown class 'Popen'"),
-        (lambda d: d["config"]["model"]["energy"].update({"dim": 3}), "do not fit together"),
+        (
+            lambda d: d["config"]["model"]["members"][0]["energy"].update({"dim": 3}),
+            "do not fit together",
+        ),
         (lambda d: d["config"].pop("model"), "do not fit together"),
     ],
 )

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 import selfnorm as sn
+from selfnorm._context import seeded
 from selfnorm.distributions import draw_log_weights
 from selfnorm.errors import DataError, ProposalError
+from selfnorm.evaluation import GridDensity
 from selfnorm.evaluation.bounds import summarise
 from tests.analytic.models import ANALYTIC, Potential
 
@@ -241,3 +243,19 @@ def test_bounds_with_a_nan_are_never_reliable(name):
     assert "NaN" in str(broken)
     assert "NOT RELIABLE" in str(fine.shifted(math.nan))
     assert replace(fine, upper=math.inf).reliable  # a model that has none
+
+
+def test_a_tilted_grid_sees_a_narrow_ridge_and_draws_from_it():
+    covariance = torch.tensor([[1.0, 0.9999], [0.9999, 1.0]], dtype=torch.float64)
+    target = sn.Gaussian(torch.ones(2), covariance=covariance)
+    frame = {"center": torch.ones(2), "scale": torch.linalg.cholesky(covariance)}
+    log_z, error = sn.exact_log_norm(target.log_prob, 2, n_points=257, **frame)
+    assert abs(log_z) < 1e-4
+    assert error < 1e-3
+    grid = GridDensity(target.log_prob, 2, n_points=257, core=4.0, reach=3.0, **frame)
+    with seeded(0):
+        x = grid.sample((4000,))
+    assert (grid.log_prob(x) - target.log_prob(x)).abs().mean() < 0.02
+    assert torch.allclose(torch.cov(x.T), covariance.float(), atol=0.1)
+    assert (x[:, 1] - x[:, 0]).std() == pytest.approx(0.0002**0.5, rel=0.1)
+    assert torch.isneginf(grid.log_prob(torch.full((1, 2), 1e9)))

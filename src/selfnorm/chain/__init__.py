@@ -1,11 +1,12 @@
 """Chains of one-dimensional EBMs: their factors, training and bounds; over numbers, over tables."""
 
 from selfnorm.chain.bounds import N_NODES, row_bounds
-from selfnorm.chain.defaults import FOLDED_BELOW, default_options, table_options
+from selfnorm.chain.defaults import FEWEST_IN_FOLDS, FOLDED_BELOW, default_options, table_options
 from selfnorm.chain.model import AutoregressiveEBM, Factors
 from selfnorm.chain.table import ColumnLaw, TableChain
 
 __all__ = [
+    "FEWEST_IN_FOLDS",
     "FOLDED_BELOW",
     "N_NODES",
     "AutoregressiveEBM",

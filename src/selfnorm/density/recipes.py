@@ -39,7 +39,7 @@ def joint_energy(dim: int, rows: int = SMALL, hidden: int | None = None) -> MLP:
         dim,
         hidden=(64, 64, 64),
         activation="relu",
-        features=FourierFeatures(dim, n_features=256, scale=3.0),
+        features=FourierFeatures(dim, n_features=64 if dim == 1 else 256, scale=3.0),
         zero_init=True,
         saturate=4.0,
     )

@@ -22,7 +22,7 @@ from selfnorm.evaluation.diagnostics import (
 )
 from selfnorm.evaluation.findings import Finding, Judged
 from selfnorm.evaluation.memory import chunk_size_for, free_memory
-from selfnorm.evaluation.quadrature import exact_log_norm
+from selfnorm.evaluation.quadrature import GridDensity, exact_log_norm
 
 __all__ = [
     "B_LIMIT",
@@ -31,6 +31,7 @@ __all__ = [
     "TOLERATED_SHARE",
     "Bounds",
     "Finding",
+    "GridDensity",
     "Judged",
     "WeightStream",
     "about_b",

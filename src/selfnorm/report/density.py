@@ -402,7 +402,7 @@ def _verdict(
 
 def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) -> None:
     how = {
-        "joint": "one energy over all columns, normalised by importance sampling",
+        "joint": "one energy over all columns",
         "autoregressive": "a chain of one-dimensional energies, a factor for each column",
     }[estimator.method_]
     history = estimator.history_

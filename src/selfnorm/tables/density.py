@@ -3,7 +3,7 @@
 A :class:`~selfnorm.Schema` says what the columns are. Models see rows in units of their own:
 
 - *joint* (one or two columns of numbers, 1,000 rows or more): one energy over all columns on a
-  heavy-tailed base, normalised by a sharp proposal with a heavy-tailed part mixed in.
+  heavy-tailed base, trained with a sharp proposal; its normaliser is a quadrature.
 - *autoregressive* (every other table): a chain with a factor for each column.
 """
 
@@ -45,7 +45,7 @@ from selfnorm.chain import FOLDED_BELOW, TableChain
 from selfnorm.columns import (
     GAP,
     UNSEEN,
-    Columns,
+    CodedColumns,
     Part,
     Schema,
     numbers_like,
@@ -53,7 +53,7 @@ from selfnorm.columns import (
 from selfnorm.density import EBM
 from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
-from selfnorm.evaluation import Bounds, evaluate
+from selfnorm.evaluation import Bounds
 from selfnorm.report import (
     About,
     Facts,
@@ -119,8 +119,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         trains them as one batched model, chains one after another.
     validation_fraction : float, default 0.1
         Share of the rows held out to choose the best state, of more than 2,500 rows; smaller
-        tables are judged by folds, and all of their rows are used (one energy over all columns
-        spares none of fewer than 200).
+        tables are judged by folds, and all of their rows are used.
     contamination : float or "auto", default "auto"
         Share of the training rows that ``predict`` calls outliers. ``"auto"``: the threshold is
         the score that one row in a hundred falls below among rows that were not trained on (among
@@ -147,13 +146,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         chosen by such rows too, so it is a little optimistic; the score of a test table is not.
         Its text closes a ``verbose`` fit.
     members_ : list of Member
-        The densities that were tried, chain first: ``name``, ``weight`` in the mixture that
-        ``score_samples``, ``log_prob``, ``sample``, ``impute`` and ``bounds`` are of, ``score`` on
-        rows not seen. ``probabilities`` and ``explain`` are the chain's. Empty for the joint
-        method.
+        The densities that were tried, chain or energy first: ``name``, ``weight`` in the mixture
+        that ``score_samples``, ``log_prob``, ``sample``, ``impute`` and ``bounds`` are of,
+        ``score`` on rows not seen. ``probabilities`` and ``explain`` are the chain's.
     lower_bound_ : float
-        Log-likelihood of rows not seen (nats per row), in the units of the table; of one energy its
-        lower bound ``l_SNL`` (of training rows where none are spared).
+        Log-likelihood of rows not seen (nats per row), in the units of the table; of training rows
+        where none are spared.
     consistency_ : dict
         How far answers given some columns are from those of one joint density, in nats per row of
         held-out rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) - log p(x_T |
@@ -287,14 +285,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if not counted.all():
             x, extra = x[counted], extra[counted]
         rows = training.Rows(*(torch.from_numpy(each) for each in (x, extra, weights[counted])))
-        coded, open_ = rows.coded, rows.open_
+        coded = rows.coded
         rng = np.random.default_rng(seed)
         some = torch.from_numpy(rng.permutation(len(coded))[:SCORED_ROWS])
         self.consistency_: dict[str, float] = {}
         self._how = "rows held out"
         self.members_: list[members.Member] = []
         self._simple: list[TableMixture] = []
-        lower = math.nan
         how: dict[str, Any] = {
             "options": self._stated(seed),
             "n_init": int(self.n_init),
@@ -305,31 +302,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         }
         few_rows = self.method_ != "joint" and len(rows) < FOLDED_BELOW
         with float32_on_cpu(), one_thread() if few_rows else nullcontext():
-            if self.method_ == "joint":
-                numbers = coded[..., 1].contiguous()
-                if sample_weight is not None:
-                    share = weights[counted] / weights.sum()
-                    numbers = numbers[rng.choice(len(numbers), len(numbers), p=share)]
-                joint = training.train_joint(numbers, self.hidden, **how)
-                self.model_, self.proposal_ = joint.model, joint.proposal
-                self.columns_, self.history_ = joint.columns, joint.history
-                self.n_iter_, self.held_out_ = joint.history.n_steps, joint.held_out
-                self._seen = numbers.numpy().min(axis=0), numbers.numpy().max(axis=0)
-                lower = joint.lower
-                places = some[:0]
-                if sample_weight is None:
-                    places = torch.from_numpy(rng.permutation(self.held_out_))
-                    places = places[: training.JUDGED_ROWS]
-                scores = self._log_prob(coded[places], open_[places])
-                gain = np.full(len(places), np.nan)
-            else:
-                sizes = {} if self.hidden is None else {"hidden": self.hidden}
-                law = training.train_law(rows, self.schema_.parts, sizes=sizes, **how)
-                self.model_, self.proposal_ = law.chain, None
-                self.history_, self.n_iter_ = law.history, law.n_steps
-                self.members_, self._simple = law.members, law.simple
-                self.held_out_, self._how, gain = law.held_out, law.how, law.gain
-                places, scores = law.places, law.scores
+            sizes = {} if self.hidden is None else {"hidden": self.hidden}
+            train = training.train_joint if self.method_ == "joint" else training.train_law
+            law = train(rows, self.schema_.parts, sizes=sizes, **how)
+            self._hold(law.first)
+            self.history_, self.n_iter_ = law.history, law.n_steps
+            self.members_, self._simple = law.members, law.simple
+            self.held_out_, self._how, gain = law.held_out, law.how, law.gain
+            places, scores = law.places, law.scores
         if sample_weight is not None:
             self.held_out_ = np.flatnonzero(counted)[self.held_out_]
         if isinstance(self.model_, TableChain):
@@ -338,7 +318,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 checked = checked[: training.checked_rows(self.model_.dim)]
             self._worth = self._worth_of_parts(self.model_.columns.pack(checked)[0])
             self.consistency_ = self._law().consistency(checked, seed)
-        self._conclude(rows, some, places, scores, lower, gain, clock)
+        self._conclude(rows, some, places, scores, gain, clock)
         self.unseen_decision_ = np.full(n, np.nan)
         ordinary = (scores + self._correction(coded[places])).numpy() - self.offset_
         self.unseen_decision_[np.flatnonzero(counted)[places.numpy()]] = ordinary
@@ -408,6 +388,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         coded, open_ = self._rows(X, partial=True)
         if not len(given):
             return self._log_prob(coded, open_).numpy()
+        self._chain()
         mask = self._mask(given)
         asked = (coded[..., 0] != GAP) & ~mask
         log_p = self._law().conditional(coded, mask)
@@ -460,12 +441,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if given is not None:
             return self._complete(given, int(n_samples), seed, missing)
         with float32_on_cpu():
-            if isinstance(self.model_, TableChain):
-                drawn = self._law().sample(int(n_samples), seed, missing)
-                return self.schema_.decode(self.schema_.within_seen(drawn), seed)
-            z = self.model_.sample(int(n_samples), proposal=self.proposal_, seed=seed)
-        numbers = self._on_grid(self.columns_.inverse(z.double()).numpy())
-        return self.schema_.decode(np.stack([np.zeros_like(numbers), numbers], -1), seed)
+            drawn = self._law().sample(int(n_samples), seed, missing)
+        return self.schema_.decode(self.schema_.within_seen(drawn), seed)
 
     def impute(self, X: Any, n_draws: int = 1, random_state: Any = None) -> Any:
         """The table with its gaps filled by draws, given all that is seen in the row.
@@ -591,13 +568,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         coded, open_ = self._rows(X)
         seed = seed_of(random_state)
         with float32_on_cpu():
-            if isinstance(self.model_, TableChain):
-                bounds = self._law().bounds(coded, open_, n_samples, seed)
-            else:
-                options: dict[str, Any] = {"proposal": self.proposal_, "n_samples": n_samples}
-                z = self.columns_(coded[..., 1])[0]
-                bounds = evaluate(self.model_, z, seed=seed, **options)
-                bounds = bounds.shifted(self.columns_.log_jacobian)
+            bounds = self._law().bounds(coded, open_, n_samples, seed)
         return dataclasses.replace(bounds, measure=self.schema_.fingerprint)
 
     def report(
@@ -678,10 +649,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
         coded, _ = self._rows(X)
-        if isinstance(self.model_, TableChain):
-            return self.model_.columns.pack(coded)[0]
-        z: Tensor = self.columns_(coded[..., 1])[0]
-        return z
+        packed: Tensor = self._first.columns.pack(coded)[0]
+        return packed if self.method_ != "joint" else packed[..., 1]
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
@@ -713,13 +682,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             "judgement": self.judgement_.to_dict(),
         }
         if self.method_ == "joint":
-            tensors = {
-                "scaling.center": self.columns_.center,
-                "scaling.scale": self.columns_.scale,
-                "grid.step": self.columns_.step,
-                "grid.first": torch.from_numpy(self._seen[0]),
-                "grid.last": torch.from_numpy(self._seen[1]),
-            }
+            state = self._first.columns.state_dict()
+            tensors = {f"columns.{name}": tensor for name, tensor in state.items()}
         else:
             tensors = {"worth": self._worth}
         tensors["held_out"] = torch.from_numpy(self.held_out_)
@@ -746,21 +710,21 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         estimator = cls(**config["parameters"])
         check_parameters(estimator, _PARAMETERS)
         simple = config["simple"]
-        state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}}
+        state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}, "columns": {}}
         state |= {f"simple{k}": {} for k in range(len(simple))}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             if part in state:
                 state[part][rest] = tensor
-        estimator.model_ = saving.build(config["model"], state["model"]).double()
-        estimator.proposal_ = saving.build(config["proposal"], state["proposal"])
+        model = saving.build(config["model"], state["model"]).double()
+        proposal = saving.build(config["proposal"], state["proposal"])
         estimator._simple = [saving.build(law, state[f"simple{k}"]) for k, law in enumerate(simple)]
         estimator.members_ = [
             members.Member(name, weight, math.nan if score is None else score)
             for name, weight, score in config["members"]
         ]
         weights = [member.weight for member in estimator.members_]
-        if config["method"] != "joint" and (
+        if (
             min(weights, default=-1) < 0
             or not math.isclose(sum(weights), 1.0, abs_tol=1e-6)
             or sum(weight > 0 for weight in weights) != len(simple) + (weights[0] > 0)
@@ -782,11 +746,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
         estimator.method_ = str(config["method"])
         if estimator.method_ == "joint":
-            scale = (tensors[name] for name in ("scaling.center", "scaling.scale", "grid.step"))
-            estimator.columns_ = Columns.of(*scale)
-            estimator._seen = tensors["grid.first"].numpy(), tensors["grid.last"].numpy()
+            n_knots = state["columns"]["knots"].shape[1]
+            columns = CodedColumns(estimator.schema_.parts, n_knots).double()
+            columns.load_state_dict(state["columns"])
+            model = members.RowEnergy(model, proposal, columns)
         else:
             estimator._worth = tensors["worth"]
+        estimator._hold(model)
         estimator.offset_ = float(config["offset"])
         lower = config["lower_bound"]
         estimator.lower_bound_ = math.nan if lower is None else float(lower)
@@ -814,15 +780,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         some: Tensor,
         places: Tensor,
         scores: Tensor,
-        lower: float,
         gain: np.ndarray,
         clock: Clock,
     ) -> None:
         """Threshold of outliers, log-likelihood and closing words, by rows not seen if there are.
 
         ``places`` are the rows that were judged by their ``scores``, ``some`` rows of training;
-        ``lower`` is the bound of rows held out from one energy, ``gain`` what the energies add to
-        simple densities.
+        ``gain`` is what the energies add to simple densities.
         """
         judged = Judgement(len(rows), "not judged: too few rows to hold some out")
         if len(places):
@@ -836,8 +800,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             quick = many or math.isfinite(clock.total)
             how_normalised = "learned" if quick else "quadrature"
             of_rows = self._log_prob(rows.coded[some], rows.open_[some], how_normalised)
-        known = [value for value in (lower, judged.score) if math.isfinite(value)]
-        self.lower_bound_: float = known[0] if known else float(of_rows.mean())
+        score = judged.score if math.isfinite(judged.score) else float(of_rows.mean())
+        self.lower_bound_: float = score
         comparable = (of_rows + self._correction(rows.coded[judged_by])).numpy()
         rare = RARE if self.contamination == "auto" else float(self.contamination)
         self.offset_: float = float(np.percentile(comparable, 100.0 * rare))
@@ -898,16 +862,19 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     @torch.no_grad()
     def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
-        if isinstance(self.model_, TableChain):
-            return self._law().log_prob(coded, normalizer) + open_.sum(-1)
-        with on_cpu():
-            z = self.columns_(coded[..., 1])[0]
-            log_p = torch.cat([self.model_.log_prob(part) for part in z.split(16_384)])
-        return log_p + self.columns_.log_jacobian
+        return self._law().log_prob(coded, normalizer) + open_.sum(-1)
+
+    def _hold(self, first: TableChain | members.RowEnergy) -> None:
+        """Keep the chain or the one energy."""
+        self._first = first
+        if isinstance(first, members.RowEnergy):
+            self.model_, self.proposal_ = first.model, first.proposal
+        else:
+            self.model_, self.proposal_ = first, None
 
     def _law(self) -> members.Mixture:
-        """The chain and what is mixed with it."""
-        return members.Mixture(self._chain(), self.members_, self._simple)
+        """The chain or the one energy, and what is mixed with it."""
+        return members.Mixture(self._first, self.members_, self._simple)
 
     def _correction(self, coded: Tensor) -> Tensor:
         """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
@@ -1023,15 +990,10 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
+        self._chain()
         seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
         drawn = self._law().complete(coded, seen, seed, missing)
         return self.schema_.within_seen(drawn, seen.numpy())
-
-    def _on_grid(self, rows: np.ndarray) -> np.ndarray:
-        """Columns on a grid were spread over its steps to be fitted: back to the grid."""
-        step, (first, last) = self.columns_.step.numpy(), self._seen
-        on_grid = first + np.round((rows - first) / np.where(step > 0, step, 1.0)) * step
-        return np.where(step > 0, np.clip(on_grid, first, last), rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
-from selfnorm.chain import TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Columns, Part
-from selfnorm.density import EBM, fit, fit_many, joint_density, joint_energy
+from selfnorm.chain import FEWEST_IN_FOLDS, FOLDED_BELOW, TableChain, table_options
+from selfnorm.columns import GAP, CodedColumns, Part
+from selfnorm.density import EBM, Ensemble, fit, fit_many, joint_density, joint_energy
 from selfnorm.distributions import TableMixture
 from selfnorm.tables import answers, members
 from selfnorm.training import Clock, History, TrainingOptions, split_rows
@@ -26,7 +26,10 @@ JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
 MOST_HELD_OUT = 10_000
 # to stop by on a CPU: cells of rows in folds, each of which most orders know; rows held out
 VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
-SIMPLE_BELOW = 5000  # rows: simple densities add nothing to a chain on more
+JOINT_FOLDS = 3  # of a small table of one energy, each of which one network does not see
+# rows: simple densities add nothing on more, to a chain and to one energy
+SIMPLE_BELOW, JOINT_SIMPLE_BELOW = 5000, 20_000
+SCORES_COST = 0.05  # nats a column by which normal scores have to be better for one energy
 TRIED_ROWS, LINE_ROWS = 4000, 20_000  # of larger tables: to choose coordinates, to fit lines
 TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 # copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
@@ -44,17 +47,17 @@ class TableLaw:
     """What was trained.
 
     Attributes:
-        chain: in double precision.
+        first: the chain, or the one energy, in double precision.
         history: of the run that chose its state.
         n_steps: of all runs.
         held_out: numbers of the rows that were held out.
-        members: all that were tried, chain first; ``simple``, those kept beside it.
+        members: all that were tried, that first; ``simple``, those kept beside it.
         places, scores: rows that were judged, and their log-likelihoods.
         how: they were judged.
         gain: what the energies add to the score of each; NaN: nothing to compare with.
     """
 
-    chain: TableChain
+    first: TableChain | members.RowEnergy
     history: History
     n_steps: int
     held_out: np.ndarray
@@ -64,6 +67,15 @@ class TableLaw:
     scores: Tensor
     how: str
     gain: np.ndarray
+
+    @classmethod
+    def of(cls, first: Any, history: History, n_steps: int, split: _Split) -> TableLaw:
+        """Of what was trained, before it was judged."""
+        return cls(
+            first, history, n_steps, _in_order(split.held_out), [], [],
+            torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.float64), split.how,
+            np.zeros(0),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,12 +150,7 @@ def train_law(
     # float64 from here on, but for normalisers: a score hardly depends on the rows beside it
     chain = chain.cpu().double().eval()
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
-    law = TableLaw(
-        chain, history, n_steps, _in_order(split.held_out), [], [],
-        torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.float64), split.how,
-        np.zeros(0),
-    )  # fmt: skip
-    return _mix(law, simple, log_p, rows, parts, seed)
+    return _mix(TableLaw.of(chain, history, n_steps, split), simple, log_p, rows, parts, seed)
 
 
 @dataclass(frozen=True)
@@ -325,76 +332,105 @@ class _Runs:
         return stopped, n_steps
 
 
-@dataclass
-class JointLaw:
-    """One energy over all columns, and what is known of it.
-
-    Attributes:
-        model, proposal: in double precision.
-        columns: the map to the model's units.
-        history: of the restart that was kept.
-        held_out: numbers of the rows that were held out.
-        lower: their lower bound in the units of the table; NaN: none were.
-    """
-
-    model: EBM
-    proposal: Any
-    columns: Columns
-    history: History
-    held_out: np.ndarray
-    lower: float
-
-
 def train_joint(
-    x: Tensor,
-    hidden: int | None,
+    rows: Rows,
+    parts: Sequence[Part],
     *,
+    sizes: dict[str, Any],
     options: dict[str, Any],
     n_init: int,
     validation_fraction: float,
     device: str,
     checkpoint: Any,
     clock: Clock,
-) -> JointLaw:
-    """One energy over all columns of numbers ``x (n, d)``.
+) -> TableLaw:
+    """One energy over all numbers of coded rows, and what is mixed with it.
 
-    Restarts differ in their energies alone: base and proposal are those of
-    :func:`~selfnorm.density.recipes.joint_density`. Other arguments as in :func:`train_law`.
+    Small tables are judged by folds: one energy is trained without each of them, all at once, and
+    the model is their mixture. Of larger ones a part is held out. Restarts differ in their energies
+    alone: base and proposal are those of :func:`~selfnorm.density.recipes.joint_density`.
+    Arguments as in :func:`train_law`.
     """
-    n, d = x.shape
-    with seeded(options["seed"]):
-        columns = Columns(d).double().fit(x)
-        chosen, spared = split_rows(torch.arange(n), validation_fraction)
-        train, held_out = x[chosen], None if spared is None else x[spared]
-        if bool((columns.step > 0).any() or (columns.atom_width > 0).any()):
-            # fresh noise for each copy, so that the noise itself cannot be learned
-            copies = max(1, min(8, 20_000 // len(train)))
-            train = columns.dequantise(train.repeat(copies, 1))
-            held_out = None if held_out is None else columns.dequantise(held_out)
-        train = columns(train)[0].float()
-        recipe = joint_density(train, rows=n)
-        models = [recipe.model] if hidden is None else []
-        models += [
-            EBM(joint_energy(d, n, hidden), base=recipe.model.base)
-            for _ in range(n_init - len(models))
+    n, d, seed = len(rows), len(parts), options["seed"]
+    folded = FEWEST_IN_FOLDS <= n < FOLDED_BELOW
+    split = _Split.of(n, JOINT_FOLDS if folded else 1, int(folded), validation_fraction, seed)
+    simple = _scores_of_simple(
+        rows, parts, split.folds, True, seed, clock, below=JOINT_SIMPLE_BELOW
+    )
+    straight = _straight_energy(rows, parts, simple, seed)
+    simple = {kind: scores for kind, scores in simple.items() if kind.straight == straight}
+    columns = members.columns_of(parts, rows.coded, straight=straight)
+    packed, slope = columns.pack(rows.coded)
+    z = packed[..., 1].float()
+
+    def drawn(places: Tensor) -> Tensor:
+        """The rows at some places, or as many drawn by their weights."""
+        weights = rows.weights[places]
+        alike = bool((weights == weights[0]).all())
+        return z[places if alike else places[torch.multinomial(weights, len(places), True)]]
+
+    with seeded(seed):
+        folds = range(split.n_folds)
+        train = [drawn(split.train[split.folds[split.train] != k]) for k in folds]
+        judged = [split.judged[split.folds[split.judged] == k] for k in folds]
+        held = [drawn(places) for places in judged] if len(split.judged) else None
+        recipe = joint_density(drawn(split.train), rows=n)
+        hidden = sizes.get("hidden")
+        models = [
+            EBM(joint_energy(d, n, hidden), base=recipe.model.base).to(device)
+            for _ in range(n_init * split.n_folds)
         ]
-    how = recipe.options.given(**options | clock.run_for(0.95), checkpoint=checkpoint)
+    how = recipe.options.given(**options | clock.run_for(0.9), checkpoint=checkpoint)
     if how.validate_every is None and how.max_steps is not None:
         how = how.given(validate_every=max(25, how.max_steps // 20))
     common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
-    common["val_data"] = None if held_out is None else columns(held_out)[0].float()
-    models = [model.to(device) for model in models]
     if len(models) == 1:
-        histories = [fit(models[0], train, **common, options=how)]
+        val_data = None if held is None else held[0]
+        histories = [fit(models[0], train[0], **common, val_data=val_data, options=how)]
     else:
-        histories = fit_many(models, train, **common, options=how)
-    model, history = best(models, histories)
-    at_best = [r["lower"] for r in history.records if r["step"] == history.best_step]
-    lower = at_best[-1] + float(columns.log_jacobian) if at_best else math.nan
-    proposal = recipe.proposal.cpu().double().eval()
-    return JointLaw(
-        model.cpu().double().eval(), proposal, columns, history, _in_order(spared), lower
-    )
+        held_for_all = None if held is None else held * n_init
+        histories = fit_many(models, train * n_init, **common, val_data=held_for_all, options=how)
+    chosen = [best(models[k :: len(folds)], histories[k :: len(folds)]) for k in folds]
+    proposal = recipe.proposal.cpu()
+    energies = [model.cpu().eval() for model, _ in chosen]
+    log_p = np.full(n, np.nan)
+    with torch.no_grad():
+        for k, model in enumerate(energies):
+            if d <= 2:
+                model.log_norm.fill_(members.grid_of(model, proposal).log_norm)
+            places = judged[k] if folded else judged[k][:JUDGED_ROWS]
+            of_fold = model.log_prob(z[places]).double() + slope[places].sum(-1)
+            if folded and not straight:
+                others = members.columns_of(parts, rows.coded[split.folds != k], straight=False)
+                of_fold += members.by_another_map(columns, others, rows.coded[places])
+            log_p[places.numpy()] = of_fold.numpy()
+    model = energies[0] if len(energies) == 1 else Ensemble(energies)
+    law = members.RowEnergy(model.double().eval(), proposal.double().eval(), columns)
+    history = best(energies, [history for _, history in chosen])[1]
+    return _mix(TableLaw.of(law, history, history.n_steps, split), simple, log_p, rows, parts, seed)
+
+
+def _straight_energy(
+    rows: Rows, parts: Sequence[Part], simple: dict[members.Kind, np.ndarray], seed: int
+) -> bool:
+    """Whether an energy is over columns as they are, or over their normal scores.
+
+    The quantiles behind normal scores are noisy: simple densities of rows not seen have to gain
+    by them, as they do of heavy tails and of spikes at the end of a range.
+    """
+    n = min(len(rows), TRIED_ROWS)
+    if len(rows) < FEWEST_IN_FOLDS:
+        return True
+    if not simple:
+        with seeded(seed):
+            some, folds = torch.randperm(len(rows))[:n], members.folds_of(n, 2, None)
+        kinds = list(members.kinds_for(n // 2, parts, complete=False))
+        simple = members.held_out_scores(
+            kinds, parts, rows.coded[some], rows.weights[some], folds, seed
+        )
+    gain = {kind: np.nanmean(score) for kind, score in simple.items()}
+    straight, curved = (max(gain[k] for k in gain if k.straight == s) for s in (True, False))
+    return bool(straight > curved - SCORES_COST * len(parts))
 
 
 def _completed(
@@ -486,11 +522,12 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _
 
 
 def _scores_of_simple(
-    rows: Rows, parts: Sequence[Part], folds: Tensor, complete: bool, seed: int, clock: Clock
-) -> dict[members.Kind, np.ndarray]:
+    rows: Rows, parts: Sequence[Part], folds: Tensor, complete: bool, seed: int, clock: Clock,
+    below: int = SIMPLE_BELOW,
+) -> dict[members.Kind, np.ndarray]:  # fmt: skip
     """Log-densities of rows not seen by simple densities; none where they are not worth trying."""
     n, judged = len(rows), int((folds >= 0).sum())
-    if n >= SIMPLE_BELOW or judged == 0 or any(part.gap for part in parts):
+    if n >= below or judged == 0 or any(part.gap for part in parts):
         return {}
     n_folds = int(folds.max()) + 1
     kinds = list(members.kinds_for(n - judged // n_folds, parts, complete=complete))
@@ -555,20 +592,23 @@ def _straight(rows: Rows, parts: Sequence[Part], split: _Split, sizes: dict[str,
 def _mix(
     law: TableLaw,
     simple: dict[members.Kind, np.ndarray],
-    of_chain: np.ndarray,
+    of_first: np.ndarray,
     rows: Rows,
     parts: Sequence[Part],
     seed: int,
 ) -> TableLaw:
-    """Weigh chain and simple densities by rows not seen."""
-    names = [members.CHAIN, *(kind.name for kind in simple)]
-    places = np.flatnonzero(np.isfinite(of_chain))
+    """Weigh what was trained and simple densities by rows not seen."""
+    first, prior = members.ENERGY, 0.0
+    if isinstance(law.first, TableChain):
+        first, prior = members.CHAIN, members.CHAIN_PRIOR
+    names = [first, *(kind.name for kind in simple)]
+    places = np.flatnonzero(np.isfinite(of_first))
     if len(places) == 0:
-        return replace(law, members=[members.Member(members.CHAIN, 1.0, math.nan)])
-    log_p = np.stack([of_chain, *simple.values()], 1)[places]
+        return replace(law, members=[members.Member(first, 1.0, math.nan)])
+    log_p = np.stack([of_first, *simple.values()], 1)[places]
     weights = rows.weights.numpy()[places]
-    found = members.mixture_weights(log_p, weights, members.CHAIN_PRIOR)
-    whole = members.judged(log_p, weights, members.CHAIN_PRIOR)
+    found = members.mixture_weights(log_p, weights, prior)
+    whole = members.judged(log_p, weights, prior)
     simple_alone = members.judged(log_p[:, 1:], weights) if simple else np.full(len(whole), np.nan)
     open_ = rows.open_[places].sum(-1).numpy()
     scores = np.average(log_p + open_[:, None], axis=0, weights=weights)
