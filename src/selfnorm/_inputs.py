@@ -298,6 +298,21 @@ def refuse_masked(x: Any, name: str) -> None:
         raise DataError(f"{name} has {hidden} masked cell(s): drop those rows or fill the cells in")
 
 
+def refuse_gaps(values: np.ndarray, name: str) -> None:
+    """Refuse numbers of which some are not known.
+
+    >>> refuse_gaps(np.array([1.0, np.nan]), "y")
+    Traceback (most recent call last):
+    selfnorm.errors.DataError: y has no value in 1 row(s), the first is row 1: drop those rows
+    """
+    rows = np.flatnonzero(np.isnan(values).reshape(len(values), -1).any(1))
+    if len(rows):
+        raise DataError(
+            f"{name} has no value in {len(rows)} row(s), the first is row {rows[0]}: drop those "
+            "rows"
+        )
+
+
 def refuse_huge(values: np.ndarray, name: str) -> None:
     """Refuse numbers whose squares overflow: their spread could not be computed.
 

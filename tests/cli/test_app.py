@@ -265,7 +265,8 @@ def test_a_raw_file_is_fitted_drawn_filled_and_explained(selfnorm, tmp_path):
     assert "".join(kinds[name] for name in list(raw)[1:]) == "OfiMOi"
     assert (loaded.impute(raw).dtypes == raw.dtypes).all()
     asked = {name: [None, None] for name in list(raw)[1:]} | {"ok": [True, False]}
-    assert [np.asarray(loaded.impute(asked)[name]).dtype.kind for name in asked] == list("OfiMbi")
+    first = [type(cells[0]).__name__ for cells in loaded.impute(asked).values()]
+    assert first == ["str", "float", "int", "datetime", "bool", "int"]
     fill = ("impute", model, tmp_path / "raw.csv", "-o")
     selfnorm.done(*fill, tmp_path / "i.csv")
     filled = pd.read_csv(tmp_path / "i.csv")

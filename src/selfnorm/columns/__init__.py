@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfnorm.columns.coding import Column, Part
 from selfnorm.columns.detection import detect_step
-from selfnorm.columns.frames import numbers_like
+from selfnorm.columns.frames import Table, numbers_like
 from selfnorm.columns.schema import Schema
 from selfnorm.columns.text import MISSING, numbers_from, unmarked
 
@@ -23,6 +23,7 @@ __all__ = [
     "Columns",
     "Part",
     "Schema",
+    "Table",
     "detect_step",
     "knots_for",
     "label_step",

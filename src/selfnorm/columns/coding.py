@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns.frames import Cells, ahead_of_utc
+from selfnorm.columns.cells import Cells, ahead_of_utc
 from selfnorm.columns.text import (
     are_slips,
     as_dates,

@@ -17,9 +17,11 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
+from selfnorm.columns.cells import Cells
 from selfnorm.columns.coding import (
     DAY,
     HOUR,
@@ -34,7 +36,6 @@ from selfnorm.columns.coding import (
     tie_unit,
     to_clock,
 )
-from selfnorm.columns.frames import Cells
 from selfnorm.columns.text import (
     date_template,
     interpreted,
@@ -105,9 +106,6 @@ class Detection:
             )
         if asked is None and not cells.declared and (ways := _ways_of_dates(cells)):
             self.notes.append(f"{name!r} holds {ways}: write all in one way to have dates")
-        if "as_text" in cells.form:
-            kinds = ", ".join(cells.form["as_text"])
-            self.notes.append(f"{name!r} holds {kinds} objects, which are known by their text")
         slips = tuple(written.labels[k] for k in odd)
         gaps = float(cells.missing.mean())
         column = Column(name, "", gaps=gaps, slips=slips, form=cells.form)
@@ -327,7 +325,7 @@ def _identifier(cells: Cells, labels: list[Any], values: np.ndarray, n: int) -> 
     if n < IDENTIFIER_ROWS or cells.declared or cells.kind == "date":
         return None
     if cells.kind == "label":
-        if any(isinstance(v, str | int) for v in labels) and 2 * len(labels) > n:
+        if any(isinstance(v, str | int | bytes | UUID) for v in labels) and 2 * len(labels) > n:
             return f"{len(labels)} distinct in {n} rows{_almost_numbers(cells)}"
         return None
     whole = len(values) == n and not (values != np.round(values)).any()

@@ -7,10 +7,12 @@ import json
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from selfnorm.columns.cells import Cells
 from selfnorm.columns.coding import (
     KINDS,
     Column,
@@ -22,11 +24,13 @@ from selfnorm.columns.coding import (
     decode_column,
     encode_column,
     from_clock,
+    label_text,
     to_clock,
 )
 from selfnorm.columns.detection import Detection
-from selfnorm.columns.frames import FRAMES, Cells, filled, plain, read, unplain, write
-from selfnorm.columns.text import MISSING, as_read, as_written
+from selfnorm.columns.frames import BY_PLACE, FRAMES, Table, write
+from selfnorm.columns.labels import plain, unplain
+from selfnorm.columns.text import MISSING, as_read, as_written, numbers_from
 from selfnorm.errors import DataError, SelfnormWarning
 
 SAY = "say what it is: kinds={name: kind}, --kinds name=kind at the command line"
@@ -102,14 +106,14 @@ class Schema:
         """
         texts = [missing] if isinstance(missing, str) else missing or ()
         gaps = MISSING if texts is True else frozenset(t.strip().lower() for t in texts)
-        kind, cells = read(frame)
+        table = Table.of(frame)
         kinds, support = dict(kinds or {}), dict(support or {})
         _refuse(
             [
                 f"{what} names the column {name!r}, which the table does not have"
                 for what, names in (("kinds", kinds), ("support", support))
                 for name in names
-                if name not in cells
+                if name not in table.columns
             ]
             + [
                 f"kinds: {name!r} is {asked!r}; use one of {', '.join(KINDS)}, ignore"
@@ -118,8 +122,15 @@ class Schema:
             ]
         )
         found = Detection(gaps, model_gaps)
-        for name, column in cells.items():
-            found.add(name, column, kinds.get(name), support.get(name))
+        for name in table.columns:
+            try:
+                cells = table.cells(name)
+            except DataError as error:
+                if kinds.get(name) != "ignore":
+                    found.problems.append(str(error))
+                    continue
+                cells = Cells("label", np.array([]), np.array([]), [], {"dtype": "unknown"})
+            found.add(name, cells, kinds.get(name), support.get(name))
         _refuse(found.problems)
         if not found.parts:
             raise DataError(
@@ -132,9 +143,9 @@ class Schema:
         told = [f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}"]
         for words in found.slips + told * bool(aside):
             warnings.warn(words, SelfnormWarning, stacklevel=2)
-        return cls(found.columns, found.parts, kind, found.notes, gaps)
+        return cls(found.columns, found.parts, table.kind, found.notes, gaps)
 
-    @property
+    @cached_property
     def modelled(self) -> tuple[Column, ...]:
         """The columns that have parts, in the order that :attr:`Part.column` counts."""
         return tuple(column for column in self.columns if column.modelled)
@@ -149,16 +160,24 @@ class Schema:
             >>> schema.parts_of(["b"])
             [1]
         """
-        modelled = {column.name: i for i, column in enumerate(self.modelled)}
-        _refuse([f"no column {n!r} in {list(modelled)}" for n in names if n not in modelled])
-        for column in self.modelled if alone else ():
+        places = self._places
+        _refuse([f"no column {name!r} in {list(places)}" for name in names if name not in places])
+        for name in names if alone else ():
+            column = next(column for column in self.modelled if column.name == name)
             needed = [self.columns[j].name for j in column.counted_from]
-            if column.name in names and not {*needed} <= {*names}:
-                told = f"{column.name!r} is counted from {', '.join(map(repr, needed))}"
-                free = f", or fit with schema={{{column.name!r}: 'continuous'}}"
+            if not {*needed} <= {*names}:
+                told = f"{name!r} is counted from {', '.join(map(repr, needed))}"
+                free = f", or fit with schema={{{name!r}: 'continuous'}}"
                 raise DataError(f"{told}: name these as well{free if column.terms else ''}")
-        wanted = {modelled[name] for name in names}
-        return [j for j, part in enumerate(self.parts) if part.column in wanted]
+        return sorted(j for name in {*names} for j in places[name])
+
+    @cached_property
+    def _places(self) -> dict[Any, list[int]]:
+        """Indices of the parts of each column that is modelled."""
+        places: list[list[int]] = [[] for _ in self.modelled]
+        for j, part in enumerate(self.parts):
+            places[part.column].append(j)
+        return {column.name: at for column, at in zip(self.modelled, places, strict=True)}
 
     @property
     def fingerprint(self) -> str:
@@ -177,8 +196,8 @@ class Schema:
                 column.terms or column.base,
                 [(q.n_codes, q.rest, q.step, q.origin, q.unseen, q.values) for q in parts],
             ]
-            for i, column in enumerate(self.modelled)
-            for parts in [[part for part in self.parts if part.column == i]]
+            for column in self.modelled
+            for parts in [[self.parts[j] for j in self._places[column.name]]]
         ]
         text = json.dumps(measure, default=plain)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -210,9 +229,9 @@ class Schema:
 
         Codes take three times the memory of the numbers that they stand for.
         """
-        cells, surprises = self._matched(frame, partial)
-        n = len(next(iter(cells.values())))
-        given = self._given(cells, surprises)
+        table = Table.of(frame)
+        n, (names, surprises) = table.n_rows, self._matched(table, partial)
+        given = self._given(table, names, surprises)
         for start in range(0, n, n_rows or n):
             which = slice(start, min(n, start + (n_rows or n)))
             yield self._coded(given, which, surprises)
@@ -220,15 +239,18 @@ class Schema:
             told = "; ".join(dict.fromkeys(surprises))
             warnings.warn(told, SelfnormWarning, stacklevel=3)
 
-    def _given(self, cells: dict[Any, Cells], surprises: list[str]) -> dict[int, Cells]:
-        """Cells by the place of their column, as it has them; those of ``cells`` are used up."""
+    def _given(
+        self, table: Table, names: Mapping[Any, Any], surprises: list[str]
+    ) -> dict[int, Cells]:
+        """Cells by the place of their column, as it has them; ``names`` are those of the table."""
         problems: list[str] = []
         given: dict[int, Cells] = {}
         for j, column in enumerate(self.columns):
-            if column.name not in cells or column.kind in ("identifier", "ignored"):
+            if column.name not in names or column.kind in ("identifier", "ignored"):
                 continue
             try:
-                given[j] = as_column(column, cells.pop(column.name), self.missing, surprises)
+                cells = table.cells(names[column.name])
+                given[j] = as_column(column, cells, self.missing, surprises)
             except DataError as error:
                 problems.append(str(error))
                 continue
@@ -259,23 +281,27 @@ class Schema:
                 x[:, i, 0], x[:, i, 1], extra[:, i] = codes, numbers, open_
         return x, extra
 
-    def _matched(self, frame: Any, partial: bool) -> tuple[dict[Any, Cells], list[str]]:
-        """The table's columns by the schema's names, and what to warn of."""
-        kind, cells = read(frame)
+    def _matched(self, table: Table, partial: bool) -> tuple[dict[Any, Any], list[str]]:
+        """The names of the table's columns by the schema's, and what to warn of."""
         names = [column.name for column in self.columns]
         needed = [column.name for column in self.modelled]
-        by_name = partial and kind != "array" and not set(names).isdisjoint(cells)
-        if "array" in (kind, self.frame) and not (by_name or set(needed) <= set(cells)):
-            if len(cells) != len(names):
-                raise DataError(f"the table has {len(cells)} columns, expected {len(names)}")
-            return dict(zip(names, cells.values(), strict=True)), []
-        absent = [name for name in needed if name not in cells]
+        by_name = partial and table.kind not in BY_PLACE
+        by_name = by_name and not set(names).isdisjoint(table.columns)
+        nameless = table.kind in BY_PLACE or self.frame in BY_PLACE
+        if nameless and not (by_name or set(needed) <= set(table.columns)):
+            if len(table.columns) != len(names):
+                raise DataError(
+                    f"the table has {len(table.columns)} columns, expected {len(names)}"
+                )
+            return dict(zip(names, table.columns, strict=True)), []
+        absent = [name for name in needed if name not in table.columns]
         if absent and (not partial or len(absent) == len(needed)):
             raise DataError(
-                f"the table has no column {', '.join(map(repr, absent))}; it has {list(cells)}"
+                f"the table has no column {', '.join(map(repr, absent))}; it has "
+                f"{list(table.columns)}"
             )
-        unknown = [name for name in cells if name not in names]
-        known = {name: column for name, column in cells.items() if name in names}
+        known = {name: name for name in names if name in table.columns}
+        unknown = [name for name in table.columns if name not in known]
         return known, [f"columns that were never seen are left out: {unknown}"] if unknown else []
 
     def within_seen(self, x: np.ndarray, given: np.ndarray | None = None) -> np.ndarray:
@@ -333,25 +359,48 @@ class Schema:
             >>> schema.fill(table, x)
             {'a': [1.5, 2.25, 4.75], 'b': ['x', 'x', 'y']}
         """
-        given = self._given(self._matched(frame, partial=False)[0], [])
-        kind, cells = read(frame)
-        names = [column.name for column in self.columns]
-        by_place = "array" in (kind, self.frame) and not set(names) <= set(cells)
-        place_of = dict(zip(names, cells if by_place else names, strict=True))
-        index = {name: j for j, name in enumerate(names)}
+        table = Table.of(frame)
+        names, _ = self._matched(table, partial=False)
+        given = self._given(table, names, [])
+        place_of = {column.name: j for j, column in enumerate(self.columns)}
+        draws = {}
         for name, new in self._decoded(x, rng, given).items():
-            here = place_of[name]
-            if here not in cells:
+            if name not in names:
                 continue
-            known = given.get(index[name], cells[here])  # texts may stand for gaps
-            # of a file gaps alone say nothing of text
-            text = cells[here].kind == "label" and (cells[here].labels or self.frame != "file")
-            new = as_written(new) if text else as_read(new)
-            cells[here] = filled(cells[here], new, known.missing)
-        made = write(kind, cells)
-        if kind == "pandas":
-            made.index = frame.index
-        return made
+            j, old = place_of[name], table.cells(names[name])
+            gaps = given.get(j, old).missing & ~new.missing  # texts may stand for gaps
+            if gaps.any():
+                draws[names[name]] = gaps, self._like(old, self.columns[j], new, table.kind)
+        return table.filled(draws)
+
+    def _like(self, old: Cells, column: Column, new: Cells, kind: str) -> Cells:
+        """Cells of a column of the schema as another table of some kind keeps them."""
+        if not len(old.seen):  # of a file gaps alone say nothing of text
+            new = as_read(new) if self.frame == "file" else as_written(new)
+            if new.kind == old.kind and old.form["dtype"] != "object":
+                return replace(new, form=old.form)
+            return new if kind == self.frame else replace(new, form=_common_form(new))
+        if old.kind != "label":
+            new = as_read(new)
+            numbers = numbers_from([str(v) for v in new.labels], names=True)
+            if new.kind == "label" and old.kind == "number" and numbers is not None:
+                values = np.append(numbers, np.nan)[new.values]
+                new = Cells("number", values, np.isnan(values), [])
+        elif all(isinstance(label, str) for label in old.labels):
+            style: dict[str, Any] = {"text": True, "text_decimals": column.decimals}
+            style = {"template": "YYYY-MM-DD hh:mm:ss"} if new.kind == "date" else style
+            new = as_written(replace(new, form=style | new.form))
+        elif new.kind == "number" and {*map(type, old.labels)} == {bool}:
+            new = Cells("label", (new.values != 0).astype(np.int64), new.missing, [False, True])
+        if new.kind != old.kind:
+            kinds = {"number": "numbers", "date": "dates", "label": "labels"}
+            raise DataError(
+                f"column {column.name!r} holds {kinds[old.kind]}, but its gaps are to be filled "
+                f"with {kinds[new.kind]}; give it the type that it had in training"
+            )
+        own = {label_text(label): label for label in old.labels}  # 1 for "1"
+        labels = [own.get(label_text(label), label) for label in new.labels]
+        return replace(new, labels=labels, form=old.form)
 
     def _decoded(
         self,
@@ -391,7 +440,7 @@ class Schema:
         for j, column in enumerate(self.columns):
             if column.kind == "duplicate" and column.base is not None:
                 made[j] = replace(made[column.base], form=column.form)
-            elif column.kind == "constant" or (self.frame == "array" and not column.modelled):
+            elif column.kind == "constant" or (self.frame in BY_PLACE and not column.modelled):
                 made[j] = constant_cells(column, len(x))
         return {column.name: made[j] for j, column in enumerate(self.columns) if j in made}
 
@@ -505,6 +554,16 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"<Schema of {len(self.columns)} columns, measure {self.fingerprint}>"
+
+
+def _common_form(cells: Cells) -> dict[str, Any]:
+    """A form for tables of every kind."""
+    if cells.kind == "label":
+        return {"dtype": "object"}
+    if cells.kind == "date":
+        return {"dtype": "datetime64[s]"}
+    whole = (cells.seen == np.round(cells.seen)).all()
+    return {"dtype": "int64" if whole and not cells.missing.any() else "float64"}
 
 
 def _where(here: np.ndarray, some: Cells, others: Cells) -> Cells:

@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns.frames import Cells
+from selfnorm.columns.cells import Cells
 
 # Cells that stand for "not known" in files; among numbers and dates nothing else can be meant.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 
-_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|inf|infinity)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?ai)[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity)")
 # an amount or a share as people write it: -$1,250.50, 12 %
 _MARKED = re.compile(
-    r"([+-]?)([$€£¥₹]?\s?)([+-]?)(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(\s?[%$€£¥₹]?)"
+    r"([+-]?)([$€£¥₹]?\s?)([+-]?)"
+    r"((?a:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+))(\s?[%$€£¥₹]?)"
 )
 _DATES = ("YYYY-MM-DD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY")
 _TIMES = ("", "{}hh:mm", "{}hh:mm:ss")
@@ -57,9 +58,11 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
         except ValueError:
             return None
     nan = np.isnan(numbers)
-    # float() reads 1_000 and +nan, too
+    # float() reads 1_000, +nan and digits of other scripts, too
+    letters = "".join(texts)
+    odd = "_" in letters or not letters.isascii() and any(c.isdigit() and c > "9" for c in letters)
     gaps = [texts[i] for i in np.flatnonzero(nan).tolist()]
-    if nan.all() or "_" in "".join(texts) or not all(map(is_gap, gaps)):
+    if nan.all() or odd or not all(map(is_gap, gaps)):
         return None
     whole = [] if names else np.flatnonzero(numbers == np.round(numbers)).tolist()
     return None if any(_is_name(texts[i]) for i in whole) else numbers

@@ -34,13 +34,7 @@ from selfnorm._context import (
     seed_of,
     whole_or_not_at_all,
 )
-from selfnorm._inputs import (
-    Number,
-    check_device,
-    check_parameters,
-    digest,
-    refuse_repeated_names,
-)
+from selfnorm._inputs import Number, check_device, check_parameters, digest
 from selfnorm.chain import FOLDED_BELOW, TableChain
 from selfnorm.columns import (
     GAP,
@@ -48,6 +42,7 @@ from selfnorm.columns import (
     CodedColumns,
     Part,
     Schema,
+    Table,
     numbers_like,
 )
 from selfnorm.density import EBM
@@ -555,7 +550,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             if column.modelled:
                 places = self.schema_.parts_of([column.name])
                 found[column.name] = 1 - (1 - tails[:, places].min(1)) ** len(places)
-            elif isinstance(X, np.ndarray | list):  # by position
+            elif isinstance(X, np.ndarray | list | Tensor):  # by position
                 found[column.name] = np.full(len(packed), np.nan)
         return numbers_like(X, found)
 
@@ -817,11 +812,10 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if hasattr(kind, "toarray"):
             raise DataError("X is a sparse matrix; give a dense one: X.toarray()")
         X = X.collect() if hasattr(kind, "collect") else X  # a lazy frame of polars
-        if isinstance(X, Mapping):  # by name, as Arrow's tables: other columns do not matter
-            return X, max((len(column) for column in X.values()), default=0)
-        if hasattr(kind, "num_rows"):
-            return X, int(X.num_rows)
-        refuse_repeated_names(X)
+        if not isinstance(X, np.ndarray | list | tuple):
+            table = Table.of(X)
+            if table.kind in ("dict", "arrow", "tensor"):  # other columns do not matter
+                return X, table.n_rows
         X = X if hasattr(X, "columns") else np.ma.asarray(X) if np.ma.isMA(X) else np.asarray(X)
         if getattr(X, "dtype", np.dtype(float)).kind == "c":
             raise DataError("Complex data not supported: give real and imaginary parts as columns")
@@ -835,8 +829,11 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             raise DataError(f"X has 0 {what} (shape={X.shape}) while a minimum of 1 is required.")
         if not reset and hasattr(X, "columns") and only_lacks_asides(X, self.schema_):
             return X, int(X.shape[0])  # samples, too, have no columns that were set aside
+        # names that are not all text are the schema's to compare
+        text = all(isinstance(name, str) for name in getattr(X, "columns", ()))
         with own_errors():
-            validate_data(self, X, reset=reset, skip_check_array=True)
+            checked = X if text else np.broadcast_to(0.0, X.shape)
+            validate_data(self, checked, reset=reset, skip_check_array=True)
         return X, int(X.shape[0])
 
     def _rows(self, X: Any, *, partial: bool = False) -> tuple[Tensor, Tensor]:
@@ -953,7 +950,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         mask: Tensor,
     ) -> np.ndarray:
         if not (isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")):
-            cells = X if np.ma.isMA(X) else np.asarray(X)
+            cells = X if isinstance(X, np.ndarray | Tensor) else np.asarray(X)
             if cells.ndim == 2 and cells.shape[1] == len(columns):
                 X = {name: cells[:, j] for j, name in enumerate(columns)}
         coded, open_ = self._rows(X, partial=True)

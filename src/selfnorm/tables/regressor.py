@@ -35,6 +35,7 @@ from selfnorm._inputs import (
     check_device,
     check_parameters,
     digest,
+    refuse_gaps,
     refuse_huge,
     refuse_masked,
     refuse_repeated_names,
@@ -325,6 +326,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             with own_errors():
                 checked = check_X_y(self._read(X, reset=True), y, **how)
         rows, labels = checked[0], np.asarray(checked[1], dtype=np.float64)
+        refuse_gaps(labels, "y")
         refuse_huge(rows, "X")
         refuse_huge(labels, "y")
         self._flat_target = labels.ndim == 1

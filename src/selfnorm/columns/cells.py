@@ -1,0 +1,340 @@
+"""Cells of a column as numbers, moments or labels, and NumPy arrays and Python objects of them.
+
+What a column of Python objects is goes by their types: :data:`_STORES` are those that become
+numbers or moments; others are labels, if :mod:`~selfnorm.columns.labels` knows their type.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from selfnorm.columns.labels import plain, type_name
+from selfnorm.errors import DataError
+
+EXACT = 2**53  # whole numbers beyond are not all held by a float
+_EPOCH = dt.datetime(1970, 1, 1)
+
+
+@dataclass
+class Cells:
+    """The cells of one column.
+
+    Attributes:
+        kind: ``"number"``, ``"date"`` or ``"label"``.
+        values: float64 numbers, int64 seconds since 1970 (UTC), or int64 places in ``labels``.
+        missing: where there is a gap.
+        labels: distinct labels, as Python values; empty for numbers and dates.
+        form: how the column was stored, plain JSON; ``form["dtype"]`` is what a user calls it.
+    """
+
+    kind: str
+    values: np.ndarray
+    missing: np.ndarray
+    labels: list[Any] = field(default_factory=list)
+    form: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def rows(self, which: slice) -> Cells:
+        """Some of the rows; labels stay, whether they are among them or not."""
+        return replace(self, values=self.values[which], missing=self.missing[which])
+
+    @property
+    def seen(self) -> np.ndarray:
+        """The values without gaps."""
+        return self.values[~self.missing]
+
+    @property
+    def declared(self) -> bool:
+        """Whether the table itself says that the column is a category."""
+        return "categories" in self.form
+
+
+# Reading
+
+
+def cells_of_array(column: np.ndarray, missing: np.ndarray, form: dict[str, Any]) -> Cells:
+    """Cells of an array of any type, whatever stands where there is a gap."""
+    kind = column.dtype.kind
+    if column.ndim != 1:
+        raise DataError(f"expected one cell per row, got an array of shape {column.shape}")
+    if kind == "b":
+        places = np.where(missing, -1, column.astype(np.int64))
+        return Cells("label", places, missing, [False, True], form)
+    if kind in "iu" and len(column) and max(-int(column.min()), int(column.max())) >= EXACT:
+        return _cells_of_objects(column.tolist(), missing, form)
+    if kind in "iuf":
+        wide = column.astype(np.float64)
+        if column.dtype in (np.float16, np.float32):
+            wide = _shortest(wide, column.dtype)
+        values = np.where(missing, np.nan, wide)
+        return Cells("number", values, np.isnan(values), [], form)
+    if kind == "M":
+        moments = column.astype("datetime64[us]")
+        missing = missing | np.isnat(moments)
+        micro = np.where(missing, 0, moments.astype(np.int64))
+        if (micro % 10**6).any():
+            form = form | {"finer": True}  # than a second: left out
+        return Cells("date", micro // 10**6, missing, [], form)
+    if kind == "m":
+        spans = column.astype("timedelta64[us]")
+        missing = missing | np.isnat(spans)
+        seconds = np.where(missing, np.nan, spans.astype(np.int64) / 1e6)
+        return Cells("number", seconds, missing, [], {"store": "duration"} | form)
+    if kind not in "SUOT":
+        raise DataError(f"values of type {column.dtype} cannot be modelled; turn them into numbers")
+    pandas = sys.modules.get("pandas")
+    column = column.astype(object)
+    if kind in "OT" and pandas is not None:  # knows pd.NA, which cannot be compared
+        missing = missing | pandas.isna(column)
+    elif kind in "OT":
+        missing = missing | [value is None or value != value for value in column.tolist()]
+    return _cells_of_objects(column.tolist(), missing, form)
+
+
+def as_objects(values: list[Any]) -> np.ndarray:
+    """An array of Python objects, tuples and lists among them."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
+class _Store(NamedTuple):
+    """How Python objects of one type are kept.
+
+    Attributes:
+        array: numbers, moments or durations of objects and ``None``.
+        item: the object of a number, or of a moment without a time zone, by the column's form.
+    """
+
+    array: Callable[[list[Any]], np.ndarray]
+    item: Callable[[Any, Mapping[str, Any]], Any]
+
+
+def _floats(values: list[Any]) -> np.ndarray:
+    return np.array([np.nan if v is None else float(v) for v in values], dtype=np.float64)
+
+
+def _times(values: list[Any]) -> np.ndarray:
+    if any(v is not None and v.tzinfo is not None for v in values):
+        raise DataError("times of day with a time zone cannot be modelled; give dates, or no zone")
+    midnight = dt.date(1970, 1, 1)
+    since = [v and (dt.datetime.combine(midnight, v) - _EPOCH).total_seconds() for v in values]
+    return _floats(since)
+
+
+def _in_zone(moment: dt.datetime, form: Mapping[str, Any]) -> dt.datetime:
+    if "zone" not in form:
+        return moment
+    zone = _zone(form["zone"], form["offset"])
+    return moment.replace(tzinfo=dt.timezone.utc).astimezone(zone)
+
+
+def _pandas_of(name: str, value: Any) -> Any:
+    import pandas as pd
+
+    return getattr(pd, name)(value)
+
+
+def _arrays(dtype: str) -> Callable[[list[Any]], np.ndarray]:
+    return lambda values: np.array(values, dtype=dtype)
+
+
+def _decimal(value: float, form: Mapping[str, Any]) -> Decimal:
+    return Decimal(f"{Decimal(repr(value)):.{form['decimals']}f}")
+
+
+def _time(value: float, _: Mapping[str, Any]) -> dt.time:
+    return (_EPOCH + dt.timedelta(seconds=min(max(value, 0.0), 86_399.999999))).time()
+
+
+# by the name of their type, as labels.type_name has it
+_STORES: dict[str, _Store] = {
+    "int": _Store(_floats, lambda v, _: int(v) if v == round(v) else v),
+    "float": _Store(_floats, lambda v, _: v),
+    "decimal": _Store(_floats, _decimal),
+    "time": _Store(_times, _time),
+    "duration": _Store(_arrays("timedelta64[us]"), lambda v, _: dt.timedelta(seconds=v)),
+    "pandas timedelta": _Store(
+        _arrays("timedelta64[us]"),
+        lambda v, _: _pandas_of("Timedelta", dt.timedelta(seconds=v)),
+    ),
+    "date": _Store(_arrays("datetime64[D]"), lambda v, _: v.date()),
+    "datetime": _Store(_arrays("datetime64[us]"), _in_zone),
+    "timestamp": _Store(
+        _arrays("datetime64[us]"), lambda v, form: _pandas_of("Timestamp", _in_zone(v, form))
+    ),
+}
+
+
+def _cells_of_objects(values: list[Any], missing: np.ndarray, form: dict[str, Any]) -> Cells:
+    """Cells of Python objects: numbers, dates or labels by what they all are."""
+    if missing.any():
+        if type(values[int(missing.argmax())]) is float:
+            form = form | {"nan": True}  # how gaps are written among objects; None otherwise
+        values = [None if gap else v for v, gap in zip(values, missing.tolist(), strict=True)]
+    types = set(map(type, values)) - {type(None)}
+    if any(issubclass(t, np.generic) for t in types):
+        values = [_python(v) if isinstance(v, np.generic) else v for v in values]
+        types = set(map(type, values)) - {type(None)}
+    names = {type_name(t) for t in types}
+    if names == {"int", "float"}:
+        names = {"float"}
+    if names == {"timedelta"}:
+        names = {"duration"}
+    if len(names) == 1 and names <= _STORES.keys() and not _beyond_floats(values):
+        (store,) = names
+        form = form | {"store": store} | _details(store, values)
+        return cells_of_array(_STORES[store].array(_without_zones(values, form)), missing, form)
+    # 1, 1.0 and True are equal as keys: labels of several types are told apart by type as well
+    mixed = len(types) > 1
+    for value in {type(v): v for v in values}.values():
+        plain(value)  # or refuse its type
+    keys, gap = [(type(v), v) for v in values] if mixed else values, (type(None), None)
+    distinct = dict.fromkeys(keys)
+    distinct.pop(gap if mixed else None, None)
+    places = dict(zip(distinct, range(len(distinct)), strict=True))
+    places[gap if mixed else None] = -1
+    codes = np.fromiter(map(places.__getitem__, keys), np.int64, len(keys))
+    labels = [key[1] for key in distinct] if mixed else list(distinct)
+    return Cells("label", codes, missing, labels, form)
+
+
+def _python(value: Any) -> Any:
+    """The Python object of a NumPy scalar; moments finer than it knows are cut."""
+    kind = {"M": "datetime64[us]", "m": "timedelta64[us]"}.get(value.dtype.kind)
+    return value.item() if kind is None else value.astype(kind).item()
+
+
+def _beyond_floats(values: list[Any]) -> bool:
+    return any(type(v) is int and abs(v) >= EXACT for v in values)
+
+
+def _details(store: str, values: list[Any]) -> dict[str, Any]:
+    """What a form says of decimals and of time zones."""
+    if store == "decimal":
+        exponents = [v.as_tuple().exponent for v in values if v is not None and v.is_finite()]
+        return {"decimals": max([0, *(-exponent for exponent in exponents)])}
+    if store not in ("datetime", "timestamp"):
+        return {}
+    zones = {v.tzinfo for v in values if v is not None}
+    if zones == {None}:
+        return {}
+    if None in zones:
+        raise DataError("moments with and without a time zone; give all of them one, or none")
+    offsets = [v.utcoffset() or dt.timedelta(0) for v in values if v is not None]
+    usual = max(set(offsets), key=offsets.count)
+    zone = str(next(iter(zones))) if len(zones) == 1 else "UTC"
+    return {"offset": int(usual.total_seconds()), "zone": zone}
+
+
+def _without_zones(values: list[Any], form: Mapping[str, Any]) -> list[Any]:
+    if "zone" not in form:
+        return values
+    return [v and v.astimezone(dt.timezone.utc).replace(tzinfo=None) for v in values]
+
+
+def _shortest(wide: np.ndarray, single: np.dtype) -> np.ndarray:
+    """The doubles of fewest digits that are the same in lower precision: 0.1, not 0.10000000149."""
+    size = np.where(np.isfinite(wide) & (wide != 0), np.abs(wide), 1.0)
+    exponent = np.floor(np.log10(size))
+    shortest = wide
+    for digits in (4, 3) if single == np.float16 else (8, 7, 6):
+        unit = 10.0 ** np.clip(exponent - digits + 1, -300, 300)
+        # 10^-3 is not exact, 10^3 is: divide by whole numbers where that can be
+        inverse = 10.0 ** np.clip(digits - 1 - exponent, -300, 300)
+        short = np.where(unit < 1, np.round(wide * inverse) / inverse, np.round(wide / unit) * unit)
+        with np.errstate(over="ignore"):
+            same = short.astype(single) == wide.astype(single)
+        shortest = np.where(same, short, shortest)
+    return shortest
+
+
+# Writing
+
+
+def objects_of(cells: Cells) -> np.ndarray:
+    """Cells as Python objects, ``None`` (NaN if it was so) for a gap."""
+    form = cells.form
+    gap = np.nan if form.get("nan") else None
+    if cells.kind == "label":
+        labels = as_objects([*cells.labels, gap])
+        return labels[np.where(cells.missing, len(cells.labels), cells.values)]
+    column: list[Any] = np.nan_to_num(cells.values).tolist()
+    if cells.kind == "date":
+        column = [_EPOCH + dt.timedelta(seconds=s) for s in column]
+    item = _STORES[form.get("store", "datetime" if cells.kind == "date" else "float")].item
+    objects = as_objects([item(value, form) for value in column])
+    objects[cells.missing] = gap
+    return objects
+
+
+def _zone(name: str, offset: int) -> dt.tzinfo:
+    import zoneinfo
+
+    try:
+        return dt.timezone.utc if name == "UTC" else zoneinfo.ZoneInfo(name)
+    except (ValueError, zoneinfo.ZoneInfoNotFoundError):  # an offset rather than a place
+        return dt.timezone(dt.timedelta(seconds=offset))
+
+
+def ahead_of_utc(moments: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
+    """Seconds by which the clocks of a column's time zone are ahead of UTC at moments (UTC).
+
+    Example:
+        >>> winter, summer = 1_704_067_200, 1_719_792_000
+        >>> ahead_of_utc(np.array([winter, summer]), {"zone": "Europe/Berlin", "offset": 3600})
+        array([3600, 7200])
+    """
+    zone, first = _zone(form["zone"], form["offset"]), _EPOCH.replace(tzinfo=dt.timezone.utc)
+    half_hours = np.clip(moments // 1800, -(10**7), 10**7)  # at which clocks are set; 1400 to 2540
+    distinct, places = np.unique(half_hours, return_inverse=True)
+    there = [(first + dt.timedelta(seconds=1800 * k)).astimezone(zone) for k in distinct.tolist()]
+    ahead = [(moment.utcoffset() or dt.timedelta(0)).total_seconds() for moment in there]
+    return np.array(ahead, dtype=np.int64)[places].reshape(np.shape(moments))
+
+
+def natural(cells: Cells) -> np.ndarray:
+    """Moments, durations and plain numbers as NumPy's types (NaT, NaN for gaps), else objects."""
+    store = cells.form.get("store")
+    if cells.kind == "date" and store is None:
+        moments = cells.values.astype("datetime64[s]").astype("datetime64[us]")
+        return np.where(cells.missing, np.datetime64("NaT"), moments)
+    if store == "duration" and cells.form["dtype"] != "object":
+        spans = np.round(np.nan_to_num(cells.values) * 1e6).astype("timedelta64[us]")
+        return np.where(cells.missing, np.timedelta64("NaT"), spans)
+    if cells.kind == "number" and store is None:
+        return np.where(cells.missing, np.nan, cells.values)
+    return objects_of(cells)
+
+
+def whole_numbers(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers within the range of a type of whole numbers, 0 for gaps."""
+    ends = np.iinfo(dtype)
+    low, high = max(int(ends.min), -EXACT), min(int(ends.max), EXACT)
+    return np.clip(np.round(np.nan_to_num(values)), low, high).astype(dtype)
+
+
+def array_of(cells: Cells) -> np.ndarray:
+    """Cells as an array of the type that their form names; a wider one where gaps need it."""
+    array, gaps = natural(cells), bool(cells.missing.any())
+    if cells.form["dtype"].startswith("StringDType"):
+        missing: dict[str, Any] = {"na_object": None} if gaps else {}
+        return array.astype(np.dtypes.StringDType(**missing))  # type: ignore[attr-defined]
+    dtype = np.dtype(cells.form["dtype"])
+    if array.dtype.kind == "f" and dtype.kind in "iu" and not gaps:
+        return whole_numbers(array, dtype)
+    if dtype.kind in "SU" and not gaps:
+        text = array.astype(dtype.kind)  # a longer text than any before must not be cut
+        return text.astype(max(text.dtype, dtype))
+    if gaps and dtype.kind in "iu":
+        return array.astype(np.float64)
+    return array if gaps and dtype.kind in "bSU" else array.astype(dtype)

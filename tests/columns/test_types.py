@@ -1,0 +1,197 @@
+"""What is no table, or no column that comes back as it was, is refused with its name."""
+
+import datetime as dt
+import enum
+import json
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+import torch
+
+from selfnorm.columns import Schema, Table
+from selfnorm.errors import DataError
+
+N = 30
+X = np.random.default_rng(0).normal(size=N)
+
+
+class Colour(enum.Enum):
+    red = 1
+
+
+class Size(enum.IntEnum):
+    small = 1
+
+
+class OwnFrame(pd.DataFrame):
+    @property
+    def _constructor(self):
+        return OwnFrame
+
+
+def objects(*values):
+    return pd.DataFrame({"w": pd.Series([values[i % len(values)] for i in range(N)], dtype=object)})
+
+
+NESTED = [
+    pa.array([[1]] * N),
+    pa.array([{"a": 1}] * N),
+    pa.array([[("a", 1)]] * N, pa.map_(pa.string(), pa.int64())),
+    pa.array([(1, 2, 3)] * N, pa.month_day_nano_interval()),
+]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1], {1}, {"a": 1}, frozenset([1]), np.zeros(2), len, int, Colour.red, Size.small, (1, [2])],
+)
+def test_objects_that_cannot_be_given_back_are_refused_by_name(value):
+    with pytest.raises(DataError, match=r"column 'w': values of type .* cannot be modelled"):
+        Schema.detect(objects(value))
+
+
+@pytest.mark.parametrize("column", NESTED)
+def test_columns_of_items_are_refused_by_name(column):
+    with pytest.raises(DataError, match=r"column 'w': values of type .* cannot be modelled"):
+        Schema.detect(pa.table({"w": column}))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"w": X}).to_reader(), "RecordBatchReader .*read_all"),
+        (pa.dataset.dataset(pa.table({"w": X})), "Dataset .*to_table"),
+        (objects(Decimal("Infinity"), Decimal(1)), "column 'w' holds an infinite value"),
+        (objects(Decimal("sNaN"), Decimal(1)), "column 'w' cannot be read .*InvalidOperation"),
+        (objects(dt.time(1, tzinfo=dt.timezone.utc)), "column 'w'.*time zone"),
+        (
+            objects(dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)),
+            "column 'w': moments with and without a time zone",
+        ),
+        ({"w": (v for v in X)}, "column 'w' is of type generator"),
+        ({"w": 3, "x": X}, "column 'w' is of type int"),
+        ({"w": "abc"}, "column 'w' is of type str"),
+        ({"w": np.array(3.0), "x": X}, "column 'w' is a single value"),
+        (pl.DataFrame({"w": pl.Series([len] * N, dtype=pl.Object)}), "column 'w'.*Object"),
+        (pl.DataFrame({"w": pl.Series(range(N), dtype=pl.Int128)}), "column 'w'.*Int128"),
+        (pl.Series(X), "to_frame"),
+        (
+            pa.table({"w": pa.array(range(N)).cast(pa.timestamp("s", "Not/A_Zone"))}),
+            "column 'w' cannot be read .*Not/A_Zone",
+        ),
+        (pd.DataFrame({np.nan: X}), "name nan.*rename"),
+        (pd.DataFrame({"\ud800": X}), "name '.ud800'.*rename"),
+        (pd.DataFrame({frozenset([1]): X}), "name frozenset.*rename"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_sentence(table, message):
+    with pytest.raises(DataError, match=message):
+        Schema.detect(table)
+
+
+def test_all_columns_that_cannot_be_read_are_named_at_once_and_may_be_ignored():
+    frame = pd.concat([objects([1]), objects({2}).rename(columns={"w": "v"})], axis=1).assign(x=X)
+    with pytest.raises(DataError, match=r"(?s)column 'w'.*column 'v'"):
+        Schema.detect(frame)
+    schema = Schema.detect(frame, {"w": "ignore", "v": "ignore"})
+    assert [column.name for column in schema.modelled] == ["x"]
+    pd.testing.assert_frame_equal(schema.fill(frame, schema.encode(frame)[0]), frame)
+
+
+def test_a_subclass_of_a_frame_keeps_its_names_and_class():
+    frame = OwnFrame({"a": X, "b": ["x", "y", None] * 10})
+    schema = Schema.detect(frame)
+    assert schema.frame == "pandas"
+    assert type(schema.fill(frame, schema.encode(frame)[0])) is OwnFrame
+
+
+def test_a_record_batch_is_filled_as_one():
+    batch = pa.RecordBatch.from_pydict({"a": X, "b": ["x", "y", None] * 10})
+    schema = Schema.detect(batch)
+    x, _ = schema.encode(batch)
+    x[2::3, 1] = x[0, 1]
+    filled = schema.fill(batch, x)
+    assert isinstance(filled, pa.RecordBatch)
+    assert filled.column(1).to_pylist() == ["x", "y", "x"] * 10
+
+
+def test_names_of_every_kind_are_saved_and_found_again():
+    names = ["a", 1, 2.5, None, b"b", "d", ("c", 2), dt.date(2020, 1, 1), pd.Timestamp("2020-01")]
+    table = pd.DataFrame({}, index=range(N)).assign(**{str(k): X + k * X**2 for k in range(9)})
+    table.columns = pd.Index(names, dtype=object, tupleize_cols=False)
+    schema = Schema.from_dict(json.loads(json.dumps(Schema.detect(table).to_dict())))
+    assert [column.name for column in schema.columns] == names
+    assert schema.encode(table)[0].shape == (N, 9, 2)
+
+
+def test_a_time_of_day_is_a_number_of_seconds():
+    rng = np.random.default_rng(0)
+    times = [dt.time(int(s) // 3600, int(s) // 60 % 60) for s in rng.integers(0, 86_400, 300)]
+    schema = Schema.detect({"t": times})
+    assert schema.columns[0].kind in ("cells", "continuous")
+    x, _ = schema.encode({"t": times})
+    assert schema.decode(x) == {"t": times}
+    x[:2, 0] = [schema.parts[0].n_codes, -50.0], [schema.parts[0].n_codes, 1e6]
+    ends = schema.decode(x[:2])["t"]
+    assert [t.hour for t in ends] == [0, 23]
+
+
+def test_digits_of_other_scripts_stay_text():
+    texts = ["١", "٢", "٣"] * 10
+    schema = Schema.detect({"a": texts})
+    assert schema.columns[0].kind == "category"
+    assert schema.decode(schema.encode({"a": texts})[0]) == {"a": texts}
+
+
+def test_a_draw_that_is_no_whole_number_is_not_rounded_among_python_numbers():
+    schema = Schema.detect({"a": X.tolist()})
+    x, _ = schema.encode({"a": [1, None]})
+    x[1, 0] = x[0, 0] + [0, 0.25]
+    assert schema.fill({"a": [1, None]}, x) == {"a": [1, 1.25]}
+
+
+def test_gaps_take_the_type_of_the_cells_beside_them():
+    kinds = {"n": "category", "t": "continuous", "d": "date"}
+    fitted = {
+        "n": ["1", "2", "3"] * 10,
+        "t": np.round(X, 2),
+        "d": np.datetime64("2020-01-01") + np.arange(N),
+    }
+    schema = Schema.detect(fitted, kinds)
+    asked = {"n": np.array([1.0, np.nan]), "t": ["0.25", None], "d": ["2020-01-05", None]}
+    x, _ = schema.encode(asked)
+    x[1] = x[0]
+    filled = schema.fill(asked, x)
+    assert filled["n"].tolist() == [1.0, 1.0]
+    assert filled["t"] == ["0.25", "0.25"]
+    assert filled["d"] == ["2020-01-05", "2020-01-05 00:00:00"]
+
+
+def test_a_level_that_a_category_lacks_is_added_or_refused():
+    schema = Schema.detect({"a": ["x", "y"] * 15})
+    x, _ = schema.encode({"a": ["x", "y"]})
+    asked = pd.DataFrame({"a": pd.Categorical(["x", None])})
+    assert schema.fill(asked, x)["a"].tolist() == ["x", "y"]
+    asked = pl.DataFrame({"a": pl.Series(["x", None], dtype=pl.Enum(["x"]))})
+    with pytest.raises(DataError, match="column 'a' cannot hold"):
+        schema.fill(asked, x)
+
+
+def test_a_filled_dict_shares_no_memory_with_the_one_that_came():
+    table = {"a": X.copy(), "b": X.tolist(), "t": torch.from_numpy(X.copy())}
+    schema = Schema.detect(table)
+    filled = schema.fill(table, schema.encode(table)[0])
+    for name in table:
+        filled[name][0] = 7.0
+        assert table[name][0] == X[0]
+
+
+def test_tables_of_many_columns_are_looked_at_in_one_go():
+    names = [f"c{j}" for j in range(3000)]
+    table = Table.of(pd.DataFrame(np.zeros((2, 3000)), columns=names))
+    assert list(table.columns) == names
