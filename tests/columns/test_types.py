@@ -85,7 +85,7 @@ def test_columns_of_items_are_refused_by_name(column):
             "column 'w' cannot be read .*Not/A_Zone",
         ),
         (pd.DataFrame({np.nan: X}), "name nan.*rename"),
-        (pd.DataFrame({"\ud800": X}), "name '.ud800'.*rename"),
+        ({"\ud800": X}, "name '.ud800'.*rename"),
         (pd.DataFrame({frozenset([1]): X}), "name frozenset.*rename"),
     ],
 )

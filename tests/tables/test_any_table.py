@@ -101,6 +101,27 @@ def test_frames_in_frames_out(of, frame):
     assert np.asarray(why["count"]).shape == (100,)
 
 
+_X = np.random.default_rng(0).normal(size=(60, 2))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pd.DataFrame(_X, columns=pd.Index(["a", 1], dtype=object)),
+        pd.DataFrame(_X, columns=pd.Index([None, b"b"], dtype=object)),
+        torch.tensor(_X, requires_grad=True),
+        pa.RecordBatch.from_pydict({"a": _X[:, 0], "b": _X[:, 1]}),
+    ],
+)
+def test_tables_that_scikit_learn_does_not_know_are_fitted_and_explained(table, tmp_path):
+    density = EnergyDensity(max_steps=1, random_state=0, method="autoregressive").fit(table)
+    density.save(tmp_path)
+    again = EnergyDensity.load(tmp_path)
+    assert np.array_equal(again.score_samples(table), density.score_samples(table))
+    for found in (again.explain(table), again.impute(table, random_state=0)):
+        assert type(found) is type(table)
+
+
 def test_columns_with_names_of_methods(frame):
     names = {"kind": "collect", "count": "num_rows", "zero": "toarray"}
     table = frame[[*names]].head(100).rename(columns=names)

@@ -380,6 +380,13 @@ def test_bad_input_is_refused_with_a_reason() -> None:
             EnergyRegressor(**SMALL).fit(rows, targets)
 
 
+def test_a_target_that_is_not_known_is_named_by_its_row() -> None:
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    y = [None if i == 3 else float(v) for i, v in enumerate(x[:, 0])]
+    with pytest.raises(DataError, match=r"y has no value in 1 row\(s\), the first is row 3"):
+        EnergyRegressor().fit(x, y)
+
+
 def test_bad_questions_are_refused_with_a_reason(fitted: EnergyRegressor) -> None:
     X, y = skewed_data(4)
     for words, ask, *given in (

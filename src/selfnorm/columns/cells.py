@@ -326,10 +326,11 @@ def whole_numbers(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def array_of(cells: Cells) -> np.ndarray:
     """Cells as an array of the type that their form names; a wider one where gaps need it."""
     array, gaps = natural(cells), bool(cells.missing.any())
-    if cells.form["dtype"].startswith("StringDType"):
-        missing: dict[str, Any] = {"na_object": None} if gaps else {}
-        return array.astype(np.dtypes.StringDType(**missing))  # type: ignore[attr-defined]
-    dtype = np.dtype(cells.form["dtype"])
+    name = cells.form["dtype"]
+    if name.startswith("StringDType"):
+        option = {"na_object": np.nan if "nan" in name else None} if gaps or "na_" in name else {}
+        return array.astype(np.dtypes.StringDType(**option))  # type: ignore[attr-defined]
+    dtype = np.dtype(name)
     if array.dtype.kind == "f" and dtype.kind in "iu" and not gaps:
         return whole_numbers(array, dtype)
     if dtype.kind in "SU" and not gaps:
