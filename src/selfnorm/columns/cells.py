@@ -328,7 +328,8 @@ def array_of(cells: Cells) -> np.ndarray:
     array, gaps = natural(cells), bool(cells.missing.any())
     name = cells.form["dtype"]
     if name.startswith("StringDType"):
-        option = {"na_object": np.nan if "nan" in name else None} if gaps or "na_" in name else {}
+        option: dict[str, Any] = {"na_object": np.nan if "nan" in name else None}
+        option = option if gaps or "na_object" in name else {}
         return array.astype(np.dtypes.StringDType(**option))  # type: ignore[attr-defined]
     dtype = np.dtype(name)
     if array.dtype.kind == "f" and dtype.kind in "iu" and not gaps:
