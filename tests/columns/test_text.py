@@ -87,9 +87,10 @@ def test_what_python_reads_as_a_number_and_people_do_not_is_none(text):
 
 
 def test_numbers_are_read_with_blanks_signs_powers_and_gaps():
-    texts = [" 1.5 ", "-.5", "+2.", "1e-3", "-Infinity", "NaN", " n/a", "٣"]
-    read = [1.5, -0.5, 2.0, 1e-3, -np.inf, np.nan, np.nan, 3.0]
+    texts = [" 1.5 ", "-.5", "+2.", "1e-3", "-Infinity", "NaN", " n/a"]
+    read = [1.5, -0.5, 2.0, 1e-3, -np.inf, np.nan, np.nan]
     assert np.array_equal(numbers_from(texts), read, equal_nan=True)
+    assert numbers_from(["1.5", "٣"]) is None  # samples could not be written so
     assert numbers_from(["1.5", "007"]) is None
     assert numbers_from(["1.5", "-" + "9" * 16]) is None
     assert numbers_from(["1.5", "007"], names=True).tolist() == [1.5, 7.0]

@@ -60,7 +60,9 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
     nan = np.isnan(numbers)
     # float() reads 1_000, +nan and digits of other scripts, too
     letters = "".join(texts)
-    odd = "_" in letters or not letters.isascii() and any(c.isdigit() and c > "9" for c in letters)
+    odd = "_" in letters
+    if not letters.isascii():
+        odd = odd or any(letter.isdigit() and letter > "9" for letter in letters)
     gaps = [texts[i] for i in np.flatnonzero(nan).tolist()]
     if nan.all() or odd or not all(map(is_gap, gaps)):
         return None
