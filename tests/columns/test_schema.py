@@ -383,6 +383,7 @@ def test_dates_written_in_two_ways_are_told(repeated):
 
 def test_dates_far_out_are_held_by_their_type():
     frame = messy()[["day"]].assign(text=lambda t: t["day"].dt.strftime("%d.%m.%Y").shift(1))
+    frame["day"] = frame["day"].astype("datetime64[ns]")
     schema = Schema.detect(frame)
     x, _ = schema.encode(frame.iloc[1:3])
     weeks = [schema.parts_of(["day"])[0], schema.parts_of(["text"])[0]]
@@ -540,7 +541,7 @@ def test_categories_that_determine_others():
     frame["letter"] = frame["letter"].map({str(i): chr(97 + i) for i in range(12)})
     frame["free"] = rng.choice(["x", "y"], N)
     frame.loc[::50, "town"] = None
-    assert Schema.detect(frame.map(lambda v: v and f"<{v}>")).notes == [
+    assert Schema.detect(frame.map("<{}>".format, na_action="ignore")).notes == [
         "'zone' determines 'town'",
         "'zone' and 'letter' determine each other",
         "'letter' determines 'town'",
