@@ -17,7 +17,14 @@ import torch
 import torch._dynamo  # which torch's first optimiser would import, and sympy add a filter then
 
 import selfnorm as sn
-from selfnorm._context import alone, evaluating, one_thread, seeded, without_gradient
+from selfnorm._context import (
+    alone,
+    evaluating,
+    one_thread,
+    seeded,
+    whole_or_not_at_all,
+    without_gradient,
+)
 from selfnorm.report import findings_of
 
 X = np.random.default_rng(0).normal(size=(120, 4))
@@ -326,3 +333,13 @@ def test_parameters_are_free_again_after_an_error():
     assert free == [False]
     assert layer.weight.requires_grad
     assert not layer.bias.requires_grad
+
+
+def test_a_fit_makes_its_tensors_on_the_cpu_whatever_the_default_device():
+    class Estimator:
+        @whole_or_not_at_all
+        def fit(self):
+            return torch.zeros(1)
+
+    with torch.device("meta"):
+        assert Estimator().fit().device.type == "cpu"

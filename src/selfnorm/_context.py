@@ -162,8 +162,8 @@ def whole_or_not_at_all(method: Method) -> Method:
     """A method whose error or interrupt leaves its object with the attributes it had.
 
     A second fit that fails half way would otherwise leave parts of two models. It runs
-    :func:`alone`: the time of a fit begins with its turn. It has gradients, also within
-    ``torch.inference_mode()``.
+    :func:`alone`, so the time of a fit begins with its turn, and :func:`on_cpu`. It has gradients,
+    also within ``torch.inference_mode()``.
 
     >>> class Estimator:
     ...     @whole_or_not_at_all
@@ -181,7 +181,7 @@ def whole_or_not_at_all(method: Method) -> Method:
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
-        with alone(), torch.inference_mode(False):
+        with alone(), on_cpu(), torch.inference_mode(False):
             before = dict(vars(self))
             try:
                 return method(self, *args, **options)

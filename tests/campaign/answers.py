@@ -11,6 +11,9 @@ def answer(asked):
     before = sum(os.times()[:4])
     try:
         verdict, word, *figures = attempt(*asked)
+        word = word.encode(
+            "ascii", "backslashreplace"
+        ).decode()  # it may name what no file can hold
     except Exception as error:
         verdict, word, figures = "traceback", told(error), []
     spent = round(sum(os.times()[:4]) - before, 2)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+WORDS = ("$a to $b", "$0_to_$50", "<script>alert(1)</script>", "a\nb", "", " a", "=1+1", "x" * 300)
 CONTINUOUS = ("normal", "shifted", "heavy", "skewed", "two humps", "uniform")
 
 
@@ -54,7 +55,7 @@ def table(rng, most_rows, least_rows=4, only=None):
 def frame(rng, most_rows=400):
     """A dict of columns of any kind, and what they are; half of them have gaps."""
     n = int(np.exp(rng.uniform(np.log(5), np.log(most_rows))))
-    words = np.array(["red", "green", "blue", "ocher", "über", "", " ", "0", "nan"])
+    words = np.array(["red", "green", "blue", "ocher", "über", " ", "0", "nan", *WORDS])
     days = np.datetime64("1999-12-28") + rng.integers(0, 10 ** rng.integers(1, 5), size=n)
     kinds = {
         "words": lambda: rng.choice(words, size=n, p=rng.dirichlet(np.ones(len(words)))),
@@ -81,7 +82,7 @@ def frame(rng, most_rows=400):
         cells = values.tolist() if values.dtype.kind != "M" else list(values.astype(object))
         if rng.random() < 0.5:
             cells = [None if gap else v for v, gap in zip(cells, rng.random(n) < 0.2, strict=True)]
-        found[f"c{j}"] = cells
+        found[f"c{j}" if rng.random() < 0.95 else str(rng.choice(WORDS))] = cells
         named.append(name)
     terms = [cells for cells in found.values() if all(isinstance(v, float | None) for v in cells)]
     if terms and rng.random() < 0.5:

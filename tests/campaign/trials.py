@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ import sympy  # noqa: F401 torch imports it in a first fit, and it adds a filter
 import torch
 from scipy import stats
 from sklearn.model_selection import GridSearchCV
+from sklearn.utils._param_validation import InvalidParameterError
 
 import selfnorm as sn
 from selfnorm import saving
@@ -39,7 +41,10 @@ from selfnorm.tables import RegressorNetwork
 from tests.campaign.tables import CONTINUOUS, frame, table
 
 TRIALS = {}
-NEEDS = {"file": ("typer", "pandas", "pyarrow"), "raw_file": ("typer",)}  # packages
+RUN, MODEL_FILES = "run.ckpt", (saving.CONFIG_FILE, saving.WEIGHTS_FILE)
+FRAMES = ("pandas", "polars", "pyarrow")
+NEEDS = {"file": ("typer", *FRAMES), "raw_file": ("typer",), "surroundings": ("cloudpickle",)}
+NEEDS |= dict.fromkeys(("density", "any_table", "unusual_table", "shape"), FRAMES)
 
 
 def trial(share, limit=300.0):
@@ -110,70 +115,110 @@ def density(rng):
     options = {"max_steps": int(rng.integers(1, 40))}
     if rng.random() < 0.3:
         options["method"] = str(rng.choice(["joint", "autoregressive"]))
-    weights = rng.exponential(size=len(x)) if rng.random() < 0.2 else None
-    before, told = state(), f"{x.shape} {kinds} {options}"
-    told += "" if weights is None else " weighted"
-    try:
-        fitted = sn.EnergyDensity(random_state=int(rng.integers(99)), **options).fit(
-            x, sample_weight=weights
-        )
-    except SelfnormError as error:
-        return "clear error", f"{told}: {error}"
-    x = x[:150]
-    scores = fitted.score_samples(x)
-    drawn = fitted.sample(20, random_state=0)
-    bounds = fitted.bounds(x, n_samples=300, random_state=0)
-    if state() != before:
-        return "silent wrong", f"{told}: torch is not as before"
-    if not np.isfinite(scores).all() or not np.isfinite(drawn).all():
-        return "silent wrong", f"{told}: scores or samples are not finite"
-    if not bounds.lower <= bounds.upper + 1e-6:
-        return "silent wrong", f"{told}: bounds {bounds}"
-    if not np.allclose(fitted.score_samples(x[:3]), scores[:3], rtol=0, atol=1e-6):
-        return "silent wrong", f"{told}: a row's score hangs on the others"
-    return "right", told
+    if rng.random() < 0.2:
+        options["sample_weight"] = rng.exponential(size=len(x))
+    return answers_on(rng, x, f"{x.shape} {kinds} {list(options)}", **options)
 
 
 @trial(0.06)
-@in_folder
-def any_table(rng, folder):
-    """A table of any kind: every answer is finite, saved and loaded it gives the same ones."""
+def any_table(rng):
+    """A table of usual columns, as a dict of lists."""
     x, kinds = frame(rng)
-    steps = int(rng.integers(1, 40))
-    before, told = state(), f"{len(x['c0'])} rows {kinds} {steps} steps"
+    return answers_on(rng, x, f"{kinds}")
+
+
+@trial(0.10)
+def unusual_table(rng):
+    """A table with a column, a name or a holder of a type that is seldom met."""
+    from tests.campaign.unusual import unusual
+
+    return answers_on(rng, *unusual(rng))
+
+
+@trial(0.03, limit=600.0)
+def shape(rng):
+    """Fewer rows than columns, hundreds of columns, one or two; cells far from all others."""
+    wide = np.exp(rng.uniform(np.log(200), np.log(1000)))
+    kinds = {"few rows": (rng.integers(4, 20), rng.integers(20, 60)), "wide": (50, int(wide))}
+    kinds |= {"one": (rng.integers(4, 300), 1), "two": (rng.integers(4, 300), 2)}
+    kind = str(rng.choice(list(kinds), p=[0.4, 0.05, 0.25, 0.3]))
+    n, d = kinds[kind]
+    x = rng.normal(size=(n, 10)) @ rng.normal(size=(10, d)) + 0.5 * rng.normal(size=(n, d))
+    power, gaps = int(rng.choice([0, -300, 20, 30, 100, 200, 300])), rng.random() < 0.3
+    x[rng.integers(n), rng.integers(d)] *= 10.0**power
+    x = np.where(rng.random((n, d)) < 0.1 * gaps, np.nan, x)
+    method = str(rng.choice(["auto", "autoregressive"]))
+    told = f"{kind}: {x.shape}, a cell times 1e{power}, gaps: {gaps}, {method}"
+    return answers_on(rng, x, told, max_steps=2, method=method)
+
+
+def is_clear(error):
+    """Whether a person can act on an error: one of the library, or its words on an argument."""
+    code = traceback.extract_tb(error.__traceback__)[-1]
+    raised = (code.line or "").startswith("raise") and "selfnorm" in code.filename
+    named = isinstance(error, ValueError | TypeError) and raised
+    return isinstance(error, SelfnormError | InvalidParameterError) or named
+
+
+def answers_on(rng, x, told, sample_weight=None, **options):
+    """Every answer is finite and of the table's types; saved and loaded it is the same one."""
+    from tests.campaign.unusual import cells_of, equal, is_gap, types_of
+
+    options = {"max_steps": int(rng.integers(1, 40)), **options}
+    before, told, stage = state(), f"{told}, {options}", "fit"
     try:
-        fitted = sn.EnergyDensity(random_state=int(rng.integers(99)), max_steps=steps).fit(x)
-    except SelfnormError as error:
-        return "clear error", f"{told}: {error}"
-    x = {name: cells[:100] for name, cells in x.items()}
-    scores = fitted.score_samples(x)
-    drawn = fitted.sample(30, random_state=0)
-    bounds = fitted.bounds(x, n_samples=300, random_state=0)
-    fitted.save(folder / "m")
-    loaded = sn.load(folder / "m")
-    if not np.isfinite(scores).all() or not np.isfinite(fitted.score_samples(drawn)).all():
-        return "silent wrong", f"{told}: scores are not finite"
-    if not bounds.lower <= bounds.upper + 1e-6:
-        return "silent wrong", f"{told}: bounds {bounds}"
-    if not np.array_equal(loaded.score_samples(x), scores):
-        return "silent wrong", f"{told}: other scores once loaded"
-    if loaded.sample(30, random_state=0) != drawn:
-        return "silent wrong", f"{told}: other samples once loaded"
-    if fitted.method_ == "autoregressive":
-        filled = fitted.impute(x, random_state=0)
-        for column in fitted.schema_.columns:
-            cells = zip(x[column.name], filled[column.name], strict=True)
-            if column.modelled and any(new is None for _, new in cells):
-                return "silent wrong", f"{told}: a gap is left in {column.name}"
-            cells = zip(x[column.name], filled[column.name], strict=True)
-            numbers = [(old, new) for old, new in cells if isinstance(old, float)]
-            if any(old not in (new, np.inf) and not np.isnan(old) for old, new in numbers):
-                return "silent wrong", f"{told}: a number of {column.name} is another one"
-        why = fitted.explain({name: cells[:20] for name, cells in x.items()})
-        if any(np.isinf(np.asarray(cells, dtype=float)).any() for cells in why.values()):
-            return "silent wrong", f"{told}: an explanation is not finite"
-    if state() != before:
-        return "silent wrong", f"{told}: torch is not as before"
+        fitted = sn.EnergyDensity(random_state=int(rng.integers(99)), **options)
+        fitted.fit(x, sample_weight=sample_weight)
+        stage, columns = "answers", fitted.schema_.columns
+        n_drawn = max(3, 600 // len(columns))
+        scores = fitted.score_samples(x)
+        drawn = fitted.sample(n_drawn, random_state=0)
+        drawn_scores = fitted.score_samples(drawn)
+        bounds = fitted.bounds(x, n_samples=300, random_state=0)
+        chain = fitted.method_ == "autoregressive"
+        filled = fitted.impute(x, random_state=0) if chain else x
+        why = fitted.explain(x) if chain and len(columns) < 30 else {}
+        stage = "save"
+        with tempfile.TemporaryDirectory() as folder:
+            fitted.save(folder)
+            stage = "load"
+            loaded = sn.load(folder)
+        scores_again = loaded.score_samples(x)
+        drawn_again = loaded.sample(n_drawn, random_state=0)
+    except Exception as error:
+        if stage in ("fit", "save") and is_clear(error):
+            return "clear error", f"{told}: {error}"
+        traceback.print_exception(error)
+        verdict = "lost" if stage == "load" else "traceback"
+        return verdict, f"{told}, {stage}: {type(error).__name__}: {error}"
+    pairs = [*zip(cells_of(drawn), cells_of(drawn_again), strict=True), (scores, scores_again)]
+    few = fitted.score_samples(x[:3]) if isinstance(x, np.ndarray) else scores[:3]
+    types = [types_of(table) for table in (x, drawn, filled)]
+    wrong = {
+        "torch is not as before": state() != before,
+        "scores are not finite": not np.isfinite([scores.sum(), drawn_scores.sum()]).all(),
+        f"bounds {bounds}": not bounds.lower <= bounds.upper + 1e-6,
+        "a row's score hangs on the others": np.abs(few - scores[:3]).max() > 1e-6,
+        "others once loaded": not all(all(map(equal, *pair)) for pair in pairs),
+        "an explanation is not finite": np.isinf(np.array(cells_of(why), dtype=float)).any(),
+        f"types {types}": types[0] != types[1] or types[0] != types[2],
+    }
+    if any(wrong.values()):
+        return "silent wrong", f"{told}: {', '.join(key for key in wrong if wrong[key])}"
+    tables = map(cells_of, (x, drawn, filled))
+    for column, old, new, full in zip(columns, *tables, strict=True):
+        about = f"{told}: {column.name!r} is a {column.kind},"
+        seen = [cell for cell in old if not is_gap(cell)]
+        if column.modelled and any(map(is_gap, full)):
+            return "silent wrong", f"{about} a gap is left"
+        for cell, kept in zip(old, full, strict=True):
+            if not is_gap(cell) and not equal(cell, kept):
+                return "silent wrong", f"{about} impute writes {kept!r} for {cell!r}"
+        for cell in new if column.modelled else ():
+            if type(cell) not in map(type, seen):
+                return "silent wrong", f"{about} the sample {cell!r} is no {type(seen[0])}"
+            if column.kind == "category" and not any(equal(cell, value) for value in seen):
+                return "silent wrong", f"{about} the sample {cell!r} is none of its values"
     return "right", told
 
 
@@ -229,20 +274,23 @@ def model():
     return folder / "m", x
 
 
+def flipped(rng, content):
+    """One bit is another one."""
+    content = bytearray(content)
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    return bytes(content)
+
+
 def damaged(rng, content):
     """Bits flipped, cut short, lengthened, or a piece replaced."""
-    content, kind = bytearray(content), rng.integers(5)
+    kind, start = rng.integers(5), int(rng.integers(len(content)))
     if kind <= 1:
-        for _ in range(rng.integers(1, 4)):
-            content[rng.integers(len(content))] ^= 1 << rng.integers(8)
-    elif kind == 2:
-        content = content[: rng.integers(len(content))]
-    elif kind == 3:
-        content += rng.bytes(rng.integers(1, 99))
-    else:
-        start = rng.integers(len(content))
-        content[start : start + 16] = rng.bytes(16)
-    return bytes(content)
+        return functools.reduce(lambda c, _: flipped(rng, c), range(rng.integers(1, 4)), content)
+    if kind == 2:
+        return content[:start]
+    if kind == 3:
+        return content + rng.bytes(rng.integers(1, 99))
+    return content[:start] + rng.bytes(16) + content[start + 16 :]
 
 
 @trial(0.12)
@@ -301,52 +349,118 @@ def raw_file(rng, folder):
     return "right", f"{kinds}"
 
 
+def files(folder):
+    """A model folder with a checkpoint."""
+    shutil.copytree(model()[0], folder, dirs_exist_ok=True)
+    (folder / RUN).write_bytes(half_trained()[0])
+
+
+def opened(folder, told, place=...):
+    """The verdict on such files as they lie there: a run that goes on, a model that scores."""
+    path, x = model()
+    end, scores = half_trained()[1], sn.load(path).score_samples(x)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (int(2**20 * (memory("VmSize") + 2048)), hard))
+    try:
+        same = torch.equal(train(folder / RUN), end)
+        same = same and np.array_equal(
+            sn.load(folder if place is ... else place).score_samples(x), scores
+        )
+    except Exception as error:
+        if is_clear(error):
+            return "clear error", f"{told}: {error}"
+        traceback.print_exception(error)
+        return "traceback", f"{told}: {type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return ("right", told) if same else ("silent wrong", f"{told}: other weights or scores")
+
+
+def harmed(rng, folder, names, harm):
+    files(folder)
+    victim = folder / str(rng.choice(names))
+    victim.write_bytes(harm(rng, victim.read_bytes()))
+    return opened(folder, victim.name)
+
+
 @trial(0.10)
 @in_folder
 def model_folder(rng, folder):
-    path, x = model()
-    shutil.copytree(path, folder / "m")
-    victim = folder / "m" / str(rng.choice([saving.CONFIG_FILE, saving.WEIGHTS_FILE]))
-    victim.write_bytes(damaged(rng, victim.read_bytes()))
-    try:
-        scores = sn.load(folder / "m").score_samples(x)
-    except SelfnormError as error:
-        return "clear error", str(error)
-    if not np.array_equal(scores, sn.load(path).score_samples(x)):
-        return "silent wrong", f"{victim.name} loads with other scores"
-    return "right", "no effect"
+    return harmed(rng, folder, MODEL_FILES, damaged)
+
+
+@trial(0.07)
+@in_folder
+def checkpoint(rng, folder):
+    return harmed(rng, folder, [RUN], damaged)
+
+
+@trial(0.05)
+@in_folder
+def flip(rng, folder):
+    """One bit of a checkpoint or of a model folder."""
+    return harmed(rng, folder, [RUN, RUN, *MODEL_FILES], flipped)
+
+
+@trial(0.05, limit=40.0)
+@in_folder
+def strange_file(rng, folder):
+    """A file of a stranger is no file, without end, or holds what no training gives."""
+    files(folder)
+    victim = folder / str(rng.choice([RUN, *MODEL_FILES]))
+    link = {"zeros": "/dev/zero", "noise": "/dev/urandom", "lost": "/none", "loop": victim}
+    what = str(rng.choice(["pipe", "holes", "folder", "NaN", "half", "path", *link]))
+    if what == "path":
+        places = (None, 3, b"m", "x" * 5000, "a\0b", folder / "none", victim)
+        place = places[rng.integers(len(places))]
+        return opened(folder, f"the path {place!r:.40}", place)
+    if what in ("NaN", "half"):
+        held = saving.read_folder(folder)
+        name = str(rng.choice(sorted(held.tensors)))
+        was = held.tensors[name]
+        held.tensors[name] = was * np.nan if what == "NaN" else was.half()
+        saving.save_folder(folder, held.kind, held.config, held.tensors, held.notes)
+        return opened(folder, f"{what} in {name}")
+    victim.unlink()
+    if what in link:
+        victim.symlink_to(link[what])
+    elif what == "folder":
+        victim.mkdir()
+    elif what == "pipe":
+        os.mkfifo(victim)
+    else:
+        victim.touch()
+        os.truncate(victim, 20 * 2**30)
+    return opened(folder, f"{what} as {victim.name}")
 
 
 @trial(0.04)
 @in_folder
 def config(rng, folder):
     """A number of a config is another, and its hash is right: a clear error at once, or a model."""
-    path, x = model()
-    shutil.copytree(path, folder / "m")
-    file = folder / "m" / saving.CONFIG_FILE
+    files(folder)
+    file = folder / saving.CONFIG_FILE
     document = json.loads(file.read_text())
-    places = list(numbers(document["config"]))
+    sizes = rng.random() < 0.3
+    places = [p for p, v in numbers(document["config"]) if isinstance(v, int) or not sizes]
     place = places[rng.integers(len(places))]
     inner = document["config"]
     for key in place[:-1]:
         inner = inner[key]
     before = inner[place[-1]]
     signed = float(rng.choice([-1.0, 1.0])) * 10.0 ** rng.uniform(0, 31)
+    signed = 1e9 if sizes else signed
     inner[place[-1]] = int(signed) if isinstance(before, int) else signed
     document["config_sha256"] = saving._config_hash(document)
     file.write_text(json.dumps(document))
-    told = f"{place}: {inner[place[-1]]:.3g} for {before}"
-    try:
-        sn.load(folder / "m").score_samples(x)
-    except SelfnormError as error:
-        return "clear error", f"{told}: {error}"
-    return "right", told
+    verdict, told = opened(folder, f"{place}: {inner[place[-1]]:.3g} for {before}")
+    return "right" if verdict == "silent wrong" else verdict, told
 
 
 def numbers(value, place=()):
-    """Where numbers are in a config."""
+    """The numbers of a config, and where they are."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        yield place
+        yield place, value
     inner = value.items() if isinstance(value, dict) else ()
     for key, item in enumerate(value) if isinstance(value, list) else inner:
         yield from numbers(item, (*place, key))
@@ -382,52 +496,6 @@ def half_trained():
         content = path.read_bytes()
         assert torch.equal(train(path), train())
     return content, train()
-
-
-def resumed(folder, content):
-    """The verdict on a run that goes on from such a checkpoint."""
-    path = folder / "run.ckpt"
-    path.write_bytes(content)
-    try:
-        found = train(path)
-    except SelfnormError as error:
-        return "clear error", str(error)
-    if torch.equal(found, half_trained()[1]):
-        return "right", "no effect"
-    return "silent wrong", "a damaged checkpoint ends in other weights"
-
-
-@trial(0.07)
-@in_folder
-def checkpoint(rng, folder):
-    return resumed(folder, damaged(rng, half_trained()[0]))
-
-
-@trial(0.05)
-@in_folder
-def flip(rng, folder):
-    """One bit of a checkpoint or of a model folder."""
-    path, x = model()
-    names = (saving.CONFIG_FILE, saving.WEIGHTS_FILE)
-    contents = {name: (path / name).read_bytes() for name in names}
-    contents["run.ckpt"] = half_trained()[0]
-    name = str(rng.choice(["run.ckpt", *names], p=[0.5, 0.25, 0.25]))
-    content = bytearray(contents[name])
-    place, bit = int(rng.integers(len(content))), int(rng.integers(8))
-    content[place] ^= 1 << bit
-    contents[name] = bytes(content)
-    told = f"bit {bit} of byte {place} of {name}"
-    if name == "run.ckpt":
-        verdict, why = resumed(folder, contents[name])
-        return verdict, f"{told}: {why}"
-    for each in names:
-        (folder / each).write_bytes(contents[each])
-    try:
-        scores = sn.load(folder).score_samples(x)
-    except SelfnormError as error:
-        return "clear error", f"{told}: {error}"
-    same = np.array_equal(scores, sn.load(path).score_samples(x))
-    return "right" if same else "silent wrong", told
 
 
 SAVE = """
@@ -651,6 +719,71 @@ def processes(rng):
     same = all(np.array_equal(scores, score_of(path, x)) for scores in found)
     same = same and np.isfinite(search.best_score_)
     return ("right", backend) if same else ("silent wrong", f"{backend} differs")
+
+
+FORK = """
+import os, sys, numpy as np, torch, selfnorm as sn
+torch.set_num_threads(2)
+x = np.random.default_rng(0).gumbel(size=(3000, 3))
+model = sn.load(sys.argv[1])
+torch.randn(3000, 3000) @ torch.randn(3000, 3000)
+expected = model.score_samples(x)
+child = os.fork()
+if child == 0:
+    try:
+        os._exit(0 if np.array_equal(model.score_samples(x), expected) else 3)
+    except sn.SelfnormError:
+        os._exit(4)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@trial(0.03)
+def surroundings(rng):
+    """Numbers are the same whatever the program around them has set; or fit says what it wants."""
+    import cloudpickle  # as joblib does, from some version on
+
+    path, x = model()
+    modes = {
+        "inference mode": torch.inference_mode,
+        "no gradients": torch.no_grad,
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+        "anomalies": torch.autograd.detect_anomaly,
+        "errors of NumPy": lambda: np.errstate(all="raise"),
+        "another device": lambda: torch.device("meta"),
+    }
+    what, seed = str(rng.choice([*modes, "generator", "pickle", "fork"])), int(rng.integers(100))
+    if what == "fork":
+        options = {"start_new_session": True, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([sys.executable, "-c", FORK, str(path)], **options) as process:
+            try:
+                code = process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return "hang", "a fork after two threads"
+        return {0: "right", 3: "silent wrong", 4: "clear error"}.get(code, "traceback"), what
+    loaded = sn.load(path)
+    ways = [lambda x: sn.load(path).score_samples(x), loaded.score_samples]
+    pair = loaded.marginal(["x0", "x1"])
+    ways += [lambda x: pair.score_samples(x[:, :2])]
+
+    def ask():
+        if what == "pickle":
+            return [way(x) for way in ways]
+        state = np.random.default_rng(seed) if what == "generator" else seed
+        fitted = sn.EnergyDensity(max_steps=3, random_state=state).fit(x)
+        return [loaded.score_samples(x), fitted.score_samples(x), fitted.sample(9, random_state=0)]
+
+    try:
+        expected = ask()
+        with modes.get(what, contextlib.nullcontext)():
+            ways = cloudpickle.loads(cloudpickle.dumps(ways)) if what == "pickle" else ways
+            found = ask()
+    except Exception as error:
+        traceback.print_exception(error)
+        return "clear error" if is_clear(error) else "traceback", f"{what}: {error}"
+    same = all(map(np.array_equal, expected, found))
+    return "right" if same else "silent wrong", f"{what} {seed}"
 
 
 @trial(0.01)
