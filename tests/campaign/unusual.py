@@ -110,6 +110,14 @@ HELD = {
 NAMES = (*WORDS, "\ud800", None, float("nan"), b"a", 7, ("a", "b"), frozenset("a"), DAYS)
 
 
+TYPES = {
+    "pandas": (PANDAS, ARROW, OBJECTS),
+    "polars": (POLARS,),
+    "arrow": (ARROW,),
+    "dict": (HELD, OBJECTS),
+}
+
+
 class Own(pd.DataFrame):
     """A table of a class of one's own."""
 
@@ -120,30 +128,20 @@ class Own(pd.DataFrame):
 
 def unusual(rng):
     """A table with a column of a rare type, at times of a rare name or holder; what it is."""
-    n = int(rng.integers(12, 60))
-    k = rng.integers(5, size=n)
-    gaps = rng.random(n) < 0.15 * (rng.random() < 0.5)
-    x = np.where(gaps, np.nan, k)
-    holder = str(rng.choice(["pandas", "polars", "arrow", "dict"]))
-    own = {"pandas": PANDAS, "polars": POLARS, "arrow": ARROW, "dict": HELD}[holder]
-    kind = str(rng.choice([*own, *(OBJECTS if holder in ("pandas", "dict") else ())]))
-
-    def cells(value):
-        return [None if gap else value(int(v)) for v, gap in zip(k, gaps, strict=True)]
-
-    if holder == "pandas" and rng.random() < 0.3:
-        kind = f"Arrow {rng.choice(list(ARROW))}"
-        value, dtype = ARROW[kind[6:]]
-        column = pd.Series(pd.arrays.ArrowExtensionArray(arrow(cells(value), dtype)))
-    elif kind not in own:
-        column = cells(OBJECTS[kind])
-        column = pd.Series(column, dtype=object) if holder == "pandas" else column
-    elif own is ARROW:
-        column = arrow(cells(own[kind][0]), own[kind][1])
+    n, holder = int(rng.integers(12, 60)), str(rng.choice(list(TYPES)))
+    types = TYPES[holder][rng.integers(len(TYPES[holder]))]
+    kind = str(rng.choice(list(types)))
+    k, gaps = rng.integers(5, size=n), rng.random(n) < 0.15 * (rng.random() < 0.5)
+    if types is PANDAS or types is HELD:
+        column = types[kind](k, np.where(gaps, np.nan, k))
     else:
-        column = pl.Series(cells(own[kind][0]), dtype=own[kind][1]) if own is POLARS else None
-        column = own[kind](k, x) if column is None else column
-    if isinstance(column, pd.Series):
+        value, *dtype = types[kind] if types is not OBJECTS else [types[kind]]
+        column = [None if gap else value(int(v)) for v, gap in zip(k, gaps, strict=True)]
+        column = arrow(column, *dtype) if types is ARROW else column
+        column = pl.Series(column, dtype=dtype[0]) if types is POLARS else column
+    if holder == "pandas":
+        column = pd.arrays.ArrowExtensionArray(column) if types is ARROW else column
+        column = pd.Series(column, dtype=object if types is OBJECTS else None)
         column = column.reset_index(drop=True)
     name = "w"
     if rng.random() < 0.25:
@@ -208,5 +206,6 @@ def types_of(table):
 
 
 def equal(one, other):
-    """Whether two cells are the same value of the same type."""
-    return type(one) is type(other) and bool(np.all(one == other))
+    """Whether two cells are the same value of the same type; all gaps are."""
+    same = type(one) is type(other)
+    return same and ((is_gap(one) and is_gap(other)) or bool(np.all(one == other)))
