@@ -1,4 +1,4 @@
-"""One trial each: ``trial(rng)``, or ``trial(rng, folder)``, gives a verdict and a word, some figures.
+"""One trial each: ``trial(rng)`` or ``trial(rng, folder)``; verdict, a word on it, some figures.
 
 Verdicts: ``right``, ``clear error`` (an error of the library, one line at the command line),
 ``traceback`` (any other), ``silent wrong``, ``lost`` (neither the old nor the new model loads).
@@ -23,6 +23,7 @@ import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 
 import joblib
@@ -183,8 +184,11 @@ def answers_on(rng, x, told, sample_weight=None, **options):
         verdict = "lost" if stage == "load" else "traceback"
         return verdict, f"{told}, {stage}: {type(error).__name__}: {error}"
     pairs = [*zip(cells_of(drawn), cells_of(drawn_again), strict=True), (scores, scores_again)]
-    few = fitted.score_samples(x[:3]) if isinstance(x, np.ndarray) else scores[:3]
-    types = [types_of(table) for table in (x, drawn, filled)]
+    types, array = [types_of(table) for table in (x, drawn, filled)], isinstance(x, np.ndarray)
+    there = [
+        column.modelled or column.kind in ("constant", "duplicate") or array for column in columns
+    ]
+    few = fitted.score_samples(x[:3]) if array else scores[:3]
     wrong = {
         "torch is not as before": state() != before,
         "scores are not finite": not np.isfinite([scores.sum(), drawn_scores.sum()]).all(),
@@ -192,12 +196,14 @@ def answers_on(rng, x, told, sample_weight=None, **options):
         "a row's score hangs on the others": np.abs(few - scores[:3]).max() > 1e-6,
         "others once loaded": not all(all(map(equal, *pair)) for pair in pairs),
         "an explanation is not finite": np.isinf(np.array(cells_of(why), dtype=float)).any(),
-        f"types {types}": types[0] != types[1] or types[0] != types[2],
+        f"types {types}": [*compress(types[0], there)] != types[1] or types[0] != types[2],
     }
     if any(wrong.values()):
         return "silent wrong", f"{told}: {', '.join(key for key in wrong if wrong[key])}"
-    tables = map(cells_of, (x, drawn, filled))
-    for column, old, new, full in zip(columns, *tables, strict=True):
+    samples = iter(cells_of(drawn))
+    for column, drawn_too, old, full in zip(
+        columns, there, *map(cells_of, (x, filled)), strict=True
+    ):
         about = f"{told}: {column.name!r} is a {column.kind},"
         seen = [cell for cell in old if not is_gap(cell)]
         if column.modelled and any(map(is_gap, full)):
@@ -205,8 +211,8 @@ def answers_on(rng, x, told, sample_weight=None, **options):
         for cell, kept in zip(old, full, strict=True):
             if not is_gap(cell) and not equal(cell, kept):
                 return "silent wrong", f"{about} impute writes {kept!r} for {cell!r}"
-        for cell in new if column.modelled else ():
-            if type(cell) not in map(type, seen):
+        for cell in next(samples) if drawn_too else ():
+            if column.modelled and type(cell) not in map(type, seen):
                 return "silent wrong", f"{about} the sample {cell!r} is no {type(seen[0])}"
             if column.kind == "category" and not any(equal(cell, value) for value in seen):
                 return "silent wrong", f"{about} the sample {cell!r} is none of its values"
