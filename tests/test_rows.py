@@ -133,7 +133,7 @@ def test_regressors_take_columns_that_hold_no_numbers(kind):
 
 def test_two_columns_of_one_name_are_refused_by_that_name():
     table = pd.DataFrame(ROWS[:, [0, 1, 0]], columns=["size", "age", "size"])
-    with pytest.raises(DataError, match="X: column 'size' appears 2 times"):
+    with pytest.raises(DataError, match="column 'size' appears twice"):
         sn.EnergyDensity(max_steps=2).fit(table)
     regressor = sn.EnergyRegressor(max_epochs=1)
     with pytest.raises(DataError, match="X: column 'size' appears 2 times"):

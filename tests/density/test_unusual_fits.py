@@ -116,7 +116,7 @@ def test_a_share_that_a_model_does_not_take_is_not_passed_over(x):
     chain = sn.AutoregressiveEBM(x.shape[1], hidden=8, components=2, context=2, energy_hidden=4)
     with pytest.raises(DataError, match="give val_data of a AutoregressiveEBM as rows"):
         sn.fit(chain, x, val_data=0.2, max_steps=1, progress=False)
-    with pytest.raises(DataError, match="rows, not a share"):
+    with pytest.raises(DataError, match="not a share of them"):
         sn.fit_many([small_model(x)], x, val_data=0.2, max_epochs=1, progress=False)
     with pytest.raises(TypeError, match="a sequence of one or more"):
         sn.fit_many(small_model(x), x, max_epochs=1, progress=False)

@@ -156,12 +156,6 @@ def test_save_and_load_with_the_resnet(tmp_path):
         ImageRegressor.load(tmp_path / "model", backbone=Small())
 
 
-def test_folders_of_before_that_kept_integers_as_they_are(fitted):
-    config, tensors = fitted.to_folder()
-    config["options"] |= {"dequantise": False, "bf16": True}
-    assert ImageRegressor.from_folder(config, tensors, Small()).label_step == 0.0
-
-
 def test_law_on_the_grid_of_a_known_model():
     model = with_inner_model(quadratic_model(), COUNTS, 48)
     x = np.random.default_rng(0).integers(0, 255, (3, 3, 4, 4), dtype=np.uint8)

@@ -95,7 +95,7 @@ def test_exact_posterior_and_normaliser_give_the_evidence_itself(rows):
     assert torch.allclose(vae.log_prob(rows, 5, seed=0), truth, atol=1e-4)
 
 
-@pytest.mark.parametrize(("off", "shift"), [(0.0, 0.0), (0.15, 0.2), (-0.5, 0.1)])
+@pytest.mark.parametrize(("off", "shift"), [(0.0, 0.0), (0.1, 0.2), (-0.5, 0.1)])
 def test_the_chain_of_bounds_and_its_gaps(rows, off, shift):
     exact = float(TILT @ TILT) / 2 - 1.5
     vae, log_z = linear_vae(b=exact + off, shift=shift, constant=1.5)

@@ -90,6 +90,7 @@ def fit(
 
     Example:
         >>> import selfnorm as sn
+        >>> import torch
         >>> x = torch.randn(500, 2) * torch.tensor([1.0, 3.0]) + 1
         >>> q = sn.Gaussian.fit_to(x)
         >>> model = sn.EBM(sn.MLP(2, hidden=(16,)), base=q)
@@ -167,6 +168,7 @@ def fit_many(
 
     Example:
         >>> import selfnorm as sn
+        >>> import torch
         >>> x = torch.randn(500, 2) * torch.tensor([1.0, 3.0]) + 1
         >>> q = sn.Gaussian.fit_to(x)
         >>> models = [sn.EBM(sn.MLP(2, hidden=(16,)), base=q) for _ in range(4)]

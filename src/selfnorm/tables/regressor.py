@@ -336,7 +336,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             weight = checked_weights(sample_weight, len(rows))
             rows, labels, weight = rows[weight > 0], labels[weight > 0], weight[weight > 0]
         if len(rows) < MINIMUM_ROWS:
-            weighted = "" if weight is None else " of a positive sample weight"
+            weighted = "" if weight is None else " whose sample_weight is not zero"
             raise DataError(
                 f"n_samples={len(rows)}: a predictive density needs at least {MINIMUM_ROWS} rows"
                 f"{weighted} (and some hundreds to be of use)"
