@@ -310,6 +310,17 @@ def test_weights_that_are_not_finite_are_refused_but_in_parts_of_ones_own(tmp_pa
     assert sn.load(tmp_path / "own", energy=own).energy.mask == -torch.inf
 
 
+def test_columns_of_one_and_of_two_point_masses_are_loaded_with_their_simple_densities(tmp_path):
+    rng = np.random.default_rng(0)
+    zero = np.where(rng.random(250) < 0.3, 0.0, rng.gamma(2.0, size=250))
+    table = {"zero": zero, "share": np.clip(rng.normal(0.5, 0.4, 250), 0, 1)}
+    model = EnergyDensity(max_steps=8, hidden=8, random_state=0).fit(table)
+    assert any(member.weight > 0 for member in model.members_[1:])
+    model.save(tmp_path)
+    again = sn.load(tmp_path)
+    np.testing.assert_array_equal(again.score_samples(table), model.score_samples(table))
+
+
 @pytest.mark.parametrize(
     ("frame", "form"),
     [

@@ -60,7 +60,8 @@ CARD_FILE = "model_card.md"
 MAX_CONFIG_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 100 * 10**6  # of safetensors
 _TEMPORARY = f".{CONFIG_FILE}.tmp"
-_MAY_BE_INFINITE = {"atoms", "high", "low", "span"}  # buffers of columns: "none" and "no limit"
+# buffers of columns and tables: "none", "no limit", the logarithm of a share of zero
+_MAY_BE_INFINITE = {"atoms", "high", "log_codes", "low", "span"}
 
 # What a constructor may raise on a config or on tensors that do not fit together.
 _BUILD_ERRORS = (
