@@ -189,7 +189,10 @@ def test_bounds_that_cross_by_many_errors_are_a_reason():
     """Draws 1.2 times too wide: the lower bound is above by 0.013, six or seven errors of it."""
     wide = sn.evidence(gauss, 1.2 * normal(2000, 3), **QUICK)
     assert wide.lower - wide.upper > 5 * math.hypot(wide.lower_se, wide.upper_se)
-    assert any("lower bound is above the upper" in reason for reason in wide.reasons)
+    crossed = next(finding for finding in wide.findings if finding.code == "crossed")
+    assert crossed.figure == pytest.approx(wide.lower - wide.upper)
+    assert crossed.figure > crossed.limit
+    assert "lower bound is above the upper" in crossed.words
     assert not any("bounds meet" in note for note in wide.notes)
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from selfnorm._inputs import as_rows, refuse_constant, refuse_huge
 from selfnorm.errors import DataError
 from selfnorm.sampling import correlation_time, r_hat
+
+Rows = np.ndarray | torch.Tensor
 
 MINIMUM_DRAWS = 20
 MANY_CHAINS = 10  # so many are judged together: walkers of an ensemble need not be long each
@@ -35,7 +37,7 @@ class Draws:
     shapes: dict[str, tuple[int, ...]] | None
     names: tuple[str, ...]
 
-    def unpacked(self, rows: Any) -> Any:
+    def unpacked(self, rows: Rows) -> Rows | dict[str, Rows]:
         """Rows ``(n, d)`` (or one row ``(d,)``) as the caller's density takes them."""
         if self.shapes is None:
             return rows
@@ -48,7 +50,7 @@ class Draws:
         return parameters
 
 
-def read_draws(draws: Any, chains: bool | None = None) -> Draws:
+def read_draws(draws: object, chains: bool | None = None) -> Draws:
     """A table of draws, or an error that says what is wrong with them.
 
     Args:
@@ -83,15 +85,13 @@ def read_draws(draws: Any, chains: bool | None = None) -> Draws:
     return table
 
 
-def _parameters(draws: Any) -> tuple[Mapping[str, Any], bool] | None:
+def _parameters(draws: object) -> tuple[Mapping[str, ArrayLike], bool] | None:
     """Arrays by parameter, and whether their first dimension is the chain; ``None``: no names."""
-    group = getattr(draws, "posterior", None)
-    if group is None and hasattr(draws, "data_vars"):
-        group = draws
-    if group is not None and hasattr(group, "data_vars"):
-        arrays = {str(name): array for name, array in group.data_vars.items()}
+    group = getattr(draws, "posterior", draws)
+    arrays = getattr(group, "data_vars", None)
+    if arrays is not None:
         ordered = {}
-        for name, array in arrays.items():
+        for name, array in ((str(name), array) for name, array in arrays.items()):
             if not {"chain", "draw"} <= set(array.dims):
                 raise DataError(f"parameter {name!r} has no dimensions 'chain' and 'draw'")
             ordered[name] = array.transpose("chain", "draw", ...).values
@@ -101,11 +101,11 @@ def _parameters(draws: Any) -> tuple[Mapping[str, Any], bool] | None:
     return None
 
 
-def _side_by_side(parameters: Mapping[str, Any], has_chains: bool) -> Draws:
+def _side_by_side(parameters: Mapping[str, ArrayLike], has_chains: bool) -> Draws:
     lead, columns, names = 2 if has_chains else 1, [], []
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, given in parameters.items():
-        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    for name, values in parameters.items():
+        array = np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
         if array.dtype.kind not in "biuf" or array.ndim < lead:
             raise DataError(
                 f"parameter {name!r} must hold real numbers of shape "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from selfnorm.evidence.draws import (
 )
 from selfnorm.evidence.proposal import FittedProposal
 from selfnorm.evidence.result import Evidence
-from selfnorm.evidence.target import Support, Target
+from selfnorm.evidence.target import LogDensity, Support, Target
 
 R_HAT_LIMIT = 1.05
 FEWEST_SAMPLES = 500  # of each q: they cost nothing but evaluations
@@ -49,11 +49,11 @@ DRAWS_ONLY = (
 
 @torch.inference_mode(False)  # q is trained
 def evidence(
-    log_density: Callable[[Any], Any] | None,
-    draws: Any,
+    log_density: LogDensity | None,
+    draws: object,
     *,
-    support: Any = None,
-    log_density_draws: Any = None,
+    support: object = None,
+    log_density_draws: object = None,
     max_evaluations: int | None = None,
     chains: bool | None = None,
     max_steps: int | None = None,
@@ -107,86 +107,129 @@ def evidence(
         >>> abs(estimate.log_z - exact) < 0.02, estimate.reliable
         (True, True)
     """
-    given = read_draws(draws, chains)
-    log_p_draws = _of_sampler(log_density_draws, given.values.shape[:2])
-    notes: list[str] = []
-    if walkers := walkers_in_turn(given.values):
-        given = replace(given, values=by_walker(given.values, walkers))
+    data = _prepared(log_density, draws, support, log_density_draws, max_evaluations, chains)
+    with seeded(seed):
+        start = int(torch.randint(2**31, ()))
+    halves = [_half(data, k, start, max_steps) for k in range(2)]
+    if data.target is None:
+        figures = _figures_of_draws(data, halves)
+        return replace(
+            figures,
+            findings=tuple(_findings_of_draws(figures, data, halves)),
+            notes=(*data.notes, DRAWS_ONLY, UNSEEN),
+        )
+    figures = _figures_of_bridge(data, halves)
+    return replace(
+        figures,
+        findings=tuple(_findings_of_bridge(figures, data, halves)),
+        notes=(*_about_crossing(figures), *data.notes, UNSEEN),
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Draws ``(chains, n, d)`` in unconstrained coordinates, and which of them are evaluated."""
+
+    target: Target | None
+    space: Support
+    y: np.ndarray
+    log_p: np.ndarray  # at the draws that are kept, zero elsewhere
+    parts: tuple[np.ndarray, np.ndarray]
+    kept: np.ndarray
+    n_samples: int  # of each q
+    reach: Reach
+    notes: tuple[str, ...]
+
+    @cached_property
+    def slowest(self) -> float:
+        """Independent draws that the draws kept are worth, in the worst coordinate."""
+        rows = _evenly(self.kept, self.y)
+        return min(effective_draws(rows[..., j]) for j in range(rows.shape[2]))
+
+
+@dataclass(frozen=True)
+class _Half:
+    """What a ``q`` that is fitted to one half of the draws says with the other half.
+
+    Attributes:
+        log_weights_draws: ``log p~ - log q`` at the other half ``(chains, n)``.
+        shift: means by draws minus means by samples, and standard errors: ``(2, f)``.
+        unseen: mass beyond the draws, in units of ``Z``, and its standard error.
+    """
+
+    log_weights_draws: np.ndarray
+    shift: np.ndarray
+    bridged: Side | None = None  # this and what follows: with a density
+    unseen: tuple[float, float] = (0.0, 0.0)
+    n_nan: int = 0
+
+    @property
+    def side(self) -> Side:
+        """The bridge between the other half and samples of ``q``."""
+        assert self.bridged is not None
+        return self.bridged
+
+
+def _prepared(
+    log_density: LogDensity | None,
+    draws: object,
+    support: object,
+    log_density_draws: object,
+    max_evaluations: int | None,
+    chains: bool | None,
+) -> _Prepared:
+    """Draws and density, checked, and a plan of what is evaluated."""
+    table = read_draws(draws, chains)
+    log_p_draws = _of_sampler(log_density_draws, table.values.shape[:2])
+    notes: tuple[str, ...] = ()
+    if walkers := walkers_in_turn(table.values):
+        table = replace(table, values=by_walker(table.values, walkers))
         log_p_draws = None if log_p_draws is None else by_walker(log_p_draws, walkers)
-        notes.append(f"Rows {walkers} apart are alike: taken as {walkers} walkers in turn.")
-    space = Support(support, given)
-    shape, d = given.values.shape[:2], given.values.shape[2]
-    y = space.unconstrained(given.values.reshape(-1, d)).reshape(*shape, -1)
+        notes = (f"Rows {walkers} apart are alike: taken as {walkers} walkers in turn.",)
+    space = Support(support, table)
+    shape, d = table.values.shape[:2], table.values.shape[2]
+    y = space.unconstrained(table.values.reshape(-1, d)).reshape(*shape, -1)
     if log_density is None and log_p_draws is None:
         raise DataError("give log_density, or log_density_draws where it cannot be evaluated")
-    target = None if log_density is None else Target(log_density, given)
+    target = None if log_density is None else Target(log_density, table)
     if target is not None and log_p_draws is not None:
         _refuse_others(log_p_draws.ravel()[: len(target.first)], target.first)
     parts = two_parts(y)
     n_kept, n_samples = _plan(parts, max_evaluations, log_p_draws is not None)
     kept = _kept(shape, parts, n_kept)
-    log_p = _at_draws(target, given, space, y, kept, log_p_draws)
-    with seeded(seed):
-        start = int(torch.randint(2**31, ()))
-    sides: list[Side] = []
-    held: list[np.ndarray] = []
-    n_nan, unseen, shifts = 0, [], []
-    reach = Reach(y)
-    for k, (own, other) in enumerate((parts, parts[::-1])):
-        q = FittedProposal(_part(y, own), start + k, max_steps)
-        mine, chosen = own & kept, other & kept
-        n_probes, n_learnt = max(1, n_samples // 10), n_samples // 4
-        if target is None:
-            q.add_chain()
-        else:
-            evaluate = partial(_at_samples, target, space)
-            q.learn(_part(y, mine), _part(log_p, mine), evaluate, n_learnt, start + 6 + k)
-        l1 = _part(log_p, chosen) - q.log_prob(_part(y, chosen).reshape(-1, y.shape[2])).reshape(
-            _part(log_p, chosen).shape
-        )
-        held.append(l1)
-        places = _features(q, q.sample(FREE_SAMPLES, start + 8 + k))
-        if target is None:
-            shifts.append(_shift_of_q(_features(q, _part(y, chosen)), l1, places))
-        else:
-            samples = q.sample(n_samples - n_probes - n_learnt, start + 2 + k)
-            log_p_samples = _at_samples(target, space, samples)
-            n_nan += int(np.isnan(log_p_samples).sum())
-            log_p_samples = np.nan_to_num(log_p_samples, nan=-math.inf, neginf=-math.inf)
-            sides.append(bridge(l1, log_p_samples - q.log_prob(samples)))
-            unseen.append(_unseen(sides[-1].log_z, q, evaluate, reach, n_probes, start + 4 + k))
-            at_draws = _features(q, _part(y, chosen), _part(log_p, chosen))
-            at_samples = _features(q, samples, log_p_samples)
-            shifts.append(_shift(at_draws, at_samples, sides[-1].log_weights, places))
-    rows = _evenly(kept, y)
-    common: dict[str, Any] = {
-        "n_draws": shape[0] * shape[1],
-        "dim": y.shape[2],
-        "n_evaluations": 0 if target is None else target.n_evaluations,
-        "r_hat": max(disagreement(y), disagreement(_evenly(kept, log_p[..., None]))),
-        "log_weights_draws": np.concatenate([l1.ravel() for l1 in held]),
-    }
-    slowest = min(effective_draws(rows[..., j]) for j in range(rows.shape[2]))
-    n_split = shape[1] // 2
-    reasons = list(_of_draws(common["r_hat"], n_split, slowest, shape[0]))
-    if target is None:
-        reasons += _of_shifts(shifts, space.free_names)
-        return _by_reciprocal(held, reasons, notes, common)
-    excess, excess_se = np.mean([e for e, _ in unseen]), math.hypot(*(se for _, se in unseen)) / 2
-    if excess > 0.02 + reach.expected / slowest + 4 * excess_se:
-        reasons.append(
-            f"There is mass around the draws that no draw has seen (about {excess:.2f} of theirs): "
-            "they come from a part of the support only; check limits and truncation of the sampler."
-        )
-    effective_samples = min(
-        len(side.log_weights) * float(F.ess(torch.from_numpy(side.log_weights))) for side in sides
-    )
-    if effective_samples > 2 * TOO_FEW:
-        reasons += _of_shifts(shifts, space.free_names)
-    return _by_bridge(sides, reasons, notes, n_nan, common)
+    log_p = _at_draws(target, table, space, y, kept, log_p_draws)
+    return _Prepared(target, space, y, log_p, parts, kept, n_samples, Reach(y), notes)
 
 
-def _of_sampler(values: Any, shape: tuple[int, int]) -> np.ndarray | None:
+def _half(data: _Prepared, k: int, start: int, max_steps: int | None) -> _Half:
+    """Fit ``q`` to half ``k`` and confront it with the other one."""
+    own, other = data.parts[k], data.parts[1 - k]
+    q = FittedProposal(_part(data.y, own), start + k, max_steps)
+    learnt, held_out = own & data.kept, other & data.kept
+    y, log_p = _part(data.y, held_out), _part(data.log_p, held_out)
+    n_probes, n_learnt = max(1, data.n_samples // 10), data.n_samples // 4
+    if data.target is None:
+        q.add_chain()
+    else:
+        evaluate = partial(_at_samples, data.target, data.space)
+        rows, log_p_rows = _part(data.y, learnt), _part(data.log_p, learnt)
+        q.learn(rows, log_p_rows, evaluate, n_learnt, start + 6 + k)
+    log_weights = log_p - q.log_prob(y.reshape(-1, y.shape[2])).reshape(log_p.shape)
+    places = _features(q, q.sample(FREE_SAMPLES, start + 8 + k))
+    if data.target is None:
+        return _Half(log_weights, _shift_of_q(_features(q, y), log_weights, places))
+    samples = q.sample(data.n_samples - n_probes - n_learnt, start + 2 + k)
+    log_p_samples = evaluate(samples)
+    n_nan = int(np.isnan(log_p_samples).sum())
+    log_p_samples = np.nan_to_num(log_p_samples, nan=-math.inf, neginf=-math.inf)
+    side = bridge(log_weights, log_p_samples - q.log_prob(samples))
+    unseen = _unseen(side.log_z, q, evaluate, data.reach, n_probes, start + 4 + k)
+    at_draws, at_samples = _features(q, y, log_p), _features(q, samples, log_p_samples)
+    shift = _shift(at_draws, at_samples, side.log_weights, places)
+    return _Half(log_weights, shift, side, unseen, n_nan)
+
+
+def _of_sampler(values: object, shape: tuple[int, int]) -> np.ndarray | None:
     if values is None:
         return None
     if isinstance(values, torch.Tensor):
@@ -254,7 +297,7 @@ def _evenly(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _at_draws(
     target: Target | None,
-    given: Draws,
+    table: Draws,
     space: Support,
     y: np.ndarray,
     kept: np.ndarray,
@@ -266,7 +309,7 @@ def _at_draws(
         log_p[kept] = log_p_draws[kept]
     else:
         assert target is not None
-        log_p[kept] = target(given.values[kept])
+        log_p[kept] = target(table.values[kept])
     bad = ~np.isfinite(log_p)
     if bad.any():
         chain, row = (int(i) for i in np.argwhere(bad)[0])
@@ -355,153 +398,47 @@ def _shift_of_q(draws: np.ndarray, l1: np.ndarray, places: np.ndarray) -> np.nda
     return np.stack([middle - places.mean(0), np.sqrt(variance)])
 
 
-def _of_shifts(shifts: list[np.ndarray], names: Sequence[str]) -> Iterator[str]:
-    away = (shifts[0][0] + shifts[1][0]) / 2
-    se = np.hypot(shifts[0][1], shifts[1][1]) / 2
-    excess = np.abs(away) - LEAST_SHIFT - 5 * se
-    worst = int(excess.argmax())
-    if excess[worst] > 0:
-        d = len(names)
-        what = ("place", "spread")[worst // d] if worst < 2 * d else "log-density"
-        of = f" of {names[worst % d]!r}" if worst < 2 * d else ""
-        yield (
-            f"The draws differ from the density in the {what}{of}: its mean is off by "
-            f"{abs(away[worst]) / se[worst]:.0f} standard errors. They are not from this density; "
-            "check parametrisation, Jacobians, limits and convergence."
-        )
-
-
-def _of_draws(r_hat: float, n: int, effective: float, chains: int) -> Iterator[str]:
-    if r_hat > R_HAT_LIMIT + 5 / n:
-        who = "The chains" if chains > 1 else "The two halves of the chain"
-        yield (
-            f"{who} disagree (R-hat {r_hat:.2f}): the draws are not (yet) from the density, or it "
-            "has modes between which they hardly move; run the sampler longer."
-        )
-    if effective < TOO_FEW:
-        yield (
-            f"The draws are worth {effective:.0f} independent ones: run the sampler longer, thin "
-            "less, or allow more evaluations."
-        )
-
-
-def _of_halves(log_z: Sequence[float], se: float) -> Iterator[str]:
-    if abs(log_z[0] - log_z[1]) > 0.02 + 4 * se:
-        yield (
-            f"The two halves of the draws give {log_z[0]:.3f} and {log_z[1]:.3f}: one lacks what "
-            "the other has; run the sampler longer."
-        )
-
-
-def _by_bridge(
-    sides: list[Side],
-    reasons: list[str],
-    notes: list[str],
-    n_nan: int,
-    common: dict[str, Any],
-) -> Evidence:
-    one, two = sides
-    log_z = (one.log_z + two.log_z) / 2
+def _figures_of_bridge(data: _Prepared, halves: Sequence[_Half]) -> Evidence:
+    """The value by bridge sampling and its bounds: means over both halves."""
+    sides = one, two = [half.side for half in halves]
     # What the draws put in is the same product of fluctuations of both halves where q is a
     # parametric fit (its parameters move with one half, the other half multiplies): no averaging.
     from_draws = (math.sqrt(one.variance_draws) + math.sqrt(two.variance_draws)) / 2
     variance = from_draws**2 + (one.variance_samples + two.variance_samples) / 4
-    expected = sum(side.variance_draws + side.variance_samples for side in sides)
-    excess = (one.log_z - two.log_z) ** 2 / expected
+    excess = (one.log_z - two.log_z) ** 2 / _variance_of_difference(halves)
     if excess > 1:
         variance *= (PRIOR_HALVES + excess) / (PRIOR_HALVES + 1)
-    se = math.sqrt(variance)
     lower, lower_se = _mean([side.lower() for side in sides])
     upper, upper_se = _mean([side.upper() for side in sides])
-    k_draws = max(side.pareto_k_draws for side in sides)
-    k_samples = max(side.pareto_k_samples for side in sides)
-    share = sum(side.support_share for side in sides) / 2
-    crossed = lower - upper
-    notes.append(UNSEEN)
-    crossed_se = math.hypot(lower_se, upper_se) + 1e-9 * (1 + abs(upper))  # of rounding
-    drifting = [side.drift for side in sides if abs(side.drift) > 0.01 + 4 * side.drift_se]
-    if drifting:
-        reasons.append(
-            f"Bridges that lean on the draws or on q differ by {drifting[0]:.3f}, which they do "
-            "not for draws from this density; check parametrisation, Jacobians and convergence."
-        )
-    if crossed > CROSSED * crossed_se:
-        reasons.append(
-            f"The lower bound is above the upper one by {crossed:.2g}, or "
-            f"{crossed / crossed_se:.0f} standard errors: the draws are not from this density; "
-            "check parametrisation, Jacobians and convergence."
-        )
-    elif crossed > 0:
-        notes.insert(
-            0,
-            f"The bounds meet: the lower is above by {crossed:.2g}, or "
-            f"{crossed / crossed_se:.1f} standard errors.",
-        )
-    reasons += _of_halves((one.log_z, two.log_z), math.sqrt(expected))
-    beyond = max(side.share_beyond for side in sides)
-    if beyond > TOLERATED_BEYOND:
-        reasons.append(
-            f"{100 * beyond:.0f} % of the held-out draws lie where the q fitted to the other half "
-            "hardly ever is: a mode or a tail is missing from one half; run the sampler longer."
-        )
-    effective = min(
-        side.overlap * min(side.effective_draws, len(side.log_weights)) for side in sides
-    )
-    if effective < TOO_FEW:
-        reasons.append(
-            f"Draws and q overlap in {effective:.0f} effective draws only: bring more draws, or "
-            "state the support."
-        )
-    overlap = min(side.overlap for side in sides)
-    if min(k_draws, k_samples) > PARETO_K_LIMIT and overlap < 0.5:
-        reasons.append(
-            f"Heavy tails on both sides (Pareto k {k_draws:.2f} and {k_samples:.2f}), and an "
-            f"overlap of {overlap:.2f}: bring more draws, or state the support."
-        )
-    if n_nan:
-        reasons.append(
-            f"log_density is NaN at {n_nan} samples of q, which counted as outside the support: "
-            "return -inf there if that is meant."
-        )
     weights = torch.from_numpy(np.concatenate([side.log_weights for side in sides]))
     return Evidence(
-        log_z=log_z,
-        se=se,
+        log_z=(one.log_z + two.log_z) / 2,
+        se=math.sqrt(variance),
         lower=lower,
         upper=upper,
         lower_se=lower_se,
         upper_se=upper_se,
         importance=float(np.mean([side.importance() for side in sides])),
         reciprocal=float(np.mean([side.reciprocal() for side in sides])),
-        support_share=share,
+        support_share=sum(side.support_share for side in sides) / 2,
         halves=(one.log_z, two.log_z),
         effective_draws=sum(side.effective_draws for side in sides),
         ess=float(F.ess(weights)),
-        overlap=overlap,
-        pareto_k_draws=k_draws,
-        pareto_k_samples=k_samples,
+        overlap=min(side.overlap for side in sides),
+        pareto_k_draws=max(side.pareto_k_draws for side in sides),
+        pareto_k_samples=max(side.pareto_k_samples for side in sides),
         log_weights_samples=weights.numpy(),
-        findings=tuple(Finding("evidence", math.nan, math.nan, words) for words in reasons),
-        notes=tuple(notes),
-        **common,
+        **_common_figures(data, halves),
     )
 
 
-def _by_reciprocal(
-    held: list[np.ndarray], reasons: list[str], notes: list[str], common: dict[str, Any]
-) -> Evidence:
-    """What the draws alone tell."""
-    values, errors = zip(*(reciprocal(l1) for l1 in held), strict=True)
-    k = max(tail_index(torch.from_numpy(-l1.ravel())) for l1 in held)
-    if k > PARETO_K_LIMIT:
-        reasons.append(
-            f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: q has heavier tails than the draws, a "
-            "few draws carry the estimate; give log_density for a bridge estimate."
-        )
+def _figures_of_draws(data: _Prepared, halves: Sequence[_Half]) -> Evidence:
+    """The reciprocal value and the upper bound, which need the draws alone."""
+    held_out = [half.log_weights_draws for half in halves]
+    values, errors = zip(*(reciprocal(log_w) for log_w in held_out), strict=True)
     apart, se = values[0] - values[1], sum(errors) / 2
-    reasons += _of_halves(values, math.hypot(*errors))
     upper, upper_se = _mean(
-        [(float(l1.mean()), math.sqrt(l1.var() / effective_draws(l1))) for l1 in held]
+        [(float(w.mean()), math.sqrt(w.var() / effective_draws(w))) for w in held_out]
     )
     log_z = sum(values) / 2
     return Evidence(
@@ -511,14 +448,199 @@ def _by_reciprocal(
         upper_se=upper_se,
         reciprocal=log_z,
         halves=(values[0], values[1]),
-        effective_draws=sum(effective_draws(l1) for l1 in held),
-        pareto_k_draws=k,
-        findings=tuple(Finding("evidence", math.nan, math.nan, words) for words in reasons),
-        notes=(*notes, DRAWS_ONLY, UNSEEN),
-        **common,
+        effective_draws=sum(effective_draws(log_w) for log_w in held_out),
+        pareto_k_draws=max(tail_index(torch.from_numpy(-w.ravel())) for w in held_out),
+        **_common_figures(data, halves),
     )
+
+
+class _Common(TypedDict):
+    """Figures that an estimate has with and without a density."""
+
+    n_draws: int
+    dim: int
+    n_evaluations: int
+    r_hat: float
+    log_weights_draws: np.ndarray
+
+
+def _common_figures(data: _Prepared, halves: Sequence[_Half]) -> _Common:
+    y = data.y
+    return {
+        "n_draws": y.shape[0] * y.shape[1],
+        "dim": y.shape[2],
+        "n_evaluations": 0 if data.target is None else data.target.n_evaluations,
+        "r_hat": max(disagreement(y), disagreement(_evenly(data.kept, data.log_p[..., None]))),
+        "log_weights_draws": np.concatenate([half.log_weights_draws.ravel() for half in halves]),
+    }
+
+
+def _variance_of_difference(halves: Sequence[_Half]) -> float:
+    return sum(half.side.variance_draws + half.side.variance_samples for half in halves)
 
 
 def _mean(bounds: list[tuple[float, float]]) -> tuple[float, float]:
     """Mean of two bounds; the errors are taken as fully dependent."""
     return sum(b for b, _ in bounds) / 2, sum(e for _, e in bounds) / 2
+
+
+def _crossing(figures: Evidence) -> tuple[float, float]:
+    """By how much the lower bound is above the upper one, and the standard error of that."""
+    rounding = 1e-9 * (1 + abs(figures.upper))
+    error = math.hypot(figures.lower_se, figures.upper_se) + rounding
+    return figures.lower - figures.upper, error
+
+
+def _about_crossing(figures: Evidence) -> Iterator[str]:
+    """A note where the bounds cross by no more than chance."""
+    crossed, se = _crossing(figures)
+    if 0 < crossed <= CROSSED * se:
+        yield (
+            f"The bounds meet: the lower is above by {crossed:.2g}, or {crossed / se:.1f} standard "
+            "errors."
+        )
+
+
+def _findings_of_bridge(
+    figures: Evidence, data: _Prepared, halves: Sequence[_Half]
+) -> Iterator[Finding]:
+    """What speaks against a value by bridge sampling."""
+    sides = [half.side for half in halves]
+    yield from _about_draws(figures, data)
+    yield from _about_unseen(data, halves)
+    effective_samples = min(
+        len(side.log_weights) * float(F.ess(torch.from_numpy(side.log_weights))) for side in sides
+    )
+    if effective_samples > 2 * TOO_FEW:
+        yield from _about_shifts(halves, data.space.free_names)
+    drifting = [side for side in sides if abs(side.drift) > 0.01 + 4 * side.drift_se]
+    if drifting:
+        drift, limit = drifting[0].drift, 0.01 + 4 * drifting[0].drift_se
+        words = (
+            f"Bridges that lean on the draws or on q differ by {drift:.3f}, which they do "
+            "not for draws from this density; check parametrisation, Jacobians and convergence."
+        )
+        yield Finding("drift", abs(drift), limit, words)
+    crossed, crossed_se = _crossing(figures)
+    if crossed > CROSSED * crossed_se:
+        words = (
+            f"The lower bound is above the upper one by {crossed:.2g}, or "
+            f"{crossed / crossed_se:.0f} standard errors: the draws are not from this density; "
+            "check parametrisation, Jacobians and convergence."
+        )
+        yield Finding("crossed", crossed, CROSSED * crossed_se, words)
+    yield from _about_halves(figures.halves, math.sqrt(_variance_of_difference(halves)))
+    yield from _about_overlap(figures, sides)
+    n_nan = sum(half.n_nan for half in halves)
+    if n_nan:
+        words = (
+            f"log_density is NaN at {n_nan} samples of q, which counted as outside the support: "
+            "return -inf there if that is meant."
+        )
+        yield Finding("nan", n_nan, 0.0, words)
+
+
+def _findings_of_draws(
+    figures: Evidence, data: _Prepared, halves: Sequence[_Half]
+) -> Iterator[Finding]:
+    """What speaks against a reciprocal value."""
+    yield from _about_draws(figures, data)
+    yield from _about_shifts(halves, data.space.free_names)
+    k = figures.pareto_k_draws
+    if k > PARETO_K_LIMIT:
+        words = (
+            f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: q has heavier tails than the draws, a "
+            "few draws carry the estimate; give log_density for a bridge estimate."
+        )
+        yield Finding("pareto_k", k, PARETO_K_LIMIT, words)
+    errors = (reciprocal(half.log_weights_draws)[1] for half in halves)
+    yield from _about_halves(figures.halves, math.hypot(*errors))
+
+
+def _about_draws(figures: Evidence, data: _Prepared) -> Iterator[Finding]:
+    """Whether the chains agree, and what they are worth."""
+    n_chains, n, _ = data.y.shape
+    limit = R_HAT_LIMIT + 5 / (n // 2)
+    if figures.r_hat > limit:
+        who = "The chains" if n_chains > 1 else "The two halves of the chain"
+        words = (
+            f"{who} disagree (R-hat {figures.r_hat:.2f}): the draws are not (yet) from the "
+            "density, or it has modes between which they hardly move; run the sampler longer."
+        )
+        yield Finding("r_hat", figures.r_hat, limit, words)
+    if data.slowest < TOO_FEW:
+        words = (
+            f"The draws are worth {data.slowest:.0f} independent ones: run the sampler longer, "
+            "thin less, or allow more evaluations."
+        )
+        yield Finding("effective_draws", data.slowest, TOO_FEW, words)
+
+
+def _about_unseen(data: _Prepared, halves: Sequence[_Half]) -> Iterator[Finding]:
+    """Whether there is mass around the draws that no draw has seen."""
+    excess = float(np.mean([half.unseen[0] for half in halves]))
+    excess_se = math.hypot(*(half.unseen[1] for half in halves)) / 2
+    limit = 0.02 + data.reach.expected / data.slowest + 4 * excess_se
+    if excess > limit:
+        words = (
+            f"There is mass around the draws that no draw has seen (about {excess:.2f} of theirs): "
+            "they come from a part of the support only; check limits and truncation of the sampler."
+        )
+        yield Finding("unseen", excess, limit, words)
+
+
+def _about_shifts(halves: Sequence[_Half], names: Sequence[str]) -> Iterator[Finding]:
+    """Whether means by the draws are those of the density."""
+    one, two = (half.shift for half in halves)
+    away = (one[0] + two[0]) / 2
+    se = np.hypot(one[1], two[1]) / 2
+    excess = np.abs(away) - LEAST_SHIFT - 5 * se
+    worst = int(excess.argmax())
+    if excess[worst] > 0:
+        d = len(names)
+        what = ("place", "spread")[worst // d] if worst < 2 * d else "log-density"
+        of = f" of {names[worst % d]!r}" if worst < 2 * d else ""
+        words = (
+            f"The draws differ from the density in the {what}{of}: its mean is off by "
+            f"{abs(away[worst]) / se[worst]:.0f} standard errors. They are not from this density; "
+            "check parametrisation, Jacobians, limits and convergence."
+        )
+        yield Finding("shift", float(abs(away[worst])), LEAST_SHIFT + 5 * float(se[worst]), words)
+
+
+def _about_halves(log_z: Sequence[float], se: float) -> Iterator[Finding]:
+    """Whether both halves of the draws give one value."""
+    apart, limit = abs(log_z[0] - log_z[1]), 0.02 + 4 * se
+    if apart > limit:
+        words = (
+            f"The two halves of the draws give {log_z[0]:.3f} and {log_z[1]:.3f}: one lacks what "
+            "the other has; run the sampler longer."
+        )
+        yield Finding("halves", apart, limit, words)
+
+
+def _about_overlap(figures: Evidence, sides: Sequence[Side]) -> Iterator[Finding]:
+    """Whether draws and samples of ``q`` are in the same places."""
+    beyond = max(side.share_beyond for side in sides)
+    if beyond > TOLERATED_BEYOND:
+        words = (
+            f"{100 * beyond:.0f} % of the held-out draws lie where the q fitted to the other half "
+            "hardly ever is: a mode or a tail is missing from one half; run the sampler longer."
+        )
+        yield Finding("data_side", beyond, TOLERATED_BEYOND, words)
+    effective = min(
+        side.overlap * min(side.effective_draws, len(side.log_weights)) for side in sides
+    )
+    if effective < TOO_FEW:
+        words = (
+            f"Draws and q overlap in {effective:.0f} effective draws only: bring more draws, or "
+            "state the support."
+        )
+        yield Finding("overlap", effective, TOO_FEW, words)
+    k_draws, k_samples = figures.pareto_k_draws, figures.pareto_k_samples
+    if min(k_draws, k_samples) > PARETO_K_LIMIT and figures.overlap < 0.5:
+        words = (
+            f"Heavy tails on both sides (Pareto k {k_draws:.2f} and {k_samples:.2f}), and an "
+            f"overlap of {figures.overlap:.2f}: bring more draws, or state the support."
+        )
+        yield Finding("pareto_k", min(k_draws, k_samples), PARETO_K_LIMIT, words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class Evidence(Judged):
         )
         return Comparison(self.log_z - other.log_z, math.hypot(self.se, other.se), findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All figures and the verdict as a plain dict, without the log-weights."""
         values = asdict(self)
         del values["log_weights_draws"], values["log_weights_samples"]

@@ -8,21 +8,21 @@ is Lebesgue measure of the first ``d - 1``, the convention of Stan, PyMC and Sci
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import expit, log_expit, log_softmax
 
 from selfnorm.errors import DataError
-from selfnorm.evidence.draws import Draws
+from selfnorm.evidence.draws import Draws, Rows
 
 Interval = tuple[float | None, float | None]
+LogDensity = Callable[..., object]  # of rows, or of parameters by name
 CHUNK = 4096  # rows given to a batched density at once
 
 
 # what a density may want its rows as
-CONVERT: tuple[Callable[[np.ndarray], Any], ...] = (
+CONVERT: tuple[Callable[[np.ndarray], Rows], ...] = (
     np.asarray,
     torch.from_numpy,
     lambda rows: torch.from_numpy(rows).float(),
@@ -39,13 +39,13 @@ class Target:
         n_evaluations: rows evaluated so far.
     """
 
-    def __init__(self, log_density: Callable[[Any], Any], draws: Draws) -> None:
+    def __init__(self, log_density: LogDensity, draws: Draws) -> None:
         self.log_density, self.draws = log_density, draws
         self.n_evaluations = 0
         self.first: np.ndarray  # values at the first draws
         self._convert, self._batched = self._find_out()
 
-    def _find_out(self) -> tuple[Callable[[np.ndarray], Any], bool]:
+    def _find_out(self) -> tuple[Callable[[np.ndarray], Rows], bool]:
         d = self.draws.values.shape[2]
         # another number of rows than columns: a sum over the wrong axis has another length
         rows = np.ascontiguousarray(self.draws.values.reshape(-1, d)[: 2 if d != 2 else 3])
@@ -72,7 +72,7 @@ class Target:
         )
 
     def _depends_on_others(
-        self, rows: np.ndarray, values: np.ndarray, convert: Callable[[np.ndarray], Any]
+        self, rows: np.ndarray, values: np.ndarray, convert: Callable[[np.ndarray], Rows]
     ) -> bool:
         """Whether the first row has another value among copies of itself: a density of one row.
 
@@ -84,7 +84,7 @@ class Target:
         return again is None or not np.allclose(again[0], values[0], 1e-3, 1e-3, equal_nan=True)
 
     def _call(
-        self, rows: np.ndarray, convert: Callable[[np.ndarray], Any], batched: bool
+        self, rows: np.ndarray, convert: Callable[[np.ndarray], Rows], batched: bool
     ) -> np.ndarray | None:
         """Values ``(n,)``; ``None`` if what came back has another shape."""
         with torch.no_grad(), np.errstate(all="ignore"):
@@ -118,7 +118,7 @@ class Target:
         return np.concatenate(values_by_chunk) if values_by_chunk else np.zeros(0)
 
 
-def _numbers(value: Any) -> np.ndarray:
+def _numbers(value: object) -> np.ndarray:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = (value if value.is_complex() else value.double()).numpy()
@@ -128,7 +128,7 @@ def _numbers(value: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def stated_support(support: Any, draws: Draws) -> list[tuple[slice, str | Interval]]:
+def stated_support(support: object, draws: Draws) -> list[tuple[slice, str | Interval]]:
     """One ``(columns, kind)`` per parameter or column, in order, from what the user stated."""
     d, shapes = draws.values.shape[2], draws.shapes
     if support is None:
@@ -157,7 +157,7 @@ def stated_support(support: Any, draws: Draws) -> list[tuple[slice, str | Interv
     return columns
 
 
-def _kind(stated: Any, name: str) -> str | Interval:
+def _kind(stated: object, name: str) -> str | Interval:
     if stated is None or stated == "real":
         return None, None
     if stated == "positive":
@@ -177,7 +177,7 @@ def _kind(stated: Any, name: str) -> str | Interval:
 class Support:
     """The map between the user's coordinates ``x (n, d)`` and unconstrained ``y (n, k)``."""
 
-    def __init__(self, support: Any, draws: Draws) -> None:
+    def __init__(self, support: object, draws: Draws) -> None:
         self.blocks = stated_support(support, draws)
         self.names = draws.names
 
