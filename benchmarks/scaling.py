@@ -20,7 +20,7 @@ from torch import Tensor
 
 from measuring import now, write
 from selfnorm.chain import AutoregressiveEBM
-from selfnorm.training import Stepper, TrainingOptions
+from selfnorm.training import Stepper, TensorSource, TrainingOptions
 
 OPTIONS = TrainingOptions(weight_decay=1e-2, clip_norm=5.0, ema=0.998)
 SIZES: dict[str, Any] = {
@@ -50,7 +50,7 @@ def chain_and_stepper(d: int, batch: int, device: torch.device) -> tuple[Any, Te
     task.start((x,))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    stepper = Stepper(task, (x,), OPTIONS)
+    stepper = Stepper(task, TensorSource((x,)), OPTIONS)
     rows = torch.arange(batch, device=device)
     for i in range(5):
         stepper.step(rows, 1e-4, i)

@@ -34,9 +34,9 @@ from torch import Tensor
 
 import selfnorm as sn
 from measuring import Row, Work, captured, in_turn, need, ratio, write
-from selfnorm.density.many import ManyTask, MemberData
+from selfnorm.density.many import ManyTask, MemberTables
 from selfnorm.density.task import DensityTask
-from selfnorm.training import Stepper, TrainingOptions
+from selfnorm.training import Stepper, TensorSource, TrainingOptions
 
 HIDDEN = (200, 100, 50, 50)
 N_ROWS = 7000
@@ -62,14 +62,13 @@ def single_step(
     """A step as :func:`selfnorm.fit` takes it."""
     data = torch.randn(N_ROWS, 2, device=model.device)
     task = DensityTask(model, proposal, n_samples=n_samples)
-    return _steps(Stepper(task, (data,), options), data.device, batch)
+    return _steps(Stepper(task, TensorSource((data,)), options), data.device, batch)
 
 
 def many_task(members: int, n_samples: int, options: TrainingOptions, device: str) -> ManyTask:
     runs = [DensityTask(model, None, n_samples=n_samples) for model in models(members, device)]
-    rows = MemberData([torch.randn(N_ROWS, 2, device=device)] * members)
     rates, decays = [1e-3] * members, [0.0] * members
-    return ManyTask(runs, rows, None, rates=rates, weight_decays=decays, options=options)
+    return ManyTask(runs, rates=rates, weight_decays=decays, options=options)
 
 
 def many_step(
@@ -85,7 +84,8 @@ def many_step(
     task = many_task(members, n_samples, options, device)
     task.capturable = capture
     orders = torch.stack([torch.randperm(N_ROWS, device=device) for _ in range(members)], dim=1)
-    return _steps(Stepper(task, (orders,), options), orders.device, batch)
+    source = MemberTables([torch.randn(N_ROWS, 2, device=device)] * members, orders)
+    return _steps(Stepper(task, source, options), orders.device, batch)
 
 
 def _steps(stepper: Stepper, device: torch.device, batch: int) -> Work:

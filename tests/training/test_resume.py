@@ -233,7 +233,7 @@ def test_a_checkpoint_with_one_bit_changed_is_refused(x, tmp_path):
     [
         ("step", "12", "belongs to another model"),
         ("task", None, None),
-        ("best", {"energy": torch.zeros(1)}, "belongs to another model"),
+        ("keeper", {"state": {"energy": torch.zeros(1)}}, "belongs to another model"),
         ("good", {}, "belongs to another model"),
         ("training", {}, "belongs to another model"),
         ("history", {"unknown": 1}, "belongs to another model"),

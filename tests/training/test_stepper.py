@@ -7,7 +7,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm.density.task import DensityTask
-from selfnorm.training import Stepper, Task, TrainingOptions
+from selfnorm.training import Stepper, Task, TensorSource, TrainingOptions
 from selfnorm.training.step import Counters
 
 
@@ -35,7 +35,9 @@ def test_lost_steps_are_none_of_the_optimisers_and_long_gradients_are_shortened(
         model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian.fit_to(x))
         task = Spoiled(model, sn.StudentT.fit_to(x), n_samples=64)
         stepper = Stepper(
-            task, (x,), TrainingOptions(clip_norm=0.5, ema=0.9, weight_decay=weight_decay)
+            task,
+            TensorSource((x,)),
+            TrainingOptions(clip_norm=0.5, ema=0.9, weight_decay=weight_decay),
         )
         for k in range(8):
             rows, lr = torch.arange(20 * k, 20 * k + 20), 1e-2 / (k + 1)

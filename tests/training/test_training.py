@@ -10,9 +10,9 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
-from selfnorm.training import History, Stepper, Task, TrainingOptions
+from selfnorm.training import History, Stepper, Task, TensorSource, TrainingOptions
 from selfnorm.training.checkpoint import load_checkpoint, save_checkpoint
-from selfnorm.training.loop import lr_factor
+from selfnorm.training.schedule import lr_factor
 from tests.fitting import fit
 
 
@@ -122,7 +122,7 @@ class Quadratic(Task):
 
 def test_the_moving_average_is_that_of_the_parameters():
     task, x = Quadratic(), torch.randn(40, 3, dtype=torch.float64)
-    stepper = Stepper(task, (x,), TrainingOptions(ema=0.6))
+    stepper = Stepper(task, TensorSource((x,)), TrainingOptions(ema=0.6))
     average = task.module.weight.detach().clone()
     for done in range(8):
         stepper.step(torch.arange(40), 0.1, done)

@@ -20,7 +20,7 @@ from selfnorm import functional as F
 from selfnorm.conditional.model import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
-from selfnorm.training import History, Task, TrainingOptions, fingerprint, run
+from selfnorm.training import History, Keeper, MemberSource, Task, TrainingOptions, run
 
 # Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.
 _VALIDATION_POINTS = (64, 32)
@@ -175,8 +175,33 @@ def _trunk(
     return nn.Sequential(InputBins(edges), inner)
 
 
-class MemberRows:
-    """Tables, and for each member which of their rows it trains on and which it holds out.
+class _JitteredRows(MemberSource):
+    """Rows of members; labels get uniform noise of width ``jitter (d,)`` when they are taken."""
+
+    def __init__(self, tables: tuple[Tensor, ...], rows: Tensor, jitter: Tensor) -> None:
+        super().__init__(tables, rows)
+        self.jitter = jitter
+        self._noisy = bool((jitter > 0).any())
+
+    def take(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Inputs ``(K, B, d_x)``, labels and weights at places ``(B,)`` of the members' lists."""
+        x, y, *weight = super().take(rows)
+        x = self.varied(x)
+        if self._noisy:
+            y = y + self.jitter * (torch.rand_like(y) - 0.5)
+        return (x, y, *weight)
+
+    def varied(self, x: Tensor) -> Tensor:
+        """Inputs as a step sees them: as they are."""
+        return x
+
+    def preview(self, device: torch.device) -> tuple[Tensor, ...]:
+        """All rows of every member."""
+        return self.take(torch.arange(len(self), device=device))
+
+
+class MemberRows(_JitteredRows):
+    """The rows that members train on, and beside them those that they hold out.
 
     No two members hold out the same rows unless the shares overlap, and each goes through its rows
     in an order of its own: batches differ between members.
@@ -192,7 +217,7 @@ class MemberRows:
             that what is learned of rows with gaps is not what a few of them happen to be.
 
     Attributes:
-        train, held_out: row numbers, ``(rows, members)``.
+        held_out: a source of the rows that members hold out.
     """
 
     def __init__(
@@ -207,34 +232,33 @@ class MemberRows:
         input_noise: float = 0.0,
         blank: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.x, self.y, self.weight = x, y, weight
-        self.jitter = torch.as_tensor(jitter, dtype=y.dtype, device=y.device)
-        self.noisy = bool((self.jitter > 0).any())
-        self.input_noise = input_noise
-        n = len(x)
-        self.blank = blank
+        self.x, self.y, self.blank, self.input_noise = x, y, blank, input_noise
         if blank is not None:
             self.patterns = blank[0][blank[0].any(1)]
+        n = len(x)
         size = min(max(1, round(fraction * n)), _MAX_HELD_OUT)
         order = torch.randperm(n)
         turned = [torch.roll(order, -member * size) for member in range(members)]
         train = [rows[size:][torch.randperm(n - size)] for rows in turned]
-        self.train = torch.stack(train, dim=1).to(x.device)
-        self.held_out = torch.stack([rows[:size] for rows in turned], dim=1).to(x.device)
+        tables = (x, y) if weight is None else (x, y, weight)
+        width = torch.as_tensor(jitter, dtype=y.dtype, device=y.device)
+        super().__init__(tables, torch.stack(train, dim=1).to(x.device), width)
+        held_out = torch.stack([rows[:size] for rows in turned], dim=1).to(x.device)
+        self.held_out = _JitteredRows(tables, held_out, width)
 
-    def take(self, rows: Tensor, *, training: bool = False) -> tuple[Tensor, ...]:
-        """Inputs ``(members, B, d_x)``, labels and weights of row numbers ``(B, members)``."""
-        rows = rows.T
-        x, y = self.x[rows], self.y[rows]
-        if training and self.input_noise > 0:
+    def varied(self, x: Tensor) -> Tensor:
+        """Inputs with noise, and with gaps of other rows."""
+        if self.input_noise > 0:
             x = x + self.input_noise * torch.randn_like(x)
-        if training and self.blank is not None:
-            others = torch.rand(2, *rows.shape, device=x.device)
+        if self.blank is not None:
+            others = torch.rand(2, *x.shape[:2], device=x.device)
             gaps = self.patterns[(others[0] * len(self.patterns)).long()]
             x = torch.where(gaps & (others[1] < _BLANKED).unsqueeze(-1), self.blank[1], x)
-        if self.noisy:
-            y = y + self.jitter * (torch.rand_like(y) - 0.5)
-        return (x, y) if self.weight is None else (x, y, self.weight[rows])
+        return x
+
+    def preview(self, device: torch.device) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """The tables."""
+        return self.tensors
 
 
 class _MemberTask(Task):
@@ -246,53 +270,43 @@ class _MemberTask(Task):
     def __init__(self, model: ConditionalEBM, rows: MemberRows, *parts: nn.Module | None) -> None:
         self.module, self.rows = model, rows
         self.named = [pair for part in parts if part for pair in part.named_parameters()]
-        self.trained = [parameter for _, parameter in self.named]
-        self._table: str | None = None
+        self.trained = {str(k): p.detach() for k, (_, p) in enumerate(self.named)}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Matrices with weight decay, biases without."""
         return decay_groups(self.named)
 
-    def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
+    def start(self, data: tuple[Tensor, ...]) -> None:
         """The untrained state counts too: a member that never improves on it keeps it."""
         self.module.eval()
-        self.best = [p.detach().clone() for p in self.trained]
         with torch.no_grad():
-            self.best_scores = self.member_scores(*self.rows.take(self.rows.held_out))
+            scores = self.member_scores(*self.rows.held_out.preview(data[0].device))
+        self.keeper = Keeper(scores, self.trained)
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Keep every member that got better; the score is the mean of the bests so far."""
-        scores = self.member_scores(*self.rows.take(data[0]))
-        better = scores > self.best_scores
-        for kept, parameter in zip(self.best, self.trained, strict=True):
-            shape = (-1,) + (1,) * (parameter.ndim - 1)
-            kept.copy_(torch.where(better.view(shape), parameter.detach(), kept))
-        self.best_scores = torch.where(better, scores, self.best_scores)
-        return {"score": float(self.best_scores.mean()), "lower": float(scores.mean())}
+        scores = self.member_scores(*data)
+        self.keeper.offer(scores, self.trained)
+        return {"score": float(self.keeper.score.mean()), "lower": float(scores.mean())}
 
     @torch.no_grad()
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
         """Put every member's best state in place."""
-        for kept, parameter in zip(self.best, self.trained, strict=True):
-            parameter.copy_(kept)
-        return {f"member_{k}": float(score) for k, score in enumerate(self.best_scores)}
+        for name, best in (self.keeper.state or {}).items():
+            self.trained[name].copy_(best)
+        return {f"member_{k}": float(score) for k, score in enumerate(self.keeper.score)}
 
     def settings(self) -> dict[str, Any]:
-        """The stage, and the table its row numbers are of."""
-        if self._table is None:  # once: it may be large
-            tables = (self.rows.x, self.rows.y, self.rows.weight)
-            self._table = fingerprint(tuple(table for table in tables if table is not None))
-        return {"stage": type(self).__name__, "rows": self._table}
+        """The stage."""
+        return {"stage": type(self).__name__}
 
     def own_state(self) -> dict[str, Any]:
         """Every member's best state so far."""
-        return {"best": self.best, "scores": self.best_scores}
+        return self.keeper.state_dict()
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Go on with the best states of a checkpoint."""
-        for mine, saved in zip(self.best, state["best"], strict=True):
-            mine.copy_(saved)
-        self.best_scores = state["scores"].to(self.best_scores)
+        self.keeper.load_state_dict(state)
 
     @abstractmethod
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -309,7 +323,7 @@ class _ProposalStage(_MemberTask):
         return self.module.law(x, x).log_prob(y)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        x, y, *weight = self.rows.take(batch[0], training=True)
+        x, y, *weight = batch
         log_q = self._log_q(x, y)
         value = (log_q * weight[0]).mean() if weight else log_q.mean()
         return -value, {"lower": value.detach()}
@@ -326,7 +340,7 @@ class _EnergyStage(_MemberTask):
         self.inner = ConditionalTask(model, objective="snl", n_samples=n_samples)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.inner.loss(self.rows.take(batch[0], training=True))
+        return self.inner.loss(batch)
 
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """``l_IS`` of each member, ``Z`` from a deterministic rule on slices of its proposal."""
@@ -354,7 +368,9 @@ def unseen_scores(
     model: ConditionalEBM, rows: MemberRows, most: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``log q``, ``log p`` and weights ``(members, n)`` of rows that a member has held out."""
-    x, y, *weight = rows.take(rows.held_out[:most])
+    x, y, *weight = rows.held_out.take(
+        torch.arange(len(rows.held_out), device=rows.x.device)[:most]
+    )
     log_q, log_p = _log_laws(model.eval(), x, y)
     return log_q, log_p, weight[0] if weight else torch.ones_like(log_q)
 
@@ -366,10 +382,10 @@ def likelier_unmarked(model: ConditionalEBM, rows: MemberRows, unmarked: Tensor)
     But for one standard error: such rows are few, and the states were chosen with marks.
     """
     assert rows.blank is not None
-    marked = rows.blank[0].any(1)[rows.held_out]
+    marked = rows.blank[0].any(1)[rows.held_out.rows]
     if not marked.any():
         return True
-    x, y, *weight = rows.take(rows.held_out[marked.any(1)])
+    x, y, *weight = rows.held_out.take(marked.any(1).nonzero().squeeze(1))
     counts = marked[marked.any(1)].T * (weight[0] if weight else 1.0)
     bare = torch.cat([x[..., :-1], unmarked.expand_as(x[..., -1:])], -1)
     gain = (_log_laws(model.eval(), bare, y)[1] - _log_laws(model, x, y)[1]) * counts
@@ -391,13 +407,12 @@ def train_ensemble(
     """
     assert isinstance(model.proposal, MDN)
     model.proposal.place(rows.y)
-    data, held_out = (rows.train,), (rows.held_out,)
-    histories = [
-        run(_ProposalStage(model, rows), data, val_data=held_out, options=proposal_options)
-    ]
+    stage: _MemberTask = _ProposalStage(model, rows)
+    histories = [run(stage, rows, val_data=rows.held_out, options=proposal_options)]
     model.freeze_proposal()
     # whoever has stopped the first stage does not want the second one
     if energy_options is not None and histories[0].stopped != "interrupted":
         stage = _EnergyStage(model, rows, n_samples)
-        histories.append(run(stage, data, val_data=held_out, options=energy_options(histories[0])))
+        options = energy_options(histories[0])
+        histories.append(run(stage, rows, val_data=rows.held_out, options=options))
     return histories

@@ -142,8 +142,8 @@ class _Loss(nn.Module):
 class DistributedTask(Task):
     """A task whose loss and gradient are the mean over ranks and accumulation steps.
 
-    Every rank walks through the same batches (the loop's random stream is common to all) and takes
-    the rows of its own share.
+    Every rank walks through the same batches (the loop's random stream is common to all), of which
+    its source gives it the rows of its own share.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class DistributedTask(Task):
         self.task, self.fabric, self.n_accumulate = task, fabric, n_accumulate
         self.module = task.module
         self.own_stream = samples == "per_rank"
-        self.writes_checkpoints = fabric.is_global_zero
+        self.rank, self.world = fabric.global_rank, fabric.world_size
         self._interrupted = False
         trained = [p for group in task.parameter_groups() for p in group["params"]]
         self._params = [p for p in trained if p.requires_grad]
@@ -194,17 +194,16 @@ class DistributedTask(Task):
                 p.copy_(self.fabric.broadcast(p.detach(), src=0).to(p.device))
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss on this rank's share; value and metrics are means over all ranks.
+        """Loss on this rank's share of a batch; value and metrics are means over all ranks.
 
         Means of ``loss`` and ``lower`` are those of the whole batch; ``upper`` has a logarithm, its
         mean is that of bounds with ``M / R`` samples. Validation uses all samples on every rank.
         """
-        share = tuple(t[self.fabric.global_rank :: self.fabric.world_size] for t in batch)
         # One number from the common stream seeds every rank's own: nothing to save per rank.
         common = int(torch.randint(2**62, ())) if self.own_stream else None
         own = None if common is None else (common + 7_919 * self.fabric.global_rank) % 2**62
         with seeded(own, self.fabric.device):
-            loss, metrics = self._loss(*share)
+            loss, metrics = self._loss(*batch)
         if self.fabric.world_size == 1:
             return loss, metrics
         stop = loss.new_tensor(float(self._interrupted))

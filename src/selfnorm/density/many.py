@@ -38,8 +38,10 @@ from selfnorm.training import (
     MAX_BAD_STREAK,
     MAX_ROLLBACKS,
     History,
+    MemberSource,
     Stepper,
     Task,
+    TensorSource,
     TrainingOptions,
     fingerprint,
     run,
@@ -106,21 +108,14 @@ def train(
         DensityTask(model, q, objective=name, n_samples=n_samples, log_norm_lr_scale=scale)
         for model, q, name in zip(models, proposals, names, strict=True)
     ]
-    task = ManyTask(
-        runs,
-        MemberData(rows),
-        None if held_out is None else MemberData(held_out),
-        rates=rates,
-        weight_decays=decays,
-        options=options,
-        **of_task,
-    )
+    task = ManyTask(runs, rates=rates, weight_decays=decays, options=options, **of_task)
     settings = torch.tensor([rates, decays], dtype=torch.float64)
     keep = options.checkpoint is not None
     order = _row_orders(rows, options.seed, settings, same_batches, keep=keep)
-    # The loop hands out rows of `order`; what is held out, and who has stopped, the task knows.
+    judges = TensorSource(() if held_out is None else stacked(held_out))
+    # Patience, rates and weight decay are the members' own.
     shared_options = replace(options, patience=None, lr=max(rates), weight_decay=0.0)
-    joint = run(task, (order.to(device),), val_data=(order[:1],), options=shared_options)
+    joint = run(task, MemberTables(rows, order), val_data=judges, options=shared_options)
     task.module.write_back()
     for model in models:
         model.eval()
@@ -200,26 +195,32 @@ def _row_orders(
     return torch.stack(columns, dim=1)
 
 
-class MemberData:
-    """One table per member as ``(K, n, d)``, or one for all as ``(n, d)``.
+class MemberTables(MemberSource):
+    """A table for each member, gone through by the columns of ``order (n, K)``."""
 
-    Shorter tables repeat their rows up to the longest; ``weight`` (``(K, n)``, rows summing to 1)
-    leaves the repetitions out of means.
+    def __init__(self, tables: Sequence[Tensor], order: Tensor) -> None:
+        rows, _ = stacked(tables)
+        self.tables = (*tables,)
+        super().__init__((rows,), order.to(rows.device), shared=rows.dim() == 2)
+
+    def preview(self, device: torch.device) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """Every member's table."""
+        return self.tables
+
+
+def stacked(tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """One table per member as ``(K, n, d)``, or one for all as ``(n, d)``; and weights ``(K, n)``.
+
+    Shorter tables repeat their rows up to the longest; the weights, which sum to 1 for every
+    member, leave the repetitions out of means.
     """
-
-    def __init__(self, tables: Sequence[Tensor]) -> None:
-        self.tables = tables
-        self.shared = all(t is tables[0] for t in tables)
-        longest = max(len(t) for t in tables)
-        numbers = torch.arange(longest, device=tables[0].device)
-        lengths = torch.tensor([len(t) for t in tables], device=numbers.device)[:, None]
-        self.weight = (numbers < lengths).float() / lengths
-        self.rows = tables[0] if self.shared else torch.stack([t[numbers % len(t)] for t in tables])
-        self._member = torch.arange(len(tables), device=numbers.device)[:, None]
-
-    def take(self, rows: Tensor) -> Tensor:
-        """Rows ``(K, B, d)`` of row numbers ``(K, B)``."""
-        return self.rows[rows] if self.shared else self.rows[self._member, rows]
+    first, longest = tables[0], max(len(table) for table in tables)
+    numbers = torch.arange(longest, device=first.device)
+    lengths = torch.tensor([len(table) for table in tables], device=first.device)[:, None]
+    weight = (numbers < lengths).float() / lengths
+    if all(table is first for table in tables):
+        return first, weight
+    return torch.stack([table[numbers % len(table)] for table in tables]), weight
 
 
 class ManyTask(Task):
@@ -228,7 +229,6 @@ class ManyTask(Task):
     Args:
         runs: what each member would be trained by alone: same number of samples, objectives that
             are functions of weights.
-        data, val_data: rows of the members; ``None``: nothing is held out.
         rates, weight_decays: of each.
         options: of all.
         same_samples: whether all members see the same proposal samples.
@@ -240,8 +240,6 @@ class ManyTask(Task):
     def __init__(
         self,
         runs: Sequence[DensityTask],
-        data: MemberData,
-        val_data: MemberData | None,
         *,
         rates: Sequence[float],
         weight_decays: Sequence[float],
@@ -249,7 +247,7 @@ class ManyTask(Task):
         same_samples: bool = False,
     ) -> None:
         device, first = runs[0].module.device, runs[0].proposal
-        self.runs, self.data, self.val_data = runs, data, val_data
+        self.runs = runs
         self.n_samples, self.same_samples = runs[0].n_samples, same_samples
         self.rates, self.patience = rates, options.patience
         if same_samples and not all(_same_law(run.proposal, first) for run in runs):
@@ -277,21 +275,20 @@ class ManyTask(Task):
             "members' lr": list(rates),
             "members' weight_decay": list(weight_decays),
             "members' patience": options.patience,
-            "rows": fingerprint(tuple(data.tables[: 1 if data.shared else None])),
         }
 
     def settings(self) -> dict[str, Any]:
         """What a resumed run must share."""
         return {"members": [run.settings() for run in self.runs], **self._settings}
 
-    def witness(self, data: tuple[Tensor, ...]) -> Tensor:  # noqa: ARG002
+    def witness(self, data: tuple[Tensor, ...]) -> Tensor:
         """``log p~`` and ``log q`` of every member at its first rows."""
-        rows = self.data.rows[..., :64, :].expand(len(self.runs), -1, -1)
+        rows = stacked([table[:64] for table in data])[0].expand(len(self.runs), -1, -1)
         return self.module.ask(
             lambda m, x: torch.cat([m.model.log_unnormalized(x), m.proposal.log_prob(x)]), rows
         )
 
-    def start(self, data: tuple[Tensor, ...]) -> None:  # noqa: ARG002
+    def start(self, data: tuple[Tensor, ...]) -> None:
         """The checks and the first ``b`` of every member, as in a run of its own."""
         device = self.module.table.device
         cuda = [device] if device.type == "cuda" else []
@@ -300,7 +297,7 @@ class ManyTask(Task):
             # with the same samples every member begins where the random stream stands now
             with torch.random.fork_rng(cuda, enabled=self.same_samples and k < last):
                 try:
-                    single.start((self.data.tables[k],))
+                    single.start((data[k],))
                 except SelfnormError as error:
                     raise type(error)(f"member {k}: {error}") from error
         self.module.read_log_norms()
@@ -319,7 +316,7 @@ class ManyTask(Task):
         if self.same_samples:
             drawn = self.runs[0].proposal.sample((self.n_samples,))
             common = [drawn.expand(len(self.runs), -1, -1)]
-        rows = self.data.take(batch[0].T)
+        (rows,) = batch
         found = self.module.ask(weights, rows, *common), self.module.log_norm
         sizes = [rows.shape[1], rows.shape[1], self.n_samples]
 
@@ -414,7 +411,7 @@ class ManyTask(Task):
         return "patience" if self.patience is not None else "diverged"
 
     @torch.no_grad()
-    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Judge every member on its own held-out rows, and keep its best state.
 
         Figures of member ``k`` are named ``k/...``. The score is left to the members (``-inf``).
@@ -422,13 +419,14 @@ class ManyTask(Task):
         figures = {"score": -math.inf}
         for name, values in zip(_METRICS, self.module.read().tolist(), strict=True):
             figures.update({f"{k}/train/{name}": v for k, v in enumerate(values)})
-        if self.val_data is None:
+        if not data:
             return figures
+        rows, weight = data
         drawn = zip(*(run.validation_samples() for run in self.runs), strict=True)
         samples, log_q = (torch.stack(each) for each in drawn)
         log_w = self._log_unnormalized(samples) - log_q
-        log_p = self._log_unnormalized(self.val_data.rows.expand(len(self.runs), -1, -1))
-        log_p = (torch.where(self.val_data.weight > 0, log_p, 0.0) * self.val_data.weight).sum(1)
+        log_p = self._log_unnormalized(rows.expand(len(self.runs), -1, -1))
+        log_p = (torch.where(weight > 0, log_p, 0.0) * weight).sum(1)
         lower, upper = both_bounds(log_p, log_w, self.module.log_norm, dim=1)
         score = torch.where(self._learns, lower, upper)
         self.module.keep_best(score, self.patience)

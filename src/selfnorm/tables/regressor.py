@@ -437,14 +437,14 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             ]
             model = self._build(X.shape[1], y.shape[1], *edges).to(device)
             common: dict[str, Any] = {
-                "batch_size": min(batch, len(rows.train)),
+                "batch_size": min(batch, len(rows)),
                 "weight_decay": self.weight_decay,
                 "schedule": ("one_cycle", 0.05),
                 "ema": 0.99,
                 "patience": self.patience,
                 "progress": self.verbose,
             }
-            per_epoch = max(1, len(rows.train) // common["batch_size"])
+            per_epoch = max(1, len(rows) // common["batch_size"])
             epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 16, 400))
             energy_epochs = network.energy_epochs
             if energy_epochs is None:
@@ -511,7 +511,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         if self.label_step_ > 0 and self.n_outputs_ == 1:
             checking += per_row(lambda: _mass_within(untrained, inputs, ranges[2:]))
         shown = int(_LOOK_SHARE * clock.left / judging)
-        rows.held_out = rows.held_out[: max(_TIMED_ROWS, shown)]
+        rows.held_out.rows = rows.held_out.rows[: max(_TIMED_ROWS, shown)]
         n_checked = min(most, max(_TIMED_ROWS, int(_CLOSING_SHARE * clock.left / checking)))
         return judging * _JUDGED_ROWS / self.n_members + checking * n_checked, n_checked
 

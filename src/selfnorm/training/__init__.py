@@ -1,33 +1,30 @@
-"""The engine, which knows no model: task, options, loop, step, checkpoints, history."""
+"""The engine, which knows no model: task, source, options, loop, step, checkpoints, history."""
 
-from selfnorm.training.checkpoint import fingerprint, load_checkpoint
+from selfnorm.training.checkpoint import load_checkpoint
 from selfnorm.training.history import History, Judgement
-from selfnorm.training.loop import (
-    MAX_BAD_STREAK,
-    MAX_ROLLBACKS,
-    Checkpoint,
-    Clock,
-    Options,
-    Task,
-    TrainingOptions,
-    lr_factor,
-    run,
-    seconds,
-    split_rows,
-    whole_number,
-)
+from selfnorm.training.loop import MAX_BAD_STREAK, MAX_ROLLBACKS, Data, run, split_rows
+from selfnorm.training.options import Checkpoint, Options, TrainingOptions, whole_number
+from selfnorm.training.schedule import lr_factor
+from selfnorm.training.source import MemberSource, Source, TensorSource, fingerprint
 from selfnorm.training.step import Stepper
+from selfnorm.training.stopping import Clock, Keeper, seconds
+from selfnorm.training.task import Task
 
 __all__ = [
     "MAX_BAD_STREAK",
     "MAX_ROLLBACKS",
     "Checkpoint",
     "Clock",
+    "Data",
     "History",
     "Judgement",
+    "Keeper",
+    "MemberSource",
     "Options",
+    "Source",
     "Stepper",
     "Task",
+    "TensorSource",
     "TrainingOptions",
     "fingerprint",
     "load_checkpoint",

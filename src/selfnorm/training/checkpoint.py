@@ -25,7 +25,7 @@ from selfnorm.errors import CheckpointError
 from selfnorm.saving import only_writer, open_file
 
 if TYPE_CHECKING:
-    from selfnorm.training.loop import Task
+    from selfnorm.training.task import Task
 
 _NAME = b"selfnorm checkpoint 3 "
 AFRESH = "name another checkpoint, or delete this one to start afresh"
@@ -103,19 +103,16 @@ def entries_of_task(task: Task, data: tuple[Tensor, ...]) -> dict[str, Any]:
 def check_same_run(
     path: Path, state: dict[str, Any], task: Task, options: dict[str, Any], data: str
 ) -> None:
-    """Refuse to resume a run that had other options, or other data (by :func:`fingerprint`).
-
-    A task's setting ``rows`` is the fingerprint of data that it holds itself.
-    """
+    """Refuse to resume a run that had other options, or other data (by their fingerprint)."""
     mine = {**task.settings(), **options}
     saved = {**state["settings"], **state["options"]}
-    other = sorted(k for k in mine if mine[k] != saved.get(k) and k != "rows")
+    other = sorted(k for k in mine if mine[k] != saved.get(k))
     if other:
         named = ", ".join(f"{k}={saved.get(k)!r}" for k in other)
         raise CheckpointError(
             f"{path} belongs to a run with other options ({named}); use the same ones, or {AFRESH}"
         )
-    if state["data"] != data or mine.get("rows") != saved.get("rows"):
+    if state["data"] != data:
         rows = len(state["order"])
         raise CheckpointError(f"{path} belongs to a run on other data, of {rows} rows; {AFRESH}")
 
@@ -143,12 +140,3 @@ def _witness(task: Task, data: tuple[Tensor, ...]) -> Tensor | None:
     with evaluating(task.module), torch.no_grad(), seeded(0, data[0].device):
         seen = task.witness(data)
     return None if seen is None else seen.double().cpu()
-
-
-def fingerprint(tensors: tuple[Tensor, ...]) -> str:
-    """Hash of the training data: a run is resumed only on the data it began with."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

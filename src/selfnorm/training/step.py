@@ -18,7 +18,9 @@ from torch import Tensor
 from selfnorm.errors import SelfnormWarning
 
 if TYPE_CHECKING:
-    from selfnorm.training.loop import Task, TrainingOptions
+    from selfnorm.training.options import TrainingOptions
+    from selfnorm.training.source import Source
+    from selfnorm.training.task import Task
 
 _WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS allocate lazily
 
@@ -69,20 +71,19 @@ class Counters:
 
 
 class Stepper:
-    """Runs training steps of a task on device-resident data.
+    """Runs training steps of a task on the rows of a source.
 
     Attributes:
         counters: of the steps taken and lost.
         average: moving average of the parameters; empty without one.
     """
 
-    def __init__(self, task: Task, data: tuple[Tensor, ...], options: TrainingOptions) -> None:
-        self.task, self.options = task, options
-        self.data = data
-        self.device = data[0].device
+    def __init__(self, task: Task, source: Source, options: TrainingOptions) -> None:
+        self.task, self.source, self.options = task, source, options
         self.optimizer = task.make_optimizer(options)
         groups = self.optimizer.param_groups
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        self.device = self.params[0].device
         self.average = [] if options.ema is None else [p.detach().clone() for p in self.params]
         self._gain = torch.ones((), device=self.device)  # share of the parameters in the average
         on_cuda = self.device.type == "cuda"
@@ -90,14 +91,14 @@ class Stepper:
         scales = [float(group.get("lr_scale", 1.0)) for group in groups]
         self._lr_scales = torch.tensor(scales, device=self.device) if on_cuda else None
         self._rates = torch.zeros(len(scales), device=self.device)
-        self.capture = on_cuda and task.capturable
+        self.capture = on_cuda and task.capturable and source.capturable
         self._graph: torch.cuda.CUDAGraph | None = None
         self._static_rows: Tensor | None = None
         self._n_eager = 0
         self.counters = Counters(self.device)
 
     def step(self, rows: Tensor, lr: float, n_done: int) -> None:
-        """Take one step on the given rows of the data."""
+        """Take one step on rows of the source, by their numbers."""
         self._set_rates(lr)
         if self.options.ema is not None:
             # A young average forgets faster, so that it does not drag the initialisation along.
@@ -179,7 +180,7 @@ class Stepper:
             p.copy_(value)
 
     def _step_once(self, rows: Tensor) -> None:
-        batch = tuple(t.index_select(0, rows) for t in self.data)
+        batch = self.source.take(rows)
         for p in self.params:
             p.grad = None
         loss, metrics = self.task.loss(batch)

@@ -1,0 +1,93 @@
+"""The engine trains on whatever gives rows by their numbers: tensors, members' rows, a file."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+import selfnorm as sn
+from selfnorm.density.task import DensityTask
+from selfnorm.training import MemberSource, Source, TensorSource, TrainingOptions, run
+
+
+class MappedSource(Source):
+    """Rows of a file that is never read as one."""
+
+    def __init__(self, path, shape):
+        self.table = np.memmap(path, np.float32, "r", shape=shape)
+        self.most = 0
+
+    def __len__(self):
+        return len(self.table)
+
+    def take(self, rows):
+        self.most = max(self.most, len(rows))
+        return (torch.from_numpy(self.table[rows.cpu().numpy()]).to(rows.device),)
+
+    def fingerprint(self):
+        return hashlib.sha256(self.table.data).hexdigest()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(300, 2, generator=torch.Generator().manual_seed(1)) + 1
+
+
+@pytest.fixture
+def mapped(x, tmp_path):
+    x.numpy().tofile(tmp_path / "rows.f32")
+    return MappedSource(tmp_path / "rows.f32", tuple(x.shape))
+
+
+def trained(data, **options):
+    torch.manual_seed(0)
+    model = sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian(torch.ones(2), scale=1.5))
+    task = DensityTask(model, None, n_samples=64)
+    how = {"batch_size": 32, "max_epochs": 3, "seed": 5, "progress": False}
+    history = run(task, data, val_data=data, options=TrainingOptions(**how | options))
+    return history, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_a_file_of_rows_trains_to_the_bits_of_the_tensor(x, mapped):
+    history, weights = trained(mapped)
+    of_tensor, expected = trained((x,))
+    assert torch.equal(weights, expected)
+    assert history.best_score == of_tensor.best_score
+    assert mapped.most == len(x)  # outside of steps a task sees what fits; here all rows
+
+
+def test_rows_beyond_memory_are_shown_in_part(mapped, monkeypatch):
+    monkeypatch.setattr("selfnorm.training.source._PREVIEW", 100)
+    history, _ = trained(mapped)
+    assert history.n_steps == 27
+    assert mapped.most == 100
+
+
+def test_a_run_on_a_file_is_resumed_on_the_same_file_only(x, mapped, tmp_path):
+    path = tmp_path / "run.ckpt"
+    trained(mapped, max_epochs=1, checkpoint=path)
+    _, weights = trained(mapped, checkpoint=path)
+    assert not torch.equal(weights, trained(mapped, max_epochs=1)[1])
+    (x + 1).numpy().tofile(tmp_path / "other.f32")
+    with pytest.raises(sn.errors.CheckpointError, match="other data, of 300 rows"):
+        trained(MappedSource(tmp_path / "other.f32", (300, 2)), checkpoint=path)
+
+
+def test_ranks_share_every_batch(x):
+    source = TensorSource((x,))
+    epoch = source.epoch(x.device)
+    batches = source.batches(epoch, 32)
+    shares = [source.batches(epoch, 32, rank, 4) for rank in range(4)]
+    assert batches.shape == (9, 32)
+    assert len(epoch[: 9 * 32].unique()) == 9 * 32
+    assert torch.equal(torch.stack(shares, -1).flatten(1), batches)
+
+
+def test_members_take_rows_of_their_own():
+    tables = torch.arange(12.0).view(2, 6, 1)
+    rows = torch.tensor([[0, 5], [1, 4], [2, 3]])
+    of_each = MemberSource((tables,), rows, shared=False).take(torch.tensor([2, 0]))[0]
+    assert of_each.squeeze(-1).tolist() == [[2, 0], [9, 11]]
+    of_all = MemberSource((tables[0],), rows).take(torch.tensor([2, 0]))[0]
+    assert of_all.squeeze(-1).tolist() == [[2, 0], [3, 5]]
