@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vae_spikes
-from selfnorm.vae.evaluation import COMPARISONS, confirmed, drift_of
+from selfnorm.vae.normaliser import COMPARISONS, confirmed, drift_of
 from tests.datasets.image_files import write_digits
 
 

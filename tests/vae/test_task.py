@@ -91,7 +91,7 @@ def test_spikes_where_no_estimator_looks_are_flagged(sharp, where):
 
 @pytest.fixture
 def few_samples(monkeypatch):
-    monkeypatch.setattr("selfnorm.vae.model._CHUNKS", 1)
+    monkeypatch.setattr("selfnorm.vae.priors._CHUNKS", 1)
 
 
 @pytest.mark.usefixtures("few_samples")

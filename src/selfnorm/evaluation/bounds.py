@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from selfnorm import functional as F
@@ -29,7 +30,6 @@ from selfnorm.evaluation.diagnostics import (
     LARGEST_ERROR,
     TOLERATED_SHARE,
     WRONG,
-    DataSideCheck,
     WeightStream,
     data_side_check,
     deviations,
@@ -155,13 +155,13 @@ class Bounds(Judged):
             )
         return self.lower - other.upper, self.upper - other.lower
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All fields, the gap, the 95 % interval and the verdict as a plain dict.
 
         An upper bound that does not exist is ``None``.
         """
         low, high = self.interval()
-        values = {
+        values: dict[str, object] = {
             **asdict(self),
             "gap": self.gap,
             "interval": [low, high],
@@ -175,33 +175,43 @@ class Bounds(Judged):
     def __str__(self) -> str:
         low, high = self.interval()
         if math.isinf(self.upper):
-            where = f"at least {low:.4f} nats (95 %; bound {self.lower:.4f}, no upper bound)"
+            bounds = f"at least {low:.4f} nats (95 %; bound {self.lower:.4f}, no upper bound)"
         else:
-            where = (
+            bounds = (
                 f"in [{low:.4f}, {high:.4f}] nats (95 % interval; bounds {self.lower:.4f} and "
                 f"{self.upper:.4f}, gap {self.gap:.4f})"
             )
-        said = " ".join([".", *self.remarks]) if self.remarks else ""
+        remarks = " ".join([".", *self.remarks]) if self.remarks else ""
         return (
-            f"log-likelihood {where}, log Z {self.log_norm:.4f} ± {self.log_norm_se:.4f}, "
+            f"log-likelihood {bounds}, log Z {self.log_norm:.4f} ± {self.log_norm_se:.4f}, "
             f"log_prob by the learned b off by {self.learned_error:+.4f}, ESS {self.ess:.3f}, "
-            f"Pareto k {self.pareto_k:.2f}: {self._verdict().rstrip('.')}{said}"
+            f"Pareto k {self.pareto_k:.2f}: {self._verdict().rstrip('.')}{remarks}"
         )
+
+
+@runtime_checkable
+class HasBounds(Protocol):
+    """A model that computes its bounds by a method of its own."""
+
+    @property
+    def bounds(self) -> Callable[..., Bounds]:
+        """The method."""
+        ...
 
 
 @torch.no_grad()
 def evaluate(
-    model: Any,
-    x: Tensor,
+    model: HasBounds | UnnormalisedModel,
+    x: object,
     *,
-    proposal: Any = None,
+    proposal: object = None,
     n_samples: int = 20_000,
     chunk_size: int | None = None,
     seed: SeedLike = None,
     max_memory: float | None = None,
-    reference: Any = None,
+    reference: ArrayLike | Tensor | None = None,
     adapt: bool = True,
-    **options: Any,
+    **options: object,
 ) -> Bounds:
     """Bounds of the mean log-likelihood of ``x`` under ``model``.
 
@@ -232,19 +242,19 @@ def evaluate(
         >>> round(bounds.lower, 4), round(bounds.gap, 6), bounds.reliable
         (-0.9189, 0.0, True)
     """
-    if hasattr(model, "bounds"):
+    if isinstance(model, HasBounds):
         stated = {"proposal": proposal, "chunk_size": chunk_size, "max_memory": max_memory}
         stated |= {"reference": reference, "adapt": None if adapt else False}
         options |= {name: value for name, value in stated.items() if value is not None}
         return _by_own_method(model, x, n_samples, seed, options)
     if options:
         raise TypeError(f"evaluate() got unexpected options {sorted(options)}")
-    if not hasattr(model, "log_unnormalized"):
+    if getattr(model, "log_unnormalized", None) is None:
         raise TypeError(
             f"evaluate needs an EBM or a model with bounds() of its own, got {type(model).__name__}"
             "; the log_prob of a proposal or flow is exact already: take its mean"
         )
-    proposal = model.base if proposal is None else proposal
+    proposal = getattr(model, "base", None) if proposal is None else proposal
     if proposal is None:
         raise ProposalError("evaluate needs a proposal (or a model with a base density)")
     if n_samples < 2:
@@ -270,7 +280,7 @@ def evaluate(
 
 
 def _by_own_method(
-    model: Any, x: Any, n_samples: int, seed: SeedLike, options: dict[str, Any]
+    model: HasBounds, x: object, n_samples: int, seed: SeedLike, options: dict[str, object]
 ) -> Bounds:
     """Bounds of a model that has a method for them."""
     parameters = inspect.signature(model.bounds).parameters.values()
@@ -283,18 +293,18 @@ def _by_own_method(
     # Estimators of tables name their seed as scikit-learn does, and regressors take (X, y).
     named = "random_state" if any(p.name == "random_state" for p in parameters) else "seed"
     pair = x if isinstance(x, tuple) and any(p.name == "y" for p in parameters) else (x,)
-    bounds: Bounds = model.bounds(*pair, n_samples=n_samples, **{named: seed}, **options)
-    return bounds
+    return model.bounds(*pair, n_samples=n_samples, **{named: seed}, **options)
 
 
 class _Judge:
     """A model and the rows by which it is judged, under several proposals."""
 
-    def __init__(self, model: Any, x: Tensor, reference: Tensor | None, chunk: int) -> None:
+    def __init__(
+        self, model: UnnormalisedModel, x: Tensor, reference: Tensor | None, chunk: int
+    ) -> None:
         self.model, self.x, self.reference, self.chunk = model, x, reference, chunk
         self.b = float(model.log_norm)
         self.log_p = self._at(model.log_unnormalized, x)
-        self.log_p_reference = self.log_p
         if reference is not None:
             self.log_p_reference = self._at(model.log_unnormalized, reference)
 
@@ -307,20 +317,27 @@ class _Judge:
         log_q = self._at(q.log_prob, self.x)
         log_w_data = self.log_p - log_q
         bounds = summarise(self.log_p, log_w, log_w_data, self.b)
-        findings = bounds.findings
-        n_nan = int(torch.isnan(log_q).sum())
-        if n_nan and not log_w.broken_by_proposal:
-            words = f"The proposal's log_prob is NaN at {n_nan} of {len(self.x)} rows: mend it."
-            findings = (Finding("proposal_nan", n_nan, 0.0, words), *findings)
-        if self.reference is not None:
-            at_reference = self.log_p_reference - self._at(q.log_prob, self.reference)
-            spikes = data_side_check(at_reference, log_w)
-            findings = (*findings, *_of_spikes(spikes, len(self.reference)))
-        bounds = replace(bounds, findings=findings)
-        seen = data_side_check(log_w_data, log_w).share * len(self.x) < 2
+        of_proposal = () if log_w.broken_by_proposal else _of_proposal(log_q)
+        of_reference = self._of_reference(q, log_w)
+        bounds = replace(bounds, findings=(*of_proposal, *bounds.findings, *of_reference))
+        reached = data_side_check(log_w_data, log_w).share * len(self.x) < 2
         agree = -bounds.learned_error <= max(B_TOLERANCE, 5 * bounds.log_norm_se)
         exact = bounds.pareto_k <= 0.3 and bounds.log_norm_se <= 0.8 * LARGEST_ERROR
-        return bounds, bounds.reliable and seen and agree and exact
+        return bounds, bounds.reliable and reached and agree and exact
+
+    def _of_reference(self, q: Proposal, log_w: WeightStream) -> Iterator[Finding]:
+        """Spikes of the energy at the rows that it was trained on."""
+        if self.reference is None:
+            return
+        check = data_side_check(self.log_p_reference - self._at(q.log_prob, self.reference), log_w)
+        if not check.passed:
+            words = (
+                f"{100 * check.share:.1f} % of the reference rows have a larger weight than every "
+                f"sample ({check.decisive} of {len(self.reference)} would each move log Z by more "
+                f"than {WRONG}): the energy has grown spikes at rows it was trained on; regularise "
+                "it, or stop earlier."
+            )
+            yield Finding("spikes", check.share, TOLERATED_SHARE, words)
 
     def widened(self, q: Proposal, n_samples: int, bounds: Bounds) -> Bounds:
         """Bounds with a Student-t beside the proposal, then from more samples, where that helps."""
@@ -328,7 +345,7 @@ class _Judge:
         for n in (n_samples, MORE_SAMPLES * n_samples):
             if wide is not q or n > n_samples:
                 bounds, _ = self.bounds(wide, n)
-            # A b that is elsewhere stays there, however many samples are drawn.
+            # More samples do not move a b that is above log Z.
             others = [finding for finding in bounds.findings if finding.code != "b_above"]
             if not others and bounds.log_norm_se <= 0.8 * LARGEST_ERROR:
                 break
@@ -337,31 +354,28 @@ class _Judge:
         return bounds
 
 
-def _of_spikes(check: DataSideCheck, n: int) -> Iterator[Finding]:
-    if not check.passed:
-        words = (
-            f"{100 * check.share:.1f} % of the reference rows have a larger weight than every "
-            f"sample ({check.decisive} of {n} would each move log Z by more than {WRONG}): the "
-            "energy has grown spikes at rows it was trained on; regularise it, or stop earlier."
-        )
-        yield Finding("spikes", check.share, TOLERATED_SHARE, words)
+def _of_proposal(log_q: Tensor) -> Iterator[Finding]:
+    n_nan = int(torch.isnan(log_q).sum())
+    if n_nan:
+        words = f"The proposal's log_prob is NaN at {n_nan} of {len(log_q)} rows: mend it."
+        yield Finding("proposal_nan", n_nan, 0.0, words)
 
 
 def joined_by_rows(q: Proposal, x: Tensor) -> Proposal | None:
     """``q`` and a Student-t fitted to rows ``x``, half and half; ``None`` where it cannot be.
 
-    The joint weights are at most twice those by ``q`` alone, and bounded wherever the rows are. Not
-    for models of whole numbers, for bounded supports (outside ``q``'s the model is not defined),
-    for fewer than five rows a column.
+    The weights of the mixture are at most twice those of ``q`` alone, and bounded wherever the rows
+    are. It cannot be for models of whole numbers, for bounded supports (outside ``q``'s the model
+    is not defined), and for fewer than five rows a column.
     """
     n, dim = x.shape
     if n < max(20, 5 * dim):
         return None
     x = x[:: -(-n // _ROWS_TO_FIT)]
     broad = StudentT.fit_to(x, df=3.0).to(x)
-    whole = q.sample((64,))
+    samples = q.sample((64,))
     outside = torch.isneginf(q.log_prob(broad.sample((1024,))))
-    if bool((whole == whole.round()).all(0).any()) or bool(outside.any()):
+    if bool((samples == samples.round()).all(0).any()) or bool(outside.any()):
         return None
     return Defensive(q, broad, 0.5, stratified=True)
 
@@ -413,9 +427,9 @@ def summarise(
 def about_b(log_z: float, b: float, se: float) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Findings and remarks on a learned ``b`` that is not ``log Z``; none where they agree.
 
-    Training has drawn many more samples than an evaluation does, of the proposal it had: a ``b``
-    above the estimate may know of mass that the samples at hand do not see, and far above it is a
-    finding. One below has not reached its value, which the bounds do not rest on.
+    Training draws many more samples than an evaluation. A ``b`` above the estimate may therefore
+    hold mass that the samples at hand miss; far above the estimate it is a finding. A ``b`` below
+    the estimate is not trained to its end; the bounds do not rest on it.
     """
     if abs(log_z - b) <= max(B_TOLERANCE, 5 * se) or math.isnan(log_z - b):
         return (), ()
@@ -431,11 +445,9 @@ def about_b(log_z: float, b: float, se: float) -> tuple[tuple[Finding, ...], tup
         "proposal, or train on."
     )
     limit = max(B_LIMIT, 5 * se)
-    return (
-        ((Finding("b_above", b - log_z, limit, words),), ())
-        if b - log_z > limit
-        else ((), (words,))
-    )
+    if b - log_z > limit:
+        return (Finding("b_above", b - log_z, limit, words),), ()
+    return (), (words,)
 
 
 @torch.no_grad()
@@ -447,10 +459,11 @@ def far_mass(
     Estimates the mass of shells at 8, 16, ... 4096 standard deviations from the mean of the data,
     by the model's density in 256 random directions. Where it *grows* outwards the integral ``Z``
     does not exist, whatever the samples say: a network's energy falls linearly, and only a Gaussian
-    base (or an energy with ``saturate``) holds that. It may do so within a narrow cone that no
-    of those directions meets: from the most promising of some thousands (random, along the axes,
-    through rows) the search climbs to where the density far out is highest, or its ratio to the
-    proposal's (which is the energy alone where that is the base), and follows those rays.
+    base (or an energy with ``saturate``) holds that. The mass may grow within a narrow cone that
+    none of those directions meets. So a search starts from the most promising of some thousands
+    (random, along the axes, through rows). It climbs to where the density far out is highest, or
+    its ratio to the proposal's (the energy alone, where the proposal is the base), and follows
+    those rays.
 
     Returns:
         The finding, if there is one.
@@ -509,16 +522,16 @@ def _climbed(log_density: Callable[..., Tensor], directions: Tensor) -> Tensor:
     """
     for radius in _CLIMBING:
         u = directions[_largest(log_density(directions, radius))]
-        found = [u]
+        path = [u]
         try:
             for step in (0.5 * 0.6**k for k in range(8)):
                 _, gradient = value_and_gradient(partial(log_density, radius=radius), u)
                 along = nn.functional.normalize(gradient - (gradient * u).sum(-1, True) * u, dim=-1)
                 u = nn.functional.normalize(u + step * along, dim=-1)
-                found.append(u)
+                path.append(u)
         except RuntimeError:  # an energy that has no gradient
             pass
-        directions = torch.cat([directions, *found])
+        directions = torch.cat([directions, *path])
     return directions[_largest(log_density(directions, _CLIMBING[-1]))]
 
 

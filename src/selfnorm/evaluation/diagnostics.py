@@ -286,14 +286,19 @@ def _of_broken_weights(stream: WeightStream) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _of_weights(stream: WeightStream, k: float, se: float) -> Iterator[Finding]:
+def heavy_tail(k: float, cure: str, of: str = "") -> Iterator[Finding]:
+    """A tail index above its limit; ``cure`` says what it means and what helps."""
     if k > PARETO_K_LIMIT:
-        yield Finding(
-            "pareto_k", k, PARETO_K_LIMIT,
-            f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the weights are so heavy-tailed that "
-            "no number of samples helps; use a proposal with heavier tails "
-            "(Defensive or StudentT fitted to the data).",
-        )  # fmt: skip
+        words = f"Pareto k = {k:.2f} {of}is above {PARETO_K_LIMIT}: {cure}"
+        yield Finding("pareto_k", k, PARETO_K_LIMIT, words)
+
+
+def _of_weights(stream: WeightStream, k: float, se: float) -> Iterator[Finding]:
+    yield from heavy_tail(
+        k,
+        "the weights are so heavy-tailed that no number of samples helps; use a proposal with "
+        "heavier tails (Defensive or StudentT fitted to the data).",
+    )
     if not se <= LARGEST_ERROR:
         yield Finding(
             "standard_error", se, LARGEST_ERROR,

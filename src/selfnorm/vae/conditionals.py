@@ -36,7 +36,7 @@ class Likelihood(nn.Module, ABC):
     config: dict[str, Any] = {}  # noqa: RUF012 what the constructor is given, if anything
     n_parameters = 1  # decoder outputs for each value of a row
 
-    def flat(self, output: Any) -> Tensor:
+    def flat(self, output: Tensor) -> Tensor:
         """A decoder's output ``(n, ...)`` as rows ``(n, n_parameters * dim)``."""
         if not isinstance(output, Tensor):
             raise DataError(
@@ -144,7 +144,7 @@ class Categorical(Likelihood):
         self.config = {"n_classes": n_classes}
         self.n_classes = self.n_parameters = n_classes
 
-    def flat(self, output: Any) -> Tensor:
+    def flat(self, output: Tensor) -> Tensor:
         """Logits with those of one entry side by side, wherever the decoder has the classes."""
         if isinstance(output, Tensor) and output.dim() > 2:
             first, last = (output.shape[i] == self.n_classes for i in (1, -1))
@@ -157,21 +157,21 @@ class Categorical(Likelihood):
             output = output.movedim(1, -1) if first else output
         return super().flat(output)
 
-    def _law(self, output: Tensor) -> torch.distributions.Categorical:
+    def _distribution(self, output: Tensor) -> torch.distributions.Categorical:
         logits = output.unflatten(-1, (-1, self.n_classes))
         return torch.distributions.Categorical(logits=logits, validate_args=False)
 
     def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
         """Sum of the log-probabilities of the values."""
-        return self._law(output).log_prob(x).sum(-1)
+        return self._distribution(output).log_prob(x).sum(-1)
 
     def mean(self, output: Tensor) -> Tensor:
         """Probabilities ``(..., dim, n_classes)``."""
-        return self._law(output).probs
+        return self._distribution(output).probs
 
     def sample(self, output: Tensor) -> Tensor:
         """Values as floating-point numbers."""
-        return self._law(output).sample().to(output.dtype)
+        return self._distribution(output).sample().to(output.dtype)
 
     def check(self, x: Tensor) -> None:
         """Only whole numbers below ``n_classes``."""
@@ -212,15 +212,15 @@ class GaussianPosterior:
         """From an encoder's mean and log-variance: a pair, or one tensor ``(n, 2 d)``."""
         pair = output.chunk(2, -1) if isinstance(output, Tensor) else output
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            found = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+            given = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
             raise DataError(
                 "the encoder must give a mean and a log-variance: a pair of (n, d), or one tensor "
-                f"(n, 2 d); it gives {found}"
+                f"(n, 2 d); it gives {given}"
             )
         mean, log_variance = pair
         return cls(mean, (0.5 * log_variance).clamp(*_LIMITS))
 
-    def __getitem__(self, rows: Any) -> GaussianPosterior:
+    def __getitem__(self, rows: Tensor | slice) -> GaussianPosterior:
         """The posteriors of some rows."""
         return GaussianPosterior(self.mean[rows], self.log_sd[rows])
 

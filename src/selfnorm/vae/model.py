@@ -20,23 +20,22 @@ from numbers import Integral
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import SeedLike, evaluating, seeded, without_gradient
 from selfnorm._inputs import as_rows
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.evaluation import Bounds, stream_log_weights
+from selfnorm.evaluation import Bounds
 from selfnorm.training import History, Stepper, Task, TrainingOptions, run
 from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
-from selfnorm.vae.evaluation import Drift, confirmed, drift_of, evaluate_vae, row_figures
-from selfnorm.vae.priors import AutoregressivePrior, EnergyPrior, LatentPrior, StandardNormal
+from selfnorm.vae.evaluation import evaluate_vae, row_figures
+from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
 
 _OBJECTIVES = ("snl", "snelbo", "elbo")
 _FROZEN = {"all": (), "prior": ("encoder", "decoder"), "encoder": ("decoder", "prior")}
 _VALIDATION_SAMPLES = 4  # posterior samples of a held-out row
-_CHUNKS = 8  # of 8,192 samples each, on either side as well
-_WATCHED = 256  # rows on either side of a comparison: about the posteriors a batch brings
 
 
 class EnergyVAE(saving.Saved, nn.Module):
@@ -112,7 +111,7 @@ class EnergyVAE(saving.Saved, nn.Module):
         output = self.decode(z.flatten(0, -2))
         return self.likelihood.log_prob(output.unflatten(0, z.shape[:-1]), x.flatten(1))
 
-    def rows(self, x: Any, name: str = "x") -> Tensor:
+    def rows(self, x: ArrayLike | Tensor, name: str = "x") -> Tensor:
         """What ``x`` holds as rows on the model's device, or an error that says what is wrong."""
         rows = as_rows(x, name, self.dtype).to(self.device)
         if rows.dim() < 2 or rows.numel() == 0:
@@ -159,15 +158,17 @@ class EnergyVAE(saving.Saved, nn.Module):
     # -- what it is for ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def elbo(self, x: Any, n_samples: int = 1, seed: SeedLike = None) -> Tensor:
+    def elbo(self, x: ArrayLike | Tensor, n_samples: int = 1, seed: SeedLike = None) -> Tensor:
         """``(n,)`` ELBO of each row by the prior's learned normaliser."""
         x = self.rows(x)
         with evaluating(self), seeded(seed, self.device):
-            fit, kl, *_ = row_figures(self, x, n_samples)
-        return (fit - kl).to(x.dtype)
+            figures = row_figures(self, x, n_samples)
+        return (figures.fit - figures.kl).to(x.dtype)
 
     @torch.no_grad()
-    def log_prob(self, x: Any, n_samples: int = 100, seed: SeedLike = None) -> Tensor:
+    def log_prob(
+        self, x: ArrayLike | Tensor, n_samples: int = 100, seed: SeedLike = None
+    ) -> Tensor:
         """``(n,)`` importance-weighted estimates of ``log p(x)`` by the learned normaliser.
 
         Below ``log p(x)`` in expectation where the prior is normalised. With an energy prior they
@@ -176,7 +177,7 @@ class EnergyVAE(saving.Saved, nn.Module):
         """
         x = self.rows(x)
         with evaluating(self), seeded(seed, self.device):
-            return row_figures(self, x, n_samples)[2].to(x.dtype)
+            return row_figures(self, x, n_samples).log_px.to(x.dtype)
 
     @torch.no_grad()
     def sample(
@@ -202,7 +203,7 @@ class EnergyVAE(saving.Saved, nn.Module):
         return rows.to(x.dtype).reshape(x.shape)
 
     @torch.no_grad()
-    def reconstruct(self, x: Any) -> Tensor:
+    def reconstruct(self, x: ArrayLike | Tensor) -> Tensor:
         """Means of ``x`` given the posterior mean of ``z``."""
         with evaluating(self):
             return self.likelihood.mean(self.decode(self.encode(self.rows(x)).mean))
@@ -213,7 +214,7 @@ class EnergyVAE(saving.Saved, nn.Module):
         *,
         n_samples: int = 20_000,
         posterior_samples: int = 100,
-        reference: Any = None,
+        reference: ArrayLike | Tensor | None = None,
         seed: SeedLike = None,
     ) -> Bounds:
         """A lower bound of ``log p(x)`` (importance-weighted SNELBO) with the verdict.
@@ -299,7 +300,7 @@ class VAETask(Task):
         self,
         vae: EnergyVAE,
         *,
-        objective: Any = "snelbo",
+        objective: object = "snelbo",
         n_samples: int = 1024,
         posterior_samples: int = 1,
         kl_warmup: int = 0,
@@ -395,33 +396,20 @@ class VAETask(Task):
                 for name, value in figures.items():
                     totals[name] += float(value) * len(x) / len(rows)
         score = totals["fit"] - totals["kl"]
-        found = {"score": score, "lower": score, "upper": score + totals["gap"], **totals}
-        return {**found, **self._watch(torch.cat([rows[:2000], self._rows.to(rows)]))}
+        bounds = {"score": score, "lower": score, "upper": score + totals["gap"]}
+        watched = self._watch(torch.cat([rows[:2000], self._rows.to(rows)]))
+        return {**bounds, **totals, **watched}
 
     @torch.no_grad()
     def _watch(self, x: Tensor) -> dict[str, float]:
-        """Of a joint energy, how much of ``log Z`` its proposal misses; warn once.
-
-        A random half of the rows makes the proposal, as a batch does in training; the posteriors
-        of the others confront it. Rows and samples are drawn afresh for every comparison.
-        """
-        prior = self.vae.prior
-        if not isinstance(prior, EnergyPrior) or self.monitor == "off":
+        """How much of ``log Z`` the prior's proposal misses; warn once."""
+        if self.monitor == "off":
             return {}
         self._checks += 1
         with seeded(self._checks, self.vae.device):
-            every = self.vae.posteriors(x)
-            half = min(-(-len(x) // 2), _WATCHED)
-
-            def compare() -> Drift:
-                order = torch.randperm(len(x), device=x.device)
-                known, others = every[order[:half]], every[order[-half:]]
-                proposals = prior.proposal_for(known), prior.beside_posteriors(others)
-                return drift_of(
-                    *(stream_log_weights(prior, q, _CHUNKS * 8192, 8192) for q in proposals)
-                )
-
-            report = compare() if self.spiked else confirmed(compare)
+            report = self.vae.prior.watch(self.vae.posteriors, x, self.spiked)
+        if report is None:
+            return {}
         if report.spiked and not self.spiked:
             warnings.warn(
                 f"the energy prior grows spikes: log Z is too low by {report.drift:.2f} nats or "
@@ -432,10 +420,10 @@ class VAETask(Task):
                 stacklevel=4,
             )
         self.spiked = report.spiked
-        found = {name: float(value) for name, value in asdict(report).items()}
+        figures = {name: float(value) for name, value in asdict(report).items()}
         if report.spiked and self.monitor == "stop":
-            found["score"] = float("-inf")  # a state with spikes must never be the best one
-        return found
+            figures["score"] = float("-inf")  # a state with spikes must never be the best one
+        return figures
 
     def guard(self, stepper: Stepper, *, looking: bool) -> str | None:
         """Reason to stop where spikes are to stop training."""
@@ -506,8 +494,8 @@ def add_energy_prior(
     vae = EnergyVAE(encoder, decoder, prior, likelihood)
     if vae.latent != latent:
         raise DataError(f"latent={latent}, but the prior has {vae.latent} latent numbers")
-    known = [p for m in (encoder, decoder) for p in m.parameters()]
-    vae.to(known[0].device if known else None)
+    parameters = itertools.chain(encoder.parameters(), decoder.parameters())
+    vae.to(next((p.device for p in parameters), None))
     usual = TrainingOptions(
         max_epochs=10**6, max_steps=2000, lr=2e-3, weight_decay=1e-2, ema=0.99, progress=False
     )

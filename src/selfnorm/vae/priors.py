@@ -8,7 +8,7 @@ with ``exact = True`` is normalised by construction: its bound is ``log p(z)`` i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,27 @@ from selfnorm.distributions import (
     pick_component,
 )
 from selfnorm.errors import DataError, EnergyError
+from selfnorm.evaluation import Finding, stream_log_weights
 from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
 from selfnorm.networks import MLP
 from selfnorm.sampling import draw
 from selfnorm.vae.conditionals import GaussianPosterior
+from selfnorm.vae.normaliser import (
+    EXACT_ROWS,
+    NODES_LIMIT,
+    REFERENCE_ROWS,
+    Drift,
+    LogNorm,
+    Normaliser,
+    confirmed,
+    drift_of,
+    estimates_of,
+    findings_against,
+)
+
+Encode = Callable[[Tensor], GaussianPosterior]  # rows to their posteriors
+_CHUNKS = 8  # of 8,192 samples each, on either side as well
+_WATCHED = 256  # rows on either side of a comparison: about the posteriors a batch brings
 
 
 def _figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
@@ -71,6 +88,29 @@ class LatentPrior(Proposal):
         """Close the normaliser after training."""
         del z, posterior
         return {}
+
+    def normaliser(
+        self, encode: Encode, x: Tensor, reference: Tensor | None, n_samples: int, n_nodes: int
+    ) -> Normaliser:
+        """``log Z`` as held-out rows ``x`` are judged with it.
+
+        Args:
+            encode: rows to their posteriors.
+            x: held-out rows.
+            reference: rows whose posteriors join the proposal, where there is one.
+            n_samples: of each importance estimate.
+            n_nodes: of a quadrature.
+        """
+        del encode, x, reference, n_samples, n_nodes
+        return Normaliser({"exact": LogNorm(0.0, 0.0)})
+
+    def watch(self, encode: Encode, x: Tensor, spiked: bool) -> Drift | None:
+        """How much of ``log Z`` the proposal misses; ``None`` where nothing can be missed.
+
+        ``spiked``: whether spikes were seen before, so that no more comparisons must confirm them.
+        """
+        del encode, x, spiked
+        return None
 
 
 class StandardNormal(LatentPrior):
@@ -170,13 +210,13 @@ class EnergyPrior(LatentPrior):
         if proposal not in ("mixture", "base"):
             raise ValueError(f"proposal must be 'mixture' or 'base', not {proposal!r}")
         stated = (dim, getattr(energy, "dim", None), getattr(base, "dim", None))
-        known = {each for each in stated if isinstance(each, int)}
-        if len(known) != 1:
+        dims = {number for number in stated if isinstance(number, int)}
+        if len(dims) != 1:
             raise ValueError(
                 "give dim, a base or an energy with an attribute dim, all of one number; got "
-                f"{' and '.join(map(str, sorted(known))) or 'none'}"
+                f"{' and '.join(map(str, sorted(dims))) or 'none'}"
             )
-        self.dim = known.pop()
+        self.dim = dims.pop()
         self.base = StandardNormal(self.dim) if base is None else base
         self.energy = energy if energy is not None else latent_energy(self.dim)
         self.log_norm = nn.Parameter(torch.zeros(()))
@@ -253,6 +293,42 @@ class EnergyPrior(LatentPrior):
         log_z = log_mean_exp(draw_log_weights(self, self.beside_posteriors(posterior), 2**16, 4096))
         self.log_norm.copy_(log_z)
         return {"log_norm": float(log_z)}
+
+    @torch.no_grad()
+    def normaliser(
+        self, encode: Encode, x: Tensor, reference: Tensor | None, n_samples: int, n_nodes: int
+    ) -> Normaliser:
+        """``log Z`` from samples, of the base, of the mixture and by tempered steps.
+
+        Without a ``reference`` the first half of ``x`` serves, and the second is held out.
+        """
+        del n_nodes
+        half = max(1, len(x) // 2)
+        rows, held_out = (x[:half], x[half:]) if reference is None else (reference, x)
+        estimates = estimates_of(self, encode(rows[:REFERENCE_ROWS]), n_samples)
+        others = encode((held_out if len(held_out) else x)[:REFERENCE_ROWS])
+        log_z, b = estimates["mixture"].value, float(self.log_norm)
+        gap = float(bound_gap(torch.tensor(log_z - b, dtype=torch.float64)))
+        findings = tuple(findings_against(self, estimates, others, n_samples))
+        return Normaliser(estimates, b, b - log_z, gap, findings)
+
+    @torch.no_grad()
+    def watch(self, encode: Encode, x: Tensor, spiked: bool) -> Drift | None:
+        """How much of ``log Z`` the proposal misses.
+
+        A random half of the rows makes the proposal, as a batch does in training; the posteriors
+        of the others confront it. Rows and samples are drawn afresh for every comparison.
+        """
+        posterior = encode(x)
+        half = min(-(-len(x) // 2), _WATCHED)
+
+        def compare() -> Drift:
+            order = torch.randperm(len(x), device=x.device)
+            own, others = posterior[order[:half]], posterior[order[-half:]]
+            proposals = self.proposal_for(own), self.beside_posteriors(others)
+            return drift_of(*(stream_log_weights(self, q, _CHUNKS * 8192, 8192) for q in proposals))
+
+        return compare() if spiked else confirmed(compare)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The base with the VAE's learning rate, the energy and ``b`` with their own."""
@@ -343,16 +419,16 @@ class AutoregressivePrior(LatentPrior):
         del posterior, n_samples
         chain, n = self.chain, self.n_samples
         at_z, log_det = chain.columns(z)
-        here = at_z.expand(chain.n_orderings, -1, -1)
-        at = chain.factors(here)
+        latents = at_z.expand(chain.n_orderings, -1, -1)
+        at = chain.factors(latents)
         with torch.no_grad():
-            u = torch.rand(*here.shape, n, dtype=z.dtype, device=z.device)
+            u = torch.rand(*latents.shape, n, dtype=z.dtype, device=z.device)
             cells = torch.linspace(0, 1 - 1 / n, n, dtype=z.dtype, device=z.device)
             u = torch.add(cells, u, alpha=1 / n)  # one in each cell
             y = at.proposal.from_uniform(u.movedim(-1, 0))
-        f, log_w = chain.energy(torch.cat([here.unsqueeze(0), y]), at).split([1, n])
+        f, log_w = chain.energy(torch.cat([latents.unsqueeze(0), y]), at).split([1, n])
         b = chain.energy.log_norm(at.context)
-        bound = at.proposal.log_prob(here) + snl(f.squeeze(0), log_w, b, reduction="none")
+        bound = at.proposal.log_prob(latents) + snl(f.squeeze(0), log_w, b, reduction="none")
         chains = bound.sum(-1) + log_det
         value = log_mean_exp(chains) if chain.n_orderings > 1 else chains.squeeze(0)
         return value, _figures(log_w, b)
@@ -370,6 +446,29 @@ class AutoregressivePrior(LatentPrior):
             parts.append(torch.stack([log_mean_exp(v) for v in (exact, learned, lower)]))
         exact, learned, lower = torch.cat(parts, 1)
         return exact, learned, lower
+
+    @torch.no_grad()
+    def normaliser(
+        self, encode: Encode, x: Tensor, reference: Tensor | None, n_samples: int, n_nodes: int
+    ) -> Normaliser:
+        """``sum_i log Z_i - sum_i b_i`` by quadrature, which a rule of half the nodes confirms."""
+        del reference, n_samples
+        z = encode(x[:EXACT_ROWS]).sample(1)[0]
+        exact, learned, lower = (v.double() for v in self.log_prob_exact(z, n_nodes))
+        shift = exact - learned
+        se = float(shift.std()) / math.sqrt(len(z)) if len(z) > 1 else math.nan
+        coarse, _, _ = self.log_prob_exact(z[:1000], n_nodes // 2)
+        error = abs(float((coarse.double() - exact[:1000]).mean()))
+        findings: tuple[Finding, ...] = ()
+        if not error < NODES_LIMIT:
+            words = (
+                f"Quadrature with {n_nodes} and {n_nodes // 2} nodes differs by {error:.3f} nats: "
+                "raise n_nodes."
+            )
+            findings = (Finding("nodes", error, NODES_LIMIT, words),)
+        estimates = {"exact": LogNorm(float(-shift.mean()), se)}
+        gap = float((exact - lower).mean())
+        return Normaliser(estimates, 0.0, float(shift.mean()), gap, findings)
 
     def sample(self, shape: Sequence[int] = (), seed: SeedLike = None) -> Tensor:
         """``(*shape, dim)``, one number after another."""
