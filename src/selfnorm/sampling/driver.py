@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,10 @@ from selfnorm._context import SeedLike, alone, seeded
 from selfnorm.errors import ProposalError
 from selfnorm.sampling import smc
 from selfnorm.sampling.steps import (
+    GradientState,
     LogDensity,
+    MoveInfo,
+    ProposalLike,
     StepSize,
     WeightedState,
     as_log_density,
@@ -36,8 +39,8 @@ class Draws:
 
     ``ess`` is the number of independent samples that these are worth, ``n`` at most;
     ``acceptance`` the mean acceptance rate; ``log_norm`` the estimate of log Z where the method
-    has one (sir, smc). ``r_hat`` near 1 says that chains agree (mala, hmc with at
-    least 100 steps per chain: many short chains tell nothing about it).
+    has one (sir, smc). ``r_hat`` near 1 says that chains agree (mala and hmc with at
+    least 100 steps per chain; shorter chains do not show it).
     """
 
     samples: Tensor
@@ -50,13 +53,13 @@ class Draws:
 
 @torch.no_grad()
 def draw(
-    target: Any,
+    target: object,
     n: int,
     *,
-    proposal: Any,
+    proposal: ProposalLike,
     method: str = "sir",
     seed: SeedLike = None,
-    **options: Any,
+    **options: object,
 ) -> Draws:
     """Draw ``n`` samples from a density that need not be normalised.
 
@@ -74,25 +77,28 @@ def draw(
     if method not in METHODS:
         raise ValueError(f"unknown sampling method {method!r}: choose from {sorted(METHODS)}")
     run = METHODS[method]
-    known = set(inspect.signature(run).parameters) - {"log_density", "proposal", "n"}
-    unknown = sorted(set(options) - known)
+    accepted = set(inspect.signature(run).parameters) - {"log_density", "proposal", "n"}
+    unknown = sorted(set(options) - accepted)
     if unknown:
-        raise TypeError(f"{method} has no option {unknown[0]!r}: it takes {sorted(known)}")
+        raise TypeError(f"{method} has no option {unknown[0]!r}: it takes {sorted(accepted)}")
     log_density = as_log_density(target)
     with seeded(seed, _device_of(proposal)):
         return run(log_density, proposal, n, **options)
 
 
-def _device_of(proposal: Any) -> torch.device:
+def _device_of(proposal: ProposalLike) -> torch.device:
     """Where the proposal's samples live, without advancing the caller's random stream."""
     if isinstance(proposal, torch.nn.Module):
-        for tensor in (*proposal.parameters(), *proposal.buffers()):
-            return tensor.device
+        tensors = itertools.chain(proposal.parameters(), proposal.buffers())
+        if (first := next(tensors, None)) is not None:
+            return first.device
     with alone(), torch.random.fork_rng(devices=[]):
         return proposal.sample((1,)).device
 
 
-def _sir(log_density: LogDensity, proposal: Any, n: int, n_candidates: int | None = None) -> Draws:
+def _sir(
+    log_density: LogDensity, proposal: ProposalLike, n: int, n_candidates: int | None = None
+) -> Draws:
     n_candidates = max(10 * n, 10_000) if n_candidates is None else n_candidates
     state = WeightedState(proposal.sample((n,)), torch.zeros(n))
     state, info = sir_step(state, log_density, proposal, n_candidates=n_candidates)
@@ -104,7 +110,7 @@ def _sir(log_density: LogDensity, proposal: Any, n: int, n_candidates: int | Non
     )
 
 
-def _imh(log_density: LogDensity, proposal: Any, n: int, n_steps: int = 100) -> Draws:
+def _imh(log_density: LogDensity, proposal: ProposalLike, n: int, n_steps: int = 100) -> Draws:
     state = weighted_init(log_density, proposal, n)
     rates = []
     for _ in range(n_steps):
@@ -117,7 +123,7 @@ def _imh(log_density: LogDensity, proposal: Any, n: int, n_steps: int = 100) -> 
 
 def _rejection(
     log_density: LogDensity,
-    proposal: Any,
+    proposal: ProposalLike,
     n: int,
     log_bound: float | None = None,
     max_rounds: int = 10_000,
@@ -147,10 +153,10 @@ def _rejection(
 
 
 def _gradient_chains(
-    step: Callable[..., Any],
+    step: Callable[..., tuple[GradientState, MoveInfo]],
     target_acceptance: float,
     log_density: LogDensity,
-    proposal: Any,
+    proposal: ProposalLike,
     n: int,
     n_chains: int | None,
     warmup: int,
@@ -160,11 +166,12 @@ def _gradient_chains(
     """Chains started by SIR (so that the modes have about their weights), adapted, then run."""
     n_chains = min(n, 10_000) if n_chains is None else min(n_chains, n)
     start = _sir(log_density, proposal, n_chains).samples
-    whole = (start == start.round()).all(0)
-    if bool(whole.any()):
+    integral = (start == start.round()).all(0)
+    if bool(integral.any()):
         raise ProposalError(
-            f"columns {whole.nonzero().flatten().tolist()} of the model hold whole numbers only, "
-            "and mala and hmc walk between them, where it is not defined: use method='sir' or 'imh'"
+            f"columns {integral.nonzero().flatten().tolist()} of the model hold whole numbers "
+            "only, and mala and hmc walk between them, where it is not defined: use method='sir' "
+            "or 'imh'"
         )
     scale = start.std(0).clamp_min(1e-12) if n_chains > 1 else torch.ones_like(start[0])
     state = gradient_init(log_density, start)
@@ -190,7 +197,7 @@ def _gradient_chains(
 
 def _mala(
     log_density: LogDensity,
-    proposal: Any,
+    proposal: ProposalLike,
     n: int,
     n_chains: int | None = None,
     warmup: int = 200,
@@ -201,7 +208,7 @@ def _mala(
 
 def _hmc(
     log_density: LogDensity,
-    proposal: Any,
+    proposal: ProposalLike,
     n: int,
     n_chains: int | None = None,
     warmup: int = 100,
@@ -215,7 +222,7 @@ def _hmc(
 
 def _smc(
     log_density: LogDensity,
-    proposal: Any,
+    proposal: ProposalLike,
     n: int,
     n_particles: int | None = None,
     ess_target: float = 0.7,

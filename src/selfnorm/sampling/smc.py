@@ -8,13 +8,13 @@ leave ``p_t`` invariant. The product of the mean incremental weights is a consis
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from selfnorm.functional import ess, log_mean_exp
-from selfnorm.sampling.steps import LogDensity, systematic
+from selfnorm.sampling.steps import LogDensity, ProposalLike, systematic
 
 _TARGET_ACCEPTANCE = 0.3  # of the local moves
 
@@ -36,7 +36,7 @@ class Info(NamedTuple):
     acceptance: Tensor
 
 
-def init(log_density: LogDensity, proposal: Any, n: int) -> State:
+def init(log_density: LogDensity, proposal: ProposalLike, n: int) -> State:
     """``n`` proposal samples at temperature 0, where ``Z = 1``."""
     positions = proposal.sample((n,))
     log_proposal = proposal.log_prob(positions)
@@ -47,7 +47,7 @@ def init(log_density: LogDensity, proposal: Any, n: int) -> State:
 def step(
     state: State,
     log_density: LogDensity,
-    proposal: Any,
+    proposal: ProposalLike,
     *,
     ess_target: float = 0.7,
     n_moves: int = 12,
@@ -74,7 +74,7 @@ def step(
     return state, Info(acceptance)
 
 
-def _move(state: State, log_density: LogDensity, proposal: Any) -> tuple[State, Tensor]:
+def _move(state: State, log_density: LogDensity, proposal: ProposalLike) -> tuple[State, Tensor]:
     """Random-walk Metropolis: each half of the particles moves along differences of the other.
 
     Differences of particles follow the covariance of ``p_t`` and jump between its modes, without
@@ -92,7 +92,7 @@ def _move(state: State, log_density: LogDensity, proposal: Any) -> tuple[State, 
 
 
 def _move_half(
-    state: State, moving: Tensor, other: Tensor, log_density: LogDensity, proposal: Any
+    state: State, moving: Tensor, other: Tensor, log_density: LogDensity, proposal: ProposalLike
 ) -> tuple[State, Tensor]:
     start = state.positions[moving]
     n, d = start.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,22 @@ from selfnorm.errors import ProposalError
 from selfnorm.functional import ess, log_mean_exp, pareto_k
 
 LogDensity = Callable[[Tensor], Tensor]
+State = TypeVar("State", "WeightedState", "GradientState")
 
 
-def as_log_density(target: Any) -> LogDensity:
+class ProposalLike(Protocol):
+    """What samplers need of a proposal."""
+
+    def sample(self, shape: tuple[int, ...], /) -> Tensor:
+        """``(*shape, d)`` samples."""
+        ...
+
+    def log_prob(self, x: Tensor, /) -> Tensor:
+        """Log-density ``(n,)`` of rows ``(n, d)``."""
+        ...
+
+
+def as_log_density(target: object) -> LogDensity:
     """Return ``log p(x)`` up to a constant for a model, a distribution or a plain function.
 
     ``log_unnormalized`` is preferred to ``log_prob`` (no sampler needs the normaliser); a ``nan``
@@ -54,16 +67,16 @@ class MoveInfo(NamedTuple):
     acceptance: Tensor
 
 
-def accept_or_stay(old: Any, new: Any, log_ratio: Tensor) -> tuple[Any, MoveInfo]:
+def accept_or_stay(old: State, new: State, log_ratio: Tensor) -> tuple[State, MoveInfo]:
     """Move each chain with probability ``min(1, exp(log_ratio))``; a NaN ratio stays.
 
-    ``old`` and ``new`` are states: named tuples of tensors with one row per chain.
+    A state is a named tuple of tensors with one row per chain.
     """
     log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
     accepted = torch.rand_like(log_ratio).log() < log_ratio
     kept = [
-        torch.where(accepted.view(-1, *[1] * (there.dim() - 1)), there, here)
-        for here, there in zip(old, new, strict=True)
+        torch.where(accepted.view(-1, *[1] * (after.dim() - 1)), after, before)
+        for before, after in zip(old, new, strict=True)
     ]
     return type(old)(*kept), MoveInfo(log_ratio.clamp_max(0.0).exp())
 
@@ -75,7 +88,7 @@ class WeightedState(NamedTuple):
     log_weights: Tensor
 
 
-def weighted_init(log_density: LogDensity, proposal: Any, n: int) -> WeightedState:
+def weighted_init(log_density: LogDensity, proposal: ProposalLike, n: int) -> WeightedState:
     """``n`` plain proposal samples with their weights (not yet samples of the target)."""
     positions = proposal.sample((n,))
     return WeightedState(positions, log_density(positions) - proposal.log_prob(positions))
@@ -92,7 +105,7 @@ class Resampling(NamedTuple):
 def sir_step(
     state: WeightedState,
     log_density: LogDensity,
-    proposal: Any,
+    proposal: ProposalLike,
     *,
     n_candidates: int,
     chunk_size: int = 65_536,
@@ -144,7 +157,7 @@ def systematic(log_weights: Tensor, n: int) -> Tensor:
 
 
 def imh_step(
-    state: WeightedState, log_density: LogDensity, proposal: Any
+    state: WeightedState, log_density: LogDensity, proposal: ProposalLike
 ) -> tuple[WeightedState, MoveInfo]:
     r"""Independent Metropolis-Hastings, one proposal per chain: the ratio of weights decides.
 
@@ -174,14 +187,14 @@ class Acceptance(NamedTuple):
     exceeded: Tensor
 
 
-def rejection_init(proposal: Any, n: int) -> Places:
+def rejection_init(proposal: ProposalLike, n: int) -> Places:
     """``n`` empty places."""
     positions = proposal.sample((n,))
     return Places(positions, torch.zeros(n, dtype=torch.bool, device=positions.device))
 
 
 def rejection_step(
-    state: Places, log_density: LogDensity, proposal: Any, *, log_bound: float
+    state: Places, log_density: LogDensity, proposal: ProposalLike, *, log_bound: float
 ) -> tuple[Places, Acceptance]:
     """Rejection sampling: exact, where ``log_bound >= sup_x log p~(x) - log q(x)`` is known.
 
@@ -196,10 +209,10 @@ def rejection_step(
     # Accepted candidates fill empty places in order, not only the place they were drawn for:
     # otherwise the candidates of the places already filled are wasted.
     empty = (~state.done).nonzero().squeeze(-1)
-    found = candidates[accepted][: len(empty)]
+    new = candidates[accepted][: len(empty)]
     positions, done = state.positions.clone(), state.done.clone()
-    positions[empty[: len(found)]] = found
-    done[empty[: len(found)]] = True
+    positions[empty[: len(new)]] = new
+    done[empty[: len(new)]] = True
     # rounding: a weight equal to the bound may come out a hair above it
     exceeded = (log_ratio > 1e-5 * (1 + abs(log_bound))).sum()
     return Places(positions, done), Acceptance(accepted.double().mean(), exceeded)
