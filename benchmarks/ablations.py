@@ -161,18 +161,19 @@ class ChainTask(AutoregressiveTask):
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Minus the log-likelihood of the proposals and the objective, a row."""
-        at, log_q, f, log_w, _ = self.module.at_batch(batch, self.n_samples)
+        terms = self.module.at_batch(batch, self.n_samples)
+        f, log_w, log_norm = terms.minus_energy, terms.log_w, self.module.log_norm
         if self.of_factors is None:
             value = 0.0 * f.sum()
         elif self.of_factors == "snl":
-            value = snl(f, log_w, self.module.log_norm(at), reduction="none").sum(-1).mean()
+            value = snl(f, log_w, log_norm(terms.factors), reduction="none").sum(-1).mean()
         elif self.of_factors == "nce":
-            value = nce(f, log_w, self.module.log_norm(at)) * f.shape[-1]
+            value = nce(f, log_w, log_norm(terms.factors)) * f.shape[-1]
         elif self.of_factors == "ranking_nce":
             value = ranking_nce(f, log_w) * f.shape[-1]
         else:
             value = importance_ml(f, log_w, reduction="none").sum(-1).mean()
-        loss = -(log_q.sum(-1).mean() + value)
+        loss = -(terms.log_q.sum(-1).mean() + value)
         return loss, {"objective": -loss.detach()}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
@@ -240,8 +241,8 @@ def judged_chain(model: Any, test: Tensor, device: str) -> Row:
     torch.manual_seed(0)
     figures = row_bounds(model, test[:1000], n_samples=200)
     with torch.no_grad():
-        at = model.at_rows(test)
-    proposal = (at[1].sum(-1) + at[4]).double()
+        terms = model.at_rows(test)
+    proposal = (terms.log_q.sum(-1) + terms.log_det).double()
     return figures_of_chain | {
         "proposal": float(log_mean_exp(proposal).mean()),
         "ess": float(figures["ess"].mean()),

@@ -126,13 +126,13 @@ class EnergyMachine(AutoregressiveEBM):
         quadrature, parts = normalizer == "quadrature", []
         x = self.check(x)
         for rows in self.chunks(len(x), n_nodes if quadrature else n_samples, chunk_size):
-            at, log_q, f, _, log_det = self.at_rows(x[rows], condition)
+            terms = self.at_rows(x[rows], condition)
             log_norm = (
-                self.quadrature(at, n_nodes)
+                self.quadrature(terms.factors, n_nodes)
                 if quadrature
-                else self.log_norm(at, n_samples, stratified=stratified)
+                else self.log_norm(terms.factors, n_samples, stratified=stratified)
             )
-            parts.append(log_mean_exp((log_q + f - log_norm).sum(-1) + log_det))
+            parts.append(log_mean_exp(terms.log_prob(log_norm)))
         return torch.cat(parts)
 
 
@@ -142,8 +142,8 @@ def sampled_score(module: Any, data: tuple[Tensor, ...], n_samples: int) -> floa
     total = 0.0
     with seeded(0, data[0].device):
         for rows in module.chunks(len(data[0]), n_samples + 1):
-            _, log_q, f, log_w, log_det = module.at_batch(tuple(t[rows] for t in data), n_samples)
-            log_p = (log_q + f - log_mean_exp(log_w)).sum(-1) + log_det
+            terms = module.at_batch(tuple(t[rows] for t in data), n_samples)
+            log_p = terms.log_prob(log_mean_exp(terms.log_w))
             total += float(log_mean_exp(log_p).double().sum())
     return total / len(data[0])
 
@@ -155,10 +155,11 @@ class EnergyMachineTask(AutoregressiveTask):
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Minus the log-likelihoods of the proposals and of the energies, a row."""
-        _, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
-        of_energy = (log_q.detach() + f - log_mean_exp(log_w)).sum(-1)
-        loss = -(log_q.sum(-1) + of_energy).mean()
-        return loss, {"log_prob": (of_energy + log_det).mean().detach()}
+        terms = self.module.at_batch(batch, self.n_samples)
+        tilt = terms.minus_energy - log_mean_exp(terms.log_w)
+        of_energy = (terms.log_q.detach() + tilt).sum(-1)
+        loss = -(terms.log_q.sum(-1) + of_energy).mean()
+        return loss, {"log_prob": (of_energy + terms.log_det).mean().detach()}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Held-out log-likelihood by samples that are the same every time."""

@@ -188,10 +188,10 @@ def test_cells_that_were_drawn_are_not_learned_and_their_rows_not_masked():
     packed, weights = model.columns.pack(x)[0], torch.ones(50, 2)
     learned = torch.ones(50, 3, dtype=torch.bool)
     learned[:, 1] = False
-    log_q = model.at_batch((packed, weights, learned), 0)[1]
-    whole = model.at_rows(packed, exact=False)[1]
+    log_q = model.at_batch((packed, weights, learned), 0).log_q
+    whole = model.at_rows(packed, exact=False).log_q
     assert torch.equal(log_q, whole * learned)
-    masked = model.at_batch((packed, weights, torch.ones_like(learned)), 0)[1]
+    masked = model.at_batch((packed, weights, torch.ones_like(learned)), 0).log_q
     assert not torch.equal(masked, whole)
 
 
@@ -241,6 +241,18 @@ def test_a_chain_of_some_orders_answers_as_they_do_in_the_whole():
     each = torch.stack([model.of_orders([r]).log_prob(packed) for r in range(3)])
     whole = torch.logsumexp(each, 0) - math.log(3)
     torch.testing.assert_close(whole, model.log_prob(packed))
+
+
+def test_orders_in_another_sequence_are_the_same_distribution():
+    parts, x = mixed(50)
+    model = shaken(parts, x, lines=True, conditioned=True)
+    packed = model.columns.pack(x)[0]
+    turned = model.of_orders([1, 0])
+    assert torch.equal(turned.trunk.ranks, model.trunk.ranks.flip(0))
+    torch.testing.assert_close(turned.log_prob(packed), model.log_prob(packed))
+    by_order = torch.stack([turned.of_orders([r]).log_prob(packed) for r in range(2)])
+    expected = torch.stack([model.of_orders([r]).log_prob(packed) for r in (1, 0)])
+    torch.testing.assert_close(by_order, expected)
 
 
 def test_a_part_of_one_value_keeps_its_code_and_leaves_room_for_others():

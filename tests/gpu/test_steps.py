@@ -173,7 +173,7 @@ def test_energies_of_a_chain_see_values_as_they_are_where_matrices_are_rounded()
     try:
         torch.set_float32_matmul_precision("high")
         with torch.no_grad():
-            at = model.set_scaling(x).at_rows(x)[0]
+            at = model.set_scaling(x).at_rows(x).factors
             y = at.proposal.sample(4)
             found = model.energy.features(y, at)
     finally:

@@ -83,10 +83,11 @@ def test_the_objective_of_a_chain_is_its_formula(orderings, family):
     model, n = prior.chain, prior.n_samples
     torch.manual_seed(1)
     u = (torch.rand(orderings, 30, 3, n, dtype=torch.float64) + torch.arange(n)) / n
-    at, log_q, f, _, log_det = model.at_rows(z)
-    log_w, b = model.energy(at.proposal.from_uniform(u.movedim(-1, 0)), at), model.energy.log_norm
-    b = b(at.context)
-    wanted = (log_q + snl(f, log_w, b, reduction="none")).sum(-1) + log_det
+    terms = model.at_rows(z)
+    at, b = terms.factors, model.log_norm(terms.factors)
+    log_w = model.energy(at.proposal.from_uniform(u.movedim(-1, 0)), at)
+    tilt = snl(terms.minus_energy, log_w, b, reduction="none")
+    wanted = (terms.log_q + tilt).sum(-1) + terms.log_det
     assert in_training == {}
     assert torch.equal(again, value)
     torch.testing.assert_close(value, log_mean_exp(wanted))
@@ -99,7 +100,8 @@ def test_energies_do_not_move_the_heads_of_the_proposals():
     prior = chain(3)
     z = torch.randn(20, 3, requires_grad=True)
     head = list(prior.chain.mixture_head.parameters())
-    _, log_q, f, _, _ = prior.chain.at_rows(z)
+    terms = prior.chain.at_rows(z)
+    f, log_q = terms.minus_energy, terms.log_q
     by_energy = torch.autograd.grad(f.sum(), [z, *head], retain_graph=True, allow_unused=True)
     assert float(by_energy[0].abs().max()) > 0
     assert by_energy[1:] == (None, None)

@@ -3,8 +3,8 @@ r"""Bounds for chains of one-dimensional EBMs.
 The bounds enclose the log-density of the chain *normalised exactly*. The lower one,
 ``f - b - exp(-b) Z_hat + 1`` for every factor, holds in expectation for **any** ``b`` that is
 independent of the samples behind ``Z_hat``, so it takes the best ``b`` there is: a quadrature over
-deterministic nodes. The learned ``b_i`` that ``log_prob`` uses by default is another matter; what
-it costs is reported beside the bounds (:class:`ChainBounds`).
+deterministic nodes. ``log_prob`` uses the learned ``b_i`` by default, and :class:`ChainBounds`
+reports what these cost.
 """
 
 from __future__ import annotations
@@ -95,13 +95,14 @@ def row_bounds(
     out: dict[str, list[Tensor]] = {}
     for rows in model.chunks(len(x), max(n_samples, n_nodes), chunk_size):
         given = None if condition is None else condition[rows]
-        at, log_q, f, _, log_det = model.at_rows(x[rows], given)
-        y = model.rounded(at.proposal.sample(n_samples, stratified=False))
-        log_w = model.tilt(y, at)
+        terms = model.at_rows(x[rows], given)
+        factors = terms.factors
+        y = model.rounded(factors.proposal.sample(n_samples, stratified=False))
+        log_w = model.tilt(y, factors)
         log_z = log_mean_exp(log_w)
-        unnormalised = log_q.sum(-1) + f.sum(-1) + log_det
+        unnormalised = terms.log_q.sum(-1) + terms.minus_energy.sum(-1) + terms.log_det
         upper = unnormalised - log_z.sum(-1)
-        b, nodes = model.log_norm(at), model.quadrature(at, n_nodes)
+        b, nodes = model.log_norm(factors), model.quadrature(factors, n_nodes)
         learned, exact = (unnormalised - log_norm.sum(-1) for log_norm in (b, nodes))
         learned_lower, lower = (upper - bound_gap(log_z - v).sum(-1) for v in (b, nodes))
         fraction = ess(log_w)
@@ -117,7 +118,7 @@ def row_bounds(
             "ess": fraction.mean(0),
             "b_above": (b - nodes).mean(0),
             "log_weights": (log_w - log_z).flatten()[:4096],
-            "log_weights_data": (f - log_z).flatten()[:4096],
+            "log_weights_data": (terms.minus_energy - log_z).flatten()[:4096],
         }
         inside = model.inside(x[rows])
         for name in ("upper", "lower", "quadrature", "learned", "learned_lower"):

@@ -1,11 +1,11 @@
-"""A chain of one-dimensional conditional EBMs: normalised densities in any dimension."""
+"""Chains of one-dimensional EBMs: their factors, what all chains share, chains over numbers."""
 
 from __future__ import annotations
 
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -41,12 +41,12 @@ class Factors(NamedTuple):
     mean: Tensor  # (R, N, dim), where the energy has its zero and its unit
     inverse_sd: Tensor
     active: Tensor | None = None  # (R, N, dim) of bool: where a row has a number; None: everywhere
-    log_z: Tensor | None = None  # (R, N, dim) where it was asked for already, else None
+    log_z: Tensor | None = None  # (R, N, dim) where it was computed already, else None
 
     def at(self, *index: Tensor | slice) -> Factors:
         """Those of some rows, ``at(slice(None), rows)``, or of some columns after these."""
-        rest: Any = (None if each is None else each[index] for each in self[1:])
-        return Factors(self.proposal.at(*index), *rest)
+        tensors: Any = (None if tensor is None else tensor[index] for tensor in self[1:])
+        return Factors(self.proposal.at(*index), *tensors)
 
     def standardised(self) -> Factors:
         """The same in single precision, where the energies have their zero and their unit."""
@@ -54,6 +54,29 @@ class Factors(NamedTuple):
         proposal = self.proposal.moved(shift, self.inverse_sd).to(torch.float32)
         zero = torch.zeros_like(shift, dtype=torch.float32)
         return Factors(proposal, self.context.float(), zero, zero + 1, self.active)
+
+
+class RowTerms(NamedTuple):
+    """The terms of the log-density of ``n`` rows in each of ``R`` orders.
+
+    Args:
+        factors: the conditionals of the numbers at these rows.
+        log_q: ``(R, n, p)`` log-density by the proposals, of all parts.
+        minus_energy: ``(R, n, D)`` ``-E`` at the numbers of the rows.
+        log_w: ``(S, R, n, D)`` ``-E`` at samples of the proposals: their log-weights.
+        log_det: ``(n,)`` log-determinant of the columns' scales.
+    """
+
+    factors: Factors
+    log_q: Tensor
+    minus_energy: Tensor
+    log_w: Tensor
+    log_det: Tensor
+
+    def log_prob(self, log_norm: Tensor) -> Tensor:
+        """``(R, n)``: log-density of the rows with normalisers ``(R, n, D)`` of the numbers."""
+        log_tilt = (self.minus_energy - log_norm).sum(-1)
+        return self.log_q.sum(-1) + self.log_det + log_tilt
 
 
 class FactorEnergy(nn.Module):
@@ -161,9 +184,10 @@ class Chain(nn.Module, ABC):
         """Heads of the mixture proposals and contexts of ``columns``, and their energy."""
         self.n_components, self.n_context, self.family = components + 1, context, family
         numbers = set(columns)
-        which = [int(j in numbers) for j in range(self.dim)]
-        self.mixture_head = self.trunk.head([3 * self.n_components * each for each in which])
-        self.context_head = self.trunk.head([context * each for each in which])
+        self.n_numbers = len(numbers)
+        counts = [int(j in numbers) for j in range(self.dim)]
+        self.mixture_head = self.trunk.head([3 * self.n_components * count for count in counts])
+        self.context_head = self.trunk.head([context * count for count in counts])
         with torch.no_grad():
             self.mixture_head.weight.mul_(0.2)
         described = context + 3 * self.n_components
@@ -221,14 +245,16 @@ class Chain(nn.Module, ABC):
 
     @abstractmethod
     def at_rows(
-        self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0
-    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
-        """The factors at rows, ``log q``, ``-E``, ``log_w`` and the log-determinant."""
+        self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0, exact: bool = True
+    ) -> RowTerms:
+        """The factors at rows, and the terms of the rows' density.
+
+        With ``exact`` the probability of a value that may come about in two ways counts both;
+        without it is a lower bound. ``log_w`` are those of stratified proposal samples.
+        """
 
     @abstractmethod
-    def at_batch(
-        self, batch: tuple[Tensor, ...], n_samples: int
-    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+    def at_batch(self, batch: tuple[Tensor, ...], n_samples: int) -> RowTerms:
         """:meth:`at_rows` of a batch of training rows."""
 
     def weights_of(self, batch: tuple[Tensor, ...]) -> Tensor | None:
@@ -237,14 +263,14 @@ class Chain(nn.Module, ABC):
         return None
 
     def of_random_columns(self, batch: tuple[Tensor, ...], n_samples: int) -> Tensor | None:
-        """``(R, n)``: log-likelihood of random columns given the others; ``None``: not asked."""
+        """``(R, n)``: log-likelihood of random columns given the others; ``None``: not trained."""
         del batch, n_samples
         return None
 
     def factors_of(self, features: Tensor, line: tuple[Tensor, Tensor] | None = None) -> Factors:
         """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
 
-        ``line``: place and scale ``(R, N, dim)`` from which proposals are told.
+        ``line``: place and scale ``(R, N, dim)`` that proposals are relative to.
         """
         raw = self.trunk.outputs(self.mixture_head, features, 3 * self.n_components)
         context = self.trunk.outputs(self.context_head, features, self.n_context)
@@ -269,6 +295,21 @@ class Chain(nn.Module, ABC):
             hardtanh(seen.log_scale + inverse_sd.log().unsqueeze(-1), -8.0, 8.0) / 4,
         ]
         return Factors(proposal, torch.cat([context, *shape], -1), mean, inverse_sd)
+
+    def draws(self, proposal: Mixture1d, n: int) -> Tensor:
+        """``(n, R, N, dim)``: stratified samples of the proposals, in the centres of cells."""
+        return self.rounded(proposal.sample(n))
+
+    def terms_of(
+        self, factors: Factors, log_q: Tensor, y: Tensor, log_det: Tensor, n_samples: int
+    ) -> RowTerms:
+        """The terms at values ``y (1, R, N, dim)``, with so many samples."""
+        if n_samples:
+            with torch.no_grad():
+                drawn = self.draws(factors.proposal, n_samples)
+            y = torch.cat([y, drawn])
+        f = self.tilt(y, factors)
+        return RowTerms(factors, log_q, f[0], f[1:], log_det)
 
     def tilt(self, y: Tensor, at: Factors) -> Tensor:
         """``-E`` at values ``y (S, R, N, dim)``; zero where a row has no number."""
@@ -324,13 +365,86 @@ class Chain(nn.Module, ABC):
             optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
             rows = torch.randint(n, (size,), device=data[0].device)
             with torch.no_grad():
-                at, _, _, log_w, _ = self.at_batch(tuple(t[rows] for t in data), 16)
-                log_z = log_mean_exp(log_w)
-            gap = bound_gap(log_z - self.log_norm(at)).sum(-1).mean()
+                factors = self.at_batch(tuple(t[rows] for t in data), 0).factors
+                y = self.rounded(factors.proposal.sample(16))
+                log_z = log_mean_exp(self.tilt(y, factors))
+            gap = bound_gap(log_z - self.log_norm(factors)).sum(-1).mean()
             optimizer.zero_grad()
             gap.backward()
             optimizer.step()
         return {"gap": float(gap.detach())} if steps else {}
+
+    @torch.no_grad()
+    def _log_prob(
+        self, x: Tensor, condition: Any, normalizer: str, n_nodes: int, chunk_size: int | None
+    ) -> Tensor:
+        """``(n,)``: log-density of rows, the mean over the orders."""
+        if normalizer not in ("learned", "quadrature"):
+            raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
+        x, exact = self.check(x), normalizer == "quadrature"
+        condition = self.given(condition, len(x))
+        log_p = x.new_empty(len(x))  # at once: small pieces between large ones would split the heap
+        for rows in self.chunks(len(x), 4, chunk_size):
+            given = None if condition is None else condition[rows]
+            terms = self.at_rows(x[rows], given, exact=exact)
+            factors = terms.factors
+            log_norm = self.quadrature(factors, n_nodes) if exact else self.log_norm(factors)
+            log_mean = log_mean_exp(terms.log_prob(log_norm))
+            log_p[rows] = log_mean.where(self.inside(x[rows]), -math.inf)
+        return log_p
+
+    def _random_places(self, n: int) -> Tensor:
+        """``(n,)``: places of drawn rows among those of all orders, as many of each."""
+        stack = self.n_orderings
+        return torch.randperm(stack * -(-n // stack), device=self.device)[:n]
+
+    def _in_orders(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Rows ``(n, ...)`` by order, ``(R, ceil(n / R), ...)``; zeros at places that are left."""
+        stack = self.n_orderings
+        per_order = -(-len(rows) // stack)
+        spread = rows.new_zeros(stack * per_order, *rows.shape[1:])
+        spread[places] = rows
+        return spread.unflatten(0, (stack, per_order))
+
+    def _number_heads(self) -> list[tuple[Tensor, Tensor]]:
+        """Weights and biases of mixtures and contexts by number, ``(R, D, out, hidden)``."""
+        heads = []
+        sizes = 3 * self.n_components, self.n_context
+        for head, size in zip((self.mixture_head, self.context_head), sizes, strict=True):
+            assert head.bias is not None
+            shape = self.n_numbers, size
+            heads.append(
+                (head.effective_weight().unflatten(1, shape), head.bias.unflatten(1, shape))
+            )
+        return heads
+
+    def _draw_number(
+        self,
+        features: Tensor,
+        heads: Sequence[tuple[Tensor, Tensor]],
+        which: Tensor,
+        n_candidates: int,
+        line: tuple[Tensor, Tensor] | None = None,
+        rounded: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """``(R, N)``: a value of number ``which[r]`` in order ``r``, by importance resampling."""
+        stack, n = features.shape[:2]
+        chain = torch.arange(stack, device=features.device)
+        raw, context = (
+            torch.baddbmm(
+                bias[chain, which].unsqueeze(1), features, weight[chain, which].transpose(1, 2)
+            ).unsqueeze(2)
+            for weight, bias in heads
+        )
+        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        if line is not None:
+            proposal = proposal.moved(*(t.unsqueeze(-1) for t in line))
+        y = proposal.sample(n_candidates)  # (S, R, N, 1)
+        y = y if rounded is None else rounded(y)
+        log_w = self.energy(y, self._described(proposal, proposal, context))
+        weights = torch.softmax(log_w, 0).flatten(1).T
+        pick = torch.multinomial(weights, 1).T.reshape(1, stack, n, 1)
+        return torch.gather(y, 0, pick)[0, :, :, 0]
 
     def bounds(
         self,
@@ -491,26 +605,17 @@ class AutoregressiveEBM(Chain):
         return self.factors_of(self.trunk(self.columns.encode(z).flatten(-2), given))
 
     def at_rows(
-        self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0
-    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
-        """The factors at rows ``x``, ``log q_i``, ``-E_i``, ``log_w`` and ``log_det``.
-
-        Shapes ``(R, n, dim)``; for the log-weights ``-E_i`` of stratified proposal samples
-        ``(n_samples, R, n, dim)``; for the log-determinant of the columns' scales ``(n,)``.
-        """
+        self, x: Tensor, condition: Tensor | None = None, *, n_samples: int = 0, exact: bool = True
+    ) -> RowTerms:
+        """The terms of rows ``x``; all are exact here."""
+        del exact
         z, log_det = self.columns(x)
-        here = z.expand(self.n_orderings, -1, -1)
-        at = self.factors(here, condition)
-        y = here.unsqueeze(0)
-        if n_samples:
-            with torch.no_grad():
-                y = torch.cat([y, at.proposal.sample(n_samples)])
-        f = self.tilt(y, at)
-        return at, at.proposal.log_prob(here), f[0], f[1:], log_det
+        z = z.expand(self.n_orderings, -1, -1)
+        factors = self.factors(z, condition)
+        log_q = factors.proposal.log_prob(z)
+        return self.terms_of(factors, log_q, z.unsqueeze(0), log_det, n_samples)
 
-    def at_batch(
-        self, batch: tuple[Tensor, ...], n_samples: int
-    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+    def at_batch(self, batch: tuple[Tensor, ...], n_samples: int) -> RowTerms:
         """:meth:`at_rows` of training rows ``(x,)`` or ``(x, condition)``, spread out afresh."""
         x = self.columns.dequantise(batch[0].to(self.columns.center))
         return self.at_rows(x, *batch[1:], n_samples=n_samples)
@@ -537,7 +642,6 @@ class AutoregressiveEBM(Chain):
 
     # -- densities ----------------------------------------------------------------------------
 
-    @torch.no_grad()
     def log_prob(
         self,
         x: Tensor,
@@ -554,20 +658,7 @@ class AutoregressiveEBM(Chain):
         rule, whatever the training did to ``b``. Call ``model.eval()`` first if the model
         was built with dropout and is still training. No gradient goes through it.
         """
-        if normalizer not in ("learned", "quadrature"):
-            raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
-        x = self.check(x)
-        if len(x) == 0:
-            return x.new_zeros(0)
-        quadrature = normalizer == "quadrature"
-        condition, parts = self.given(condition, len(x)), []
-        for rows in self.chunks(len(x), 4, chunk_size):
-            given = None if condition is None else condition[rows]
-            at, log_q, f, _, log_det = self.at_rows(x[rows], given)
-            log_norm = self.quadrature(at, n_nodes) if quadrature else self.log_norm(at)
-            chains = (log_q + f - log_norm).sum(-1) + log_det
-            parts.append(log_mean_exp(chains).where(self.columns.inside(x[rows]), -math.inf))
-        return torch.cat(parts)
+        return self._log_prob(x, condition, normalizer, n_nodes, chunk_size)
 
     def log_mass(
         self,
@@ -606,48 +697,20 @@ class AutoregressiveEBM(Chain):
         Each value is chosen among ``n_candidates`` stratified proposal samples in proportion to
         their weights. A condition of shape ``(n, condition_dim)`` gives one row per condition.
         """
-        device = self.columns.center.device
-        with seeded(seed, device):
-            stack = self.n_orderings
-            per_chain = -(-n // stack)
-            order = torch.randperm(per_chain * stack, device=device)[:n]
-            given, checked = None, self.given(condition, n)
-            if checked is not None:
-                given = torch.zeros(stack * per_chain, self.condition_dim).to(self.columns.center)
-                given[order] = checked
-                given = given.unflatten(0, (stack, per_chain))
-            z = torch.zeros(stack, per_chain, self.dim).to(self.columns.center)
-            for rows in self.chunks(per_chain, 64 + n_candidates // self.dim, chunk_size):
+        like = self.columns.center
+        with seeded(seed, like.device):
+            places, given = self._random_places(n), self.given(condition, n)
+            if given is not None:
+                given = self._in_orders(given, places)
+            z = self._in_orders(torch.zeros(n, self.dim).to(like), places)
+            for rows in self.chunks(z.shape[1], 64 + n_candidates // self.dim, chunk_size):
                 self._fill(z[:, rows], None if given is None else given[:, rows], n_candidates)
-            return self.columns.inverse(z.flatten(0, 1)[order])
+            return self.columns.inverse(z.flatten(0, 1)[places])
 
     def _fill(self, z: Tensor, condition: Tensor | None, n_candidates: int) -> None:
         """Draw the columns of ``z`` ``(R, N, dim)`` in place, in each chain's own order."""
-        stack, n, _ = z.shape
-        order = self.trunk.ranks.argsort(1)  # order[r, i]: the column at place i
-        chain = torch.arange(stack, device=z.device)
-        for place in range(self.dim):
-            column = order[:, place]
-            inputs = self.columns.encode(z).flatten(-2)
-            features = self.trunk(inputs, condition)
-            raw, context = (
-                self._column_output(head, features, chain, column)
-                for head in (self.mixture_head, self.context_head)
-            )
-            proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
-            at = self._described(proposal, proposal, context)
-            y = at.proposal.sample(n_candidates)
-            log_w = self.energy(y, at)
-            weights = torch.softmax(log_w, 0).flatten(1).T
-            pick = torch.multinomial(weights, 1).T.reshape(1, stack, n, 1)
-            value = torch.gather(y, 0, pick)[0]  # (R, N, 1)
-            z.scatter_(2, column.view(-1, 1, 1).expand(-1, n, 1), value)
-
-    def _column_output(
-        self, head: ChainLinear, features: Tensor, chain: Tensor, column: Tensor
-    ) -> Tensor:
-        """``(R, N, 1, n)``: the head's numbers for one column per chain, without the others."""
-        weight = head.effective_weight().unflatten(1, (self.dim, -1))[chain, column]
-        assert head.bias is not None
-        bias = head.bias.unflatten(1, (self.dim, -1))[chain, column]
-        return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2)).unsqueeze(2)
+        heads = self._number_heads()
+        for column in self.trunk.ranks.argsort(1).T:  # (R,): that at one place of each order
+            features = self.trunk(self.columns.encode(z).flatten(-2), condition)
+            value = self._draw_number(features, heads, column, n_candidates)
+            z.scatter_(2, column.view(-1, 1, 1).expand(-1, z.shape[1], 1), value.unsqueeze(-1))

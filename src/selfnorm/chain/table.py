@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
-from selfnorm.chain.model import Chain, Factors, orderings_of
+from selfnorm.chain.model import Chain, Factors, RowTerms, orderings_of
 from selfnorm.columns import FAR, GAP, UNSEEN, CodedColumns, Part
 from selfnorm.distributions import HIDDEN, LEAST_SPREAD, Mixture1d, completed, ridge_lines
 from selfnorm.errors import DataError
@@ -25,6 +25,8 @@ N_NODES = 64  # of the quadrature that normalises a factor
 ORDERED_FROM, SCALE_COMPONENTS = 100, 4
 MOST_LINES = 24  # columns: beyond, levels of categories have none, and rows are not told apart
 MOST_AT_ONCE = 24  # columns: those of a wider table take no more room while samples are drawn
+# tensors that all orders share; every other one has one entry for each order
+SHARED_BY_ORDERS = ("columns.", "tokens.", "energy.frequencies")
 LEAST_CHANGE = 0.1  # of its frequency: the least probability that lines foretell of a level
 
 
@@ -291,14 +293,15 @@ class TableChain(Chain):
         return self
 
     def of_orders(self, orders: Sequence[int]) -> TableChain:
-        """A copy with some of the orders alone."""
-        ranks = self.trunk.ranks[list(orders)]
+        """A copy with these orders alone, in this sequence."""
+        orders = list(orders)
+        ranks = self.trunk.ranks[orders]
         with seeded(0):  # the caller's random stream stays where it is
             chain = TableChain(**self.config | {"orderings": ranks.tolist()}).to(self.places)
-        here, there = self.state_dict(), chain.state_dict()
-        whole = {k: here[k] if here[k].shape == v.shape else here[k][list(orders)]
-                 for k, v in there.items()}  # fmt: skip
-        chain.load_state_dict(whole)
+        state = self.state_dict()
+        chain.load_state_dict(
+            {k: v if k.startswith(SHARED_BY_ORDERS) else v[orders] for k, v in state.items()}
+        )
         return chain.train(self.training)
 
     @torch.no_grad()
@@ -531,13 +534,13 @@ class TableChain(Chain):
         *,
         n_samples: int = 0,
         exact: bool = True,
-    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
-        """As :meth:`AutoregressiveEBM.at_rows`, with ``log q (R, n, p)`` of all parts.
+    ) -> RowTerms:
+        """The terms of packed rows: ``log_q`` of all parts, ``-E`` of those with numbers.
 
-        ``-E`` and ``log_w`` ``(.., R, n, D)`` are those of the ``D`` parts with numbers, zero where
-        a row has none there. With ``exact`` a point mass includes the cell at its place; without
-        (in training) its probability is a lower bound. ``given`` may be that of the first rows
-        alone: then the others have none. Cells that are not ``learned`` count for nothing.
+        ``-E`` and ``log_w`` are zero where a row has no number. With ``exact`` a point mass
+        includes the cell at its place; without (in training) its probability is a lower bound.
+        ``given`` may be that of the first rows alone: the others have none then. Cells that are
+        not ``learned`` count for nothing.
         """
         rows, stack = Rows.of(x), self.n_orderings
         of_first = given
@@ -568,11 +571,7 @@ class TableChain(Chain):
         never = rows.unseen if given is None else rows.unseen & ~given
         log_q = torch.where(never, self.log_unseen, log_q)
         y = rows.z[:, self.numbers].expand(1, stack, -1, -1)
-        if n_samples:
-            with torch.no_grad():
-                y = torch.cat([y, self.rounded(at.proposal.sample(n_samples))])
-        f = self.tilt(y, at)
-        return at, log_q, f[0], f[1:], log_q.new_zeros(len(x))
+        return self.terms_of(at, log_q, y, log_q.new_zeros(len(x)), n_samples)
 
     def _log_proposal(self, proposal: Mixture1d, rows: Rows) -> Tensor:
         """``(R, n, D)``: log-density of the numbers, log-mass of those with cells."""
@@ -603,9 +602,7 @@ class TableChain(Chain):
             return at.log_z
         return super().quadrature(at, n_nodes)
 
-    def at_batch(
-        self, batch: tuple[Tensor, ...], n_samples: int
-    ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
+    def at_batch(self, batch: tuple[Tensor, ...], n_samples: int) -> RowTerms:
         """:meth:`at_rows` of training rows; in training the first of them, a random choice as all
         of a batch are, with random columns given or missing.
         """
@@ -646,12 +643,11 @@ class TableChain(Chain):
         n = len(batch[0])
         draw = torch.rand(n, self.n_columns, device=self.device)[:, self.column_of]
         given = draw < torch.rand(n, 1, device=self.device)
-        _, log_q, f, log_w, _ = self.at_rows(batch[0], given, n_samples=n_samples, exact=False)
-        return log_q.sum(-1) + (f - log_mean_exp(log_w)).sum(-1)
+        terms = self.at_rows(batch[0], given, n_samples=n_samples, exact=False)
+        return terms.log_prob(log_mean_exp(terms.log_w))
 
     # -- densities ----------------------------------------------------------------------------
 
-    @torch.no_grad()
     def log_prob(
         self,
         x: Tensor,
@@ -668,17 +664,7 @@ class TableChain(Chain):
         ``b_i`` in place of a quadrature over ``n_nodes`` nodes for each number, and leaves cells
         out that point masses stand in.
         """
-        if normalizer not in ("learned", "quadrature"):
-            raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
-        x = self.check(x)
-        mask = self.given(given, len(x))
-        log_p = x.new_empty(len(x))  # at once: small pieces between large ones would split the heap
-        for rows in self.chunks(len(x), 4, chunk_size):
-            given = None if mask is None else mask[rows]
-            at, log_q, f, _, _ = self.at_rows(x[rows], given, exact=normalizer == "quadrature")
-            log_z = self.log_norm(at) if normalizer == "learned" else self.quadrature(at, n_nodes)
-            log_p[rows] = log_mean_exp(log_q.sum(-1) + (f - log_z).sum(-1))
-        return log_p
+        return self._log_prob(x, given, normalizer, n_nodes, chunk_size)
 
     @torch.no_grad()
     def column_law(self, x: Tensor, part: int, *, n_nodes: int = N_NODES) -> ColumnLaw:

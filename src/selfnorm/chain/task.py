@@ -1,4 +1,4 @@
-"""How an :class:`~selfnorm.chain.model.AutoregressiveEBM` is trained."""
+"""How chains of one-dimensional EBMs are trained."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ class AutoregressiveTask(Task):
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Negative of proposal log-likelihood plus SNL, per row, averaged over the orderings."""
-        at, log_q, f, log_w, log_det = self.module.at_batch(batch, self.n_samples)
-        b = self.module.log_norm(at)
-        tilt = snl(f, log_w, b, reduction="none")
-        of_rows = log_q.sum(-1) + tilt.sum(-1)  # (R, n)
+        terms = self.module.at_batch(batch, self.n_samples)
+        b = self.module.log_norm(terms.factors)
+        tilt = snl(terms.minus_energy, terms.log_w, b, reduction="none")
+        of_rows = terms.log_q.sum(-1) + tilt.sum(-1)  # (R, n)
         weights = self.module.weights_of(batch)
         loss = -(of_rows if weights is None else weights * of_rows).mean()
         with torch.no_grad():
-            gap = bound_gap(log_mean_exp(log_w) - b).sum(-1).mean()
-        return loss, {"lower": log_det.mean() - loss.detach(), "gap": gap}
+            gap = bound_gap(log_mean_exp(terms.log_w) - b).sum(-1).mean()
+        return loss, {"lower": terms.log_det.mean() - loss.detach(), "gap": gap}
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Bounds of the held-out log-likelihood, under noise that is the same every time.
@@ -87,23 +87,24 @@ class AutoregressiveTask(Task):
         with seeded(0, data[0].device):
             for rows in self.module.chunks(len(data[0]), self.validation_samples + 1):
                 part = tuple(t[rows] for t in data)
-                at, log_q, f, log_w, log_det = self.module.at_batch(part, self.validation_samples)
-                log_z, b = log_mean_exp(log_w), self.module.log_norm(at)
-                log_q = log_q.sum(-1) + log_det
-                upper = log_q + (f - log_z).sum(-1)
+                terms = self.module.at_batch(part, self.validation_samples)
+                log_z, b = log_mean_exp(terms.log_w), self.module.log_norm(terms.factors)
+                upper, learned = terms.log_prob(log_z), terms.log_prob(b)
                 lower = upper - bound_gap(log_z - b).sum(-1)
-                own = log_q + (f - b).sum(-1)
+                log_q = terms.log_q.sum(-1) + terms.log_det
                 weights, of_row = self.module.weights_of(part), torch.ones(len(part[0]))
                 if weights is not None:  # a row may be held out for some of the orders only
                     of_row = weights.mean(0)
                     among = (weights / of_row.clamp_min(1e-30)).log().clamp_min(-1e3)
-                    lower, own, upper, log_q = (t + among for t in (lower, own, upper, log_q))
-                bounds = mixture_lower(lower, own), log_mean_exp(upper)
+                    lower, learned, upper, log_q = (
+                        t + among for t in (lower, learned, upper, log_q)
+                    )
+                bounds = mixture_lower(lower, learned), log_mean_exp(upper)
                 score = bounds[0]
-                of_some = self.module.of_random_columns(part, self.validation_samples)
-                if of_some is not None:
-                    score = score + log_mean_exp(of_some if weights is None else of_some + among)
-                figures = (score, *bounds, ess(log_w).mean((0, 2)), log_mean_exp(log_q))
+                partial = self.module.of_random_columns(part, self.validation_samples)
+                if partial is not None:
+                    score = score + log_mean_exp(partial if weights is None else partial + among)
+                figures = (score, *bounds, ess(terms.log_w).mean((0, 2)), log_mean_exp(log_q))
                 of_row = of_row.to(totals)
                 totals += torch.stack([(of_row * t).sum() for t in figures])
                 counted += float(of_row.sum())

@@ -49,9 +49,9 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
     found = []
     for rows in model.chunks(len(packed), 4):
         learned = normalizer == "learned"
-        at, log_q, f, _, _ = model.at_rows(model.check(packed[rows]), exact=not learned)
-        log_z = model.log_norm(at) if learned else model.quadrature(at)
-        found.append(log_q.index_add(-1, model.numbers, f - log_z))
+        terms = model.at_rows(model.check(packed[rows]), exact=not learned)
+        log_z = (model.log_norm if learned else model.quadrature)(terms.factors)
+        found.append(terms.log_q.index_add(-1, model.numbers, terms.minus_energy - log_z))
     return torch.cat(found, 1)
 
 

@@ -361,6 +361,13 @@ class _LatentChain(AutoregressiveEBM):
         raw = self.trunk.outputs(self.mixture_head, features, 3 * self.n_components, fixed=True)
         return Mixture1d.from_raw(raw, self.n_components, family=self.family)
 
+    def draws(self, proposal: Mixture1d, n: int) -> Tensor:
+        """``(n, R, N, dim)``: stratified samples, drawn factor by factor."""
+        like: Any = {"dtype": proposal.loc.dtype, "device": proposal.loc.device}
+        u = torch.rand(*proposal.loc.shape[:-1], n, **like)
+        u = torch.add(torch.linspace(0, 1 - 1 / n, n, **like), u, alpha=1 / n)  # one in each cell
+        return proposal.from_uniform(u.movedim(-1, 0))
+
 
 class AutoregressivePrior(LatentPrior):
     r"""``p(z) = prod_i q_i(z_i|z_<i) exp(-E(z_i, c_i) - b_i)``: exactly normalised.
@@ -408,8 +415,8 @@ class AutoregressivePrior(LatentPrior):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """``log p(z)`` by the learned ``b_i``; ``(..., dim) -> (...)``, with gradient."""
-        at, log_q, f, _, log_det = self.chain.at_rows(x.reshape(-1, self.dim))
-        chains = (log_q + f - self.chain.energy.log_norm(at.context)).sum(-1) + log_det
+        terms = self.chain.at_rows(x.reshape(-1, self.dim))
+        chains = terms.log_prob(self.chain.log_norm(terms.factors))
         return log_mean_exp(chains).reshape(x.shape[:-1])
 
     def objective(
@@ -417,31 +424,22 @@ class AutoregressivePrior(LatentPrior):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the factors' SNL bounds; outside of training their mean gap and ESS."""
         del posterior, n_samples
-        chain, n = self.chain, self.n_samples
-        at_z, log_det = chain.columns(z)
-        latents = at_z.expand(chain.n_orderings, -1, -1)
-        at = chain.factors(latents)
-        with torch.no_grad():
-            u = torch.rand(*latents.shape, n, dtype=z.dtype, device=z.device)
-            cells = torch.linspace(0, 1 - 1 / n, n, dtype=z.dtype, device=z.device)
-            u = torch.add(cells, u, alpha=1 / n)  # one in each cell
-            y = at.proposal.from_uniform(u.movedim(-1, 0))
-        f, log_w = chain.energy(torch.cat([latents.unsqueeze(0), y]), at).split([1, n])
-        b = chain.energy.log_norm(at.context)
-        bound = at.proposal.log_prob(latents) + snl(f.squeeze(0), log_w, b, reduction="none")
-        chains = bound.sum(-1) + log_det
-        value = log_mean_exp(chains) if chain.n_orderings > 1 else chains.squeeze(0)
-        return value, _figures(log_w, b)
+        terms = self.chain.at_rows(z, n_samples=self.n_samples)
+        b = self.chain.log_norm(terms.factors)
+        tilt = snl(terms.minus_energy, terms.log_w, b, reduction="none")
+        chains = (terms.log_q + tilt).sum(-1) + terms.log_det
+        value = log_mean_exp(chains) if self.chain.n_orderings > 1 else chains.squeeze(0)
+        return value, _figures(terms.log_w, b)
 
     @torch.no_grad()
     def log_prob_exact(self, z: Tensor, n_nodes: int = 256) -> tuple[Tensor, Tensor, Tensor]:
         """``log p(z)`` by quadrature, by the learned ``b``, and its SNL bound; each ``(n,)``."""
         parts = []
         for rows in self.chain.chunks(len(z), 4):  # the quadrature slices them for its nodes
-            at, log_q, f, _, log_det = self.chain.at_rows(z[rows])
-            b, log_z = self.chain.energy.log_norm(at.context), self.chain.quadrature(at, n_nodes)
-            exact = (log_q + f - log_z).sum(-1) + log_det
-            learned = (log_q + f - b).sum(-1) + log_det
+            terms = self.chain.at_rows(z[rows])
+            b = self.chain.log_norm(terms.factors)
+            log_z = self.chain.quadrature(terms.factors, n_nodes)
+            exact, learned = terms.log_prob(log_z), terms.log_prob(b)
             lower = exact - bound_gap(log_z - b).sum(-1)
             parts.append(torch.stack([log_mean_exp(v) for v in (exact, learned, lower)]))
         exact, learned, lower = torch.cat(parts, 1)
