@@ -20,7 +20,7 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm import EnergyDensity, saving
-from selfnorm.distributions import DefensiveLabels, LabelGaussian, LabelUniform
+from selfnorm.distributions import DefensiveLabels
 from selfnorm.errors import ModelFileError, SelfnormError, SelfnormWarning
 from selfnorm.saving import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from selfnorm.vae import EnergyPrior
@@ -413,13 +413,13 @@ MODELS = {
     "chain": lambda x: sn.AutoregressiveEBM(2, hidden=8, components=3).set_scaling(x),
     "conditional": conditional,
     "conditional_scalar": lambda x: sn.ConditionalEBM(
-        sn.LabelEnergy(1, hidden=(4,)), LabelGaussian.fit_to(x[:, 1:]), log_norm=0.7
+        sn.LabelEnergy(1, hidden=(4,)), sn.Gaussian.fit_to(x[:, 1:]), log_norm=0.7
     ),
     "conditional_defensive": lambda x: sn.ConditionalEBM(
-        sn.LabelEnergy(1, hidden=(4,)), DefensiveLabels(sn.MDN(1), LabelGaussian.fit_to(x[:, 1:]))
+        sn.LabelEnergy(1, hidden=(4,)), DefensiveLabels(sn.MDN(1), sn.Gaussian.fit_to(x[:, 1:]))
     ),
     "conditional_box": lambda x: sn.ConditionalEBM(
-        sn.LabelEnergy(1, hidden=(4,)), LabelUniform.fit_to(x[:, 1:])
+        sn.LabelEnergy(1, hidden=(4,)), sn.Uniform.fit_to(x[:, 1:])
     ),
 }
 

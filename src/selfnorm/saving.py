@@ -776,12 +776,6 @@ _CLASSES: dict[str, _Class] = {
         _attributes("sharp", "heavy", "weight"),
         lambda found, sharp, heavy, weight: found(sharp, heavy, weight),
     ),
-    "LabelGaussian": _Class(
-        "selfnorm.distributions",
-        lambda m: {"dim": len(m.mean)},
-        lambda found, dim: found(torch.zeros(dim), torch.eye(dim)),
-    ),
-    "LabelUniform": _Class("selfnorm.distributions", _attributes("dim"), _box),
     "DefensiveLabels": _Class("selfnorm.distributions", _attributes("proposal", "wide", "weight")),
     "TableMixture": _Class("selfnorm.distributions", _config_with_parts, _with_parts),
     "EBM": _Class("selfnorm.density", _attributes("energy", "base")),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import selfnorm as sn
 from selfnorm import functional as F
 from selfnorm.conditional import ConditionalTask
-from selfnorm.distributions import MDN, DefensiveLabels, LabelGaussian, LabelUniform
+from selfnorm.distributions import MDN, DefensiveLabels, Gaussian, Uniform
 from selfnorm.errors import DataError, EnergyError, ProposalError
 
 
@@ -47,8 +47,8 @@ def normalised(energy: LinearGaussian, shift: float | None = None) -> sn.Conditi
     return sn.ConditionalEBM(energy, mismatched(), log_norm=line)
 
 
-def mismatched() -> LabelGaussian:
-    return LabelGaussian(torch.tensor([0.5]), torch.tensor([[2.5]]))
+def mismatched() -> Gaussian:
+    return Gaussian(torch.tensor([0.5]), scale=2.5)
 
 
 def pairs(n: int = 400) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def test_importance_weights_recover_log_z_with_a_mismatched_proposal() -> None:
 @torch.no_grad()
 def test_base_density_enters_numerator_and_normaliser() -> None:
     energy, x = LinearGaussian(), torch.linspace(-1, 1, 5)[:, None]
-    base = LabelGaussian(torch.tensor([-1.0]), torch.tensor([[0.8]]))
+    base = Gaussian(torch.tensor([-1.0]), scale=0.8)
     model = sn.ConditionalEBM(energy, mismatched(), base=base)
     grid = torch.linspace(-15, 15, 6001)
     values = -energy(x, grid.view(-1, 1, 1)) + base(x).log_prob(grid.view(-1, 1, 1))
@@ -215,7 +215,7 @@ def test_fit_reaches_the_truth_on_a_skewed_law() -> None:
     x = torch.rand(2000, 1) * 2 - 1
     y = x + (-torch.rand(2000, 1).log()) * torch.exp(x)  # shifted exponential with scale e^x
     limit = float(-(1 + x).mean())  # entropy of an exponential: 1 + log scale
-    proposal = DefensiveLabels(MDN(1, components=3), LabelGaussian.fit_to(y), weight=0.1)
+    proposal = DefensiveLabels(MDN(1, components=3), Gaussian.fit_to(y), weight=0.1)
     proposal.proposal.place(y)
     model = sn.ConditionalEBM(
         sn.LabelEnergy(1, hidden=(32, 32), zero=True),
@@ -259,7 +259,7 @@ def test_frozen_proposal_stays_in_eval_mode_and_has_no_gradient() -> None:
     assert model.energy.training
 
 
-class BrokenAbove(LabelGaussian):
+class BrokenAbove(Gaussian):
     """A law of labels whose log-density is NaN at labels above some number."""
 
     above = 0.0
@@ -293,14 +293,14 @@ def test_nan_of_an_energy_is_the_energys() -> None:
         def forward(self, h: Tensor, y: Tensor) -> Tensor:
             return super().forward(h, y).masked_fill(y[..., 0] > 0, torch.nan)
 
-    model = sn.ConditionalEBM(Broken(1), LabelGaussian.fit_to(y), log_norm=0.0)
+    model = sn.ConditionalEBM(Broken(1), Gaussian.fit_to(y), log_norm=0.0)
     with pytest.raises(EnergyError, match="energy returns NaN"):
         sn.fit(model, (x, y), max_epochs=1, progress=False)
 
 
 def test_errors_name_cause_and_cure() -> None:
     x, y = pairs(32)
-    narrow = LabelUniform(torch.tensor([-0.1]), torch.tensor([0.1]))
+    narrow = Uniform(torch.tensor([-0.1]), torch.tensor([0.1]))
     model = sn.ConditionalEBM(sn.LabelEnergy(1), narrow, log_norm=0.0)
     with pytest.raises(ProposalError, match="zero density"):
         sn.fit(model, (x, y), max_epochs=1, progress=False)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density import adapt, fit_jointly, tilt
 from selfnorm.distributions import FlowTask, proposal_loss
-from selfnorm.errors import DataError, SelfnormError
+from selfnorm.errors import DataError, ProposalError, SelfnormError
 
 pytest.importorskip("zuko")
 pytestmark = pytest.mark.usefixtures("few_closing_samples")
@@ -56,6 +55,8 @@ def test_a_conditional_flow_uses_its_condition():
     sn.fit(flow, (x, c), batch_size=256, max_steps=80, max_epochs=100, lr=1e-2, progress=False)
     with torch.no_grad():
         assert float((flow.log_prob(x, c) - flow.log_prob(x, -c)).mean()) > 0.5
+        assert torch.equal(flow(c).log_prob(x), flow.log_prob(x, c))
+        assert flow(c).sample((2,)).shape == (2, 1500, 1)
 
 
 def test_tilting_starts_at_the_flow_and_leaves_it_alone():
@@ -63,7 +64,7 @@ def test_tilting_starts_at_the_flow_and_leaves_it_alone():
     x = banana(800)
     flow = sn.Flow(2, **SMALL).set_scaling(x)
     before = {k: v.clone() for k, v in flow.state_dict().items()}
-    model = tilt(flow, sn.MLP(2, hidden=(16,), zero_init=True))
+    model = sn.EBM(sn.MLP(2, hidden=(16,), zero_init=True), base=flow)
     assert torch.allclose(model.log_prob(x), flow.log_prob(x), atol=1e-5)
     start = float(flow.log_prob(x).mean())
     options = {"max_steps": 80, "max_epochs": 100, "lr": 3e-3, "seed": 0, "progress": False}
@@ -82,8 +83,8 @@ def test_the_kl_loss_moves_the_flow_towards_the_model_not_the_data():
     fresh = target.sample((2000,))
     before = float(flow.log_prob(fresh).mean())
     options = {"batch_size": 64, "max_epochs": 1000, "max_steps": 150, "lr": 5e-3, "seed": 0}
-    how = sn.TrainingOptions(progress=False, **options)
-    adapt(flow, model, data, loss="kl", n_samples=256, options=how)
+    how = {"progress": False, **options}
+    sn.fit(flow, data, n_samples=256, task_options={"model": model, "loss": "kl"}, **how)
     assert float(flow.log_prob(fresh).mean()) > before + 0.5
 
 
@@ -104,9 +105,9 @@ def test_model_and_flow_train_together():
     x = banana(1000)
     model = sn.EBM(sn.MLP(2, hidden=(16,), zero_init=True), base=sn.StudentT.fit_to(x))
     flow = sn.Flow(2, **SMALL)
-    how = sn.TrainingOptions(max_epochs=100, max_steps=60, lr=2e-3, seed=0, progress=False)
-    options = {"val_data": banana(300, seed=1), "n_samples": 256, "options": how}
-    history = fit_jointly(model, flow, x, loss="both", **options)
+    how = {"max_epochs": 100, "max_steps": 60, "lr": 2e-3, "ema": 0, "seed": 0, "progress": False}
+    options = {"val_data": banana(300, seed=1), "n_samples": 256, **how}
+    history = sn.fit(model, x, proposal=flow, task_options={"proposal_loss": "both"}, **options)
     first, last = history.records[0], history.records[-1]
     assert last["flow"] > first["flow"]
     assert last["val_lower"] <= last["val_upper"] + 1e-4
@@ -120,6 +121,9 @@ def test_bad_settings_are_refused(monkeypatch):
         sn.Flow(2, kind="glow")
     with pytest.raises(ValueError, match="loss"):
         FlowTask(flow, loss="other")
+    model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
+    with pytest.raises(ProposalError, match="trains a Flow, not a Defensive"):
+        sn.fit(model, banana(50), task_options={"proposal_loss": "data"})
     with pytest.raises(ValueError, match="needs the model"):
         proposal_loss(flow, None, torch.zeros(3, 2), "kl", 8)
     with pytest.raises(DataError, match="3 columns, expected 2"):

@@ -8,7 +8,7 @@ from torch import nn
 
 from selfnorm import functional as F
 from selfnorm.conditional import ConditionalTask
-from selfnorm.distributions import LabelUniform
+from selfnorm.distributions import Uniform
 from selfnorm.errors import DataError
 from selfnorm.images import EnergyHead
 from selfnorm.images.model import ImageEBM, ImageFeatures, ResNet18
@@ -103,7 +103,7 @@ def test_b_is_the_rule_of_anchors_and_what_the_head_adds():
 
 def test_anchors_of_a_uniform_proposal_with_and_without_a_base():
     h = torch.tensor([[-1.0], [0.5]])
-    q = LabelUniform(torch.tensor([-5.0]), torch.tensor([3.0]), shared=False)
+    q = Uniform(torch.tensor([-5.0]), torch.tensor([3.0]))
     y = q(h).midpoints(4)
     assert y.shape == (4, 2, 1)
     assert y[:, 1, 0].tolist() == [-4.0, -2.0, 0.0, 2.0]

@@ -98,8 +98,8 @@ class ConditionalEBM(nn.Module):
         energy: module on ``(h, y)``; ``y`` has shape ``(*samples, *batch, d)`` and the result
             ``(*samples, *batch)``. :class:`LabelEnergy` is one.
         proposal: module whose ``forward(h)`` returns a distribution of labels with
-            ``sample(shape)`` and ``log_prob(y)``: :class:`~selfnorm.MDN`,
-            :class:`~selfnorm.distributions.LabelGaussian`, ...
+            ``sample(shape)`` and ``log_prob(y)``: :class:`~selfnorm.MDN`, or any proposal that
+            ignores ``h``, :class:`~selfnorm.Gaussian`, ...
         features: ``h(x)``; the input itself by default. It learns from the energy alone: the
             proposal sees ``h`` detached.
         log_norm: ``b``: ``None`` for ``b = 0`` (the energy must normalise itself), a number for one
@@ -115,9 +115,8 @@ class ConditionalEBM(nn.Module):
 
     Example:
         >>> import selfnorm as sn
-        >>> from selfnorm.distributions import LabelGaussian
         >>> x = torch.randn(256, 1); y = x + 0.3 * torch.randn(256, 1)
-        >>> model = ConditionalEBM(LabelEnergy(1), LabelGaussian.fit_to(y), log_norm=0.0)
+        >>> model = ConditionalEBM(LabelEnergy(1), sn.Gaussian.fit_to(y), log_norm=0.0)
         >>> h = sn.fit(model, (x, y), n_samples=16, max_epochs=1, seed=0, progress=False)
         >>> model.log_prob(x, y).shape
         torch.Size([256])

@@ -3,7 +3,6 @@
 # these two make their objectives known by name
 from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.fitting import fit, fit_distributed, fit_many
-from selfnorm.density.flow_proposals import adapt, fit_jointly, tilt
 from selfnorm.density.model import EBM, Ensemble, log_weights
 from selfnorm.density.objectives import Objective
 from selfnorm.density.recipes import Recipe, joint_density, joint_energy
@@ -13,15 +12,12 @@ __all__ = [
     "Ensemble",
     "Objective",
     "Recipe",
-    "adapt",
     "fit",
     "fit_distributed",
-    "fit_jointly",
     "fit_many",
     "joint_density",
     "joint_energy",
     "log_weights",
     "mcmc_objectives",
     "score_matching",
-    "tilt",
 ]

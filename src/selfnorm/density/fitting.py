@@ -74,9 +74,10 @@ def fit(
             (:func:`~selfnorm.fit_distributed`).
         task_options: passed to the model's own ``training_task``. An EBM takes
             ``log_norm_lr_scale``, the learning rate of its ``b`` in units of ``lr`` (10 by default:
-            it must follow ``log Z`` as the energy moves), and ``max_memory``, bytes (below 1: share
+            it must follow ``log Z`` as the energy moves), ``max_memory``, bytes (below 1: share
             of the free memory) that the samples of a step may take; they then go through the
-            network in chunks, with the gradient unchanged.
+            network in chunks, with the gradient unchanged; and ``proposal_loss``, by which a
+            :class:`~selfnorm.Flow` as proposal is trained in the same steps.
         options: how to train: a :class:`~selfnorm.TrainingOptions`, where all of them are
             described. For an EBM the usual length is 10,000 steps, at most 400 epochs, at a
             learning rate of 0.005 with a moving average (``ema=0.998``), and training ends where

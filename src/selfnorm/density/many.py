@@ -30,7 +30,7 @@ from selfnorm._context import seeded
 from selfnorm._inputs import check_rows
 from selfnorm.density.model import EBM, log_weights
 from selfnorm.density.objectives import Objective, WeightObjective, both_bounds, weigh
-from selfnorm.density.task import LOG_NORM_LR_SCALE, DensityTask, known_options, usual
+from selfnorm.density.task import LOG_NORM_LR_SCALE, DensityTask, checked_options, usual
 from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, Proposal, StudentT, Uniform
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
 from selfnorm.functional import Weights
@@ -76,7 +76,7 @@ def train(
     n_samples = whole_number("n_samples", n_samples)
     options = (options or TrainingOptions()).given(**training)
     options = usual(options, judged=val_data is not None)
-    of_task = known_options(
+    of_task = checked_options(
         *("fit_many", task_options, "a batch of EBMs"),
         same_batches=False,
         same_samples=False,

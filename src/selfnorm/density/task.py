@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from selfnorm.density.model import EBM
 from selfnorm.density.objectives import Chunked, Metrics, Objective, both_bounds, get
 from selfnorm.distributions import (
     Defensive,
+    Flow,
+    FlowTask,
     Proposal,
     draw_log_weights,
     log_weight_chunks,
@@ -194,6 +197,47 @@ class DensityTask(Task):
         }
 
 
+class JointTask(Task):
+    """A model by its objective and its flow proposal by a loss of its own, in the same steps."""
+
+    capturable = True
+
+    def __init__(self, of_model: DensityTask, loss: str) -> None:
+        if not isinstance(of_model.proposal, Flow):
+            raise ProposalError(
+                f"proposal_loss trains a Flow, not a {type(of_model.proposal).__name__}: leave it "
+                "out, or give a Flow as proposal"
+            )
+        self.of_model, self.flow = of_model, of_model.proposal
+        self.module = nn.ModuleDict({"model": of_model.module, "flow": self.flow})
+        self.of_flow = FlowTask(
+            self.flow, model=of_model.module, loss=loss, n_samples=of_model.n_samples
+        )
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Those of the model, and the flow's parameters at the same rate."""
+        return [*self.of_model.parameter_groups(), {"params": list(self.flow.parameters())}]
+
+    def start(self, data: tuple[Tensor, ...]) -> None:
+        """Standardise the flow, start ``b`` at its importance estimate."""
+        self.of_flow.start(data)
+        self.of_model.start(data)
+
+    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Metrics]:
+        """The model's loss plus the proposal's."""
+        of_model, metrics = self.of_model.loss(batch)
+        of_flow, _ = self.of_flow.loss(batch)
+        return of_model + of_flow, {**metrics, "flow": -of_flow.detach()}
+
+    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """Both bounds on held-out rows."""
+        return self.of_model.validate(data)
+
+    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
+        """``b <- log Z_hat`` on fresh samples."""
+        return self.of_model.finish(data)
+
+
 def usual(options: TrainingOptions, *, judged: bool) -> TrainingOptions:
     """How an EBM is trained where nothing else is said; ``judged``: by held-out rows."""
     wishes: dict[str, Any] = dict(_USUAL)
@@ -218,38 +262,41 @@ def make_task(
     """The model's own training task, or that of a density."""
     n_samples = whole_number("n_samples", n_samples)
     kind = type(model).__name__
-    own: Any = getattr(model, "training_task", None)
+    own: Callable[..., Task] | None = getattr(model, "training_task", None)
     if own is not None:
         given = {} if proposal is None else {"proposal": proposal}
         given |= task_options or {}
         try:
-            task: Task = own(objective=objective, n_samples=n_samples, **given)
+            return own(objective=objective, n_samples=n_samples, **given)
         except TypeError as error:
             if "unexpected keyword" not in str(error):
                 raise
             raise TypeError(f"a {kind} is trained without {sorted(given)}: {error}") from error
-        return task
     if not isinstance(model, EBM):
         raise TypeError(
             f"{caller}() cannot train a {kind}: wrap the energy as selfnorm.EBM(energy), or give "
             "the model a training_task() method"
         )
-    of_task = known_options(
-        caller, task_options, "an EBM", log_norm_lr_scale=LOG_NORM_LR_SCALE, max_memory=None
+    of_task = checked_options(
+        *(caller, task_options, "an EBM"),
+        log_norm_lr_scale=LOG_NORM_LR_SCALE,
+        max_memory=None,
+        proposal_loss=None,
     )
-    max_memory = of_task.pop("max_memory")
+    max_memory, loss = of_task.pop("max_memory"), of_task.pop("proposal_loss")
     if max_memory is not None:
         objective = Chunked(objective, max_memory=max_memory)
-    return DensityTask(model, proposal, objective=objective, n_samples=n_samples, **of_task)
+    task = DensityTask(model, proposal, objective=objective, n_samples=n_samples, **of_task)
+    return task if loss is None else JointTask(task, loss)
 
 
-def known_options(
+def checked_options(
     caller: str, given: dict[str, Any] | None, whose: str, **defaults: Any
 ) -> dict[str, Any]:
     """Task options with the defaults of those not given, or an error that names the others.
 
     Example:
-        >>> known_options("fit", {"b": 1}, "an EBM", a=0)
+        >>> checked_options("fit", {"b": 1}, "an EBM", a=0)
         Traceback (most recent call last):
         TypeError: fit() got task_options ['b']; an EBM takes ['a']
     """

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from selfnorm._inputs import as_rows, check_rows
 from selfnorm.columns import Columns
-from selfnorm.distributions.proposals import Proposal, UnnormalisedModel
+from selfnorm.distributions.mixtures import check_width
+from selfnorm.distributions.proposals import Proposal, RowDistribution, UnnormalisedModel
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.networks import decay_groups
 from selfnorm.training import Task
@@ -43,8 +45,9 @@ class Flow(Proposal):
 
     ``log_prob`` and ``sample`` as every proposal has them, a density with respect to Lebesgue
     measure. Rows are standardised inside (``loc``, ``scale``), set from the data by
-    :meth:`set_scaling` or at the start of training. Train it by ``selfnorm.fit(flow, x)``; adapt it
-    to a model, or train both together, by :mod:`selfnorm.density.flow_proposals`.
+    :meth:`set_scaling` or at the start of training. Train it by ``selfnorm.fit(flow, x)``; there
+    ``task_options={"model": model, "loss": "both"}`` bring it closer to a model. Both are trained
+    together by ``selfnorm.fit(model, x, proposal=flow, task_options={"proposal_loss": "data"})``.
 
     Args:
         dim: number of columns.
@@ -81,6 +84,7 @@ class Flow(Proposal):
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {KINDS}, not {kind!r}")
         self.dim, self.condition_dim, self.kind = dim, condition_dim, kind
+        self.shared = condition_dim == 0
         self.config: dict[str, Any] = {
             "dim": dim,
             "kind": kind,
@@ -116,37 +120,58 @@ class Flow(Proposal):
         if x.shape[-1:] != (self.dim,):
             raise DataError(f"expected rows of {self.dim} columns, got shape {tuple(x.shape)}")
         z = (x - self.loc) / self.scale
-        log_prob: Tensor = self._law(condition).log_prob(z)
+        log_prob: Tensor = self._standardised(condition).log_prob(z)
         return log_prob - torch.log(self.scale).sum()
 
     @torch.no_grad()
     def sample(self, shape: Sequence[int] = (), condition: Tensor | None = None) -> Tensor:
         """``(*shape, dim)`` samples from torch's global generator."""
-        z: Tensor = self._law(condition).sample(torch.Size(shape))
+        z: Tensor = self._standardised(condition).sample(torch.Size(shape))
         return z * self.scale + self.loc
 
-    def _law(self, condition: Any) -> Any:
-        with self.loc.device:  # zuko takes what its base is made of to the default device
-            return self.flow(self._given(condition))
+    def forward(self, condition: Tensor) -> RowDistribution:
+        """The density given a condition; one without ``condition_dim`` ignores it."""
+        return Conditioned(self, condition) if self.condition_dim else super().forward(condition)
 
-    def _given(self, condition: Any) -> Tensor | None:
-        """The condition in the flow's floating-point type, or a :class:`DataError`."""
+    def _standardised(self, condition: Tensor | None) -> Distribution:
+        """Zuko's distribution of standardised rows."""
         if condition is not None:
             condition = as_rows(condition, "condition", self.loc.dtype)
-        given = 0 if condition is None else condition.shape[-1]
-        if given != self.condition_dim:
-            raise DataError(f"the flow has condition_dim={self.condition_dim}, got {given} columns")
-        return condition
+        width = 0 if condition is None else condition.shape[-1]
+        if width != self.condition_dim:
+            raise DataError(f"the flow has condition_dim={self.condition_dim}, got {width} columns")
+        with self.loc.device:  # zuko takes what its base is made of to the default device
+            distribution: Distribution = self.flow(condition)
+        return distribution
 
     def training_task(
         self,
         *,
-        objective: Any = "snl",  # noqa: ARG002
-        n_samples: int = 0,  # noqa: ARG002
+        objective: object = "snl",  # noqa: ARG002 a flow has losses of its own
+        n_samples: int = 512,
         columns: Columns | None = None,
+        model: UnnormalisedModel | None = None,
+        loss: str = "data",
     ) -> FlowTask:
-        """Maximum likelihood (see :class:`FlowTask`), which needs no objective and no samples."""
-        return FlowTask(self, columns=columns)
+        """Maximum likelihood, or another loss of :class:`FlowTask`."""
+        return FlowTask(self, columns=columns, model=model, loss=loss, n_samples=n_samples)
+
+
+class Conditioned:
+    """A flow given a condition."""
+
+    def __init__(self, flow: Flow, condition: Tensor) -> None:
+        self.flow, self.condition = flow, condition
+        self.batch_shape, self.event_shape = condition.shape[:-1], flow.event_shape
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Independent draws ``(*shape, *batch, d)``."""
+        return self.flow.sample(shape, self.condition)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of rows ``(*samples, *batch, d)``."""
+        check_width(y, self.flow.dim)
+        return self.flow.log_prob(y, self.condition)
 
 
 def proposal_loss(

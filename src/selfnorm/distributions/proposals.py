@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
 from selfnorm._context import alone, seeded
-from selfnorm._inputs import as_rows, check_rows, one_per_row
+from selfnorm._inputs import as_rows, one_per_row
 from selfnorm.distributions.mixtures import (
     FromUniforms,
     check_width,
@@ -48,10 +48,35 @@ class UnnormalisedModel(Protocol):
         ...
 
 
+class RowDistribution(Protocol):
+    """What a proposal called with a condition returns: one density for each of a batch."""
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Independent draws ``(*shape, *batch, d)``."""
+        ...
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of rows ``(*samples, *batch, d)``."""
+        ...
+
+
 class Proposal(nn.Module, ABC):
-    """A density over rows of ``dim`` numbers that can be sampled and evaluated."""
+    """A density over rows of ``dim`` numbers that can be sampled and evaluated.
+
+    Called with a condition ``(*batch, k)``, as conditional proposals are, it is the same density
+    for each of the batch.
+
+    Attributes:
+        shared: whether conditional models may draw one set of samples for a whole batch.
+
+    Example:
+        >>> q = Uniform(torch.zeros(1), torch.ones(1))
+        >>> q(torch.zeros(5, 3)).sample((2,)).shape
+        torch.Size([2, 5, 1])
+    """
 
     dim: int
+    shared: bool = True
     light_tails: ClassVar[bool] = False  # a Gaussian's: weights of heavier ones have no variance
 
     def extra_repr(self) -> str:
@@ -75,6 +100,27 @@ class Proposal(nn.Module, ABC):
     @abstractmethod
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows: ``(*shape, dim) -> (*shape)``."""
+
+    def forward(self, condition: Tensor) -> RowDistribution:
+        """The density at every place of the condition's batch."""
+        return Expanded(self, condition.shape[:-1])
+
+
+class Expanded:
+    """A density over rows at every place of a batch, as ``torch.distributions`` expands one."""
+
+    def __init__(self, proposal: Proposal, batch_shape: Sequence[int]) -> None:
+        self.proposal, self.batch_shape = proposal, torch.Size(batch_shape)
+        self.event_shape = proposal.event_shape
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """Independent draws ``(*shape, *batch, d)``."""
+        return self.proposal.sample((*shape, *self.batch_shape))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of rows ``(*samples, *batch, d)``."""
+        check_width(y, self.proposal.dim)
+        return self.proposal.log_prob(y)
 
 
 class _LocationScale(Proposal):
@@ -261,6 +307,10 @@ class Uniform(Proposal):
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Draw rows: ``(*shape, dim)``."""
         u = torch.rand(*shape, self.dim, device=self.low.device, dtype=self.low.dtype)
+        return self.from_uniforms(u)
+
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Uniform numbers ``(*shape, dim)`` between 0 and 1 moved onto the box."""
         return self.low + (self.high - self.low) * u
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -268,6 +318,27 @@ class Uniform(Proposal):
         inside = ((x >= self.low) & (x <= self.high)).all(-1)
         log_density = -(self.high - self.low).log().sum()
         return torch.where(inside, log_density, -math.inf)
+
+    def forward(self, condition: Tensor) -> RowDistribution:
+        """The density at every place of the condition's batch; its draws may be stratified."""
+        return _ExpandedUniform(self, condition.shape[:-1])
+
+
+class _ExpandedUniform(FromUniforms):
+    """A box at every place of a batch."""
+
+    def __init__(self, box: Uniform, batch_shape: Sequence[int]) -> None:
+        super().__init__(box.low, batch_shape, box.event_shape)
+        self.box = box
+
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Uniforms ``(*shape, *batch, d)`` moved onto the box."""
+        return self.box.from_uniforms(u)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log-density of rows ``(*samples, *batch, d)``."""
+        check_width(y, self.box.dim)
+        return self.box.log_prob(y)
 
 
 class GaussianMixture(Proposal):
@@ -634,67 +705,3 @@ def draw_log_weights(
     """Log-weights of ``n_samples`` fresh proposal samples, in chunks: ``(n_samples,)``."""
     chunks = log_weight_chunks(model, proposal, n_samples, chunk_size)
     return torch.cat([log_w for log_w, _ in chunks])
-
-
-class LabelGaussian(nn.Module):
-    """``N(mu, Sigma)`` over labels, the same for every input; ``fit_to`` takes training labels."""
-
-    shared = True  # one law for every input
-    mean: Tensor
-    scale_tril: Tensor
-
-    def __init__(self, mean: Tensor, scale_tril: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean)
-        self.register_buffer("scale_tril", scale_tril)
-
-    @classmethod
-    def fit_to(cls, y: Tensor) -> LabelGaussian:
-        """Mean and full covariance of labels ``(n, d)``."""
-        y = check_rows(y, "the labels")
-        return cls(y.mean(0), torch.linalg.cholesky(torch.atleast_2d(torch.cov(y.T))))
-
-    def forward(self, h: Tensor) -> torch.distributions.MultivariateNormal:
-        """The Gaussian, expanded to the batch of ``h``."""
-        law = torch.distributions.MultivariateNormal(
-            self.mean, scale_tril=self.scale_tril, validate_args=False
-        )
-        return law.expand(h.shape[:-1])
-
-
-class UniformLabels(FromUniforms):
-    """Uniform distribution on a box, ``log_prob`` of ``-inf`` outside; batch shape as given."""
-
-    def __init__(self, low: Tensor, high: Tensor, batch_shape: Sequence[int]) -> None:
-        super().__init__(low, batch_shape, low.shape)
-        self.low, self.high = low, high
-
-    def from_uniforms(self, u: Tensor) -> Tensor:
-        """Uniforms ``(*shape, *batch, d)`` moved onto the box."""
-        return self.low + (self.high - self.low) * u
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log-density of ``(*samples, *batch, d)``."""
-        check_width(y, self.low.shape[-1])
-        inside = ((y >= self.low) & (y <= self.high)).all(-1)
-        return torch.where(inside, -(self.high - self.low).log().sum(), -math.inf)
-
-
-class LabelUniform(Uniform):
-    """Uniform over a box of labels, the same for every input.
-
-    ``shared``: training draws one set of labels for a whole batch, not one for every input.
-    A label outside has density zero and breaks the bounds: hence the margin of ``fit_to``.
-
-    >>> q = LabelUniform.fit_to(torch.tensor([[0.0], [2.0]]), margin=0.5)
-    >>> q(torch.zeros(1, 1)).log_prob(torch.tensor([[2.5], [3.5]]))
-    tensor([-1.3863,    -inf])
-    """
-
-    def __init__(self, low: Tensor, high: Tensor, *, shared: bool = True) -> None:
-        super().__init__(low, high)
-        self.shared = shared
-
-    def forward(self, h: Tensor) -> UniformLabels:
-        """The uniform distribution, expanded to the batch of ``h``."""
-        return UniformLabels(self.low, self.high, h.shape[:-1])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
-from selfnorm.distributions import MDN, LabelUniform, MixtureLabels
+from selfnorm.distributions import MDN, MixtureLabels, Uniform
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.images.labels import LabelSpace, StepFeatures
 
@@ -206,7 +206,9 @@ def make_proposal(
     if name == "uniform":
         low, high = space.standardised_ends()
         slack = 1e-4 * (high - low)  # rounding must not put a label at the end outside
-        return LabelUniform(low - slack, high + slack, shared=False)
+        box = Uniform(low - slack, high + slack)
+        box.shared = False
+        return box
     components = name.removeprefix("mdn-")
     if not name.startswith("mdn-") or not components.isdigit() or int(components) < 1:
         raise ProposalError(

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 import selfnorm as sn
 from selfnorm.datasets import toy1d
-from selfnorm.distributions import LabelGaussian
 from selfnorm.paper.report import (
     Table,
     bounds_columns,
@@ -155,7 +154,7 @@ def paper_model(proposal: str, log_norm: str, base: str, labels: Tensor) -> sn.C
     >>> model.log_prob(torch.zeros(4, 1), torch.zeros(4, 1)).shape
     torch.Size([4])
     """
-    law: nn.Module = LabelGaussian.fit_to(labels)
+    law: nn.Module = sn.Gaussian(labels.mean(0), scale=labels.std(0))
     if proposal.startswith("mdn-"):
         mixture = sn.MDN(10, 1, int(proposal.removeprefix("mdn-")), hidden=(10,))
         mixture.place(labels)
@@ -192,7 +191,7 @@ def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Densi
         task_options={"proposal_loss": "both", "stratified": False, "n_val_samples": 64},
     )
     refuse_cut_short(history.stopped)
-    gaussian = LabelGaussian.fit_to(y).to(device)
+    gaussian = sn.Gaussian(y.mean(0), scale=y.std(0)).to(device)
     bounds = model.bounds(test, n_samples=_N_SAMPLES, proposal=gaussian, seed=1000 + config.seed)
     reach = _GRID_SCALES * y.std()
     grid = torch.linspace(float(y.mean() - reach), float(y.mean() + reach), _GRID_POINTS)
