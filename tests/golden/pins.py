@@ -443,7 +443,7 @@ def table_values(name):
     """The cells of a file as they are read, and its schema."""
     table = read_table(name)
     facts = {"named": table.named, "style": table.style, "lines": table.lines}
-    facts |= {"columns": table.columns, "cells": table.cells}
+    facts |= {"columns": dict(table.columns), "cells": dict(table.cells)}
     return facts | {"table": answer(schema_values, table.frame(), missing=True)}
 
 

@@ -30,11 +30,11 @@ from typer.core import TyperGroup
 
 import selfnorm
 from selfnorm.cli import Stopped
+from selfnorm.cli.csv_text import listed
 from selfnorm.cli.files import (
     Table,
     check_output,
     kind_of,
-    listed,
     missing,
     numeric,
     read_table,
@@ -193,9 +193,9 @@ def fit(
     if target is None:
         common |= {"method": method, "max_steps": max_steps}
         share = "auto" if contamination is None else contamination
-        rows: tuple[Any, ...] = (table.frame(features),)
+        rows: tuple[Any, ...] = (table.read(features),)
         schema = _about(table, Schema.detect, rows[0], told, missing=True, model_gaps=model_gaps)
-        schema.frame = "file" if isinstance(rows[0], dict) else schema.frame
+        schema.frame = "file" if schema.frame == "dict" else schema.frame
         estimator = EnergyDensity(schema=schema, contamination=share, **common)
     else:
         network = RegressorNetwork(energy_epochs=max_epochs)
@@ -349,8 +349,8 @@ def impute(
     tables = [table_of(each) for each in (filled if draws > 1 else [filled])]
     joined: dict[str, Any] = {}
     for name in table.names:
-        pieces = [t if name in t.columns else table for t in tables]
-        joined[name] = np.concatenate([t.as_read(name) for t in pieces])
+        pieces = [t if name in t.cells else table for t in tables]
+        joined[name] = np.concatenate([t.cells[name] for t in pieces])
     if draws > 1:
         joined["draw"] = np.repeat(np.arange(1.0, draws + 1), len(table))
     alone = tables[0] if draws == 1 and tables[0].names == table.names else table_of(joined)

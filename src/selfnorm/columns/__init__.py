@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from selfnorm.columns.cells import Cells
 from selfnorm.columns.coding import Column, Part
 from selfnorm.columns.detection import detect_step
 from selfnorm.columns.frames import Table, numbers_like
@@ -18,6 +19,7 @@ __all__ = [
     "GAP",
     "MISSING",
     "UNSEEN",
+    "Cells",
     "CodedColumns",
     "Column",
     "Columns",

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from selfnorm.columns.labels import plain, type_name
+from selfnorm.columns.text import numbers_from
 from selfnorm.errors import DataError
 
 EXACT = 2**53  # whole numbers beyond are not all held by a float
@@ -39,9 +41,39 @@ class Cells:
     missing: np.ndarray
     labels: list[Any] = field(default_factory=list)
     form: dict[str, Any] = field(default_factory=dict)
+    texts: Sequence[Any] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of_texts(
+        cls,
+        texts: Sequence[Any],
+        missing: np.ndarray,
+        form: dict[str, Any],
+        numbers: np.ndarray | None = None,
+    ) -> Cells:
+        """Cells of text and ``None``, whose labels are looked up when they are first used."""
+        cells = cls.__new__(cls)
+        cells.kind, cells.texts, cells.missing, cells.form = "label", texts, missing, form
+        if numbers is not None:
+            cells.numbers = numbers
+        return cells
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("values", "labels") or self.texts is None:
+            raise AttributeError(name)
+        self.labels, self.values = distinct_of(list(self.texts), None)
+        return self.__dict__[name]
+
+    @cached_property
+    def numbers(self) -> np.ndarray | None:
+        """The numbers of a column of text, as :func:`numbers_from` reads them, names among them."""
+        if self.texts is None:
+            return None
+        texts = ["" if text is None else text for text in self.texts]
+        return numbers_from(texts, names=True)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.missing)
 
     def rows(self, which: slice) -> Cells:
         """Some of the rows; labels stay, whether they are among them or not."""
@@ -91,13 +123,16 @@ def cells_of_array(column: np.ndarray, missing: np.ndarray, form: dict[str, Any]
         return Cells("number", seconds, missing, [], {"store": "duration"} | form)
     if kind not in "SUOT":
         raise DataError(f"values of type {column.dtype} cannot be modelled; turn them into numbers")
-    pandas = sys.modules.get("pandas")
     column = column.astype(object)
-    if kind in "OT" and pandas is not None:  # knows pd.NA, which cannot be compared
+    values = column.tolist()
+    pandas = sys.modules.get("pandas")
+    if {*map(type, values)} <= {str}:
+        pass
+    elif kind in "OT" and pandas is not None:  # knows pd.NA, which cannot be compared
         missing = missing | pandas.isna(column)
     elif kind in "OT":
-        missing = missing | [value is None or value != value for value in column.tolist()]
-    return _cells_of_objects(column.tolist(), missing, form)
+        missing = missing | [value is None or value != value for value in values]
+    return _cells_of_objects(values, missing, form)
 
 
 def as_objects(values: list[Any]) -> np.ndarray:
@@ -182,6 +217,8 @@ def _cells_of_objects(values: list[Any], missing: np.ndarray, form: dict[str, An
             form = form | {"nan": True}  # how gaps are written among objects; None otherwise
         values = [None if gap else v for v, gap in zip(values, missing.tolist(), strict=True)]
     types = set(map(type, values)) - {type(None)}
+    if types == {str}:
+        return Cells.of_texts(values, missing, form)
     if any(issubclass(t, np.generic) for t in types):
         values = [_python(v) if isinstance(v, np.generic) else v for v in values]
         types = set(map(type, values)) - {type(None)}
@@ -194,18 +231,23 @@ def _cells_of_objects(values: list[Any], missing: np.ndarray, form: dict[str, An
         (store,) = names
         form = form | {"store": store} | _details(store, values)
         return cells_of_array(_STORES[store].array(_without_zones(values, form)), missing, form)
-    # 1, 1.0 and True are equal as keys: labels of several types are told apart by type as well
-    mixed = len(types) > 1
     for value in {type(v): v for v in values}.values():
         plain(value)  # or refuse its type
-    keys, gap = [(type(v), v) for v in values] if mixed else values, (type(None), None)
-    distinct = dict.fromkeys(keys)
-    distinct.pop(gap if mixed else None, None)
+    if len(types) <= 1:
+        labels, places = distinct_of(values, None)
+    else:  # 1, 1.0 and True are equal as keys: labels of several types differ by type as well
+        keys, places = distinct_of([(type(v), v) for v in values], (type(None), None))
+        labels = [label for _, label in keys]
+    return Cells("label", places, missing, labels, form)
+
+
+def distinct_of(values: list[Any], gap: Any) -> tuple[list[Any], np.ndarray]:
+    """Distinct values in the order in which they come, and the place of every value; gaps: -1."""
+    distinct = dict.fromkeys(values)
+    distinct.pop(gap, None)
     places = dict(zip(distinct, range(len(distinct)), strict=True))
-    places[gap if mixed else None] = -1
-    codes = np.fromiter(map(places.__getitem__, keys), np.int64, len(keys))
-    labels = [key[1] for key in distinct] if mixed else list(distinct)
-    return Cells("label", codes, missing, labels, form)
+    places[gap] = -1
+    return list(distinct), np.fromiter(map(places.__getitem__, values), np.int64, len(values))
 
 
 def _python(value: Any) -> Any:

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from selfnorm.columns.cells import Cells, ahead_of_utc
+from selfnorm.columns.interpret import as_dates, interpreted, without_gaps
 from selfnorm.columns.text import (
     are_slips,
-    as_dates,
     dates_from,
-    interpreted,
     marks_of,
     numbers_from,
     unmarked,
-    without_gaps,
     without_slips,
 )
 from selfnorm.errors import DataError
@@ -238,6 +236,8 @@ def _as_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
         raise DataError(f"column {column.name!r} holds numbers, but here dates")
     if cells.kind == "number":
         return cells
+    if cells.numbers is not None:
+        return Cells("number", cells.numbers, np.isnan(cells.numbers), [], cells.form)
     written = [v if type(v) is str else str(+v if type(v) is bool else v) for v in cells.labels]
     numbers = numbers_from(written, names=True)
     if numbers is None:
@@ -298,7 +298,7 @@ def encode_numbers(
     """
     known = np.array([*part.values, np.inf])
     safe = np.where(missing, 0.0, values)
-    place = np.searchsorted(known[:-1], safe)
+    place = np.searchsorted(known[:-1], safe) if part.values else np.zeros(len(safe), np.int64)
     hit = known[place] == safe
     codes = np.where(hit, place, part.n_codes if part.rest else -2).astype(np.float64)
     extra = np.zeros(len(values))

@@ -36,9 +36,9 @@ from selfnorm.columns.coding import (
     tie_unit,
     to_clock,
 )
+from selfnorm.columns.interpret import interpreted
 from selfnorm.columns.text import (
     date_template,
-    interpreted,
     is_gap,
     marks_of,
     numbers_from,
@@ -109,11 +109,13 @@ class Detection:
         slips = tuple(written.labels[k] for k in odd)
         gaps = float(cells.missing.mean())
         column = Column(name, "", gaps=gaps, slips=slips, form=cells.form)
-        if cells.kind == "number":
-            decimals = recorded_decimals(np.unique(cells.seen))
-            column = replace(column, numeric=True, decimals=decimals)
-            cells = replace(cells, values=snap(cells.values, decimals))
         values, counts = np.unique(cells.seen, return_counts=True)
+        if cells.kind == "number":
+            decimals = recorded_decimals(values)
+            column = replace(column, numeric=True, decimals=decimals)
+            if decimals is not None:
+                cells = replace(cells, values=snap(cells.values, decimals))
+                values, counts = np.unique(cells.seen, return_counts=True)
         column, parts = self._described(column, cells, values, counts, asked, support)
         if self.model_gaps and column.gaps > 0:
             parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
@@ -131,9 +133,9 @@ class Detection:
         asked: str | None,
         support: Support | None,
     ) -> tuple[Column, list[Part]]:
-        labels = [cells.labels[i] for i in values] if cells.kind == "label" else values.tolist()
-        if len(labels) + (self.model_gaps and column.gaps > 0) <= 1:
-            return self._constant(column, cells, labels), []
+        labels = [cells.labels[i] for i in values] if cells.kind == "label" else []
+        if len(values) + (self.model_gaps and column.gaps > 0) <= 1:
+            return self._constant(column, cells, labels or values.tolist()), []
         content = _content(cells)
         if content in self._contents and asked is None:
             twin = self.columns[self._contents[content]]
@@ -149,10 +151,16 @@ class Detection:
         if cells.kind == "date":
             return self._date(column, cells, place)
         if cells.kind == "label" or asked == "category":
-            return _category(column, labels, counts, place)
+            return _category(column, labels or values.tolist(), counts, place)
         limits = support or (None, None)
         part = number_part(
-            place, str(column.name), cells.seen, column.decimals, kind=asked, support=limits
+            place,
+            str(column.name),
+            cells.seen,
+            column.decimals,
+            kind=asked,
+            support=limits,
+            counted=(values, counts),
         )
         if asked == "cells" and part.step == 0:
             self.problems.append(f"column {column.name!r} is to have cells, but lies on no grid")
@@ -474,8 +482,12 @@ def detect_step(values: np.ndarray) -> float:
     distinct, counts = np.unique(values, return_counts=True)
     if len(distinct) < 2 or counts.max() == 1:
         return 0.0
+    return _step_of(distinct, float(values.std()))
+
+
+def _step_of(distinct: np.ndarray, sd: float) -> float:
+    """The step of the grid that distinct numbers, ascending, of some deviation lie on; or 0."""
     gaps = np.diff(distinct)
-    sd = float(values.std())
     # Float32 storage moves grid points: gaps this small beside the values themselves (not beside a
     # far-out one, 999999 for unknown) are rounding, not structure. Far from zero (years in seconds,
     # coordinates in metres) that bound may exceed the step; the one by sd does not.
@@ -498,7 +510,7 @@ def _grid(distinct: np.ndarray, decimals: int | None) -> tuple[float, float]:
     """Step and origin of the coarsest grid all values lie on; step 0 where there is none."""
     enough = len(distinct) >= 10  # few values may lie on a grid by chance
     if decimals is None:
-        step = detect_step(distinct.repeat(2)) if enough else 0.0
+        step = _step_of(distinct, float(distinct.std())) if enough else 0.0
         place = (distinct - distinct[0]) / (step or 1.0)
         if step > 0 and np.abs(place - np.round(place)).max() < 1e-6:
             return step, float(distinct[0] % step)
@@ -553,7 +565,8 @@ def number_part(
     decimals: int | None,
     *,
     kind: str | None = None,
-    support: tuple[float | None, float | None] = (None, None),
+    support: Support = (None, None),
+    counted: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Part:
     """The part of a column of numbers.
 
@@ -565,13 +578,14 @@ def number_part(
         kind: ``None`` goes by the rules; ``"continuous"`` and ``"cells"`` are as asked for;
             ``"whole"`` is finite or has cells, however small: parts of a date are exact.
         support: limits of the rest.
+        counted: distinct numbers and their counts, if they are at hand.
 
     Example:
         >>> part = number_part(0, "age", np.arange(18.0, 90.0), 0)
         >>> part.rest, part.step, part.n_codes
         (True, 1.0, 0)
     """
-    distinct, counts = np.unique(values, return_counts=True)
+    distinct, counts = counted or np.unique(values, return_counts=True)
     n = len(values)
     few = len(distinct) <= min(MAX_CODES, n / 20) or (len(distinct) == 2 and n >= 10)
     step, origin = _grid(distinct, decimals)

@@ -14,7 +14,7 @@ import base64
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,13 @@ class Table:
     frame: Any
     columns: dict[Any, Any]
     n_rows: int
+    _read: dict[Any, Cells] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, frame: Any) -> Table:
-        """Look at what came, without reading it."""
+        """Look at what came, without reading it; a table stays what it is."""
+        if isinstance(frame, Table):
+            return frame
         if _is(frame, "pandas", "Series") or _is(frame, "polars", "Series"):
             raise DataError("give a DataFrame, not a Series: series.to_frame()")
         pieces = (("pyarrow", "RecordBatchReader"), ("pyarrow.dataset", "Dataset", "Scanner"))
@@ -127,7 +130,12 @@ class Table:
         return cls(kind, frame, dict(zip(names, columns, strict=True)), n_rows)
 
     def cells(self, name: Any) -> Cells:
-        """The cells of a column."""
+        """The cells of a column, which is read once."""
+        if name not in self._read:
+            self._read[name] = self._cells(name)
+        return self._read[name]
+
+    def _cells(self, name: Any) -> Cells:
         column = self.columns[name]
         held, holder = _holder(column)
         try:

@@ -29,8 +29,9 @@ from selfnorm.columns.coding import (
 )
 from selfnorm.columns.detection import Detection
 from selfnorm.columns.frames import BY_PLACE, FRAMES, Table, write
+from selfnorm.columns.interpret import as_read, as_written
 from selfnorm.columns.labels import plain, unplain
-from selfnorm.columns.text import MISSING, as_read, as_written, numbers_from
+from selfnorm.columns.text import MISSING, numbers_from
 from selfnorm.errors import DataError, SelfnormWarning
 
 SAY = "say what it is: kinds={name: kind}, --kinds name=kind at the command line"

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
-
-from selfnorm.columns.cells import Cells
 
 # Cells that stand for "not known" in files; among numbers and dates nothing else can be meant.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
@@ -24,6 +22,7 @@ _MARKED = re.compile(
 _DATES = ("YYYY-MM-DD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY")
 _TIMES = ("", "{}hh:mm", "{}hh:mm:ss")
 _FIELDS = "YMDhms"
+_NAME = re.compile(r"\n\s*[+-]?(0\d+|\d{16,})\s*\n")  # a line that is no amount: 007
 SLIPS, FEWEST_NUMBERS = 0.005, 20  # share of cells that are no numbers, beside so many that are
 
 
@@ -41,7 +40,7 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
     """The numbers that texts hold, NaN for a gap; ``None`` unless every other text is a number.
 
     Whole numbers with leading zeros, or too long for a float, are names (007) rather than amounts:
-    they are read only where ``names`` are asked for.
+    they are read only if ``names`` are wanted, too.
 
     Example:
         >>> numbers_from(["1.5", "?", "-2"])
@@ -49,30 +48,30 @@ def numbers_from(texts: Sequence[str], *, names: bool = False) -> np.ndarray | N
         >>> numbers_from(["007", "012"]) is None
         True
     """
+    column = np.array(texts, dtype=object)
     try:
-        numbers = np.array(texts, dtype=object).astype(np.float64)
+        numbers = column.astype(np.float64)
     except ValueError:
+        gaps = {text for text in set(texts) if is_gap(text)}
         try:
-            numbers = np.array([np.nan if is_gap(t) else t for t in texts], dtype=object)
-            numbers = numbers.astype(np.float64)
+            numbers = np.where([t in gaps for t in texts], np.nan, column).astype(np.float64)
         except ValueError:
             return None
     nan = np.isnan(numbers)
+    joined = "".join(texts)
     # float() reads 1_000, +nan and digits of other scripts, too
-    letters = "".join(texts)
-    odd = "_" in letters
-    if not letters.isascii():
-        odd = odd or any(letter.isdigit() and letter > "9" for letter in letters)
-    gaps = [texts[i] for i in np.flatnonzero(nan).tolist()]
-    if nan.all() or odd or not all(map(is_gap, gaps)):
+    odd = "_" in joined or (not joined.isascii() and re.search(r"(?![0-9])\d", joined))
+    if nan.all() or odd or not all(map(is_gap, column[nan])):
         return None
-    whole = [] if names else np.flatnonzero(numbers == np.round(numbers)).tolist()
-    return None if any(_is_name(texts[i]) for i in whole) else numbers
+    return None if not names and holds_names(texts, numbers) else numbers
 
 
-def _is_name(number: str) -> bool:
-    digits = number.strip().lstrip("+-")
-    return digits.isdigit() and (len(digits) > 15 or (digits[0] == "0" and digits != "0"))
+def holds_names(texts: Sequence[str], numbers: np.ndarray) -> bool:
+    """Whether some of the whole numbers that texts hold are written as names are."""
+    rows = np.flatnonzero(numbers == np.round(numbers)).tolist()
+    if 20 * len(rows) < len(texts):
+        texts = [texts[row] for row in rows]
+    return bool(rows) and _NAME.search("\n".join(["", *texts, ""])) is not None
 
 
 def marks_of(texts: Sequence[str]) -> set[tuple[str, str]]:
@@ -162,7 +161,7 @@ def text_decimals(texts: Sequence[str]) -> int | None:
         (2, None)
     """
     lengths = set()
-    for text in texts:
+    for text in chain((texts[k] for k in range(min(len(texts), 100))), texts):
         if not is_gap(text):
             lengths.add(len(text.strip().partition(".")[2]))
             if len(lengths) > 1 or "e" in text.lower():
@@ -227,7 +226,7 @@ def _bare_fields(texts: Sequence[str]) -> str:
     )
 
 
-def _padded(texts: Sequence[str], template: str) -> tuple[Sequence[str], str]:
+def padded(texts: Sequence[str], template: str) -> tuple[Sequence[str], str]:
     """Texts and their template with two digits for every field."""
     bare = [letter for letter in "DMh" if len(_places(template, letter)) == 1]
     for letter in bare:
@@ -269,7 +268,7 @@ def dates_from(texts: Sequence[str], template: str) -> np.ndarray | None:
         >>> dates_from(["1970-01-02 00:00:10"], "YYYY-MM-DD hh:mm:ss")
         array([86410])
     """
-    texts, template = _padded(texts, template)
+    texts, template = padded(texts, template)
     if any(len(text) != len(template) for text in texts):
         return None
     letters = np.array(texts, dtype=f"U{len(template)}").view("U1")
@@ -323,7 +322,7 @@ def dates_as_text(seconds: np.ndarray, template: str) -> list[str]:
     """
     bare = [letter for letter in "DMh" if len(_places(template, letter)) == 1]
     if bare:
-        written = dates_as_text(seconds, _padded([], template)[1])
+        written = dates_as_text(seconds, padded([], template)[1])
         after = ("/." if "D" in bare else "") + (":" if "h" in bare else "")
         zero = re.compile(rf"(?<![\d:])0(?=\d[{after}])")
         return [zero.sub("", text) for text in written]
@@ -347,114 +346,3 @@ def dates_as_text(seconds: np.ndarray, template: str) -> list[str]:
             letters[:, place] = ord("0") + value % 10
             value = value // 10
     return letters.view(f"U{len(template)}").ravel().tolist()
-
-
-def interpreted(cells: Cells, missing: Collection[str], asked: str | None = None) -> Cells:
-    """Text as what it says: gaps, numbers, dates; cells of other kinds as they are.
-
-    What the table itself declares a category, or a caller ``asked`` to be one, stays text.
-    """
-    texts = cells.labels
-    if cells.kind != "label" or {*map(type, texts)} != {str}:
-        return cells
-    if asked == "category" or cells.declared:
-        return without_gaps(cells, missing)
-    numbers = _as_numbers(cells, asked in ("continuous", "cells"))
-    if numbers is not None:
-        return numbers
-    template = date_template([t for t in texts if not is_gap(t)])
-    return without_gaps(cells, missing) if template is None else as_dates(cells, template)
-
-
-def _as_numbers(cells: Cells, names: bool) -> Cells | None:
-    """Texts as numbers, without their marks; ``None`` if they are something else.
-
-    A few cells that are none among many numbers are slips of a pen: gaps, told as ``form["odd"]``.
-    """
-    texts: list[str] = cells.labels
-    told: dict[str, Any] = {}
-    odd: list[int] = []
-    numbers = numbers_from(texts, names=names)
-    if numbers is None:
-        texts, told = unmarked(texts)
-        texts, odd = without_slips(texts)
-        rows = int(np.isin(cells.values, odd).sum())
-        if not are_slips(rows, len(cells)) or (odd and len(texts) - len(odd) < FEWEST_NUMBERS):
-            return None
-        told |= {"odd": odd} if odd else {}
-        numbers = numbers_from(texts, names=names)
-    if numbers is None:
-        return None
-    gaps = np.isnan(numbers)
-    gaps[odd] = False
-    form = _with_gap(cells, gaps) | {"text": True, "text_decimals": text_decimals(texts)} | told
-    values = np.append(numbers, np.nan)[cells.values]
-    return Cells("number", values, np.isnan(values), [], form)
-
-
-def as_dates(cells: Cells, template: str) -> Cells:
-    """Texts of a template as dates; as they are if one of them is no such date."""
-    dates = [t for t in cells.labels if not is_gap(t)]
-    moments = dates_from(dates, template)
-    if moments is None:
-        return cells
-    cells = without_gaps(cells, MISSING)
-    seconds = np.zeros(len(cells.labels) + 1, dtype=np.int64)
-    seconds[[i for i, t in enumerate(cells.labels) if not is_gap(t)]] = moments
-    form = cells.form | {"template": template}
-    offset = template_offset(template)
-    if offset is not None:
-        form["offset"] = offset
-    padded, whole = _padded(dates, template)
-    fraction = slice(whole.find("f"), whole.rfind("f") + 1)
-    if any(text[fraction].strip("0") for text in padded):
-        form["finer"] = True
-    return Cells("date", seconds[cells.values], cells.missing, [], form)
-
-
-def without_gaps(cells: Cells, missing: Collection[str]) -> Cells:
-    """The same cells with texts that stand for a gap taken as one."""
-    gaps = np.array([is_gap(label, missing) for label in cells.labels] + [True])
-    if not gaps[:-1].any():
-        return cells
-    gone = gaps[cells.values]
-    values = np.where(gone, -1, cells.values)
-    form = _with_gap(cells, gaps[:-1])
-    return replace(cells, values=values, missing=cells.missing | gone, form=form)
-
-
-def _with_gap(cells: Cells, gaps: np.ndarray) -> dict[str, Any]:
-    """The memo of cells with the commonest of the labels that are ``gaps``, if all gaps are so."""
-    if cells.missing.any() or not gaps.any():
-        return cells.form
-    counts = np.bincount(cells.seen, minlength=len(cells.labels))
-    usual = max(np.flatnonzero(gaps), key=lambda i: counts[i])
-    return cells.form | {"gap": cells.labels[usual]}
-
-
-def as_read(cells: Cells) -> Cells:
-    """Numbers and dates that the table keeps as text, of the types that they are."""
-    form = cells.form
-    if cells.kind == "number" and "text" in form:
-        return replace(cells, form={"dtype": "int64" if form["text_decimals"] == 0 else "float64"})
-    if cells.kind == "date" and "template" in form:
-        return replace(cells, form={"dtype": "datetime64[s]"})
-    return cells
-
-
-def as_written(cells: Cells) -> Cells:
-    """Numbers and dates that the table keeps as text, as text again; gaps as it writes them."""
-    form = cells.form
-    if cells.kind != "label" and ("text" in form or "template" in form):
-        distinct, places = np.unique(cells.values, return_inverse=True)
-        if "text" in form:
-            labels = numbers_as_text(np.nan_to_num(distinct), form["text_decimals"])
-            labels = [marked(label, form) for label in labels]
-        else:
-            labels = dates_as_text(distinct, form["template"])
-        cells = Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, form)
-    if cells.kind == "label" and "gap" in form and cells.missing.any():
-        places = np.where(cells.missing, len(cells.labels), cells.values)
-        none = np.zeros(len(cells), dtype=bool)
-        return Cells("label", places, none, [*cells.labels, form["gap"]], form)
-    return cells

@@ -253,6 +253,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 f"X has {n} sample(s); a density needs at least {MINIMUM_ROWS} rows "
                 "(and some hundreds to be of use)"
             )
+        X = Table.of(X)
         self.schema_: Schema = (
             self.schema if isinstance(self.schema, Schema) else Schema.detect(X, self.schema)
         )

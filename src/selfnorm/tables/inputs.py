@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from selfnorm.columns import GAP, Schema
+from selfnorm.columns import GAP, Schema, Table
 from selfnorm.errors import DataError, SelfnormError, SelfnormWarning
 
 MAX_LEVELS = 32  # with a column of their own; the rarer share none
@@ -80,6 +80,7 @@ class TableInputs:
     @classmethod
     def of(cls, frame: Any, schema: Schema | None = None) -> TableInputs:
         """Read off the rows of a training table; the schema, too, unless it is given."""
+        frame = Table.of(frame)
         schema = Schema.detect(frame) if schema is None else schema
         x, _ = schema.encode(frame)
         levels, fill, gaps = [], [], []
