@@ -97,7 +97,7 @@ def test_b_is_the_rule_of_anchors_and_what_the_head_adds():
     model.anchors = 0
     torch.testing.assert_close(model.b(h), torch.full((7,), 0.7))
     one = anchored(model, 1)
-    expected = F.log_mean_exp(one.minus_energy(h, torch.zeros(1, 7, 1), one.law(h, h)))
+    expected = F.log_mean_exp(one.minus_energy(h, torch.zeros(1, 7, 1), one.proposal_at(h, h)))
     torch.testing.assert_close(one.b(h), expected, atol=1e-6, rtol=0)
 
 

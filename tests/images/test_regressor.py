@@ -11,7 +11,7 @@ from torch import nn
 
 from selfnorm.errors import DataError, ModelFileError, ProposalError, SelfnormWarning
 from selfnorm.evaluation import calibration
-from selfnorm.images import LAWS, EnergyHead, ImageRegressor, dequantised
+from selfnorm.images import WITHOUT_ENERGY, EnergyHead, ImageRegressor, dequantised
 from selfnorm.images.labels import LabelSpace
 from selfnorm.images.model import GaussianHead, ImageEBM, NoEnergy
 from tests.images.image_models import (
@@ -66,13 +66,13 @@ def test_scikit_learn_can_copy_it(fitted):
     assert not hasattr(again, "model_")
 
 
-@pytest.mark.parametrize("objective", LAWS)
+@pytest.mark.parametrize("objective", WITHOUT_ENERGY)
 def test_laws_without_energy(objective):
     x, y = bright_images(300)
     model = small_model(objective, max_epochs=15).fit(x[:240], y[:240], val=(x[240:], y[240:]))
     assert isinstance(model.model_.energy, NoEnergy)
     assert np.isfinite(model.log_prob(x, y)).all()
-    law = model.law(x)
+    law = model.distribution(x)
     assert float(law.log_norm.abs().max()) < 1e-3  # normalised already
     assert np.abs(model.predict(x) - y).mean() < 8.0
     with pytest.raises(DataError, match="nothing to bound"):
@@ -159,7 +159,7 @@ def test_save_and_load_with_the_resnet(tmp_path):
 def test_law_on_the_grid_of_a_known_model():
     model = with_inner_model(quadratic_model(), COUNTS, 48)
     x = np.random.default_rng(0).integers(0, 255, (3, 3, 4, 4), dtype=np.uint8)
-    h, law = model.features(x), model.law(x)
+    h, law = model.features(x), model.distribution(x)
     truth = torch.distributions.Normal(30.0 + 4.0 * h.double() / 2, 4.0 / math.sqrt(2))
     expected = truth.log_prob(law.middle).exp()
     torch.testing.assert_close(law.pdf, expected, atol=1e-7, rtol=1e-4)
@@ -185,7 +185,7 @@ def test_a_new_model_is_its_proposal():
     z = prepared_task(model)[1][1]
     model.flat_target_ = True
     h = model.features(x)
-    alone = model.model_.law(h, h).log_prob(z).double() - model.space_.log_scale
+    alone = model.model_.proposal_at(h, h).log_prob(z).double() - model.space_.log_scale
     np.testing.assert_allclose(model.log_prob(x, y), alone.detach().numpy(), atol=1e-4)
     np.testing.assert_allclose(model.log_prob(x, y, "learned"), alone.detach().numpy(), atol=1e-5)
 
@@ -205,10 +205,12 @@ def test_the_grid_is_as_fine_as_the_laws_need():
     wide, narrow = narrow_law(0.5), narrow_law(0.001)
     assert wide.refine_grid(x) < 1e-3
     assert wide.refine_ == 1
-    assert abs(float(narrow.law(x).log_norm[0])) > 0.1  # the plain grid misses or doubles the peak
+    assert (
+        abs(float(narrow.distribution(x).log_norm[0])) > 0.1
+    )  # the plain grid misses or doubles the peak
     narrow.refine_grid(x)
     assert narrow.refine_ > 4
-    assert abs(float(narrow.law(x).log_norm[0])) < 1e-3
+    assert abs(float(narrow.distribution(x).log_norm[0])) < 1e-3
     with pytest.warns(SelfnormWarning, match="narrower than the finest quadrature grid"):
         narrow_law(1e-5).refine_grid(x)
 
@@ -299,7 +301,7 @@ def test_three_labels(proposal):
     error = np.abs(drawn.mean(1) - model.predict(x[:4])) / drawn.std(1)
     assert error.max() < 0.3  # at most a few standard errors of so many weighted draws
     with pytest.raises(DataError, match="quadrature needs one label"):
-        model.law(x[:2])
+        model.distribution(x[:2])
     with pytest.raises(DataError, match="quadrature is for one label"):
         model.log_prob(x[:2], y[:2])
     assert np.isfinite(model.log_prob(x[:2], y[:2], "learned")).all()
@@ -380,7 +382,7 @@ def test_refusals_of_a_fitted_model(fitted):
 
 def test_a_density_is_of_one_image(fitted):
     x, _ = bright_images(3, seed=1)
-    expected = fitted.law(x[:1]).pdf[0].numpy()
+    expected = fitted.distribution(x[:1]).pdf[0].numpy()
     for one in (x[0], x[:1], torch.from_numpy(x[0]), torch.from_numpy(x[:1])):
         np.testing.assert_allclose(fitted.density(one)[1], expected)
     with pytest.raises(DataError, match="for one image, got 2"):

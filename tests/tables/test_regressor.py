@@ -21,10 +21,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from selfnorm import EnergyRegressor, SelfnormWarning
 from selfnorm.columns import label_step
-from selfnorm.conditional import LabelGrid
 from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation.calibration import assess, central_coverage
 from selfnorm.tables import RegressorNetwork
+from selfnorm.tables._predictive import LabelGrid
 
 SMALL = {
     "n_members": 2,

@@ -1,27 +1,13 @@
-"""``ConditionalEBM``: ``p(y|x)`` normalised for every ``x``, and the density of ``y`` on a grid."""
+"""``ConditionalEBM``: ``p(y|x)`` normalised for every ``x``."""
 
-from selfnorm.conditional.members import (
-    MemberRows,
-    build_ensemble,
-    likelier_unmarked,
-    quantile_edges,
-    train_ensemble,
-    unseen_scores,
-)
-from selfnorm.conditional.model import ConditionalEBM, ConditionalTask, LabelEnergy
-from selfnorm.conditional.predictive import LabelGrid, PredictiveLaw, PredictiveModel
+from selfnorm.conditional.bounds import InputFigures, weight_checks
+from selfnorm.conditional.model import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
 
 __all__ = [
     "ConditionalEBM",
     "ConditionalTask",
+    "InputFigures",
     "LabelEnergy",
-    "LabelGrid",
-    "MemberRows",
-    "PredictiveLaw",
-    "PredictiveModel",
-    "build_ensemble",
-    "likelier_unmarked",
-    "quantile_edges",
-    "train_ensemble",
-    "unseen_scores",
+    "weight_checks",
+    "weighted_mean",
 ]

@@ -13,18 +13,11 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, one_per_row
+from selfnorm.conditional.bounds import InputFigures, weight_checks
+from selfnorm.distribution1d import Distribution1d
 from selfnorm.distributions import refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
-from selfnorm.evaluation import (
-    NOT_FINITE,
-    PARETO_K_LIMIT,
-    TOLERATED_SHARE,
-    Bounds,
-    Finding,
-    about_b,
-    few_beyond,
-    tail_factor,
-)
+from selfnorm.evaluation import Bounds
 from selfnorm.networks import activation_module, decay_groups, linear, perceptron
 from selfnorm.training import Task
 
@@ -180,7 +173,7 @@ class ConditionalEBM(nn.Module):
         """Device of the parameters."""
         return next(self.parameters()).device
 
-    def law(self, x: Tensor, h: Tensor) -> Any:
+    def proposal_at(self, x: Tensor, h: Tensor) -> Any:
         """The proposal's density for inputs ``x`` with features ``h``, which it sees detached."""
         if self.proposal_features is not None:
             return self.proposal(self.proposal_features(x))
@@ -214,7 +207,7 @@ class ConditionalEBM(nn.Module):
     def log_unnormalized(self, x: Tensor, y: Tensor) -> Tensor:
         """``-E + log d`` at pairs ``x (*batch, d_x)``, ``y (*samples, *batch, d)``."""
         h = self.features(x)
-        q = self.law(x, h)
+        q = self.proposal_at(x, h)
         return self.minus_energy(h, y, q) + self.log_base(h, y, q)
 
     def log_norm(self, x: Tensor) -> Tensor:
@@ -224,7 +217,7 @@ class ConditionalEBM(nn.Module):
     def log_prob(self, x: Tensor, y: Tensor) -> Tensor:
         """``log p(y|x)`` by the learned ``b(x)``: one forward pass."""
         h = self.features(x)
-        q = self.law(x, h)
+        q = self.proposal_at(x, h)
         return self.minus_energy(h, y, q) + self.log_base(h, y, q) - self.b(h)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -288,7 +281,7 @@ class ConditionalEBM(nn.Module):
         not the energy's, which tells whose fault a NaN is.
         """
         h = self.features(x)
-        q = self.law(x, h)
+        q = self.proposal_at(x, h)
         source = None if proposal is None else proposal(h)
         y = self.draw(h, source or q, n_samples, proposal=proposal)
         log_ratio = self.base_over_proposal(h, y, q, source)
@@ -314,42 +307,40 @@ class ConditionalEBM(nn.Module):
         check_pairs((x, y), "the data")
         twice = 2 if self.shares_labels(proposal) else 1
         rows = max(1, twice * _ROWS_AT_ONCE[self.device.type] // n_samples)
-        parts: list[Tensor] = []
+        parts: list[InputFigures] = []
         nan_proposal = False
         with seeded(seed, self.device):
-            for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
+            for start in range(0, len(x), rows):
+                xs, ys = x[start : start + rows], y[start : start + rows]
                 log_w, log_ratio, source = self.weigh(xs, n_samples, proposal=proposal)
                 log_w, log_q = log_w.double(), source.log_prob(ys)
                 nan_proposal |= bool(torch.isnan(log_ratio).any() | torch.isnan(log_q).any())
                 log_p = self.log_unnormalized(xs, ys).double()
                 log_z, b = F.log_mean_exp(log_w), self.log_norm(xs).double()
-                figures = [
-                    F.snl(log_p, log_z[None], b, reduction="none"),
-                    F.importance_ml(log_p, log_z[None], reduction="none"),
-                    log_z,
-                    log_z - b,
-                    *weight_figures(log_w, log_p - log_q),
-                    some_pareto_k(log_w, len(x), sum(p.shape[1] for p in parts)),
-                ]
-                parts.append(torch.stack(figures))
+                lower = F.snl(log_p, log_z[None], b, reduction="none")
+                upper = F.importance_ml(log_p, log_z[None], reduction="none")
+                checks = weight_checks(log_w, log_p - log_q, len(x), start)
+                parts.append(InputFigures(lower, upper, log_z, log_z - b, *checks))
         shared = self.shares_labels(proposal)
-        return conditional_bounds(
-            torch.cat(parts, dim=1).cpu(), n_samples, shared=shared, nan_proposal=nan_proposal
-        )
+        figures = InputFigures.joined(parts)
+        return figures.bounds(n_samples, shared=shared, nan_proposal=nan_proposal)
 
     @torch.no_grad()
-    def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
-        """``log Z(x)`` for one-dimensional labels by the trapezoidal rule on ``grid (G,)``."""
+    def on_grid(self, x: Tensor, grid: Tensor) -> Tensor:
+        """``-E + log d`` ``(n, G)`` of one-dimensional labels ``grid (G,)`` for every input."""
         parts = []
+        labels = grid.to(self.device).view(-1, 1, 1)
         for xs in x.split(max(1, _ROWS_AT_ONCE[x.device.type] // len(grid))):
-            y = grid.to(xs).view(-1, 1, 1)
+            y = labels.to(xs) if xs.is_floating_point() else labels
             if not getattr(self.energy, "broadcasts", False):
                 y = y.expand(-1, len(xs), 1)
-            values = self.log_unnormalized(xs, y).double()
-            top = values.amax(0)
-            mass = torch.trapezoid((values - top).exp(), grid.to(values), dim=0)
-            parts.append(mass.log() + top)
+            parts.append(self.log_unnormalized(xs, y).T.double())
         return torch.cat(parts)
+
+    def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
+        """``log Z(x)`` for one-dimensional labels by the trapezoidal rule on ``grid (G,)``."""
+        edges = torch.cat([grid[:1], 0.5 * (grid[1:] + grid[:-1]), grid[-1:]])
+        return Distribution1d.from_cells(self.on_grid(x, grid), edges).log_norm
 
     @torch.no_grad()
     def sample(
@@ -357,7 +348,7 @@ class ConditionalEBM(nn.Module):
     ) -> Tensor:
         """``(n, n_x, d)`` labels for every input by sampling-importance-resampling."""
         h = self.features(x)
-        q = self.law(x, h)
+        q = self.proposal_at(x, h)
         with seeded(seed, self.device):
             y = q.sample((n_candidates,))
             log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q)
@@ -365,98 +356,6 @@ class ConditionalEBM(nn.Module):
             chosen = torch.multinomial(weights.reshape(-1, n_candidates), n, replacement=True)
         index = chosen.T.reshape(n, *log_w.shape[1:], 1).expand(n, *y.shape[1:])
         return y.gather(0, index)
-
-
-def some_pareto_k(log_w: Tensor, n: int, first: int = 0) -> Tensor:
-    """Pareto k of about 200 of ``n`` inputs, evenly spaced; NaN for the others.
-
-    ``log_w (M, ..., inputs)`` holds the inputs from number ``first`` on. Where the largest weight
-    holds too little of the sum for a tail with ``k > 0.7`` (see :func:`selfnorm.evaluation
-    .tail_index`) k is 0.5 at most, whatever distribution fits the shoulder of weights that end.
-    """
-    k = torch.full(log_w.shape[1:], torch.nan, dtype=torch.float64, device=log_w.device)
-    step = max(1, n // 200)
-    start = -first % step
-    if start < k.shape[-1]:
-        chosen = log_w[..., start::step]
-        share = torch.softmax(chosen, 0).amax(0)
-        found = F.pareto_k(chosen).double()
-        ends = (share < 0.1 * len(log_w) ** -0.3) & torch.isfinite(found)
-        k[..., start::step] = torch.where(ends, found.clamp_max(0.5), found)
-    return k
-
-
-def weight_figures(log_w: Tensor, at_label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of log-weights ``(M, *batch)`` and that of the label ``(*batch)``: ESS, whether the label
-    outweighs all samples, and how often it would by chance: the largest weight's share of the sum.
-    """
-    share = torch.softmax(log_w, 0).amax(0)
-    return F.ess(log_w), (at_label > log_w.amax(0)).double(), share
-
-
-def conditional_bounds(
-    figures: Tensor, m: int, *, shared: bool = False, nan_proposal: bool = False
-) -> Bounds:
-    """Bounds from ``(8, n)`` figures of inputs, each from ``m`` samples.
-
-    Rows: lower and upper bound, ``log Z_hat``, ``log Z_hat - b``, ESS, whether the label outweighs
-    all samples, the chance of that under the model, Pareto k. ``shared``: all inputs have the same
-    samples, whose errors do not average out. ``nan_proposal``: the proposal's log-density is NaN
-    somewhere, which is not the energy's fault.
-    """
-    lower, upper, log_z, off, ess, beyond, by_chance, k = figures
-    n = len(lower)
-    k = k[~torch.isnan(k)]
-    known = len(k) > 0 and bool(torch.isfinite(k).all())
-    tail = float(k.quantile(0.95)) if known else float("inf")
-    findings = []
-    if nan_proposal:
-        words = "The log_prob of the proposal (or base) is NaN at labels: mend it."
-        findings.append(Finding("proposal_nan", math.nan, 0.0, words))
-    elif not bool(torch.isfinite(lower).all() & torch.isfinite(upper).all()):
-        findings.append(NOT_FINITE)
-    if tail > PARETO_K_LIMIT:
-        words = (
-            f"The weights have a heavy tail (Pareto k {tail:.2f} > {PARETO_K_LIMIT} at the 95 % "
-            "point of the inputs): mix a wider distribution into the proposal (DefensiveLabels)."
-        )
-        findings.append(Finding("pareto_k", tail, PARETO_K_LIMIT, words))
-    few = float((ess * m < 50).double().mean())
-    if few > 0.05:
-        words = (
-            f"{100 * few:.0f} % of the inputs have fewer than 50 effective samples: use a proposal "
-            "closer to the model or more samples."
-        )
-        findings.append(Finding("ess", few, 0.05, words))
-    if not few_beyond(float(beyond.sum()), n, float(by_chance.mean())):
-        words = (
-            f"{100 * float(beyond.mean()):.1f} % of the labels have larger weights than any "
-            "proposal sample: the proposal misses mass that the model has; mix in a wider one."
-        )
-        findings.append(Finding("data_side", float(beyond.mean()), TOLERATED_SHARE, words))
-    variance = float(((1 / ess.clamp_min(1e-12) - 1) / m).mean()) / (1 if shared else n)
-    se = tail_factor(tail, m) * variance**0.5
-    # The scatter of the rows holds that of their samples, unless all have the same.
-    common = variance if shared else 0.0
-
-    def error(values: Tensor) -> float:
-        return (float(values.var()) / n + common) ** 0.5 if n > 1 else se
-
-    of_b, remarks = about_b(float(log_z.mean()), float((log_z - off).mean()), se)
-    return Bounds(
-        lower=float(lower.mean()),
-        upper=float(upper.mean()),
-        lower_se=error(lower),
-        upper_se=error(upper),
-        log_norm=float(log_z.mean()),
-        log_norm_se=se,
-        ess=float(ess.mean()),
-        pareto_k=tail,
-        n_samples=m,
-        findings=(*findings, *of_b),
-        learned_error=float(off.mean()),
-        remarks=remarks,
-    )
 
 
 def check_pairs(data: tuple[Tensor, ...], name: str) -> None:
@@ -558,7 +457,7 @@ class ConditionalTask(Task):
             model.eval()
             head = slice(0, min(len(x), 1024))
             h = model.features(x[head])
-            log_q = model.law(x[head], h).log_prob(y[head])
+            log_q = model.proposal_at(x[head], h).log_prob(y[head])
             refuse_unreached(log_q, "labels", "mix in a wide one with DefensiveLabels")
             if model.log_norm_scalar is not None:
                 log_w, log_ratio, _ = model.weigh(x[head], 256 * self._thrift)
@@ -600,7 +499,7 @@ class ConditionalTask(Task):
         """
         model = self.module
         h = model.features(x)
-        q = model.law(x, h)
+        q = model.proposal_at(x, h)
         samples = model.draw(h, q, n_samples, stratified=stratified)
         if model.shares_labels():
             at_label, at_samples = (model.minus_energy(h, each, q) for each in (y, samples))

@@ -25,7 +25,7 @@ from selfnorm.images.labels import LabelSpace, StepFeatures
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")
-LAWS = ("mdn", "gaussian", "l2")  # objectives without an energy
+WITHOUT_ENERGY = ("mdn", "gaussian", "l2")  # objectives without an energy
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class ImageEBM(ConditionalEBM):
     share_gradient = False
     anchors = 0
 
-    def law(self, x: Tensor, h: Tensor) -> Any:  # noqa: ARG002 all that is used of x is in h
+    def proposal_at(self, x: Tensor, h: Tensor) -> Any:  # noqa: ARG002 all that is used of x is in h
         """The proposal's distribution at features ``h``."""
         return self.proposal(h if self.share_gradient else h.detach())
 
@@ -247,7 +247,7 @@ class ImageEBM(ConditionalEBM):
         head = super().b(h)
         if self.anchors < 1:
             return head
-        q = self.law(h, h)
+        q = self.proposal_at(h, h)
         with torch.no_grad():
             y = q.midpoints(self.anchors)
         log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q)
@@ -280,18 +280,18 @@ def build(
     features. Ours sees :class:`StepFeatures` of the label and starts at zero: at the proposal.
     """
     if objective == "l2":
-        law: nn.Module = GaussianHead(space.dim, width)
+        source: nn.Module = GaussianHead(space.dim, width)
     else:
         hidden = (width,) if head.network == "paper" else (256,)
         name = "mdn-1" if objective == "gaussian" else proposal
-        law = make_proposal(name, width, space, hidden=hidden)
-    if objective == "mdn" and not isinstance(law, MDN):
+        source = make_proposal(name, width, space, hidden=hidden)
+    if objective == "mdn" and not isinstance(source, MDN):
         raise ProposalError(
             f"objective 'mdn' fits a mixture to each image: proposal={proposal!r} is the same "
             "for all; use proposal='mdn-K' with K components, e.g. 'mdn-4'"
         )
-    if objective in LAWS:
-        return ImageEBM(NoEnergy(), law, features=features, base="proposal")
+    if objective in WITHOUT_ENERGY:
+        return ImageEBM(NoEnergy(), source, features=features, base="proposal")
     b: nn.Module
     if head.network == "paper":
         seen = None
@@ -311,7 +311,7 @@ def build(
         nn.init.zeros_(last.bias)
         b = nn.Sequential(nn.Linear(width, 256), nn.SiLU(), last)
     model = ImageEBM(
-        energy, law, features=features, log_norm=b, base=head.base, label_features=seen
+        energy, source, features=features, log_norm=b, base=head.base, label_features=seen
     )
     model.share_gradient = head.share_gradient
     model.anchors = int(head.anchors) if space.dim == 1 else 0

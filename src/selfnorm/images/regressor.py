@@ -7,11 +7,12 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -19,13 +20,20 @@ from torch import Tensor, nn
 from selfnorm import saving
 from selfnorm._context import seed_of, seeded, whole_or_not_at_all
 from selfnorm._inputs import as_rows, check_device, check_rows
-from selfnorm.conditional import PredictiveLaw
+from selfnorm.distribution1d import Distribution1d, PredictsDistributions
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
-from selfnorm.evaluation import Bounds, check_coverage
+from selfnorm.evaluation import Bounds
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
-from selfnorm.images.model import LAWS, EnergyHead, ImageEBM, ImageFeatures, ResNet18, build
-from selfnorm.images.task import Augmentation, ImageTask, LawTask
+from selfnorm.images.model import (
+    WITHOUT_ENERGY,
+    EnergyHead,
+    ImageEBM,
+    ImageFeatures,
+    ResNet18,
+    build,
+)
+from selfnorm.images.task import Augmentation, ImageTask, LikelihoodTask
 from selfnorm.training import History, TrainingOptions, run
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
@@ -35,7 +43,6 @@ _TEMPERATURES = (0.25, 4.0)  # between which one is looked for
 _REFINE_IMAGES = 128  # on which the grid is judged
 _MAX_REFINE = 64
 _GRID_TOLERANCE = 1e-3  # nats, the worst image
-_LABELS_AT_ONCE = 400_000  # of a grid, times images, that go through the energy at once
 _DRAWS = 4096  # labels per image where quadrature is out of reach
 _DRAWN_AT_ONCE = 48  # images
 _SAVED = ("objective", "proposal", "n_samples", "label_step", "dropout")
@@ -43,7 +50,7 @@ _FITTED = ("channels", "image_size", "n_features", "flat_target", "temperature",
 _SAVED_HEAD = ("base", "anchors", "share_gradient", "proposal_loss")
 
 
-class ImageRegressor(saving.Saved, BaseEstimator):
+class ImageRegressor(saving.Saved, PredictsDistributions, BaseEstimator):
     r"""The distribution ``p(y|image)`` of one or more labels, as an energy on ResNet features.
 
     ``log p(y|x) = -E(h, y) + log q(y|h) - b(h)`` with ``h = ResNet(x)``, computed once per image;
@@ -104,8 +111,10 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         device: str = "cpu",
         random_state: Any = None,
     ) -> None:
-        if objective not in (*OBJECTIVES, *LAWS):
-            raise DataError(f"objective must be one of {(*OBJECTIVES, *LAWS)}, not {objective!r}")
+        if objective not in (*OBJECTIVES, *WITHOUT_ENERGY):
+            raise DataError(
+                f"objective must be one of {(*OBJECTIVES, *WITHOUT_ENERGY)}, not {objective!r}"
+            )
         if n_samples < 1:
             raise DataError(f"n_samples must be at least 1, got {n_samples}")
         self.objective, self.proposal, self.n_samples = objective, proposal, n_samples
@@ -122,18 +131,18 @@ class ImageRegressor(saving.Saved, BaseEstimator):
     @whole_or_not_at_all
     def fit(
         self,
-        images: Any,
-        y: Any,
+        X: ArrayLike,
+        y: ArrayLike,
         *,
-        val: tuple[Any, Any] | None = None,
+        val: tuple[ArrayLike, ArrayLike] | None = None,
         validation_fraction: float = 0.15,
     ) -> ImageRegressor:
-        """Train on images ``(n, c, h, w)`` (bytes, or numbers in [0, 1]) and labels ``(n[, d])``.
+        """Train on images ``X (n, c, h, w)`` (bytes, or numbers in [0, 1]) and labels ``(n[, d])``.
 
         The state with the best held-out score is kept; ``val`` gives the held-out pairs, otherwise
         a random share of the images is set aside.
         """
-        x, labels = _pairs(images, y)
+        x, labels = _pairs(X, y)
         if val is not None:
             x_val, y_val = _pairs(*val, labels.shape[1])
         else:
@@ -201,8 +210,8 @@ class ImageRegressor(saving.Saved, BaseEstimator):
 
     def task(self) -> ImageTask:
         """What the training loop is given."""
-        if self.objective in LAWS:
-            return LawTask(self.model_, self.space_, self.augmentation)
+        if self.objective in WITHOUT_ENERGY:
+            return LikelihoodTask(self.model_, self.space_, self.augmentation)
         return ImageTask(
             self.model_,
             self.space_,
@@ -232,10 +241,10 @@ class ImageRegressor(saving.Saved, BaseEstimator):
     ) -> ImageRegressor:
         """Read a model folder; a backbone of your own must be given again, weights apart."""
         own = {} if backbone is None else {"backbone": backbone}
-        found: ImageRegressor = saving.load(path, kind="ImageRegressor", **own)
-        found.device = device
-        found.model_.to(check_device(device))
-        return found
+        model: ImageRegressor = saving.load(path, kind="ImageRegressor", **own)
+        model.device = device
+        model.model_.to(check_device(device))
+        return model
 
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
@@ -266,25 +275,25 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         saved, space = config["options"], config["space"]
         own = {name: saved[name] for name in _SAVED}
         head = EnergyHead(saved["energy"], **{name: saved[name] for name in _SAVED_HEAD})
-        found = cls(**own, energy=head, backbone=backbone or config["backbone"])
+        self = cls(**own, energy=head, backbone=backbone or config["backbone"])
         ends = {name: tuple(values) for name, values in space.items() if name != "step"}
-        found.space_ = LabelSpace(**ends, step=space["step"])
+        self.space_ = LabelSpace(**ends, step=space["step"])
         for name in _FITTED:
-            setattr(found, f"{name}_", config[name])
+            setattr(self, f"{name}_", config[name])
         size = config["image_size"]
-        found.image_size_ = (size[0], size[1]) if size else None
-        found.model_ = found._model_on(found._new_features())
-        found.model_.load_state_dict(tensors)
-        found.model_.eval()
-        return found
+        self.image_size_ = (size[0], size[1]) if size else None
+        self.model_ = self._model_on(self._new_features())
+        self.model_.load_state_dict(tensors)
+        self.model_.eval()
+        return self
 
     @torch.no_grad()
-    def features(self, images: Any) -> Tensor:
+    def features(self, X: ArrayLike) -> Tensor:
         """ResNet features ``(n, d_h)`` on the model's device."""
         check_is_fitted(self, "model_")
         model = self.model_.eval()
         device = next(model.parameters()).device
-        x = _as_images(images)
+        x = _as_images(X)
         same_size = self.image_size_ in (None, tuple(x.shape[-2:]))
         cause = None
         try:
@@ -301,43 +310,65 @@ class ImageRegressor(saving.Saved, BaseEstimator):
             "resize them"
         ) from cause
 
-    def _features_and_labels(self, images: Any, y: Any) -> tuple[Tensor, Tensor]:
-        """Features and labels in their own units, on the model's device."""
+    @property
+    def _dim(self) -> int:
+        return self.space_.dim
+
+    def _encoded(self, X: ArrayLike) -> Tensor:
+        return self.features(X)
+
+    def _pairs(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
         check_is_fitted(self, "model_")
-        x, labels = _pairs(images, y, self.space_.dim)
+        x, labels = _pairs(X, y, self.space_.dim)
         h = self.features(x)
         return h, labels.to(h.device)
 
-    def law(self, images: Any) -> PredictiveLaw:
+    def distribution(self, X: ArrayLike) -> Distribution1d:
         """The predictive density of one label on the cells of a grid, normalised by quadrature."""
-        return self._law(self.features(images))
+        return self._distribution(self.features(X))
 
-    def _law(self, h: Tensor) -> PredictiveLaw:
+    def _distribution(self, h: Tensor) -> Distribution1d:
         grid, width = self.grid()
         edges = torch.cat([grid - 0.5 * width, grid[-1:] + 0.5 * width])
-        return PredictiveLaw.from_cells(self._log_densities(h, grid) / self.temperature_, edges)
+        return Distribution1d.from_cells(self._on_grid(h, grid) / self.temperature_, edges)
 
-    def _over_laws(self, h: Tensor, take: Callable[[PredictiveLaw, slice], Tensor]) -> Tensor:
-        """``take(law, rows)`` over chunks of images: the densities of all may not fit."""
-        starts = range(0, len(h), _IMAGES_AT_ONCE)
-        chunks = [slice(start, start + _IMAGES_AT_ONCE) for start in starts]
-        return torch.cat([take(self._law(h[rows]), rows) for rows in chunks])
+    def _distributions(self, inputs: Tensor) -> Iterator[tuple[slice, Distribution1d]]:
+        for start in range(0, len(inputs), _IMAGES_AT_ONCE):
+            rows = slice(start, start + _IMAGES_AT_ONCE)
+            yield rows, self._distribution(inputs[rows])
 
-    def _log_densities(self, h: Tensor, y: Tensor) -> Tensor:
-        """``log p~(y|x)``, ``(n, G)``, of labels ``y (G,)`` for every row of ``h``."""
-        # The labels are the same for all images: the label network sees each of them once.
-        same, at_once = y.to(h.device).view(-1, 1, 1), max(1, _LABELS_AT_ONCE // len(y))
-        return torch.cat([self._log_density(rows, same).T for rows in h.split(at_once)])
+    def _on_grid(self, h: Tensor, grid: Tensor) -> Tensor:
+        """``log p~(y|x)``, ``(n, G)``, of labels ``grid (G,)`` for every row of features."""
+        z = self.space_.standardise(grid[:, None])[:, 0]
+        return self.model_.on_grid(h, z) - self.space_.log_scale
 
     @torch.no_grad()
-    def _log_density(self, h: Tensor, labels: Tensor, *, learned: bool = False) -> Tensor:
-        """``log p~`` of labels ``(..., n, d)`` for the rows of ``h``, or with the learned ``b``.
+    def _log_density(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        learned: bool = False,
+        cells: bool = False,  # noqa: ARG002 labels of images have none
+    ) -> Tensor:
+        normalised = self.objective in WITHOUT_ENERGY and self.temperature_ == 1.0
+        if normalised or learned:
+            z = self.space_.standardise(labels).to(inputs)
+            return self.model_.log_prob(inputs, z).double() - self.space_.log_scale
+        if self.space_.dim > 1:
+            raise DataError(
+                f"quadrature is for one label, this model has {self.space_.dim}: use "
+                'method="learned" (not for ranking NCE, which learns no b), or bounds()'
+            )
+        log_norm = self._of_distributions(inputs, lambda part, _: part.log_norm)
+        log_p = self._log_unnormalised(inputs, labels) / self.temperature_ - log_norm
+        return torch.where(self._possible(labels[..., 0]), log_p, -math.inf)
 
-        It refers to Lebesgue measure in the labels' own units.
-        """
-        model, z = self.model_, self.space_.standardise(labels).to(h)
-        log_p = model.log_prob(h, z) if learned else model.log_unnormalized(h, z)
-        return log_p.double() - self.space_.log_scale
+    @torch.no_grad()
+    def _log_unnormalised(self, h: Tensor, labels: Tensor) -> Tensor:
+        """``log p~`` of labels ``(..., n, d)`` for the rows of features, in units of the labels."""
+        z = self.space_.standardise(labels).to(h)
+        return self.model_.log_unnormalized(h, z).double() - self.space_.log_scale
 
     def grid(self, refine: int | None = None) -> tuple[Tensor, float]:
         """The quadrature grid in the label's units, and the width of its cells.
@@ -352,28 +383,28 @@ class ImageRegressor(saving.Saved, BaseEstimator):
     @property
     def lives_on_range(self) -> bool:
         """Whether labels outside the range have no density: uniform base or proposal."""
-        return self.proposal == "uniform" and self.objective not in LAWS
+        return self.proposal == "uniform" and self.objective not in WITHOUT_ENERGY
 
     def _possible(self, y: Tensor) -> Tensor:
-        """Whether labels ``(n,)`` can have a density: all, or those on the range."""
+        """Whether labels can have a density: all, or those on the range."""
         if not self.lives_on_range:
             return torch.ones_like(y, dtype=torch.bool)
         low, high = self.space_.grid_range()
         return (y >= low) & (y <= high)
 
-    def refine_grid(self, images: Any) -> float:
+    def refine_grid(self, X: ArrayLike) -> float:
         """Halve the grid's cells until ``log Z`` of these images stands still; the last change.
 
         Densities of continuous labels may be as narrow as they like. Warns where the finest grid is
         still too coarse.
         """
-        h = self.features(images)[:_REFINE_IMAGES]
+        h = self.features(X)[:_REFINE_IMAGES]
         self.refine_ = 1
-        before = self._law(h).log_norm
+        before = self._distribution(h).log_norm
         change = math.inf
         while self.refine_ < _MAX_REFINE:
             self.refine_ *= 2
-            after = self._law(h).log_norm
+            after = self._distribution(h).log_norm
             change = float((after - before).abs().max())
             if change < _GRID_TOLERANCE:
                 self.refine_ //= 2  # the coarser of the two was fine already
@@ -388,77 +419,27 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         )
         return change
 
-    def predict(self, images: Any) -> np.ndarray:
-        """Mean of ``p(y|image)``: ``(n,)``, or ``(n, d)`` for several labels."""
-        h = self.features(images)
-        if self.space_.dim == 1:
-            means = self._over_laws(h, lambda law, _: law.mean)[:, None]
-        else:
-            means = self._over_draws(h, lambda y: y.mean(1))
-        found = means.cpu().numpy()
-        return found[:, 0] if self.flat_target_ else found
+    def _mean_of_several(self, inputs: Tensor) -> Tensor:
+        return self._of_draws(inputs, lambda y: y.mean(1))
 
-    def predict_quantiles(self, images: Any, q: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """``(n, len(q))`` quantiles of one label; ``(n, len(q), d)`` of each of several."""
-        levels = torch.tensor(list(q), dtype=torch.float64)
-        if not bool(((levels > 0) & (levels < 1)).all()):
-            raise DataError(f"quantile levels must lie between 0 and 1, got {list(q)}")
-        h = self.features(images)
-        if self.space_.dim == 1:
-            found = self._over_laws(h, lambda law, _: law.quantile(levels))
-        else:
-            at = levels.to(h.device)
-            found = self._over_draws(h, lambda y: y.quantile(at, dim=1).movedim(0, 1))
-        return found.cpu().numpy()
+    def _quantiles_of_several(self, inputs: Tensor, levels: Tensor) -> Tensor:
+        at = levels.to(inputs.device)
+        return self._of_draws(inputs, lambda y: y.quantile(at, dim=1).movedim(0, 1))
 
-    def predict_interval(self, images: Any, coverage: float = 0.9) -> np.ndarray:
-        """``(n, 2)`` ends of central intervals; ``(n, 2, d)`` for several labels."""
-        tail = 0.5 * (1.0 - check_coverage(coverage))
-        return self.predict_quantiles(images, (tail, 1.0 - tail))
-
-    def density(self, image: Any, grid: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    def density(
+        self, image: ArrayLike, grid: ArrayLike | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The predictive density of one image ``(c, h, w)``: labels ``(G,)`` and density there."""
         given = image if isinstance(image, Tensor) else np.asarray(image)
         one = _as_images(given[None] if given.ndim == 3 else given)
         if len(one) > 1:
             raise DataError(f"density() is for one image, got {len(one)}: ask for one at a time")
-        h = self.features(one)
-        law = self._law(h)
-        if grid is None:
-            return law.middle[0].cpu().numpy(), law.pdf[0].cpu().numpy()
-        at = torch.as_tensor(np.asarray(grid, dtype=np.float64))
-        log_p = self._log_densities(h, at) / self.temperature_
-        density = (log_p - law.log_norm[:, None])[0].exp().cpu()
-        return at.numpy(), torch.where(self._possible(at), density, 0.0).numpy()
+        if grid is not None:
+            return np.asarray(grid, dtype=np.float64), self.pdf(one, grid)[0]
+        part = self.distribution(one)
+        return part.middle[0].cpu().numpy(), part.pdf[0].cpu().numpy()
 
-    def log_prob(self, images: Any, y: Any, method: str = "exact") -> np.ndarray:
-        """``log p(y|image)`` of pairs, ``(n,)``.
-
-        ``method="exact"`` normalises by quadrature (one label), ``"learned"`` by ``b``, which knows
-        nothing of a temperature.
-        """
-        if method not in ("exact", "learned"):
-            raise DataError(f'method must be "exact" or "learned", not {method!r}')
-        h, labels = self._features_and_labels(images, y)
-        normalised = self.objective in LAWS and self.temperature_ == 1.0
-        if normalised or method == "learned":
-            return self._log_density(h, labels, learned=True).cpu().numpy()
-        if self.space_.dim > 1:
-            raise DataError(
-                f"quadrature is for one label, this model has {self.space_.dim}: use "
-                'method="learned" (not for ranking NCE, which learns no b), or bounds()'
-            )
-        log_norm = self._over_laws(h, lambda law, _: law.log_norm)
-        log_p = self._log_density(h, labels) / self.temperature_ - log_norm
-        return torch.where(self._possible(labels[:, 0]), log_p, -math.inf).cpu().numpy()
-
-    def pit(self, images: Any, y: Any) -> np.ndarray:
-        """``F(y|image)``, uniform for a calibrated model: ``(n,)``."""
-        h, labels = self._features_and_labels(images, y)
-        found = self._over_laws(h, lambda law, rows: law.cdf_at(labels[rows, 0]))
-        return found.cpu().numpy()
-
-    def calibrate(self, images: Any, y: Any) -> float:
+    def calibrate(self, X: ArrayLike, y: ArrayLike) -> float:
         """Fit a temperature ``T`` to held-out pairs and use ``p^(1/T)``, renormalised, from now on.
 
         ``T`` maximises their mean log-density, which is concave in ``1/T``: its slope is that of
@@ -467,9 +448,9 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         For
         one label. Returns ``T``, which is also ``temperature_``.
         """
-        h, labels = self._features_and_labels(images, y)
-        log_p = self._log_densities(h, self.grid()[0])
-        at_labels = self._log_density(h, labels)
+        h, labels = self._pairs(X, y)
+        log_p = self._on_grid(h, self.grid()[0])
+        at_labels = self._log_unnormalised(h, labels)
         if not bool(torch.isfinite(at_labels).all()):
             row = int((~torch.isfinite(at_labels)).nonzero()[0])
             raise DataError(f"label {row}, {labels[row].tolist()}, has no density: drop that row")
@@ -492,42 +473,36 @@ class ImageRegressor(saving.Saved, BaseEstimator):
                 stacklevel=2,
             )
         if self.temperature_ < 1.0:
-            self.refine_grid(images)  # narrower laws may need finer cells
+            self.refine_grid(X)  # narrower densities may need finer cells
         return self.temperature_
 
     def bounds(
-        self, images: Any, y: Any, *, n_samples: int = 20_000, seed: int | None = None
+        self, X: ArrayLike, y: ArrayLike, *, n_samples: int = 20_000, seed: int | None = None
     ) -> Bounds:
         """``l_SNL`` and ``l_IS`` of the mean log-density, with samples of the model's proposal.
 
         They are of the model as trained, at temperature 1.
         """
-        if self.objective in LAWS:
+        if self.objective in WITHOUT_ENERGY:
             raise DataError(
                 f"objective {self.objective!r} has a normalised density: log_prob is exact, there "
                 "is nothing to bound"
             )
-        h, labels = self._features_and_labels(images, y)
+        h, labels = self._pairs(X, y)
         z = self.space_.standardise(labels).to(h)
-        found = self.model_.bounds((h, z), n_samples=n_samples, seed=seed)
-        shift = self.space_.log_scale
-        return dataclasses.replace(found, lower=found.lower - shift, upper=found.upper - shift)
+        bounds = self.model_.bounds((h, z), n_samples=n_samples, seed=seed)
+        return bounds.shifted(-self.space_.log_scale)
 
-    def score(self, images: Any, y: Any) -> float:
-        """Mean log-density of the labels (nats per image): higher is better."""
-        return float(np.mean(self.log_prob(images, y)))
-
-    def sample(self, images: Any, n: int = 1, *, seed: int | None = None) -> np.ndarray:
+    def sample(self, X: ArrayLike, n: int = 1, *, seed: int | None = None) -> np.ndarray:
         """``(n_images, n[, d])`` labels drawn from each distribution."""
-        h = self.features(images)
+        h = self.features(X)
         if self.space_.dim > 1:
-            return self._over_draws(h, lambda y: y, n, seed).cpu().numpy()
+            return self._of_draws(h, lambda y: y, n, seed).cpu().numpy()
         with seeded(seed, h.device):
-            u = torch.rand(len(h), n, dtype=torch.float64, device=h.device)
-        found = self._over_laws(h, lambda law, rows: law.quantile(u[rows])).cpu().numpy()
-        return found if self.flat_target_ else found[..., None]
+            values = self._in_units(self._drawn(h, n))
+        return values if self.flat_target_ else values[..., None]
 
-    def _over_draws(
+    def _of_draws(
         self,
         h: Tensor,
         take: Callable[[Tensor], Tensor],
@@ -543,7 +518,7 @@ class ImageRegressor(saving.Saved, BaseEstimator):
         return torch.cat(parts)
 
 
-def _as_images(images: Any) -> Tensor:
+def _as_images(images: ArrayLike) -> Tensor:
     """Images as a checked tensor ``(n, c, h, w)`` of bytes or numbers in [0, 1]."""
     x = images if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
     if x.ndim != 4 or x.shape[1] not in (1, 3):
@@ -561,7 +536,7 @@ def _as_images(images: Any) -> Tensor:
     return x
 
 
-def _pairs(images: Any, y: Any, dim: int | None = None) -> tuple[Tensor, Tensor]:
+def _pairs(images: ArrayLike, y: ArrayLike, dim: int | None = None) -> tuple[Tensor, Tensor]:
     """Checked images and as many labels, double ``(n, d)``; ``dim``: the ``d`` that is needed."""
     x, labels = _as_images(images), as_rows(y, "the labels", torch.float64)
     labels = labels[:, None] if labels.ndim == 1 else labels

@@ -129,8 +129,8 @@ class ImageTask(ConditionalTask):
         return super().loss(self.present(batch[0], batch[1]))
 
 
-class LawTask(ImageTask):
-    """Maximum likelihood for a law (a mixture density network, a Gaussian), or least squares."""
+class LikelihoodTask(ImageTask):
+    """Maximum likelihood for a mixture density network or a Gaussian, or least squares."""
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Minus the mean log-density, or the mean squared error."""

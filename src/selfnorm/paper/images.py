@@ -30,7 +30,14 @@ import torch
 from selfnorm.datasets import images
 from selfnorm.errors import MissingDataError
 from selfnorm.evaluation import calibration
-from selfnorm.images import IMAGE_OPTIONS, LAWS, PROPOSALS, EnergyHead, ImageRegressor, dequantised
+from selfnorm.images import (
+    IMAGE_OPTIONS,
+    PROPOSALS,
+    WITHOUT_ENERGY,
+    EnergyHead,
+    ImageRegressor,
+    dequantised,
+)
 from selfnorm.paper.report import (
     Table,
     bounds_columns,
@@ -59,7 +66,7 @@ BEST_PROPOSALS: dict[str, tuple[str, ...]] = {
     "driving": ("uniform", "mdn-8"),
 }
 _ENERGIES = ("snl", "ranking_nce", "nce")
-_OBJECTIVES = (*_ENERGIES, *LAWS)
+_OBJECTIVES = (*_ENERGIES, *WITHOUT_ENERGY)
 _NAMES = {
     "snl": "SNL",
     "nce": "binary NCE",
@@ -228,10 +235,10 @@ def judge(
     labels = dequantised(torch.as_tensor(recorded), model.space_.step)
     figures: dict[str, Any] = {"n_test": len(recorded)}
     arrays: dict[str, np.ndarray] = {}
-    if model.objective not in LAWS and n_samples is not None:
+    if model.objective not in WITHOUT_ENERGY and n_samples is not None:
         bounds = model.bounds(pictures, labels, n_samples=n_samples, seed=1000 + seed)
         figures |= bounds_columns(bounds)
-    if model.space_.dim == 1 or model.objective in LAWS:
+    if model.space_.dim == 1 or model.objective in WITHOUT_ENERGY:
         exact = arrays["log_prob"] = model.log_prob(pictures, labels)
         figures["exact"] = float(exact.mean())
         if groups is not None:
@@ -242,11 +249,11 @@ def judge(
     if model.space_.dim == 1:
         pit, crps, width = [], [], []
         for start in range(0, len(labels), _IMAGES_AT_ONCE):
-            law = model.law(pictures[start : start + _IMAGES_AT_ONCE])
-            here = labels[start : start + _IMAGES_AT_ONCE, 0].to(law.cdf)
-            pit.append(law.cdf_at(here))
-            crps.append(law.crps(here))
-            width.append(law.central_interval(_LEVEL).diff(dim=1))
+            part = model.distribution(pictures[start : start + _IMAGES_AT_ONCE])
+            own = labels[start : start + _IMAGES_AT_ONCE, 0].to(part.cdf)
+            pit.append(part.cdf_at(own))
+            crps.append(part.crps(own))
+            width.append(part.central_interval(_LEVEL).diff(dim=1))
         arrays["pit"] = torch.cat(pit).cpu().numpy()
         figures["coverage"] = calibration.central_coverage(arrays["pit"], _LEVEL)
         figures["width"] = float(torch.cat(width).mean())

@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,8 @@ from selfnorm._inputs import (
     refuse_text_target,
 )
 from selfnorm.columns import Columns, Schema, label_step
-from selfnorm.conditional import (
-    ConditionalEBM,
-    LabelGrid,
-    MemberRows,
-    PredictiveLaw,
-    PredictiveModel,
-    build_ensemble,
-    likelier_unmarked,
-    quantile_edges,
-    train_ensemble,
-    unseen_scores,
-)
+from selfnorm.conditional import ConditionalEBM
+from selfnorm.distribution1d import Distribution1d, PredictsDistributions
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.report import (
@@ -67,6 +57,15 @@ from selfnorm.report import (
     shortened,
     write_page,
 )
+from selfnorm.tables._ensemble import (
+    MemberRows,
+    build_ensemble,
+    likelier_unmarked,
+    quantile_edges,
+    train_ensemble,
+    unseen_scores,
+)
+from selfnorm.tables._predictive import LabelGrid, PredictiveModel
 from selfnorm.tables.inputs import TableInputs, checked_weights, only_lacks_asides, own_errors
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
@@ -163,8 +162,8 @@ class RegressorNetwork:
         check_parameters(self, _OF_NETWORK)
 
 
-class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
-    r"""The whole distribution of ``y`` given ``x``: multimodal, skewed, bounded, normalised.
+class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin, BaseEstimator):
+    r"""The distribution of ``y`` given ``x``: multimodal, skewed, bounded, normalised.
 
 
     ``p(y|x) = mean_k q_k(y|x) exp(-E_k(x, y)) / Z_k(x)`` over ``n_members`` members: ``q_k`` a
@@ -329,7 +328,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         refuse_gaps(labels, "y")
         refuse_huge(rows, "X")
         refuse_huge(labels, "y")
-        self._flat_target = labels.ndim == 1
+        self.flat_target_ = labels.ndim == 1
         labels = labels.reshape(len(labels), -1)
         given, weight = (rows, labels), None
         if sample_weight is not None:
@@ -547,61 +546,23 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             label_edges=label_edges,
         )
 
-    def predict(self, X: ArrayLike) -> np.ndarray:
-        """Mean of ``p(y|x)``: ``(n,)``, or ``(n, d)`` for several targets."""
-        z = self._inputs(X)
-        means = self._in_units(self._predictive.mean(z))
-        return means[:, 0] if self._flat_target else means
+    @property
+    def _dim(self) -> int:
+        check_is_fitted(self)
+        return self.n_outputs_
 
-    def predict_mode(self, X: ArrayLike) -> np.ndarray:
-        """The label of highest density, ``(n,)``."""
-        return self._in_units(self._from_laws(X, lambda law, _: law.mode()))
+    def _distributions(self, inputs: Tensor) -> Iterator[tuple[slice, Distribution1d]]:
+        return self._predictive.distributions(inputs)
 
-    def predict_quantiles(self, X: ArrayLike, q: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Quantiles ``(n, len(q))`` at levels between 0 and 1."""
-        levels = torch.from_numpy(np.atleast_1d(np.asarray(q, dtype=np.float64)))
-        if levels.ndim != 1 or not bool(((levels > 0) & (levels < 1)).all()):
-            raise DataError(
-                f"quantile levels must lie between 0 and 1, got {np.asarray(q).tolist()}"
-            )
-        return self._in_units(self._from_laws(X, lambda law, _: law.quantile(levels)))
+    def _mean_of_several(self, inputs: Tensor) -> Tensor:
+        return self._predictive.mean_of_several(inputs)
 
-    def predict_interval(
-        self, X: ArrayLike, coverage: float = 0.9, kind: str = "central"
-    ) -> np.ndarray:
-        """``(n, 2)`` ends of an interval that holds ``coverage`` of the mass.
-
-        ``kind="central"`` leaves equal mass on both sides; ``"highest_density"`` is the shortest
-        interval. For distributions with several modes see :meth:`highest_density_regions`.
-        """
-        if kind not in ("central", "highest_density"):
-            raise DataError(f'kind must be "central" or "highest_density", not {kind!r}')
-        name = "central_interval" if kind == "central" else "shortest_interval"
-        return self._in_units(self._from_laws(X, lambda law, _: getattr(law, name)(coverage)))
-
-    def highest_density_regions(self, X: ArrayLike, coverage: float = 0.9) -> list[np.ndarray]:
-        """For every input the intervals ``(k, 2)`` of highest density that hold ``coverage``."""
-        regions: list[np.ndarray] = []
-
-        def collect(law: PredictiveLaw, _: slice) -> Tensor:
-            regions.extend(self._in_units(r) for r in law.highest_density_regions(coverage))
-            return torch.zeros(len(law.pdf))
-
-        self._from_laws(X, collect)
-        return regions
-
-    def log_prob(self, X: ArrayLike, y: ArrayLike, method: str = "exact") -> np.ndarray:
-        """``log p(y|x)`` of pairs, ``(n,)``, in the units of ``y``.
-
-        ``method="exact"`` normalises by quadrature, ``"learned"`` by ``b(x)``, which is faster. Of
-        a whole-number target it is the mass of the value (the integral over its cell) divided by
-        the step: :meth:`log_mass` where the step is one.
-        """
-        if method not in ("exact", "learned"):
-            raise DataError(f'method must be "exact" or "learned", not {method!r}')
-        z, t = self._pairs(X, y)
-        log_p = self._predictive.log_prob(z, t, learned=method == "learned", grid=self._grid_of())
-        return log_p.numpy() + self._y_columns.log_jacobian
+    def _log_density(
+        self, inputs: Tensor, labels: Tensor, *, learned: bool = False, cells: bool = False
+    ) -> Tensor:
+        grid = self._scaled_cells() if cells else None
+        log_p = self._predictive.log_prob(inputs, labels, learned=learned, grid=grid)
+        return log_p + self._y_columns.log_jacobian
 
     def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Log-probability of the step around ``y`` for discrete targets, ``(n,)``.
@@ -609,7 +570,8 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         The masses of all values of a whole-number target add up to one, and :meth:`sample` draws
         by them; so far as a value lies beyond all that were seen, see :attr:`label_grid_`.
         """
-        self._need_one_target("log_mass")
+        if self._dim != 1:
+            raise self._not_one_label("log_mass")
         if not self.label_step_ > 0:
             raise DataError("the target is continuous: it has a density (log_prob), no mass")
         if self.label_grid_ is not None:
@@ -618,32 +580,6 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         ends = values[:, None] + 0.5 * self.label_step_ * np.array([-1.0, 1.0])
         below, above = self.cdf(X, ends).T
         return np.log(np.maximum(above - below, 1e-300))
-
-    def pdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
-        """Density ``(n, g)`` on a grid ``(g,)`` or on one grid per row ``(n, g)``."""
-        self._need_one_target("pdf")
-        z = self._inputs(X)
-        t = self._targets(self._grid(grid, len(z)).T.reshape(-1)).view(-1, len(z), 1)
-        return self._predictive.log_prob(z, t).exp().numpy().T / float(self._y_columns.scale[0])
-
-    def cdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
-        """Distribution function ``(n, g)`` on a grid ``(g,)`` or ``(n, g)``."""
-        t = _mapped(self._grid(grid, len(self._inputs(X))), self._y_columns)
-        return self._from_laws(X, lambda law, rows: law.cdf_at(t[rows])).numpy()
-
-    def crps(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Continuous ranked probability score of pairs, ``(n,)``, in the units of ``y``."""
-        return self.pit_and_crps(X, y)[1]
-
-    def pit_and_crps(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """``F(y|x)`` and the CRPS of pairs, from one pass over the distributions."""
-        t = self._pairs(X, y)[1]
-
-        def both(law: PredictiveLaw, rows: slice) -> Tensor:
-            return torch.stack([law.cdf_at(t[rows])[:, 0], law.crps(t[rows, 0])], dim=-1)
-
-        pit, score = self._from_laws(X, both).numpy().T
-        return pit, score * float(self._y_columns.scale[0])
 
     def without_energy(self) -> Any:
         """A copy with all energies at zero: the ensemble of mixture density networks alone."""
@@ -656,12 +592,14 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         """``(n_rows, n)`` labels drawn from ``p(y|x)``; ``(n_rows, n, d)`` for several targets."""
         if n < 1:
             raise DataError(f"n must be at least 1, got {n}")
-        z = self._inputs(X)
+        z = self._encoded(X)
         with seeded(seed_of(random_state)):
-            drawn = self._in_units(self._predictive.sample(z, n))
+            if self.n_outputs_ > 1:
+                return self._in_units(self._predictive.sample_of_several(z, n))
+            drawn = self._in_units(self._drawn(z, n).unsqueeze(-1))
             if self.label_grid_ is not None:
-                drawn = self.label_grid_.whole(torch.from_numpy(drawn)).numpy()
-        return drawn[..., 0] if self.n_outputs_ == 1 else drawn
+                drawn = self.label_grid_.rounded(torch.from_numpy(drawn)).numpy()
+        return drawn[..., 0]
 
     def bounds(
         self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: Any = None
@@ -669,8 +607,8 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         """Lower and upper bound of :meth:`score`: ``Z_k(x)`` by samples, the learned ``b_k(x)``."""
         z, t = self._pairs(X, y)
         with seeded(seed_of(random_state)):
-            found = self._predictive.bounds(z, t, n_samples, self._grid_of())
-        return found.shifted(self._y_columns.log_jacobian)
+            bounds = self._predictive.bounds(z, t, n_samples, self._scaled_cells())
+        return bounds.shifted(self._y_columns.log_jacobian)
 
     def report(
         self,
@@ -737,11 +675,6 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         }
         return {name: words for name, words in facts.items() if words}
 
-    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Mean :meth:`log_prob` of the pairs (nats per row): higher is better."""
-        weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        return float(np.average(self.log_prob(X, y), weights=weights))
-
     def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and weights of a model folder."""
         check_is_fitted(self)
@@ -758,7 +691,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
             "n_features": int(self.n_features_in_),
             "n_outputs": int(self.n_outputs_),
             "inputs": None if self.inputs_ is None else self.inputs_.to_dict(),
-            "flat_target": bool(self._flat_target),
+            "flat_target": bool(self.flat_target_),
             "label_step": float(self.label_step_),
             "label_grid": self.label_grid_ and dataclasses.asdict(self.label_grid_),
             "log_norm_error": float(self.log_norm_error_),
@@ -804,7 +737,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         )
         if config["columns"] is not None:
             self.feature_names_in_ = np.array(config["columns"], dtype=object)
-        self._flat_target = bool(config["flat_target"])
+        self.flat_target_ = bool(config["flat_target"])
         self.label_step_ = float(config["label_step"])
         grid = config["label_grid"]
         self.label_grid_ = LabelGrid(**grid) if grid else None
@@ -815,7 +748,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         self.judgement_ = Judgement.from_dict(config["judgement"])
         return self
 
-    def _inputs(self, X: ArrayLike) -> Tensor:
+    def _encoded(self, X: ArrayLike) -> Tensor:
         return _mapped(self._input_rows(X), self._x_columns)
 
     def _input_rows(self, X: ArrayLike) -> np.ndarray:
@@ -840,7 +773,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
 
     def _pairs(self, X: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
         """Inputs and as many targets, standardised."""
-        z, t = self._inputs(X), self._targets(y)
+        z, t = self._encoded(X), self._targets(y)
         if len(z) != len(t):
             raise DataError(f"X has {len(z)} rows but y has {len(t)}")
         return z, t
@@ -861,27 +794,7 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         refuse_huge(np.maximum(np.abs(y), t.abs().numpy()), "y")
         return t
 
-    def _from_laws(self, X: ArrayLike, take: Any) -> Tensor:
-        z = self._inputs(X)
-        self._need_one_target("this")
-        return self._predictive.over_laws(z, take)
-
-    def _need_one_target(self, what: str) -> None:
-        check_is_fitted(self)
-        if self.n_outputs_ != 1:
-            raise DataError(
-                f"{what} is for one target; for {self.n_outputs_} use log_prob, sample or predict"
-            )
-
-    def _grid(self, grid: ArrayLike, n: int) -> np.ndarray:
-        values = np.asarray(grid, dtype=np.float64)
-        if values.ndim == 1:
-            values = np.broadcast_to(values, (n, len(values)))
-        if values.ndim != 2 or len(values) != n:
-            raise DataError(f"expected a grid (g,) or ({n}, g), got shape {values.shape}")
-        return values
-
-    def _grid_of(self) -> LabelGrid | None:
+    def _scaled_cells(self) -> LabelGrid | None:
         """The grid of whole-number targets in standardised units."""
         grid = self.label_grid_
         if grid is None:
@@ -890,8 +803,16 @@ class EnergyRegressor(saving.Saved, Facts, RegressorMixin, BaseEstimator):
         first, last = ((value - center) / scale for value in (grid.first, grid.last))
         return dataclasses.replace(grid, first=first, last=last, step=grid.step / scale)
 
-    def _in_units(self, values: Any) -> np.ndarray:
-        return self._y_columns.inverse(torch.as_tensor(values)).numpy()
+    def _scaled(self, y: np.ndarray) -> Tensor:
+        return _mapped(y, self._y_columns)
+
+    def _in_units(self, labels: Tensor | np.ndarray) -> np.ndarray:
+        values: np.ndarray = self._y_columns.inverse(torch.as_tensor(labels)).numpy()
+        return values
+
+    @property
+    def _unit(self) -> float:
+        return float(self._y_columns.scale[0])
 
 
 def _standard_units(x: np.ndarray, weight: np.ndarray | None) -> Columns:
@@ -907,7 +828,8 @@ def _standard_units(x: np.ndarray, weight: np.ndarray | None) -> Columns:
 def _mass_within(model: PredictiveModel, z: Tensor, ends: Sequence[Tensor] | Tensor) -> Tensor:
     """Distribution function ``(n, 2)`` at two labels, at standardised inputs."""
     at = torch.stack([end.reshape(()) for end in ends]).double()
-    return model.over_laws(z, lambda law, _: law.cdf_at(at.expand(len(law.pdf), -1)))
+    parts = (part for _, part in model.distributions(z))
+    return torch.cat([part.cdf_at(at.expand(len(part.pdf), -1)) for part in parts])
 
 
 def _mapped(values: np.ndarray, columns: Columns) -> Tensor:

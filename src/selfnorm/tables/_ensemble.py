@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
-from selfnorm.conditional.model import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
+from selfnorm.conditional import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
 from selfnorm.training import History, Keeper, MemberSource, Task, TrainingOptions, run
@@ -320,7 +320,7 @@ class _ProposalStage(_MemberTask):
         super().__init__(model, rows, model.proposal_features, model.proposal)
 
     def _log_q(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.module.law(x, x).log_prob(y)
+        return self.module.proposal_at(x, x).log_prob(y)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         x, y, *weight = batch
@@ -353,7 +353,7 @@ def _log_laws(model: ConditionalEBM, x: Tensor, y: Tensor) -> tuple[Tensor, Tens
     points = _VALIDATION_POINTS[x.shape[1] > _MANY_ROWS]
     for part in torch.arange(x.shape[1], device=x.device).split(1000):
         h = model.features(x[:, part])
-        q = model.law(x[:, part], h)
+        q = model.proposal_at(x[:, part], h)
         here = y[:, part]
         samples = q.midpoints(points) if y.shape[-1] == 1 else q.sample((points,))
         f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)

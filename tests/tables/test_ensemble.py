@@ -1,4 +1,4 @@
-"""What the members of an ensemble see of inputs and labels, and the law they make together."""
+"""What the members of an ensemble see of inputs and labels, and their joint distribution."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from selfnorm.conditional import PredictiveModel, build_ensemble, members, quantile_edges
-from selfnorm.conditional.members import Bins, LabelWaves
 from selfnorm.distributions import MixtureLabels
+from selfnorm.tables import _ensemble
+from selfnorm.tables._ensemble import Bins, LabelWaves, build_ensemble, quantile_edges
+from selfnorm.tables._predictive import PredictiveModel
 
 
 def test_features_are_bounded_monotone_and_reach_one_after_the_bin() -> None:
@@ -29,7 +30,7 @@ def test_edges_hold_equal_numbers_and_the_range(monkeypatch) -> None:
     for column in range(2):
         counts = torch.histogram(values[:, column], edges[column]).hist
         assert (counts - 500).abs().max() <= 2
-    monkeypatch.setattr(members, "_MAX_QUANTILE_ROWS", 500)
+    monkeypatch.setattr(_ensemble, "_MAX_QUANTILE_ROWS", 500)
     thinned = quantile_edges(values, 8)
     assert torch.equal(thinned[:, [0, -1]], edges[:, [0, -1]])
     assert ((thinned - edges).abs() / edges).max() < 0.2
@@ -66,9 +67,10 @@ def test_quadrature_follows_the_fastest_wave(n_frequencies: int) -> None:
     predictive = PredictiveModel(model, *ends)
     z = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
     ((_, h, q, _),) = predictive.parts(z, 1)
-    log_z = predictive.node_densities(h, q)[3]
+    log_z = predictive.member_distributions(h, q).log_norm
     predictive.nodes_per_panel = 24
-    torch.testing.assert_close(log_z, predictive.node_densities(h, q)[3], atol=1e-4, rtol=0)
+    finer = predictive.member_distributions(h, q).log_norm
+    torch.testing.assert_close(log_z, finer, atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
