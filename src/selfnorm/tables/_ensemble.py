@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from selfnorm import functional as F
 from selfnorm.conditional import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
-from selfnorm.training import History, Keeper, MemberSource, Task, TrainingOptions, run
+from selfnorm.training import Clock, History, Keeper, MemberSource, Task, TrainingOptions, run
 
 # Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.
 _VALIDATION_POINTS = (64, 32)
@@ -28,6 +29,7 @@ _MANY_ROWS = 500
 _MAX_QUANTILE_ROWS = 100_000
 _COSINES = 4
 _MAX_HELD_OUT = 2000
+_PROPOSAL_SHARE = 0.5  # of the time, where energies follow
 _BLANKED = 0.3  # of the rows of a training step get gaps of others, where there are any
 
 
@@ -392,27 +394,56 @@ def likelier_unmarked(model: ConditionalEBM, rows: MemberRows, unmarked: Tensor)
     return bool(gain.sum() >= -gain.square().sum().sqrt())
 
 
-def train_ensemble(
-    model: ConditionalEBM,
-    rows: MemberRows,
-    *,
-    proposal_options: TrainingOptions,
-    energy_options: Callable[[History], TrainingOptions] | None,
-    n_samples: int,
-) -> list[History]:
-    """Both stages; ``energy_options=None`` leaves the model at its mixture proposal.
+@dataclass(frozen=True)
+class TwoStages:
+    """How the two stages of an ensemble train.
 
-    They are asked for when the first stage has ended, whose record they may depend on: the second
-    one has the time that it left.
+    Args:
+        options: what both have in common.
+        epochs: passes over the rows of either; no second stage leaves the mixture proposals.
+        rates: learning rates.
+        n_samples: labels drawn per row and step of the energies.
+        clock: the time of the fit.
+        closing: seconds of it that are left to what follows.
+        checkpoint: file of the first stage; that of the second is beside it.
     """
+
+    options: TrainingOptions
+    epochs: tuple[int, int]
+    rates: tuple[float, float]
+    n_samples: int
+    clock: Clock
+    closing: float = 0.0
+    checkpoint: str | None = None
+
+    def proposals(self) -> TrainingOptions:
+        """Options of the first stage."""
+        return self._stage(0, _PROPOSAL_SHARE if self.epochs[1] else 1.0, "")
+
+    def energies(self, first: History) -> TrainingOptions:
+        """Options of the second, which has the time that the first one has left."""
+        return self._stage(1, 1.0, f".energy{first.n_steps}")
+
+    def _stage(self, stage: int, share: float, suffix: str) -> TrainingOptions:
+        return replace(
+            self.options,
+            max_epochs=self.epochs[stage],
+            lr=self.rates[stage],
+            checkpoint=None if self.checkpoint is None else f"{self.checkpoint}{suffix}",
+            **self.clock.run_for(share, self.closing),
+        )
+
+
+def train_ensemble(model: ConditionalEBM, rows: MemberRows, stages: TwoStages) -> list[History]:
+    """Both stages, or the first one alone."""
     assert isinstance(model.proposal, MDN)
     model.proposal.place(rows.y)
     stage: _MemberTask = _ProposalStage(model, rows)
-    histories = [run(stage, rows, val_data=rows.held_out, options=proposal_options)]
+    histories = [run(stage, rows, val_data=rows.held_out, options=stages.proposals())]
     model.freeze_proposal()
     # whoever has stopped the first stage does not want the second one
-    if energy_options is not None and histories[0].stopped != "interrupted":
-        stage = _EnergyStage(model, rows, n_samples)
-        options = energy_options(histories[0])
+    if stages.epochs[1] and histories[0].stopped != "interrupted":
+        stage = _EnergyStage(model, rows, stages.n_samples)
+        options = stages.energies(histories[0])
         histories.append(run(stage, rows, val_data=rows.held_out, options=options))
     return histories

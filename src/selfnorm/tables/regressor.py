@@ -59,6 +59,7 @@ from selfnorm.report import (
 )
 from selfnorm.tables._ensemble import (
     MemberRows,
+    TwoStages,
     build_ensemble,
     likelier_unmarked,
     quantile_edges,
@@ -71,8 +72,8 @@ from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
 MINIMUM_ROWS = 5
 _JUDGED_ROWS = 1000  # by all members together
-# shares of the time that may be taken: for the proposals, after all training, for one validation
-_PROPOSAL_SHARE, _CLOSING_SHARE, _LOOK_SHARE = 0.5, 0.05, 0.01
+# shares of the time that may be taken: after all training, for one validation
+_CLOSING_SHARE, _LOOK_SHARE = 0.05, 0.01
 _TIMED_ROWS = 10  # by which it is known what these take
 _SMALLEST_SPREAD = 1e-300  # of a target: densities are up to one over it
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
@@ -310,27 +311,10 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         check_parameters(self, {"network": [RegressorNetwork, None], **_PARAMETERS})
         check_device(self.device)
         clock = Clock(self.max_time)
-        refuse_repeated_names(X)
-        refuse_repeated_names(y, "y")
-        refuse_text_target(y)
-        self.inputs_: TableInputs | None = None
-        how: dict[str, Any] = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
-        checked: Any
-        schema = None if self.network is None else self.network.schema
-        if schema is None and all_numbers(X):
-            with own_errors():
-                checked = validate_data(self, X, y, **how)
-        else:
-            self.inputs_ = TableInputs.of(X, schema)
-            with own_errors():
-                checked = check_X_y(self._read(X, reset=True), y, **how)
-        rows, labels = checked[0], np.asarray(checked[1], dtype=np.float64)
-        refuse_gaps(labels, "y")
-        refuse_huge(rows, "X")
-        refuse_huge(labels, "y")
+        rows, labels = self._checked_table(X, y)
         self.flat_target_ = labels.ndim == 1
         labels = labels.reshape(len(labels), -1)
-        given, weight = (rows, labels), None
+        table, weight = (rows, labels), None
         if sample_weight is not None:
             weight = checked_weights(sample_weight, len(rows))
             rows, labels, weight = rows[weight > 0], labels[weight > 0], weight[weight > 0]
@@ -344,12 +328,33 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         saved = None if checkpoint is None else os.fspath(checkpoint)
         self._fit_rows(rows, labels, weight, saved, clock)
         if self.inputs_ is not None and self.inputs_.mark == 0:
-            given[0][:, -1] = 0.0
-        self.fitted_to_: dict[str, Any] = {"rows": len(given[0]), "digest": digest(*given)}
+            table[0][:, -1] = 0.0
+        self.fitted_to_: dict[str, Any] = {"rows": len(table[0]), "digest": digest(*table)}
         self.judgement_ = dataclasses.replace(self.judgement_, seconds=clock.gone)
         if self.verbose:
             print(self.judgement_)
         return self
+
+    def _checked_table(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets of a training table as numbers."""
+        refuse_repeated_names(X)
+        refuse_repeated_names(y, "y")
+        refuse_text_target(y)
+        self.inputs_: TableInputs | None = None
+        how: dict[str, Any] = {"dtype": np.float64, "multi_output": True, "y_numeric": True}
+        schema = None if self.network is None else self.network.schema
+        if schema is None and all_numbers(X):
+            with own_errors():
+                rows, y = validate_data(self, X, y, **how)
+        else:
+            self.inputs_ = TableInputs.of(X, schema)
+            with own_errors():
+                rows, y = check_X_y(self._read(X, reset=True), y, **how)
+        labels = np.asarray(y, dtype=np.float64)
+        refuse_gaps(labels, "y")
+        refuse_huge(rows, "X")
+        refuse_huge(labels, "y")
+        return rows, labels
 
     def _fit_rows(
         self,
@@ -380,111 +385,97 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             )
         seed = seed_of(self.random_state, checkpoint)
         jitter = np.asarray(steps) / self._y_columns.scale.numpy()
+        device = torch.device(self.device or "cpu")
         with float32_on_cpu():
-            some = self._train(X, y, weight, jitter, seed, checkpoint, clock)
+            with seeded(seed, device), one_thread():
+                rows = self._member_rows(X, y, weight, jitter, device)
+                checked = self._train(rows, checkpoint, clock)
+            with one_thread():
+                error = self._predictive.log_norm_error(checked)
+        self.log_norm_error_ = float(error.abs().mean())
         self.label_grid_ = LabelGrid.of(y[:, 0], steps[0]) if self.n_outputs_ == 1 else None
         if self.label_grid_ is not None:
-            ends = _mapped(self.label_grid_.ends.numpy()[:, None], self._y_columns)[:, 0]
+            ends = self._scaled(self.label_grid_.ends.numpy()[:, None])[:, 0]
             with one_thread():
-                below, until = _mass_within(self._predictive, some, ends).mean(0)
+                below, until = _mass_within(self._predictive, checked, ends).mean(0)
             beyond = (float(below), 1 - float(until))
             self.label_grid_ = self.label_grid_.with_tails(y[:, 0], beyond)
 
-    def _train(
+    def _member_rows(
         self,
         X: np.ndarray,
         y: np.ndarray,
         weight: np.ndarray | None,
         jitter: np.ndarray,
-        seed: int,
-        checkpoint: str | None,
-        clock: Clock,
-    ) -> Tensor:
-        """Both stages; returns the inputs that closing figures are of."""
-        n = len(X)
-        device = torch.device(self.device or "cpu")
-        network = self.network or RegressorNetwork()
-        z = _mapped(X, self._x_columns).float().to(device)
-        t = _mapped(y, self._y_columns).float().to(device)
-        w = None if weight is None else torch.from_numpy(weight).float().to(device)
+        device: torch.device,
+    ) -> MemberRows:
+        """The standardised table, and which of its rows each member trains on."""
         blank = None
         if self.inputs_ is not None and self.inputs_.mark:
             cells, value = self.inputs_.blank(X)
             filled = _mapped(value[None], self._x_columns)[0].float()
             if cells.any():  # in rows that count
                 blank = torch.from_numpy(cells).to(device), filled.to(device)
-        # A member holds out at least twenty rows if that leaves four fifths for training.
-        fraction = max(self.validation_fraction, min(0.2, 20 / n))
-        batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
-        with seeded(seed, device), one_thread():
-            rows = MemberRows(
-                z,
-                t,
-                w,
-                members=self.n_members,
-                fraction=fraction,
-                jitter=torch.from_numpy(jitter),
-                input_noise=network.input_noise,
-                blank=blank,
-            )
-            own_bins = self.n_members if network.bin_jitter > 0 else None
-            edges = [
-                quantile_edges(values, bins, members=own_bins, jitter=network.bin_jitter)
-                if bins
-                else None
-                for values, bins in ((z, network.input_bins), (t, network.label_bins))
-            ]
-            model = self._build(X.shape[1], y.shape[1], *edges).to(device)
-            common: dict[str, Any] = {
-                "batch_size": min(batch, len(rows)),
-                "weight_decay": self.weight_decay,
-                "schedule": ("one_cycle", 0.05),
-                "ema": 0.99,
-                "patience": self.patience,
-                "progress": self.verbose,
-            }
-            per_epoch = max(1, len(rows) // common["batch_size"])
-            epochs = self.max_epochs or int(np.clip(3000 / per_epoch, 16, 400))
-            energy_epochs = network.energy_epochs
-            if energy_epochs is None:
-                energy_epochs = int(np.clip(1200 / per_epoch, 7, 150))
-            ranges = [end.cpu() for each in (z, t) for end in (each.amin(0), each.amax(0))]
-            closing, n_checked = self._closing(model, rows, ranges, clock)
+        return MemberRows(
+            _mapped(X, self._x_columns).float().to(device),
+            self._scaled(y).float().to(device),
+            None if weight is None else torch.from_numpy(weight).float().to(device),
+            members=self.n_members,
+            # A member holds out at least twenty rows if that leaves four fifths for training.
+            fraction=max(self.validation_fraction, min(0.2, 20 / len(X))),
+            jitter=torch.from_numpy(jitter),
+            input_noise=(self.network or RegressorNetwork()).input_noise,
+            blank=blank,
+        )
 
-            def options(suffix: str, share: float, **own: Any) -> TrainingOptions:
-                """Of one stage, which has its share of the time that is left."""
-                saved = None if checkpoint is None else f"{checkpoint}{suffix}"
-                return TrainingOptions(
-                    **common, **own, **clock.run_for(share, closing), checkpoint=saved
-                )
-
-            def energies(first: History) -> TrainingOptions:
-                """Of the second stage, which begins where so many steps of the first ended."""
-                rate = network.energy_learning_rate
-                name = f".energy{first.n_steps}"
-                return options(name, 1.0, max_epochs=energy_epochs, lr=rate)
-
-            share = _PROPOSAL_SHARE if energy_epochs else 1.0
-            self.history_: list[History] = train_ensemble(
-                model,
-                rows,
-                proposal_options=options("", share, max_epochs=epochs, lr=self.learning_rate),
-                energy_options=energies if energy_epochs else None,
-                n_samples=network.n_samples or (8 if n > 5000 else 16),
-            )
-            if blank is not None and likelier_unmarked(model, rows, blank[1][-1]):
-                assert self.inputs_ is not None
-                self.inputs_ = dataclasses.replace(self.inputs_, mark=0)
-                z[:, -1] = blank[1][-1]  # the rows' own, too
-            self._judge(model, rows)
+    def _train(self, rows: MemberRows, checkpoint: str | None, clock: Clock) -> Tensor:
+        """Both stages; returns the inputs that closing figures are of."""
+        z, t = rows.x, rows.y
+        model = self._untrained(z, t).to(z.device)
+        ranges = [end.cpu() for values in (z, t) for end in (values.amin(0), values.amax(0))]
+        closing, n_checked = self._closing(model, rows, ranges, clock)
+        self.history_: list[History] = train_ensemble(
+            model, rows, self._plan(rows, checkpoint, clock, closing)
+        )
+        if rows.blank is not None and likelier_unmarked(model, rows, rows.blank[1][-1]):
+            assert self.inputs_ is not None
+            self.inputs_ = dataclasses.replace(self.inputs_, mark=0)
+            z[:, -1] = rows.blank[1][-1]  # the rows' own, too
+        self._judge(model, rows)
         self.n_iter_ = sum(h.n_steps for h in self.history_)
         self._predictive = PredictiveModel(model.cpu(), *ranges)
-        with one_thread():
-            # Rows from all over the table, which may be sorted.
-            some = z[:: -(-n // n_checked)].cpu().double()
-            error = self._predictive.log_norm_error(some)
-        self.log_norm_error_ = float(error.abs().mean())
-        return some
+        # Rows from all over the table, which may be sorted.
+        return z[:: -(-len(z) // n_checked)].cpu().double()
+
+    def _plan(
+        self, rows: MemberRows, checkpoint: str | None, clock: Clock, closing: float
+    ) -> TwoStages:
+        """How long both stages train, and by what steps."""
+        network = self.network or RegressorNetwork()
+        n, n_train = len(rows.x), len(rows)
+        batch = self.batch_size or _power_of_two(n / 16, 32, 128 if n < 20_000 else 256)
+        batch = min(batch, n_train)
+        per_epoch = max(1, n_train // batch)
+        energy_epochs = network.energy_epochs
+        if energy_epochs is None:
+            energy_epochs = int(np.clip(1200 / per_epoch, 7, 150))
+        options = TrainingOptions(
+            batch_size=batch,
+            weight_decay=self.weight_decay,
+            schedule=("one_cycle", 0.05),
+            ema=0.99,
+            patience=self.patience,
+            progress=self.verbose,
+        )
+        return TwoStages(
+            options,
+            epochs=(self.max_epochs or int(np.clip(3000 / per_epoch, 16, 400)), energy_epochs),
+            rates=(self.learning_rate, network.energy_learning_rate),
+            n_samples=network.n_samples or (8 if n > 5000 else 16),
+            clock=clock,
+            closing=closing,
+            checkpoint=checkpoint,
+        )
 
     def _closing(
         self, model: ConditionalEBM, rows: MemberRows, ranges: Sequence[Tensor], clock: Clock
@@ -498,40 +489,43 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             return 0.0, most
         untrained = PredictiveModel(copy.deepcopy(model).cpu(), *ranges)
         inputs = rows.x[:_TIMED_ROWS].cpu().double()
-
-        def per_row(work: Callable[[], Any]) -> float:
-            work()  # the first time takes longer
-            began = time.perf_counter()
-            work()
-            return (time.perf_counter() - began) / len(inputs)
-
-        judging = per_row(lambda: unseen_scores(model, rows, len(inputs)))
-        checking = per_row(lambda: untrained.log_norm_error(inputs))
+        judging = _seconds(lambda: unseen_scores(model, rows, len(inputs))) / len(inputs)
+        checking = _seconds(lambda: untrained.log_norm_error(inputs)) / len(inputs)
         if self.label_step_ > 0 and self.n_outputs_ == 1:
-            checking += per_row(lambda: _mass_within(untrained, inputs, ranges[2:]))
-        shown = int(_LOOK_SHARE * clock.left / judging)
-        rows.held_out.rows = rows.held_out.rows[: max(_TIMED_ROWS, shown)]
+            masses = _seconds(lambda: _mass_within(untrained, inputs, ranges[2:]))
+            checking += masses / len(inputs)
+        validated = int(_LOOK_SHARE * clock.left / judging)
+        rows.held_out.rows = rows.held_out.rows[: max(_TIMED_ROWS, validated)]
         n_checked = min(most, max(_TIMED_ROWS, int(_CLOSING_SHARE * clock.left / checking)))
         return judging * _JUDGED_ROWS / self.n_members + checking * n_checked, n_checked
 
     def _judge(self, model: ConditionalEBM, rows: MemberRows) -> None:
         """What the fit came to, by rows that each member has held out."""
         log_q, log_p, weight = (
-            each.double().flatten().cpu().numpy()
-            for each in unseen_scores(model, rows, _JUDGED_ROWS // self.n_members)
+            values.double().flatten().cpu().numpy()
+            for values in unseen_scores(model, rows, _JUDGED_ROWS // self.n_members)
         )
         how = "each member on rows that it held out"
         scores = log_p - float(self._y_columns.scale.log().sum())
         self.judgement_ = Judgement.of(len(rows.x), how, scores, log_p - log_q, weight)
 
-    def _build(
+    def _untrained(self, z: Tensor, t: Tensor) -> ConditionalEBM:
+        """The ensemble with bins of its own for inputs and labels, if there are any."""
+        network = self.network or RegressorNetwork()
+        own = self.n_members if network.bin_jitter > 0 else None
+        edges = [
+            quantile_edges(values, bins, members=own, jitter=network.bin_jitter) if bins else None
+            for values, bins in ((z, network.input_bins), (t, network.label_bins))
+        ]
+        return self._built(z.shape[1], t.shape[1], *edges)
+
+    def _built(
         self,
         n_features: int,
         n_outputs: int,
         input_edges: Tensor | None,
         label_edges: Tensor | None,
     ) -> ConditionalEBM:
-        """The untrained ensemble."""
         network = self.network or RegressorNetwork()
         return build_ensemble(
             n_features,
@@ -728,7 +722,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         edges = (state.get(f"{part}.bins.edges") for part in ("features.0", "label_features"))
         self.inputs_ = TableInputs.from_dict(config["inputs"]) if config["inputs"] else None
         n_inputs = len(tensors["x_center"])
-        model = self._build(n_inputs, self.n_outputs_, *edges).double()
+        model = self._built(n_inputs, self.n_outputs_, *edges).double()
         model.load_state_dict(state, strict=True)
         model.freeze_proposal()
         self._predictive = PredictiveModel(model, *(tensors[k] for k in _RANGES))
@@ -830,6 +824,14 @@ def _mass_within(model: PredictiveModel, z: Tensor, ends: Sequence[Tensor] | Ten
     at = torch.stack([end.reshape(()) for end in ends]).double()
     parts = (part for _, part in model.distributions(z))
     return torch.cat([part.cdf_at(at.expand(len(part.pdf), -1)) for part in parts])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Time that work takes, once it is warm."""
+    work()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def _mapped(values: np.ndarray, columns: Columns) -> Tensor:
