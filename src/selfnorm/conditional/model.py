@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,18 @@ from selfnorm.training import Task
 _ROWS_AT_ONCE = defaultdict(lambda: 200_000, cpu=20_000)
 OBJECTIVES = ("snl", "nce", "ranking_nce", "nce_plus", "importance_ml")
 PROPOSAL_LOSSES = ("likelihood", "kl", "both", "none")
+
+
+class LabelDistribution(Protocol):
+    """A distribution of labels for every input: what a proposal makes of features."""
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """``(*shape, *batch, d)`` labels."""
+        ...
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """``(*samples, *batch)`` of labels ``(*samples, *batch, d)``."""
+        ...
 
 
 class LabelEnergy(nn.Module):
@@ -179,10 +191,10 @@ class ConditionalEBM(nn.Module):
             return self.proposal(self.proposal_features(x))
         return self.proposal(h.detach())
 
-    def minus_energy(self, h: Tensor, y: Tensor, q: Any) -> Tensor:
+    def minus_energy(self, h: Tensor, y: Tensor, q: LabelDistribution) -> Tensor:
         """``-E`` of labels ``(*samples, *batch, d)``."""
-        seen = y if self.label_features is None else self.label_features(y, q)
-        energy = self.energy(h, seen)
+        inputs = y if self.label_features is None else self.label_features(y, q)
+        energy = self.energy(h, inputs)
         if energy.shape != torch.broadcast_shapes(y.shape[:-1], h.shape[:-1]):
             raise EnergyError(
                 f"the energy must return one scalar per label: for features {tuple(h.shape)} and "
@@ -198,7 +210,7 @@ class ConditionalEBM(nn.Module):
             return self.log_norm_scalar.expand(h.shape[:-1])
         return h.new_zeros(h.shape[:-1])
 
-    def log_base(self, h: Tensor, y: Tensor, q: Any) -> Tensor:
+    def log_base(self, h: Tensor, y: Tensor, q: LabelDistribution) -> Tensor:
         """``log d(y|x)``, zero without a base; cut from the graph where it is the proposal."""
         if self.base_is_proposal:
             return q.log_prob(y).detach()
@@ -239,13 +251,13 @@ class ConditionalEBM(nn.Module):
     def draw(
         self,
         h: Tensor,
-        q: Any,
+        q: LabelDistribution,
         n_samples: int,
         *,
         stratified: bool = False,
         proposal: nn.Module | None = None,
     ) -> Tensor:
-        """``(M, *batch, d)`` labels of the law ``q`` at features ``h``; stratified where it can.
+        """``(M, *batch, d)`` labels of ``q``, the one at features ``h``; stratified where it can.
 
         A proposal that ignores ``x`` gives the same labels ``(M, 1, d)`` to every input: the
         estimate for each is as good, and the energy is cheaper.
@@ -256,8 +268,10 @@ class ConditionalEBM(nn.Module):
             return q.stratified_sample(n_samples)
         return q.sample((n_samples,))
 
-    def base_over_proposal(self, h: Tensor, y: Tensor, q: Any, source: Any = None) -> Tensor:
-        """``log d - log q`` of labels drawn from ``source``, the proposal's law by default.
+    def base_over_proposal(
+        self, h: Tensor, y: Tensor, q: LabelDistribution, source: LabelDistribution | None = None
+    ) -> Tensor:
+        """``log d - log q`` of labels drawn from ``source``, the proposal's own by default.
 
         Cut from the proposal's graph; zero where base and proposal cancel.
         """
@@ -268,17 +282,11 @@ class ConditionalEBM(nn.Module):
     @torch.no_grad()
     def log_weights(
         self, x: Tensor, n_samples: int, *, proposal: nn.Module | None = None
-    ) -> tuple[Tensor, Any]:
-        """Log-weights ``(M, n)`` of samples for each input, and the law they were drawn from."""
-        log_w, _, law = self.weigh(x, n_samples, proposal=proposal)
-        return log_w, law
+    ) -> tuple[Tensor, Tensor, LabelDistribution]:
+        """Log-weights ``(M, n)`` of samples for each input, ``log d - log q``, and their source.
 
-    @torch.no_grad()
-    def weigh(
-        self, x: Tensor, n_samples: int, *, proposal: nn.Module | None = None
-    ) -> tuple[Tensor, Tensor, Any]:
-        """The same with, between the two, ``log d - log q``: the part of the log-weights that is
-        not the energy's, which tells whose fault a NaN is.
+        ``log d - log q`` is the part of the log-weights that is not the energy's: it shows whose
+        fault a NaN is.
         """
         h = self.features(x)
         q = self.proposal_at(x, h)
@@ -312,7 +320,7 @@ class ConditionalEBM(nn.Module):
         with seeded(seed, self.device):
             for start in range(0, len(x), rows):
                 xs, ys = x[start : start + rows], y[start : start + rows]
-                log_w, log_ratio, source = self.weigh(xs, n_samples, proposal=proposal)
+                log_w, log_ratio, source = self.log_weights(xs, n_samples, proposal=proposal)
                 log_w, log_q = log_w.double(), source.log_prob(ys)
                 nan_proposal |= bool(torch.isnan(log_ratio).any() | torch.isnan(log_q).any())
                 log_p = self.log_unnormalized(xs, ys).double()
@@ -418,7 +426,7 @@ class ConditionalTask(Task):
         stratified: bool = True,
         noise: float = 0.025,
         n_val_samples: int = 256,
-        proposal: Any = None,
+        proposal: object = None,
     ) -> None:
         if proposal is not None:
             raise TypeError(
@@ -460,7 +468,7 @@ class ConditionalTask(Task):
             log_q = model.proposal_at(x[head], h).log_prob(y[head])
             refuse_unreached(log_q, "labels", "mix in a wide one with DefensiveLabels")
             if model.log_norm_scalar is not None:
-                log_w, log_ratio, _ = model.weigh(x[head], 256 * self._thrift)
+                log_w, log_ratio, _ = model.log_weights(x[head], 256 * self._thrift)
                 whose = "the proposal's" if model.base is None else "the proposal's (or base's)"
                 refuse_nan(log_ratio, "samples of the proposal", whose)
                 if bool(torch.isnan(log_w).any()):
@@ -493,16 +501,16 @@ class ConditionalTask(Task):
 
     def terms(
         self, x: Tensor, y: Tensor, n_samples: int, stratified: bool = True
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
-        """``log p~(y|x)``, ``log w`` at the label and at ``M`` samples, ``b``; then the law,
-        its ``log q(y|x)`` and the samples.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[LabelDistribution, Tensor, Tensor]]:
+        """``log p~(y|x)``, ``log w`` at the label and at ``M`` samples, ``b``; then the
+        distribution ``q``, its ``log q(y|x)`` and the samples.
         """
         model = self.module
         h = model.features(x)
         q = model.proposal_at(x, h)
         samples = model.draw(h, q, n_samples, stratified=stratified)
         if model.shares_labels():
-            at_label, at_samples = (model.minus_energy(h, each, q) for each in (y, samples))
+            at_label, at_samples = (model.minus_energy(h, labels, q) for labels in (y, samples))
         else:  # one pass for labels and samples
             labels = torch.cat([y.expand(samples.shape[1:]).unsqueeze(0), samples])
             at_both = model.minus_energy(h, labels, q)
@@ -533,7 +541,12 @@ class ConditionalTask(Task):
         return self._proposal_term(q, log_q, log_w.detach(), samples, weight) - value, bounds
 
     def _proposal_term(
-        self, q: Any, log_q: Tensor, log_w: Tensor, samples: Tensor, weight: Tensor | None
+        self,
+        q: LabelDistribution,
+        log_q: Tensor,
+        log_w: Tensor,
+        samples: Tensor,
+        weight: Tensor | None,
     ) -> Tensor:
         def mean(values: Tensor) -> Tensor:
             return values.mean() if weight is None else (values * weight).mean()
@@ -554,14 +567,14 @@ class ConditionalTask(Task):
         With SNL and a learned ``b`` both bounds agree; the upper one does not punish ``b`` for
         lagging behind the energy. Weights of the pairs count as they do in training.
         """
-        found, data = [], self._typed(data)
+        parts, data = [], self._typed(data)
         with seeded(20_231_106, data[0].device):
             for x, y in zip(data[0].split(512), data[1].split(512), strict=True):
                 log_p, _, log_w, b, _ = self.terms(x, y, self.n_val_samples * self._thrift)
                 lower = F.snl(log_p, log_w, b, reduction="none")
                 upper = F.importance_ml(log_p, log_w, reduction="none")
-                found.append(torch.stack([lower, upper, F.ess(log_w)]))
-        figures = torch.cat(found, dim=-1).double()
+                parts.append(torch.stack([lower, upper, F.ess(log_w)]))
+        figures = torch.cat(parts, dim=-1).double()
         weight = data[2].expand(figures.shape[1:]).double() if len(data) > 2 else None
         means = weighted_mean(figures, weight).reshape(3, -1).mean(1).tolist()
         return {"score": means[1], **dict(zip(("lower", "upper", "ess"), means, strict=True))}

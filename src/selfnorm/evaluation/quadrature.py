@@ -14,6 +14,8 @@ from selfnorm._inputs import one_per_row
 from selfnorm.distributions import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
 
+Ends = tuple[Tensor | float, Tensor | float]
+
 
 def exact_log_norm(
     model: UnnormalisedModel | Callable[[Tensor], Tensor],
@@ -24,7 +26,7 @@ def exact_log_norm(
     core: float = 6.0,
     reach: float = 8.0,
     n_points: int = 1025,
-    support: tuple[Tensor | float, Tensor | float] | None = None,
+    support: Ends | None = None,
     chunk_size: int = 65_536,
 ) -> tuple[float, float]:
     r"""``log Z`` by the trapezoidal rule on a grid, in one or two dimensions.
@@ -89,7 +91,7 @@ class GridDensity(Proposal):
         core: float = 6.0,
         reach: float = 8.0,
         n_points: int = 1025,
-        support: tuple[Tensor | float, Tensor | float] | None = None,
+        support: Ends | None = None,
         chunk_size: int = 65_536,
     ) -> None:
         super().__init__()
@@ -160,7 +162,7 @@ def _total(values: Tensor, axes: Sequence[Tensor], *, tails: bool) -> tuple[floa
     missed = 0.0
     for j, points in enumerate(axes):
         share = (torch.logsumexp(values, 1 - j) if dim == 2 else values) - full
-        if float(share.max()) > math.log(0.5):  # all within one cell: of what width, nobody knows
+        if float(share.max()) > math.log(0.5):  # all within one cell, whose width is unknown
             return full, math.inf
         if tails:
             missed += 2 * (_beyond(points, share) + _beyond(-points.flip(0), share.flip(0)))
@@ -189,7 +191,7 @@ def _beyond(points: Tensor, log_mass: Tensor) -> float:
 
 
 def _frame(
-    dim: int, center: Tensor | float, scale: Tensor | float, support: Any
+    dim: int, center: Tensor | float, scale: Tensor | float, support: Ends | None
 ) -> tuple[Tensor, Tensor]:
     """Where the grid is: its centre ``(dim,)``, and a lower-triangular matrix of its axes."""
     if support is not None:
@@ -205,7 +207,7 @@ def _axis(
     n_points: int,
     core: float,
     reach: float,
-    support: tuple[Tensor | float, Tensor | float] | None,
+    support: Ends | None,
 ) -> tuple[Tensor, Tensor]:
     """Grid points of one axis and the log of their trapezoidal widths."""
     if support is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ class LabelSpace:
         step: float | None = None,
         label_range: tuple[float, float] | None = None,
     ) -> LabelSpace:
-        """Centre and scale of training labels ``(n, d)``; ends of all labels known or possible.
+        """Centre and scale of training labels ``(n, d)``; ends of all labels that occur or could.
 
         Args:
             y: training labels.
@@ -52,19 +51,19 @@ class LabelSpace:
         """
         if len(y) < 2 or not bool((y.double().std(0) > 0).all()):
             raise DataError("the labels are constant: there is nothing to learn")
-        known = y.double() if held_out is None else torch.cat([y, held_out]).double()
+        labels = y.double() if held_out is None else torch.cat([y, held_out]).double()
         if step is None:
-            step = float((known == known.round()).all())
+            step = float((labels == labels.round()).all())
         if not 0 <= step < math.inf:
             raise DataError(f"the step of labels must be a number of at least 0, got {step}")
-        low, high = known.amin(0), known.amax(0)
+        low, high = labels.amin(0), labels.amax(0)
         if label_range is not None:
-            outside = ((known < label_range[0]) | (known > label_range[1])).any(1)
+            outside = ((labels < label_range[0]) | (labels > label_range[1])).any(1)
             if bool(outside.any()):
                 row = int(outside.nonzero()[0])
                 which, at = ("training", row) if row < len(y) else ("held-out", row - len(y))
                 raise DataError(
-                    f"{which} label {at}, {known[row].tolist()}, lies outside the given range "
+                    f"{which} label {at}, {labels[row].tolist()}, lies outside the given range "
                     f"[{label_range[0]:g}, {label_range[1]:g}]: drop it or widen label_range"
                 )
             # With a step the whole range has its bins; continuous labels keep near where they are,
@@ -130,10 +129,10 @@ class LabelSpace:
         one that varies on the scale of a step to many digits (midpoint rule).
         """
         low, high = self.grid_range()
-        # Prices in whole dollars: a law is not constant on each of a million steps, and refining
-        # the grid finds the cells that it needs.
-        whole = 0 < self.n_steps <= _CELLS_PER_RANGE
-        n = refine * (_CELLS_PER_STEP * self.n_steps if whole else _CELLS_PER_RANGE)
+        # Prices in whole dollars: a density is not constant on a million steps, and refining the
+        # grid finds the cells that it needs.
+        by_steps = 0 < self.n_steps <= _CELLS_PER_RANGE
+        n = refine * (_CELLS_PER_STEP * self.n_steps if by_steps else _CELLS_PER_RANGE)
         width = (high - low) / n
         extra = round(margin * n)
         index = torch.arange(-extra, n + extra, dtype=torch.float64)
@@ -176,7 +175,7 @@ class StepFeatures(nn.Module):
         per_label = 1 + 2 * _WAVES + (bins + 2 if bins else 0)
         self.n_features = space.dim * per_label
 
-    def forward(self, y: Tensor, q: Any = None) -> Tensor:  # noqa: ARG002
+    def forward(self, y: Tensor, q: object = None) -> Tensor:  # noqa: ARG002
         """Features ``(..., n_features)`` of standardised labels ``(..., d)``."""
         s = ((y - self.low) / self.width).unsqueeze(-1)
         inside = s.clamp(0.0, 1.0)

@@ -59,8 +59,8 @@ class EnergyHead:
                 "the energy 'steps' is constant outside the labels' range and has no normaliser "
                 "without a base: use base='proposal', or the energy 'paper'"
             )
-        whole = isinstance(self.anchors, numbers.Integral) and not isinstance(self.anchors, bool)
-        if not whole or self.anchors < 0:
+        is_count = isinstance(self.anchors, numbers.Integral) and not isinstance(self.anchors, bool)
+        if not is_count or self.anchors < 0:
             raise DataError(f"anchors must be an int of at least 0, got {self.anchors!r}")
 
 
@@ -294,7 +294,7 @@ def build(
         return ImageEBM(NoEnergy(), source, features=features, base="proposal")
     b: nn.Module
     if head.network == "paper":
-        seen = None
+        label_features = None
         energy = LabelEnergy(
             width,
             space.dim,
@@ -304,14 +304,14 @@ def build(
         )
         b = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
     else:
-        seen = StepFeatures(space)
-        energy = LabelEnergy(width, seen.n_features, hidden=(256, 256), zero=True)
+        label_features = StepFeatures(space)
+        energy = LabelEnergy(width, label_features.n_features, hidden=(256, 256), zero=True)
         last = nn.Linear(256, 1)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         b = nn.Sequential(nn.Linear(width, 256), nn.SiLU(), last)
     model = ImageEBM(
-        energy, source, features=features, log_norm=b, base=head.base, label_features=seen
+        energy, source, features=features, log_norm=b, base=head.base, label_features=label_features
     )
     model.share_gradient = head.share_gradient
     model.anchors = int(head.anchors) if space.dim == 1 else 0

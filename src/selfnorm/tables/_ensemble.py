@@ -82,8 +82,8 @@ def quantile_edges(
         levels = (levels + jitter / bins * moves).clamp(0.0, 1.0)
     step = -(-len(values) // _MAX_QUANTILE_ROWS)  # some rows are enough: quantiles need a sort
     columns = zip(values[::step].T, levels.unbind(1), strict=True)
-    found = [torch.quantile(column, at.flatten()).view_as(at) for column, at in columns]
-    edges = torch.stack(found, dim=1).unsqueeze(1)
+    quantiles = [torch.quantile(column, at.flatten()).view_as(at) for column, at in columns]
+    edges = torch.stack(quantiles, dim=1).unsqueeze(1)
     edges[..., 0], edges[..., -1] = values.amin(0), values.amax(0)
     return edges[0, 0] if members is None else edges
 
@@ -117,10 +117,10 @@ class LabelWaves(nn.Module):
         z = 3.0 * torch.tanh((y - q.mean) / (3.0 * q.stddev)).unsqueeze(-1)
         waves = z * self.frequencies
         steps = torch.cos(q.cdf(y).unsqueeze(-1) * self.orders)
-        seen = [z, steps, torch.sin(waves), torch.cos(waves)]
+        features = [z, steps, torch.sin(waves), torch.cos(waves)]
         if self.bins is not None:
-            seen.append(self.bins(y).expand(*z.shape[:-1], -1))  # one y may serve all members
-        return torch.cat(seen, dim=-1).flatten(-2)
+            features.append(self.bins(y).expand(*z.shape[:-1], -1))  # one y may serve all members
+        return torch.cat(features, dim=-1).flatten(-2)
 
 
 class InputBins(nn.Module):
@@ -132,8 +132,8 @@ class InputBins(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` and how far it reaches into each bin."""
-        seen = self.bins(x).flatten(-2)
-        return torch.cat([x.expand(*seen.shape[:-1], -1), seen], dim=-1)
+        features = self.bins(x).flatten(-2)
+        return torch.cat([x.expand(*features.shape[:-1], -1), features], dim=-1)
 
 
 def build_ensemble(
@@ -172,8 +172,7 @@ def _trunk(
 ) -> nn.Module:
     if edges is None:
         return StackedMLP(members, n_features, (width, width), dropout=dropout)
-    seen = n_features * edges.shape[-1]
-    inner = StackedMLP(members, seen, (width, width), dropout=dropout)
+    inner = StackedMLP(members, n_features * edges.shape[-1], (width, width), dropout=dropout)
     return nn.Sequential(InputBins(edges), inner)
 
 
@@ -346,22 +345,22 @@ class _EnergyStage(_MemberTask):
 
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """``l_IS`` of each member, ``Z`` from a deterministic rule on slices of its proposal."""
-        return weighted_mean(_log_laws(self.module, x, y)[1], weight)
+        return weighted_mean(_log_densities(self.module, x, y)[1], weight)
 
 
-def _log_laws(model: ConditionalEBM, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _log_densities(model: ConditionalEBM, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """``log q`` and ``log p`` ``(members, n)`` of labels by every member."""
-    found = []
+    parts = []
     points = _VALIDATION_POINTS[x.shape[1] > _MANY_ROWS]
     for part in torch.arange(x.shape[1], device=x.device).split(1000):
         h = model.features(x[:, part])
         q = model.proposal_at(x[:, part], h)
-        here = y[:, part]
+        labels = y[:, part]
         samples = q.midpoints(points) if y.shape[-1] == 1 else q.sample((points,))
-        f = model.minus_energy(h, torch.cat([here.unsqueeze(0), samples]), q)
-        log_q = q.log_prob(here)
-        found.append((log_q, log_q + f[0] - F.log_mean_exp(f[1:])))
-    log_q, log_p = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
+        f = model.minus_energy(h, torch.cat([labels.unsqueeze(0), samples]), q)
+        log_q = q.log_prob(labels)
+        parts.append((log_q, log_q + f[0] - F.log_mean_exp(f[1:])))
+    log_q, log_p = (torch.cat(columns, dim=1) for columns in zip(*parts, strict=True))
     return log_q, log_p
 
 
@@ -373,7 +372,7 @@ def unseen_scores(
     x, y, *weight = rows.held_out.take(
         torch.arange(len(rows.held_out), device=rows.x.device)[:most]
     )
-    log_q, log_p = _log_laws(model.eval(), x, y)
+    log_q, log_p = _log_densities(model.eval(), x, y)
     return log_q, log_p, weight[0] if weight else torch.ones_like(log_q)
 
 
@@ -390,7 +389,7 @@ def likelier_unmarked(model: ConditionalEBM, rows: MemberRows, unmarked: Tensor)
     x, y, *weight = rows.held_out.take(marked.any(1).nonzero().squeeze(1))
     counts = marked[marked.any(1)].T * (weight[0] if weight else 1.0)
     bare = torch.cat([x[..., :-1], unmarked.expand_as(x[..., -1:])], -1)
-    gain = (_log_laws(model.eval(), bare, y)[1] - _log_laws(model, x, y)[1]) * counts
+    gain = (_log_densities(model.eval(), bare, y)[1] - _log_densities(model, x, y)[1]) * counts
     return bool(gain.sum() >= -gain.square().sum().sqrt())
 
 
@@ -441,7 +440,7 @@ def train_ensemble(model: ConditionalEBM, rows: MemberRows, stages: TwoStages) -
     stage: _MemberTask = _ProposalStage(model, rows)
     histories = [run(stage, rows, val_data=rows.held_out, options=stages.proposals())]
     model.freeze_proposal()
-    # whoever has stopped the first stage does not want the second one
+    # a user who has stopped the first stage does not want the second one
     if stages.epochs[1] and histories[0].stopped != "interrupted":
         stage = _EnergyStage(model, rows, stages.n_samples)
         options = stages.energies(histories[0])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from selfnorm.columns import GAP, Schema, Table
 from selfnorm.errors import DataError, SelfnormError, SelfnormWarning
@@ -27,7 +28,7 @@ def own_errors() -> Iterator[None]:
         raise DataError(str(error)) from error
 
 
-def checked_weights(sample_weight: Any, n: int) -> np.ndarray:
+def checked_weights(sample_weight: ArrayLike, n: int) -> np.ndarray:
     """How much each of ``n`` rows counts ``(n,)``, 1 at most.
 
     Example:
@@ -97,16 +98,16 @@ class TableInputs:
     def rows(self, frame: Any) -> np.ndarray:
         """``(n, columns)`` of float64."""
         x, _ = self.schema.encode(frame)
-        found, filled = [], []
+        columns, filled = [], []
         for j, part in enumerate(self.schema.parts):
             code, number = x[:, j, 0], x[:, j, 1]
             if not self.gaps[j] and (code == GAP).any():
                 filled.append(part.name)
             if part.rest:
-                found.append(np.where(code == part.n_codes, number, self.fill[j]))
+                columns.append(np.where(code == part.n_codes, number, self.fill[j]))
             if self.gaps[j]:
-                found.append((code == GAP).astype(np.float64))
-            found += [(code == level).astype(np.float64) for level in self.levels[j]]
+                columns.append((code == GAP).astype(np.float64))
+            columns += [(code == level).astype(np.float64) for level in self.levels[j]]
         if filled:
             warnings.warn(
                 f"gaps in {filled}, where the training rows had none: a number is taken for its "
@@ -116,8 +117,8 @@ class TableInputs:
                 stacklevel=4,
             )
         if self.mark is not None:
-            found.append(self.mark * (x[:, np.array(self.gaps), 0] == GAP).any(1))
-        return np.stack(found, 1)
+            columns.append(self.mark * (x[:, np.array(self.gaps), 0] == GAP).any(1))
+        return np.stack(columns, 1)
 
     def blank(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which cells of :meth:`rows` stand for a gap ``(n, columns)``, and what stands there."""

@@ -562,7 +562,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         """Log-probability of the step around ``y`` for discrete targets, ``(n,)``.
 
         The masses of all values of a whole-number target add up to one, and :meth:`sample` draws
-        by them; so far as a value lies beyond all that were seen, see :attr:`label_grid_`.
+        by them; of values beyond those of the training rows see :attr:`label_grid_`.
         """
         if self._dim != 1:
             raise self._not_one_label("log_mass")
@@ -636,7 +636,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         _, unseen = findings_of(lambda: self._pairs(X, y))  # refuses what does not fit, too
         labels = np.asarray(y, dtype=np.float64)
         labels = labels.reshape(len(labels), -1)
-        with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
+        with alone(), warnings.catch_warnings():  # what is odd about the rows is in `unseen`
             warnings.simplefilter("ignore", SelfnormWarning)
             again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
             page = regressor_report(
