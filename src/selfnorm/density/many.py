@@ -38,6 +38,7 @@ from selfnorm.training import (
     MAX_BAD_STREAK,
     MAX_ROLLBACKS,
     History,
+    Keeper,
     MemberSource,
     Stepper,
     Task,
@@ -50,7 +51,13 @@ from selfnorm.training import (
 
 PerMember = float | Sequence[float]
 _METRICS = ("loss", "grad_norm", "lower", "upper")
-_BATCHED = (Gaussian, StudentT, Uniform, GaussianMixture, Defensive)  # laws that vmap can follow
+_BATCHED = (
+    Gaussian,
+    StudentT,
+    Uniform,
+    GaussianMixture,
+    Defensive,
+)  # densities that vmap can follow
 _PLAIN = (bool, int, float, str, tuple, type(None))
 # Rows of all members together in one pass: enough to fill the device.
 _ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
@@ -101,8 +108,8 @@ def train(
         options.weight_decay if weight_decay is None else weight_decay, members, "weight_decay"
     )
     given = [None] * members if proposal is None else proposal
-    proposals = _one_each(given, members, "proposals", ProposalError)
-    names = _one_each(objective, members, "objectives", ValueError)
+    proposals = _for_members(given, members, "proposals", ProposalError)
+    names = _for_members(objective, members, "objectives", ValueError)
     scale = of_task.pop("log_norm_lr_scale")
     runs = [
         DensityTask(model, q, objective=name, n_samples=n_samples, log_norm_lr_scale=scale)
@@ -145,7 +152,7 @@ def _refuse_shared(models: Sequence[EBM]) -> None:
                 )
 
 
-def _one_each(value: Any, members: int, what: str, error: type[Exception]) -> list[Any]:
+def _for_members(value: Any, members: int, what: str, error: type[Exception]) -> list[Any]:
     """One value for all members, or a list or tuple of one for each."""
     values = list(value) if isinstance(value, list | tuple) else [value] * members
     if len(values) != members:
@@ -157,7 +164,7 @@ def _tables(x: Any, members: int, name: str, device: torch.device, **checks: Any
     """Checked tables on the device; one that members share is checked and moved once."""
     if len(getattr(x, "shape", ())) in (1, 2):  # one tensor, array or data frame for all
         return [check_rows(x, name, **checks).to(device)] * members
-    tables = _one_each(list(x), members, f"tables in {name}", DataError)
+    tables = _for_members(list(x), members, f"tables in {name}", DataError)
     checks = {"width": np.shape(tables[0])[-1], **checks}
     checked: dict[int, Tensor] = {}
     for k, table in enumerate(tables):
@@ -168,7 +175,7 @@ def _tables(x: Any, members: int, name: str, device: torch.device, **checks: Any
 
 def _per_member(value: PerMember, members: int, name: str) -> list[float]:
     numbers = np.asarray(value, dtype=float)
-    values: list[float] = _one_each(numbers.tolist(), members, f"numbers in {name}", ValueError)
+    values: list[float] = _for_members(numbers.tolist(), members, f"numbers in {name}", ValueError)
     if name != "weight_decay" and not all(v > 0 for v in values):
         raise ValueError(f"{name} must be positive, got {values}")
     return values
@@ -250,7 +257,7 @@ class ManyTask(Task):
         self.runs = runs
         self.n_samples, self.same_samples = runs[0].n_samples, same_samples
         self.rates, self.patience = rates, options.patience
-        if same_samples and not all(_same_law(run.proposal, first) for run in runs):
+        if same_samples and not all(_same_distribution(run.proposal, first) for run in runs):
             raise ValueError("same_samples needs one proposal common to all members")
         members = [Member(run.module, run.proposal) for run in runs]
         self.module = Members(members, [rate / max(rates) for rate in rates])
@@ -269,6 +276,7 @@ class ManyTask(Task):
         learns = [objective.learns_log_norm for objective in objectives]
         self._learns = torch.tensor(learns, device=device)
         self._seen = torch.zeros(3, len(runs), device=device)  # loss, lower, upper
+        self.keeper = Keeper(torch.full((len(runs),), -math.inf, device=device))
         self._before: list[Tensor] = []
         self._settings = {  # by names that the options of all do not have
             "same_samples": same_samples,
@@ -317,7 +325,7 @@ class ManyTask(Task):
             drawn = self.runs[0].proposal.sample((self.n_samples,))
             common = [drawn.expand(len(self.runs), -1, -1)]
         (rows,) = batch
-        found = self.module.ask(weights, rows, *common), self.module.log_norm
+        answers = self.module.ask(weights, rows, *common), self.module.log_norm
         sizes = [rows.shape[1], rows.shape[1], self.n_samples]
 
         def judge(objective: WeightObjective, row: Tensor, b: Tensor) -> Tensor:
@@ -327,7 +335,7 @@ class ManyTask(Task):
 
         # One pass through all networks; then each objective sees the weights of its members.
         judged = [
-            vmap(partial(judge, objective))(*(t.index_select(0, numbers) for t in found))
+            vmap(partial(judge, objective))(*(t.index_select(0, numbers) for t in answers))
             for objective, numbers in self._judges
         ]
         seen = torch.cat(judged).index_select(0, self._judged)
@@ -423,15 +431,19 @@ class ManyTask(Task):
             return figures
         rows, weight = data
         drawn = zip(*(run.validation_samples() for run in self.runs), strict=True)
-        samples, log_q = (torch.stack(each) for each in drawn)
+        samples, log_q = (torch.stack(parts) for parts in drawn)
         log_w = self._log_unnormalized(samples) - log_q
         log_p = self._log_unnormalized(rows.expand(len(self.runs), -1, -1))
         log_p = (torch.where(weight > 0, log_p, 0.0) * weight).sum(1)
         lower, upper = both_bounds(log_p, log_w, self.module.log_norm, dim=1)
         score = torch.where(self._learns, lower, upper)
-        self.module.keep_best(score, self.patience)
-        each = {"score": score, "lower": lower, "upper": upper, "ess": F.ess(log_w, 1)}
-        for name, values in each.items():
+        members = self.module
+        better = self.keeper.offer(score, {"table": members.table.detach()}, members.active > 0)
+        members.best_step.copy_(torch.where(better, members.n_steps, members.best_step))
+        if self.patience is not None:
+            members.stop(self.keeper.stale >= self.patience)
+        bounds = {"score": score, "lower": lower, "upper": upper, "ess": F.ess(log_w, 1)}
+        for name, values in bounds.items():
             figures.update({f"{k}/{name}": v for k, v in enumerate(values.tolist())})
             if name != "score":
                 figures[name] = float(values.mean())
@@ -443,7 +455,7 @@ class ManyTask(Task):
     @torch.no_grad()
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
         """Best states in place, then ``b <- log Z_hat`` on fresh samples for every member."""
-        self.module.adopt_best()
+        self._adopt_best()
         b = self.module.log_norm
         learned = b.clone()
 
@@ -457,19 +469,36 @@ class ManyTask(Task):
         figures = {"log_norm": log_z, "log_norm_se": error, "log_norm_learned": learned}
         figures["log_norm_samples"] = torch.full_like(b, n_used)
         return {
-            f"{k}/{name}": v for name, each in figures.items() for k, v in enumerate(each.tolist())
+            f"{k}/{name}": v
+            for name, of_all in figures.items()
+            for k, v in enumerate(of_all.tolist())
         }
+
+    def _adopt_best(self) -> None:
+        """Put the best states in place; a member that diverged without one takes its last good."""
+        members, best = self.module, self.keeper.state
+        members.put(members.diverged, members.good[0])
+        if best is not None:
+            members.put(self.keeper.score.isfinite(), best["table"])
+
+    def own_state(self) -> dict[str, Any]:
+        """The members' best states."""
+        return self.keeper.state_dict()
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on with the best states of a checkpoint."""
+        self.keeper.load_state_dict(state)
 
     def histories(self, joint: History) -> list[History]:
         """The record of each member out of that of all."""
-        members, found = self.module, []
+        members, histories = self.module, []
         for k, rate in enumerate(self.rates):
-            stop, best = int(members.stop_step[k]), float(members.best_score[k])
+            stop, best = int(members.stop_step[k]), float(self.keeper.score[k])
             steps, judged = stop or joint.n_steps, math.isfinite(best)
             stopped, prefix = joint.stopped, f"{k}/"
             if not members.active[k]:
                 stopped = "diverged" if members.diverged[k] else "patience"
-            found.append(
+            histories.append(
                 History(
                     records=[
                         _member_record(record, k, rate / max(self.rates))
@@ -490,7 +519,7 @@ class ManyTask(Task):
                     },
                 )
             )
-        return found
+        return histories
 
 
 def _member_record(record: dict[str, float], k: int, lr_share: float) -> dict[str, float]:
@@ -517,9 +546,9 @@ class Member(nn.Module):
 
 
 class Members(nn.Module):
-    """``K`` models as one table of parameters, and what is known of each of them.
+    """``K`` models as one table of parameters, and how each of them is doing.
 
-    Members whose laws are built alike answer as one batch; energies must be.
+    Members whose proposals and bases are built alike answer as one batch; energies must be.
 
     Args:
         members: the models; they are read here, and changed by :meth:`write_back` only.
@@ -530,8 +559,7 @@ class Members(nn.Module):
         updating: 1 where the last step counts for the member, else 0; ``taken`` counts them.
         active: 0 once a member has stopped; ``stop_step`` says when.
         streak, skipped, rollbacks: non-finite steps in a row and in all, and their consequences.
-        good, best: rows of the table to roll back to (with the optimiser's moments and the moving
-            average), and those of the best score.
+        good: rows of the table to roll back to, with the optimiser's moments and moving average.
     """
 
     updating: Tensor
@@ -541,8 +569,6 @@ class Members(nn.Module):
     streak: Tensor
     skipped: Tensor
     rollbacks: Tensor
-    stale: Tensor
-    best_score: Tensor
     best_step: Tensor
     stop_step: Tensor
     n_read: Tensor
@@ -550,7 +576,6 @@ class Members(nn.Module):
     totals: Tensor
     good: Tensor
     good_taken: Tensor
-    best: Tensor
 
     def __init__(self, members: Sequence[Member], lr_factors: Sequence[float] = ()) -> None:
         super().__init__()
@@ -573,21 +598,16 @@ class Members(nn.Module):
         self.places = torch.argsort(torch.cat([numbers for numbers, _, _ in self.groups]))
         device, n = first.device, len(members)
 
-        def register(name: str, value: float | Tensor, *shape: int) -> None:
-            whole = torch.full((*shape, n), value) if isinstance(value, float) else value
-            self.register_buffer(name, whole.to(device))
-
-        for name in ("taken", "streak", "skipped", "rollbacks", "stale", "n_read", "best_step"):
-            register(name, 0.0)
-        for name, value in {"stop_step": 0.0, "good_taken": 0.0, "updating": 1.0}.items():
-            register(name, value)
-        register("active", 1.0)
-        register("lr_factor", torch.tensor(list(lr_factors) or [1.0] * n))
-        register("best_score", -float("inf"))
-        register("totals", 0.0, len(_METRICS))
-        register("n_steps", torch.zeros(()))
-        register("best", self.table.detach().clone())
-        register("good", torch.zeros(4, *self.table.shape, dtype=self.table.dtype))
+        counts = ("taken", "streak", "skipped", "rollbacks", "n_read", "best_step", "stop_step")
+        for name in (*counts, "good_taken"):
+            self.register_buffer(name, torch.zeros(n, device=device))
+        for name in ("updating", "active"):
+            self.register_buffer(name, torch.ones(n, device=device))
+        factors = torch.tensor(list(lr_factors) or [1.0] * n, device=device)
+        self.register_buffer("lr_factor", factors)
+        self.register_buffer("totals", torch.zeros(len(_METRICS), n, device=device))
+        self.register_buffer("n_steps", torch.zeros((), device=device))
+        self.register_buffer("good", self.table.new_zeros(4, *self.table.shape))
 
     def _row(self, member: Member) -> Tensor:
         named, b = dict(_slots(member)), member.model.log_norm.detach()
@@ -598,8 +618,9 @@ class Members(nn.Module):
         """Which members, one to stand for all of them, and their fixed tensors, stacked."""
         members = [self.members[k].eval() for k in numbers]
         slots = [dict(_slots(member)) for member in members]
-        known = {"model.log_norm", *(name for names in self.names for name in names)}
-        fixed = {k: torch.stack([s[k].detach() for s in slots]) for k in slots[0] if k not in known}
+        trained = {"model.log_norm", *(name for names in self.names for name in names)}
+        names = [name for name in slots[0] if name not in trained]
+        fixed = {name: torch.stack([s[name].detach() for s in slots]) for name in names}
         return torch.tensor(numbers, device=self.table.device), members[0], fixed
 
     def train(self, mode: bool = True) -> Members:
@@ -620,7 +641,7 @@ class Members(nn.Module):
         for numbers, member, fixed in self.groups:
             table, *given = (t.index_select(0, numbers) for t in (self.table, *args))
             answer = partial(self._answer, member, question)
-            if len(numbers) == 1:  # laws that vmap cannot follow are alone
+            if len(numbers) == 1:  # densities that vmap cannot follow are alone
                 own = {name: value[0] for name, value in fixed.items()}
                 answers.append(answer(table[0], own, *(a[0] for a in given)).unsqueeze(0))
                 continue
@@ -718,22 +739,9 @@ class Members(nn.Module):
         self.stop_step.copy_(torch.where(which, self.n_steps, self.stop_step))
 
     @torch.no_grad()
-    def keep_best(self, score: Tensor, patience: int | None) -> None:
-        """Keep the state of members that got better; stop those that ran out of patience."""
-        better = torch.isfinite(score) & (score > self.best_score) & (self.active > 0)
-        self.best.copy_(torch.where(better[:, None], self.table, self.best))
-        self.best_score.copy_(torch.where(better, score, self.best_score))
-        self.best_step.copy_(torch.where(better, self.n_steps, self.best_step))
-        self.stale.add_(1).mul_((~better).float())
-        if patience is not None:
-            self.stop(self.stale >= patience)
-
-    @torch.no_grad()
-    def adopt_best(self) -> None:
-        """Put the best states in place; a member that diverged without one takes its last good."""
-        self.table.copy_(torch.where(self.diverged[:, None], self.good[0], self.table))
-        has_best = torch.isfinite(self.best_score)
-        self.table.copy_(torch.where(has_best[:, None], self.best, self.table))
+    def put(self, which: Tensor, table: Tensor) -> None:
+        """Rows of another table in place of those of the chosen members."""
+        self.table.copy_(torch.where(which[:, None], table, self.table))
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -750,33 +758,32 @@ def _alike(members: Sequence[Member]) -> list[list[int]]:
     """Numbers of the members that can answer as one batch."""
     groups: dict[Any, list[int]] = {}
     for k, member in enumerate(members):
-        laws = [member.proposal, *([] if member.model.base is None else [member.model.base])]
-        known = all(isinstance(part, _BATCHED) for law in laws for part in law.modules())
-        built = [_build(law, ignore=False) for law in laws]
+        densities = [member.proposal, *([] if member.model.base is None else [member.model.base])]
+        batched = all(isinstance(part, _BATCHED) for q in densities for part in q.modules())
+        built = [_build(q, ignore=False) for q in densities]
         names = [name for name, _ in _slots(member)]  # they tell which parts are shared
-        key = (str(built), str(names)) if known else k
+        key = (str(built), str(names)) if batched else k
         groups.setdefault(key, []).append(k)
     return list(groups.values())
 
 
-def _build(module: nn.Module, *, ignore: bool) -> list[Any]:
+def _build(module: nn.Module, *, ignore: bool) -> list[tuple[Any, ...]]:
     """How a module is built, for comparison: kinds, plain attributes and shapes of its tensors.
 
     Attributes of other kinds (functions, say) are ignored, or told apart by what they are.
     """
     own = vars(nn.Module()).keys()
-    found: list[Any] = []
+    parts: list[tuple[Any, ...]] = []
     for name, part in module.named_modules():
         plain = {k: v for k, v in vars(part).items() if k not in own and k != "training"}
         kept = {k: v if isinstance(v, _PLAIN) else id(v) for k, v in plain.items()}
         if ignore:
             kept = {k: v for k, v in plain.items() if isinstance(v, _PLAIN)}
-        found.append((name, type(part), sorted(kept.items())))
-    found.append([(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _slots(module)])
-    return found
+        parts.append((name, type(part), sorted(kept.items())))
+    return parts + [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _slots(module)]
 
 
-def _same_law(one: Proposal, other: Proposal) -> bool:
+def _same_distribution(one: Proposal, other: Proposal) -> bool:
     """Whether two proposals are built alike and hold the same numbers."""
     if one is other:
         return True

@@ -149,3 +149,5 @@ class Keeper:
         """Go on with what :meth:`state_dict` gave."""
         self.score, self.stale = (saved[name].to(self.score) for name in ("score", "stale"))
         self.state = saved["state"]
+        if self.state is not None and self.score.dim():
+            self.state = {name: kept.to(self.score.device) for name, kept in self.state.items()}
