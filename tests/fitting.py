@@ -11,7 +11,7 @@ from selfnorm.training import Options
 
 # What tests were written with; a newcomer's fit has other values (``density.task.usual``).
 PLAIN = {"lr": 1e-3, "max_epochs": 25, "ema": 0, "patience": 0}
-_OF_FIT = {"proposal", "objective", "n_samples", "val_data", "task_options", "options"}
+_OF_FIT = {"proposal", "objective", "n_samples", "val_data", "task", "task_options", "options"}
 _OF_FIT |= {"fabric", "n_accumulate", "samples", *Options.__annotations__}
 
 

@@ -91,3 +91,17 @@ def test_members_take_rows_of_their_own():
     assert of_each.squeeze(-1).tolist() == [[2, 0], [9, 11]]
     of_all = MemberSource((tables[0],), rows).take(torch.tensor([2, 0]))[0]
     assert of_all.squeeze(-1).tolist() == [[2, 0], [3, 5]]
+
+
+def test_fit_takes_a_source_and_a_task(x, mapped):
+    def model():
+        torch.manual_seed(0)
+        return sn.EBM(sn.MLP(2, hidden=(16,)), base=sn.Gaussian(torch.ones(2), scale=1.5))
+
+    how = {"max_steps": 5, "n_samples": 64, "seed": 5, "progress": False}
+    by_file, by_tensor, by_task = model(), model(), model()
+    sn.fit(by_file, mapped, **how)
+    sn.fit(by_tensor, x, val_data=None, **how)
+    sn.fit(by_task, mapped, task=DensityTask(by_task, None, n_samples=64), **how)
+    for other in (by_tensor, by_task):
+        assert torch.equal(by_file.log_prob(x), other.log_prob(x))

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,76 +26,93 @@ from torch import Tensor, nn
 from selfnorm._context import seeded
 from selfnorm.density.model import EBM
 from selfnorm.density.objectives import Objective, get
-from selfnorm.density.task import DensityTask, checked_tables, make_task, usual
+from selfnorm.density.task import DensityTask
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
-from selfnorm.training import Checkpoint, History, Task, TrainingOptions, load_checkpoint, run
+from selfnorm.training import (
+    Checkpoint,
+    Data,
+    History,
+    Task,
+    TrainingOptions,
+    load_checkpoint,
+    run,
+)
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
-def train(
-    model: nn.Module,
-    x_train: Any,
-    fabric: Any,
-    *,
-    options: TrainingOptions,
-    proposal: Any = None,
-    objective: str | Objective = "snl",
-    n_samples: int = 1024,
-    n_accumulate: int = 1,
-    samples: str = "per_rank",
-    val_data: Any = None,
-    task_options: dict[str, Any] | None = None,
-) -> History:
-    """The history of a run over the ranks of a Fabric; see :func:`selfnorm.fit_distributed`."""
-    world = fabric.world_size * n_accumulate
-    if n_accumulate < 1:
-        raise ValueError(f"n_accumulate must be at least 1, got {n_accumulate}")
-    if samples not in ("per_rank", "same"):
-        raise ValueError(f"samples must be 'per_rank' or 'same', not {samples!r}")
-    if isinstance(model, EBM):
-        options = usual(options, judged=val_data is not None)
-    if options.max_time is not None:
-        raise ValueError(
-            "max_time is for one process: clocks of ranks differ, and so would their steps. Use "
-            "max_steps or max_epochs"
+class Ranks:
+    """The processes of a Fabric that share the steps of one fit.
+
+    Args:
+        fabric: a launched Fabric.
+        n_accumulate: pieces of a rank's share that go through the network one after another.
+        samples: ``"per_rank"`` or ``"same"``, see :func:`selfnorm.fit_distributed`.
+    """
+
+    def __init__(self, fabric: Fabric, n_accumulate: int = 1, samples: str = "per_rank") -> None:
+        if n_accumulate < 1:
+            raise ValueError(f"n_accumulate must be at least 1, got {n_accumulate}")
+        if samples not in ("per_rank", "same"):
+            raise ValueError(f"samples must be 'per_rank' or 'same', not {samples!r}")
+        self.fabric, self.n_accumulate, self.samples = fabric, n_accumulate, samples
+        self.pieces = fabric.world_size * n_accumulate
+
+    def share_of(
+        self,
+        n_samples: int,
+        model: nn.Module,
+        data: Data,
+        options: TrainingOptions,
+        *,
+        objective: str | Objective,
+        task_options: dict[str, Any] | None,
+        **_: object,
+    ) -> int:
+        """The samples that each piece of a step draws; refuses what one process would not do."""
+        if options.max_time is not None:
+            raise ValueError(
+                "max_time is for one process: clocks of ranks differ, and so would their steps. "
+                "Use max_steps or max_epochs"
+            )
+        if "max_memory" in (task_options or {}):
+            raise TypeError("max_memory is for one device: here n_accumulate divides a step")
+        model.to(self.fabric.device)
+        batch = min(options.batch_size, len(data[0] if isinstance(data, tuple) else data))
+        of_step = n_samples if isinstance(model, EBM) else 0  # others draw samples for each row
+        if batch % self.pieces or of_step % self.pieces:
+            raise DataError(
+                f"batch_size ({batch}) and n_samples ({n_samples}) must be multiples of "
+                f"{self.fabric.world_size} ranks x {self.n_accumulate} accumulation steps"
+            )
+        if not of_step:
+            return n_samples
+        share = of_step // self.pieces
+        if self.pieces > 1 and isinstance(objective, str | Objective) and not get(objective).linear:
+            raise ValueError(
+                "this objective has log Z_hat inside: averaged over ranks or accumulation steps it "
+                f"is the objective of {share} samples, not of {n_samples}. Use 'snl' (exact) or, "
+                "on one device, max_memory"
+            )
+        return share
+
+    def run(
+        self, task: Task, data: Data, held_out: Data | None, options: TrainingOptions
+    ) -> History:
+        """The run, on every rank."""
+        fabric = self.fabric
+        seed = _seed_of_resumed(options.saving) if options.seed is None else options.seed
+        options = replace(
+            options,
+            seed=int(fabric.broadcast(seed)),
+            progress=options.progress and fabric.is_global_zero,
         )
-    if "max_memory" in (task_options or {}):
-        raise TypeError("max_memory is for one device: here n_accumulate divides a step")
-    data, held_out = checked_tables(model, x_train, val_data)
-    rows = min(options.batch_size, len(data[0]))
-    divided = n_samples if isinstance(model, EBM) else 0  # others draw samples for each row
-    if rows % world or divided % world:
-        raise DataError(
-            f"batch_size ({rows}) and n_samples ({n_samples}) must be multiples of "
-            f"{fabric.world_size} ranks x {n_accumulate} accumulation steps"
-        )
-    chosen = get(objective) if isinstance(model, EBM) else objective
-    if world > 1 and isinstance(chosen, Objective) and not chosen.linear:
-        raise ValueError(
-            "this objective has log Z_hat inside: averaged over ranks or accumulation steps it is "
-            f"the objective of {n_samples // world} samples, not of {n_samples}. Use 'snl' (exact) "
-            "or, on one device, max_memory"
-        )
-    model.to(fabric.device)
-    share = n_samples // world if isinstance(model, EBM) else n_samples
-    task = make_task(
-        model,
-        proposal=proposal,
-        objective=chosen,
-        n_samples=share,
-        task_options=task_options,
-        caller="fit_distributed",
-    )
-    common = _seed_of_resumed(options.saving) if options.seed is None else options.seed
-    options = replace(
-        options,
-        seed=int(fabric.broadcast(common)),
-        progress=options.progress and fabric.is_global_zero,
-    )
-    whole = DistributedTask(task, fabric, n_accumulate=n_accumulate, samples=samples)
-    fabric.barrier()  # all ranks see the same checkpoint, or none
-    with whole.interrupts_together(), _named_if_lost(fabric.world_size, options.saving):
-        return run(whole, data, val_data=held_out, options=options)
+        shared = DistributedTask(task, self)
+        fabric.barrier()  # all ranks see the same checkpoint, or none
+        with shared.interrupts_together(), _named_if_lost(fabric.world_size, options.saving):
+            return run(shared, data, val_data=held_out, options=options)
 
 
 def _seed_of_resumed(saving: Checkpoint | None) -> int:
@@ -146,12 +163,11 @@ class DistributedTask(Task):
     its source gives it the rows of its own share.
     """
 
-    def __init__(
-        self, task: Task, fabric: Any, *, n_accumulate: int = 1, samples: str = "per_rank"
-    ) -> None:
-        self.task, self.fabric, self.n_accumulate = task, fabric, n_accumulate
-        self.module = task.module
-        self.own_stream = samples == "per_rank"
+    def __init__(self, task: Task, ranks: Ranks) -> None:
+        self.task, self.module = task, task.module
+        fabric = self.fabric = ranks.fabric
+        self.n_accumulate, self.pieces = ranks.n_accumulate, ranks.pieces
+        self.own_stream = ranks.samples == "per_rank"
         self.rank, self.world = fabric.global_rank, fabric.world_size
         self._interrupted = False
         trained = [p for group in task.parameter_groups() for p in group["params"]]
@@ -176,10 +192,10 @@ class DistributedTask(Task):
 
     def settings(self) -> dict[str, Any]:
         """Those of the task, with the samples of all ranks and pieces together."""
-        found = self.task.settings()
-        if "n_samples" in found:
-            found["n_samples"] *= self.fabric.world_size * self.n_accumulate
-        return found
+        settings = self.task.settings()
+        if "n_samples" in settings:
+            settings["n_samples"] *= self.pieces
+        return settings
 
     def start(self, data: tuple[Tensor, ...]) -> None:
         """The task's own start; rank 0's state is what all begin with."""
@@ -187,7 +203,7 @@ class DistributedTask(Task):
         self._agree()
 
     def _agree(self) -> None:
-        if self.fabric.world_size == 1:
+        if self.world == 1:
             return
         with torch.no_grad():
             for p in self._params:
@@ -201,10 +217,10 @@ class DistributedTask(Task):
         """
         # One number from the common stream seeds every rank's own: nothing to save per rank.
         common = int(torch.randint(2**62, ())) if self.own_stream else None
-        own = None if common is None else (common + 7_919 * self.fabric.global_rank) % 2**62
+        own = None if common is None else (common + 7_919 * self.rank) % 2**62
         with seeded(own, self.fabric.device):
             loss, metrics = self._loss(*batch)
-        if self.fabric.world_size == 1:
+        if self.world == 1:
             return loss, metrics
         stop = loss.new_tensor(float(self._interrupted))
         local = torch.stack([loss.detach(), stop, *(metrics[k].detach() for k in metrics)])
@@ -222,7 +238,7 @@ class DistributedTask(Task):
         An exception at once would leave the others waiting for ever in a reduction. The second
         Ctrl-C is the usual one.
         """
-        alone = self.fabric.world_size == 1
+        alone = self.world == 1
         if alone or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -238,16 +254,16 @@ class DistributedTask(Task):
             signal.signal(signal.SIGINT, before)
 
     def _local_loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-        n, task, ranks = self.n_accumulate, self.task, self.fabric.world_size
+        n, task = self.n_accumulate, self.task
         pieces = [tuple(t[k::n] for t in batch) for k in range(n)]
         if self.own_stream or not isinstance(task, DensityTask):
             return _accumulate([partial(task.loss, piece) for piece in pieces], self._params)
-        model, q, each = task.module, task.proposal, task.n_samples
+        model, q, count = task.module, task.proposal, task.n_samples
         with torch.no_grad():
-            drawn = q.sample((each * ranks * n,))[self.fabric.global_rank :: ranks]
+            drawn = q.sample((count * self.pieces,))[self.rank :: self.world]
         dealt = [_Drawn(q, drawn[k::n]) for k in range(n)]
         pairs = zip(dealt, pieces, strict=True)
-        parts = [partial(task.objective.loss, model, own, x, each) for own, (x,) in pairs]
+        parts = [partial(task.objective.loss, model, own, x, count) for own, (x,) in pairs]
         return _accumulate(parts, self._params)
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
@@ -276,7 +292,7 @@ class _Drawn(Proposal):
         return self.proposal.log_prob(x)
 
 
-def launched() -> Any:
+def launched() -> Fabric:
     """A Fabric over all devices; under ``torchrun`` over its ranks."""
     try:
         from lightning_fabric import Fabric
@@ -289,8 +305,8 @@ def launched() -> Any:
     return made
 
 
-class _Known(torch.autograd.Function):
-    """A value as a function of parameters, with the gradient found earlier."""
+class _WithGradient(torch.autograd.Function):
+    """A value as a function of parameters, with a gradient that is computed already."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, grads: Sequence[Tensor | None], *params: Tensor) -> Tensor:  # noqa: ARG004
@@ -299,8 +315,7 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        found = [None if g is None else upstream[0] * g for g in ctx.grads]
-        return (None, None, *found)
+        return (None, None, *(None if g is None else upstream[0] * g for g in ctx.grads))
 
 
 def _accumulate(
@@ -314,12 +329,12 @@ def _accumulate(
     seen: list[dict[str, Tensor]] = []
     for part in parts:
         loss, metrics = part()
-        found = torch.autograd.grad(loss / len(parts), list(params), allow_unused=True)
+        grads = torch.autograd.grad(loss / len(parts), list(params), allow_unused=True)
         total = [
             new if old is None else old if new is None else old + new
-            for old, new in zip(total, found, strict=True)
+            for old, new in zip(total, grads, strict=True)
         ]
         values.append(loss.detach())
         seen.append({name: metric.detach() for name, metric in metrics.items()})
-    whole: Tensor = _Known.apply(torch.stack(values).mean(), total, *params)
-    return whole, {name: torch.stack([m[name] for m in seen]).mean() for name in seen[0]}
+    value: Tensor = _WithGradient.apply(torch.stack(values).mean(), total, *params)
+    return value, {name: torch.stack([m[name] for m in seen]).mean() for name in seen[0]}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
 
 from selfnorm._context import seeded
-from selfnorm.density.distributed import launched
-from selfnorm.density.distributed import train as train_distributed
+from selfnorm.density.distributed import Ranks, launched
 from selfnorm.density.many import train as train_several
 from selfnorm.density.model import EBM
 from selfnorm.density.objectives import Objective
-from selfnorm.density.task import checked_tables, make_task, usual
+from selfnorm.density.task import checked_data, make_task, usual
 from selfnorm.errors import DataError
-from selfnorm.training import History, Options, TrainingOptions, run, split_rows
+from selfnorm.training import History, Options, Task, TrainingOptions, run, split_rows
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
     from typing_extensions import Unpack
 
 SHARE = 0.1  # of the rows held out where nothing is said
@@ -26,28 +26,30 @@ SHARE = 0.1  # of the rows held out where nothing is said
 @overload
 def fit(
     model: nn.Module,
-    x_train: Any,
+    x_train: object,
     *,
-    proposal: Any = None,
+    proposal: object = None,
     objective: str | Objective = "snl",
     n_samples: int = 1024,
-    val_data: Any = SHARE,
-    fabric: Any = None,
+    val_data: object = SHARE,
+    fabric: Fabric | Ranks | None = None,
+    task: Task | None = None,
     task_options: dict[str, Any] | None = None,
     options: TrainingOptions | None = None,
     **training: Unpack[Options],
 ) -> History: ...
 @overload
-def fit(model: Sequence[EBM], x_train: Any, **how: Any) -> list[History]: ...
+def fit(model: Sequence[EBM], x_train: object, **how: Any) -> list[History]: ...
 def fit(
     model: nn.Module | Sequence[EBM],
-    x_train: Any,
+    x_train: object,
     *,
-    proposal: Any = None,
-    objective: Any = "snl",
+    proposal: object = None,
+    objective: str | Objective | Sequence[str] = "snl",
     n_samples: int = 1024,
-    val_data: Any = SHARE,
-    fabric: Any = None,
+    val_data: object = SHARE,
+    fabric: Fabric | Ranks | None = None,
+    task: Task | None = None,
     task_options: dict[str, Any] | None = None,
     options: TrainingOptions | None = None,
     **training: Any,
@@ -58,7 +60,8 @@ def fit(
         model: an :class:`~selfnorm.EBM`, a sequence of them (:func:`~selfnorm.fit_many`), or a
             model with a ``training_task`` of its own.
         x_train: ``(n, d)`` rows: a tensor, an array or a data frame of numbers (or a tuple of
-            tensors, for conditional models).
+            tensors, for conditional models), or a :class:`~selfnorm.training.Source` of rows that
+            are not in memory.
         proposal: where the samples for ``Z`` come from. By default the model's base, with a
             heavy-tailed part (:class:`~selfnorm.Defensive`) where it is Gaussian. Any distribution;
             see :func:`~selfnorm.as_proposal`.
@@ -72,6 +75,7 @@ def fit(
             20 rows), ``None`` holds out none.
         fabric: a launched ``lightning_fabric.Fabric``: every rank calls ``fit`` with the same data
             (:func:`~selfnorm.fit_distributed`).
+        task: what a step minimises, a :class:`~selfnorm.training.Task` of one's own.
         task_options: passed to the model's own ``training_task``. An EBM takes
             ``log_norm_lr_scale``, the learning rate of its ``b`` in units of ``lr`` (10 by default:
             it must follow ``log Z`` as the energy moves), ``max_memory``, bytes (below 1: share
@@ -101,47 +105,54 @@ def fit(
     """
     if not isinstance(options, TrainingOptions | None):
         raise TypeError(f"options must be a selfnorm.TrainingOptions, got {options!r}")
-    how: dict[str, Any] = {
-        "proposal": proposal,
-        "objective": objective,
-        "n_samples": n_samples,
-        "task_options": task_options,
-    }
     share = val_data if isinstance(val_data, int | float) else None
-    if share is not None and not 0 <= share < 1:
-        raise DataError(f"val_data as a share of the rows must lie between 0 and 1, got {share}")
-    if fabric is not None or not isinstance(model, nn.Module):
-        if share not in (None, 0, SHARE):
-            raise DataError(
-                f"val_data are rows here, not a share of them ({share}): several models, and "
-                "several processes, hold out the same rows"
-            )
-        how["val_data"] = None if share is not None else val_data
+    if share is not None:
+        _check_share(share, model, fabric)
+    how: dict[str, Any] = {"proposal": proposal, "objective": objective}
+    how["task_options"] = task_options
     if not isinstance(model, nn.Module):
         if fabric is not None:
             raise TypeError("fabric is for one model; several are trained on one device")
-        return train_several(model, x_train, options=options, **how, **training)
+        rows = None if share is not None else val_data
+        how |= {"n_samples": n_samples, "val_data": rows, "options": options}
+        return train_several(model, x_train, **how, **training)
     options = (options or TrainingOptions()).given(**training)
-    if fabric is not None:
-        return train_distributed(model, x_train, fabric, options=options, **how)
-    task = make_task(model, caller="fit", **how)
-    if share not in (None, 0, SHARE) and not isinstance(model, EBM):
-        raise DataError(
-            f"a share of the rows is held out for an EBM alone: give val_data of a "
-            f"{type(model).__name__} as rows"
-        )
-    data, held_out = checked_tables(model, x_train, None if share is not None else val_data)
+    data, held_out = checked_data(model, x_train, None if share is not None else val_data)
     if isinstance(model, EBM):
-        if share is not None:
+        if share is not None and fabric is None and isinstance(data, tuple):
             with seeded(options.seed, data[0].device):
                 rows, spared = split_rows(data[0], share)
             data, held_out = (rows,), None if spared is None else (spared,)
         options = usual(options, judged=held_out is not None)
-    return run(task, data, val_data=held_out, options=options)
+    if fabric is None:
+        task = task or make_task(model, n_samples=n_samples, caller="fit", **how)
+        return run(task, data, val_data=held_out, options=options)
+    ranks = fabric if isinstance(fabric, Ranks) else Ranks(fabric)
+    n_samples = ranks.share_of(n_samples, model, data, options, **how)
+    task = task or make_task(model, n_samples=n_samples, caller="fit_distributed", **how)
+    return ranks.run(task, data, held_out, options)
+
+
+def _check_share(share: float, model: object, fabric: object) -> None:
+    """Refuse a share of the rows where rows are to be given."""
+    if not 0 <= share < 1:
+        raise DataError(f"val_data as a share of the rows must lie between 0 and 1, got {share}")
+    if share in (0, SHARE):
+        return
+    if fabric is not None or not isinstance(model, nn.Module):
+        raise DataError(
+            f"val_data are rows here, not a share of them ({share}): several models, and "
+            "several processes, hold out the same rows"
+        )
+    if not isinstance(model, EBM):
+        raise DataError(
+            f"a share of the rows is held out for an EBM alone: give val_data of a "
+            f"{type(model).__name__} as rows"
+        )
 
 
 def fit_many(
-    models: Sequence[EBM], x_train: Any, *, val_data: Any = None, **how: Any
+    models: Sequence[EBM], x_train: object, *, val_data: object = None, **how: Any
 ) -> list[History]:
     r"""Train ``K`` EBMs of the same shape together; each ends as after :func:`selfnorm.fit`.
 
@@ -181,7 +192,7 @@ def fit_many(
     return fit(_several(models), x_train, val_data=val_data, **how)
 
 
-def _several(models: Any) -> list[EBM]:
+def _several(models: Iterable[EBM]) -> list[EBM]:
     models = [] if isinstance(models, nn.Module) else list(models)
     if not models or not all(isinstance(model, EBM) for model in models):
         raise TypeError("fit_many needs a sequence of one or more selfnorm.EBM")
@@ -190,11 +201,12 @@ def _several(models: Any) -> list[EBM]:
 
 def fit_distributed(
     model: nn.Module,
-    x_train: Any,
+    x_train: object,
     *,
-    fabric: Any = None,
+    fabric: Fabric | None = None,
     n_accumulate: int = 1,
     samples: str = "per_rank",
+    val_data: object = None,
     **how: Any,
 ) -> History:
     """:func:`selfnorm.fit` over the ranks of a Fabric; call it on every rank, with the same data.
@@ -230,15 +242,5 @@ def fit_distributed(
     aborted at its exit, after all is done. Ctrl-C on any rank stops all of them at one and the same
     step, with the best state kept on each; a second one ends the rank at once.
     """
-    names = ("proposal", "objective", "n_samples", "val_data", "task_options")
-    of_task = {name: how.pop(name) for name in names if name in how}
-    options = how.pop("options", None) or TrainingOptions()
-    return train_distributed(
-        model,
-        x_train,
-        fabric or launched(),
-        options=options.given(**how),
-        n_accumulate=n_accumulate,
-        samples=samples,
-        **of_task,
-    )
+    ranks = Ranks(fabric or launched(), n_accumulate, samples)
+    return fit(model, x_train, val_data=val_data, fabric=ranks, **how)

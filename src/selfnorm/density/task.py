@@ -27,7 +27,7 @@ from selfnorm.distributions import (
     refuse_unreached,
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
-from selfnorm.training import Task, TrainingOptions, whole_number
+from selfnorm.training import Data, Source, Task, TrainingOptions, whole_number
 
 LOG_NORM_LR_SCALE = 10.0  # learning rate of b in units of that of the energy
 # Chosen on draws of the four 2-D sets other than those reported: long enough for a plain network,
@@ -35,8 +35,6 @@ LOG_NORM_LR_SCALE = 10.0  # learning rate of b in units of that of the energy
 _USUAL = {"lr": 5e-3, "ema": 0.998}
 _LENGTH = {"max_steps": 10_000, "max_epochs": 400}
 _PATIENCE = 15
-
-Parts = tuple[Any, ...]
 
 
 class DensityTask(Task):
@@ -47,7 +45,7 @@ class DensityTask(Task):
     def __init__(
         self,
         model: EBM,
-        proposal: Any,
+        proposal: object,
         *,
         objective: str | Objective = "snl",
         n_samples: int = 1024,
@@ -253,7 +251,7 @@ def usual(options: TrainingOptions, *, judged: bool) -> TrainingOptions:
 def make_task(
     model: nn.Module,
     *,
-    proposal: Any,
+    proposal: object,
     objective: str | Objective,
     n_samples: int,
     task_options: dict[str, Any] | None,
@@ -306,21 +304,25 @@ def checked_options(
     return {**defaults, **(given or {})}
 
 
-def checked_tables(model: nn.Module, x_train: Any, val_data: Any) -> tuple[Parts, Parts | None]:
-    """Training and held-out data as tuples; those of a density as one checked table each."""
-    data = x_train if isinstance(x_train, tuple) else (x_train,)
+def checked_data(
+    model: nn.Module, x_train: object, val_data: object
+) -> tuple[Data, tuple[Any, ...] | None]:
+    """Training and held-out data, a source or tuples; those of a density as one checked table."""
+    data = x_train if isinstance(x_train, tuple | Source) else (x_train,)
     held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
     if not isinstance(model, EBM):
         return data, held_out
-    rows = _one_table(data, "x_train", dtype=model.dtype)
-    if held_out is None:
-        return (rows,), None
-    return (rows,), (
-        _one_table(held_out, "val_data", width=rows.shape[1], minimum=1, dtype=model.dtype),
-    )
+    width = None
+    if isinstance(data, tuple):
+        data = (_one_table(data, "x_train", dtype=model.dtype),)
+        width = data[0].shape[1]
+    if held_out is not None:
+        checks = {"width": width, "minimum": 1, "dtype": model.dtype}
+        held_out = (_one_table(held_out, "val_data", **checks),)
+    return data, held_out
 
 
-def _one_table(data: Parts, name: str, **checks: Any) -> Tensor:
+def _one_table(data: tuple[Any, ...], name: str, **checks: Any) -> Tensor:
     """A density has one table: weights or labels beside it would be ignored in silence."""
     if len(data) != 1:
         raise DataError(
