@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from selfnorm.chain import TableChain, table
-from selfnorm.chain.table import Rows
+from selfnorm.chain import TableChain, layout
+from selfnorm.chain.layout import PackedRows
 from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
 
 SMALL = {"hidden": 16, "components": 3, "context": 4, "energy_hidden": 8, "embedding": 4}
@@ -50,18 +50,18 @@ def codes(sizes, n=200):
 
 
 @pytest.fixture(params=["", "lines", "ordered"])
-def told(request, monkeypatch):
-    """Options of chains whose factors are told from regressions, or by mixtures over levels."""
-    monkeypatch.setattr(table, "ORDERED_FROM", 2)
+def options(request, monkeypatch):
+    """Options of chains whose factors are relative to regressions, or by mixtures over levels."""
+    monkeypatch.setattr(layout, "ORDERED_FROM", 2)
     return {"": {}, "lines": {"lines": True, "conditioned": True}, "ordered": {"ordered": True}}[
         request.param
     ]
 
 
-def test_masses_of_all_rows_of_a_finite_table_add_to_one(told):
+def test_masses_of_all_rows_of_a_finite_table_add_to_one(options):
     sizes = (2, 3, 4)
-    model = shaken(*codes(sizes), **told)
-    assert model.scales.tolist() == ([1, 2] if "ordered" in told else [])
+    model = shaken(*codes(sizes), **options)
+    assert model.layout.ordered.tolist() == ([1, 2] if "ordered" in options else [])
     outcomes = [[*range(k), UNSEEN] for k in sizes]
     rows = torch.tensor(list(itertools.product(*outcomes)), dtype=torch.float64)
     packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
@@ -104,11 +104,11 @@ def test_conditionals_of_every_kind_add_to_one(lines):
     assert float(total) == pytest.approx(1, abs=1e-3)
 
 
-def test_samples_follow_the_masses(told):
+def test_samples_follow_the_masses(options):
     sizes = (2, 3)
     parts, x = codes(sizes)
     parts = [replace(part, unseen=1e-6) for part in parts]
-    model = shaken(parts, x, **told)
+    model = shaken(parts, x, **options)
     rows = torch.tensor(list(itertools.product(*map(range, sizes))), dtype=torch.float64)
     packed, _ = model.columns.pack(torch.stack([rows, torch.zeros_like(rows)], -1))
     expected = model.log_prob(packed).exp() * 20_000
@@ -161,24 +161,25 @@ def test_what_is_given_stays_and_gaps_are_filled():
     assert math.isfinite(float(model.log_prob(packed).sum()))
 
 
-def test_the_law_of_a_column_is_that_of_its_conditional(told):
+def test_the_density_of_a_column_is_that_of_its_conditional(options):
     parts, x = mixed(50)
-    model = shaken(parts, x, **told)
+    model = shaken(parts, x, **options)
     packed, _ = model.columns.pack(x)
     for part in range(3):
-        law = model.column_law(packed, part, n_nodes=256)
-        assert torch.allclose(torch.logsumexp(law.log_codes, -1), model.log_known[part], atol=1e-6)
+        density = model.column_density(packed, part, n_nodes=256)
+        log_sum, log_seen = torch.logsumexp(density.log_codes, -1), model.layout.log_seen[part]
+        assert torch.allclose(log_sum, log_seen, atol=1e-6)
         given = torch.arange(3) != part
         own = model.log_prob(packed, given, n_nodes=256)
         code = packed[:, part, 0].long()
-        found = law.log_codes.gather(1, code[:, None])[:, 0]
+        found = density.log_codes.gather(1, code[:, None])[:, 0]
         number = code == parts[part].n_codes
-        found = torch.where(number, found + (law.log_own if part else 0), found)
+        found = torch.where(number, found + (density.log_own if part else 0), found)
         plain = number | torch.tensor(part != 1)  # a point mass at a cell is both
         assert torch.allclose(own[plain], found[plain], atol=1e-3)
         if part:
             assert torch.allclose(
-                torch.logsumexp(law.log_weights, 0), torch.zeros(50).double(), atol=1e-6
+                torch.logsumexp(density.log_weights, 0), torch.zeros(50).double(), atol=1e-6
             )
 
 
@@ -195,29 +196,30 @@ def test_cells_that_were_drawn_are_not_learned_and_their_rows_not_masked():
     assert not torch.equal(masked, whole)
 
 
-def test_lines_tell_what_a_normal_law_does_given_any_columns():
+def test_lines_predict_as_a_normal_distribution_does_given_any_columns():
     parts, x = mixed()
     model = shaken(parts, x, lines=True, conditioned=True)
     x[::3, 0, 0] = GAP
     given = torch.rand(len(x), 3, generator=torch.Generator().manual_seed(0)) < 0.3
-    u, seen = model._in_lines(Rows.of(model.columns.pack(x)[0]))
-    law = model.lines_of(seen, given)
-    place, part = law.place(u), model.line_part
+    lines, rows = model.lines, PackedRows.of(model.columns.pack(x)[0])
+    u, seen = lines.standardised(rows, model.columns.log_share)
+    normal = lines.normal(seen, given)
+    mean, part = normal.mean(u), torch.cat([model.layout.numbers, lines.level_part])
     for r, i in itertools.product(range(2), range(12)):
-        free = torch.eye(len(part)) - model.slopes[r]
-        root = torch.linalg.solve(free, torch.diag(model.spread[r]))
+        free = torch.eye(len(part)) - lines.slopes[r]
+        root = torch.linalg.solve(free, torch.diag(lines.sd[r]))
         covariance, rank = root @ root.T, model.trunk.ranks[r, part]
         for k in torch.nonzero(~given[i, part]).flatten().tolist():
             known = seen[i] & (part != part[k]) & (given[i, part] | (rank < rank[k]))
             slope = torch.linalg.solve(covariance[known][:, known], covariance[known, k])
             expected = torch.stack([slope @ u[i, known], covariance[k, k]])
             expected[1] = (expected[1] - slope @ covariance[known, k]).sqrt()
-            found = torch.stack([place[r, i, k], law.spread[r, i, k]])
+            found = torch.stack([mean[r, i, k], normal.sd[r, i, k]])
             assert torch.allclose(found, expected, atol=1e-5)
-    model.spread[:, 1:] = 1e-20  # columns that repeat the first to the last digit
-    alone = model.lines_of(torch.ones_like(seen))
+    lines.sd[:, 1:] = 1e-20  # columns that repeat the first to the last digit
+    alone = lines.normal(torch.ones_like(seen))
     assert not alone.before.any()
-    assert bool(alone.place(u).isfinite().all())
+    assert bool(alone.mean(u).isfinite().all())
 
 
 def test_numbers_are_drawn_within_the_range_that_was_seen():
@@ -262,5 +264,5 @@ def test_a_part_of_one_value_keeps_its_code_and_leaves_room_for_others():
     outcomes = [[(a, 0), (b, 0)] for a in (0, UNSEEN) for b in (0, 1, 2, UNSEEN)]
     packed = model.columns.pack(torch.tensor(outcomes).double())[0]
     assert float(model.log_prob(packed).exp().sum()) == pytest.approx(1, abs=1e-6)
-    law = model.column_law(model.columns.pack(x[:2])[0], 0)
-    assert law.log_codes.exp().flatten().tolist() == pytest.approx([0.99, 0.99])
+    density = model.column_density(model.columns.pack(x[:2])[0], 0)
+    assert density.log_codes.exp().flatten().tolist() == pytest.approx([0.99, 0.99])

@@ -3,14 +3,14 @@
 from selfnorm.chain.bounds import N_NODES, row_bounds
 from selfnorm.chain.defaults import FEWEST_IN_FOLDS, FOLDED_BELOW, default_options, table_options
 from selfnorm.chain.model import AutoregressiveEBM, Factors
-from selfnorm.chain.table import ColumnLaw, TableChain
+from selfnorm.chain.table import ColumnDensity, TableChain
 
 __all__ = [
     "FEWEST_IN_FOLDS",
     "FOLDED_BELOW",
     "N_NODES",
     "AutoregressiveEBM",
-    "ColumnLaw",
+    "ColumnDensity",
     "Factors",
     "TableChain",
     "default_options",

@@ -150,6 +150,16 @@ def orderings_of(orderings: int | Sequence[Sequence[int]], dim: int) -> Tensor:
     return ranks
 
 
+def outputs_at(head: ChainLinear, features: Tensor, index: Tensor) -> Tensor:
+    """``(R, N, K)``: the outputs ``index (R, K)`` of a head, others in each order."""
+    assert head.bias is not None
+    order = torch.arange(len(index), device=index.device).unsqueeze(1)
+    weight, bias = head.weight[order, index], head.bias[order, index]
+    if head.mask is not None:
+        weight = weight * head.mask[order, index]
+    return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+
+
 class Chain(nn.Module, ABC):
     """What chains of one-dimensional EBMs share: factors of numbers, training, bounds."""
 
@@ -160,6 +170,7 @@ class Chain(nn.Module, ABC):
     dim: int
     context_drop: float = 0.0
     has_cells = False  # of numbers that are integrated over a cell
+    asks_host = False  # in a step, which cannot be captured then
 
     @property
     def n_orderings(self) -> int:
@@ -267,7 +278,7 @@ class Chain(nn.Module, ABC):
         del batch, n_samples
         return None
 
-    def factors_of(self, features: Tensor, line: tuple[Tensor, Tensor] | None = None) -> Factors:
+    def factors_of(self, features: Tensor, line: tuple[Tensor, ...] | None = None) -> Factors:
         """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
 
         ``line``: place and scale ``(R, N, dim)`` that proposals are relative to.
@@ -406,42 +417,32 @@ class Chain(nn.Module, ABC):
         spread[places] = rows
         return spread.unflatten(0, (stack, per_order))
 
-    def _number_heads(self) -> list[tuple[Tensor, Tensor]]:
-        """Weights and biases of mixtures and contexts by number, ``(R, D, out, hidden)``."""
-        heads = []
-        sizes = 3 * self.n_components, self.n_context
-        for head, size in zip((self.mixture_head, self.context_head), sizes, strict=True):
-            assert head.bias is not None
-            shape = self.n_numbers, size
-            heads.append(
-                (head.effective_weight().unflatten(1, shape), head.bias.unflatten(1, shape))
-            )
-        return heads
-
-    def _draw_number(
+    def draw_number(
         self,
         features: Tensor,
-        heads: Sequence[tuple[Tensor, Tensor]],
         which: Tensor,
         n_candidates: int,
-        line: tuple[Tensor, Tensor] | None = None,
+        line: tuple[Tensor, ...] | None = None,
         rounded: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """``(R, N)``: a value of number ``which[r]`` in order ``r``, by importance resampling."""
+        """``(R, N)``: a value of number ``which[r]`` in order ``r``, by importance resampling.
+
+        ``line``: place and scale ``(R, N)`` that proposals are relative to.
+        """
         stack, n = features.shape[:2]
-        chain = torch.arange(stack, device=features.device)
         raw, context = (
-            torch.baddbmm(
-                bias[chain, which].unsqueeze(1), features, weight[chain, which].transpose(1, 2)
-            ).unsqueeze(2)
-            for weight, bias in heads
+            outputs_at(head, features, which.unsqueeze(1) * size + which.new_tensor(range(size)))
+            for head, size in (
+                (self.mixture_head, 3 * self.n_components),
+                (self.context_head, self.n_context),
+            )
         )
-        proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
+        proposal = Mixture1d.from_raw(raw.unsqueeze(2), self.n_components, family=self.family)
         if line is not None:
             proposal = proposal.moved(*(t.unsqueeze(-1) for t in line))
         y = proposal.sample(n_candidates)  # (S, R, N, 1)
         y = y if rounded is None else rounded(y)
-        log_w = self.energy(y, self._described(proposal, proposal, context))
+        log_w = self.energy(y, self._described(proposal, proposal, context.unsqueeze(2)))
         weights = torch.softmax(log_w, 0).flatten(1).T
         pick = torch.multinomial(weights, 1).T.reshape(1, stack, n, 1)
         return torch.gather(y, 0, pick)[0, :, :, 0]
@@ -709,8 +710,7 @@ class AutoregressiveEBM(Chain):
 
     def _fill(self, z: Tensor, condition: Tensor | None, n_candidates: int) -> None:
         """Draw the columns of ``z`` ``(R, N, dim)`` in place, in each chain's own order."""
-        heads = self._number_heads()
         for column in self.trunk.ranks.argsort(1).T:  # (R,): that at one place of each order
             features = self.trunk(self.columns.encode(z).flatten(-2), condition)
-            value = self._draw_number(features, heads, column, n_candidates)
+            value = self.draw_number(features, column, n_candidates)
             z.scatter_(2, column.view(-1, 1, 1).expand(-1, z.shape[1], 1), value.unsqueeze(-1))

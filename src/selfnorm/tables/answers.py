@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import on_cpu, seeded
-from selfnorm.chain import ColumnLaw, TableChain
+from selfnorm.chain import ColumnDensity, TableChain
 from selfnorm.columns import GAP, UNSEEN, CodedColumns
 
 FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
@@ -51,7 +51,7 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
         learned = normalizer == "learned"
         terms = model.at_rows(model.check(packed[rows]), exact=not learned)
         log_z = (model.log_norm if learned else model.quadrature)(terms.factors)
-        found.append(terms.log_q.index_add(-1, model.numbers, terms.minus_energy - log_z))
+        found.append(terms.log_q.index_add(-1, model.layout.numbers, terms.minus_energy - log_z))
     return torch.cat(found, 1)
 
 
@@ -70,8 +70,8 @@ def consistency(
     orders ``r``. ``mixed`` makes log-densities ``(n,)`` of the chain those of a mixture it is in.
     """
     with seeded(seed), on_cpu():
-        chosen = torch.rand(len(packed), model.n_columns) < 0.5
-        given = chosen[:, model.column_of]
+        chosen = torch.rand(len(packed), model.layout.n_columns) < 0.5
+        given = chosen[:, model.layout.column]
         whole = shares(model, packed).sum(-1)
         code = packed[..., 0].where(given, float(GAP))
         alone = torch.cat([code.unsqueeze(-1), packed[..., 1:]], -1)
@@ -93,7 +93,7 @@ def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
     asked = (packed[..., 0] != GAP) & ~given
     out = torch.zeros(len(packed)).to(packed)
     sizes = model.columns.n_codes.tolist()
-    numbers = set(model.numbers.tolist())
+    numbers = set(model.layout.numbers.tolist())
     small_table = not numbers and math.prod(sizes) <= MAX_ROWS
     for pattern in torch.unique(asked, dim=0):
         rows = (asked == pattern).all(-1)
@@ -109,7 +109,8 @@ def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
         alone = packed[rows].clone()
         alone[:, parts] = 0.0
         alone, place = torch.unique(alone, dim=0, return_inverse=True)
-        known = model.log_known[parts].sum().to(packed)  # the rest is reserved for the never seen
+        # the rest is reserved for the never seen
+        known = model.layout.log_seen[parts].sum().to(packed)
         log_sum = []
         for some in alone.split(max(1, 8192 // completions)):
             every = some.repeat_interleave(completions, 0)
@@ -120,12 +121,12 @@ def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
     return out
 
 
-def laws(model: TableChain, packed: Tensor, part: int) -> Iterator[tuple[slice, ColumnLaw]]:
+def laws(model: TableChain, packed: Tensor, part: int) -> Iterator[tuple[slice, ColumnDensity]]:
     """``p(x_j | all other columns)`` of one part, block by block of the rows."""
     for start in range(0, len(packed), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         with on_cpu():
-            law = model.column_law(packed[rows], part)
+            law = model.column_density(packed[rows], part)
         yield rows, law
 
 
@@ -154,7 +155,7 @@ def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.
     which = torch.tensor([part])
     out = np.full(len(packed), np.nan)
     for rows, found in laws(few, packed, part):
-        law = ColumnLaw(*(each.double() for each in found))
+        law = ColumnDensity(*(each.double() for each in found))
         code = packed[rows, part, 0].long()
 
         def log_mass(z: Tensor, log_density: Tensor, log_number: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.
             z = packed[rows, part, 1].unsqueeze(0)
             own_number = log_mass(z, law.log_own.unsqueeze(0), log_number)[0]
             own = torch.where(code == n_codes, own_number, own)
-        never = model.log_unseen[part].to(own)
+        never = model.layout.log_unseen[part].to(own)
         own = torch.where(code == UNSEEN, never, own)
         least = own.unsqueeze(-1) + 1e-9
         total = log_codes.exp().where(log_codes <= least, 0.0).sum(-1)

@@ -929,7 +929,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         rows = torch.zeros(MARGINAL_PLACES // n_codes, len(mask), 2, dtype=torch.float64)
         rows[..., 0] = GAP
         log_p = self._completed(torch.from_numpy(self._drawn(rows, 0)), places, codes)
-        known = self._chain().log_known[places].sum()  # the rest is reserved for the never seen
+        # the rest is reserved for the never seen
+        known = self._chain().layout.log_seen[places].sum()
         shares = (log_p - torch.logsumexp(log_p, 1, keepdim=True)).exp().mean(0)
         return codes.double(), shares.log() + known
 

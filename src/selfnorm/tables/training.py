@@ -507,7 +507,7 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _
     """
     if math.isinf(clock.total):
         return _Closing()
-    few = packed[:16].to(chain.places)
+    few = packed[:16].to(chain.quantiles)
     answers.shares(chain, few)
     began = time.perf_counter()
     answers.shares(chain, few)
@@ -559,7 +559,7 @@ def _judge(
             others = members.columns_of(parts, x[folds != fold], straight=False)
         for some in here.split(ROWS_PER_LOOK):
             packed, slope = columns.pack(x[some])
-            of_orders = answers.shares(law, packed.to(law.places)).sum(-1)
+            of_orders = answers.shares(law, packed.to(law.quantiles)).sum(-1)
             log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
             log_p = log_p + slope.sum(-1)
             if others is not columns:
