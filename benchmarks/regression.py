@@ -24,7 +24,7 @@ from measuring import Stopwatch, peer
 from selfnorm import EnergyRegressor
 from selfnorm.columns import label_step
 from selfnorm.evaluation.calibration import central_coverage
-from selfnorm.paper.report import Table, markdown_table
+from selfnorm.paper.report import ResultTable, markdown_table
 from selfnorm.tables import RegressorNetwork
 
 SPLITS = {"protein": 3, "naval": 3, "kin8nm": 3}
@@ -46,7 +46,9 @@ def judge(model: EnergyRegressor, X: np.ndarray, y: np.ndarray) -> dict[str, Any
     return row
 
 
-def ours(table: Table, keys: dict[str, Any], parts: tuple[np.ndarray, ...], seed: int) -> None:
+def ours(
+    table: ResultTable, keys: dict[str, Any], parts: tuple[np.ndarray, ...], seed: int
+) -> None:
     X, y, X_test, y_test = parts
     clock = Stopwatch()
     model = EnergyRegressor(random_state=seed).fit(X, y)
@@ -103,8 +105,8 @@ def ngboost(parts: tuple[np.ndarray, ...], seed: int, *, early: bool) -> dict[st
     return row
 
 
-def run(data_dir: Path, out: Path, names: list[str], models: list[str], splits: int) -> Table:
-    table = Table("regression", "default", out)
+def run(data_dir: Path, out: Path, names: list[str], models: list[str], splits: int) -> ResultTable:
+    table = ResultTable("regression", "default", out)
     loaded = {name: uci_regression.load(name, data_dir) for name in names}
     for index in range(splits):  # split by split: an interrupted run covers every set
         for name, data in loaded.items():
@@ -133,7 +135,7 @@ def run(data_dir: Path, out: Path, names: list[str], models: list[str], splits: 
     return table
 
 
-def summary(table: Table) -> str:
+def summary(table: ResultTable) -> str:
     """Means over splits with standard errors, one row per set and measure."""
     grouped = table.groups("dataset", "model")
     names = [n for n in ORDER if any(k[0] == n for k in grouped)]

@@ -5,13 +5,13 @@ without MCMC; every number comes with a lower and an upper bound.
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 __version__ = "0.1.0"  # also written into every model folder
 
-# Rooms are entered when a name of theirs is first asked for: torch alone takes two seconds.
+# A folder is imported when a name of it is first used: torch alone takes two seconds.
 # The same names stand in __init__.pyi, for type checkers and editors.
 _NAMES = {
     "chain": "AutoregressiveEBM",
@@ -30,22 +30,22 @@ _NAMES = {
     "training": "Checkpoint History TrainingOptions",
     "vae": "EnergyVAE add_energy_prior",
 }
-_PLACES = {name: room for room, names in _NAMES.items() for name in names.split()}
-_ROOMS = {*_NAMES, "functional", "sampling"}
+_PLACES = {name: folder for folder, names in _NAMES.items() for name in names.split()}
+_FOLDERS = {*_NAMES, "functional", "sampling"}
 
 __all__ = sorted([*_PLACES, "functional"])
 
 
-def __getattr__(name: str) -> Any:
-    """A name of the library, or a room of it (PEP 562)."""
+def __getattr__(name: str) -> object:
+    """A name of the library, or a folder of it (PEP 562)."""
     if name in _PLACES:
-        found = getattr(import_module(f"selfnorm.{_PLACES[name]}"), name)
-    elif name in _ROOMS:
-        found = import_module(f"selfnorm.{name}")
+        value = getattr(import_module(f"selfnorm.{_PLACES[name]}"), name)
+    elif name in _FOLDERS:
+        value = import_module(f"selfnorm.{name}")
     else:
         raise AttributeError(f"module 'selfnorm' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
@@ -53,15 +53,15 @@ def __dir__() -> list[str]:
 
 
 class _Door(ModuleType):
-    """The package: importing the room ``evidence`` does not put it before its function.
+    """The package: an import of the folder ``evidence`` does not replace the function.
 
     It is pickled by its name, as other modules are by ``cloudpickle``.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
         return import_module, (self.__name__,)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name != "evidence" or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 

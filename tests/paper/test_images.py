@@ -25,7 +25,7 @@ from selfnorm.paper.images import (
     paired,
     standard_error,
 )
-from selfnorm.paper.report import Table
+from selfnorm.paper.report import ResultTable
 from selfnorm.paper.runner import Settings
 from tests.datasets import image_files as files
 
@@ -136,9 +136,9 @@ def test_comparisons_outlive_the_scores(table, tmp_path):
     found = comparisons(table)
     for name in ("images.json", "comparisons.json"):
         (tmp_path / name).write_text((table.directory / name).read_text())
-    assert comparisons(Table("images", "best", tmp_path)) == found
+    assert comparisons(ResultTable("images", "best", tmp_path)) == found
     (tmp_path / "comparisons.json").unlink()
-    assert comparisons(Table("images", "best", tmp_path)) == []
+    assert comparisons(ResultTable("images", "best", tmp_path)) == []
 
 
 def test_diverged_rows_are_named_and_not_compared(table, tmp_path):
@@ -147,7 +147,7 @@ def test_diverged_rows_are_named_and_not_compared(table, tmp_path):
     for row in rows["rows"]:
         row["diverged"] = (row["dataset"], row["objective"], row["seed"]) == ("utkface", "mdn", 1)
     (tmp_path / "copy" / "images.json").write_text(json.dumps(rows))
-    other = Table("images", "best", tmp_path / "copy")
+    other = ResultTable("images", "best", tmp_path / "copy")
     found = {(c["dataset"], c["objective"]): c for c in comparisons(other) if c["choice"] == "best"}
     assert found["utkface", "mdn"]["seeds"] == 1
     assert found["driving", "mdn"]["seeds"] == 2

@@ -8,7 +8,7 @@ import torch
 from selfnorm.errors import SelfnormWarning
 from selfnorm.paper import mnist as table_of_mnist
 from selfnorm.paper.mnist import MODELS, gains, rows, write_page
-from selfnorm.paper.report import Table
+from selfnorm.paper.report import ResultTable
 from selfnorm.training import lr_factor
 from selfnorm.vae import ConvEncoder
 from tests.datasets.image_files import write_digits
@@ -57,11 +57,8 @@ def test_the_table_is_written_and_resumed(data, tmp_path):
     after = json.loads((tmp_path / "mnist.json").read_text())["rows"]
     assert after[:3] == before
     assert after[3]["model"] == "vae_mog"
-    one = {**options, "seeds": 1, "models": ("vae",), "ngf": 2}
-    table_of_mnist.run(**one)
-    other = table_of_mnist.run(**one, fit={"lr": 1e-5}).rows
-    assert [row["ngf"] for row in other] == [16, 16, 16, 16, 2, 2]  # another size, another row
-    assert other[4]["elbo"] != other[5]["elbo"]  # and so are other options
+    other = table_of_mnist.run(**options, seeds=1, models=("vae",), ngf=2).rows
+    assert [row["ngf"] for row in other] == [16, 16, 16, 16, 2]  # another size, another row
 
 
 def test_the_paper_recipe_is_the_papers():
@@ -144,7 +141,9 @@ TOLD = [
 
 
 def page(rows, folder):
-    return write_page(Table("mnist", "best", folder, command="command", rows=rows)).read_text()
+    return write_page(
+        ResultTable("mnist", "best", folder, command="command", rows=rows)
+    ).read_text()
 
 
 def cells(text, name):

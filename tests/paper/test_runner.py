@@ -9,7 +9,7 @@ import pytest
 
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.paper import images, mnist, toy1d, toy2d, uci
-from selfnorm.paper.report import Table
+from selfnorm.paper.report import ResultTable
 from selfnorm.paper.runner import run_side_by_side
 from tests.paper.tiny_table import Job, begun, fill, gone, work
 
@@ -80,10 +80,10 @@ def test_what_a_table_does_not_have_is_refused_before_anything_is_written(
 
 CALL = """
 import sys
-from selfnorm.paper.report import Table
+from selfnorm.paper.report import ResultTable
 from tests.paper.tiny_table import fill
 if __name__ == "__main__":
-    fill(Table("rows", "tiny", sys.argv[1]), ["forever", "SIGKILL"], 2)
+    fill(ResultTable("rows", "tiny", sys.argv[1]), ["forever", "SIGKILL"], 2)
 """
 
 
@@ -94,7 +94,7 @@ def test_killed_in_the_middle_nobody_is_left_and_nothing_is_done_twice(tmp_path,
     environment = {**os.environ, "PYTHONPATH": path}
     ended = subprocess.run([sys.executable, script, tmp_path], env=environment, check=False)
     assert ended.returncode == -signal.SIGKILL
-    table = Table("rows", "tiny", tmp_path)
+    table = ResultTable("rows", "tiny", tmp_path)
     assert sorted(row["k"] for row in table.rows) == [0, 1]
     assert all(gone(int(pid)) for pids in begun(tmp_path).values() for pid in pids)
     fill(table, ["", ""], 1)

@@ -8,7 +8,7 @@ import pytest
 import selfnorm as sn
 from selfnorm.errors import SelfnormError
 from selfnorm.paper import toy2d
-from selfnorm.paper.report import Table
+from selfnorm.paper.report import ResultTable
 
 CONTRACT = {"dataset", "objective", "base", "proposal", "exact", "limit", "log_norm"}
 CONTRACT |= {"log_norm_exact", "seed", "seconds", "lower", "upper", "ess", "pareto_k", "diverged"}
@@ -56,12 +56,12 @@ def test_best_recipe_row(tmp_path, short_runs):
 
 
 def test_other_recipe_in_the_same_place_is_refused(tmp_path):
-    Table("toy2d", "paper", tmp_path).add({"seed": 0})
+    ResultTable("toy2d", "paper", tmp_path).add({"seed": 0})
     with pytest.raises(SelfnormError, match="another --out"):
         toy2d.run(recipe="best", out=tmp_path)
     (tmp_path / "toy2d.json").write_text("{broken")
     with pytest.raises(SelfnormError, match="not a result file"):
-        Table("toy2d", "paper", tmp_path)
+        ResultTable("toy2d", "paper", tmp_path)
 
 
 def test_a_run_cut_short_is_no_row(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfnorm.errors import DataError
-from selfnorm.paper.report import Table
+from selfnorm.paper.report import ResultTable
 from selfnorm.paper.runner import run_side_by_side
 
 
@@ -24,7 +24,7 @@ class Seed:
 
 def run(*, recipe, out, seeds=None, fail_at=None, stop_at=None, **_):
     """One row a seed; for the tests, one fails, or is interrupted."""
-    table = Table("tiny", recipe, Path(out))
+    table = ResultTable("tiny", recipe, Path(out))
     seeds = seeds or {"a": 3, "b": 2}[recipe]
     table.directory.mkdir(parents=True, exist_ok=True)
     for seed in (run.seed for run in table.missing([Seed(seed) for seed in range(seeds)])):
@@ -77,7 +77,7 @@ def work(job):
     if job.mode == "slow":
         time.sleep(0.3)
     if job.mode.startswith("SIG"):
-        while len(Table("rows", "tiny", job.folder).rows) < 2:
+        while len(ResultTable("rows", "tiny", job.folder).rows) < 2:
             time.sleep(0.05)
         os.kill(os.getppid(), signal.Signals[job.mode])
     if job.mode == "forever" or job.mode.startswith("SIG"):

@@ -6,12 +6,14 @@ Files are read in their official formats from ``--data-dir``, else ``$SELFNORM_D
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from selfnorm.errors import MissingDataError
+from selfnorm.errors import DataError, MissingDataError
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class DataFile:
 
 
 _CCGAN = "github.com/UBCDingXin/improved_CcGAN (dataset folder)"
-KNOWN_FILES: tuple[DataFile, ...] = (
+FILES: tuple[DataFile, ...] = (
     DataFile(
         "power",
         ("power/data.npy", "power/household_power_consumption.txt"),
@@ -90,17 +92,17 @@ def data_directory(given: str | Path | None = None) -> Path:
 
 
 def find_set(name: str, given: str | Path | None = None) -> list[Path]:
-    """The files of a known data set, or an error that says where to get the one that is missing.
+    """The files of a data set, or an error that says where to get the one that is missing.
 
     Example:
         >>> find_set("power", "/nonexistent")
         Traceback (most recent call last):
         selfnorm.errors.MissingDataError: data file not found: looked for ...power/data.npy or ...
     """
-    known = next(entry for entry in KNOWN_FILES if entry.name == name)
+    entry = next(entry for entry in FILES if entry.name == name)
     return [
-        find_file([path.replace("train", part) for path in known.paths], given, known.source)
-        for part in known.parts
+        find_file([path.replace("train", part) for path in entry.paths], given, entry.source)
+        for part in entry.parts
     ]
 
 
@@ -125,8 +127,16 @@ def listing(given: str | Path | None = None) -> list[str]:
     """Lines for ``selfnorm datasets``: built-in sets, then files found and missing."""
     directory = data_directory(given)
     lines = ["built in: " + ", ".join(BUILT_IN), f"data directory: {directory}"]
-    for entry in KNOWN_FILES:
-        here = [p for p in entry.paths if (directory / p).exists()]
-        state = f"found    {here[0]}" if here else f"missing  {' or '.join(entry.paths)}"
+    for entry in FILES:
+        present = [p for p in entry.paths if (directory / p).exists()]
+        state = f"found    {present[0]}" if present else f"missing  {' or '.join(entry.paths)}"
         lines.append(f"  {entry.name:<15} {state}   ({entry.source})")
     return lines
+
+
+def optional(module: str, package: str, extra: str = "data") -> ModuleType:
+    """A module that a reader of files needs, or an error that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DataError(f"this file needs {package}: pip install 'selfnorm[{extra}]'") from None

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib
 import io
 import re
 import zipfile
@@ -26,13 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.datasets.directory import find_set
+from selfnorm.datasets.directory import find_set, optional
 from selfnorm.errors import DataError
 from selfnorm.images import Augmentation
 
@@ -307,7 +305,7 @@ class ImageFolder:
 
     def image(self, name: str) -> np.ndarray:
         """The jpg or png of that name, ``(h, w, 3)`` bytes."""
-        pillow, content = _optional("PIL.Image", "pillow"), io.BytesIO(self.read(name))
+        pillow, content = optional("PIL.Image", "pillow"), io.BytesIO(self.read(name))
         try:
             with pillow.open(content) as image:
                 return np.asarray(image.convert("RGB"))
@@ -315,16 +313,9 @@ class ImageFolder:
             raise DataError(f"{self.shown(name)} is not a readable image: {error}") from error
 
 
-def _optional(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise DataError(f"reading images needs {package}: pip install 'selfnorm[data]'") from None
-
-
 def read_arrays(path: Path, *keys: str) -> list[np.ndarray]:
     """Arrays of an h5 or npz file by their names; nothing in it is ever unpickled."""
-    h5py = _optional("h5py", "h5py") if path.suffix == ".h5" else None
+    h5py = optional("h5py", "h5py") if path.suffix == ".h5" else None
     try:
         with h5py.File(path, "r") if h5py else np.load(path, allow_pickle=False) as file:
             held = sorted(file)

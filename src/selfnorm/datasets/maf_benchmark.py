@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.datasets.directory import find_set
-from selfnorm.errors import DataError, SelfnormError
+from selfnorm.datasets.directory import find_set, optional
+from selfnorm.errors import DataError
 
 TRUST = "SELFNORM_TRUST_PICKLE"  # set to 1, this variable allows pickles to be read
 
@@ -67,8 +67,8 @@ def split_by_order(data: np.ndarray) -> Arrays:
 
 def scale_by_train_and_val(parts: Arrays) -> Arrays:
     """Zero mean and unit deviation over train and validation together."""
-    known = np.vstack(parts[:2])
-    mean, sd = known.mean(0), known.std(0)
+    rows = np.vstack(parts[:2])
+    mean, sd = rows.mean(0), rows.std(0)
     return tuple((a - mean) / sd for a in parts)  # type: ignore[return-value]
 
 
@@ -116,13 +116,8 @@ def _gas(path: Path) -> Arrays:
             )
         path = path.with_suffix(".txt")
     if path.suffix == ".pickle":
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise SelfnormError(
-                f"{path.name} is a pandas pickle: install pandas, or use ethylene_CO.txt"
-            ) from error
-        data = pd.read_pickle(path).drop(columns=["Time", "Meth", "Eth"]).to_numpy(np.float64)
+        pandas = optional("pandas", "pandas (or use ethylene_CO.txt)", "frames")
+        data = pandas.read_pickle(path).drop(columns=["Time", "Meth", "Eth"]).to_numpy(np.float64)
     else:
         data = np.loadtxt(path, skiprows=1)[:, 3:]  # without the time and two concentrations
     while True:  # drop the first column that correlates above 0.98 with another, then look again
@@ -169,13 +164,7 @@ def _miniboone(path: Path) -> Arrays:
 
 
 def _bsds300(path: Path) -> Arrays:
-    try:
-        import h5py
-    except ImportError as error:
-        raise SelfnormError(
-            "BSDS300.hdf5 needs h5py: install it with `pip install selfnorm[data]`"
-        ) from error
-    with h5py.File(path, "r") as file:
+    with optional("h5py", "h5py").File(path, "r") as file:
         missing = [key for key in ("train", "validation", "test") if key not in file]
         if missing:
             raise DataError(f"{path} lacks {missing}: it is not the benchmark's file")

@@ -18,8 +18,9 @@ def commit(tree: Path = Path(__file__).parent) -> str:
 
     def git(*words: str) -> str:
         try:
-            asked = ["git", "-C", str(tree), *words]
-            return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+            command = ["git", "-C", str(tree), *words]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            return done.stdout.strip()
         except OSError:  # no git here
             return ""
 

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from selfnorm.errors import MissingDataError, SelfnormError
-from selfnorm.paper.report import Table, hardware, markdown_table
+from selfnorm.paper.report import ResultTable, Row, hardware, markdown_table
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class Piece:
         """Folder of the result files below ``--out``."""
         return f"{self.table}/{self.recipe}"
 
-    def so_far(self, directory: Path) -> Table:
+    def so_far(self, directory: Path) -> ResultTable:
         """What its result file below this directory holds."""
-        return Table(self.table, self.recipe, directory / self.name)
+        return ResultTable(self.table, self.recipe, directory / self.name)
 
 
 # Quick ones first: whoever stops early has the most tables.
@@ -75,9 +74,9 @@ def chosen(names: Sequence[str] | None, pieces: Sequence[Piece] = PIECES) -> tup
     """
     if not names:
         return tuple(piece for piece in pieces if not piece.long)
-    known = {piece.name for piece in pieces} | {piece.table for piece in pieces}
+    choices = {piece.name for piece in pieces} | {piece.table for piece in pieces}
     for name in names:
-        if name not in known:
+        if name not in choices:
             listed = ", ".join(piece.name for piece in pieces)
             raise SelfnormError(f"there is no piece {name!r}; choose from {listed}")
     return tuple(p for p in pieces if p.name in names or (p.table in names and not p.long))
@@ -93,7 +92,7 @@ def run(
     jobs: int | None = None,
     pieces: Sequence[Piece] = PIECES,
     only: Sequence[str] | None = None,
-    options: Mapping[str, dict[str, Any]] | None = None,
+    options: Mapping[str, Row] | None = None,
 ) -> Path:
     """Run what is missing of every piece, and write ``all.md`` into ``out``.
 
@@ -118,7 +117,7 @@ def run(
     Raises:
         SelfnormError: a piece failed; raised when all others have had their turn.
     """
-    directory, asked = Path(out), chosen(only, pieces)
+    directory, wanted = Path(out), chosen(only, pieces)
     if jobs is None:
         # A process on a GPU keeps a processor core busy; half the cores are left to others.
         on_gpu = torch.device(device).type == "cuda"
@@ -134,8 +133,8 @@ def run(
 
     def write() -> Path:
         # Pieces of earlier calls stay on the page.
-        others = [p for p in pieces if p not in asked and p.so_far(directory).rows]
-        text = _page(directory, (*asked, *others), outcomes, device)
+        others = [p for p in pieces if p not in wanted and p.so_far(directory).rows]
+        text = _page(directory, (*wanted, *others), outcomes, device)
         directory.mkdir(parents=True, exist_ok=True)
         part = directory / "all.md.part"
         part.write_text(text)
@@ -143,7 +142,7 @@ def run(
 
     write()
     try:
-        for piece in asked:
+        for piece in wanted:
             tell(piece, "begins")
             own = {**common, **(options or {}).get(piece.table, {})}
             outcomes[piece.name] = _run_piece(piece, out=directory / piece.name, **own)
@@ -165,17 +164,17 @@ class _Outcome:
     note: str = ""
 
 
-def _run_piece(piece: Piece, **options: Any) -> _Outcome:
-    """Run what is missing of a piece; what goes wrong is told in the outcome, not raised."""
+def _run_piece(piece: Piece, **options: object) -> _Outcome:
+    """Run what is missing of a piece; what goes wrong is in the outcome, not raised."""
     module = import_module(piece.module or f"selfnorm.paper.{piece.table}")
     try:
-        table: Table = module.run(recipe=piece.recipe, **options)
+        table: ResultTable = module.run(recipe=piece.recipe, **options)
     except MissingDataError as error:
         return _Outcome("no data", str(error))
     except (SelfnormError, ValueError, RuntimeError, OSError) as error:
         traceback.print_exc()
         return _Outcome("failed", (str(error).strip() or type(error).__name__).splitlines()[0])
-    if table.asked == 0 and not table.rows:
+    if table.planned == 0 and not table.rows:
         return _Outcome("no data", "none of its files found")
     return _Outcome("done")
 
@@ -188,7 +187,7 @@ def _page(
     for piece in pieces:
         table, outcome = piece.so_far(directory), outcomes.get(piece.name, _Outcome())
         state = "partly done" if table.rows else "missing"
-        if table.asked and len(table.rows) >= table.asked:
+        if table.planned and len(table.rows) >= table.planned:
             state = "complete"
         if outcome.state in ("failed", "no data"):
             state = outcome.state if state == "missing" else f"{state}, {outcome.state}"

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from selfnorm.datasets import images
 from selfnorm.errors import MissingDataError
@@ -39,17 +40,19 @@ from selfnorm.images import (
     dequantised,
 )
 from selfnorm.paper.report import (
-    Table,
+    Planned,
+    ResultTable,
+    Row,
     bounds_columns,
     check_choices,
-    found_sets,
     history_columns,
     markdown_table,
     mean_sd,
     paper_numbers,
     paper_value,
+    sets_with_files,
 )
-from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short
 from selfnorm.plotting import density_panels, plot_panels, plot_reliability
 
 Method = tuple[str, str]  # objective and proposal
@@ -76,7 +79,7 @@ _NAMES = {
     "l2": "L2",
 }
 
-_PAPER: dict[str, Any] = {
+_PAPER: Row = {
     "energy": EnergyHead("paper", base=None, share_gradient=False, proposal_loss="both"),
     "options": replace(
         IMAGE_OPTIONS, weight_decay=0.0, optimizer="adam", schedule="constant", ema=None
@@ -90,19 +93,19 @@ _PAPER: dict[str, Any] = {
 # ten looks without a better one end a run, but for the cells, whose scores go up and down.
 _OFTEN = replace(IMAGE_OPTIONS, validate_every=50)
 _TEN_LOOKS = replace(_OFTEN, patience=10)
-_BEST: dict[str, dict[str, Any]] = {
+_BEST: dict[str, Row] = {
     "utkface": {"max_epochs": 40, "dropout": 0.3, "options": _TEN_LOOKS},
     "cells": {"max_epochs": 36, "dropout": 0.3, "options": _OFTEN},
     "driving": {"max_epochs": 70, "dropout": 0.3, "options": _TEN_LOOKS},
 }
-# The laws of the counts are sharp, and a learned b lagged behind them: one anchor for each count.
-# By validation anchors bring nothing for ages, and ranking NCE does not use b.
+# The distributions of the counts are sharp, and a learned b lagged behind them: one anchor for
+# each count. By validation anchors bring nothing for ages, and ranking NCE does not use b.
 _ANCHORS = {("cells", "uniform"): 51}
 _LEARN_B = ("snl", "nce")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Planned):
     """One run before it is run; the densities of one row of a set are ``drawn``."""
 
     dataset: str
@@ -112,11 +115,11 @@ class Config:
     seed: int
     settings: Settings
     max_epochs: int | None = None
-    backbone: Any = "resnet18"
+    backbone: str | nn.Module = "resnet18"
     n_test_samples: int = 20_000
     drawn: bool = False
 
-    def keys(self) -> dict[str, Any]:
+    def keys(self) -> Row:
         """What identifies the run in the result file."""
         backbone = self.backbone
         return {
@@ -125,14 +128,16 @@ class Config:
             "backbone": backbone if isinstance(backbone, str) else type(backbone).__name__,
         }
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Row:
         """Parameters of the model in the recipe, with what this run changes."""
         best = self.settings.recipe == "best"
-        found = dict(_BEST.get(self.dataset, {}) if best else _PAPER)
+        parameters = dict(_BEST.get(self.dataset, {}) if best else _PAPER)
         anchors = _ANCHORS.get((self.dataset, self.proposal))
         if anchors and best and self.objective in _LEARN_B:
-            found["energy"] = EnergyHead(anchors=anchors)
-        return found if self.max_epochs is None else {**found, "max_epochs": self.max_epochs}
+            parameters["energy"] = EnergyHead(anchors=anchors)
+        if self.max_epochs is not None:
+            parameters["max_epochs"] = self.max_epochs
+        return parameters
 
     def regressor(self, data: images.ImageData) -> ImageRegressor:
         """The untrained model of this run."""
@@ -178,7 +183,7 @@ _CALIBRATED = ("exact", "exact_se", "mae", "coverage", "pit_distance", "crps")
 
 def fit_and_judge(
     config: Config, data: images.ImageData
-) -> tuple[dict[str, Any], dict[str, np.ndarray], ImageRegressor]:
+) -> tuple[Row, dict[str, np.ndarray], ImageRegressor]:
     """Train one model; its row, each test image's figures, and the model as trained.
 
     Figures that end in ``_calibrated`` are those of the model once a temperature is fitted to the
@@ -196,8 +201,8 @@ def fit_and_judge(
     if model.space_.dim == 1:
         labels = dequantised(torch.as_tensor(data.val[1]), model.space_.step)
         figures["temperature"] = model.calibrate(data.val[0], labels)
-        found, tempered = judge(model, data.test, n_samples=None, groups=data.test_groups)
-        figures |= {f"{name}_calibrated": found[name] for name in _CALIBRATED}
+        again, tempered = judge(model, data.test, n_samples=None, groups=data.test_groups)
+        figures |= {f"{name}_calibrated": again[name] for name in _CALIBRATED}
         arrays |= {f"{name}_calibrated": tempered[name] for name in ("log_prob", "pit")}
         model.temperature_ = 1.0  # what is drawn later is the model as trained
     return (
@@ -222,7 +227,7 @@ def judge(
     n_samples: int | None = 20_000,
     seed: int = 0,
     groups: np.ndarray | None = None,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[Row, dict[str, np.ndarray]]:
     """Figures of a model on held-out images, and each image's ``log_prob`` and ``pit``.
 
     Labels get the noise that the model was trained with (the same draw for every model); errors of
@@ -233,7 +238,7 @@ def judge(
     """
     pictures, recorded = pair
     labels = dequantised(torch.as_tensor(recorded), model.space_.step)
-    figures: dict[str, Any] = {"n_test": len(recorded)}
+    figures: Row = {"n_test": len(recorded)}
     arrays: dict[str, np.ndarray] = {}
     if model.objective not in WITHOUT_ENERGY and n_samples is not None:
         bounds = model.bounds(pictures, labels, n_samples=n_samples, seed=1000 + seed)
@@ -280,9 +285,9 @@ def standard_error(values: np.ndarray, groups: np.ndarray | None = None) -> floa
     return float(np.sqrt(n_groups / (n_groups - 1) * np.sum(sums**2)) / len(values))
 
 
-def run_all(table: Table, configs: Sequence[Config], common: Settings) -> None:
+def run_all(table: ResultTable, configs: Sequence[Config], common: Settings) -> None:
     """Run what the table lacks, and add rows as they finish."""
-    for _ in common.keep(table, run_side_by_side(_work, table.missing(configs), common.jobs)):
+    for _ in common.rows(table, _work, configs):
         pass
     _data.cache_clear()
 
@@ -290,24 +295,24 @@ def run_all(table: Table, configs: Sequence[Config], common: Settings) -> None:
 _data = lru_cache(maxsize=3)(images.load)  # splits in use
 
 
-def _work(config: Config) -> tuple[dict[str, Any], None]:
+def _work(config: Config) -> tuple[Row, None]:
     """Train and judge; the files of a row are there before the row is."""
     directory = Path(config.settings.out)
     data = _data(config.dataset, seed=config.seed, data_dir=config.settings.data_dir)
     row, arrays, model = fit_and_judge(config, data)
-    kept: dict[str, Any] = {name: values.astype(np.float32) for name, values in arrays.items()}
+    kept: Row = {name: values.astype(np.float32) for name, values in arrays.items()}
     path = _scores_file(directory, row)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, **kept)
     if config.drawn and model.space_.dim == 1:
-        panels: dict[str, Any] = density_panels(model, *data.test)
+        panels: Row = density_panels(model, *data.test)
         np.savez_compressed(path.with_name(f"densities_{data.name}.npz"), **panels)
         plot_panels(panels, directory / f"densities_{data.name}.png")
         plot_reliability({"SNL": arrays["pit"]}, directory / f"reliability_{data.name}.png")
     return row, None
 
 
-def _scores_file(directory: Path, row: dict[str, Any]) -> Path:
+def _scores_file(directory: Path, row: Row) -> Path:
     """Where a row has each test image's figures, for paired comparisons."""
     return directory / "scores" / ("-".join(str(row[name]) for name in _RUN) + ".npz")
 
@@ -320,10 +325,10 @@ def run(
     objectives: Sequence[str] | None = None,
     proposals: Sequence[str] | None = None,
     max_epochs: int | None = None,
-    backbone: Any = "resnet18",
+    backbone: str | nn.Module = "resnet18",
     n_test_samples: int = 20_000,
     **settings: Any,
-) -> Table:
+) -> ResultTable:
     """Run the table; write ``images.json``, ``images.md`` and figures into ``out``.
 
     Args:
@@ -362,13 +367,13 @@ def run(
 
 
 def present_sets(datasets: Sequence[str], common: Settings) -> tuple[list[str], dict[str, str]]:
-    """The sets that can be run; what is missing of the others is told, and an error if all are."""
-    present, missing = found_sets(datasets, images.locate, common.data_dir)
-    told = [f"{name}: {reason}." for name, reason in missing.items()]
+    """The sets that can be run, and what is missing of the others; an error if all lack files."""
+    present, missing = sets_with_files(datasets, images.locate, common.data_dir)
+    notes = [f"{name}: {reason}." for name, reason in missing.items()]
     if not present:
-        raise MissingDataError(" ".join(told))
-    if told:
-        print("\n".join(told), flush=True)
+        raise MissingDataError(" ".join(notes))
+    if notes:
+        print("\n".join(notes), flush=True)
     return present, missing
 
 
@@ -376,7 +381,7 @@ def paired(
     first: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
     groups: Sequence[np.ndarray | None] | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Compare two models image by image: the mean difference and how sure it is.
 
     Each list holds one array of the test images' log-densities per seed; ``groups`` says which
@@ -401,7 +406,7 @@ def paired(
     }
 
 
-def best_by_validation(table: Table, dataset: str, objective: str) -> str | None:
+def best_by_validation(table: ResultTable, dataset: str, objective: str) -> str | None:
     """The proposal whose runs have the highest mean log-likelihood of the validation images.
 
     Runs that diverged count as missing, and a proposal with fewer runs than another is left out.
@@ -409,34 +414,28 @@ def best_by_validation(table: Table, dataset: str, objective: str) -> str | None
     scores: dict[str, list[float]] = {}
     for row in table.rows:
         if (row["dataset"], row["objective"]) == (dataset, objective) and not row.get("diverged"):
-            score = row.get("val_exact", row["val_score"])
-            scores.setdefault(row["proposal"], []).append(score)
+            score = "val_exact" if "val_exact" in row else "val_score"
+            scores.setdefault(row["proposal"], []).append(row[score])
     most = max((len(v) for v in scores.values()), default=0)
     full = {name: float(np.mean(v)) for name, v in scores.items() if len(v) == most}
     return max(full, key=lambda name: full[name]) if full else None
 
 
-def comparisons(table: Table) -> list[dict[str, Any]]:
+def comparisons(table: ResultTable) -> list[Row]:
     """SNL with its best proposal against the best of every other method, and proposal by proposal.
 
     ``choice`` is ``"best"`` where each side has its best proposal by validation, ``"same"`` where
     both have the same one. Differences are of test log-densities, paired over images and averaged
-    over seeds; those named ``calibrated`` are between the laws with their temperatures. From the
+    over seeds; those named ``calibrated`` are between densities with their temperatures. From the
     per-image scores in ``scores/``; the result is kept in ``comparisons.json``, which serves where
     the scores are gone.
     """
     kept = table.directory / "comparisons.json"
     if not (table.directory / "scores").exists():
         return json.loads(kept.read_text()) if kept.exists() else []
-    found = []
+    compared = []
     for (dataset,), rows in table.groups("dataset").items():
-        scores: dict[Method, Scores] = {}
-        for row in rows:
-            path = _scores_file(table.directory, row)
-            if path.exists() and not row.get("diverged"):
-                with np.load(path) as content:
-                    of_method = scores.setdefault((row["objective"], row["proposal"]), {})
-                    of_method[row["n_samples"], row["seed"]] = dict(content)
+        scores = _scores_of(table, rows)
         best = {o: best_by_validation(table, dataset, o) for o in _OBJECTIVES}
         pairs = [("best", best["snl"] or "", o, p or "") for o, p in best.items() if o != "snl"]
         pairs += [("same", p, o, p) for s, p in sorted(scores) if s == "snl" for o in _ENERGIES[1:]]
@@ -445,19 +444,31 @@ def comparisons(table: Table) -> list[dict[str, Any]]:
             plain = _difference(*both, "log_prob")
             if plain is None:
                 continue
-            one = {"dataset": dataset, "choice": choice, "snl_proposal": ours}
-            one |= {"objective": objective, "proposal": theirs}
-            one |= {**plain, "seeds": len(plain["by_seed"])}
+            row: Row = {"dataset": dataset, "choice": choice, "snl_proposal": ours}
+            row |= {"objective": objective, "proposal": theirs}
+            row |= {**plain, "seeds": len(plain["by_seed"])}
             tempered = _difference(*both, "log_prob_calibrated")
             if tempered is not None:
-                one["difference_calibrated"] = tempered["difference"]
-                one["se_calibrated"] = tempered["se"]
-            found.append(one)
-    kept.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+                row["difference_calibrated"] = tempered["difference"]
+                row["se_calibrated"] = tempered["se"]
+            compared.append(row)
+    kept.write_text(json.dumps(compared, indent=1) + "\n")
+    return compared
 
 
-def _difference(ours: Scores, theirs: Scores, name: str) -> dict[str, Any] | None:
+def _scores_of(table: ResultTable, rows: list[Row]) -> dict[Method, Scores]:
+    """Each test image's figures, of the rows that have them, by method."""
+    scores: dict[Method, Scores] = {}
+    for row in rows:
+        path = _scores_file(table.directory, row)
+        if path.exists() and not row.get("diverged"):
+            with np.load(path) as content:
+                of_method = scores.setdefault((row["objective"], row["proposal"]), {})
+                of_method[row["n_samples"], row["seed"]] = dict(content)
+    return scores
+
+
+def _difference(ours: Scores, theirs: Scores, name: str) -> Row | None:
     """``paired`` over the runs that both sides have, if there are any."""
     runs = [k for k in sorted(ours.keys() & theirs.keys()) if name in ours[k] and name in theirs[k]]
     if not runs:
@@ -490,7 +501,7 @@ _COLUMNS = {
 }
 
 
-def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
+def markdown(table: ResultTable, missing: dict[str, str] | None = None) -> str:
     """The table with means and deviations over seeds, comparisons, and what was missing."""
     printed = {(r["objective"], r["proposal"]): r for r in paper_numbers()["images"]}
     body = []
@@ -511,9 +522,9 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
     diverged = [" ".join(str(r[k]) for k in keys) for r in table.rows if r.get("diverged")]
     if diverged:
         text += f"\n\n**Diverged**, and left out of the comparisons: {', '.join(diverged)}."
-    found = comparisons(table)
-    best = [c for c in found if c["choice"] == "best"]
-    same = [c for c in found if c["choice"] == "same"]
+    compared = comparisons(table)
+    best = [c for c in compared if c["choice"] == "best"]
+    same = [c for c in compared if c["choice"] == "same"]
     if best:
         text += (
             "\n\n## SNL minus the others, paired over test images\n\n"
@@ -530,7 +541,7 @@ def markdown(table: Table, missing: dict[str, str] | None = None) -> str:
     return text
 
 
-def _differences(found: list[dict[str, Any]]) -> str:
+def _differences(compared: list[Row]) -> str:
     header = ["data set", "SNL's proposal", "against", "difference ± standard error"]
     header += ["with temperatures", "seeds"]
     body = [
@@ -544,6 +555,6 @@ def _differences(found: list[dict[str, Any]]) -> str:
             else "–",
             str(c["seeds"]),
         ]
-        for c in found
+        for c in compared
     ]
     return markdown_table(header, body)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from selfnorm.paper.images import BEST_PROPOSALS, DATASETS, RECIPES, Config, present_sets, run_all
-from selfnorm.paper.report import Table, check_choices, markdown_table, mean_sd
+from selfnorm.paper.report import ResultTable, check_choices, markdown_table, mean_sd
 from selfnorm.paper.runner import Settings
 from selfnorm.plotting import plot_ablation
 
@@ -26,10 +28,10 @@ def run(
     objectives: Sequence[str] = OBJECTIVES,
     sizes: Sequence[int] = SIZES,
     max_epochs: int | None = None,
-    backbone: Any = "resnet18",
+    backbone: str | nn.Module = "resnet18",
     n_test_samples: int = 2000,
     **settings: Any,
-) -> Table:
+) -> ResultTable:
     """Run the ablation; write ``images_ablation.json``, ``.md`` and the figure into ``out``.
 
     The arguments are those of :func:`selfnorm.paper.images.run`.
@@ -52,7 +54,7 @@ def run(
     return table
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: ResultTable) -> str:
     body = [
         [
             dataset,

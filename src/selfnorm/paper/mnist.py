@@ -26,7 +26,9 @@ from torch import Tensor
 import selfnorm as sn
 from selfnorm.datasets.images import load_binarized
 from selfnorm.paper.report import (
-    Table,
+    Planned,
+    ResultTable,
+    Row,
     check_choices,
     history_columns,
     markdown_table,
@@ -59,17 +61,17 @@ _EVALUATION = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """How one row is trained.
+class Setup:
+    """How the model of a row is trained.
 
     ``on`` is the row whose encoder and decoder a post-hoc prior is put on. ``fit`` are options of
     :func:`selfnorm.fit`; ``prior`` of the prior's constructor.
     """
 
     model: str
-    on: Row | None = None
-    fit: dict[str, Any] = field(default_factory=dict)
-    prior: dict[str, Any] = field(default_factory=dict)
+    on: Setup | None = None
+    fit: Row = field(default_factory=dict)
+    prior: Row = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -87,13 +89,7 @@ class Row:
         energy = latent_energy(LATENT, (200,) * energy_layers)
         return EnergyPrior(energy, dim=LATENT, **self.prior)
 
-    def changed(self, fit: dict[str, Any]) -> Row:
-        """The same row with other options of training, of encoder and decoder."""
-        if self.on is not None:
-            return replace(self, on=self.on.changed(fit))
-        return replace(self, fit=self.fit | fit)
-
-    def at_most(self, max_steps: int | None) -> Row:
+    def at_most(self, max_steps: int | None) -> Setup:
         """The same row with fewer steps."""
         if max_steps is None:
             return self
@@ -111,7 +107,7 @@ class Row:
 _CHAIN = {"hidden": 128, "components": 8, "context": 16, "energy_hidden": 32, "n_samples": 8}
 
 
-def rows(recipe: str) -> list[Row]:
+def rows(recipe: str) -> list[Setup]:
     """The six rows of a recipe, those that others build on first.
 
     ``"paper"``, with the authors' values where the text has none: 100,000 iterations of 256 rows,
@@ -135,18 +131,18 @@ def rows(recipe: str) -> list[Row]:
         # no weight exceeds 2 e^5 with this one.
         joint = {"proposal": "mixture", "bound": 5.0, "weight_decay": 0.1, "lr_scale": 0.2}
         on_vae = {"proposal": "mixture", "bound": 10.0, "weight_decay": 1e-2}
-    vae = Row("vae", fit=full)
+    vae = Setup("vae", fit=full)
     return [
         vae,
-        Row("vae_mog", fit=full),
-        Row("vae_ebm_post_hoc", on=vae, fit=post, prior=on_vae),
-        Row("vae_ebm", fit=full, prior=joint),
-        Row("vae_ar_ebm_post_hoc", on=vae, fit=post, prior=_CHAIN),
-        Row("vae_ar_ebm", fit=full, prior=_CHAIN),
+        Setup("vae_mog", fit=full),
+        Setup("vae_ebm_post_hoc", on=vae, fit=post, prior=on_vae),
+        Setup("vae_ebm", fit=full, prior=joint),
+        Setup("vae_ar_ebm_post_hoc", on=vae, fit=post, prior=_CHAIN),
+        Setup("vae_ar_ebm", fit=full, prior=_CHAIN),
     ]
 
 
-def _schedule(steps: int, lr: float, **more: Any) -> dict[str, Any]:
+def _schedule(steps: int, lr: float, **more: Any) -> Row:
     return {
         "batch_size": 256,
         "max_epochs": 10**6,
@@ -157,40 +153,34 @@ def _schedule(steps: int, lr: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def _told(options: dict[str, Any]) -> str | None:
-    return ",".join(f"{name}={options[name]}" for name in sorted(options)) or None
-
-
 @dataclass(frozen=True)
-class Job:
+class Job(Planned):
     """One row and how it is to be run."""
 
-    row: Row
+    row: Setup
     seed: int
     ngf: int
     energy_layers: int
     evaluation: dict[str, int]
     settings: Settings
-    tried: dict[str, Any] = field(default_factory=dict)  # what differs from the recipe
 
-    def keys(self) -> dict[str, Any]:
+    def keys(self) -> Row:
         """What identifies the row in the result file: two jobs that differ share no result."""
+        changed = self.evaluation.items() - _EVALUATION.items()
         return {
             "model": self.row.model,
             "seed": self.seed,
             "ngf": self.ngf,
             "energy_layers": self.energy_layers,
             "max_steps": self.row.steps,
-            "tried": _told(self.tried),
-            "evaluation": _told(dict(self.evaluation.items() - _EVALUATION.items())),
+            "evaluation": ",".join(f"{name}={n}" for name, n in sorted(changed)) or None,
         }
 
-    def model_folder(self, row: Row | None = None) -> Path:
+    def model_folder(self, row: Setup | None = None) -> Path:
         """Where the model of this row, or of one with the same seed and sizes, is kept."""
         row = row or self.row
         sizes = [self.seed, f"ngf{self.ngf}", f"layers{self.energy_layers}", row.steps]
-        tried = [_told(self.tried)] if self.tried else []
-        name = "-".join(map(str, [self.settings.recipe, row.model, *sizes, *tried]))
+        name = "-".join(map(str, [self.settings.recipe, row.model, *sizes]))
         return Path(self.settings.out) / "models" / name
 
     @property
@@ -207,11 +197,9 @@ def run(
     max_steps: int | None = None,
     ngf: int = 16,
     energy_layers: int = 2,
-    encoder_ngf: int | None = None,
-    fit: dict[str, Any] | None = None,
     evaluation: dict[str, int] | None = None,
     **settings: Any,
-) -> Table:
+) -> ResultTable:
     """Run the table and write ``mnist.json``, ``mnist.md`` and figures of samples into ``out``.
 
     An interrupted row goes on from its checkpoint; post-hoc rows are run when the others are there.
@@ -222,8 +210,6 @@ def run(
         models: which rows.
         max_steps: shorter training than the recipe's.
         ngf, energy_layers: 16 and 2 as printed; the authors' code has 64 and 3.
-        encoder_ngf, fit: another width of the encoder alone, and other options of training (of the
-            models that priors are put on), where something is tried.
         evaluation: other numbers of samples than 100 for each row, 5,000 for some of them and a
             million of the prior; see :func:`selfnorm.vae.evaluate_vae`.
         settings: further ones of :class:`~selfnorm.paper.runner.Settings`.
@@ -232,26 +218,17 @@ def run(
     check_choices("model", models, MODELS)
     table = common.table("mnist")
     numbers = {**_EVALUATION, **(evaluation or {})}
-    tried = {**({"encoder_ngf": encoder_ngf} if encoder_ngf else {}), **(fit or {})}
-    asked = [
-        Job(
-            row.changed(fit or {}).at_most(max_steps),
-            seed,
-            ngf,
-            energy_layers,
-            numbers,
-            common,
-            tried,
-        )
+    jobs = [
+        Job(row.at_most(max_steps), seed, ngf, energy_layers, numbers, common)
         for seed in range(seeds)
         for row in rows(recipe)
         if row.model in models
     ]
-    missing = table.missing(asked)
+    missing = table.missing(jobs)
     alone = [job for job in missing if job.row.on is None]
     put_on_others = [job for job in missing if job.row.on is not None]
     coming = {job.model_folder() for job in alone}
-    for job in put_on_others:  # each on the VAE it names, one of that very length
+    for job in put_on_others:  # on the VAE that it names, one of that very length
         source = job.model_folder(job.row.on)
         if source not in coming and not source.exists():
             raise ValueError(
@@ -263,7 +240,7 @@ def run(
             job.checkpoint.unlink(missing_ok=True)
     _digits.cache_clear()
     write_page(table)
-    for job in asked:
+    for job in jobs:
         if job.seed == 0 and job.model_folder().exists():  # whenever it was trained
             from selfnorm.plotting import plot_samples
 
@@ -278,12 +255,12 @@ def _digits(data_dir: str | Path | None, device: str) -> tuple[Tensor, ...]:
     return tuple(part.to(device) for part in load_binarized(data_dir))
 
 
-def _run_row(job: Job) -> tuple[dict[str, Any], None]:
+def _run_row(job: Job) -> tuple[Row, None]:
     """Train and evaluate one row."""
     train, valid, test = _digits(job.settings.data_dir, job.settings.device)
     began = time.perf_counter()
     vae, history = train_row(job, train, valid)
-    common: dict[str, Any] = {"reference": train[:4000], "seed": 10_000 + job.seed}
+    common: Row = {"reference": train[:4000], "seed": 10_000 + job.seed}
     report = evaluate_vae(vae, test, **job.evaluation, **common)
     common["n_prior_samples"] = job.evaluation["n_prior_samples"]
     held_out = evaluate_vae(vae, valid, posterior_samples=10, **common)
@@ -308,7 +285,7 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     """
     row = job.row
     torch.manual_seed(job.seed)
-    encoder = ConvEncoder(ngf=job.tried.get("encoder_ngf", job.ngf))
+    encoder = ConvEncoder(ngf=job.ngf)
     decoder = ConvDecoder(ngf=job.ngf)
     vae = EnergyVAE(encoder, decoder, row.make_prior(job.energy_layers)).to(job.settings.device)
     options = dict(row.fit)
@@ -319,7 +296,7 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
         options["train"] = "prior"
         options.pop("kl_warmup", None)
     job.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    names = {each.name for each in fields(sn.TrainingOptions)}
+    names = {option.name for option in fields(sn.TrainingOptions)}
     how = {name: options.pop(name) for name in [*options] if name in names}
     how["checkpoint"] = sn.Checkpoint(job.checkpoint, every=max(1, row.steps // 20))
     history = sn.fit(
@@ -331,7 +308,7 @@ def train_row(job: Job, train: Tensor, valid: Tensor) -> tuple[EnergyVAE, sn.His
     return vae, history
 
 
-def report_figures(report: VAEReport) -> dict[str, Any]:
+def report_figures(report: VAEReport) -> Row:
     """The columns of a row that come from its evaluation; values are plain, ready for JSON."""
     names = ["elbo", "snelbo", "log_px", "log_px_many", "log_px_few", "many_samples", "many_rows"]
     names += ["se", "reconstruction", "kl", "learned_log_norm", "ess", "pareto_k", "reliable"]
@@ -347,11 +324,11 @@ def report_figures(report: VAEReport) -> dict[str, Any]:
     }
 
 
-Rows = list[dict[str, Any]]
+Rows = list[Row]
 
 # The paper has no chain of energies; ours are held against its joint energies.
 _SAME_KIND = {"vae_ar_ebm": "vae_ebm", "vae_ar_ebm_post_hoc": "vae_ebm_post_hoc"}
-_SIZE = ("seed", "ngf", "energy_layers", "tried", "evaluation")
+_SIZE = ("seed", "ngf", "energy_layers", "evaluation")
 
 _NOTE = (
     "Statically binarised MNIST, test part, nats, mean ± sd over seeds; 100 posterior "
@@ -363,7 +340,7 @@ _NOTE = (
 )
 
 
-def _counted(rows: Iterable[dict[str, Any]]) -> Rows:
+def _counted(rows: Iterable[Row]) -> Rows:
     return [r for r in rows if r["reliable"] and not r.get("diverged")]
 
 
@@ -418,20 +395,20 @@ def gains(rows: Rows) -> list[str]:
     for name, group in _grouped([r for r in rows if r["model"] != "vae"]).items():
         post_hoc = group[0]["model"].endswith("post_hoc")
         steps = "vae_steps" if post_hoc else "max_steps"
-        found = [
+        pairs = [
             {"gain": row["snelbo"] - plain[key]}
             for row in _counted(group)
             if (key := tuple(row.get(k) for k in (*_SIZE, steps))) in plain
         ]
         how = "put on the finished VAE" if post_hoc else "from scratch, as many steps"
-        told = "no reliable pair of runs."
-        if found:
-            told = f"{mean_sd(found, 'gain', 2)} nats ({len(found)} paired by seed)"
-        lines.append(f"- `{name}`, {how}: {told}")
+        gain = "no reliable pair of runs."
+        if pairs:
+            gain = f"{mean_sd(pairs, 'gain', 2)} nats ({len(pairs)} paired by seed)"
+        lines.append(f"- `{name}`, {how}: {gain}")
     return lines
 
 
-def write_page(table: Table) -> Path:
+def write_page(table: ResultTable) -> Path:
     """The table, what the priors gain, and what speaks against rows."""
     printed = paper_numbers()["mnist"]
     # Rows that ran side by side come in any order.

@@ -13,11 +13,11 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -35,15 +35,27 @@ else:
 _LARGE = 1e6  # no figure of a sound model
 
 
-class _Run(Protocol):
-    def keys(self) -> dict[str, Any]:
+Row = dict[str, Any]  # of a result file
+
+
+class Planned:
+    """A run of a table before it is run.
+
+    Attributes:
+        identity: the fields that identify it.
+    """
+
+    identity: ClassVar[tuple[str, ...]]
+
+    def keys(self) -> Row:
         """What identifies the run in the result file."""
+        return {name: getattr(self, name) for name in self.identity}
 
 
-Run = TypeVar("Run", bound=_Run)
+Run = TypeVar("Run", bound=Planned)
 
 
-def check_choices(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+def check_choices(what: str, given: Iterable[str], choices: Sequence[str]) -> None:
     """Refuse what a table does not have, before anything is trained or written.
 
     Example:
@@ -52,14 +64,14 @@ def check_choices(what: str, given: Iterable[str], known: Sequence[str]) -> None
         ValueError: unknown base 'nope'; choose from none, standard_normal
     """
     for name in given:
-        if name not in known:
-            raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
+        if name not in choices:
+            raise ValueError(f"unknown {what} {name!r}; choose from {', '.join(choices)}")
 
 
-def found_sets(
-    names: Sequence[str], locate: Callable[..., Any], data_dir: str | Path | None
+def sets_with_files(
+    names: Sequence[str], locate: Callable[..., object], data_dir: str | Path | None
 ) -> tuple[list[str], dict[str, str]]:
-    """The sets whose files are there, and what is missing of the others and where to get it."""
+    """The sets whose files are there; of the others, what is missing and where to get it."""
     missing = {}
     for name in names:
         try:
@@ -69,7 +81,7 @@ def found_sets(
     return [name for name in names if name not in missing], missing
 
 
-def paper_numbers() -> dict[str, Any]:
+def paper_numbers() -> Row:
     """Every result table of the paper as data."""
     text = resources.files("selfnorm.paper").joinpath("paper.toml").read_text()
     return tomllib.loads(text)
@@ -77,15 +89,15 @@ def paper_numbers() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages results depend on."""
-    found = {"python": platform.python_version()}
     installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
     names = ("selfnorm", "torch", "numpy", "scikit-learn", "zuko")
-    return found | {name: installed[name] for name in names if name in installed}
+    packages = {name: installed[name] for name in names if name in installed}
+    return {"python": platform.python_version(), **packages}
 
 
-def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
+def hardware(device: torch.device | str = "cpu") -> Row:
     """What the figures were measured on."""
-    info: dict[str, Any] = {
+    info: Row = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -97,14 +109,14 @@ def hardware(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 @dataclass
-class Table:
+class ResultTable:
     """A table in progress, mirrored on disk.
 
     Example:
         >>> import tempfile
-        >>> table = Table("demo", "paper", Path(tempfile.mkdtemp()))
+        >>> table = ResultTable("demo", "paper", Path(tempfile.mkdtemp()))
         >>> table.add({"seed": 0, "lower": -1.0})
-        >>> len(Table("demo", "paper", table.directory).rows)
+        >>> len(ResultTable("demo", "paper", table.directory).rows)
         1
     """
 
@@ -113,9 +125,9 @@ class Table:
     directory: Path
     device: str = "cpu"
     command: str = ""
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
-    asked: int | None = None
+    planned: int | None = None  # rows, when it is complete
 
     def __post_init__(self) -> None:
         self.directory = Path(self.directory)
@@ -136,7 +148,7 @@ class Table:
                 )
             self.rows = old_rows
             self.seconds = float(old.get("seconds", 0.0))
-            self.asked = old.get("asked_rows")
+            self.planned = old.get("asked_rows")
 
     @property
     def path(self) -> Path:
@@ -146,23 +158,23 @@ class Table:
     @property
     def progress(self) -> str:
         """``12 of 80 rows``."""
-        if self.asked is None:
+        if self.planned is None:
             return f"{len(self.rows)} rows" if self.rows else "nothing yet"
-        return f"{min(len(self.rows), self.asked)} of {self.asked} rows"
+        return f"{min(len(self.rows), self.planned)} of {self.planned} rows"
 
-    def has(self, **keys: Any) -> bool:
+    def has(self, **keys: object) -> bool:
         """Whether a row with these values is there already."""
         return any(all(row.get(k) == v for k, v in keys.items()) for row in self.rows)
 
-    def missing(self, asked: Sequence[Run]) -> list[Run]:
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
         """Of all the runs that the table is to have, those that have no row yet."""
-        if len(asked) != self.asked:
-            self.asked = len(asked)  # so that others can see how far it is
+        if len(runs) != self.planned:
+            self.planned = len(runs)  # so that others can see how far it is
             if self.rows:  # a file of no rows would be no result
                 self.write()
-        return [run for run in asked if not self.has(**run.keys())]
+        return [run for run in runs if not self.has(**run.keys())]
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Row) -> None:
         """Append one run and write the file."""
         self.rows.append(json_safe(row))
         self.write()
@@ -182,7 +194,7 @@ class Table:
             "versions": versions(),
             "hardware": hardware(self.device),
             "seconds": self.seconds,
-            **({} if self.asked is None else {"asked_rows": self.asked}),
+            **({} if self.planned is None else {"asked_rows": self.planned}),
             "rows": self.rows,
         }
         part = self.path.with_suffix(".json.part")
@@ -193,46 +205,44 @@ class Table:
         """Write ``TABLE.md``: these sections, then the command and the time it took."""
         self.directory.mkdir(parents=True, exist_ok=True)
         page = self.path.with_suffix(".md")
-        told = f"`{self.command}`, {self.seconds:.0f} s"
-        page.write_text("\n\n".join([*sections, told]) + "\n")
+        made = f"`{self.command}`, {self.seconds:.0f} s"
+        page.write_text("\n\n".join([*sections, made]) + "\n")
         return page
 
-    def groups(self, *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    def groups(self, *keys: str) -> dict[tuple[str, ...], list[Row]]:
         """Rows by the values of ``keys``, in order of appearance."""
-        grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        grouped: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             grouped.setdefault(tuple(row[k] for k in keys), []).append(row)
         return grouped
 
 
-def paper_value(value: Any) -> str:
+def paper_value(value: Mapping[str, float] | str | None) -> str:
     """A number as the paper prints it, or a dash.
 
     Example:
         >>> paper_value({"mean": -1.9, "sd": 0.01}), paper_value("diverged"), paper_value(None)
         ('-1.900 ± 0.010', 'diverged', '–')
     """
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return f"{value['mean']:.3f} ± {value['sd']:.3f}"
     return str(value) if value else "–"
 
 
-def bounds_columns(bounds: Bounds) -> dict[str, Any]:
+def bounds_columns(bounds: Bounds) -> Row:
     """What a row of a table keeps of bounds."""
     names = ("lower", "upper", "gap", "ess", "pareto_k", "reliable")
     return {name: getattr(bounds, name) for name in names}
 
 
-def history_columns(history: History) -> dict[str, Any]:
+def history_columns(history: History) -> Row:
     """What a row of a table keeps of its training."""
     names = ("n_steps", "best_step", "skipped_steps", "rollbacks")
     figures = {name: getattr(history, name) for name in names}
     return {"diverged": history.stopped == "diverged", **figures}
 
 
-def mean_sd(
-    rows: Sequence[dict[str, Any]], key: str, digits: int = 3, *, minus: str | None = None
-) -> str:
+def mean_sd(rows: Sequence[Row], key: str, digits: int = 3, *, minus: str | None = None) -> str:
     """``mean ± sd`` of a column (``minus`` another), leaving out missing values (and saying so).
 
     Of values beyond a million, a bound by a ``b`` that was never learned, the order alone.
@@ -244,8 +254,8 @@ def mean_sd(
         '-2e+13'
     """
     needed = [key] if minus is None else [key, minus]
-    whole = [r for r in rows if all(r.get(name) is not None for name in needed)]
-    values = [float(r[key]) - (float(r[minus]) if minus else 0.0) for r in whole]
+    complete = [r for r in rows if all(r.get(name) is not None for name in needed)]
+    values = [float(r[key]) - (float(r[minus]) if minus else 0.0) for r in complete]
     if not values:
         return "–"
     text = f"{statistics.fmean(values):.{digits}f}"

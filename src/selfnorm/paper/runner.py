@@ -19,14 +19,15 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from selfnorm.errors import SelfnormError
-from selfnorm.paper.report import Run, Table, check_choices
+from selfnorm.paper.report import ResultTable, Row, Run, check_choices
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -37,13 +38,13 @@ _GRACE = 10.0  # seconds a process has to end when asked to: several leave one b
 
 @dataclass(frozen=True)
 class Settings:
-    """What every table is told beside its own options.
+    """The options that all tables share.
 
     Attributes:
         recipe: which set-up; ``"paper"`` pins the paper's, ``"best"`` is ours.
         out: directory of the result files; finished rows found there are kept.
         device: torch device.
-        progress: tell how far it is.
+        progress: print how far it is.
         data_dir: where data files are, if not in ``$SELFNORM_DATA`` or the cache.
         jobs: rows to run side by side, in processes of one thread.
     """
@@ -60,15 +61,19 @@ class Settings:
         """Whether every row shows a bar of its own: there is one at a time."""
         return self.progress and self.jobs == 1
 
-    def table(self, name: str, recipes: Sequence[str] = ("paper", "best")) -> Table:
+    def table(self, name: str, recipes: Sequence[str] = ("paper", "best")) -> ResultTable:
         """The table of this name, with the rows that are there already."""
         check_choices("recipe", [self.recipe], recipes)
-        return Table(name, self.recipe, Path(self.out), device=self.device)
+        return ResultTable(name, self.recipe, Path(self.out), device=self.device)
+
+    def rows(
+        self, table: ResultTable, work: Callable[[Run], tuple[Row, Extra]], runs: Sequence[Run]
+    ) -> Iterator[tuple[Run, Extra]]:
+        """Run what the table lacks, and add rows as they finish."""
+        yield from self.keep(table, run_side_by_side(work, table.missing(runs), self.jobs))
 
     def keep(
-        self,
-        table: Table,
-        finished: Generator[tuple[Run, tuple[dict[str, Any], Extra]], None, None],
+        self, table: ResultTable, finished: Generator[tuple[Run, tuple[Row, Extra]], None, None]
     ) -> Iterator[tuple[Run, Extra]]:
         """Add rows to the table as they come; yields each run with what came beside its row."""
         with closing(finished):  # when a row cannot be written, nobody is left training
@@ -76,11 +81,9 @@ class Settings:
                 table.add(row)
                 if self.progress:
                     named = ", ".join(str(v) for v in run.keys().values() if v is not None)
-                    names = ("exact", "lower", "upper")
-                    told = [
-                        f"{name} {row[name]:.3f}" for name in names if row.get(name) is not None
-                    ]
-                    print(f"{named}: {', '.join(told)} nats", flush=True)
+                    present = [k for k in ("exact", "lower", "upper") if row.get(k) is not None]
+                    figures = ", ".join(f"{name} {row[name]:.3f}" for name in present)
+                    print(f"{named}: {figures} nats", flush=True)
                 yield run, extra
 
 
@@ -146,8 +149,8 @@ def refuse_cut_short(stopped: str) -> None:
         raise KeyboardInterrupt
 
 
-def _stop(processes: list[Any]) -> None:
-    """All are asked to end, then waited for; who does not is killed."""
+def _stop(processes: list[BaseProcess]) -> None:
+    """Ask all to end, wait for them, and kill those that do not."""
     for process in processes:
         process.terminate()
     for process in processes:

@@ -33,7 +33,9 @@ from torch import Tensor, nn
 import selfnorm as sn
 from selfnorm.datasets import toy1d
 from selfnorm.paper.report import (
-    Table,
+    Planned,
+    ResultTable,
+    Row,
     bounds_columns,
     check_choices,
     history_columns,
@@ -42,7 +44,7 @@ from selfnorm.paper.report import (
     paper_numbers,
     paper_value,
 )
-from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short
 from selfnorm.plotting import new_figure, save
 from selfnorm.tables import RegressorNetwork
 
@@ -69,7 +71,7 @@ def run(
     datasets: Sequence[str] = DATASETS,
     objectives: Sequence[str] | None = None,
     **settings: Any,
-) -> Table:
+) -> ResultTable:
     """Run the table and write ``toy1d.json``, ``toy1d.md`` and the figures into ``out``.
 
     Args:
@@ -84,27 +86,26 @@ def run(
     check_choices("objective", objectives or (), ("snl", "nce"))
     table = common.table("toy1d")
     rows = paper_rows() if recipe == "paper" else [("snl", "mdn", "mlp", "proposal")]
-    asked = [
+    runs = [
         Config(dataset, *row, seed, common)
         for seed in range(seeds)
         for dataset in datasets
         for row in rows
         if row[0] in (objectives or ("snl", "nce"))
     ]
-    laws = table.directory / "laws"
-    finished = run_side_by_side(run_one, table.missing(asked), common.jobs)
-    for config, law in common.keep(table, finished):
-        if law is not None:  # kept, so that a call that is resumed draws it as well
-            laws.mkdir(parents=True, exist_ok=True)
+    folder = table.directory / "laws"
+    for config, log_density in common.rows(table, run_one, runs):
+        if log_density is not None:  # kept, so that a call that is resumed draws it as well
+            folder.mkdir(parents=True, exist_ok=True)
             name = f"{config.dataset} SNL, {config.proposal}, base {config.base}.npz"
-            np.savez_compressed(laws / name, log_density=law)
+            np.savez_compressed(folder / name, log_density=log_density)
     _write_page(table)
     for dataset in datasets:
         kept = {}
-        for path in sorted(laws.glob(f"{dataset} *.npz")):
+        for path in sorted(folder.glob(f"{dataset} *.npz")):
             with np.load(path) as content:
-                found = torch.from_numpy(content["log_density"])
-            kept[path.stem.removeprefix(f"{dataset} ")] = found
+                learned = torch.from_numpy(content["log_density"])
+            kept[path.stem.removeprefix(f"{dataset} ")] = learned
         if kept:
             data = toy1d.load(dataset, seed=0, data_dir=common.data_dir)
             _draw(data, kept, table.directory / f"toy1d_{dataset}.png")
@@ -112,9 +113,10 @@ def run(
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Planned):
     """One row of the table before it is run, and how it is to be run."""
 
+    identity = ("dataset", "objective", "proposal", "log_norm", "base", "seed")
     dataset: str
     objective: str
     proposal: str
@@ -123,19 +125,14 @@ class Config:
     seed: int
     settings: Settings
 
-    def keys(self) -> dict[str, Any]:
-        """What identifies the run in the result file."""
-        names = ("dataset", "objective", "proposal", "log_norm", "base", "seed")
-        return {name: getattr(self, name) for name in names}
-
     @property
     def drawn(self) -> bool:
         """Whether the figure shows what this row has learned."""
         return (self.seed, self.objective, self.log_norm) == (0, "snl", "mlp")
 
 
-def run_one(config: Config) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Fit and judge one row; what to add to the table, and the learned law if a figure shows it."""
+def run_one(config: Config) -> tuple[Row, np.ndarray | None]:
+    """Fit and judge one row; its columns, and the learned log-density if a figure shows it."""
     paper, place = config.settings.recipe == "paper", config.settings.data_dir
     n_test = 1000 if paper else _N_TEST_BEST
     data = toy1d.load(config.dataset, seed=config.seed, data_dir=place, n_test=n_test)
@@ -154,22 +151,22 @@ def paper_model(proposal: str, log_norm: str, base: str, labels: Tensor) -> sn.C
     >>> model.log_prob(torch.zeros(4, 1), torch.zeros(4, 1)).shape
     torch.Size([4])
     """
-    law: nn.Module = sn.Gaussian(labels.mean(0), scale=labels.std(0))
+    q: nn.Module = sn.Gaussian(labels.mean(0), scale=labels.std(0))
     if proposal.startswith("mdn-"):
         mixture = sn.MDN(10, 1, int(proposal.removeprefix("mdn-")), hidden=(10,))
         mixture.place(labels)
-        law = mixture
+        q = mixture
     head = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 1))
     return sn.ConditionalEBM(
         sn.LabelEnergy(10, 1, label_hidden=(50, 50), hidden=(50, 50), activation="relu"),
-        law,
+        q,
         features=nn.Sequential(nn.Linear(1, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU()),
         log_norm=head if log_norm == "mlp" else None,
         base="proposal" if base == "proposal" else None,
     )
 
 
-def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Density]:
+def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[Row, Density]:
     device = config.settings.device
     train, val, test = ((p.x.float(), p.y.float()) for p in (data.train, data.val, data.test))
     y = train[1]
@@ -215,7 +212,7 @@ def _paper_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Densi
 # its noise vanishes: fine bins, other ones for each of more members, more components, and a steeper
 # energy; its 1,900 rows ask for a narrow trunk with much decay and dropout.
 # Chosen on fresh draws from its generator: results/toy1d/selection.json.
-BEST: dict[str, dict[str, Any]] = {
+BEST: dict[str, Row] = {
     "dataset1": {},
     "dataset2": {
         "n_members": 8,
@@ -238,7 +235,7 @@ BEST: dict[str, dict[str, Any]] = {
 }
 
 
-def _best_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Density]:
+def _best_run(config: Config, data: toy1d.Toy1d) -> tuple[Row, Density]:
     options = {**BEST[config.dataset], "device": config.settings.device}
     model = sn.EnergyRegressor(**options, random_state=config.seed)
     # The members hold out rows of their own: validation rows serve for training too, but for those
@@ -263,7 +260,7 @@ def _best_run(config: Config, data: toy1d.Toy1d) -> tuple[dict[str, Any], Densit
     return figures, lambda x, y: torch.from_numpy(model.pdf(x.numpy(), y[:, 0, 0].numpy())).T.log()
 
 
-def _write_page(table: Table) -> None:
+def _write_page(table: ResultTable) -> None:
     keys = ("objective", "proposal", "log_norm", "base")
     paper = {tuple(row[k] for k in keys): row for row in paper_numbers()["toy1d"]}
     body = []
@@ -306,17 +303,19 @@ def _grid(data: toy1d.Toy1d, n_points: int = 200) -> tuple[Tensor, Tensor]:
     return xs, ys.view(-1, 1, 1).expand(-1, n_points, 1)
 
 
-def _draw(data: toy1d.Toy1d, laws: dict[str, Tensor], path: Path) -> None:
+def _draw(data: toy1d.Toy1d, learned: dict[str, Tensor], path: Path) -> None:
     """The data, the true conditional density and learned ones on the grid, side by side."""
-    figure, axes = new_figure(1, 2 + len(laws), figsize=(3.2 * (2 + len(laws)), 3.2))
+    figure, axes = new_figure(1, 2 + len(learned), figsize=(3.2 * (2 + len(learned)), 3.2))
     axes[0].scatter(data.train.x[:, 0], data.train.y[:, 0], s=2, color="black", linewidths=0)
     axes[0].set_title("data")
     xs, grid = _grid(data)
     ys = grid[:, 0, 0]
     truth = toy1d.conditional_log_prob(data.name, xs.double(), grid.double())
     top = float(truth.exp().quantile(0.99))
-    for panel, (name, law) in zip(axes[1:], {"truth": truth, **laws}.items(), strict=True):
-        panel.pcolormesh(xs[:, 0].numpy(), ys.numpy(), law.exp().numpy(), vmin=0.0, vmax=top)
+    shown = {"truth": truth, **learned}
+    for panel, (name, log_density) in zip(axes[1:], shown.items(), strict=True):
+        density = log_density.exp().numpy()
+        panel.pcolormesh(xs[:, 0].numpy(), ys.numpy(), density, vmin=0.0, vmax=top)
         panel.set_title(name, fontsize=9)
     for panel in axes:
         panel.set_xlabel("x")

@@ -28,7 +28,9 @@ from selfnorm.datasets import toy2d
 from selfnorm.density import joint_density
 from selfnorm.distributions import Proposal
 from selfnorm.paper.report import (
-    Table,
+    Planned,
+    ResultTable,
+    Row,
     bounds_columns,
     check_choices,
     history_columns,
@@ -55,7 +57,7 @@ def run(
     bases: Sequence[str] | None = None,
     together: bool | None = None,
     **settings: Any,
-) -> Table:
+) -> ResultTable:
     """Run the table and write ``toy2d.json``, ``toy2d.md`` and the figures into ``out``.
 
     Args:
@@ -103,19 +105,15 @@ def run(
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Planned):
     """One row of the table before it is run."""
 
+    identity = ("dataset", "objective", "base", "seed")
     dataset: str
     objective: str
     base: str
     seed: int
     settings: Settings
-
-    def keys(self) -> dict[str, Any]:
-        """What identifies the run in the result file."""
-        names = ("dataset", "objective", "base", "seed")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -128,14 +126,14 @@ class Fitted:
     history: sn.History = field(default_factory=sn.History)
 
 
-def _prepare(config: Config) -> tuple[Fitted, dict[str, Any]]:
+def _prepare(config: Config) -> tuple[Fitted, Row]:
     """A configuration before it is trained, and how it is."""
     split = toy2d.load(config.dataset, seed=config.seed)
     torch.manual_seed(config.seed)
     if config.settings.recipe == "best":
         recipe = joint_density(split.train)
         model, proposal = recipe.model, recipe.proposal
-        how: dict[str, Any] = {"options": recipe.options}
+        how: Row = {"options": recipe.options}
     else:
         proposal = sn.Gaussian(torch.zeros(2), scale=1.0)
         energy = sn.MLP(2, hidden=(200, 100, 50, 50), activation="relu")
@@ -154,7 +152,7 @@ def _prepare(config: Config) -> tuple[Fitted, dict[str, Any]]:
     return Fitted(model.to(device), proposal.to(device), split), how
 
 
-def _train_one(config: Config) -> tuple[dict[str, Any], Fitted]:
+def _train_one(config: Config) -> tuple[Row, Fitted]:
     """Train and judge one configuration by itself."""
     began = time.perf_counter()
     fitted, how = _prepare(config)
@@ -174,7 +172,7 @@ def _train_one(config: Config) -> tuple[dict[str, Any], Fitted]:
 
 def _train_together(
     configs: Sequence[Config],
-) -> Generator[tuple[Config, tuple[dict[str, Any], Fitted]], None, None]:
+) -> Generator[tuple[Config, tuple[Row, Fitted]], None, None]:
     """All runs as one batched model; the time of each is its share.
 
     Only training counts: data are drawn and proposals fitted before.
@@ -205,7 +203,7 @@ def _train_together(
 
 
 @torch.no_grad()
-def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
+def _row(config: Config, fitted: Fitted, seconds: float) -> Row:
     model, split, history = fitted.model, fitted.split, fitted.history
     recipe = config.settings.recipe
     test = split.test if recipe == "paper" else split.draw(_N_EXACT, seed=10_000 + config.seed)
@@ -233,7 +231,7 @@ def _row(config: Config, fitted: Fitted, seconds: float) -> dict[str, Any]:
     }
 
 
-def _write_page(table: Table) -> None:
+def _write_page(table: ResultTable) -> None:
     paper = {(row["objective"], row["base"]): row for row in paper_numbers()["toy2d"]}
     body = []
     # Rows come in the order they were finished; the table has the paper's order.

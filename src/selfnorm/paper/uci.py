@@ -21,15 +21,17 @@ from selfnorm.chain import AutoregressiveEBM, default_options
 from selfnorm.datasets import find_set, maf_benchmark
 from selfnorm.evaluation import Bounds
 from selfnorm.paper.report import (
-    Table,
+    Planned,
+    ResultTable,
+    Row,
     bounds_columns,
     check_choices,
-    found_sets,
     markdown_table,
     mean_sd,
     paper_numbers,
+    sets_with_files,
 )
-from selfnorm.paper.runner import Settings, refuse_cut_short, run_side_by_side
+from selfnorm.paper.runner import Settings, refuse_cut_short
 from selfnorm.training import TrainingOptions
 from selfnorm.training import run as train
 
@@ -43,7 +45,7 @@ def run(
     datasets: Sequence[str] = maf_benchmark.NAMES,
     max_steps: int | None = None,
     **settings: Any,
-) -> Table:
+) -> ResultTable:
     """Run the table and write ``uci.json`` and ``uci.md`` into ``out``.
 
     Args:
@@ -56,14 +58,14 @@ def run(
     common = Settings(recipe, **settings)
     table = common.table("uci")
     check_choices("set", datasets, maf_benchmark.NAMES)
-    present, missing = found_sets(datasets, find_set, common.data_dir)
-    asked = [
+    present, missing = sets_with_files(datasets, find_set, common.data_dir)
+    runs = [
         Job(name, model, seed, max_steps, common)
         for name in present
         for seed in range(seeds)
         for model in (_MODELS if recipe == "paper" else ("chain",))
     ]
-    for _ in common.keep(table, run_side_by_side(_run_row, table.missing(asked), common.jobs)):
+    for _ in common.rows(table, _run_row, runs):
         pass
     _loaded.cache_clear()
     _write_page(table, missing)
@@ -71,24 +73,21 @@ def run(
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Planned):
     """One row and how it is to be run."""
 
+    identity = ("dataset", "model", "seed")
     dataset: str
     model: str
     seed: int
     max_steps: int | None
     settings: Settings
 
-    def keys(self) -> dict[str, Any]:
-        """What identifies the row in the result file."""
-        return {"dataset": self.dataset, "model": self.model, "seed": self.seed}
-
 
 _loaded = lru_cache(maxsize=1)(maf_benchmark.load)
 
 
-def _run_row(job: Job) -> tuple[dict[str, Any], None]:
+def _run_row(job: Job) -> tuple[Row, None]:
     """Train and judge one model."""
     data = _loaded(job.dataset, job.settings.data_dir)
     began = time.perf_counter()
@@ -153,7 +152,7 @@ def _chain(data: maf_benchmark.Splits, job: Job) -> tuple[Bounds, str]:
     return bounds, history.stopped
 
 
-def _write_page(table: Table, missing: dict[str, str]) -> None:
+def _write_page(table: ResultTable, missing: dict[str, str]) -> None:
     numbers = paper_numbers()
     paper = {row["dataset"]: row["ebm_snl"] for row in numbers["uci"]}
     sections = [

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from selfnorm import functional as F
 from selfnorm.errors import SelfnormError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-Drawing = TypeVar("Drawing", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Drawn = TypeVar("Drawn")
 STYLE = Path(__file__).with_name("selfnorm.mplstyle")
 
 
@@ -38,18 +39,18 @@ def need_matplotlib() -> None:
     del matplotlib
 
 
-def styled(function: Drawing) -> Drawing:
+def styled(function: Callable[Parameters, Drawn]) -> Callable[Parameters, Drawn]:
     """A function that draws in the style of :data:`STYLE`, whatever style is set elsewhere."""
 
     @functools.wraps(function)
-    def draw(*args: Any, **options: Any) -> Any:
+    def draw(*args: Parameters.args, **options: Parameters.kwargs) -> Drawn:
         need_matplotlib()
         from matplotlib import style
 
         with style.context(STYLE):
             return function(*args, **options)
 
-    return cast(Drawing, draw)
+    return draw
 
 
 def new_figure(n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -66,12 +67,20 @@ def new_figure(n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Fig
         return figure, figure.subplots(n_rows, n_columns, **shared)
 
 
-def on_axes(axes: Any, n_rows: int = 1, n_columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+def on_axes(axes: Axes | None, **options: Any) -> tuple[Figure, Axes]:
     """The axes given and their figure; where none are given, a new figure and its axes."""
+    figure, (first,) = on_row(axes, 1, **options)
+    return figure, first
+
+
+def on_row(
+    axes: Sequence[Axes] | Axes | None, n: int, **options: Any
+) -> tuple[Figure, Sequence[Axes]]:
+    """The same for up to ``n`` axes side by side."""
     if axes is None:
-        size = (3.0 * n_columns, 2.4 * n_rows)
-        return new_figure(n_rows, n_columns, **{"figsize": size, **options})
-    return np.ravel(axes)[0].figure, axes
+        _, axes = new_figure(1, n, **{"figsize": (3.0 * n, 2.4), **options})
+    row = list(np.ravel(np.asarray(axes, dtype=object)))
+    return row[0].figure, row
 
 
 def save(figure: Figure, path: str | Path | None) -> Figure:
@@ -152,20 +161,32 @@ def plot_samples(images: Tensor, path: str | Path, *, columns: int = 8) -> Path:
     return path
 
 
+class Curves(Protocol):
+    """What is drawn of a training."""
+
+    best_step: int
+
+    def curve(self, key: str) -> tuple[list[float], list[float]]:
+        """Steps and values of a figure."""
+        ...
+
+
 @styled
-def plot_history(history: Any, path: str | Path | None = None, *, axes: Any = None) -> Figure:
+def plot_history(
+    history: Curves, path: str | Path | None = None, *, axes: Sequence[Axes] | Axes | None = None
+) -> Figure:
     """The two bounds closing in on each other, and the effective sample size (or the loss).
 
     ``axes`` are two; of one alone the bounds are drawn.
     """
-    figure, axes = on_axes(axes, 1, 2, figsize=(9, 3.2))
-    for ax, draw in zip(np.ravel(axes), (_bound_curves, _sample_size_curve), strict=False):
+    figure, row = on_row(axes, 2, figsize=(9, 3.2))
+    for ax, draw in zip(row, (_bound_curves, _sample_size_curve), strict=False):
         draw(ax, history)
         ax.set_xlabel("step")
     return save(figure, path)
 
 
-def _bound_curves(axes: Any, history: Any) -> None:
+def _bound_curves(axes: Axes, history: Curves) -> None:
     held_out = bool(history.curve("val_lower")[0])
     prefix = "val_" if held_out else ""
     lower, upper = (history.curve(f"{prefix}{bound}") for bound in ("lower", "upper"))
@@ -188,7 +209,7 @@ def _bound_curves(axes: Any, history: Any) -> None:
     axes.legend()
 
 
-def _sample_size_curve(axes: Any, history: Any) -> None:
+def _sample_size_curve(axes: Axes, history: Curves) -> None:
     steps, values = history.curve("val_ess")
     if steps:
         axes.set(title="effective samples of the proposal", ylabel="share", ylim=(0, 1.02))
@@ -200,7 +221,10 @@ def _sample_size_curve(axes: Any, history: Any) -> None:
 
 @styled
 def plot_reliability(
-    pits: dict[str, ArrayLike], path: str | Path | None = None, *, axes: Any = None
+    pits: dict[str, ArrayLike],
+    path: str | Path | None = None,
+    *,
+    axes: Sequence[Axes] | None = None,
 ) -> Figure:
     """Observed against nominal levels (left) and PIT histograms (right) of one or more models.
 
@@ -209,7 +233,7 @@ def plot_reliability(
         path: where to save the figure.
         axes: two to draw on.
     """
-    figure, (left, right) = on_axes(axes, 1, 2, figsize=(6.4, 2.9))
+    figure, (left, right) = on_row(axes, 2, figsize=(6.4, 2.9))
     left.plot([0, 1], [0, 1], color="#888888", linewidth=0.8)
     nominal = np.linspace(0.05, 0.95, 19)
     for name, values in zip(map(literal, pits), pits.values(), strict=True):

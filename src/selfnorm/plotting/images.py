@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from selfnorm.plotting.densities import new_figure, save
 
@@ -13,15 +15,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def density_panels(model: Any, images: Any, y: Any, *, n: int = 12) -> dict[str, np.ndarray]:
+class ImageDensities(Protocol):
+    """A model of the labels of images."""
+
+    def density(self, image: np.ndarray, /) -> tuple[np.ndarray, np.ndarray]:
+        """Labels on a grid, and their density given one image."""
+        ...
+
+    def predict_interval(self, images: np.ndarray, /) -> np.ndarray:
+        """``(n, 2)`` ends of the 90 % intervals."""
+        ...
+
+
+def density_panels(
+    model: ImageDensities, images: ArrayLike, y: ArrayLike, *, n: int = 12
+) -> dict[str, np.ndarray]:
     """What a grid of ``n`` images with their densities shows, as arrays.
 
     The images are spread evenly over the labels, so that all parts of the range are seen.
     """
+    images = np.asarray(images)
     labels = np.asarray(y, dtype=float).reshape(len(images), -1)[:, 0]
     order = np.argsort(labels, kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, min(n, len(order))).round().astype(int)]
-    shown = np.asarray(images)[chosen]
+    shown = images[chosen]
     drawn = [model.density(image) for image in shown]
     return {
         "images": shown,
@@ -58,7 +75,7 @@ def plot_panels(panels: dict[str, np.ndarray], path: str | Path | None = None) -
     return save(figure, path)
 
 
-def plot_ablation(rows: list[dict[str, Any]], path: str | Path | None = None) -> Figure:
+def plot_ablation(rows: Sequence[Mapping[str, Any]], path: str | Path | None = None) -> Figure:
     """Exact test log-likelihood against ``M``, mean and standard deviation over seeds, by set.
 
     ``rows`` are those of the result file: ``dataset, objective, n_samples, exact``.
@@ -66,10 +83,10 @@ def plot_ablation(rows: list[dict[str, Any]], path: str | Path | None = None) ->
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     figure, axes = new_figure(1, len(sets), figsize=(3.6 * len(sets), 3.0))
     for name, panel in zip(sets, np.atleast_1d(axes), strict=True):
-        here = [{"exact": r.get("upper"), **r} for r in rows if r["dataset"] == name]
-        here = [r for r in here if r["exact"] is not None]
-        for objective in dict.fromkeys(row["objective"] for row in here):
-            own = [r for r in here if r["objective"] == objective]
+        of_set = [{"exact": r.get("upper"), **r} for r in rows if r["dataset"] == name]
+        of_set = [r for r in of_set if r["exact"] is not None]
+        for objective in dict.fromkeys(row["objective"] for row in of_set):
+            own = [r for r in of_set if r["objective"] == objective]
             sizes = sorted({r["n_samples"] for r in own})
             values = [[r["exact"] for r in own if r["n_samples"] == m] for m in sizes]
             spread = [np.std(v, ddof=1) if len(v) > 1 else 0.0 for v in values]

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from selfnorm.plotting.densities import literal, on_axes, styled
+from selfnorm.plotting.densities import literal, on_axes, on_row, styled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
 DATA, MODEL = "C0", "C1"
@@ -44,7 +46,11 @@ class Scale:
 
 @styled
 def plot_marginal(
-    scale: Scale, model: ArrayLike | None, data: ArrayLike | None = None, *, axes: Any = None
+    scale: Scale,
+    model: ArrayLike | None,
+    data: ArrayLike | None = None,
+    *,
+    axes: Axes | None = None,
 ) -> Figure:
     """One column: bars of categories, histograms of numbers; shares of the rows that have a value.
 
@@ -86,7 +92,7 @@ def plot_pair(
     model: ArrayLike | None,
     data: ArrayLike | None = None,
     *,
-    axes: Any = None,
+    axes: Sequence[Axes] | Axes | None = None,
 ) -> Figure:
     """Two columns: points ``(n, 2)`` of the data beside as many of the model, on one scale.
 
@@ -96,27 +102,30 @@ def plot_pair(
     named = {"data": data, "model": model}
     rows = {k: np.asarray(v, dtype=float).reshape(-1, 2) for k, v in named.items() if v is not None}
     n = min(len(points) for points in rows.values())
-    figure, axes = on_axes(axes, 1, len(rows), sharex=True, sharey=True)
+    figure, row = on_row(axes, len(rows), sharex=True, sharey=True)
     rng = np.random.default_rng(0)
     both = np.concatenate(list(rows.values()))
     spread = np.array([0.3 if s.labels else 0.4 * s.step for s in scales])
     limits = [_limits(scale, both[:, i]) for i, scale in enumerate(scales)]
     size = float(np.clip(3000 / max(n, 1), 1, 12))
-    for ax, (name, points) in zip(np.atleast_1d(axes), rows.items(), strict=True):
-        some = points[rng.permutation(len(points))[:n]]
-        some = some + spread * rng.uniform(-1, 1, some.shape)
+    for ax, (name, points) in zip(row, rows.items(), strict=True):
+        shown = points[rng.permutation(len(points))[:n]]
+        shown = shown + spread * rng.uniform(-1, 1, shown.shape)
         color = DATA if name == "data" else MODEL
-        ax.scatter(*some.T, s=size, color=color, alpha=0.6, linewidths=0, rasterized=True)
+        ax.scatter(
+            shown[:, 0], shown[:, 1], s=size, color=color, alpha=0.6, linewidths=0, rasterized=True
+        )
         ax.set(title=name, xlim=limits[0], ylim=limits[1], xlabel=literal(scales[0].name))
-        for axis, scale, values in zip((ax.xaxis, ax.yaxis), scales, both.T, strict=True):
+        both_axes: list[XAxis | YAxis] = [ax.xaxis, ax.yaxis]
+        for axis, scale, values in zip(both_axes, scales, both.T, strict=True):
             _ticks(axis, scale, crowded=True, magnitudes=_by_magnitude(scale, values))
-    np.atleast_1d(axes)[0].set_ylabel(literal(scales[1].name))
+    row[0].set_ylabel(literal(scales[1].name))
     return figure
 
 
 @styled
 def plot_dependence(
-    names: Sequence[str], data: np.ndarray, model: np.ndarray, *, axes: Any = None
+    names: Sequence[str], data: np.ndarray, model: np.ndarray, *, axes: Axes | None = None
 ) -> Figure:
     """Strengths of dependence ``(d, d)`` of all pairs: data below the diagonal, model above."""
     figure, axes = on_axes(axes)
@@ -140,7 +149,7 @@ def plot_log_densities(
     data: ArrayLike | None = None,
     *,
     threshold: float | None = None,
-    axes: Any = None,
+    axes: Axes | None = None,
     xlabel: str = "log-likelihood (nats)",
 ) -> Figure:
     """Log-likelihoods of rows drawn from a model and of data rows: alike where the model fits."""
@@ -157,7 +166,7 @@ def plot_log_densities(
 
 @styled
 def plot_log_weights(
-    samples: ArrayLike, data: ArrayLike | None = None, *, axes: Any = None
+    samples: ArrayLike, data: ArrayLike | None = None, *, axes: Axes | None = None
 ) -> Figure:
     """Log-weights, less ``log Z``, of proposal samples and of data rows.
 
@@ -175,7 +184,7 @@ def plot_log_weights(
 
 @styled
 def plot_shares(
-    names: Sequence[str], shares: ArrayLike, xlabel: str, *, axes: Any = None
+    names: Sequence[str], shares: ArrayLike, xlabel: str, *, axes: Axes | None = None
 ) -> Figure:
     """Bars of a share for each of some names, the largest at the top."""
     figure, axes = on_axes(axes, figsize=(5, 0.25 * len(names) + 0.9))
@@ -195,7 +204,7 @@ def plot_predictive(
     label: float | None = None,
     interval: Sequence[float] | None = None,
     name: str = "y",
-    axes: Any = None,
+    axes: Axes | None = None,
 ) -> Figure:
     """The predictive density of one input on a grid, its interval shaded, the label as a line.
 
@@ -224,7 +233,7 @@ def _short(name: str, most: int) -> str:
     return literal(name if len(name) < most else f"{name[: most - 2]}…")
 
 
-def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
+def _bars(axes: Axes, scale: Scale, rows: dict[str, np.ndarray]) -> None:
     counts = {
         name: np.bincount(values.astype(int), minlength=len(scale.labels)) / max(len(values), 1)
         for name, values in rows.items()
@@ -233,7 +242,7 @@ def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
     often = np.sort(often)
     names = [_short(scale.labels[i], 18) for i in often]
     for name, shares in counts.items():
-        look = {"color": DATA, "alpha": 0.45}
+        look: dict[str, Any] = {"color": DATA, "alpha": 0.45}
         if name == "model":
             look = {"facecolor": "none", "edgecolor": MODEL, "linewidth": 1.4}
         axes.barh(range(len(often)), shares[often], label=name, **look)
@@ -243,7 +252,9 @@ def _bars(axes: Any, scale: Scale, rows: dict[str, np.ndarray]) -> None:
         axes.set_ylabel(f"the {len(often)} commonest of {len(scale.labels)}")
 
 
-def _histograms(axes: Any, scale: Scale, rows: dict[str, np.ndarray], grouped: bool = True) -> None:
+def _histograms(
+    axes: Axes, scale: Scale, rows: dict[str, np.ndarray], grouped: bool = True
+) -> None:
     """Shares of the rows in each bin: of all rows, also those out of sight."""
     from matplotlib import ticker
 
@@ -309,7 +320,9 @@ def _limits(scale: Scale, values: np.ndarray) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _ticks(axis: Any, scale: Scale, crowded: bool = False, magnitudes: bool = False) -> None:
+def _ticks(
+    axis: XAxis | YAxis, scale: Scale, crowded: bool = False, magnitudes: bool = False
+) -> None:
     """Few ticks, whole ones for whole numbers, names for categories, dates for dates."""
     from matplotlib import dates, ticker
 
