@@ -12,7 +12,7 @@ from selfnorm import functional as F
 from selfnorm.density.objectives import Chunked, get, weigh
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import WeightStream, chunk_size_for, data_side_check, verdict
-from selfnorm.evaluation.bounds import summarise
+from selfnorm.evaluation.bounds import bounds_from_weights
 from selfnorm.evaluation.memory import bytes_per_row, free_memory
 from tests.fitting import fit
 
@@ -104,7 +104,7 @@ def test_streamed_summary_is_that_of_all_weights(tail):
     judged, expected = verdict(stream, log_w_data), verdict(log_w, log_w_data)
     assert judged.reasons == expected.reasons
     assert data_side_check(log_w_data, stream) == data_side_check(log_w_data, log_w)
-    whole, streamed = (summarise(log_w_data, w, log_w_data, 3.0) for w in (log_w, stream))
+    whole, streamed = (bounds_from_weights(log_w_data, w, log_w_data, 3.0) for w in (log_w, stream))
     for key, value in whole.to_dict().items():
         if isinstance(value, float):
             assert streamed.to_dict()[key] == pytest.approx(value, rel=1e-9), key
@@ -115,7 +115,7 @@ def test_broken_weights_are_seen_in_any_chunk():
     for part in (torch.zeros(1000), torch.full((1000,), math.nan), torch.zeros(1000)):
         stream.update(part)
     assert stream.broken
-    bounds = summarise(torch.zeros(5), stream, torch.zeros(5), 0.0)
+    bounds = bounds_from_weights(torch.zeros(5), stream, torch.zeros(5), 0.0)
     assert not bounds.reliable
     assert math.isnan(bounds.upper)
 

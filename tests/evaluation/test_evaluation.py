@@ -15,7 +15,7 @@ from selfnorm._context import seeded
 from selfnorm.distributions import draw_log_weights
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.evaluation import GridDensity
-from selfnorm.evaluation.bounds import summarise
+from selfnorm.evaluation.bounds import bounds_from_weights
 from tests.analytic.models import ANALYTIC, Potential
 
 
@@ -28,7 +28,7 @@ def test_chunk_size_changes_nothing_but_rounding():
     q = sn.as_proposal(case.proposal)
     log_w = draw_log_weights(case.ebm(), q, 20_000, 10**6)
     log_p = torch.cat([case.ebm().log_unnormalized(p) for p in x.split(77)])
-    pieces = summarise(log_p, log_w, log_p - q.log_prob(x), 0.0)
+    pieces = bounds_from_weights(log_p, log_w, log_p - q.log_prob(x), 0.0)
     assert pieces.upper == pytest.approx(whole.upper, abs=1e-5)
     assert pieces.log_norm == pytest.approx(whole.log_norm, abs=1e-5)
 

@@ -316,7 +316,7 @@ class _Judge:
         log_w = stream_log_weights(self.model, q, n, self.chunk)
         log_q = self._at(q.log_prob, self.x)
         log_w_data = self.log_p - log_q
-        bounds = summarise(self.log_p, log_w, log_w_data, self.b)
+        bounds = bounds_from_weights(self.log_p, log_w, log_w_data, self.b)
         of_proposal = () if log_w.broken_by_proposal else _of_proposal(log_q)
         of_reference = self._of_reference(q, log_w)
         bounds = replace(bounds, findings=(*of_proposal, *bounds.findings, *of_reference))
@@ -380,7 +380,7 @@ def joined_by_rows(q: Proposal, x: Tensor) -> Proposal | None:
     return Defensive(q, broad, 0.5, stratified=True)
 
 
-def summarise(
+def bounds_from_weights(
     log_p: Tensor, log_w: Tensor | WeightStream, log_w_data: Tensor, log_norm: float
 ) -> Bounds:
     """Bounds from the numbers alone.

@@ -23,7 +23,7 @@ WINDOW = 5  # autocorrelation times over which an autocorrelation is summed
 
 
 @dataclass(frozen=True)
-class Draws:
+class ParameterDraws:
     """Draws of all parameters side by side.
 
     Attributes:
@@ -50,7 +50,7 @@ class Draws:
         return parameters
 
 
-def read_draws(draws: object, chains: bool | None = None) -> Draws:
+def read_draws(draws: object, chains: bool | None = None) -> ParameterDraws:
     """A table of draws, or an error that says what is wrong with them.
 
     Args:
@@ -77,7 +77,7 @@ def read_draws(draws: object, chains: bool | None = None) -> Draws:
                 f"{np.asarray(draws).shape}: flatten the parameters, or name them in a dict"
             )
         names = tuple(getattr(draws, "columns", range(values.shape[2])))
-        table = Draws(values, None, tuple(str(name) for name in names))
+        table = ParameterDraws(values, None, tuple(str(name) for name in names))
     else:
         mapping, has_chains = named
         table = _side_by_side(mapping, has_chains if chains is None else chains)
@@ -101,7 +101,7 @@ def _parameters(draws: object) -> tuple[Mapping[str, ArrayLike], bool] | None:
     return None
 
 
-def _side_by_side(parameters: Mapping[str, ArrayLike], has_chains: bool) -> Draws:
+def _side_by_side(parameters: Mapping[str, ArrayLike], has_chains: bool) -> ParameterDraws:
     lead, columns, names = 2 if has_chains else 1, [], []
     shapes: dict[str, tuple[int, ...]] = {}
     for name, values in parameters.items():
@@ -120,10 +120,10 @@ def _side_by_side(parameters: Mapping[str, ArrayLike], has_chains: bool) -> Draw
     if not columns or len({column.shape[:2] for column in columns}) > 1:
         sizes = {name: np.shape(value) for name, value in parameters.items()}
         raise DataError(f"the parameters must have one number of draws; their shapes are {sizes}")
-    return Draws(np.concatenate(columns, axis=2), shapes, tuple(names))
+    return ParameterDraws(np.concatenate(columns, axis=2), shapes, tuple(names))
 
 
-def _check(draws: Draws) -> None:
+def _check(draws: ParameterDraws) -> None:
     chains, n, d = draws.values.shape
     if chains * n < MINIMUM_DRAWS or n < 4:
         raise DataError(

@@ -15,10 +15,10 @@ from scipy.special import logsumexp
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm.errors import DataError
-from selfnorm.evaluation import PARETO_K_LIMIT, Finding, tail_index
+from selfnorm.evaluation import PARETO_K_LIMIT, Finding, heavy_tail, tail_index
 from selfnorm.evidence.bridge import TOO_FEW, Side, bridge, reciprocal
 from selfnorm.evidence.draws import (
-    Draws,
+    ParameterDraws,
     Reach,
     by_walker,
     disagreement,
@@ -297,7 +297,7 @@ def _evenly(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _at_draws(
     target: Target | None,
-    table: Draws,
+    table: ParameterDraws,
     space: Support,
     y: np.ndarray,
     kept: np.ndarray,
@@ -546,13 +546,8 @@ def _findings_of_draws(
     """What speaks against a reciprocal value."""
     yield from _about_draws(figures, data)
     yield from _about_shifts(halves, data.space.free_names)
-    k = figures.pareto_k_draws
-    if k > PARETO_K_LIMIT:
-        words = (
-            f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: q has heavier tails than the draws, a "
-            "few draws carry the estimate; give log_density for a bridge estimate."
-        )
-        yield Finding("pareto_k", k, PARETO_K_LIMIT, words)
+    cure = "q has heavier tails than the draws, a few draws carry the estimate; give log_density"
+    yield from heavy_tail(figures.pareto_k_draws, f"{cure} for a bridge estimate.")
     errors = (reciprocal(half.log_weights_draws)[1] for half in halves)
     yield from _about_halves(figures.halves, math.hypot(*errors))
 

@@ -14,7 +14,7 @@ import torch
 from scipy.special import expit, log_expit, log_softmax
 
 from selfnorm.errors import DataError
-from selfnorm.evidence.draws import Draws, Rows
+from selfnorm.evidence.draws import ParameterDraws, Rows
 
 Interval = tuple[float | None, float | None]
 LogDensity = Callable[..., object]  # of rows, or of parameters by name
@@ -39,7 +39,7 @@ class Target:
         n_evaluations: rows evaluated so far.
     """
 
-    def __init__(self, log_density: LogDensity, draws: Draws) -> None:
+    def __init__(self, log_density: LogDensity, draws: ParameterDraws) -> None:
         self.log_density, self.draws = log_density, draws
         self.n_evaluations = 0
         self.first: np.ndarray  # values at the first draws
@@ -128,7 +128,7 @@ def _numbers(value: object) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def stated_support(support: object, draws: Draws) -> list[tuple[slice, str | Interval]]:
+def stated_support(support: object, draws: ParameterDraws) -> list[tuple[slice, str | Interval]]:
     """One ``(columns, kind)`` per parameter or column, in order, from what the user stated."""
     d, shapes = draws.values.shape[2], draws.shapes
     if support is None:
@@ -177,7 +177,7 @@ def _kind(stated: object, name: str) -> str | Interval:
 class Support:
     """The map between the user's coordinates ``x (n, d)`` and unconstrained ``y (n, k)``."""
 
-    def __init__(self, support: object, draws: Draws) -> None:
+    def __init__(self, support: object, draws: ParameterDraws) -> None:
         self.blocks = stated_support(support, draws)
         self.names = draws.names
 
