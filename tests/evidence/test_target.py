@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from selfnorm.errors import DataError
-from selfnorm.evidence.draws import Draws, read_draws
+from selfnorm.evidence.draws import ParameterDraws, read_draws
 from selfnorm.evidence.target import Support, Target
 
 X = np.random.default_rng(0).normal(size=(30, 2))
@@ -57,7 +57,7 @@ def test_what_a_broken_density_said_is_told():
 
 
 def space(support, d):
-    return Support(support, Draws(np.zeros((1, 1, d)), None, tuple(map(str, range(d)))))
+    return Support(support, ParameterDraws(np.zeros((1, 1, d)), None, tuple(map(str, range(d)))))
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from selfnorm.evaluation import (
     B_LIMIT,
-    PARETO_K_LIMIT,
     TOLERATED_SHARE,
     Bounds,
     Finding,
     data_side_check,
+    heavy_tail,
     tail_index,
 )
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower
@@ -198,13 +198,11 @@ def _findings(
             "raise n_samples; if that is not enough, train longer or with more mixture components."
         )
         yield Finding("ess", effective, FEWEST_EFFECTIVE, words)
-    if k > PARETO_K_LIMIT:
-        words = (
-            f"Pareto k = {k:.2f} is above {PARETO_K_LIMIT}: the energy has spikes that the "
-            "proposal rarely meets; train with more samples, or compare with "
-            "normalizer='quadrature'."
-        )
-        yield Finding("pareto_k", k, PARETO_K_LIMIT, words)
+    yield from heavy_tail(
+        k,
+        "the energy has spikes that the proposal rarely meets; train with more samples, or compare "
+        "with normalizer='quadrature'.",
+    )
     check = data_side_check(rows["log_weights_data"], rows["log_weights"])
     if not check.passed:
         words = (

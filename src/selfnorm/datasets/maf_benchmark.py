@@ -2,7 +2,7 @@
 
 Each loader reads the official file (or the one the benchmark's authors made from it) and applies
 their rules in their order, so that log-likelihoods compare with the published ones: which columns
-go, what noise comes on, which rows are for testing, whose mean and deviation scale what.
+are dropped, what noise is added, which rows are for testing, which rows' mean and deviation scale.
 """
 
 from __future__ import annotations

@@ -154,10 +154,10 @@ def tail_factor(k: float, n: int) -> float:
     """By how much the standard error of ``n`` weights with a (finite) Pareto k is widened.
 
     ``1 + 6 max(0, k + 2 sd - 0.5)``, with ``sd = (1 + k) / sqrt(3 sqrt(n))`` the standard deviation
-    of the fitted ``k``. Where the variance is infinite most samples hold no weight of the kind that
-    makes it so, and mean and variance come out too low together. Of Pareto weights with k between
-    0.5 and 0.7 three plain errors are passed in 1 to 20 % of all samples, three widened ones in at
-    most 1 %.
+    of the fitted ``k``. Where the variance is infinite, most samples lack the rare large weights
+    that make it so; their mean and their variance are both too low. Of Pareto weights with k
+    between 0.5 and 0.7 three plain errors are passed in 1 to 20 % of all samples, three widened
+    ones in at most 1 %.
 
     Example:
         >>> tail_factor(0.2, 20_000), round(tail_factor(0.6, 20_000), 1)
@@ -172,9 +172,9 @@ def tail_factor(k: float, n: int) -> float:
 def few_beyond(count: float, n: int, by_chance: float) -> bool:
     """Whether ``count`` of ``n`` data may outweigh all proposal samples.
 
-    Of data that follow the model a share ``by_chance`` does so, as large as the share of the
-    largest weight in the sum of all (a draw of the model among them would be the largest so often);
-    another is tolerated. The chance of so many must be at least 1 %.
+    Data that follow the model do so with probability ``by_chance``, the share of the largest weight
+    in the sum of all. A share of :data:`TOLERATED_SHARE` more is tolerated. Under both together
+    so high a count must have a probability of at least 1 %.
 
     Example:
         >>> few_beyond(5, 500, 0.001), few_beyond(15, 500, 0.001), few_beyond(15, 500, 0.02)

@@ -18,7 +18,7 @@ from selfnorm.sampling import correlation_time, r_hat
 Rows = np.ndarray | torch.Tensor
 
 MINIMUM_DRAWS = 20
-MANY_CHAINS = 10  # so many are judged together: walkers of an ensemble need not be long each
+MANY_CHAINS = 10  # so many are judged together: walkers of an ensemble may be short
 WINDOW = 5  # autocorrelation times over which an autocorrelation is summed
 
 

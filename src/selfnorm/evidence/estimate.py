@@ -401,8 +401,8 @@ def _shift_of_q(draws: np.ndarray, l1: np.ndarray, places: np.ndarray) -> np.nda
 def _figures_of_bridge(data: _Prepared, halves: Sequence[_Half]) -> Evidence:
     """The value by bridge sampling and its bounds: means over both halves."""
     sides = one, two = [half.side for half in halves]
-    # What the draws put in is the same product of fluctuations of both halves where q is a
-    # parametric fit (its parameters move with one half, the other half multiplies): no averaging.
+    # Where q is a parametric fit, the draws cause the same error in both halves: the parameters
+    # move with one half, and the other half multiplies. So this error does not average out.
     from_draws = (math.sqrt(one.variance_draws) + math.sqrt(two.variance_draws)) / 2
     variance = from_draws**2 + (one.variance_samples + two.variance_samples) / 4
     excess = (one.log_z - two.log_z) ** 2 / _variance_of_difference(halves)

@@ -20,7 +20,7 @@ from selfnorm.errors import DataError
 from selfnorm.training import TrainingOptions
 
 N_NODES = 96  # per factor: the log Z of a chain of 20 is right to 1e-3
-FEWEST_FOR_CHAIN = 200  # rows; fewer tell no more than location, scatter and tails
+FEWEST_FOR_CHAIN = 200  # rows; fewer show no more than location, scatter and tails
 TAILS = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 1000.0)  # degrees of freedom tried
 COMPONENTS = (1, 2, 4, 8)  # of the mixtures tried
 PROBE_TAILS, PROBE_WIDTH = 3.0, 2.0
@@ -95,9 +95,9 @@ class FittedProposal:
 
         .. math:: E_p[\tanh^2(u / 2)] + E_q[\tanh^2(u / 2)].
 
-        Likelihood uses the draws; this uses the density, without noise: a ``p`` of the family is
-        computed, not estimated. Of all mixtures, with and without a chain, and all stages of their
-        adjustment, the one of least discrepancy on rows held out is kept.
+        Likelihood uses the draws alone. The values of the density have no noise: a ``p`` of the
+        family is recovered exactly. Of all mixtures, with and without a chain, and all stages of
+        their adjustment, the one of least discrepancy on held-out rows is kept.
 
         Args:
             rows: ``(chains, n, d)``, of the draws given before.
@@ -243,7 +243,7 @@ class _Evaluated:
         weights = torch.cat([torch.full((n,), 1 / n).to(grown), grown / len(grown)])
         u = self.log_p - log_q
         level = ((u - _middle(u.detach(), weights.detach())) / 2).tanh()
-        # Where p is next to nothing, q can but leave; elsewhere it is to agree, not to leave.
+        # Where p is almost zero, q may move away; elsewhere it must agree with p.
         weights = torch.where(level.detach() < -0.9, weights, weights.detach())
         # mass of q that is where no sample is, beyond chance, is charged in full
         chance = 3 * grown.detach().std(correction=0) / math.sqrt(len(grown))

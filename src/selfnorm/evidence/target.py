@@ -21,7 +21,7 @@ LogDensity = Callable[..., object]  # of rows, or of parameters by name
 CHUNK = 4096  # rows given to a batched density at once
 
 
-# what a density may want its rows as
+# the types of rows that a density may take
 CONVERT: tuple[Callable[[np.ndarray], Rows], ...] = (
     np.asarray,
     torch.from_numpy,
@@ -32,8 +32,8 @@ CONVERT: tuple[Callable[[np.ndarray], Rows], ...] = (
 class Target:
     """``log_density`` as a function of rows ``(n, d)`` in float64.
 
-    A few draws show how it wants to be called: NumPy arrays or tensors (float64, then
-    float32), all rows at once or one after another. Draws of named parameters are given by name.
+    A few draws show how to call it: with NumPy arrays or tensors (float64, then float32), with all
+    rows at once or one after another. Draws of named parameters are given by name.
 
     Attributes:
         n_evaluations: rows evaluated so far.
@@ -76,8 +76,8 @@ class Target:
     ) -> bool:
         """Whether the first row has another value among copies of itself: a density of one row.
 
-        Of named parameters such a one can return as many numbers as it is given rows: the sum over
-        a vector goes over all of them, a scalar beside it is one for each.
+        With named parameters a density of one row can return one number for each of several rows:
+        it sums vectors over all of them, and adds the scalar of each row.
         """
         self.n_evaluations += len(rows)
         again = self._call(np.ascontiguousarray(rows[[0] * len(rows)]), convert, batched=True)

@@ -47,7 +47,7 @@ class Piece:
         return ResultTable(self.table, self.recipe, directory / self.name)
 
 
-# Quick ones first: whoever stops early has the most tables.
+# Quick ones first: a call that is stopped early leaves the most tables.
 PIECES = (
     Piece("toy2d", "paper"),
     Piece("toy2d", "best"),

@@ -350,7 +350,7 @@ def run(
         name: [m for m in methods_for(name, recipe, proposals) if m[0] in wanted]
         for name in present
     }
-    # Set by set within a method: whoever stops early has the most complete table.
+    # Set by set within a method: a call that is stopped early leaves the most complete table.
     configs = [
         Config(
             name, *methods[name][k], N_SAMPLES, seed, common, max_epochs, backbone, n_test_samples,

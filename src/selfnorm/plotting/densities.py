@@ -107,19 +107,17 @@ def literal(text: str) -> str:
 def plot_densities(
     rows: Sequence[tuple[str, Tensor, Sequence[tuple[str, Callable[[Tensor], Tensor]]]]],
     path: str | Path | None = None,
-    half_width: float = 2.5,
 ) -> Figure:
     """One row per data set: the data, then a heat map of each model's density.
 
     Args:
         rows: ``(name, data (n, 2), [(title, log_density), ...])``.
         path: where to save the figure.
-        half_width: of the square shown.
     """
     n_columns = 1 + max(len(models) for _, _, models in rows)
     figure, axes = new_figure(len(rows), n_columns, figsize=(2.6 * n_columns, 2.7 * len(rows)))
     grid = axes.reshape(len(rows), n_columns)
-    ends = (-half_width, half_width)
+    ends = (-2.5, 2.5)
     line = torch.linspace(*ends, 200)
     for cells, (name, data, models) in zip(grid, rows, strict=True):
         cells[0].hist2d(*data.T.numpy(), bins=100, range=[ends, ends], cmap="magma")

@@ -27,7 +27,7 @@ _LOG_2PI = math.log(2 * math.pi)
 # Points times rows handled at once: on a CPU what fits its cache, on a GPU what fills it.
 _PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
 _SIDE = 28  # of the convolutional networks' images
-_LIMITS = (-7.0, 5.0)  # of log sd: a posterior outside is a number gone wrong, not a fact
+_LIMITS = (-7.0, 5.0)  # of log sd: values outside are numerical failures
 
 
 class Likelihood(nn.Module, ABC):

@@ -76,7 +76,7 @@ class VAEReport(Judged):
 
     @property
     def learned_error(self) -> float:
-        """``log Z`` minus the learned ``b``: by how much the learned normaliser promises too much.
+        """``log Z`` minus the learned ``b``: densities by the learned ``b`` are too high by it.
 
         ``exact`` of a chain is relative to its ``b_i`` already.
         """

@@ -195,9 +195,9 @@ class EnergyVAE(saving.Saved, nn.Module):
     def dream(self, x: Tensor) -> Tensor:
         """One row ``x' ~ p(x'|z)``, ``z ~ q(z|x)``, for each of ``x``; same shape.
 
-        As many rows as an encoder could wish for: an encoder learns the posterior of the rows it
-        has seen, and on others its ELBO is lower than the model allows. The decoder's own rows are
-        like the data, never the same twice, and their posterior is what the encoder is to find.
+        An encoder learns the posteriors of the rows it is trained on; on other rows its ELBO is
+        lower than the model allows. The decoder makes rows like the data without end, and never the
+        same twice: an encoder that is trained on them cannot overfit.
         """
         rows = self.likelihood.sample(self.decode(self.encode(x).sample(1)[0]))
         return rows.to(x.dtype).reshape(x.shape)

@@ -53,7 +53,7 @@ _WATCHED = 256  # rows on either side of a comparison: about the posteriors a ba
 def _figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
     """Mean gap of the bounds and effective share of samples, from ``(M, *batch)`` log-weights.
 
-    Nothing where gradients are on: a training step is not for looking at, and they cost launches.
+    Empty in a training step, where gradients are on: the figures would cost time.
     """
     if torch.is_grad_enabled():
         return {}
@@ -177,10 +177,10 @@ def latent_energy(
 
 
 class EnergyPrior(LatentPrior):
-    r"""``log p(z) = log d(z) - E(z) - b`` with a scalar ``b``, and the means to keep it honest.
+    r"""``log p(z) = log d(z) - E(z) - b`` with a scalar ``b``.
 
-    The normaliser is estimated from samples, and an energy exploits whatever they do not see: in 16
-    dimensions it grows spikes where posteriors sit and base samples never fall. Against that stand
+    The normaliser is estimated from samples, and an energy exploits whatever they miss: in 16
+    dimensions it grows spikes at posteriors, where base samples never fall. What prevents that is
     ``proposal="mixture"``, a ``bound``, weight decay and a small learning rate for the energy.
 
     Args:
