@@ -30,7 +30,7 @@ class PlaneDensity(ABC):
     """A density on the plane with a sampler and an exact log-density, in raw units.
 
     Attributes:
-        name: the name :func:`load` knows it by.
+        name: by which :func:`load` finds it.
         entropy: differential entropy in nats; ``-entropy`` is the limit for raw data.
     """
 

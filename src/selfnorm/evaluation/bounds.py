@@ -76,12 +76,12 @@ class Bounds(Judged):
         ess: effective sample size, as a fraction of ``n_samples``.
         pareto_k: tail index of the weights; above 0.7 the estimate cannot be trusted.
         n_samples: number of proposal samples behind these figures.
-        findings: what speaks against the numbers; empty if they are reliable. ``reasons`` are the
-            same in words.
+        findings: checks that the numbers did not pass; none if they are reliable. ``reasons`` are
+            the same in words.
         learned_error: ``log Z`` minus the learned ``b`` (of a conditional model, a chain: the mean
             over the rows). ``log_prob`` by the learned ``b`` is too high by as much.
-        remarks: what is worth knowing and speaks against none of the numbers.
-        measure: fingerprint of what densities are with respect to, where the model knows it.
+        remarks: what is worth knowing but makes no number unreliable.
+        measure: fingerprint of the reference measure of the densities, where a model has one.
 
     ``lower <= log-likelihood <= upper`` holds for expectations. For one estimate the gap is
     ``t - 1 - log t`` with ``t = exp(-b) mean(w)``: where ``b`` is the log-normaliser it is next to

@@ -1,4 +1,4 @@
-"""Findings: what speaks against a number, with its figure and limit; a verdict lists them."""
+"""Findings: checks that a number did not pass, with figure and limit; a verdict lists them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Finding:
     Attributes:
         code: name of the check, for programs: ``"pareto_k"``, ``"standard_error"``, ...
         figure: what was measured.
-        limit: the value beyond which it speaks against the number.
+        limit: the value beyond which the check is not passed.
         words: the cause, then the cure.
 
     Example:
@@ -27,7 +27,7 @@ class Finding:
 
 
 class Judged:
-    """Numbers, and the findings against them: none where they are reliable."""
+    """Numbers and their findings: none where the numbers are reliable."""
 
     findings: tuple[Finding, ...]
 

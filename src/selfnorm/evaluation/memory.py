@@ -61,7 +61,7 @@ def bytes_per_row(model: UnnormalisedModel, proposal: Proposal) -> int:
 def chunk_size_for(model: UnnormalisedModel, proposal: Proposal, max_memory: float) -> int:
     """Rows per pass within ``max_memory`` bytes, or that share of the free memory if below 1.
 
-    Half of the budget is left to what a pass allocates beside what it keeps.
+    Half of the budget is left to what a pass allocates and does not keep.
     """
     if not max_memory > 0:
         raise DataError(

@@ -1,4 +1,4 @@
-"""The normalising constant of anybody's density, from draws: value, bounds, verdict."""
+"""The normalising constant of any density, from draws of it: value, bounds, verdict."""
 
 from selfnorm.evidence.estimate import evidence
 from selfnorm.evidence.result import Comparison, Evidence

@@ -1,4 +1,4 @@
-"""Draws as people bring them: arrays, parameters by name, ArviZ; one table ``(chains, n, d)``."""
+"""Draws in any of their formats (arrays, parameters by name, ArviZ) as ``(chains, n, d)``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``evidence``: the log-normaliser of anybody's density, from draws."""
+"""``evidence``: the log-normaliser of any density, from draws of it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def evidence(
             mass that the draws miss. With fewer, evenly spaced draws are evaluated; all serve to
             fit ``q``. More of them lower the error while they are not far above the draws.
         chains: whether the first dimension counts chains, where the number of dimensions does not
-            tell.
+            show it.
         max_steps: training steps of a chain; ``None`` chooses.
         seed: same seed, same numbers.
 
@@ -344,7 +344,7 @@ def _unseen(
 
     ``E_r[p~ / (r Z); A] = P(A)`` for any wide density ``r`` and the event ``A`` that a row lies
     beyond all draws; only rows in ``A`` are evaluated. In few dimensions this shows draws that were
-    cut off; in many, ``r`` hardly ever meets ``p``, and it shows nothing.
+    cut off; in many, samples of ``r`` rarely reach ``p``, and it shows nothing.
     """
     y, log_r = q.probe(PROBES, seed)
     beyond = reach.beyond(y)
@@ -504,7 +504,7 @@ def _about_crossing(figures: Evidence) -> Iterator[str]:
 def _findings_of_bridge(
     figures: Evidence, data: _Prepared, halves: Sequence[_Half]
 ) -> Iterator[Finding]:
-    """What speaks against a value by bridge sampling."""
+    """The checks that a value by bridge sampling does not pass."""
     sides = [half.side for half in halves]
     yield from _about_draws(figures, data)
     yield from _about_unseen(data, halves)
@@ -543,7 +543,7 @@ def _findings_of_bridge(
 def _findings_of_draws(
     figures: Evidence, data: _Prepared, halves: Sequence[_Half]
 ) -> Iterator[Finding]:
-    """What speaks against a reciprocal value."""
+    """The checks that a reciprocal value does not pass."""
     yield from _about_draws(figures, data)
     yield from _about_shifts(halves, data.space.free_names)
     cure = "q has heavier tails than the draws, a few draws carry the estimate; give log_density"
@@ -560,7 +560,7 @@ def _about_draws(figures: Evidence, data: _Prepared) -> Iterator[Finding]:
         who = "The chains" if n_chains > 1 else "The two halves of the chain"
         words = (
             f"{who} disagree (R-hat {figures.r_hat:.2f}): the draws are not (yet) from the "
-            "density, or it has modes between which they hardly move; run the sampler longer."
+            "density, or it has modes between which they rarely move; run the sampler longer."
         )
         yield Finding("r_hat", figures.r_hat, limit, words)
     if data.slowest < TOO_FEW:

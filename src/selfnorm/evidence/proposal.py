@@ -24,9 +24,9 @@ FEWEST_FOR_CHAIN = 200  # rows; fewer show no more than location, scatter and ta
 TAILS = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 1000.0)  # degrees of freedom tried
 COMPONENTS = (1, 2, 4, 8)  # of the mixtures tried
 PROBE_TAILS, PROBE_WIDTH = 3.0, 2.0
-LEAST_GAIN = 0.01  # nats per held-out row that the chain must bring
+LEAST_GAIN = 0.01  # nats per held-out row that the chain must gain
 CLOSE = 2e-3  # discrepancy of a mixture that needs no chain
-LIKELIHOOD = 0.1  # what a nat of likelihood counts beside the discrepancy
+LIKELIHOOD = 0.1  # weight of the likelihood in the loss, next to the discrepancy
 LARGEST_RATIO = 10.0  # by which a sample's density may grow while q is adjusted
 
 

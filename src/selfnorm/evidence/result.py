@@ -47,7 +47,7 @@ class Evidence(Judged):
             or more, the variance between chains is that of chains which stay apart or drift.
         n_draws, dim, n_evaluations: number of draws, of unconstrained coordinates, of density
             evaluations.
-        findings: what speaks against the numbers; empty if nothing does. ``reasons``: in words.
+        findings: checks that the numbers did not pass; ``reasons`` are the same in words.
         notes: what this estimate could not check.
 
     Example:
@@ -153,7 +153,7 @@ class Comparison(Judged):
         log_bayes_factor: ``log Z`` of the first minus that of the second; positive favours the
             first.
         se: standard error; the two estimates are taken as independent.
-        findings: what speaks against either estimate.
+        findings: checks that either estimate did not pass.
     """
 
     log_bayes_factor: float

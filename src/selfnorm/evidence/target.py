@@ -61,7 +61,7 @@ class Target:
                     continue
                 self.n_evaluations += len(rows)
                 if batched and self._depends_on_others(rows, values, convert):
-                    errors.append("the value of a row depends on the rows beside it")
+                    errors.append("the value of a row depends on the other rows")
                     continue
                 self.first = values
                 return convert, batched

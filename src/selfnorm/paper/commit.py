@@ -10,8 +10,8 @@ from pathlib import Path
 def commit(tree: Path = Path(__file__).parent) -> str:
     """The commit of a source tree: ``SELFNORM_COMMIT``, or what its history says.
 
-    ``-dirty`` follows where its code is not as committed. A copy that is installed inside the
-    repository of somebody else has none.
+    ``-dirty`` follows where its code is not as committed. A copy that is installed inside another
+    repository has none.
     """
     if stated := os.environ.get("SELFNORM_COMMIT"):
         return stated

@@ -99,7 +99,7 @@ _BEST: dict[str, Row] = {
     "driving": {"max_epochs": 70, "dropout": 0.3, "options": _TEN_LOOKS},
 }
 # The distributions of the counts are sharp, and a learned b lagged behind them: one anchor for
-# each count. By validation anchors bring nothing for ages, and ranking NCE does not use b.
+# each count. On validation images anchors gain nothing for ages, and ranking NCE does not use b.
 _ANCHORS = {("cells", "uniform"): 51}
 _LEARN_B = ("snl", "nce")
 

@@ -326,7 +326,7 @@ def report_figures(report: VAEReport) -> Row:
 
 Rows = list[Row]
 
-# The paper has no chain of energies; ours are held against its joint energies.
+# The paper has no chain of energies; ours are compared with its joint energies.
 _SAME_KIND = {"vae_ar_ebm": "vae_ebm", "vae_ar_ebm_post_hoc": "vae_ebm_post_hoc"}
 _SIZE = ("seed", "ngf", "energy_layers", "evaluation")
 
@@ -409,7 +409,7 @@ def gains(rows: Rows) -> list[str]:
 
 
 def write_page(table: ResultTable) -> Path:
-    """The table, what the priors gain, and what speaks against rows."""
+    """The table, what the priors gain, and the findings against rows."""
     printed = paper_numbers()["mnist"]
     # Rows that ran side by side come in any order.
     ordered = sorted(table.rows, key=lambda r: MODELS.index(r["model"]))

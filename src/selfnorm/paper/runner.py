@@ -75,8 +75,8 @@ class Settings:
     def keep(
         self, table: ResultTable, finished: Generator[tuple[Run, tuple[Row, Extra]], None, None]
     ) -> Iterator[tuple[Run, Extra]]:
-        """Add rows to the table as they come; yields each run with what came beside its row."""
-        with closing(finished):  # when a row cannot be written, nobody is left training
+        """Add rows to the table as they come; yields each run with what its work gave besides."""
+        with closing(finished):  # when a row cannot be written, no process is left training
             for run, (row, extra) in finished:
                 table.add(row)
                 if self.progress:
@@ -176,7 +176,7 @@ def _settle_and_end(number: int, _frame: FrameType | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """Nobody goes on after a kill of the parent: two processes must not write one table."""
+    """End after a kill of the parent: two processes must not write one table."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

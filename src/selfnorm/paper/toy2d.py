@@ -179,7 +179,7 @@ def _train_together(
     """
     prepared = [_prepare(config) for config in configs]
     every, settings = [fitted for fitted, _ in prepared], configs[0].settings
-    import torch._dynamo  # the first optimiser of a process loads it: seconds that nobody trains
+    import torch._dynamo  # the first optimiser of a process loads it: seconds without training
 
     began = time.perf_counter()
     histories = sn.fit_many(

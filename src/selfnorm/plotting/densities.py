@@ -95,7 +95,7 @@ def save(figure: Figure, path: str | Path | None) -> Figure:
 
 
 def literal(text: str) -> str:
-    r"""Somebody's text as figures take it: between two dollar signs there is no mathematics.
+    r"""A text as figures show it literally: dollar signs begin no mathematics.
 
     >>> print(literal("$0-$50"))
     \$0-\$50

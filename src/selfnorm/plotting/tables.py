@@ -139,7 +139,7 @@ def plot_dependence(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title("data below the diagonal, model above")
-    axes.figure.colorbar(image, ax=axes, label="0: independent, 1: one tells the other", shrink=0.8)
+    axes.figure.colorbar(image, ax=axes, label="0: independent, 1: determined", shrink=0.8)
     return figure
 
 

@@ -150,7 +150,7 @@ def evaluate_vae(
             spaced (files are often sorted: the first digits of MNIST's test part are the hardest).
         reference: rows (of the training data) whose aggregate posterior joins the proposal for
             ``log Z`` of a joint energy; the first half of ``x`` by default. Give training rows:
-            an energy knows them best.
+            an energy fits them best.
         n_prior_samples: samples of each importance estimate of ``log Z``.
         n_nodes: quadrature nodes per factor of a chain.
         seed: for all samples.

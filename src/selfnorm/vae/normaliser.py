@@ -1,4 +1,4 @@
-"""``log Z`` of a prior: its estimates, what speaks against them, and the spikes they miss.
+"""``log Z`` of a prior: its estimates, the checks of them, and the spikes that they miss.
 
 ``log Z`` of a joint energy prior comes from three estimators that must agree. While it trains, it
 is watched for spikes at places that its proposal never visits. Samples that include the posteriors
@@ -62,7 +62,7 @@ class Normaliser:
         learned: ``b`` of a joint energy.
         shift: what the estimate adds to the ``log p(z)`` of the learned normaliser.
         gap: of the SNL bound of ``log p(z)``.
-        findings: what speaks against the estimates.
+        findings: checks that the estimates did not pass.
     """
 
     estimates: dict[str, LogNorm]
@@ -112,7 +112,7 @@ def _tempered(prior: EnergyPrior, n: int) -> float:
 def findings_against(
     prior: EnergyPrior, norms: dict[str, LogNorm], held_out: GaussianPosterior, n_samples: int
 ) -> Iterator[Finding]:
-    """Findings against the estimates, none where they can be trusted.
+    """The checks that the estimates did not pass.
 
     ``held_out`` are posteriors of the evaluated rows that are not part of the mixture proposal.
     """
@@ -175,7 +175,7 @@ class Drift:
 
 
 def drift_of(narrow: Tensor | WeightStream, wide: Tensor | WeightStream) -> Drift:
-    """Compare the log-weights of proposal samples with those of samples beside other posteriors."""
+    """Compare ``log Z`` by the proposal with that by samples which include other posteriors."""
     narrow, wide = WeightStream.of(narrow), WeightStream.of(wide)
     if math.isinf(narrow.largest):
         return Drift(math.inf, math.inf, True)

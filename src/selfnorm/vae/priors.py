@@ -47,7 +47,7 @@ from selfnorm.vae.normaliser import (
 
 Encode = Callable[[Tensor], GaussianPosterior]  # rows to their posteriors
 _CHUNKS = 8  # of 8,192 samples each, on either side as well
-_WATCHED = 256  # rows on either side of a comparison: about the posteriors a batch brings
+_WATCHED = 256  # rows on either side of a comparison: about as many as a batch has
 
 
 def _figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
