@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,8 @@ from selfnorm.training import (
     Checkpoint,
     Data,
     History,
+    ParameterGroup,
+    State,
     Task,
     TrainingOptions,
     load_checkpoint,
@@ -41,6 +44,9 @@ from selfnorm.training import (
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+Loss = tuple[Tensor, dict[str, Tensor]]
 
 
 class Ranks:
@@ -147,12 +153,12 @@ def _named_if_lost(ranks: int, saving: Checkpoint | None) -> Iterator[None]:
 class _Loss(nn.Module):
     """The loss as a forward pass, because that is what Fabric's strategies wrap."""
 
-    def __init__(self, module: nn.Module, loss: Callable[..., Any]) -> None:
+    def __init__(self, module: nn.Module, loss: Callable[[tuple[Tensor, ...]], Loss]) -> None:
         super().__init__()
         self.inner = module
         self._loss = loss
 
-    def forward(self, *batch: Tensor) -> Any:
+    def forward(self, *batch: Tensor) -> Loss:
         return self._loss(batch)
 
 
@@ -174,7 +180,7 @@ class DistributedTask(Task):
         self._params = [p for p in trained if p.requires_grad]
         self._loss = fabric.setup_module(_Loss(task.module, self._local_loss))
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Those of the task."""
         return self.task.parameter_groups()
 
@@ -182,15 +188,15 @@ class DistributedTask(Task):
         """That of the task."""
         return self.task.witness(data)
 
-    def own_state(self) -> Any:
+    def own_state(self) -> State | None:
         """That of the task."""
         return self.task.own_state()
 
-    def load_own_state(self, state: Any) -> None:
+    def load_own_state(self, state: State) -> None:
         """Into the task."""
         self.task.load_own_state(state)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> State:
         """Those of the task, with the samples of all ranks and pieces together."""
         settings = self.task.settings()
         if "n_samples" in settings:
@@ -243,7 +249,7 @@ class DistributedTask(Task):
             yield
             return
 
-        def note(signum: int, frame: Any) -> None:  # noqa: ARG001 the signal module's signature
+        def note(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 the signal module's signature
             self._interrupted = True
             signal.signal(signal.SIGINT, before)
 
@@ -314,7 +320,7 @@ class _WithGradient(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *(None if g is None else upstream[0] * g for g in ctx.grads))
 
 

@@ -40,6 +40,7 @@ from selfnorm.training import (
     History,
     Keeper,
     MemberSource,
+    State,
     Stepper,
     Task,
     TensorSource,
@@ -66,12 +67,12 @@ _ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
 @torch.inference_mode(False)
 def train(
     models: Sequence[EBM],
-    x_train: Any,
+    x_train: object,
     *,
-    proposal: Any,
+    proposal: object,
     objective: str | Sequence[str],
     n_samples: int,
-    val_data: Any,
+    val_data: object,
     task_options: dict[str, Any] | None,
     options: TrainingOptions | None,
     lr: PerMember | None = None,
@@ -152,7 +153,7 @@ def _refuse_shared(models: Sequence[EBM]) -> None:
                 )
 
 
-def _for_members(value: Any, members: int, what: str, error: type[Exception]) -> list[Any]:
+def _for_members(value: object, members: int, what: str, error: type[Exception]) -> list[Any]:
     """One value for all members, or a list or tuple of one for each."""
     values = list(value) if isinstance(value, list | tuple) else [value] * members
     if len(values) != members:
@@ -285,7 +286,7 @@ class ManyTask(Task):
             "members' patience": options.patience,
         }
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> State:
         """What a resumed run must share."""
         return {"members": [run.settings() for run in self.runs], **self._settings}
 
@@ -375,7 +376,7 @@ class ManyTask(Task):
         return optimizer
 
     @torch.no_grad()
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         table = self.module.table
         if not self._decoupled:
             assert table.grad is not None
@@ -385,7 +386,7 @@ class ManyTask(Task):
         self._before = [t.detach().clone() for t in (table, *moments)]
 
     @torch.no_grad()
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         members, table = self.module, self.module.table
         (group,) = optimizer.param_groups
         state, (before, *moments) = optimizer.state[table], self._before
@@ -481,11 +482,11 @@ class ManyTask(Task):
         if best is not None:
             members.put(self.keeper.score.isfinite(), best["table"])
 
-    def own_state(self) -> dict[str, Any]:
+    def own_state(self) -> State:
         """The members' best states."""
         return self.keeper.state_dict()
 
-    def load_own_state(self, state: dict[str, Any]) -> None:
+    def load_own_state(self, state: State) -> None:
         """Go on with the best states of a checkpoint."""
         self.keeper.load_state_dict(state)
 
@@ -540,7 +541,7 @@ class Member(nn.Module):
         super().__init__()
         self.model, self.proposal = model, proposal
 
-    def forward(self, question: Callable[..., Any], *args: Tensor) -> Any:
+    def forward(self, question: Callable[..., Tensor], *args: Tensor) -> Tensor:
         """``question(self, *args)``, under whatever parameters are in place."""
         return question(self, *args)
 

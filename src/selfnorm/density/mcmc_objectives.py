@@ -12,8 +12,6 @@ and a noise of unrelated sizes trains a tempered energy.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from selfnorm.density.objectives import Objective, register
 from selfnorm.density.score_matching import column_spread
 from selfnorm.distributions import Proposal
 from selfnorm.sampling import as_log_density, gradient_init, mala_step
+from selfnorm.training import State
 
 __all__ = ["ContrastiveDivergence"]
 
@@ -62,11 +61,11 @@ class ContrastiveDivergence(Objective):
         self.label = f"contrastive divergence from {start}"
         self._buffer: Tensor | None = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Step size and chains, which the next step goes on with."""
         return {"step_size": self.step_size, "buffer": self._buffer}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on with saved chains."""
         self.step_size, self._buffer = state["step_size"], state["buffer"]
 

@@ -38,7 +38,7 @@ class EBM(nn.Module):
     """
 
     def __init__(
-        self, energy: Callable[[Tensor], Tensor], base: Any = None, log_norm: float = 0.0
+        self, energy: Callable[[Tensor], Tensor], base: object = None, log_norm: float = 0.0
     ) -> None:
         super().__init__()
         if isinstance(energy, type) or not callable(energy):
@@ -109,7 +109,7 @@ class EBM(nn.Module):
         self,
         n: int,
         *,
-        proposal: Any = None,
+        proposal: object = None,
         method: str = "sir",
         seed: SeedLike = None,
         **options: Any,
@@ -126,7 +126,7 @@ class EBM(nn.Module):
         """
         return self._drawn(n, seed, proposal=proposal, method=method, **options)
 
-    def _drawn(self, n: int, seed: SeedLike, *, proposal: Any, **how: Any) -> Tensor:
+    def _drawn(self, n: int, seed: SeedLike, *, proposal: object, **how: Any) -> Tensor:
         if proposal is None:
             if self.base is None:
                 raise DataError(

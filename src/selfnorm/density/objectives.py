@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from selfnorm.distributions import Proposal
 from selfnorm.errors import EnergyError
 from selfnorm.evaluation import chunk_size_for
 from selfnorm.functional import Weights
+from selfnorm.training import State
 
 Metrics = dict[str, Tensor]
 
@@ -44,11 +44,11 @@ class Objective(ABC):
     ) -> tuple[Tensor, Metrics]:
         """Loss to minimise on the mini-batch ``x`` of shape ``(n, d)``, and metrics."""
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> State | None:
         """What it remembers from step to step, e.g. chains; ``None`` if nothing."""
         return None
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on with what :meth:`state_dict` gave."""
         del state  # of an objective that remembers nothing
 
@@ -140,10 +140,10 @@ class Chunked(WeightObjective):
         chunk_size: int | None = None,
         max_memory: float | None = None,
     ) -> None:
-        whole = get(objective)
-        if not isinstance(whole, WeightObjective):
+        inner = get(objective)
+        if not isinstance(inner, WeightObjective):
             raise ValueError(
-                f"{type(whole).__name__} is no function of weights and cannot be chunked; use "
+                f"{type(inner).__name__} is no function of weights and cannot be chunked; use "
                 "snl, nce, importance_ml, ranking_nce or the Bregman family"
             )
         if (chunk_size is None) == (max_memory is None):
@@ -151,7 +151,7 @@ class Chunked(WeightObjective):
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         super().__init__(
-            whole.value, whole.label, learns_log_norm=whole.learns_log_norm, linear=whole.linear
+            inner.value, inner.label, learns_log_norm=inner.learns_log_norm, linear=inner.linear
         )
         self.chunk_size, self.max_memory = chunk_size, max_memory
 

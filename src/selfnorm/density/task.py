@@ -27,7 +27,15 @@ from selfnorm.distributions import (
     refuse_unreached,
 )
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
-from selfnorm.training import Data, Source, Task, TrainingOptions, whole_number
+from selfnorm.training import (
+    Data,
+    ParameterGroup,
+    Source,
+    State,
+    Task,
+    TrainingOptions,
+    whole_number,
+)
 
 LOG_NORM_LR_SCALE = 10.0  # learning rate of b in units of that of the energy
 # Chosen on draws of the four 2-D sets other than those reported: long enough for a plain network,
@@ -71,7 +79,7 @@ class DensityTask(Task):
         self.proposal: Proposal = proposal_for(model, proposal)
         self._val_samples: tuple[Tensor, Tensor] | None = None
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> State:
         """What a resumed run must share with the one it continues, beside the loop's options."""
         label = self.objective.label or type(self.objective).__name__
         return {
@@ -85,15 +93,15 @@ class DensityTask(Task):
         x = data[0][:64]
         return torch.cat([self.module.log_unnormalized(x), self.proposal.log_prob(x)])
 
-    def own_state(self) -> Any:
+    def own_state(self) -> State | None:
         """What the objective remembers from step to step."""
         return self.objective.state_dict()
 
-    def load_own_state(self, state: Any) -> None:
+    def load_own_state(self, state: State) -> None:
         """Go on with what :meth:`own_state` gave."""
         self.objective.load_state_dict(state)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """The energy's parameters, and ``b`` with a learning rate of its own."""
         b = self.module.log_norm
         rest = [p for p in self.module.parameters() if p is not b]
@@ -212,7 +220,7 @@ class JointTask(Task):
             self.flow, model=of_model.module, loss=loss, n_samples=of_model.n_samples
         )
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Those of the model, and the flow's parameters at the same rate."""
         return [*self.of_model.parameter_groups(), {"params": list(self.flow.parameters())}]
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from selfnorm._context import alone, seeded
-from selfnorm.distributions.proposals import GaussianMixture, Proposal, StudentT, as_proposal
+from selfnorm.distributions.proposals import (
+    GaussianMixture,
+    Proposal,
+    RowDistribution,
+    StudentT,
+    as_proposal,
+)
 from selfnorm.errors import ProposalError
 
 
@@ -66,7 +71,12 @@ class Defensive(Proposal):
     """
 
     def __init__(
-        self, proposal: Any, heavy: Any = None, weight: float = 0.2, *, stratified: bool = False
+        self,
+        proposal: object,
+        heavy: object = None,
+        weight: float = 0.2,
+        *,
+        stratified: bool = False,
     ) -> None:
         super().__init__()
         if not 0 < weight < 1:
@@ -74,7 +84,7 @@ class Defensive(Proposal):
         sharp = as_proposal(proposal)
         if heavy is None:
             with torch.no_grad(), alone():
-                # the device is not known yet: no GPU's stream is to move by this one row
+                # The device is still unknown: this one row must not move the stream of any GPU.
                 gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
                 with seeded(0), torch.random.fork_rng(devices=gpus):
                     place = sharp.sample((1,)).device
@@ -119,9 +129,8 @@ class Defensive(Proposal):
 class _TwoLabels:
     """``(1 - a) q + a r`` for two label distributions of the same batch shape."""
 
-    def __init__(self, sharp: Any, wide: Any, weight: float) -> None:
+    def __init__(self, sharp: RowDistribution, wide: RowDistribution, weight: float) -> None:
         self.sharp, self.wide, self.weight = sharp, wide, weight
-        self.batch_shape, self.event_shape = sharp.batch_shape, sharp.event_shape
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
         """Independent draws ``(*shape, *batch, d)``."""

@@ -11,6 +11,7 @@ Three losses for a proposal ``q`` of a model ``p``:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ from selfnorm.distributions.mixtures import check_width
 from selfnorm.distributions.proposals import Proposal, RowDistribution, UnnormalisedModel
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.networks import decay_groups
-from selfnorm.training import Task
+from selfnorm.training import ParameterGroup, Task
 
 KINDS = ("nsf", "maf")
 LOSSES = ("data", "kl", "both")
 
 
-def _zuko() -> Any:
+def _zuko() -> ModuleType:
     try:
         import zuko
     except ImportError as error:
@@ -219,7 +220,7 @@ class FlowTask(Task):
         self.columns, self.model = columns, model
         self.kind, self.n_samples = loss, n_samples
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Matrices with the optimiser's weight decay, vectors without."""
         return decay_groups(self.module.named_parameters())
 

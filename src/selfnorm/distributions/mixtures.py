@@ -30,6 +30,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from selfnorm._inputs import check_rows
 from selfnorm.errors import DataError
 from selfnorm.networks import StackedMLP, perceptron
 
+Index = Tensor | slice | int | EllipsisType | None  # of a dimension of a batch
 _LOG_2PI = math.log(2 * math.pi)
 _LOGISTIC_SD = math.pi / math.sqrt(3)
 _EPS = 2.0**-22
@@ -93,14 +95,14 @@ def pick_component(values: Tensor, component: Tensor, event_dims: int = 0) -> Te
     ``(*shape, *batch, *event)``. Sizes of ``batch`` broadcast.
 
     Example:
-        >>> means = torch.tensor([[[0.0], [1.0]], [[2.0], [3.0]]])      # two laws, K = 2, d = 1
+        >>> means = torch.tensor([[[0.0], [1.0]], [[2.0], [3.0]]])      # two of them, K = 2, d = 1
         >>> pick_component(means, torch.tensor([1, 0]), event_dims=1)
         tensor([[1.],
                 [2.]])
     """
     *batch, k = values.shape[: values.dim() - event_dims]
     first = torch.arange(0, k * math.prod(batch), k, device=values.device).view(batch)
-    return values.flatten(0, len(batch))[first + component]  # one list of all laws' components
+    return values.flatten(0, len(batch))[first + component]  # one list of all components
 
 
 def ends_of_cells(at: Tensor, points: Tensor, *values: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -108,11 +110,11 @@ def ends_of_cells(at: Tensor, points: Tensor, *values: Tensor) -> list[tuple[Ten
     fall into, then every one of ``values (*batch, g)`` there: pairs of ``(*batch, m)``.
     """
     right = torch.searchsorted(points.contiguous(), at.contiguous()).clamp(1, points.shape[-1] - 1)
-    return [(each.gather(-1, right - 1), each.gather(-1, right)) for each in (points, *values)]
+    return [(of.gather(-1, right - 1), of.gather(-1, right)) for of in (points, *values)]
 
 
 def interpolate(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
-    """Piecewise linear interpolation, law by law, at ``(*batch, m)``; constant beyond the ends.
+    """Piecewise linear interpolation, one by one, at ``(*batch, m)``; constant beyond the ends.
 
     Example:
         >>> grid, square = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 1.0, 4.0]])
@@ -186,7 +188,7 @@ class Mixture1d:
         log_scale = self.log_scale + scale.log()
         return Mixture1d(self.log_pi, shift + scale * self.loc, log_scale, self.family)
 
-    def at(self, *index: Any) -> Mixture1d:
+    def at(self, *index: Index) -> Mixture1d:
         """The distributions at some places of the batch."""
         return self._picked(lambda t: t[index])
 
@@ -310,14 +312,14 @@ class Mixture1d:
         is_tail = torch.arange(k, device=self.loc.device) == k - 1
         v = torch.sigmoid(torch.linspace(-14, 14, 15, **options))
         e = self._quantile(v.unsqueeze(-1).expand(-1, k), is_tail.expand(15, k)).to(self.loc)
-        each = self._picked(lambda t: t.unsqueeze(-2))
-        anchors = (each.loc + each.log_scale.exp() * e).flatten(-2).sort(-1).values
+        rows = self._picked(lambda t: t.unsqueeze(-2))
+        anchors = (rows.loc + rows.log_scale.exp() * e).flatten(-2).sort(-1).values
         s = torch.linspace(0, 0.5, n + 1, **options)
         u = (s * s * (3 - 2 * s)).to(self.loc).expand(*self.loc.shape[:-1], -1)
         # each half from its own end: a number close to one has few digits for what is beyond it
-        left = interpolate(u, each.cdf(anchors), anchors)
+        left = interpolate(u, rows.cdf(anchors), anchors)
         anchors = -anchors.flip(-1)
-        right = -interpolate(u, each.mirrored().cdf(anchors), anchors).flip(-1)
+        right = -interpolate(u, rows.mirrored().cdf(anchors), anchors).flip(-1)
         cuts = torch.cat([left, right[..., 1:]], -1).movedim(-1, 0).contiguous()
         nodes, edges = cuts[1::2], cuts[2:-1:2]
         if rounded is not None:

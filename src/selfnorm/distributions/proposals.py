@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 
@@ -45,6 +47,14 @@ class UnnormalisedModel(Protocol):
 
     def log_unnormalized(self, x: Tensor) -> Tensor:
         """``-E(x) + log d(x)``: ``(n, dim) -> (n,)``."""
+        ...
+
+
+class Samples(Protocol):
+    """Anything that draws samples of a shape."""
+
+    def sample(self, shape: torch.Size, /) -> object:
+        """Draws ``(*shape, d)``."""
         ...
 
 
@@ -391,7 +401,7 @@ class GaussianMixture(Proposal):
         with alone():  # scikit-learn changes the number of threads of the process
             fitted.fit((x / scale).cpu().numpy())
 
-        def to_torch(values: Any) -> Tensor:
+        def to_torch(values: np.ndarray) -> Tensor:
             return torch.as_tensor(values, dtype=dtype, device=x.device)
 
         outer = (scale[:, None] * scale).to(dtype)
@@ -416,8 +426,8 @@ class GaussianMixture(Proposal):
         return mixture_log_prob(self.log_consts, -0.5 * z.square().sum(-1))
 
 
-def as_proposal(q: Any, dim: int | None = None) -> Proposal:
-    """Adapt ``q`` to the :class:`Proposal` interface.
+def as_proposal(q: object, dim: int | None = None) -> Proposal:
+    """Make ``q`` a :class:`Proposal`.
 
     Accepts a proposal of this library, any ``torch.distributions.Distribution`` (scalar ones become
     one-column ones, batched ones independent columns), a lazy distribution (a module whose call
@@ -432,9 +442,9 @@ def as_proposal(q: Any, dim: int | None = None) -> Proposal:
     if isinstance(q, Proposal):
         proposal: Proposal = q
     elif isinstance(q, Distribution):
-        law = _over_rows(q)
+        rows = _over_rows(q)
         own = not type(q).__module__.startswith(("torch.", "zuko."))
-        proposal = _Foreign(law, partial(_log_prob_with_support, law), own=own)
+        proposal = _Foreign(rows, partial(_log_prob_with_support, rows), own=own)
     elif hasattr(q, "sample") and hasattr(q, "log_prob"):
         proposal = _Foreign(q, q.log_prob)
     elif isinstance(q, nn.Module):
@@ -452,7 +462,7 @@ def as_proposal(q: Any, dim: int | None = None) -> Proposal:
     return proposal
 
 
-def proposal_for(model: Any, q: Any, dim: int | None = None) -> Proposal:
+def proposal_for(model: UnnormalisedModel, q: object, dim: int | None = None) -> Proposal:
     """:func:`as_proposal`, on the model's device and in the floating-point type of its parameters.
 
     A proposal with tensors of its own is moved in place, as ``nn.Module.to`` does.
@@ -477,20 +487,20 @@ def _refuse_contradiction(q: _Foreign, device: torch.device) -> None:
     values repeat (whole numbers, atoms), or where ``h`` does not come close enough.
     """
     with seeded(0, device):
-        known, rows = q.sample((2 * _JUDGED,)).chunk(2)
-        repeats = any(len(column.unique()) < _JUDGED // 2 for column in known.T)
-        if repeats or not bool(known.isfinite().all()):
+        first, rows = q.sample((2 * _JUDGED,)).chunk(2)
+        repeats = any(len(column.unique()) < _JUDGED // 2 for column in first.T)
+        if repeats or not bool(first.isfinite().all()):
             return
-        h = GaussianMixture.fit_to(known)
-        low, high = known.aminmax(dim=0)
+        h = GaussianMixture.fit_to(first)
+        low, high = first.aminmax(dim=0)
 
         def log_ratios(x: Tensor) -> Tensor:
-            found = x.new_full((len(x),), math.inf, dtype=torch.float64)
+            ratios = x.new_full((len(x),), math.inf, dtype=torch.float64)
             inside = ((x >= low) & (x <= high)).all(-1)
-            found[inside] = (h.log_prob(x[inside]) - q.log_prob(x[inside])).double()
-            return found
+            ratios[inside] = (h.log_prob(x[inside]) - q.log_prob(x[inside])).double()
+            return ratios
 
-        limit = log_ratios(known).quantile(0.99)
+        limit = log_ratios(first).quantile(0.99)
         of_q, of_h = log_ratios(rows), log_ratios(h.sample((_JUDGED,)))
     by_q, by_h = torch.where(of_q <= limit, (of_q - limit).exp(), 0.0), (of_h <= limit).double()
     parts = [(x.mean().log(), x.var() / x.mean().square() / _JUDGED) for x in (by_q, by_h)]
@@ -498,39 +508,40 @@ def _refuse_contradiction(q: _Foreign, device: torch.device) -> None:
     error = math.sqrt(float(parts[0][1] + parts[1][1]))
     if error < 0.1 and abs(off) > 0.1 + 5 * error:
         raise ProposalError(
-            f"log_prob of {type(q.law).__name__} is not the log-density of its samples: every "
-            f"log Z would be off by {off:+.2f}. Is a constant or a Jacobian missing, a scale "
+            f"log_prob of {type(q.distribution).__name__} is not the log-density of its samples: "
+            f"every log Z would be off by {off:+.2f}. Is a constant or a Jacobian missing, a scale "
             "another one, or log_prob not -inf where no sample can be?"
         )
 
 
 class _Foreign(Proposal):
-    """Somebody's own distribution, whose first sample tells its width and type.
+    """A distribution of somebody's own; its first sample has its width and type.
 
-    ``nn.Module.to`` does not reach it: its samples take the type asked for there.
+    ``nn.Module.to`` does not reach the distribution: ``kind`` has the type of the samples.
     """
 
     kind: Tensor
 
-    def __init__(self, law: Any, log_density: Callable[[Tensor], Any], *, own: bool = True) -> None:
+    def __init__(
+        self, distribution: Samples, log_density: Callable[[Tensor], object], *, own: bool = True
+    ) -> None:
         super().__init__()
-        self.law, self.log_density, self.own = law, log_density, own
+        self.distribution, self.log_density, self.own = distribution, log_density, own
         with seeded(0):
-            first = torch.as_tensor(law.sample(torch.Size([1])))
+            first = torch.as_tensor(distribution.sample(torch.Size([1])))
         self.dim = first.numel()
         self._own = first.dtype if first.is_floating_point() else torch.float32
         self.register_buffer("kind", torch.zeros((), dtype=self._own), persistent=False)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        drawn = torch.as_tensor(self.law.sample(torch.Size(shape)))
+        drawn = torch.as_tensor(self.distribution.sample(torch.Size(shape)))
         return drawn.to(self.kind.dtype).reshape(*shape, self.dim)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        # Rows as wide as the law's own numbers: a flow in float64 asks for such rows.
+        # Rows as wide as the distribution's own numbers: a flow in float64 needs such rows.
         rows = x.to(torch.promote_types(x.dtype, self._own))
-        whose = f"log_prob of {type(self.law).__name__}"
-        found = one_per_row(self.log_density(rows), x.shape[:-1], whose, ProposalError)
-        return found.to(x.dtype)
+        whose = f"log_prob of {type(self.distribution).__name__}"
+        return one_per_row(self.log_density(rows), x.shape[:-1], whose, ProposalError).to(x.dtype)
 
 
 class _Lazy(Proposal):
@@ -585,7 +596,7 @@ def _log_prob_with_support(distribution: Distribution, x: Tensor) -> Tensor:
     return torch.where(inside, distribution.log_prob(safe), -math.inf)
 
 
-def _numbers(values: Any, like: Tensor | None = None) -> Tensor:
+def _numbers(values: ArrayLike | Tensor | None, like: Tensor | None = None) -> Tensor:
     """Floating-point numbers without a gradient, of the type and on the device of ``like``."""
     tensor = torch.as_tensor(values).detach()
     if like is not None:
@@ -593,7 +604,7 @@ def _numbers(values: Any, like: Tensor | None = None) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.float()
 
 
-def _double_rows(x: Any) -> tuple[Tensor, torch.dtype]:
+def _double_rows(x: object) -> tuple[Tensor, torch.dtype]:
     """Rows to fit to, in double precision, and the type of the result: theirs, or float32."""
     x = as_rows(x)
     if x.dim() == 1:

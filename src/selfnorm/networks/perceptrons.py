@@ -13,10 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from selfnorm.training import ParameterGroup
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -34,7 +37,7 @@ def activation_module(name: str) -> nn.Module:
     return _ACTIVATIONS[name]()
 
 
-def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[ParameterGroup]:
     """Optimiser groups of what is trained: matrices with weight decay, all else without.
 
     Biases of stacked networks have several dimensions, too: they are known by their name.
@@ -42,7 +45,7 @@ def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, An
     >>> [len(group["params"]) for group in decay_groups(StackedLinear(2, 3, 4).named_parameters())]
     [1, 1]
     """
-    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+    groups: list[ParameterGroup] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
     for name, parameter in named:
         if parameter.requires_grad:
             groups[parameter.ndim <= 1 or name.endswith("bias")]["params"].append(parameter)
@@ -83,7 +86,7 @@ class StackedLinear(nn.Module):
         return out.view(*first.shape[:-1], -1).movedim(0, -3)
 
 
-def linear(members: int | None, before: int, after: int, *, zero: bool = False) -> Any:
+def linear(members: int | None, before: int, after: int, *, zero: bool = False) -> nn.Module:
     """A linear map for each member, or a plain one for ``members=None``; ``zero``: starts at 0."""
     if members is not None:
         return StackedLinear(members, before, after, zero=zero)

@@ -166,19 +166,19 @@ class ResMADE(nn.Module):
         none, as if theirs were zero.
         """
 
-        def told(h: Tensor, i: int) -> Tensor:
-            """What the condition says, added."""
+        def conditioned(h: Tensor, i: int) -> Tensor:
+            """Hidden numbers plus those of the condition."""
             if condition is None or not len(self.conditioners):
                 return h
-            said = self.conditioners[i](condition)
-            some = said.shape[-2]
-            if some == h.shape[-2]:
-                return h + said
-            return torch.cat([h[..., :some, :] + said, h[..., some:, :]], -2)
+            shift = self.conditioners[i](condition)
+            k = shift.shape[-2]
+            if k == h.shape[-2]:
+                return h + shift
+            return torch.cat([h[..., :k, :] + shift, h[..., k:, :]], -2)
 
-        h = told(self.first(inputs), 0)
+        h = conditioned(self.first(inputs), 0)
         for i in range(0, len(self.layers), 2):
-            inner = told(self.layers[i](silu(h)), i // 2 + 1)
+            inner = conditioned(self.layers[i](silu(h)), i // 2 + 1)
             inner = dropout(silu(inner), self.drop, self.training)
             h = h + self.layers[i + 1](inner)
         return silu(h)

@@ -8,7 +8,7 @@ from selfnorm.training.schedule import lr_factor
 from selfnorm.training.source import MemberSource, Source, TensorSource, fingerprint
 from selfnorm.training.step import Stepper
 from selfnorm.training.stopping import Clock, Keeper, seconds
-from selfnorm.training.task import Task
+from selfnorm.training.task import ParameterGroup, State, Task
 
 __all__ = [
     "MAX_BAD_STREAK",
@@ -21,7 +21,9 @@ __all__ = [
     "Keeper",
     "MemberSource",
     "Options",
+    "ParameterGroup",
     "Source",
+    "State",
     "Stepper",
     "Task",
     "TensorSource",

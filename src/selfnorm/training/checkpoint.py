@@ -15,7 +15,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from selfnorm.errors import CheckpointError
 from selfnorm.saving import only_writer, open_file
 
 if TYPE_CHECKING:
-    from selfnorm.training.task import Task
+    from selfnorm.training.task import State, Task
 
 _NAME = b"selfnorm checkpoint 3 "
 AFRESH = "name another checkpoint, or delete this one to start afresh"
@@ -36,7 +36,7 @@ def _head(content: bytes | memoryview) -> bytes:
     return _NAME + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
-def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
+def save_checkpoint(path: str | Path, state: State) -> None:
     """Write ``state`` atomically; a full disk leaves the previous checkpoint untouched."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ _UNREADABLE = (
 )
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
+def load_checkpoint(path: str | Path) -> State:
     """Read a checkpoint; anything wrong with the file is a :class:`CheckpointError`."""
     path = Path(path)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -95,14 +95,12 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     return state
 
 
-def entries_of_task(task: Task, data: tuple[Tensor, ...]) -> dict[str, Any]:
+def entries_of_task(task: Task, data: tuple[Tensor, ...]) -> State:
     """What a task wants in its checkpoints."""
     return {"settings": task.settings(), "witness": _witness(task, data), "task": task.own_state()}
 
 
-def check_same_run(
-    path: Path, state: dict[str, Any], task: Task, options: dict[str, Any], data: str
-) -> None:
+def check_same_run(path: Path, state: State, task: Task, options: State, data: str) -> None:
     """Refuse to resume a run that had other options, or other data (by their fingerprint)."""
     mine = {**task.settings(), **options}
     saved = {**state["settings"], **state["options"]}
@@ -117,7 +115,7 @@ def check_same_run(
         raise CheckpointError(f"{path} belongs to a run on other data, of {rows} rows; {AFRESH}")
 
 
-def restore_task(path: Path, state: dict[str, Any], task: Task, data: tuple[Tensor, ...]) -> None:
+def restore_task(path: Path, state: State, task: Task, data: tuple[Tensor, ...]) -> None:
     """Check the weights just loaded by what they mean, and give the task what it remembered.
 
     Networks that differ by an activation, a base or a proposal only have weights of one shape.

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from selfnorm.saving import json_safe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from selfnorm.training.task import State
 
 
 @dataclass(repr=False)
@@ -66,26 +68,26 @@ class History:
         pairs = [(r["step"], r[key]) for r in self.records if key in r]
         return [p[0] for p in pairs], [p[1] for p in pairs]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> State:
         """A JSON-safe dict (non-finite numbers become ``None``)."""
-        cleaned: dict[str, Any] = json_safe(asdict(self))
+        cleaned: State = json_safe(asdict(self))
         return cleaned
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> History:
+    def from_dict(cls, values: State) -> History:
         """Inverse of :meth:`to_dict`; a ``ValueError`` where it could not have come from there."""
-        found = cls(**values)
-        counts = (found.n_steps, found.best_step, found.skipped_steps, found.rollbacks)
-        tables = (*found.records, found.final) if isinstance(found.records, list) else (None,)
-        numbers = [found.best_score, found.seconds]
-        if all(isinstance(table, dict) for table in tables):
+        history = cls(**values)
+        counts = (history.n_steps, history.best_step, history.skipped_steps, history.rollbacks)
+        numbers: list[object] = [history.best_score, history.seconds]
+        tables = (*history.records, history.final) if isinstance(history.records, list) else ()
+        if tables and all(isinstance(table, dict) for table in tables):
             numbers += [number for table in tables for number in table.values()]
             if (
                 all(type(count) is int for count in counts)
                 and all(isinstance(number, float | int | None) for number in numbers)
-                and isinstance(found.stopped, str)
+                and isinstance(history.stopped, str)
             ):
-                return found
+                return history
         raise ValueError("this is no record of a training run")
 
     def to_json(self, path: str | Path) -> None:
@@ -133,8 +135,8 @@ class Judgement:
         """From what rows not seen, which count by ``weights``, score and gain ``(n,)``.
 
         Example:
-            >>> found = Judgement.of(9, "2 folds", np.array([1.0, 3.0]), np.zeros(2), np.ones(2))
-            >>> found.score, found.error
+            >>> fit = Judgement.of(9, "2 folds", np.array([1.0, 3.0]), np.zeros(2), np.ones(2))
+            >>> fit.score, fit.error
             (2.0, 1.0)
         """
         share, figures = weights / weights.sum(), np.stack([scores, gain])
@@ -164,12 +166,12 @@ class Judgement:
             parts.append(self.how)
         return "; ".join(parts + [self.verdict] * bool(self.verdict))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> State:
         """Plain values; ``None`` for what is not known."""
-        cleaned: dict[str, Any] = json_safe(asdict(self) | {"verdict": self.verdict})
+        cleaned: State = json_safe(asdict(self) | {"verdict": self.verdict})
         return cleaned
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Judgement:
+    def from_dict(cls, values: State) -> Judgement:
         """Of plain values."""
         return cls(**{k: v for k, v in values.items() if v is not None and k != "verdict"})

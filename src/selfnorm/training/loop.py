@@ -12,7 +12,7 @@ import warnings
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from selfnorm.training.schedule import Schedule
 from selfnorm.training.source import Source, as_source
 from selfnorm.training.step import Stepper
 from selfnorm.training.stopping import Budget, Keeper
-from selfnorm.training.task import Task
+from selfnorm.training.task import State, Task
 
 MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word
@@ -112,7 +112,7 @@ class _Run:
         )
         self.budget = Budget(options.max_time)
         self.keeper = Keeper(torch.tensor(-math.inf, dtype=torch.float64))
-        self.good: dict[str, Any] | None = None
+        self.good: State | None = None
         self.history = History()
         self.step = 0
         self.epoch = self.batches = torch.empty(0, dtype=torch.long)
@@ -265,7 +265,7 @@ class _Run:
         finite = [now[name].isfinite().all() for name in self.watched]
         return not finite or bool(torch.stack(finite).all())  # one question to the device
 
-    def _look(self, bar: tqdm[Any]) -> None:
+    def _look(self, bar: tqdm[NoReturn]) -> None:
         """Read metrics, validate, keep the best state, decide whether to go on."""
         began = time.perf_counter()
         means = self.stepper.read()
@@ -346,14 +346,14 @@ class _Run:
                 stacklevel=4,
             )
 
-    def _training_state(self) -> dict[str, Any]:
+    def _training_state(self) -> State:
         return {
             "module": deepcopy(self.task.module.state_dict()),
             "optimizer": deepcopy(self.optimizer.state_dict()),
             "average": deepcopy(self.stepper.average),
         }
 
-    def _load_training_state(self, state: dict[str, Any]) -> None:
+    def _load_training_state(self, state: State) -> None:
         self.task.module.load_state_dict(state["module"])
         self.stepper.release()  # a captured graph holds the addresses of what is replaced here
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
@@ -361,7 +361,7 @@ class _Run:
             for mine, saved in zip(self.stepper.average, state["average"], strict=True):
                 mine.copy_(saved)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> State:
         counters = self.stepper.counters
         history = self.history.to_dict() | {"skipped_steps": int(counters.skipped)}
         on_cuda = self.device.type == "cuda"
@@ -382,7 +382,7 @@ class _Run:
             **entries_of_task(self.task, self.rows),
         }
 
-    def _restore(self, state: dict[str, Any], path: Path) -> None:
+    def _restore(self, state: State, path: Path) -> None:
         try:
             check_same_run(path, state, self.task, self.options.of_the_run(), self.fingerprint)
             if state["step"] > self.total:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from torch import Tensor
 
 from selfnorm.training.stopping import seconds
+
+if TYPE_CHECKING:
+    from selfnorm.training.task import State
 
 _SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
 
@@ -148,7 +151,7 @@ class TrainingOptions:
         filled = self.given(**{k: v for k, v in wishes.items() if getattr(self, k) is None})
         return replace(filled, ema=filled.ema or None, patience=filled.patience or None)
 
-    def of_the_run(self) -> dict[str, Any]:
+    def of_the_run(self) -> State:
         """The options a resumed run must share with the one it continues: all but its length."""
         free = ("progress", "checkpoint", "max_epochs", "max_steps", "max_time")
         return {k: v for k, v in asdict(self).items() if k not in free}
@@ -174,7 +177,7 @@ class Options(TypedDict, total=False):
     checkpoint: str | Path | Checkpoint | None
 
 
-def whole_number(name: str, value: Any) -> int:
+def whole_number(name: str, value: object) -> int:
     """A count of one or more, or an error that names it.
 
     Example:

@@ -6,10 +6,13 @@ import math
 import re
 import time
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from selfnorm.training.task import State
 
 _STEPPING, _LOOK_EVERY = 0.93, 0.02  # shares of max_time: for steps, and between validations,
 _STEPS_PER_LOOK = 5  # between which at least this many times as long is spent as on one
@@ -54,7 +57,7 @@ class Clock:
         """Seconds until the end."""
         return self.total - self.gone
 
-    def run_for(self, share: float = 1.0, spared: float = 0.0) -> dict[str, Any]:
+    def run_for(self, share: float = 1.0, spared: float = 0.0) -> State:
         """The option that gives a training run a share of the seconds left but those spared."""
         if math.isinf(self.total):
             return {}
@@ -141,11 +144,11 @@ class Keeper:
         self.stale = torch.where(better, 0.0, self.stale + 1)
         return better
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """What a checkpoint stores."""
         return {"score": self.score, "stale": self.stale, "state": self.state}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: State) -> None:
         """Go on with what :meth:`state_dict` gave."""
         self.score, self.stale = (saved[name].to(self.score) for name in ("score", "stale"))
         self.state = saved["state"]

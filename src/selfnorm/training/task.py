@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from selfnorm.training.options import TrainingOptions
     from selfnorm.training.step import Stepper
 
+ParameterGroup = dict[str, Any]  # of an optimiser
+State = dict[str, Any]  # values and tensors by name, as a checkpoint stores them
+
 
 class Task:
     """What is trained: a module, its loss, its validation. All but :meth:`loss` have defaults.
@@ -29,7 +32,7 @@ class Task:
     rank: int = 0
     world: int = 1
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Optimiser groups: ``params``, optional ``lr_scale`` and ``weight_decay``."""
         return [{"params": list(self.module.parameters())}]
 
@@ -50,7 +53,7 @@ class Task:
 
     def make_optimizer(self, options: TrainingOptions) -> torch.optim.Optimizer:
         """Adam or AdamW over the parameter groups; fused, capturable on CUDA."""
-        groups: list[dict[str, Any]] = []
+        groups: list[ParameterGroup] = []
         for group in self.parameter_groups():
             params = [p for p in group["params"] if p.requires_grad]
             how = {"weight_decay": options.weight_decay, **group, "params": []}
@@ -88,7 +91,7 @@ class Task:
         """
         return None
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> State:
         """Plain values that a resumed run must share with the one it continues."""
         return {}
 
@@ -96,9 +99,9 @@ class Task:
         """Log-densities at a few rows, by which a checkpoint of another network is told apart."""
         return None
 
-    def own_state(self) -> Any:
+    def own_state(self) -> State | None:
         """What a run remembers outside the module; goes into checkpoints."""
         return None
 
-    def load_own_state(self, state: Any) -> None:
+    def load_own_state(self, state: State) -> None:
         """Go on with what :meth:`own_state` gave."""
