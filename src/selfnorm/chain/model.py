@@ -16,11 +16,11 @@ from torch.nn.functional import dropout, hardtanh, silu
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows
 from selfnorm.chain import bounds as evaluation
-from selfnorm.chain.task import AutoregressiveTask
+from selfnorm.chain.task import AutoregressiveTask, polished
 from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.distributions import Mixture1d
 from selfnorm.errors import DataError
-from selfnorm.functional import bound_gap, log_mean_exp
+from selfnorm.functional import log_mean_exp
 from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
 
 # Places (rows x columns x nodes x orderings) handled at once outside training. On a CPU few, which
@@ -368,22 +368,7 @@ class Chain(nn.Module, ABC):
     def fit_log_norm(self, data: tuple[Tensor, ...], steps: int) -> dict[str, float]:
         """Fit ``b`` to the finished energy: minimise the gap of the bounds over ``b`` alone."""
         self.eval()
-        of_b = [*self.energy.norm_layers.parameters(), *self.energy.norm_last.parameters()]
-        optimizer = torch.optim.Adam(of_b, lr=2e-3)
-        n, gap = len(data[0]), torch.zeros(())
-        size = min(n, 512 if data[0].is_cuda else 128)  # a CPU takes as long as there are rows
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = 2e-3 * (1 - step / steps)
-            rows = torch.randint(n, (size,), device=data[0].device)
-            with torch.no_grad():
-                factors = self.at_batch(tuple(t[rows] for t in data), 0).factors
-                y = self.rounded(factors.proposal.sample(16))
-                log_z = log_mean_exp(self.tilt(y, factors))
-            gap = bound_gap(log_z - self.log_norm(factors)).sum(-1).mean()
-            optimizer.zero_grad()
-            gap.backward()
-            optimizer.step()
-        return {"gap": float(gap.detach())} if steps else {}
+        return polished(self, data, steps)
 
     @torch.no_grad()
     def _log_prob(

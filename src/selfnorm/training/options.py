@@ -15,7 +15,7 @@ from selfnorm.training.stopping import seconds
 if TYPE_CHECKING:
     from selfnorm.training.task import State
 
-_SCHEDULES = ("one_cycle", "cosine", "constant", "exponential")
+_SCHEDULES = ("one_cycle", "cosine", "linear", "constant", "exponential")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class TrainingOptions:
         lr: peak learning rate.
         optimizer: ``"adamw"`` or ``"adam"``, with ``weight_decay``.
         schedule: ``"one_cycle"`` (rise over a tenth of the run, then cosine; a pair
-            ``("one_cycle", 0.05)`` says over what share), ``"cosine"``, ``"constant"``,
-            ``"exponential"`` (falls to ``1/e``).
+            ``("one_cycle", 0.05)`` says over what share), ``"cosine"``, ``"linear"``,
+            ``"constant"``, ``"exponential"`` (falls to ``1/e``).
         clip_norm: gradient norm limit, ``None`` for none.
         ema: decay of a moving average of the parameters, e.g. 0.999; it is what is validated
             and kept; 0 for none.

@@ -9,7 +9,8 @@ def lr_factor(schedule: str, step: int, total: int, warmup: float = 0.1) -> floa
     """Multiplier of the learning rate before step ``step`` of ``total``.
 
     ``one_cycle`` rises over the first ``warmup`` share of the steps and falls to zero along a
-    cosine; ``cosine`` only falls; ``constant`` is 1; ``exponential`` falls to ``1/e``.
+    cosine; ``cosine`` only falls; ``linear`` falls along a line; ``constant`` is 1; ``exponential``
+    falls to ``1/e``.
 
     Example:
         >>> [round(lr_factor("one_cycle", s, 100), 2) for s in (0, 10, 55, 99)]
@@ -17,6 +18,8 @@ def lr_factor(schedule: str, step: int, total: int, warmup: float = 0.1) -> floa
     """
     if schedule == "constant":
         return 1.0
+    if schedule == "linear":
+        return 1 - step / max(total, 1)
     if schedule == "exponential":
         return math.exp(-step / max(total, 1))
     if schedule == "cosine":
