@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from selfnorm.columns import Schema
-from selfnorm.columns.text import dates_as_text, dates_from, numbers_from
+from selfnorm.columns.kinds.date_text import dates_as_text, dates_from
+from selfnorm.columns.text import numbers_from
 
 FORMATS = {
     "YYYY-MM-DD": "%Y-%m-%d",

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from selfnorm.columns.cells import Cells
-from selfnorm.columns.coding import Column, Part
-from selfnorm.columns.detection import detect_step
 from selfnorm.columns.frames import Table, numbers_like
+from selfnorm.columns.kinds import Column, Part
+from selfnorm.columns.kinds.number import detect_step
 from selfnorm.columns.schema import Schema
 from selfnorm.columns.text import MISSING, numbers_from, unmarked
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfnorm.columns.labels import plain, type_name
-from selfnorm.columns.text import numbers_from
+from selfnorm.columns.text import is_gap, numbers_from
 from selfnorm.errors import DataError
 
 EXACT = 2**53  # whole numbers beyond are not all held by a float
@@ -83,6 +83,24 @@ class Cells:
     def seen(self) -> np.ndarray:
         """The values without gaps."""
         return self.values[~self.missing]
+
+    def without_gaps(self, missing: Collection[str]) -> Cells:
+        """The same cells with texts that stand for a gap taken as one."""
+        gaps = np.array([is_gap(label, missing) for label in self.labels] + [True])
+        if not gaps[:-1].any():
+            return self
+        gone = gaps[self.values]
+        values = np.where(gone, -1, self.values)
+        form = self.form_with_gap(gaps[:-1])
+        return replace(self, values=values, missing=self.missing | gone, form=form)
+
+    def form_with_gap(self, gaps: np.ndarray) -> dict[str, Any]:
+        """The form with the commonest of the labels that are ``gaps``, if all gaps are so."""
+        if self.missing.any() or not gaps.any():
+            return self.form
+        counts = np.bincount(self.seen, minlength=len(self.labels))
+        usual = max(np.flatnonzero(gaps), key=lambda i: counts[i])
+        return self.form | {"gap": self.labels[usual]}
 
     @property
     def declared(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from selfnorm.columns.coding import Part
+from selfnorm.columns.kinds import Part
 from selfnorm.errors import DataError
 
 GAP, UNSEEN = -1, -2

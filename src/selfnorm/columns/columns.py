@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from selfnorm._inputs import as_rows, check_rows
-from selfnorm.columns.detection import detect_step
+from selfnorm.columns.kinds.number import detect_step
 from selfnorm.errors import DataError, SelfnormWarning
 
 N_ATOMS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -13,23 +13,14 @@ from typing import Any
 import numpy as np
 
 from selfnorm.columns.cells import Cells
-from selfnorm.columns.coding import (
-    KINDS,
-    Column,
-    Part,
-    as_column,
-    base_of,
-    broken_promise,
-    constant_cells,
-    decode_column,
-    encode_column,
-    from_clock,
-    label_text,
-    to_clock,
-)
 from selfnorm.columns.detection import Detection
 from selfnorm.columns.frames import BY_PLACE, FRAMES, Table, write
-from selfnorm.columns.interpret import as_read, as_written
+from selfnorm.columns.kinds import KINDS, Coded, Column, Part
+from selfnorm.columns.kinds.aside import constant_cells
+from selfnorm.columns.kinds.base import label_text, rows_in_words
+from selfnorm.columns.kinds.date import from_clock, to_clock
+from selfnorm.columns.kinds.reading import as_column, as_read, as_written
+from selfnorm.columns.kinds.sum import base_of, left_over
 from selfnorm.columns.labels import plain, unplain
 from selfnorm.columns.text import MISSING, numbers_from
 from selfnorm.errors import DataError, SelfnormWarning
@@ -109,6 +100,7 @@ class Schema:
         gaps = MISSING if texts is True else frozenset(t.strip().lower() for t in texts)
         table = Table.of(frame)
         kinds, support = dict(kinds or {}), dict(support or {})
+        choices = [*(name for name, kind in KINDS.items() if kind.stateable), "ignore"]
         _refuse(
             [
                 f"{what} names the column {name!r}, which the table does not have"
@@ -117,34 +109,36 @@ class Schema:
                 if name not in table.columns
             ]
             + [
-                f"kinds: {name!r} is {asked!r}; use one of {', '.join(KINDS)}, ignore"
-                for name, asked in kinds.items()
-                if asked not in (*KINDS, "ignore")
+                f"kinds: {name!r} is {stated!r}; use one of {', '.join(choices)}"
+                for name, stated in kinds.items()
+                if stated not in choices
             ]
         )
-        found = Detection(gaps, model_gaps)
+        detection = Detection(gaps, model_gaps)
         for name in table.columns:
             try:
                 cells = table.cells(name)
             except DataError as error:
                 if kinds.get(name) != "ignore":
-                    found.problems.append(str(error))
+                    detection.problems.append(str(error))
                     continue
                 cells = Cells("label", np.array([]), np.array([]), [], {"dtype": "unknown"})
-            found.add(name, cells, kinds.get(name), support.get(name))
-        _refuse(found.problems)
-        if not found.parts:
+            detection.add(name, cells, kinds.get(name), support.get(name))
+        _refuse(detection.problems)
+        if not detection.parts:
             raise DataError(
                 "no column is left to model: "
-                + "; ".join(found.notes or ["all are ignored"])
+                + "; ".join(detection.notes or ["all are ignored"])
                 + f"; {SAY}"
             )
-        aside = [repr(c.name) for c in found.columns if c.kind == "identifier"]
-        found.tie({*kinds, *support})
-        told = [f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}"]
-        for words in found.slips + told * bool(aside):
+        aside = [repr(c.name) for c in detection.columns if c.kind == "identifier"]
+        detection.tie({*kinds, *support})
+        slips = list(detection.slips)
+        if aside:
+            slips.append(f"set aside as identifiers: {', '.join(aside)}; to keep one, {SAY}")
+        for words in slips:
             warnings.warn(words, SelfnormWarning, stacklevel=2)
-        return cls(found.columns, found.parts, table.kind, found.notes, gaps)
+        return cls(detection.columns, detection.parts, table.kind, detection.notes, gaps)
 
     @cached_property
     def modelled(self) -> tuple[Column, ...]:
@@ -167,9 +161,9 @@ class Schema:
             column = next(column for column in self.modelled if column.name == name)
             needed = [self.columns[j].name for j in column.counted_from]
             if not {*needed} <= {*names}:
-                told = f"{name!r} is counted from {', '.join(map(repr, needed))}"
+                words = f"{name!r} is counted from {', '.join(map(repr, needed))}"
                 free = f", or fit with schema={{{name!r}: 'continuous'}}"
-                raise DataError(f"{told}: name these as well{free if column.terms else ''}")
+                raise DataError(f"{words}: name these as well{free if column.terms else ''}")
         return sorted(j for name in {*names} for j in places[name])
 
     @cached_property
@@ -220,8 +214,8 @@ class Schema:
             frame: a table of any kind.
             partial: columns that the table does not have are gaps, rather than an error.
         """
-        (whole,) = self.pieces(frame, None, partial=partial)
-        return whole
+        (rows,) = self.pieces(frame, None, partial=partial)
+        return rows
 
     def pieces(
         self, frame: Any, n_rows: int | None, *, partial: bool = False
@@ -237,8 +231,7 @@ class Schema:
             which = slice(start, min(n, start + (n_rows or n)))
             yield self._coded(given, which, surprises)
         if surprises:
-            told = "; ".join(dict.fromkeys(surprises))
-            warnings.warn(told, SelfnormWarning, stacklevel=3)
+            warnings.warn("; ".join(dict.fromkeys(surprises)), SelfnormWarning, stacklevel=3)
 
     def _given(
         self, table: Table, names: Mapping[Any, Any], surprises: list[str]
@@ -255,8 +248,9 @@ class Schema:
             except DataError as error:
                 problems.append(str(error))
                 continue
-            if not column.modelled:
-                surprises += broken_promise(column, given[j], given)
+            base = None if column.base is None else given.get(column.base)
+            if broken := KINDS[column.kind](column, base=base).broken(given[j]):
+                surprises.append(broken)
         _refuse(problems)
         return given
 
@@ -277,9 +271,9 @@ class Schema:
             base = base_of(column, {i: given[i].rows(which) for i in column.counted_from})
             places = self.parts_of([column.name])
             parts = [self.parts[i] for i in places]
-            coded = encode_column(column, parts, cells.rows(which), base, surprises)
-            for i, (codes, numbers, open_) in zip(places, coded, strict=True):
-                x[:, i, 0], x[:, i, 1], extra[:, i] = codes, numbers, open_
+            coded = _encoded(column, parts, cells.rows(which), base, surprises)
+            for i, of_part in zip(places, coded, strict=True):
+                x[:, i, 0], x[:, i, 1], extra[:, i] = of_part.code, of_part.number, of_part.open
         return x, extra
 
     def _matched(self, table: Table, partial: bool) -> tuple[dict[Any, Any], list[str]]:
@@ -301,9 +295,9 @@ class Schema:
                 f"the table has no column {', '.join(map(repr, absent))}; it has "
                 f"{list(table.columns)}"
             )
-        known = {name: name for name in names if name in table.columns}
-        unknown = [name for name in table.columns if name not in known]
-        return known, [f"columns that were never seen are left out: {unknown}"] if unknown else []
+        own = {name: name for name in names if name in table.columns}
+        other = [name for name in table.columns if name not in own]
+        return own, [f"columns that were never seen are left out: {other}"] if other else []
 
     def within_seen(self, x: np.ndarray, given: np.ndarray | None = None) -> np.ndarray:
         """Drawn rows ``(n, p, 2)``, dates beyond those seen moved to the first or last of them.
@@ -312,18 +306,18 @@ class Schema:
         """
         x = x.copy()
         for column in self.modelled:
-            if not column.resolution or column.base is not None or not column.ends:
+            if column.holds != "date" or column.base is not None or not column.ends:
                 continue
             places = self.parts_of([column.name])
             parts = [self.parts[i] for i in places]
             ends = Cells("date", np.array(column.ends), np.zeros(2, bool), [], column.form)
-            coded = encode_column(column, parts, ends, None, [])
-            moments = decode_column(column, parts, x[:, places], None, np.random.default_rng(0))
+            coded = _encoded(column, parts, ends, None, [])
+            moments = self._decoded_column(column, x, None, np.random.default_rng(0))
             free = ~moments.missing if given is None else ~(moments.missing | given[:, places[0]])
             low, high = column.ends
             for k, beyond in enumerate((moments.values < low, moments.values > high)):
-                for i, (codes, numbers, _) in zip(places, coded, strict=True):
-                    x[free & beyond, i] = codes[k], numbers[k]
+                for i, of_part in zip(places, coded, strict=True):
+                    x[free & beyond, i] = of_part.code[k], of_part.number[k]
         return x
 
     def decode(
@@ -417,9 +411,8 @@ class Schema:
         made: dict[int, Cells] = {}
 
         def drawn(j: int) -> Cells:
-            column, places = self.columns[j], self.parts_of([self.columns[j].name])
-            parts = [self.parts[i] for i in places]
-            return decode_column(column, parts, x[:, places], base_of(column, made), rng)
+            column = self.columns[j]
+            return self._decoded_column(column, x, base_of(column, made), rng)
 
         def depth(j: int) -> int:
             return max((1 + depth(i) for i in self.columns[j].counted_from), default=0)
@@ -429,15 +422,7 @@ class Schema:
         for j in modelled:
             made[j] = drawn(j)
         if given is not None:
-            counted = [j for j in modelled if self.columns[j].counted_from]
-            known = {}
-            for i in {i for j in counted for i in (j, *self.columns[j].counted_from)}:
-                known[i] = ~given[i].missing
-                made[i] = _where(known[i], given[i], made[i])
-            while any(self._settle(j, drawn(j), made, known) for j in counted):
-                pass
-            for j in counted:
-                made[j] = _where(known[j], made[j], drawn(j))
+            self._fit_to(given, made, drawn)
         for j, column in enumerate(self.columns):
             if column.kind == "duplicate" and column.base is not None:
                 made[j] = replace(made[column.base], form=column.form)
@@ -445,17 +430,43 @@ class Schema:
                 made[j] = constant_cells(column, len(x))
         return {column.name: made[j] for j, column in enumerate(self.columns) if j in made}
 
+    def _fit_to(
+        self, given: Mapping[int, Cells], made: dict[int, Cells], drawn: Callable[[int], Cells]
+    ) -> None:
+        """Change cells ``made`` of columns counted from others so that they agree with those given.
+
+        ``drawn``: the cells of a column by those that it is counted from.
+        """
+        counted = [j for j in made if self.columns[j].counted_from]
+        fixed = {}
+        for i in {i for j in counted for i in (j, *self.columns[j].counted_from)}:
+            fixed[i] = ~given[i].missing
+            made[i] = _where(fixed[i], given[i], made[i])
+        while any(self._settle(j, drawn(j), made, fixed) for j in counted):
+            pass
+        for j in counted:
+            made[j] = _where(fixed[j], made[j], drawn(j))
+
+    def _decoded_column(
+        self, column: Column, x: np.ndarray, base: Cells | None, rng: np.random.Generator
+    ) -> Cells:
+        """The cells of a column; ``base``: what it is counted from."""
+        places = self._places[column.name]
+        coded = [Coded(x[:, i, 0], x[:, i, 1], np.zeros(len(x))) for i in places]
+        parts = [self.parts[i] for i in places]
+        return KINDS[column.kind](column, parts, base, rng=rng).decode(coded)
+
     def _settle(
-        self, j: int, drawn: Cells, made: dict[int, Cells], known: dict[int, np.ndarray]
+        self, j: int, drawn: Cells, made: dict[int, Cells], fixed: dict[int, np.ndarray]
     ) -> bool:
-        """Of a column and what it is counted from, the only one not known becomes what fits.
+        """Of a column and what it is counted from, the only one not fixed becomes what fits.
 
         Args:
             j: the column.
             drawn: its cells by those it is counted from, and by the draw of what a sum leaves, or
                 of how far dates are apart.
             made: cells of columns; changed in place.
-            known: where they are given or follow from what is; changed in place.
+            fixed: where they are given or follow from what is; changed in place.
 
         Returns:
             Whether anything followed.
@@ -463,9 +474,9 @@ class Schema:
         column, part = self.columns[j], self.parts[self.parts_of([self.columns[j].name])[0]]
         settled = False
         for i, factor in ((j, 1.0), *(column.terms or ((column.counted_from[0], 1.0),))):
-            others = [known[k] for k in (j, *column.counted_from) if k != i]
-            here = np.all([~known[i], ~drawn.missing, *others], axis=0)
-            if not here.any():
+            others = [fixed[k] for k in (j, *column.counted_from) if k != i]
+            rows = np.all([~fixed[i], ~drawn.missing, *others], axis=0)
+            if not rows.any():
                 continue
             fit, of = drawn, self.columns[i]
             if i != j and of.numeric:
@@ -477,7 +488,7 @@ class Schema:
             elif i != j:  # on the clock: days of a zone differ in length
                 later = to_clock(column, made[j].values) - to_clock(column, drawn.values)
                 fit = replace(made[i], values=from_clock(of, to_clock(of, made[i].values) + later))
-            made[i], known[i] = _where(here, fit, made[i]), known[i] | here
+            made[i], fixed[i] = _where(rows, fit, made[i]), fixed[i] | rows
             settled = True
         return settled
 
@@ -557,20 +568,50 @@ class Schema:
         return f"<Schema of {len(self.columns)} columns, measure {self.fingerprint}>"
 
 
+def _encoded(
+    column: Column, parts: Sequence[Part], cells: Cells, base: Cells | None, surprises: list[str]
+) -> list[Coded]:
+    """Cells of a column as codes and numbers, for each part; ``base``: what it is counted from."""
+    lost = np.zeros(len(cells), bool) if base is None else base.missing & ~cells.missing
+    if lost.any():
+        words = f"{column.name!r} is a gap where what it is counted from is"
+        surprises.append(f"{words} ({lost.sum()})")
+    coded = KINDS[column.kind](column, parts, base, surprises).encode(cells)
+    for part, of_part in zip(parts, coded, strict=True):
+        unseen = np.flatnonzero(of_part.code == -2)
+        if len(unseen):
+            if column.terms and base is not None:
+                cells = left_over(cells, base, part.resolution)
+            shown = _shown(column, cells, int(unseen[0]))
+            rows = rows_in_words(len(unseen))
+            surprises.append(f"{part.name!r} was never seen as {shown} ({rows})")
+    # unknown, which is not the outcome that there is no value
+    return [replace(of_part, code=np.where(lost, -1, of_part.code)) for of_part in coded]
+
+
+def _shown(column: Column, cells: Cells, row: int) -> str:
+    value = cells.values[row]
+    if cells.kind == "label":
+        return repr(cells.labels[value])
+    if column.holds == "date":
+        return str(to_clock(column, value).astype("datetime64[s]")).replace("T", " ")
+    return f"{value:g}"
+
+
 def _common_form(cells: Cells) -> dict[str, Any]:
     """A form for tables of every kind."""
     if cells.kind == "label":
         return {"dtype": "object"}
     if cells.kind == "date":
         return {"dtype": "datetime64[s]"}
-    whole = (cells.seen == np.round(cells.seen)).all()
-    return {"dtype": "int64" if whole and not cells.missing.any() else "float64"}
+    integers = (cells.seen == np.round(cells.seen)).all()
+    return {"dtype": "int64" if integers and not cells.missing.any() else "float64"}
 
 
-def _where(here: np.ndarray, some: Cells, others: Cells) -> Cells:
-    """Numbers or dates: ``some`` of them ``here``, the others elsewhere."""
-    values = np.where(here, some.values, others.values)
-    return replace(others, values=values, missing=np.where(here, some.missing, others.missing))
+def _where(rows: np.ndarray, cells: Cells, others: Cells) -> Cells:
+    """Numbers or dates: cells in the rows of a mask, others elsewhere."""
+    values = np.where(rows, cells.values, others.values)
+    return replace(others, values=values, missing=np.where(rows, cells.missing, others.missing))
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -1,0 +1,198 @@
+"""Dates: parts of a calendar, or the time since an earlier date."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from selfnorm.columns.cells import Cells, ahead_of_utc
+from selfnorm.columns.kinds.base import Coded, Column, Draft, Kind, Part, Support, register
+from selfnorm.columns.kinds.date_text import dates_from, padded, template_offset
+from selfnorm.columns.kinds.number import decode_numbers, encode_numbers, number_part
+from selfnorm.columns.text import MISSING, is_gap
+
+DAY, HOUR = 86_400, 3_600
+_MONDAY = 3  # 1970-01-01 was a Thursday: its week began three days earlier
+_NANOSECONDS = (-9_223_372_036, 9_223_372_036)  # 1677 to 2262, counted in 64 bits
+_YEARS = (-62_135_596_800, 253_402_300_799)  # 1 to 9999
+
+
+@register("date")
+class Date(Kind):
+    """Moments: weeks, weekdays, hours and seconds, or months; or how long after another date."""
+
+    holds: ClassVar[str | None] = "date"
+
+    @classmethod
+    def detect(cls, draft: Draft) -> tuple[Column, list[Part]]:
+        """The column and its parts, as read off a draft."""
+        column, cells = draft.column, draft.cells
+        offset = cells.form.get("offset", 0)
+        seen = int(cells.seen.min()), int(cells.seen.max())
+        column = replace(column, kind="date", resolution="day", offset=offset, ends=seen)
+        resolution = _resolution(to_clock(column, cells.seen), cells.seen + offset)
+        column = replace(column, resolution=resolution)
+        local = to_clock(column, cells.seen)
+        unit = {"month": "M", "day": "D", "hour": "h", "second": "s"}[resolution]
+        ends = np.array([local.min(), local.max()]).astype("datetime64[s]")
+        span = " to ".join(str(e).replace("T", " ") for e in ends.astype(f"datetime64[{unit}]"))
+        base = _base_of(draft, resolution)
+        if base is not None:
+            other, begun_at = draft.earlier[base][0].name, draft.earlier[base][1]
+            both = ~(cells.missing | begun_at.missing)
+            begun = to_clock(column, begun_at.values[both])
+            between = (to_clock(column, cells.values[both]) - begun) / tie_unit(resolution)
+            part = number_part(draft.place, f"{column.name} - {other}", between, 0)
+            words = "days" if resolution == "day" else "seconds"
+            summary = f"{words} from {other}, {between.min():g} to {between.max():g}"
+            draft.notes.append(
+                f"{column.name!r} is counted from {other!r}, which it follows closely"
+            )
+            return replace(column, base=base, summary=summary), [part]
+        parts = []
+        for what, values in calendar(local, resolution).items():
+            name = f"{column.name} ({what})"
+            if what in ("weekday", "hour"):
+                levels = tuple(float(v) for v in range(7 if what == "weekday" else 24))
+                parts.append(Part(draft.place, name, len(levels), values=levels))
+            else:
+                limits: Support = (0.0, HOUR - 1.0) if what == "second" else (None, None)
+                parts.append(
+                    number_part(draft.place, name, values, 0, kind="whole", support=limits)
+                )
+        return replace(column, summary=f"{resolution}s, {span}"), parts
+
+    def encode(self, cells: Cells) -> list[Coded]:
+        """Codes, and numbers beside them."""
+        column, base = self.column, self.base
+        offset = cells.form.get("offset")
+        if (column.form.get("offset") is None) != (offset is None) and not cells.missing.all():
+            what = "no time zone" if offset is None else "a time zone"
+            self.surprises.append(f"{column.name!r} has {what} here: taken as UTC")
+        if base is None:
+            local = to_clock(column, cells.values)
+            numbers = list(calendar(local, column.resolution).values())
+            coarse = from_calendar(numbers, column.resolution) != local
+            if (coarse & ~cells.missing).any():
+                self.surprises.append(f"{column.name!r} is taken to the {column.resolution}")
+            return [
+                encode_numbers(p, v, cells.missing)
+                for p, v in zip(self.parts, numbers, strict=True)
+            ]
+        apart = to_clock(column, cells.values) - to_clock(column, base.values)
+        between = apart / tie_unit(column.resolution)
+        return [encode_numbers(self.parts[0], between, cells.missing | base.missing)]
+
+    def decode(self, coded: Sequence[Coded]) -> Cells:
+        """Cells of codes and numbers."""
+        column, base = self.column, self.base
+        pairs = zip(self.parts, coded, strict=True)
+        numbers = np.stack([decode_numbers(part, of_part) for part, of_part in pairs])
+        missing = np.isnan(numbers).any(0)
+        numbers = np.where(missing, 0.0, numbers)
+        if base is None:
+            local = from_calendar(list(numbers), column.resolution)
+        else:
+            between = np.round(numbers[0] * tie_unit(column.resolution)).astype(np.int64)
+            missing, local = missing | base.missing, to_clock(column, base.values) + between
+        # a draw from a wide distribution of weeks is kept within what the type can hold
+        ends = _NANOSECONDS if "[ns" in column.dtype or "zone" in column.form else _YEARS
+        return Cells("date", np.clip(from_clock(column, local), *ends), missing, [], column.form)
+
+
+def calendar(local: np.ndarray, resolution: str) -> dict[str, np.ndarray]:
+    """The parts of moments (seconds on the clock modelled), each a whole number.
+
+    Example:
+        >>> {name: int(v[0]) for name, v in calendar(np.array([12 * 3600 + 5]), "second").items()}
+        {'week': 0, 'weekday': 3, 'hour': 12, 'second': 5}
+    """
+    days = local // DAY
+    if resolution == "month":
+        return {"month": days.astype("datetime64[D]").astype("datetime64[M]").astype(np.float64)}
+    parts = {"week": (days + _MONDAY) // 7, "weekday": (days + _MONDAY) % 7}
+    if resolution in ("hour", "second"):
+        parts["hour"] = local % DAY // HOUR
+    if resolution == "second":
+        parts["second"] = local % HOUR
+    return {name: values.astype(np.float64) for name, values in parts.items()}
+
+
+def from_calendar(parts: Sequence[np.ndarray], resolution: str) -> np.ndarray:
+    """Seconds on the clock modelled, the inverse of :func:`calendar`."""
+    whole = [np.round(values).astype(np.int64) for values in parts]
+    if resolution == "month":
+        return whole[0].astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
+    seconds = (7 * whole[0] + whole[1] - _MONDAY) * DAY
+    for values, unit in zip(whole[2:], (HOUR, 1), strict=False):
+        seconds = seconds + values * unit
+    return seconds
+
+
+def tie_unit(resolution: str) -> int:
+    """Seconds in which the time between two dates is counted."""
+    return DAY if resolution == "day" else 1
+
+
+def to_clock(column: Column, moments: np.ndarray) -> np.ndarray:
+    """Moments (UTC) on the clock modelled: that of the time zone for days, else one for all."""
+    if column.resolution not in ("day", "month") or "zone" not in column.form:
+        return moments + column.offset
+    return moments + ahead_of_utc(moments, column.form)
+
+
+def from_clock(column: Column, local: np.ndarray) -> np.ndarray:
+    """Moments (UTC) from those on the clock modelled, the inverse of :func:`to_clock`."""
+    about = local - column.offset
+    return local - (to_clock(column, about) - about)
+
+
+def _base_of(draft: Draft, resolution: str) -> int | None:
+    """The earlier date that this one follows: their differences spread less than a tenth."""
+    cells = draft.cells
+    best, closest = None, 0.1 * cells.seen.std()
+    for j, (column, other) in draft.earlier.items():
+        if column.resolution != resolution or column.base is not None or resolution == "month":
+            continue
+        both = ~(cells.missing | other.missing)
+        if both.sum() < max(10, 0.99 * len(cells.seen)):
+            continue
+        spread = (cells.values - other.values)[both].std()
+        if 0 < spread < closest:
+            best, closest = j, spread
+    return best
+
+
+def _resolution(local: np.ndarray, steady: np.ndarray) -> str:
+    """Of moments by the clocks of their time zone; below days by one that is never set."""
+    if (local % DAY).any():
+        return "second" if (steady % HOUR).any() else "hour"
+    days = (local // DAY).astype("datetime64[D]")
+    first = len(days) >= 10 and (days == days.astype("datetime64[M]")).all()
+    return "month" if first else "day"
+
+
+# Cells of text as dates
+
+
+def as_dates(cells: Cells, template: str) -> Cells:
+    """Texts of a template as dates; as they are if one of them is no such date."""
+    dates = [t for t in cells.labels if not is_gap(t)]
+    moments = dates_from(dates, template)
+    if moments is None:
+        return cells
+    cells = cells.without_gaps(MISSING)
+    seconds = np.zeros(len(cells.labels) + 1, dtype=np.int64)
+    seconds[[i for i, t in enumerate(cells.labels) if not is_gap(t)]] = moments
+    form = cells.form | {"template": template}
+    offset = template_offset(template)
+    if offset is not None:
+        form["offset"] = offset
+    shown, mask = padded(dates, template)
+    fraction = slice(mask.find("f"), mask.rfind("f") + 1)
+    if any(text[fraction].strip("0") for text in shown):
+        form["finer"] = True
+    return Cells("date", seconds[cells.values], cells.missing, [], form)

@@ -1,0 +1,113 @@
+"""Levels of a category: labels, truth values, or few distinct numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from selfnorm.columns.cells import Cells
+from selfnorm.columns.kinds.base import (
+    Coded,
+    Column,
+    Draft,
+    Kind,
+    Part,
+    kept_for_unseen,
+    label_text,
+    register,
+)
+from selfnorm.columns.kinds.number import MAX_CODES, Number
+
+
+@register("category")
+class Level(Kind):
+    """One of finitely many levels; rare ones share the last code."""
+
+    @property
+    def _number(self) -> Number:
+        return Number(self.column, self.parts, surprises=self.surprises)
+
+    @classmethod
+    def detect(cls, draft: Draft) -> tuple[Column, list[Part]]:
+        """Numbers, booleans and ordered categories in their order, other levels by frequency."""
+        column, labels, counts = draft.column, draft.labels, draft.counts
+        order = sorted(range(len(labels)), key=lambda i: (-counts[i], str(labels[i])))
+        own, tail = order, []
+        if len(order) > MAX_CODES:
+            own, tail = order[: MAX_CODES - 1], order[MAX_CODES - 1 :]
+        if column.numeric or column.form.get("ordered"):
+            own = sorted(own)
+        elif all(isinstance(label, bool) for label in labels):
+            own = sorted(own, key=lambda i: bool(labels[i]))
+        unseen = kept_for_unseen(int(counts.sum()))
+        part = Part(draft.place, str(column.name), len(own) + (len(tail) > 0), unseen=unseen)
+        summary = f"{len(order)} levels" + (f", {len(tail)} in a shared tail" if tail else "")
+        if len(order) <= 4:
+            summary += ": " + ", ".join(" ".join(label_text(labels[i]).split())[:20] for i in own)
+        column = replace(
+            column,
+            kind="category",
+            levels=tuple(labels[i] for i in own),
+            tail=tuple(labels[i] for i in tail),
+            tail_shares=tuple((counts[tail] / counts[tail].sum()).tolist()) if tail else (),
+            summary=summary,
+        )
+        return column, [part]
+
+    def encode(self, cells: Cells) -> list[Coded]:
+        """Codes, and numbers beside them."""
+        (part,) = self.parts
+        if part.values:  # numbers
+            return self._number.encode(cells)
+        labels, places = cells.labels, cells.values
+        if cells.kind == "number":
+            distinct, places = np.unique(cells.values, return_inverse=True)
+            labels = distinct.tolist()
+        code_of = _lookup(self.column)
+        pairs = [code_of(label) for label in labels]
+        codes = np.array([*(code for code, _ in pairs), -1], dtype=np.float64)[places]
+        extra = np.array([*(share for _, share in pairs), 0.0])[places]
+        codes[cells.missing], extra[cells.missing] = part.gap_code, 0.0
+        return [Coded(codes, np.zeros(len(codes)), extra)]
+
+    def decode(self, coded: Sequence[Coded]) -> Cells:
+        """Cells of codes and numbers."""
+        column, (part,), codes = self.column, self.parts, coded[0].code
+        if part.values:
+            return self._number.decode(coded)
+        labels = [*column.levels, *column.tail]
+        places = np.where(codes == part.gap_code, -1, codes).astype(np.int64)
+        if column.tail:
+            rare = np.flatnonzero(places == len(column.levels))
+            places[rare] += self.rng.choice(len(column.tail), len(rare), p=column.tail_shares)
+        missing = places < 0
+        if column.numeric:
+            return Cells("number", np.array([*labels, np.nan])[places], missing, [], column.form)
+        return Cells("label", np.where(missing, -1, places), missing, labels, column.form)
+
+
+def _plain_text(label: Any) -> str:
+    """The text of a label; one of truth values however they are written."""
+    text = label_text(label)
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _lookup(column: Column) -> Callable[[Any], tuple[int, float]]:
+    """Code and log-frequency of a label: by its type and value, its value, or its text."""
+    levels = [(label, code, 0.0) for code, label in enumerate(column.levels)]
+    shares = np.log(column.tail_shares).tolist()
+    levels += [(v, len(column.levels), s) for v, s in zip(column.tail, shares, strict=True)]
+    keys: list[Callable[[Any], Any]] = [lambda v: (type(v), v), lambda v: v, _plain_text]
+    tables = [{key(label): (code, s) for label, code, s in reversed(levels)} for key in keys]
+
+    def code_of(label: Any) -> tuple[int, float]:
+        for key, table in zip(keys, tables, strict=True):
+            coded = table.get(key(label))
+            if coded is not None:
+                return coded
+        return -2, 0.0
+
+    return code_of
