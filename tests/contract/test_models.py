@@ -1,0 +1,118 @@
+"""Every model there is: saved, copied, seeded and asked wherever, it answers with the same bits."""
+
+import copy
+import pickle
+import random
+import warnings
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import selfnorm as sn
+from tests.contract.answers import answer
+from tests.contract.specimens import SPECIMENS
+
+REFITTED = ("density/numbers", "density/two_columns", "regressor/grid")  # in other surroundings
+
+
+def asked(name, model):
+    """What a model answers; its report is looked at elsewhere."""
+    questions = SPECIMENS[name].questions(model)
+    return {k: answer(ask) for k, ask in questions.items() if k not in ("report", "n_iter_")}
+
+
+@pytest.fixture(scope="module", params=SPECIMENS)
+def specimen(request):
+    """Name, model and answers."""
+    model = SPECIMENS[request.param].make()
+    return request.param, model, asked(request.param, model)
+
+
+def state_of_the_process():
+    return (
+        *(torch.get_rng_state().tolist(), random.getstate(), list(warnings.filters)),
+        *(np.random.get_state()[1].tolist(), np.geterr()),  # noqa: NPY002
+        *(torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()),
+    )
+
+
+def modules_of(model):
+    """The modules that a model is, or holds."""
+    held = [model] if isinstance(model, nn.Module) else vars(model).values()
+    return [inner for part in held if isinstance(part, nn.Module) for inner in part.modules()]
+
+
+def state_of_the_model(model):
+    modules = modules_of(model)
+    tensors = [
+        t for m in modules for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))
+    ]
+    return (
+        *([m.training for m in modules], [t.requires_grad for t in tensors]),
+        str([t.detach().double().sum().item() for t in tensors]),  # NaN is NaN
+    )
+
+
+@contextmanager
+def elsewhere(dtype=torch.float32):
+    """Where a program has set what it likes."""
+    before = torch.get_rng_state()
+    torch.manual_seed(99)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_rng_state(before)
+
+
+def test_a_saved_model_answers_as_before_and_costs_no_random_numbers(specimen, tmp_path):
+    name, model, answers = specimen
+    if not SPECIMENS[name].saved:
+        pytest.skip("is not saved")
+    parts = SPECIMENS[name].parts()
+    before = state_of_the_process()
+    sn.save(model, tmp_path)
+    loaded = sn.load(tmp_path, **parts)
+    assert state_of_the_process() == before
+    assert type(loaded) is type(model)
+    assert asked(name, loaded) == answers
+    if isinstance(model, nn.Module):
+        kinds = [[(p.dtype, p.requires_grad) for p in m.parameters()] for m in (model, loaded)]
+        assert kinds[0] == kinds[1]
+        assert not any(m.training for m in loaded.modules())
+    elif name.startswith(
+        ("density", "regressor")
+    ):  # a schema that was given is part of the fitted model
+        given = {name: None if name == "schema" else v for name, v in model.get_params().items()}
+        assert loaded.get_params() == given
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_answers_as_the_model(specimen, copied):
+    name, model, answers = specimen
+    assert asked(name, copied(model)) == answers
+
+
+def test_answers_are_the_same_wherever_they_are_asked_and_leave_all_as_it_was(specimen):
+    name, model, answers = specimen
+    before = state_of_the_process(), state_of_the_model(model)
+    with elsewhere():
+        found = asked(name, model)
+    assert found == answers
+    assert (state_of_the_process(), state_of_the_model(model)) == before
+
+
+@pytest.mark.parametrize("name", REFITTED)
+def test_a_fit_is_the_same_wherever_it_is_called_and_leaves_all_as_it_was(name):
+    expected, before = SPECIMENS[name].make(), state_of_the_process()
+    with elsewhere(torch.float64):
+        again = SPECIMENS[name].make()
+    assert state_of_the_process() == before
+    found, wanted = asked(name, again), asked(name, expected)
+    for question in wanted.keys() & {"score_samples", "predict", "quantiles", "sample", "bounds"}:
+        assert found[question] == wanted[question], question
