@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ def rows(n=150, d=2, seed=0):
 
 
 def test_a_folder_holds_three_files_the_notes_and_the_names_of_columns(tmp_path):
-    table = {"a": rows(60)[:, 0], "b": rows(60)[:, 1]}
+    table = pd.DataFrame(rows(60), columns=["a", "b"])
     density = EnergyDensity(max_steps=5, random_state=0).fit(table)
     sn.save(density, tmp_path, notes={"target": "y"})
     assert {p.name for p in tmp_path.iterdir()} == {CARD_FILE, CONFIG_FILE, WEIGHTS_FILE}

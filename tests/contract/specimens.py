@@ -269,6 +269,12 @@ def conditional(proposal, **options):
     return sn.ConditionalEBM(sn.LabelEnergy(1, hidden=(4,)), proposal, **options)
 
 
+def normed():
+    """An energy that depends on its mode."""
+    layers = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)
+    return nn.Sequential(*layers)
+
+
 def with_features():
     model = sn.ConditionalEBM(
         sn.LabelEnergy(4, label_hidden=(3,), hidden=(8,)),
@@ -334,6 +340,7 @@ EBMS = {
     "sequential": lambda: sn.EBM(
         nn.Sequential(nn.Linear(2, 4), nn.Softplus(3.0), nn.Linear(4, 1)), base=WIDE
     ),
+    "normed": lambda: sn.EBM(normed(), base=WIDE),
     "ensemble": lambda: sn.Ensemble([ebm() for _ in "ab"]),
 }
 CONDITIONALS = {
@@ -366,7 +373,12 @@ SPECIMENS = {
     ),
     **{f"proposal/{name}": module(make) for name, make in PROPOSALS.items()},
     **{
-        f"ebm/{name}": module(make, partial(of_model, proposal=WIDE)) for name, make in EBMS.items()
+        f"ebm/{name}": module(
+            make,
+            partial(of_model, proposal=WIDE),
+            parts=lambda own=name == "normed": {"energy": normed()} if own else {},
+        )
+        for name, make in EBMS.items()
     },
     **{f"conditional/{k}": module(make, of_conditional) for k, make in CONDITIONALS.items()},
     **{

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # which torch's first optimiser would import, and sympy add a filter then
 from torch import nn
 
 import selfnorm as sn
@@ -105,6 +106,19 @@ def test_answers_are_the_same_wherever_they_are_asked_and_leave_all_as_it_was(sp
         found = asked(name, model)
     assert found == answers
     assert (state_of_the_process(), state_of_the_model(model)) == before
+
+
+def test_samples_and_bounds_are_those_of_evaluation_mode(specimen):
+    """Dropout and batch statistics of a model left in training mode are no part of it."""
+    name, model, answers = specimen
+    if not isinstance(model, nn.Module) or name.startswith("proposal"):
+        pytest.skip("has no mode, or samples as it is")
+    model = copy.deepcopy(model).train()
+    before = state_of_the_model(model)
+    for question, ask in SPECIMENS[name].questions(model).items():
+        if question in ("sample", "bounds", "values"):
+            assert answer(ask) == answers[question], question
+    assert state_of_the_model(model) == before
 
 
 @pytest.mark.parametrize("name", REFITTED)

@@ -18,36 +18,6 @@ def skewed_rows(n=2000, seed=0):
     return torch.stack([gumbel[:, 0], 0.5 * gumbel[:, 1] + 0.4 * gumbel[:, 0]], 1)
 
 
-def true_mean_log_likelihood(x):
-    second = (x[:, 1] - 0.4 * x[:, 0]) / 0.5
-    log_p = -x[:, 0] - torch.exp(-x[:, 0]) - second - torch.exp(-second) - math.log(0.5)
-    return float(log_p.mean())
-
-
-@pytest.mark.parametrize("objective", ["cd", "pcd", "dsm", "ssm"])
-def test_every_baseline_improves_on_its_base_and_is_normalised(objective):
-    x, test = skewed_rows(), skewed_rows(1500, seed=1)
-    base = sn.Gaussian.fit_to(x, inflate=1.1)
-    q = sn.Defensive.fit_to(x, n_components=3)
-    torch.manual_seed(0)
-    model = sn.EBM(sn.MLP(2, hidden=(32, 32), zero_init=True), base=base)
-    start = sn.evaluate(model, test, proposal=q, seed=0)
-    steps = 250 if objective in ("cd", "pcd") else 800  # a score step costs a tenth
-    options = {"batch_size": 256, "max_steps": steps, "max_epochs": 1000, "lr": 5e-3, "seed": 0}
-    how = sn.TrainingOptions(ema=0.98, progress=False, **options)
-    history = sn.fit(
-        model, x, proposal=q, objective=objective, n_samples=128, val_data=None, options=how
-    )
-    end = sn.evaluate(model, test, proposal=q, seed=0)
-    limit = true_mean_log_likelihood(test)
-    assert history.n_steps == steps
-    assert end.upper > start.upper + 0.15, (start.upper, end.upper, limit)
-    assert end.upper < limit + 0.02
-    assert end.gap < 0.01  # b was set to log Z_hat although the objective never saw it
-    log_z, _ = sn.exact_log_norm(model, 2, n_points=257)
-    assert float(model.log_norm.detach()) == pytest.approx(log_z, abs=0.02)
-
-
 def test_score_is_the_gradient_and_dsm_vanishes_nowhere_else():
     """The exact score of the blurred Gaussian minimises DSM; a mis-scaled one does not."""
     torch.manual_seed(0)

@@ -1,11 +1,9 @@
-"""EBM: log_prob, shapes, errors, sampling."""
+"""EBM and Ensemble: log_prob, shapes, errors, sampling."""
 
-import copy
 import math
 
 import pytest
 import torch
-from torch import nn
 
 import selfnorm as sn
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
@@ -108,20 +106,6 @@ def test_without_a_base_walking_samplers_stay_where_the_proposal_reaches():
         assert float(rows.mean()) == pytest.approx(mean, abs=0.03), method
 
 
-@pytest.mark.parametrize("method", ["sir", "imh", "mala", "hmc", "smc"])
-def test_samples_are_drawn_in_evaluation_mode_also_within_inference_mode(method):
-    energy = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
-    model = sn.EBM(energy, base=sn.Gaussian(torch.zeros(2), scale=1.0))
-    before = copy.deepcopy(model.state_dict())
-    with torch.inference_mode():
-        rows = model.sample(20, method=method, seed=0)
-    assert model.training
-    assert energy[2].training
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    model.eval()
-    assert torch.equal(rows, model.sample(20, method=method, seed=0))
-
-
 def test_a_proposal_of_another_width_is_refused_by_name():
     model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
     with pytest.raises(ProposalError, match="rows of 3 numbers"):
@@ -137,3 +121,47 @@ def test_b_has_the_precision_of_the_energy():
     sn.fit(model, x, proposal=model.base, max_steps=1, lr=1e-12, seed=0, progress=False)
     assert float(model.log_norm.detach()) == pytest.approx(12345.678, abs=1e-6)
     assert sn.EBM(sn.MLP(1).half()).log_norm.dtype == torch.float32
+
+
+# -- ensembles: normalised mixtures of their members ---------------------------------------------
+
+
+def gaussian_members():
+    """Two EBMs with a known normaliser: N(m, 1) tilted by exp(theta x) is N(m + theta, 1)."""
+    parts = []
+    for mean, theta in ((-2.0, 0.5), (3.0, -0.25)):
+        energy = sn.ExponentialFamily(lambda v: v, 1, theta=torch.tensor([theta]))
+        base = sn.Gaussian(torch.tensor([mean]), scale=1.0)
+        parts.append(sn.EBM(energy, base=base, log_norm=mean * theta + theta**2 / 2))
+    return parts
+
+
+def test_the_density_of_an_ensemble_is_the_mixture():
+    mixture = sn.Ensemble(gaussian_members())
+    x = torch.linspace(-5, 6, 23)[:, None]
+    normal = torch.distributions.Normal(torch.tensor([-1.5, 2.75]), 1.0)
+    expected = torch.logsumexp(normal.log_prob(x), 1) - math.log(2)
+    torch.testing.assert_close(mixture.log_prob(x).detach(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_bounds_of_an_ensemble_and_jensen():
+    parts = gaussian_members()
+    mixture = sn.Ensemble(parts)
+    x = torch.cat([torch.randn(300, 1) - 1.5, torch.randn(300, 1) + 2.75])
+    q = sn.Defensive(sn.Gaussian.fit_to(x))
+    bounds = sn.evaluate(mixture, x, proposal=q, n_samples=40_000, seed=0)
+    exact = float(mixture.log_prob(x).detach().mean())
+    assert bounds.reliable
+    assert bounds.lower <= exact + 3 * bounds.log_norm_se
+    assert bounds.upper == pytest.approx(exact, abs=4 * bounds.log_norm_se)
+    assert exact > float(torch.stack([m.log_prob(x).detach().mean() for m in parts]).mean())
+
+
+def test_rows_of_an_ensemble_come_in_no_order():
+    x = sn.Ensemble(gaussian_members()).sample(4000, seed=0)
+    assert float(x[:2000].mean()) == pytest.approx(float(x[2000:].mean()), abs=0.3)
+
+
+def test_an_empty_ensemble_is_refused():
+    with pytest.raises(DataError, match="at least one"):
+        sn.Ensemble([])

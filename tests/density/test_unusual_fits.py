@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.objectives import available
 from selfnorm.errors import DataError, EnergyError
 from tests.fitting import fit
 
@@ -29,23 +28,6 @@ def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("objective", ["snl", "nce", "pcd", "dsm", "ssm"])
-def test_gradients_are_on_in_training_whatever_the_caller_has_set(x, around, objective):
-    plain, inside = small_model(x), small_model(x)
-    fit(plain, x, objective=objective, **SETTINGS)
-    with around():
-        fit(inside, x, objective=objective, **SETTINGS)
-    assert torch.equal(weights(plain), weights(inside))
-
-
-@pytest.mark.parametrize("objective", ["snl", "pcd", "dsm"])
-def test_no_gradient_is_left_in_the_callers_table(x, objective):
-    x.requires_grad_()
-    fit(small_model(x.detach()), x, objective=objective, val_data=x, **SETTINGS)
-    assert x.grad is None
-
-
 def test_weights_or_labels_beside_the_table_are_not_ignored(x):
     with pytest.raises(DataError, match="tuple of 2 parts"):
         fit(small_model(x), (x, torch.rand(len(x))), **SETTINGS)
@@ -61,12 +43,6 @@ def test_a_network_hidden_in_a_function_is_told(x):
     with warnings.catch_warnings():
         warnings.simplefilter("error", sn.SelfnormWarning)
         fit(sn.EBM(network, base=sn.Gaussian.fit_to(x)), x, **SETTINGS)
-
-
-@pytest.mark.parametrize("objective", ["cd", "pcd", "dsm", "ssm"])
-def test_a_spread_is_not_taken_from_one_row(x, objective):
-    with pytest.raises(DataError, match="raise batch_size"):
-        fit(small_model(x), x, objective=objective, **{**SETTINGS, "batch_size": 1})
 
 
 def test_a_run_that_loses_every_step_says_so(x):
@@ -135,10 +111,6 @@ def test_what_is_no_table_is_named(x):
             fit(small_model(x), given, **SETTINGS)
     with pytest.raises(TypeError, match="not of AutoregressiveEBM"):
         sn.Ensemble([small_model(x), sn.AutoregressiveEBM(2)])
-
-
-def test_fit_tells_the_names_of_its_objectives():
-    assert [name for name in available() if f'"{name}"' not in sn.fit.__doc__] == []
 
 
 def test_unexpected_options_and_options_of_other_models_are_named():

@@ -1,7 +1,4 @@
-"""Every proposal: shapes, normalisation, samples that follow the density, fit_to, errors.
-
-Then other people's distributions in their place: types, numbers, supports.
-"""
+"""Proposals: fit_to, types and numbers, errors; other people's distributions in their place."""
 
 import copy
 import math
@@ -25,55 +22,6 @@ def mixture():
         torch.tensor([[-2.0, 1.0], [1.5, -0.5]]),
         torch.stack([SKEW * 0.3, torch.eye(2) * 0.5]),
     )
-
-
-PROPOSALS = {
-    "gaussian_diagonal": lambda: sn.Gaussian(
-        torch.tensor([1.0, -1.0]), scale=torch.tensor([0.5, 2.0])
-    ),
-    "gaussian_full": lambda: sn.Gaussian(torch.tensor([1.0, -1.0]), covariance=SKEW),
-    "student": lambda: sn.StudentT(4.0, torch.tensor([0.5, 0.0]), covariance=SKEW),
-    "uniform": lambda: sn.Uniform(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.5])),
-    "mixture": mixture,
-    "defensive": lambda: sn.Defensive(mixture(), weight=0.3),
-    "stratified": lambda: sn.Defensive(
-        mixture(), sn.StudentT(4.0, torch.zeros(2), covariance=SKEW), weight=0.3, stratified=True
-    ),
-    "torch": lambda: sn.as_proposal(D.Gamma(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))),
-}
-everyone = pytest.mark.parametrize("name", PROPOSALS)
-
-
-@everyone
-def test_integrates_to_one(name):
-    q = PROPOSALS[name]()
-    log_z, _ = sn.exact_log_norm(q.log_prob, 2, n_points=1201)
-    # A uniform's or gamma's edges cut grid cells: the rule is then only good to a cell's width.
-    tolerance = 0.03 if name in ("uniform", "torch") else 1e-3
-    assert abs(log_z) < tolerance
-
-
-@everyone
-def test_samples_follow_the_density(name):
-    """E_q[h / q] for a known h is 1: samples and log_prob belong together."""
-    q = PROPOSALS[name]()
-    torch.manual_seed(1)
-    x = q.sample((60_000,))
-    assert x.shape == (60_000, 2)
-    box_low, box_high = x.quantile(0.2, 0), x.quantile(0.8, 0)
-    inside = ((x > box_low) & (x < box_high)).all(-1)
-    h = torch.where(inside, -(box_high - box_low).log().sum(), torch.tensor(-math.inf))
-    ratio = torch.exp(h - q.log_prob(x))
-    assert float(ratio.mean()) == pytest.approx(1.0, abs=5 * float(ratio.std()) / math.sqrt(60_000))
-
-
-@everyone
-def test_batch_shapes(name):
-    q = PROPOSALS[name]()
-    x = q.sample((3, 5))
-    assert x.shape == (3, 5, 2)
-    assert q.log_prob(x).shape == (3, 5)
-    assert q.event_shape == (2,)
 
 
 def skewed_data(n=4000):
@@ -147,18 +95,6 @@ def test_one_law_per_input_and_a_stack_of_laws_mix_as_one_law_does():
     torch.testing.assert_close(broad.mean((1, 2)), share[:, 0], atol=0.02, rtol=0)
 
 
-def test_any_torch_distribution_serves():
-    one = sn.as_proposal(D.Normal(0.0, 1.0))
-    assert one.dim == 1
-    assert one.sample((4,)).shape == (4, 1)
-    two = sn.as_proposal(D.MultivariateNormal(torch.zeros(2), torch.eye(2)))
-    assert two.log_prob(torch.zeros(3, 2)).shape == (3,)
-    box = sn.as_proposal(D.Uniform(torch.zeros(2), torch.ones(2)))
-    torch.testing.assert_close(
-        box.log_prob(torch.tensor([[0.5, 0.5], [2.0, 0.5]])), torch.tensor([0.0, -math.inf])
-    )
-
-
 def test_own_objects_and_flows_serve():
     class Mine:
         def sample(self, shape):
@@ -204,6 +140,10 @@ def test_a_log_prob_of_each_coordinate_is_refused(width):
         (lambda: sn.StudentT(0.0, torch.zeros(1), scale=1.0), "freedom"),
         (lambda: sn.Uniform(torch.ones(2), torch.zeros(2)), "low < high"),
         (lambda: sn.Defensive(mixture(), weight=1.5), "between 0 and 1"),
+        (
+            lambda: sn.Defensive(mixture(), D.StudentT(3.0, torch.zeros(3), 2.0)),
+            "rows of 3 numbers",
+        ),
         (lambda: sn.Gaussian.fit_to(torch.tensor([[1.0, math.nan], [0.0, 1.0]])), "finite"),
         (lambda: sn.Gaussian.fit_to(torch.ones(1, 2)), "two rows"),
         (lambda: sn.Gaussian(torch.zeros(2), scale=torch.ones(3)), "number or"),
@@ -267,27 +207,6 @@ def test_a_double_table_gives_a_double_proposal(family):
     centred = family.fit_to(x - 1e4)
     assert torch.allclose(q.log_prob(x), centred.log_prob(x - 1e4), atol=1e-5)
     assert family.fit_to((x - 1e4).half()).sample((2,)).dtype == torch.float32
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("model_type", [torch.float32, torch.float64])
-def test_the_proposal_takes_the_type_of_the_model(family, model_type):
-    """Data, base and proposal in any mixture of types: the model's type is used."""
-    x = torch.randn(300, 2, dtype=torch.float64)
-    other = torch.float64 if model_type == torch.float32 else torch.float32
-    model = sn.EBM(sn.MLP(2, hidden=(8,)).to(model_type), base=sn.Gaussian.fit_to(x.to(other)))
-    q = family.fit_to(x.to(other))
-    sn.fit(model, x, proposal=q, max_steps=2, progress=False)
-    assert math.isfinite(sn.evaluate(model, x, proposal=family.fit_to(x.to(other))).lower)
-    assert model.sample(3, proposal=family.fit_to(x.to(other))).dtype == model_type
-    sn.fit_many(
-        [model],
-        x,
-        proposal=family.fit_to(x.to(other)),
-        progress=False,
-        options=sn.TrainingOptions(max_steps=2),
-    )
-    assert model.log_prob(x).dtype == model_type
 
 
 @pytest.mark.parametrize(
@@ -357,26 +276,29 @@ def tilted(dtype):
     return sn.EBM(energy, base=sn.Gaussian(torch.zeros(2), scale=1.0))
 
 
-@pytest.mark.parametrize("make", [double_normal, NumpyNormal])
+def autoregressive_flow():
+    """A distribution of zuko's that says nothing of its support."""
+    zuko = pytest.importorskip("zuko")
+    torch.manual_seed(0)
+    return zuko.flows.MAF(2, transforms=1, hidden_features=(8,))()
+
+
+@pytest.mark.parametrize("make", [*FAMILIES, double_normal, NumpyNormal, autoregressive_flow])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_samples_and_densities_follow_the_type_of_the_model(make, dtype):
-    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+def test_a_proposal_takes_the_type_of_the_model(make, dtype):
+    """Data, base and proposal in any mixture of types: the model's type is used."""
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    x = torch.randn(300, 2, dtype=other, generator=torch.Generator().manual_seed(0))
+    fitted = partial(make.fit_to, x) if make in FAMILIES else make
     model = tilted(dtype)
-    bounds = sn.evaluate(model, x, proposal=make(), seed=0)
+    bounds = sn.evaluate(model, x, proposal=fitted(), seed=0)
     assert bounds.log_norm == pytest.approx(0.25, abs=0.05)
-    sn.fit(model, x, proposal=make(), max_steps=2, lr=1e-6, seed=0, progress=False)
-    assert float(model.log_norm.detach()) == pytest.approx(0.25, abs=0.02)
-    assert model.sample(3, proposal=make(), seed=0).dtype == dtype
-    networks = [sn.EBM(sn.MLP(2, (8,)).to(dtype), base=make()) for _ in range(2)]
+    sn.fit(model, x, proposal=fitted(), max_steps=2, lr=1e-6, seed=0, progress=False)
+    assert float(model.log_norm.detach()) == pytest.approx(0.25, abs=0.05)
+    assert model.sample(3, proposal=fitted(), seed=0).dtype == dtype
+    networks = [sn.EBM(sn.MLP(2, (8,)).to(dtype), base=fitted()) for _ in range(2)]
     sn.fit_many(networks, x, seed=0, progress=False, options=sn.TrainingOptions(max_steps=2))
     assert networks[0].log_prob(x).dtype == dtype
-
-
-def test_on_its_own_a_distribution_keeps_its_type():
-    q = sn.as_proposal(double_normal())
-    assert q.sample((3,)).dtype == q.log_prob(q.sample((3,))).dtype == torch.float64
-    assert q.to(torch.float32).sample((3,)).dtype == torch.float32
-    assert not q.state_dict()  # as before: nothing of it is saved with a model
 
 
 def test_whole_numbers_reach_a_network_as_floats():
@@ -394,29 +316,11 @@ def test_adapting_draws_nothing_from_the_callers_stream():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_defensive_mixture_takes_any_heavy_part_of_its_width():
-    heavy = torch.distributions.StudentT(3.0, torch.zeros(2), 2.0)
-    q = sn.Defensive(sn.Gaussian(torch.zeros(2), scale=0.5), heavy)
-    log_z, _ = sn.exact_log_norm(q.log_prob, 2, n_points=513)
-    assert log_z == pytest.approx(0.0, abs=1e-3)
-    with pytest.raises(sn.SelfnormError, match="rows of 2 numbers"):
-        sn.Defensive(sn.Gaussian(torch.zeros(1), scale=1.0), heavy)
-
-
 def test_seeds_may_be_numpy_integers_and_nothing_odd():
     model = tilted(torch.float32)
     assert torch.equal(model.sample(4, seed=np.int64(7)), model.sample(4, seed=7))
     with pytest.raises(TypeError, match="a seed is a whole number"):
         model.sample(4, seed="seven")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_flow_as_distribution_that_says_nothing_of_its_support(dtype):
-    zuko = pytest.importorskip("zuko")
-    torch.manual_seed(0)
-    flow = zuko.flows.MAF(2, transforms=1, hidden_features=(8,)).to(dtype)
-    bounds = sn.evaluate(tilted(torch.float32), torch.zeros(3, 2), proposal=flow(), seed=0)
-    assert bounds.log_norm == pytest.approx(0.25, abs=0.05)
 
 
 class Stated:

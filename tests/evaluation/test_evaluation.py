@@ -1,6 +1,5 @@
 """evaluate, Bounds, exact quadrature, the look far out."""
 
-import copy
 import json
 import math
 from dataclasses import replace
@@ -202,20 +201,6 @@ def test_a_model_with_its_own_bounds_gets_the_options_or_refuses_them():
             return proposal
 
     assert sn.evaluate(Records(), x, proposal=wide) is wide
-
-
-def test_a_model_in_training_mode_is_judged_without_dropout_and_left_as_it_was():
-    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
-    energy = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
-    model = sn.EBM(energy, base=sn.Gaussian.fit_to(x))
-    before = copy.deepcopy(model.state_dict())
-    training = sn.evaluate(model, x, seed=0), sn.exact_log_norm(model, 2, n_points=129)
-    assert model.training
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
-    model.eval()
-    assert training == (sn.evaluate(model, x, seed=0), sn.exact_log_norm(model, 2, n_points=129))
-    assert training[0].log_norm == pytest.approx(training[1][0], abs=0.02)
 
 
 def test_grids_take_the_type_of_the_model_and_any_numbers():

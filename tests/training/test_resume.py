@@ -129,20 +129,6 @@ def test_weights_are_not_read_into_another_network_of_their_shape(x, tmp_path):
         assert torch.equal(weights(other)[1:], before)  # all but b, which every start sets
 
 
-@pytest.mark.parametrize("name", ["cd", "pcd"])
-def test_chains_and_their_step_are_resumed(x, tmp_path, name):
-    path = tmp_path / "run.ckpt"
-    whole = model_on(sn.Gaussian.fit_to(x))
-    fit(whole, x, objective=name, **SETTINGS)
-    stopping, _ = interrupted(name)
-    half = model_on(sn.Gaussian.fit_to(x))
-    with pytest.warns(sn.SelfnormWarning, match="interrupted"):
-        fit(half, x, objective=stopping, **SETTINGS, checkpoint=sn.Checkpoint(path, every=1))
-    resumed = model_on(sn.Gaussian.fit_to(x))
-    fit(resumed, x, objective=name, **SETTINGS, checkpoint=sn.Checkpoint(path, every=1))
-    assert torch.equal(weights(whole), weights(resumed))
-
-
 def test_chains_of_another_table_are_not_gone_on_with(x):
     objective = sn.mcmc_objectives.ContrastiveDivergence("buffer", n_steps=2)
     for table in (x, x[:, :1]):

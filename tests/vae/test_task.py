@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from selfnorm.errors import SelfnormWarning
-from selfnorm.training import Checkpoint, TrainingOptions
+from selfnorm.training import TrainingOptions
 from selfnorm.vae import (
     AutoregressivePrior,
     DenseDecoder,
@@ -129,38 +129,6 @@ def small(prior=None):
 
 X = (torch.arange(60 * 6).reshape(60, 6) % 7 % 2).float()
 OPTIONS = {"max_steps": 24, "max_epochs": 99, "batch_size": 20, "seed": 3, "progress": False}
-
-
-def state(vae):
-    return torch.cat([p.detach().flatten() for p in vae.parameters()])
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_an_interrupted_run_resumes_with_the_same_bits(prior, tmp_path):
-    def make():
-        torch.manual_seed(1)
-        return small(PRIORS[prior]())
-
-    extra = {"kl_warmup": 16, "n_samples": 32, "ema": 0.9}
-    whole = make()
-    fit(whole, X, **OPTIONS, **extra)
-    calls = [0]
-
-    def interrupt(x):
-        calls[0] += 1
-        if calls[0] == 15:
-            raise KeyboardInterrupt
-        return x
-
-    checkpoint = Checkpoint(str(tmp_path / "run.pt"), every=5)
-    broken = make()
-    with pytest.warns(SelfnormWarning, match="interrupted"):
-        history = fit(broken, X, **OPTIONS, **extra, augment=interrupt, checkpoint=checkpoint)
-    assert history.stopped == "interrupted"
-    resumed = make()
-    history = fit(resumed, X, **OPTIONS, **extra, checkpoint=checkpoint)
-    assert history.n_steps == 24
-    assert torch.equal(state(resumed), state(whole))
 
 
 def test_kl_warm_up_weights_the_divergence():
