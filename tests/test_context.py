@@ -92,26 +92,6 @@ def test_fits_of_four_threads_are_those_of_one(dtype):
             _equal(mine, other)
 
 
-def test_eight_samples_and_bounds_at_once_are_those_of_one_thread():
-    density = sn.EnergyDensity(max_steps=10, random_state=0).fit(X[:, :2])
-    chain = sn.EnergyDensity(max_steps=10, random_state=0).fit(X[:, :3])
-
-    def ask(seed):
-        return (
-            density.sample(50, random_state=seed),
-            chain.sample(50, random_state=seed),
-            density.bounds(X[:, :2], n_samples=500, random_state=seed).lower,
-            density.score_samples(X[:, :2]),
-        )
-
-    with _unchanged(torch.float64):
-        expected = [ask(seed) for seed in range(8)]
-        with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(ask, range(8)))
-        for mine, other in zip(found, expected, strict=True):
-            _equal(mine, other)
-
-
 def test_draws_without_a_seed_do_not_reach_into_the_fit_of_another_thread():
     q = sn.Gaussian(torch.zeros(2), scale=1.0)
     model = sn.EBM(sn.MLP(2, hidden=(8,)), base=q).eval()
@@ -277,16 +257,6 @@ sys.exit(1)
 def test_a_forked_process_computes_where_its_parent_had_two_threads():
     environment = {**os.environ, "PYTHONPATH": str(Path(sn.__file__).parents[1])}
     subprocess.run([sys.executable, "-c", _FORK], env=environment, check=True, timeout=60)
-
-
-def test_fits_within_inference_mode_are_those_without():
-    def fits():
-        density = sn.EnergyDensity(max_steps=2, random_state=0).fit(X[:50, :2])
-        return density.score_samples(X[:, :2]), *_regressor()
-
-    expected = fits()
-    with torch.inference_mode():
-        _equal(fits(), expected)
 
 
 def test_models_fitted_at_once_and_evidence_within_inference_mode():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from selfnorm import Gaussian, Uniform
+from selfnorm import Uniform
 from selfnorm.distributions import MDN, DefensiveLabels, MixtureLabels
 from selfnorm.errors import DataError, ProposalError
 

@@ -1,0 +1,27 @@
+"""Damage, strange files, kills, threads, rare tables: some seeds of each trial of the campaign."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("resource")  # limits of memory and of files
+from tests.campaign.trials import attempt
+
+SEEDS = {
+    **{"model_folder": range(60), "checkpoint": range(20), "flip": range(30), "config": range(25)},
+    **{"file": range(60), "strange_file": range(9), "full_disk": range(4), "two_writers": [0]},
+    "kill": [11, 14, 1, 4],  # two fits, a save, an overwriting
+    **{"threads": [0], "surroundings": range(6), "any_table": range(3), "shape": range(3)},
+    **{"unusual_table": range(12), "density": range(4), "regressor": range(3)},
+}
+DAMAGED = ("model_folder", "checkpoint", "flip", "file")
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_a_trial_ends_right_or_in_a_clear_error(kind):
+    verdicts = Counter()
+    for seed in SEEDS[kind]:
+        verdict, words, *_ = attempt(kind, seed)
+        assert verdict in ("right", "clear error"), f"{kind} {seed}: {words}"
+        verdicts[verdict] += 1
+    assert kind not in DAMAGED or verdicts["clear error"] > verdicts["right"]
