@@ -8,11 +8,9 @@ pytest.importorskip("resource")  # limits of memory and of files
 from tests.campaign.trials import attempt
 
 SEEDS = {
-    **{"model_folder": range(60), "checkpoint": range(20), "flip": range(30), "config": range(25)},
-    **{"file": range(60), "strange_file": range(9), "full_disk": range(4), "two_writers": [0]},
-    "kill": [11, 14, 1, 4],  # two fits, a save, an overwriting
-    **{"threads": [0], "surroundings": range(6), "any_table": range(3), "shape": range(3)},
-    **{"unusual_table": range(12), "density": range(4), "regressor": range(3)},
+    **{"model_folder": range(30), "checkpoint": range(12), "flip": range(15), "config": range(12)},
+    **{"file": range(30), "strange_file": range(9), "full_disk": range(3), "two_writers": [0]},
+    **{"kill": [11, 4], "threads": [0], "surroundings": range(3), "unusual_table": range(4)},
 }
 DAMAGED = ("model_folder", "checkpoint", "flip", "file")
 

@@ -280,7 +280,7 @@ def autoregressive_flow():
     """A distribution of zuko's that says nothing of its support."""
     zuko = pytest.importorskip("zuko")
     torch.manual_seed(0)
-    return zuko.flows.MAF(2, transforms=1, hidden_features=(8,))()
+    return zuko.flows.MAF(2, transforms=1, hidden_features=(8,)).double()()
 
 
 @pytest.mark.parametrize("make", [*FAMILIES, double_normal, NumpyNormal, autoregressive_flow])
