@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.distributions import FlowTask, proposal_loss
+from selfnorm.distributions import FlowTask
 from selfnorm.errors import DataError, ProposalError, SelfnormError
 
 pytest.importorskip("zuko")
@@ -85,7 +85,8 @@ def test_both_is_the_average_of_the_two_losses():
     values = {}
     for loss in ("data", "kl", "both"):
         torch.manual_seed(1)
-        values[loss] = float(proposal_loss(flow, model, x, loss, 128))
+        task = FlowTask(flow, model=model, loss=loss, n_samples=128)
+        values[loss] = float(task.loss((x,))[0].detach())
     assert values["both"] == pytest.approx((values["data"] + values["kl"]) / 2, abs=1e-5)
 
 
@@ -114,7 +115,7 @@ def test_bad_settings_are_refused(monkeypatch):
     with pytest.raises(ProposalError, match="trains a Flow, not a Defensive"):
         sn.fit(model, banana(50), task_options={"proposal_loss": "data"})
     with pytest.raises(ValueError, match="needs the model"):
-        proposal_loss(flow, None, torch.zeros(3, 2), "kl", 8)
+        FlowTask(flow, loss="kl")
     with pytest.raises(DataError, match="3 columns, expected 2"):
         flow.set_scaling(torch.zeros(4, 3))
     with pytest.raises(DataError, match="NaN"):

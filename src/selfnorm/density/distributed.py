@@ -264,7 +264,7 @@ class DistributedTask(Task):
         pieces = [tuple(t[k::n] for t in batch) for k in range(n)]
         if self.own_stream or not isinstance(task, DensityTask):
             return _accumulate([partial(task.loss, piece) for piece in pieces], self._params)
-        model, q, count = task.module, task.proposal, task.n_samples
+        model, q, count = task.model, task.proposal, task.n_samples
         with torch.no_grad():
             drawn = q.sample((count * self.pieces,))[self.rank :: self.world]
         dealt = [_Drawn(q, drawn[k::n]) for k in range(n)]
@@ -336,11 +336,14 @@ def _accumulate(
     for part in parts:
         loss, metrics = part()
         grads = torch.autograd.grad(loss / len(parts), list(params), allow_unused=True)
-        total = [
-            new if old is None else old if new is None else old + new
-            for old, new in zip(total, grads, strict=True)
-        ]
+        total = [_added(*pair) for pair in zip(total, grads, strict=True)]
         values.append(loss.detach())
         seen.append({name: metric.detach() for name, metric in metrics.items()})
     value: Tensor = _WithGradient.apply(torch.stack(values).mean(), total, *params)
     return value, {name: torch.stack([m[name] for m in seen]).mean() for name in seen[0]}
+
+
+def _added(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other

@@ -254,13 +254,13 @@ class ManyTask(Task):
         options: TrainingOptions,
         same_samples: bool = False,
     ) -> None:
-        device, first = runs[0].module.device, runs[0].proposal
+        device, first = runs[0].model.device, runs[0].proposal
         self.runs = runs
         self.n_samples, self.same_samples = runs[0].n_samples, same_samples
         self.rates, self.patience = rates, options.patience
         if same_samples and not all(_same_distribution(run.proposal, first) for run in runs):
             raise ValueError("same_samples needs one proposal common to all members")
-        members = [Member(run.module, run.proposal) for run in runs]
+        members = [Member(run.model, run.proposal) for run in runs]
         self.module = Members(members, [rate / max(rates) for rate in rates])
         self._of_b = runs[0].log_norm_lr_scale
         self._decay = torch.tensor(list(weight_decays), device=device)[:, None]

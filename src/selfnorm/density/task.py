@@ -46,9 +46,17 @@ _PATIENCE = 15
 
 
 class DensityTask(Task):
-    """Training of an EBM with a fixed (or separately trained) proposal."""
+    """Training of an EBM; its proposal stays as it is, or learns in the same steps.
 
-    module: EBM
+    Args:
+        model: the EBM.
+        proposal: any distribution; by default the base, with a heavy-tailed part where it is light.
+        objective: a name, or an :class:`~selfnorm.density.Objective`.
+        n_samples, n_val_samples: proposal samples per step, and of a validation.
+        log_norm_lr_scale: learning rate of ``b`` in units of that of the energy.
+        proposal_loss: trains a flow as proposal by this loss, too: see
+            :class:`~selfnorm.distributions.FlowTask`.
+    """
 
     def __init__(
         self,
@@ -59,10 +67,11 @@ class DensityTask(Task):
         n_samples: int = 1024,
         log_norm_lr_scale: float = LOG_NORM_LR_SCALE,
         n_val_samples: int = 16_384,
+        proposal_loss: str | None = None,
     ) -> None:
         if not log_norm_lr_scale > 0:
             raise ValueError(f"log_norm_lr_scale must be positive, got {log_norm_lr_scale}")
-        self.module = model
+        self.module = self.model = model
         self.objective = get(objective)
         self.capturable = self.objective.capturable
         self.n_samples = n_samples
@@ -77,6 +86,16 @@ class DensityTask(Task):
                 "proposal=selfnorm.Defensive.fit_to(x_train), or give the model a base density"
             )
         self.proposal: Proposal = proposal_for(model, proposal)
+        self.of_flow: FlowTask | None = None
+        if proposal_loss is not None:
+            flow = self.proposal
+            if not isinstance(flow, Flow):
+                raise ProposalError(
+                    f"proposal_loss trains a Flow, not a {type(flow).__name__}: leave it out, or "
+                    "give a Flow as proposal"
+                )
+            self.of_flow = FlowTask(flow, model=model, loss=proposal_loss, n_samples=n_samples)
+            self.module = nn.ModuleDict({"model": model, "flow": flow})
         self._val_samples: tuple[Tensor, Tensor] | None = None
 
     def settings(self) -> State:
@@ -91,7 +110,7 @@ class DensityTask(Task):
     def witness(self, data: tuple[Tensor, ...]) -> Tensor:
         """``log p~`` and ``log q`` of the first rows: other distributions, other numbers."""
         x = data[0][:64]
-        return torch.cat([self.module.log_unnormalized(x), self.proposal.log_prob(x)])
+        return torch.cat([self.model.log_unnormalized(x), self.proposal.log_prob(x)])
 
     def own_state(self) -> State | None:
         """What the objective remembers from step to step."""
@@ -102,20 +121,25 @@ class DensityTask(Task):
         self.objective.load_state_dict(state)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """The energy's parameters, and ``b`` with a learning rate of its own."""
-        b = self.module.log_norm
-        rest = [p for p in self.module.parameters() if p is not b]
-        return [
+        """The energy's parameters, ``b`` with a learning rate of its own, those of a flow."""
+        b = self.model.log_norm
+        rest = [p for p in self.model.parameters() if p is not b]
+        groups: list[ParameterGroup] = [
             {"params": rest},
             {"params": [b], "lr_scale": self.log_norm_lr_scale, "weight_decay": 0.0},
         ]
+        if self.of_flow is not None:
+            groups.append({"params": list(self.of_flow.module.parameters())})
+        return groups
 
     @torch.no_grad()
     def start(self, data: tuple[Tensor, ...]) -> None:
         """Check proposal and energy on the data, and set ``b`` to an estimate of ``log Z``."""
         x = data[0]
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        if all(p is self.module.log_norm for p in trained):
+        if self.of_flow is not None:
+            self.of_flow.start(data)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        if all(p is self.model.log_norm for p in trained):
             warnings.warn(
                 "the energy has no parameter to train: only b is fitted. A network inside a "
                 "function or lambda is not seen; make the energy a torch.nn.Module",
@@ -139,13 +163,13 @@ class DensityTask(Task):
             )
         refuse_unreached(self.proposal.log_prob(x), "rows", "use Defensive.fit_to(x)")
         probe = x[: min(len(x), 1024)]
-        log_p = self.module.log_unnormalized(probe)
+        log_p = self.model.log_unnormalized(probe)
         if not bool(torch.isfinite(log_p).all()):
             raise EnergyError(
                 f"the energy (or base) is not finite at {int((~torch.isfinite(log_p)).sum())} of "
                 f"the first {len(probe)} rows; check its inputs' scale and its output"
             )
-        chunks = log_weight_chunks(self.module, self.proposal, self.n_val_samples)
+        chunks = log_weight_chunks(self.model, self.proposal, self.n_val_samples)
         log_w, log_q = map(torch.cat, zip(*chunks, strict=True))
         refuse_nan(log_q, "samples of its own")
         if bool(torch.isnan(log_w).any()):
@@ -153,11 +177,15 @@ class DensityTask(Task):
                 "the energy returns NaN at proposal samples; it must be defined wherever the "
                 "proposal puts mass"
             )
-        self.module.log_norm.copy_(F.log_mean_exp(log_w.double()))
+        self.model.log_norm.copy_(F.log_mean_exp(log_w.double()))
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Metrics]:
         """The objective on one mini-batch with fresh proposal samples."""
-        return self.objective.loss(self.module, self.proposal, batch[0], self.n_samples)
+        loss, metrics = self.objective.loss(self.model, self.proposal, batch[0], self.n_samples)
+        if self.of_flow is None:
+            return loss, metrics
+        of_flow, _ = self.of_flow.loss(batch)
+        return loss + of_flow, {**metrics, "flow": -of_flow.detach()}
 
     @torch.no_grad()
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
@@ -168,9 +196,9 @@ class DensityTask(Task):
         do not learn ``b`` are scored by the upper bound.
         """
         samples, log_q = self.validation_samples()
-        log_w = self.module.log_unnormalized(samples) - log_q
-        log_p = self.module.log_unnormalized(data[0]).mean()
-        lower, upper = both_bounds(log_p, log_w, self.module.log_norm)
+        log_w = self.model.log_unnormalized(samples) - log_q
+        log_p = self.model.log_unnormalized(data[0]).mean()
+        lower, upper = both_bounds(log_p, log_w, self.model.log_norm)
         return {
             "score": float(lower if self.objective.learns_log_norm else upper),
             "lower": float(lower),
@@ -181,67 +209,26 @@ class DensityTask(Task):
     def validation_samples(self) -> tuple[Tensor, Tensor]:
         """Samples for ``Z`` and their ``log q``, the same at every look of a run."""
         if self._val_samples is None or self.proposal.trainable:
-            with seeded(20_231_106, self.module.device):
+            with seeded(20_231_106, self.model.device):
                 samples = self.proposal.sample((self.n_val_samples,))
             self._val_samples = samples, self.proposal.log_prob(samples)
         return self._val_samples
 
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
         """``b <- log Z_hat`` on fresh samples: the closed-form maximiser of SNL in ``b``."""
-        learned = float(self.module.log_norm.detach())
+        learned = float(self.model.log_norm.detach())
         log_z, error, n_used = F.adaptive_log_mean(
-            partial(draw_log_weights, self.module, self.proposal)
+            partial(draw_log_weights, self.model, self.proposal)
         )
         if torch.isfinite(log_z):
             with torch.no_grad():
-                self.module.log_norm.fill_(log_z)
+                self.model.log_norm.fill_(log_z)
         return {
             "log_norm": float(log_z),
             "log_norm_se": float(error),
             "log_norm_learned": learned,
             "log_norm_samples": n_used,
         }
-
-
-class JointTask(Task):
-    """A model by its objective and its flow proposal by a loss of its own, in the same steps."""
-
-    capturable = True
-
-    def __init__(self, of_model: DensityTask, loss: str) -> None:
-        if not isinstance(of_model.proposal, Flow):
-            raise ProposalError(
-                f"proposal_loss trains a Flow, not a {type(of_model.proposal).__name__}: leave it "
-                "out, or give a Flow as proposal"
-            )
-        self.of_model, self.flow = of_model, of_model.proposal
-        self.module = nn.ModuleDict({"model": of_model.module, "flow": self.flow})
-        self.of_flow = FlowTask(
-            self.flow, model=of_model.module, loss=loss, n_samples=of_model.n_samples
-        )
-
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Those of the model, and the flow's parameters at the same rate."""
-        return [*self.of_model.parameter_groups(), {"params": list(self.flow.parameters())}]
-
-    def start(self, data: tuple[Tensor, ...]) -> None:
-        """Standardise the flow, start ``b`` at its importance estimate."""
-        self.of_flow.start(data)
-        self.of_model.start(data)
-
-    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, Metrics]:
-        """The model's loss plus the proposal's."""
-        of_model, metrics = self.of_model.loss(batch)
-        of_flow, _ = self.of_flow.loss(batch)
-        return of_model + of_flow, {**metrics, "flow": -of_flow.detach()}
-
-    def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """Both bounds on held-out rows."""
-        return self.of_model.validate(data)
-
-    def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:
-        """``b <- log Z_hat`` on fresh samples."""
-        return self.of_model.finish(data)
 
 
 def usual(options: TrainingOptions, *, judged: bool) -> TrainingOptions:
@@ -289,11 +276,10 @@ def make_task(
         max_memory=None,
         proposal_loss=None,
     )
-    max_memory, loss = of_task.pop("max_memory"), of_task.pop("proposal_loss")
+    max_memory = of_task.pop("max_memory")
     if max_memory is not None:
         objective = Chunked(objective, max_memory=max_memory)
-    task = DensityTask(model, proposal, objective=objective, n_samples=n_samples, **of_task)
-    return task if loss is None else JointTask(task, loss)
+    return DensityTask(model, proposal, objective=objective, n_samples=n_samples, **of_task)
 
 
 def checked_options(

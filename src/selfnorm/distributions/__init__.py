@@ -1,7 +1,7 @@
 """Bases and proposals: Gaussians, mixtures, defensive ones, flows, density networks, adapters."""
 
 from selfnorm.distributions.defensive import Defensive, DefensiveLabels, mix_log_probs, mix_samples
-from selfnorm.distributions.flows import Flow, FlowTask, proposal_loss
+from selfnorm.distributions.flows import Flow, FlowTask
 from selfnorm.distributions.mixtures import (
     MDN,
     Mixture1d,
@@ -69,7 +69,6 @@ __all__ = [
     "mixture_log_prob",
     "pick_component",
     "proposal_for",
-    "proposal_loss",
     "refuse_nan",
     "refuse_unreached",
     "ridge_lines",

@@ -175,25 +175,6 @@ class Conditioned:
         return self.flow.log_prob(y, self.condition)
 
 
-def proposal_loss(
-    proposal: Proposal, model: UnnormalisedModel | None, x: Tensor, loss: str, n_samples: int
-) -> Tensor:
-    """One of the three losses above, to minimise; gradients reach the proposal alone."""
-    if loss not in LOSSES:
-        raise ValueError(f"loss must be one of {LOSSES}, not {loss!r}")
-    if loss == "data":
-        return -proposal.log_prob(x).mean()
-    if model is None:
-        raise ValueError(f"the loss {loss!r} needs the model that the proposal serves")
-    on_data = -proposal.log_prob(x).mean() if loss == "both" else None
-    y = proposal.sample((n_samples,)).detach()
-    log_q = proposal.log_prob(y)
-    with torch.no_grad():
-        weights = torch.softmax(model.log_unnormalized(y) - log_q, 0)
-    towards_model = -(weights * log_q).sum()
-    return towards_model if on_data is None else 0.5 * (on_data + towards_model)
-
-
 class FlowTask(Task):
     """Training of a flow by one of the three losses, for :func:`selfnorm.fit`.
 
@@ -216,6 +197,8 @@ class FlowTask(Task):
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {LOSSES}, not {loss!r}")
+        if model is None and loss != "data":
+            raise ValueError(f"the loss {loss!r} needs the model that the proposal serves")
         self.module = flow
         self.columns, self.model = columns, model
         self.kind, self.n_samples = loss, n_samples
@@ -238,11 +221,23 @@ class FlowTask(Task):
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """The chosen loss; the negative mean log-likelihood by default."""
         x = batch[0] if self.columns is None else self.columns.dequantise(batch[0])
-        if self.module.condition_dim:
-            loss = -self.module.log_prob(x, batch[1]).mean()
-        else:
-            loss = proposal_loss(self.module, self.model, x, self.kind, self.n_samples)
+        condition = batch[1] if self.module.condition_dim else None
+        parts: list[Tensor] = []
+        if self.kind != "kl":
+            parts.append(-self.module.log_prob(x, condition).mean())
+        if self.kind != "data":
+            parts.append(self._towards_model())
+        loss = parts[0] if len(parts) == 1 else 0.5 * (parts[0] + parts[1])
         return loss, {"log_prob": -loss.detach()}
+
+    def _towards_model(self) -> Tensor:
+        """The ``"kl"`` loss, whose gradients reach the flow alone."""
+        assert self.model is not None
+        y = self.module.sample((self.n_samples,)).detach()
+        log_q = self.module.log_prob(y)
+        with torch.no_grad():
+            weights = torch.softmax(self.model.log_unnormalized(y) - log_q, 0)
+        return -(weights * log_q).sum()
 
     def validate(self, data: tuple[Tensor, ...]) -> dict[str, float]:
         """Mean held-out log-likelihood of the rows as given."""
