@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfnorm.columns.cells import Cells
 from selfnorm.columns.frames import Table, numbers_like
-from selfnorm.columns.kinds import Column, Part
+from selfnorm.columns.kinds import KINDS, Column, Part
 from selfnorm.columns.kinds.number import detect_step
 from selfnorm.columns.schema import Schema
 from selfnorm.columns.text import MISSING, numbers_from, unmarked
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FAR",
     "GAP",
+    "KINDS",
     "MISSING",
     "UNSEEN",
     "Cells",

@@ -11,7 +11,7 @@ import torch
 
 from selfnorm._context import seeded
 from selfnorm.chain import row_bounds
-from selfnorm.columns import Column, Schema
+from selfnorm.columns import KINDS, Column, Schema
 from selfnorm.density import EBM
 from selfnorm.distributions import draw_log_weights
 from selfnorm.plotting import (
@@ -37,7 +37,6 @@ N_PAIRS = 6
 MAX_NAMES = 25  # of a table of dependence
 N_EXAMPLES = 9
 _BINS = 8
-_MONDAY = 3  # weekday of 1970-01-01
 
 
 @styled
@@ -217,10 +216,8 @@ def coordinates(schema: Schema, x: np.ndarray) -> np.ndarray:
             known = np.array([*(part.values or range(part.n_codes - part.gap)), np.nan])
             coded = known[np.where((code >= 0) & (code < part.n_codes - part.gap), code, -1)]
             numbers.append(np.where((code == part.n_codes) & part.rest, number, coded))
-        values = numbers[0]
-        if column.resolution and column.base is None:
-            values = _days(numbers, column.resolution)
-        elif _named_levels(column) and column.numeric:
+        values = KINDS[column.kind](column).coordinate(numbers)
+        if _named_levels(column) and column.numeric:
             levels = np.asarray(column.levels, dtype=float)
             order = np.argsort(levels)
             places = order[np.searchsorted(levels[order], values).clip(max=len(levels) - 1)]
@@ -233,16 +230,6 @@ def gap_shares(schema: Schema, x: np.ndarray) -> np.ndarray:
     """``(columns,)``: share of coded rows without a value."""
     places = [schema.parts_of([column.name])[0] for column in schema.modelled]
     return np.array([(x[:, j, 0] == schema.parts[j].gap_code).mean() for j in places])
-
-
-def _days(numbers: Sequence[np.ndarray], resolution: str) -> np.ndarray:
-    """Days since 1970 of the parts of dates."""
-    if resolution == "month":
-        there = ~np.isnan(numbers[0])
-        months = np.where(there, numbers[0], 0).astype(int).astype("datetime64[M]")
-        return np.where(there, months.astype("datetime64[D]").astype(float), np.nan)
-    days = 7 * numbers[0] + numbers[1] - _MONDAY
-    return days + numbers[2] / 24 if len(numbers) > 2 else days
 
 
 def dependence(

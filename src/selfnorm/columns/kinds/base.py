@@ -210,6 +210,10 @@ class Kind:
         """Cells of the codes and numbers of all parts."""
         raise NotImplementedError
 
+    def coordinate(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
+        """One number a row for figures, of those of all parts."""
+        return numbers[0]
+
     def broken(self, cells: Cells) -> str:  # noqa: ARG002
         """What a column without parts would not give back of cells; empty if it is nothing."""
         return ""

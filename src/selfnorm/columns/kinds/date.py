@@ -102,6 +102,17 @@ class Date(Kind):
         ends = _NANOSECONDS if "[ns" in column.dtype or "zone" in column.form else _YEARS
         return Cells("date", np.clip(from_clock(column, local), *ends), missing, [], column.form)
 
+    def coordinate(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
+        """Days since 1970, or how long after another date."""
+        if self.column.base is not None:
+            return numbers[0]
+        if self.column.resolution == "month":
+            there = ~np.isnan(numbers[0])
+            months = np.where(there, numbers[0], 0).astype(int).astype("datetime64[M]")
+            return np.where(there, months.astype("datetime64[D]").astype(float), np.nan)
+        days = 7 * numbers[0] + numbers[1] - _MONDAY
+        return days + numbers[2] / 24 if len(numbers) > 2 else days
+
 
 def calendar(local: np.ndarray, resolution: str) -> dict[str, np.ndarray]:
     """The parts of moments (seconds on the clock modelled), each a whole number.
