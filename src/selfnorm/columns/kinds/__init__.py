@@ -1,6 +1,6 @@
 """What a column can be; each kind is a class in a file, registered under its names."""
 
-from selfnorm.columns.kinds import aside, date, level, number, sum
+from selfnorm.columns.kinds import angle, aside, date, level, number, sum
 from selfnorm.columns.kinds.base import KINDS, Coded, Column, Draft, Kind, Part, register
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Draft",
     "Kind",
     "Part",
+    "angle",
     "aside",
     "date",
     "level",
