@@ -9,6 +9,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -257,6 +258,27 @@ sys.exit(1)
 def test_a_forked_process_computes_where_its_parent_had_two_threads():
     environment = {**os.environ, "PYTHONPATH": str(Path(sn.__file__).parents[1])}
     subprocess.run([sys.executable, "-c", _FORK], env=environment, check=True, timeout=60)
+
+
+MODES = {
+    "inference": torch.inference_mode,
+    "underflow is an error": partial(np.errstate, all="raise"),
+    "bfloat16": partial(torch.autocast, "cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fits_scores_and_samples_are_the_same_in_the_modes_of_a_program(mode):
+    rows = np.random.default_rng(0).normal(size=(200, 2))
+    rows[:100] += 50  # two groups far beyond each other's reach
+
+    def fits():
+        density = sn.EnergyDensity(max_steps=2, random_state=0).fit(rows)
+        return density.score_samples(rows), density.sample(9, random_state=0), *_regressor()
+
+    expected = fits()
+    with MODES[mode]():
+        _equal(fits(), expected)
 
 
 def test_models_fitted_at_once_and_evidence_within_inference_mode():

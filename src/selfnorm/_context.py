@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import nn
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 SeedLike = int | torch.Generator | None
+# as they are when NumPy is imported
+_NUMPY_ERRORS: Any = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 _turn = threading.RLock()
 
 
@@ -163,7 +166,8 @@ def whole_or_not_at_all(method: Method) -> Method:
 
     A second fit that fails half way would otherwise leave parts of two models. It runs
     :func:`alone`, so the time of a fit begins with its turn, and :func:`on_cpu`. It has gradients,
-    also within ``torch.inference_mode()``.
+    also within ``torch.inference_mode()``, and NumPy's own handling of rounding to zero and to
+    infinity, also within ``np.errstate(all="raise")``.
 
     >>> class Estimator:
     ...     @whole_or_not_at_all
@@ -181,7 +185,7 @@ def whole_or_not_at_all(method: Method) -> Method:
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
-        with alone(), on_cpu(), torch.inference_mode(False):
+        with alone(), on_cpu(), torch.inference_mode(False), np.errstate(**_NUMPY_ERRORS):
             before = dict(vars(self))
             try:
                 return method(self, *args, **options)
@@ -195,9 +199,16 @@ def whole_or_not_at_all(method: Method) -> Method:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """New tensors on the CPU, whatever the caller's default device is; this thread's alone."""
+    """New tensors on the CPU, products in their own precision; in this thread alone.
+
+    Whatever the caller's default device is, and within the caller's ``torch.autocast``.
+    """
     # only where needed: a device context makes every torch call slower
-    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    rounded = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    precise = torch.autocast("cpu", enabled=False) if rounded else nullcontext()
+    precise_on_gpu = torch.autocast("cuda", enabled=False) if rounded else nullcontext()
+    with device, precise, precise_on_gpu:
         yield
 
 
