@@ -17,6 +17,9 @@ from torch import Tensor
 
 from selfnorm.errors import DataError
 
+# What scikit-learn calls a random state, or a generator of NumPy.
+RandomState = int | np.random.RandomState | np.random.Generator | None
+
 
 @dataclass(frozen=True)
 class Number:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import seed_of, seeded, whole_or_not_at_all
-from selfnorm._inputs import as_rows, check_device, check_rows
+from selfnorm._inputs import RandomState, as_rows, check_device, check_rows
 from selfnorm.distribution1d import Distribution1d, PredictsDistributions
 from selfnorm.distributions import MDN
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
@@ -109,7 +109,7 @@ class ImageRegressor(saving.Saved, PredictsDistributions, BaseEstimator):
         lr: float = 1e-3,
         options: TrainingOptions | None = None,
         device: str = "cpu",
-        random_state: Any = None,
+        random_state: RandomState = None,
     ) -> None:
         if objective not in (*OBJECTIVES, *WITHOUT_ENERGY):
             raise DataError(
@@ -165,10 +165,11 @@ class ImageRegressor(saving.Saved, PredictsDistributions, BaseEstimator):
             self.refine_grid(x_val)
         return self
 
-    def _seed(self) -> Any:
+    def _seed(self) -> int | None:
         state = self.random_state
-        of_numpy = isinstance(state, np.random.Generator | np.random.RandomState)
-        return seed_of(state) if of_numpy else state
+        if isinstance(state, np.random.Generator | np.random.RandomState):
+            return seed_of(state)
+        return state
 
     def prepare(self, x: Tensor, y: Tensor, y_val: Tensor | None = None) -> None:
         """Fix the labels' scale and build the untrained model on the device."""

@@ -176,8 +176,8 @@ class PredictiveModel:
             even = self.landmarks.expand(*kinks.shape[:-1], -1)
             self.landmarks = torch.cat([even, kinks], dim=-1)
         self.frequency = max([1.0, *waves.frequencies.tolist()])
-        # Fewer members leave fewer nodes in the joint grid: give each of them more.
-        self.nodes_per_panel = 4 if self.members >= 4 else 8 if self.members >= 2 else 12
+        # Fewer members leave fewer nodes in the joint grid: each of them has more.
+        self.nodes_per_panel = {1: 12, 2: 8, 3: 8}.get(self.members, 4)
         zero = torch.zeros((), dtype=torch.float64, device=self.low.device)
         self.wide = torch.distributions.StudentT(zero + 3.0, zero, zero + WIDE_SCALE)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import check_X_y
+from sklearn.utils import Tags, check_X_y
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
@@ -31,6 +31,7 @@ from selfnorm._context import (
 )
 from selfnorm._inputs import (
     Number,
+    RandomState,
     all_numbers,
     check_device,
     check_parameters,
@@ -262,7 +263,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         patience: int | None = 15,
         discrete: str | None = "auto",
         device: str | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         verbose: bool = False,
     ) -> None:
         self.n_members = n_members
@@ -281,7 +282,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         self.random_state = random_state
         self.verbose = verbose
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         tags.input_tags.allow_nan = True
@@ -299,7 +300,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         sample_weight: ArrayLike | None = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
-    ) -> Any:
+    ) -> EnergyRegressor:
         """Fit to inputs ``X (n, d_x)`` and targets ``y (n,)`` or ``(n, d)``.
 
         ``X`` may be a table with text, categories, dates and gaps, read by a
@@ -575,14 +576,14 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         below, above = self.cdf(X, ends).T
         return np.log(np.maximum(above - below, 1e-300))
 
-    def without_energy(self) -> Any:
+    def without_energy(self) -> EnergyRegressor:
         """A copy with all energies at zero: the ensemble of mixture density networks alone."""
         check_is_fitted(self)
         twin = copy.deepcopy(self)
         twin._predictive.drop_energy()  # noqa: SLF001 its own
         return twin
 
-    def sample(self, X: ArrayLike, n: int = 1, random_state: Any = None) -> np.ndarray:
+    def sample(self, X: ArrayLike, n: int = 1, random_state: RandomState = None) -> np.ndarray:
         """``(n_rows, n)`` labels drawn from ``p(y|x)``; ``(n_rows, n, d)`` for several targets."""
         if n < 1:
             raise DataError(f"n must be at least 1, got {n}")
@@ -596,7 +597,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         return drawn[..., 0]
 
     def bounds(
-        self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: Any = None
+        self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: RandomState = None
     ) -> Bounds:
         """Lower and upper bound of :meth:`score`: ``Z_k(x)`` by samples, the learned ``b_k(x)``."""
         z, t = self._pairs(X, y)
@@ -610,9 +611,9 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         y: ArrayLike,
         path: str | os.PathLike[str],
         *,
-        train: tuple[Any, Any] | None = None,
+        train: tuple[ArrayLike, ArrayLike] | None = None,
         about: About | None = None,
-        random_state: Any = 0,
+        random_state: RandomState = 0,
     ) -> Path:
         """Write a report on the model and the pairs: one HTML file that needs no network.
 
@@ -754,7 +755,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         with own_errors():
             return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
-    def _read(self, X: Any, *, reset: bool) -> np.ndarray:
+    def _read(self, X: ArrayLike, *, reset: bool) -> np.ndarray:
         """Rows of a table of any kind as numbers."""
         assert self.inputs_ is not None
         schema = self.inputs_.schema
