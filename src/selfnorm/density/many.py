@@ -52,13 +52,8 @@ from selfnorm.training import (
 
 PerMember = float | Sequence[float]
 _METRICS = ("loss", "grad_norm", "lower", "upper")
-_BATCHED = (
-    Gaussian,
-    StudentT,
-    Uniform,
-    GaussianMixture,
-    Defensive,
-)  # densities that vmap can follow
+# Densities that vmap can follow.
+_BATCHED = (Gaussian, StudentT, Uniform, GaussianMixture, Defensive)
 _PLAIN = (bool, int, float, str, tuple, type(None))
 # Rows of all members together in one pass: enough to fill the device.
 _ROWS_AT_ONCE = {"cpu": 2**17, "cuda": 2**21}
