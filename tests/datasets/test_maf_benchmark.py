@@ -148,7 +148,7 @@ def test_a_missing_file_is_named_with_its_source(name, tmp_path):
 
 
 def test_unknown_sets_and_damaged_files_are_refused(tmp_path):
-    with pytest.raises(DataError, match="unknown set"):
+    with pytest.raises(DataError, match="no set of the benchmark is called"):
         maf_benchmark.load("mnist", tmp_path)
     (tmp_path / "power").mkdir()
     (tmp_path / "power" / "household_power_consumption.txt").write_text("a,b\n1,2\n")

@@ -12,12 +12,12 @@ from torch import Tensor
 from selfnorm import functional as F
 from selfnorm.evaluation import (
     NOT_FINITE,
-    PARETO_K_LIMIT,
     TOLERATED_SHARE,
     Bounds,
     Finding,
     about_b,
     few_beyond,
+    heavy_tail,
     tail_factor,
 )
 
@@ -97,13 +97,8 @@ class InputFigures:
             findings.append(Finding("proposal_nan", math.nan, 0.0, words))
         elif not bool(torch.isfinite(self.lower).all() & torch.isfinite(self.upper).all()):
             findings.append(NOT_FINITE)
-        if tail > PARETO_K_LIMIT:
-            words = (
-                f"The weights have a heavy tail (Pareto k {tail:.2f} > {PARETO_K_LIMIT} at the "
-                "95 % point of the inputs): mix a wider distribution into the proposal "
-                "(DefensiveLabels)."
-            )
-            findings.append(Finding("pareto_k", tail, PARETO_K_LIMIT, words))
+        cure = "mix a wider distribution into the proposal (Defensive)."
+        findings += heavy_tail(tail, cure, "at the 95 % point of the inputs ")
         few = float((self.ess * m < 50).double().mean())
         if few > 0.05:
             words = (

@@ -86,6 +86,12 @@ FILES: tuple[DataFile, ...] = (
 BUILT_IN = ("funnel", "pinwheel", "checkerboard", "four_circles", "dataset1", "dataset2 (redrawn)")
 
 
+def check_name(name: str, names: Iterable[str], what: str) -> None:
+    """Refuse a name that no set has."""
+    if name not in names:
+        raise DataError(f"no {what} is called {name!r}; there are {', '.join(names)}")
+
+
 def data_directory(given: str | Path | None = None) -> Path:
     """The directory in force: the argument, ``$SELFNORM_DATA`` or the cache."""
     return Path(given or os.environ.get("SELFNORM_DATA") or Path.home() / ".cache" / "selfnorm")

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.datasets.directory import find_set, optional
+from selfnorm.datasets.directory import check_name, find_set, optional
 from selfnorm.errors import DataError
 from selfnorm.images import Augmentation
 
@@ -67,8 +67,7 @@ class ImageData:
 
 def locate(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """Where the files of a set are, or an error that says where to get them."""
-    if name not in _LOADERS:
-        raise DataError(f"no image set is called {name!r}; there are {', '.join(DATASETS)}")
+    check_name(name, DATASETS, "image set")
     return find_set(name, data_dir)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.datasets.directory import find_set, optional
+from selfnorm.datasets.directory import check_name, find_set, optional
 from selfnorm.errors import DataError
 
 TRUST = "SELFNORM_TRUST_PICKLE"  # set to 1, this variable allows pickles to be read
@@ -47,8 +47,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Splits:
         ...     print("household_power_consumption.txt" in str(error))
         True
     """
-    if name not in _LOADERS:
-        raise DataError(f"unknown set {name!r}; choose one of {NAMES}")
+    check_name(name, NAMES, "set of the benchmark")
     arrays = _LOADERS[name](*find_set(name, data_dir))
     parts = (np.ascontiguousarray(part, dtype=np.float32) for part in arrays)
     return Splits(*(torch.from_numpy(a) for a in parts))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm.datasets.directory import find_file
+from selfnorm.datasets.directory import check_name, find_file
 from selfnorm.errors import DataError
 
 DATASETS = ("dataset1", "dataset2")
@@ -67,7 +67,7 @@ def sample(name: str, n: int, *, generator: torch.Generator | None = None) -> Sp
     >>> split.x.shape, split.y.shape
     (torch.Size([5, 1]), torch.Size([5, 1]))
     """
-    _check_name(name)
+    check_name(name, DATASETS, "1-D regression set")
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     rng = np.random.default_rng(seed)
     if name == "dataset1":
@@ -114,7 +114,7 @@ def conditional_log_prob(name: str, x: Tensor, y: Tensor) -> Tensor:
     >>> conditional_log_prob("dataset1", x, y).round(decimals=3)
     tensor([0.4670,   -inf])
     """
-    _check_name(name)
+    check_name(name, DATASETS, "1-D regression set")
     if x.ndim > 1 and x.shape[-1] == 1 and y.shape[-1] == 1:
         x, y = x[..., 0], y[..., 0]
     x, y = torch.broadcast_tensors(x, y)
@@ -173,7 +173,7 @@ def load(
     >>> len(toy.train), len(toy.val), len(toy.test)
     (1710, 190, 1900)
     """
-    _check_name(name)
+    check_name(name, DATASETS, "1-D regression set")
     sizes = {"train": 2000, "val": 1000, "test": n_test}
     if name == "dataset2":
         sizes = {"train": 1710, "val": 190, "test": 1900}
@@ -194,10 +194,3 @@ def _read(folder: str | Path, name: str, part: str) -> Split:
     if table.shape[1] != 2 or not np.isfinite(table).all():
         raise DataError(f"{path} must hold two finite numbers, x and y, on each line")
     return Split(torch.from_numpy(table[:, :1].copy()), torch.from_numpy(table[:, 1:].copy()))
-
-
-def _check_name(name: str) -> None:
-    if name not in DATASETS:
-        raise DataError(
-            f"no 1-D regression set is called {name!r}; there are {', '.join(DATASETS)}"
-        )

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfnorm.datasets.directory import check_name
 from selfnorm.errors import DataError
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -284,8 +285,7 @@ def load(
     >>> split.train.shape, round(split.limit, 3)
     (torch.Size([7000, 2]), -1.766)
     """
-    if name not in DENSITIES:
-        raise DataError(f"unknown two-dimensional set {name!r}: choose one of {', '.join(NAMES)}")
+    check_name(name, NAMES, "two-dimensional set")
     sizes = (n_train, n_val, n_test)
     if min(sizes) < 2:
         raise DataError(f"splits of {sizes} points: each needs at least 2")

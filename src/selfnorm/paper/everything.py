@@ -75,10 +75,9 @@ def chosen(names: Sequence[str] | None, pieces: Sequence[Piece] = PIECES) -> tup
     if not names:
         return tuple(piece for piece in pieces if not piece.long)
     choices = {piece.name for piece in pieces} | {piece.table for piece in pieces}
-    for name in names:
-        if name not in choices:
-            listed = ", ".join(piece.name for piece in pieces)
-            raise SelfnormError(f"there is no piece {name!r}; choose from {listed}")
+    if unknown := [name for name in names if name not in choices]:
+        listed = ", ".join(piece.name for piece in pieces)
+        raise SelfnormError(f"there is no piece {unknown[0]!r}; choose from {listed}")
     return tuple(p for p in pieces if p.name in names or (p.table in names and not p.long))
 
 

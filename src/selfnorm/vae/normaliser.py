@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from selfnorm.vae.priors import EnergyPrior
 
 REFERENCE_ROWS = 4000  # whose posteriors join the proposal for log Z
-EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature
 AGREEMENT = 0.05  # nats between the estimators
 DRIFT_LIMIT = 0.2  # nats
-NODES_LIMIT = 0.01  # nats between two rules of quadrature
 FEWEST_EFFECTIVE = 100  # samples of the base, of the mixture
 COMPARISONS, MISSES = 12, 2  # asked for before a flag, and how many of them may disagree
 

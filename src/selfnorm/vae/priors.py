@@ -33,8 +33,6 @@ from selfnorm.networks import MLP
 from selfnorm.sampling import draw
 from selfnorm.vae.conditionals import GaussianPosterior
 from selfnorm.vae.normaliser import (
-    EXACT_ROWS,
-    NODES_LIMIT,
     REFERENCE_ROWS,
     Drift,
     LogNorm,
@@ -46,6 +44,8 @@ from selfnorm.vae.normaliser import (
 )
 
 Encode = Callable[[Tensor], GaussianPosterior]  # rows to their posteriors
+_EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature
+_NODES_LIMIT = 0.01  # nats between two rules of quadrature
 _CHUNKS = 8  # of 8,192 samples each, on either side as well
 _WATCHED = 256  # rows on either side of a comparison: about as many as a batch has
 
@@ -451,19 +451,19 @@ class AutoregressivePrior(LatentPrior):
     ) -> Normaliser:
         """``sum_i log Z_i - sum_i b_i`` by quadrature, which a rule of half the nodes confirms."""
         del reference, n_samples
-        z = encode(x[:EXACT_ROWS]).sample(1)[0]
+        z = encode(x[:_EXACT_ROWS]).sample(1)[0]
         exact, learned, lower = (v.double() for v in self.log_prob_exact(z, n_nodes))
         shift = exact - learned
         se = float(shift.std()) / math.sqrt(len(z)) if len(z) > 1 else math.nan
         coarse, _, _ = self.log_prob_exact(z[:1000], n_nodes // 2)
         error = abs(float((coarse.double() - exact[:1000]).mean()))
         findings: tuple[Finding, ...] = ()
-        if not error < NODES_LIMIT:
+        if not error < _NODES_LIMIT:
             words = (
                 f"Quadrature with {n_nodes} and {n_nodes // 2} nodes differs by {error:.3f} nats: "
                 "raise n_nodes."
             )
-            findings = (Finding("nodes", error, NODES_LIMIT, words),)
+            findings = (Finding("nodes", error, _NODES_LIMIT, words),)
         estimates = {"exact": LogNorm(float(-shift.mean()), se)}
         gap = float((exact - lower).mean())
         return Normaliser(estimates, 0.0, float(shift.mean()), gap, findings)
