@@ -20,11 +20,11 @@ from selfnorm.distributions.mixtures import log_normal_mass
 PLACES_AT_ONCE = 2**20  # rows x components x numbers: malloc keeps larger blocks
 BANDWIDTHS = np.geomspace(0.08, 1.2, 16)  # of kernels, in units of the spread around the lines
 STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
-MOST_LEVERAGE = 0.9  # of rows on average, under which residuals of rows left out are told
+MOST_LEVERAGE = 0.9  # of rows on average, under which residuals of rows left out mean something
 LEAST_SHARE = 1e-12  # of the row that counts most: a row that counts less does not count
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
 EM_STEPS = 30
-HIDDEN = 1e6  # variance added to what a row does not have: nothing follows from it
+HIDDEN = 1e6  # variance added to what a row does not have, so that nothing follows from it
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -37,8 +37,8 @@ class TableMixture(nn.Module):
     So all of it is exactly normalised, in the measure of a :class:`~selfnorm.chain.TableChain`.
     Numbers that a row does not have (gaps, point masses) are integrated out.
 
-    One component is a Gaussian distribution; some are a mixture; one for each row, all of one shape
-    (``shared``), are a kernel density.
+    One component is a Gaussian distribution, several are a mixture, and one for each row, all of
+    one shape (``shared``), are a kernel density.
 
     Args:
         parts: what the parts of the table are.
@@ -50,9 +50,9 @@ class TableMixture(nn.Module):
         >>> parts = [Part(0, "a", 0, rest=True), Part(1, "b", 0, rest=True)]
         >>> x = torch.randn(200, 2, dtype=torch.float64)
         >>> coded = torch.stack([torch.zeros_like(x), x], -1)
-        >>> law = TableMixture(parts).double()
-        >>> packed, _ = law.columns.fit(coded, straight=True).pack(coded)
-        >>> law.fit(packed, torch.ones(200, 1)).log_prob(packed).shape
+        >>> mixture = TableMixture(parts).double()
+        >>> packed, _ = mixture.columns.fit(coded, straight=True).pack(coded)
+        >>> mixture.fit(packed, torch.ones(200, 1)).log_prob(packed).shape
         torch.Size([200])
     """
 
@@ -96,7 +96,7 @@ class TableMixture(nn.Module):
     @torch.no_grad()
     def fit(self, packed: Tensor, shares: Tensor) -> TableMixture:
         """Fit each component to packed rows ``(n, p, 4)`` by its shares ``(n, K)`` in them."""
-        z, present = (each.numpy() for each in self._numbers(packed))
+        z, present = (t.numpy() for t in self._numbers(packed))
         for k in range(self.n_components):
             weight = shares[:, k].double().numpy()
             weight = np.where(weight < LEAST_SHARE * weight.max(), 0.0, weight)
@@ -129,13 +129,11 @@ class TableMixture(nn.Module):
         self.log_weights.copy_(log_weights)
         straight = (z - z @ self.slopes[0].double().T) / self.spread[0].double()
         distance = torch.cdist(straight, straight).square().fill_diagonal_(torch.inf)
-        best, width = -math.inf, 1.0
-        for each in BANDWIDTHS:
-            log_p = torch.logsumexp(log_weights - distance / (2 * each**2), 1) - d * math.log(each)
-            score = float((log_weights.exp() * log_p).sum())
-            if score > best:
-                best, width = score, float(each)
-        self.spread.mul_(width)
+        scores = []
+        for width in BANDWIDTHS:
+            log_p = torch.logsumexp(log_weights - distance / (2 * width**2), 1)
+            scores.append(float((log_weights.exp() * (log_p - d * math.log(width))).sum()))
+        self.spread.mul_(float(BANDWIDTHS[int(np.nanargmax(scores))]))
         return self
 
     def _fit_codes(self, packed: Tensor, shares: Tensor) -> None:
@@ -147,16 +145,16 @@ class TableMixture(nn.Module):
             hot = one_hot(code.clamp_min(0), outcomes).to(shares)
             counts = (shares * seen.unsqueeze(1)).T @ hot  # (K, outcomes)
             pooled = (counts.sum(0) + 0.5) / (counts.sum(0) + 0.5).sum()
-            found = (counts + pooled) / (counts.sum(1, keepdim=True) + 1)
-            self.log_codes[:, i, :outcomes] = found.log().to(self.log_codes)
+            shares_of_codes = (counts + pooled) / (counts.sum(1, keepdim=True) + 1)
+            self.log_codes[:, i, :outcomes] = shares_of_codes.log().to(self.log_codes)
 
     # -- densities ------------------------------------------------------------------------------
 
     def _numbers(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of numbers ``(n, D)``, 0 where there is none, and where there is one."""
-        some = packed[:, self.numbers]
-        present = some[..., 0] == self.columns.n_codes[self.numbers]
-        return some[..., 1].where(present, 0.0).double(), present
+        code, z = packed[:, self.numbers, :2].unbind(-1)
+        present = code == self.columns.n_codes[self.numbers]
+        return z.where(present, 0.0).double(), present
 
     @torch.no_grad()
     def log_prob(self, packed: Tensor) -> Tensor:
@@ -165,7 +163,7 @@ class TableMixture(nn.Module):
         return torch.cat(pieces)
 
     def _pieces(self, packed: Tensor) -> Iterator[Tensor]:
-        """Some rows at a time."""
+        """A few rows at a time."""
         size = max(1, PLACES_AT_ONCE // (self.n_components * max(1, len(self.numbers))))
         return (rows.to(self.means) for rows in packed.split(size))
 
@@ -176,9 +174,11 @@ class TableMixture(nn.Module):
             log_p[rows] += self._log_of_numbers(packed[rows], pattern)
         return log_p
 
-    def _law(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
-        """Of all numbers, given those of a pattern that come before: a root of their covariance
-        ``(k, d, d)``, in which the others are noise, and the spreads ``(k, d)``.
+    def _normal(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers, given those of a pattern that come before.
+
+        A root of their covariance ``(k, d, d)``, in which the others are noise, and the spreads
+        ``(k, d)``.
         """
         root = torch.linalg.solve_triangular(
             torch.eye(len(pattern)).to(self.slopes) - self.slopes,
@@ -195,7 +195,7 @@ class TableMixture(nn.Module):
     def _log_of_numbers(self, packed: Tensor, pattern: Tensor) -> Tensor:
         """``(n, K)``: of the numbers of rows that all have those of one pattern."""
         _, z, left, right = packed[:, self.numbers].unbind(-1)
-        root, spread = self._law(pattern)
+        root, spread = self._normal(pattern)
         means, z = self.means * pattern, z * pattern
         if self.shared:
             off = torch.linalg.solve_triangular(root[0], torch.cat([z, means]).T, upper=False).T
@@ -222,24 +222,25 @@ class TableMixture(nn.Module):
 
         Args:
             packed: ``(n, p, 4)``.
-            off: ``(n, K, d)`` how far numbers are from what those before tell of them.
-            root, spread: of the numbers, see :meth:`_law`.
+            off: ``(n, K, d)`` how far numbers are from their lines.
+            root, spread: of the numbers, see :meth:`_normal`.
         """
         parts = self.columns.parts
         shared = [j for j in self.finite if parts[j].rest and parts[j].step > 0]
         n_codes = self.columns.n_codes[shared]
         code = packed[:, shared, 0].long()
         at_mass = (code >= 0) & (code < n_codes)
-        some = at_mass.any(0)
-        if not bool(some.any()):
+        used = at_mass.any(0)
+        if not bool(used.any()):
             return 0.0
-        here = [j for j, is_there in zip(shared, some.tolist(), strict=True) if is_there]
-        place = torch.tensor([self.numbers.index(j) for j in here])
-        finite = torch.tensor([self.finite.index(j) for j in here])
-        code, n_codes, at_mass = code[:, some], n_codes[some], at_mass[:, some]
+        of_parts = [j for j, is_used in zip(shared, used.tolist(), strict=True) if is_used]
+        place = torch.tensor([self.numbers.index(j) for j in of_parts])
+        finite = torch.tensor([self.finite.index(j) for j in of_parts])
+        code, n_codes, at_mass = code[:, used], n_codes[used], at_mass[:, used]
         lines = self.means[:, place] + torch.einsum("nki,kji->nkj", off, root.tril(-1)[:, place])
         ends = (
-            (end.unsqueeze(1) - lines) / spread[:, place] for end in packed[:, here, 2:].unbind(-1)
+            (end.unsqueeze(1) - lines) / spread[:, place]
+            for end in packed[:, of_parts, 2:].unbind(-1)
         )
         log_rest = self.log_codes[:, finite, n_codes] + log_normal_mass(*ends)
         own = self.log_codes[:, finite, torch.minimum(code.clamp_min(0), n_codes)].movedim(0, 1)
@@ -251,11 +252,12 @@ class TableMixture(nn.Module):
         for i, j in enumerate(self.finite):
             part, code = self.columns.parts[j], packed[:, j, 0].long()
             outcomes = part.n_codes + part.rest
-            known = self.log_codes[:, i].T[code.clamp(0, outcomes - 1)]  # (n, K)
+            log_code = self.log_codes[:, i].T[code.clamp(0, outcomes - 1)]  # (n, K)
             if part.unseen > 0:
-                never = (code == UNSEEN).unsqueeze(1)
-                known = torch.where(never, math.log(part.unseen), known + math.log1p(-part.unseen))
-            log_p = log_p + known.where((code != -1).unsqueeze(1), 0.0)
+                log_seen = log_code + math.log1p(-part.unseen)
+                unseen = (code == UNSEEN).unsqueeze(1)
+                log_code = torch.where(unseen, math.log(part.unseen), log_seen)
+            log_p = log_p + log_code.where((code != GAP).unsqueeze(1), 0.0)
         return log_p
 
     # -- samples --------------------------------------------------------------------------------
@@ -266,9 +268,9 @@ class TableMixture(nn.Module):
     ) -> Tensor:
         """Packed rows ``(n, p, 4)``, whose last two numbers are not filled in.
 
-        ``given``: packed rows ``(n, p, 4)`` whose gaps are drawn, given all that they have; exactly
-        but where cells are wide beside the spread around a line.
-        ``within`` keeps numbers in the range of the training rows: those beyond come at its ends.
+        ``given``: packed rows ``(n, p, 4)`` whose gaps are drawn, given all that they have. This is
+        exact, except where cells are wide beside the spread around a line. ``within`` moves numbers
+        beyond the range of the training rows to its ends.
         """
         if given is None:
             given = torch.zeros(n, self.dim, 4)
@@ -278,24 +280,24 @@ class TableMixture(nn.Module):
             return rows
         free, present = rows[..., 0] == GAP, self._numbers(rows)[1]
         with seeded(seed):
-            component = torch.cat([self._draw_components(some) for some in self._pieces(rows)])
+            component = torch.cat([self._draw_components(piece) for piece in self._pieces(rows)])
             drawn = self.columns.n_codes.to(rows).repeat(n, 1)
             for i, j in enumerate(self.finite):
                 drawn[:, j] = torch.multinomial(self.log_codes[component, i].exp(), 1)[:, 0]
             noise = torch.randn(n, len(self.numbers)).to(rows)
         rows[..., 0] = drawn.where(free, rows[..., 0])
         of = torch.zeros_like(component) if self.shared else component
-        root = self._law(torch.ones(len(self.numbers), dtype=torch.bool))[0]
+        root = self._normal(torch.ones(len(self.numbers), dtype=torch.bool))[0]
         for k in torch.unique(of):
-            here = torch.nonzero(of == k).flatten()
-            for some, pattern in _alike(present[here]):
-                at = here[some]
+            of_component = torch.nonzero(of == k).flatten()
+            for places, pattern in _alike(present[of_component]):
+                at = of_component[places]
                 at_once = self.means[component[at]], noise[at], free[at]
                 rows[at] = self._with_numbers(rows[at], pattern, root[k], *at_once, within)
         return rows
 
     def _draw_components(self, rows: Tensor) -> Tensor:
-        """``(n,)``: by which component each of some packed rows goes on."""
+        """``(n,)``: a component for each of the packed rows."""
         once, place = torch.unique(rows, dim=0, return_inverse=True)
         return torch.multinomial(torch.softmax(self._of_components(once), 1)[place], 1)[:, 0]
 
@@ -303,10 +305,11 @@ class TableMixture(nn.Module):
         self, rows: Tensor, given: Tensor, root: Tensor, means: Tensor, noise: Tensor,
         free: Tensor, within: bool,
     ) -> Tensor:  # fmt: skip
-        """Packed rows of one component, their numbers but those ``given (d,)`` drawn one by one.
+        """Packed rows of one component, with numbers drawn where they are not ``given (d,)``.
 
-        Each given the centres of the cells before, as in :meth:`log_prob`. What a point mass has
-        no number for is drawn all the same, and not rounded: so it is integrated out.
+        A number is drawn given the centres of the cells before, as in :meth:`log_prob`. Where a
+        point mass has no number, one is drawn all the same and not rounded, which integrates it
+        out.
         """
         order = torch.argsort((~given).long(), stable=True)  # those that are given come first
         lines = torch.linalg.qr(root[order].mT).R.mT
@@ -341,8 +344,8 @@ def ridge_lines(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ridge regressions of each column of ``z (n, d)`` on those before it in ``order``.
 
-    The strength of each ridge is the one under which rows left out are foretold best (the residual
-    of a row left out is its own residual over one minus its leverage), and so is the spread.
+    The strength of a ridge is the one that predicts rows left out best, and the spread is that of
+    their residuals. The residual of a row left out is its own residual over one minus its leverage.
 
     Args:
         z: rows in units of about one.
@@ -375,7 +378,7 @@ def ridge_lines(
         leverage = share**2 + np.pad(np.cumsum(apart[:, :-1] ** 2, 1), ((0, 0), (1, 0)))
         away = apart * corner.diagonal() / np.clip(1 - leverage, 1e-3, None)
         squares = (away**2).sum(0)
-        # lines through all rows, of which there are fewer than columns, foretell none of them
+        # lines through all rows, where there are fewer rows than columns, predict none of them
         if strength < STRENGTHS[-1]:
             squares[leverage.mean(0) > MOST_LEVERAGE] = np.inf
         better = np.flatnonzero(squares < least)
@@ -394,13 +397,13 @@ def ridge_lines(
 def completed(z: np.ndarray, seen: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Rows ``(n, d)`` whose gaps are drawn from the normal distribution of what is seen.
 
-    It begins at the covariances of pairs, drawn to independence as by ``d`` rows, and takes steps
-    of EM, drawn there as by one.
+    EM starts at the covariances of pairs, shrunk to independence as by ``d`` rows; its steps are
+    shrunk as by one row.
 
     Args:
         z: rows in units of about one.
-        seen: ``(n, d)``; what is not is not looked at.
-        weights: ``(n,)`` how much a row counts; 0: it is completed, and that is all.
+        seen: ``(n, d)``; other entries are not used.
+        weights: ``(n,)`` how much a row counts; 0: it is completed and counts for nothing.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -1,0 +1,306 @@
+"""What is each special mechanism of table chains worth? Switched off in turn, on small tables.
+
+    python benchmarks/mechanisms.py --data DIR                        # 16 small tables, then gaps
+    python benchmarks/mechanisms.py --data DIR --tables adult magic   # and some larger ones
+
+Each mechanism is switched off alone; all else, seeds included, stays as ``EnergyDensity()`` has it.
+The figure is the mean log-likelihood of held-out rows with the mechanism minus that without; it is
+zero where a fit with defaults does not use the mechanism. *Small*: the 16 tables of
+``defaults.py``, with its splits and units. *Gaps*: tables of ``tables.py gaps``, 600 training rows
+with 40 % of their cells removed, complete test rows. *Large*: the same tables with all their rows
+and no gaps. Runs that the file has are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import defaults
+import table_frames as frames
+from measuring import Row, Stopwatch, rows_in, write
+from selfnorm import EnergyDensity, Schema
+from selfnorm.chain import TableChain
+from selfnorm.tables import members, training
+
+GAPS, LARGE = ("adult", "shoppers", "penguins", "california"), ("adult", "shoppers", "magic")
+LARGE += ("california",)
+GAP_ROWS, GAP_SHARE, MOST_TESTED = 600, 0.4, 3000
+ALL_ON = "all on"
+
+
+# Switches: each puts something in place of what the library does
+
+
+@contextmanager
+def chains_without(option: str) -> Iterator[None]:
+    """Chains that are built without an option."""
+    build = TableChain.__init__
+
+    def without(self: TableChain, parts: Any, **options: Any) -> None:
+        build(self, parts, **options | {option: False})
+
+    with mock.patch.object(TableChain, "__init__", without):
+        yield
+
+
+@contextmanager
+def beginning(change: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Chains whose beginning is changed: ``change(beginning, parts)``."""
+    choose = training._Beginning.of
+
+    def changed(rows: Any, parts: Any, *more: Any) -> Any:
+        return change(choose(rows, parts, *more), parts)
+
+    with mock.patch.object(training._Beginning, "of", changed):
+        yield
+
+
+@contextmanager
+def kinds(keep: Callable[[members.Kind], bool]) -> Iterator[None]:
+    """Simple densities of some kinds alone."""
+    every = members.kinds_for
+    with mock.patch.object(members, "kinds_for", lambda *a, **o: filter(keep, every(*a, **o))):
+        yield
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No simple densities in the mixture; they still choose the coordinates."""
+    mix = training._mix
+    with mock.patch.object(training, "_mix", lambda first, _, *more: mix(first, {}, *more)):
+        yield
+
+
+@contextmanager
+def not_completed() -> Iterator[None]:
+    """Gaps are never drawn while training."""
+    start = training._Runs.__init__
+    with mock.patch.object(training._Runs, "__init__", lambda self, *a: start(self, *a[:-1], None)):
+        yield
+
+
+@contextmanager
+def not_refitted() -> Iterator[None]:
+    """Orders trained by folds do not go on with all rows."""
+
+    def stay(self: Any, chain: Any, history: Any) -> tuple[str, int]:  # noqa: ARG001
+        return history.stopped, history.n_steps
+
+    with mock.patch.object(training._Runs, "last", stay):
+        yield
+
+
+@contextmanager
+def no_folds() -> Iterator[None]:
+    """A part of the rows is held out from all orders."""
+    options = training.table_options
+    with mock.patch.object(
+        training, "table_options", lambda *a, **o: replace(options(*a, **o), orders_per_fold=0)
+    ):
+        yield
+
+
+@contextmanager
+def no_map_correction() -> Iterator[None]:
+    """Scores of folds are not corrected for a map that has seen the rows."""
+    with mock.patch.object(members, "by_another_map", lambda _, __, x: torch.zeros(len(x))):
+        yield
+
+
+def has_categories(parts: Any) -> bool:
+    """Whether parts hold no numbers."""
+    return not all(part.rest or part.certain for part in parts)
+
+
+def uses(name: str) -> Callable[[EnergyDensity], bool]:
+    """Whether a member whose name holds a word has a weight."""
+    return lambda fitted: any(name in m.name and m.weight > 0 for m in fitted.members_[1:])
+
+
+def folded(fitted: EnergyDensity) -> bool:
+    """Whether a table was judged by folds."""
+    return "folds" in fitted.judgement_.how
+
+
+def chain_of(fitted: EnergyDensity) -> TableChain:
+    """The chain of a model."""
+    assert isinstance(fitted.model_, TableChain)
+    return fitted.model_
+
+
+def straight(fitted: EnergyDensity) -> bool:
+    """Whether the columns are used as they are."""
+    return chain_of(fitted).columns.knots.shape[-1] == 2
+
+
+# what is switched off: whether a fitted model uses it, and the switch
+Switch = tuple[Callable[[EnergyDensity], bool], Callable[[], AbstractContextManager[None]]]
+MECHANISMS: dict[str, Switch] = {
+    "lines": (
+        lambda fitted: chain_of(fitted).lines is not None,
+        lambda: beginning(lambda chosen, _: replace(chosen, lines=False, first=0)),
+    ),
+    "conditioned lines": (
+        lambda fitted: chain_of(fitted).asks_host,
+        lambda: chains_without("conditioned"),
+    ),
+    "lines beside categories": (
+        lambda fitted: chain_of(fitted).lines is not None and has_categories(fitted.schema_.parts),
+        lambda: beginning(
+            lambda chosen, parts: replace(chosen, lines=False, first=0, straight=False)
+            if has_categories(parts) else chosen
+        ),
+    ),
+    "straight columns": (
+        straight,
+        lambda: beginning(lambda chosen, _: replace(chosen, straight=False)),
+    ),
+    "ordered levels": (
+        lambda fitted: len(chain_of(fitted).layout.ordered) > 0,
+        lambda: chains_without("ordered"),
+    ),
+    "drawn gaps": (folded, not_completed),
+    "folds": (folded, no_folds),
+    "last run": (folded, not_refitted),
+    "map correction": (
+        lambda fitted: folded(fitted) and not straight(fitted), no_map_correction,
+    ),
+    "simple members": (lambda fitted: len([m for m in fitted.members_ if m.weight > 0]) > 1, alone),
+    "kernels": (uses("kernels"), lambda: kinds(lambda kind: kind.components != 0)),
+    "several Gaussians": (uses("Gaussians"), lambda: kinds(lambda kind: kind.components <= 1)),
+}  # fmt: skip
+
+
+# Tables
+
+
+def small(name: str, split: int, data: Path) -> tuple[Any, Any, Schema]:
+    """Rows of a table of ``defaults.py``."""
+    x = defaults.spread(defaults.rows_of(name, data))
+    x = x[np.random.default_rng(split).permutation(len(x))]
+    train, test = x[: int(0.7 * len(x))], x[int(0.7 * len(x)) :]
+    train, test = ((rows - train.mean(0)) / train.std(0) for rows in (train, test))
+    names = [column.name for column in Schema.detect(train).columns]
+    return train, test, Schema.detect(train, dict.fromkeys(names, "continuous"))
+
+
+def mixed(name: str, split: int, data: Path, gaps: bool) -> tuple[Any, Any, Schema]:
+    """Rows of a table of ``tables.py``, with or without gaps."""
+    table = frames.complete(frames.read_raw(name, data))
+    schema = Schema.detect(table)
+    train, test = frames.split(table, split)
+    if gaps:
+        train = frames.at_most(train, GAP_ROWS, split)
+        train = frames.remove_cells(train, frames.random_gaps(train, GAP_SHARE, split))
+    return train, frames.at_most(test, MOST_TESTED, split), schema
+
+
+def rows_for(name: str, split: int, data: Path) -> tuple[Any, Any, Schema]:
+    """Training and test rows of a table by its name here, and their schema."""
+    if name in defaults.REPORTED:
+        return small(name, split, data)
+    return mixed(name.removesuffix(", gaps"), split, data, name.endswith(", gaps"))
+
+
+def fit(name: str, split: int, data: Path, mechanism: str) -> tuple[EnergyDensity, Row]:
+    """One fit without a mechanism."""
+    train, test, schema = rows_for(name, split, data)
+    clock = Stopwatch()
+    switch = MECHANISMS[mechanism][1]() if mechanism != ALL_ON else mock.patch.dict({})
+    with warnings.catch_warnings(), switch:
+        warnings.simplefilter("ignore")
+        fitted = EnergyDensity(
+            method="autoregressive", schema=schema, random_state=split
+        ).fit(train)  # fmt: skip
+        scores = fitted.score_samples(test)
+    kept = {m.name: round(m.weight, 3) for m in fitted.members_ if m.weight > 0}
+    row = {"table": name, "split": split, "mechanism": mechanism, "test": float(scores.mean())}
+    return fitted, row | clock() | {"members": kept}
+
+
+def used(fitted: EnergyDensity, name: str) -> list[str]:
+    """The mechanisms that a fit with defaults used."""
+    names = [m for m, (applies, _) in MECHANISMS.items() if applies(fitted)]
+    return [m for m in names if m != "drawn gaps" or name.endswith(", gaps")]
+
+
+def summary(rows: list[Row]) -> list[Row]:
+    """For each mechanism: what it earns on average, in nats, on each kind of table."""
+    base = {(r["table"], r["split"]): r for r in rows if r["mechanism"] == ALL_ON}
+    lines = []
+    for mechanism in MECHANISMS:
+        line: Row = {"mechanism": mechanism}
+        for kind, belongs in (
+            ("small", lambda table: table in defaults.REPORTED),
+            ("gaps", lambda table: table.endswith(", gaps")),
+            ("large", lambda table: table in LARGE),
+        ):
+            earned = {
+                key: 0.0
+                for key, row in base.items() if belongs(key[0]) and mechanism not in row["used"]
+            }  # fmt: skip
+            n_unused = len(earned)
+            for row in rows:
+                key = row["table"], row["split"]
+                if row["mechanism"] == mechanism and belongs(key[0]) and key in base:
+                    earned[key] = base[key]["test"] - row["test"]
+            if earned:
+                worst, most = (f(earned, key=earned.__getitem__) for f in (min, max))
+                line[kind] = {
+                    "tables": len(earned), "used on": len(earned) - n_unused,
+                    "mean": float(np.mean(list(earned.values()))),
+                    "least": [worst[0], earned[worst]], "most": [most[0], earned[most]],
+                }  # fmt: skip
+        lines.append(line)
+    return lines
+
+
+def main() -> None:
+    """Measure what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/defaults"))
+    parser.add_argument("--splits", type=int, default=1)
+    parser.add_argument("--mechanisms", nargs="*", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--tables", nargs="*", default=[])
+    args = parser.parse_args()
+    path = args.out / "mechanisms.json"
+    rows = rows_in(path)
+    tables = args.tables or [*defaults.REPORTED, *(f"{name}, gaps" for name in GAPS)]
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        write(path, rows, summary=summary(rows))
+        print(json.dumps(row), flush=True)
+
+    for split in range(args.splits):
+        for name in tables:
+            done = {r["mechanism"]: r for r in rows if (r["table"], r["split"]) == (name, split)}
+            if ALL_ON not in done:
+                fitted, row = fit(name, split, args.data, ALL_ON)
+                done[ALL_ON] = row | {"used": used(fitted, name)}
+                add(done[ALL_ON])
+            for mechanism in args.mechanisms:
+                if mechanism in done[ALL_ON]["used"] and mechanism not in done:
+                    add(fit(name, split, args.data, mechanism)[1])
+    for line in summary(rows):
+        means = {kind: line[kind]["mean"] for kind in ("small", "gaps", "large") if kind in line}
+        print(line["mechanism"], {kind: round(mean, 3) for kind, mean in means.items()})
+    if not all(math.isfinite(row["test"]) for row in rows):
+        print("some scores are not finite")
+
+
+if __name__ == "__main__":
+    main()
