@@ -40,9 +40,10 @@ from selfnorm.errors import SelfnormError
 from selfnorm.paper import toy2d
 from selfnorm.tables import RegressorNetwork
 from tests.campaign.tables import CONTINUOUS, frame, table
+from tests.folders import document, put_document, with_tensor
 
 TRIALS = {}
-RUN, MODEL_FILES = "run.ckpt", (saving.CONFIG_FILE, saving.WEIGHTS_FILE)
+RUN, MODEL_FILES = "run.ckpt", (saving.MODEL_FILE,)
 FRAMES = ("pandas", "polars", "pyarrow")
 NEEDS = {"file": ("typer", *FRAMES), "raw_file": ("typer",), "surroundings": ("cloudpickle",)}
 NEEDS |= dict.fromkeys(("density", "any_table", "unusual_table", "shape"), FRAMES)
@@ -412,11 +413,8 @@ def strange_file(rng, folder):
         place = places[rng.integers(len(places))]
         return opened(folder, f"the path {place!r:.40}", [place])
     if what in ("NaN", "half"):
-        held = saving.read_folder(folder)
-        name = str(rng.choice(sorted(held.tensors)))
-        was = held.tensors[name]
-        held.tensors[name] = was * np.nan if what == "NaN" else was.half()
-        saving.save_folder(folder, held.kind, held.config, held.tensors, held.notes)
+        name = str(rng.choice(sorted(saving.read_folder(folder).tensors)))
+        with_tensor(folder, name, lambda was: was * np.nan if what == "NaN" else was.half())
         return opened(folder, f"{what} in {name}", same=False)
     victim.unlink()
     instead[what]()
@@ -427,19 +425,17 @@ def strange_file(rng, folder):
 def config(rng, folder):
     """A number of a config is another, and its hash is right: a clear error at once, or a model."""
     files(folder)
-    file = folder / saving.CONFIG_FILE
-    document = json.loads(file.read_text())
+    content = document(folder)
     sizes = rng.random() < 0.3
-    places = [p for p, v in numbers(document["config"]) if isinstance(v, int) or not sizes]
+    places = [p for p, v in numbers(content["blueprint"]) if isinstance(v, int) or not sizes]
     place = places[rng.integers(len(places))]
-    inner = document["config"]
+    inner = content["blueprint"]
     for key in place[:-1]:
         inner = inner[key]
     before = inner[place[-1]]
     signed = float(rng.choice([-1.0, 1.0])) * 10.0 ** rng.uniform(0, 31) if not sizes else 1e9
     inner[place[-1]] = int(signed) if isinstance(before, int) else signed
-    document["config_sha256"] = saving._config_hash(document)
-    file.write_text(json.dumps(document))
+    put_document(folder, content)
     return opened(folder, f"{place}: {inner[place[-1]]:.3g} for {before}", same=False)
 
 
@@ -486,12 +482,10 @@ def half_trained():
 
 SAVE = """
 import sys, torch
-from selfnorm import saving
-config = {"in_features": 300, "out_features": 300, "bias": False}
+from tests.campaign.trials import save_linear
 print("ready", flush=True)
 for k in range(10**6):
-    state = {"weight": torch.full((300, 300), float(k))}
-    saving.save_folder(sys.argv[1].format(k), "Linear", config, state, {"k": k})
+    save_linear(sys.argv[1].format(k), k)
 """
 FIT = "import sys; from tests.campaign.trials import train; print('ready', flush=True); "
 FIT += "train(sys.argv[1], 400)"
@@ -542,6 +536,13 @@ def whole_table():
         return reproduce(folder)
 
 
+def save_linear(folder, number):
+    """Write the model of a number."""
+    model = torch.nn.Linear(300, 300, bias=False)
+    torch.nn.init.constant_(model.weight, float(number))
+    sn.save(model, folder, notes={"k": number})
+
+
 def linear(folder):
     """The number of the model that is in a folder, which must be whole."""
     number = saving.read_folder(folder).notes["k"]
@@ -573,16 +574,10 @@ def kill(rng, folder):
                 linear(folder / str(numbers[-1]))
             sn.save(torch.nn.Linear(2, 2), folder / str(numbers[-1]))
             left = sorted(file.name for file in (folder / str(numbers[-1])).iterdir())
-            if left != [saving.CONFIG_FILE, saving.WEIGHTS_FILE, saving.CARD_FILE]:
+            if left != [saving.MODEL_FILE, saving.CARD_FILE]:
                 return "silent wrong", f"{what}: left behind {left}"
         return "right", f"{what}: {len(numbers)} folders"
-    saving.save_folder(
-        folder / "m",
-        "Linear",
-        {"in_features": 300, "out_features": 300, "bias": False},
-        {"weight": torch.full((300, 300), -1.0)},
-        {"k": -1},
-    )
+    save_linear(folder / "m", -1)
     killed(rng, SAVE, folder / "m", 0.3)
     try:
         return "right", f"{what}: up to model {linear(folder / 'm')}"
@@ -805,7 +800,7 @@ def full_disk(rng, folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
     names = sorted(file.name for file in (folder / "m").iterdir())
-    if names != [saving.CONFIG_FILE, saving.WEIGHTS_FILE, saving.CARD_FILE]:
+    if names != [saving.MODEL_FILE, saving.CARD_FILE]:
         return "silent wrong", f"left behind: {names}"
     if not np.array_equal(sn.load(folder / "m").score_samples(x), expected):
         return "lost", "the old model is gone"

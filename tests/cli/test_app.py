@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import torch
 import typer
+from safetensors.torch import load_file
 
 import selfnorm as sn
 from selfnorm import saving
@@ -29,6 +30,7 @@ from selfnorm.cli.files import numeric, read_table
 from selfnorm.paper import toy2d
 from selfnorm.paper.runner import Settings
 from selfnorm.training.step import Stepper
+from tests.folders import document, put_document
 
 
 def rows(n, d, seed=0):
@@ -420,7 +422,7 @@ def test_other_refusals(selfnorm, places, tmp_path):
         (("plot", model, train, "-o", train), "is a file"),
         (("fit", train, "-o", train / "m"), "cannot write"),
         (("fit", tmp_path / "none.csv", "-o", tmp_path / "m"), "no such file"),
-        (("score", tmp_path, train, "-o", tmp_path / "s.csv"), "config.json is missing"),
+        (("score", tmp_path, train, "-o", tmp_path / "s.csv"), "model.safetensors is missing"),
         (("score", model, train, "-o", tmp_path / "s.docx"), "cannot write"),
         (("predict", model, train, "-o", tmp_path / "p.csv"), "--target"),
     ]
@@ -663,7 +665,10 @@ def test_the_same_command_goes_on_from_a_checkpoint(
         assert not (tmp_path / "resumed").exists()
     selfnorm.done(*fit, tmp_path / "resumed", *saving)
     whole, resumed = (tmp_path / name / "model.safetensors" for name in ("whole", "resumed"))
-    assert whole.read_bytes() == resumed.read_bytes()
+    weights, others = (load_file(path) for path in (whole, resumed))
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        np.testing.assert_array_equal(tensor, others[name])
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -771,18 +776,17 @@ def test_wrong_types_in_a_config_with_the_right_hash(selfnorm, places, tmp_path,
         model.fit(pd.DataFrame(X[:, :2], columns=names[:2]), X[:, 2])
         commands = (("predict", "-o", tmp_path / "s.csv"),)
     sn.save(model, tmp_path / "m", notes={"target": "c"})
-    document = json.loads((tmp_path / "m" / "config.json").read_text())
+    content = document(tmp_path / "m")
     rng = np.random.default_rng(0)
-    entries = [*_entries(document["config"]), *_entries(document["notes"], ("notes",))]
+    parts = ("blueprint", "notes")
+    entries = [place for part in parts for place in _entries(content[part], (part,))]
     for place in entries:
         wrong = [7, -1, "text", [1, "b"], None, {"x": 1}, 0.5, True, []][rng.integers(9)]
-        changed = json.loads(json.dumps(document))
-        inner = changed if place[0] == "notes" else changed["config"]
+        inner = changed = json.loads(json.dumps(content))
         for key in place[:-1]:
             inner = inner[key]
         inner[place[-1]] = wrong
-        changed["config_sha256"] = saving._config_hash(changed)
-        (tmp_path / "m" / "config.json").write_text(json.dumps(changed))
+        put_document(tmp_path / "m", changed)
         command, *options = commands[rng.integers(len(commands))]
         if command == "sample":
             options += ["-o", tmp_path / "drawn.csv"]

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from selfnorm._files import atomic
 from selfnorm._inputs import refuse_repeated_names
 from selfnorm.cli import files
-from selfnorm.cli.files import Table, atomic_output, check_output, numeric, read_table, write_table
+from selfnorm.cli.files import Table, check_output, numeric, read_table, write_table
 from selfnorm.errors import DataError, SelfnormWarning
 
 VALUES = np.array([[1.5, -2.0, 3e-7], [4.0, 5.25, 1e12], [0.1, 0.2, -0.3]])
@@ -303,7 +304,7 @@ def test_output_is_whole_or_absent(tmp_path):
     path = tmp_path / "t.csv"
 
     def break_off():
-        with atomic_output(path) as temporary:
+        with atomic(path) as temporary:
             temporary.write_text("a,b\n1")
             raise RuntimeError("half way")
 

@@ -305,11 +305,11 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run(tmp_path):
     path = tmp_path / "run.ckpt"
     save_checkpoint(path, {"step": 1})
     # The file a checkpoint is first written to leads to a device that is always full.
-    (tmp_path / "run.ckpt.part").symlink_to("/dev/full")
+    (tmp_path / ".part-run.ckpt").symlink_to("/dev/full")
     with pytest.raises(CheckpointError, match="previous one is untouched"):
         save_checkpoint(path, {"step": 2})
     assert load_checkpoint(path)["step"] == 1
-    (tmp_path / "run.ckpt.part").symlink_to("/dev/full")
+    (tmp_path / ".part-run.ckpt").symlink_to("/dev/full")
     afresh = sn.Checkpoint(path, resume=False)
     with pytest.warns(sn.SelfnormWarning, match="could not write.*training goes on"):
         history = quick(small_model(x), x, checkpoint=afresh, max_epochs=2)

@@ -15,6 +15,7 @@ from torch.nn.functional import dropout, hardtanh, silu
 
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_rows
+from selfnorm._saved import saved
 from selfnorm.chain import bounds as evaluation
 from selfnorm.chain.task import AutoregressiveTask, polished
 from selfnorm.columns import Columns, log_cell_mass
@@ -467,6 +468,7 @@ class Chain(nn.Module, ABC):
         return evaluation.summarise(rows, n_samples)
 
 
+@saved()
 class AutoregressiveEBM(Chain):
     r"""``p(x) = prod_i q_i(x_i | x_<i) exp(-E(x_i, c_i) - b_i)``, one EBM per coordinate.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
+from selfnorm._saved import saved
 from selfnorm.chain.drawing import Drawing
 from selfnorm.chain.layout import PackedRows, PartLayout
 from selfnorm.chain.lines import ConditionalNormal, LinePrediction, Lines
@@ -53,6 +53,7 @@ class ColumnDensity(NamedTuple):
     log_own: Tensor
 
 
+@saved()
 class TableChain(Chain):
     r"""``p(x) = 1/R sum_r prod_i p_r(x_i | x_before i in order r)`` over parts of every kind.
 
@@ -118,7 +119,7 @@ class TableChain(Chain):
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
         ranks = orderings_of(orderings, len(parts))
         self.config: dict[str, Any] = {
-            "parts": [asdict(part) for part in parts], "orderings": ranks.tolist(),
+            "parts": parts, "orderings": ranks.tolist(),
             "hidden": hidden, "blocks": blocks, "components": components, "context": context,
             "energy_hidden": energy_hidden, "energy_blocks": energy_blocks, "drop": drop,
             "embedding": embedding, "n_knots": n_knots, "masked": masked, "lines": lines,

@@ -776,7 +776,7 @@ def _load(path: Path, command: str | None = None) -> _Model:
         raise ModelFileError(f"{path} holds an {folder.kind}; {command!r} is for densities")
     if folder.kind not in ("EnergyDensity", "EnergyRegressor"):
         raise ModelFileError(f"{path} holds a {folder.kind}: this command is for models of tables")
-    estimator = saving.restored(folder, path)
+    estimator = folder.model()
     known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
     if (
         known and folder.kind == "EnergyRegressor"

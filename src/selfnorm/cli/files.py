@@ -13,14 +13,13 @@ import math
 import os
 import re
 import struct
-import tempfile
 import tokenize
 import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from selfnorm._files import atomic
 from selfnorm.cli.csv_text import LazyColumns, is_missing, is_number, listed, read_csv, with_commas
 from selfnorm.columns import Cells, Schema, numbers_from, unmarked
 from selfnorm.columns import Table as Frame
@@ -227,8 +227,11 @@ def write_table(table: Table, path: str | os.PathLike[str]) -> None:
         ".npy": lambda table, to: np.save(to, numeric(table)),
         ".npz": lambda table, to: np.savez(to, X=numeric(table), columns=np.array(table.names)),
     }
-    with atomic_output(path) as temporary:
-        writers[path.suffix.lower()](table, temporary)
+    try:
+        with atomic(path) as part:
+            writers[path.suffix.lower()](table, part)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_output(
@@ -245,26 +248,6 @@ def check_output(
     if not path.parent.is_dir():
         raise DataError(f"{path.parent}: no such folder; create it first")
     return path
-
-
-@contextmanager
-def atomic_output(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place only if the block succeeds."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".selfnorm-", suffix=path.suffix)
-    except OSError as error:
-        raise DataError(f"cannot write to {path.parent}: {error.strerror}") from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        # mkstemp makes the file private; the output should have the permissions of any new file
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_text(path: Path, delimiter: str | None, header: bool | None) -> Table:

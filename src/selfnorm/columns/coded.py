@@ -10,6 +10,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
+from selfnorm._saved import saved
 from selfnorm.columns.kinds import Part
 from selfnorm.errors import DataError
 
@@ -20,6 +21,7 @@ FAR = 1e6  # an open end of a cell, in normal scores
 BEND = 1e3  # normal scores beyond this grow with the logarithm: all floats stay within FAR
 
 
+@saved("parts", "n_knots")
 class CodedColumns(nn.Module):
     r"""The map of a table's numbers to normal scores, and the cells of those that have any.
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from selfnorm._inputs import as_rows, check_rows
+from selfnorm._saved import saved
 from selfnorm.columns.kinds.number import detect_step
 from selfnorm.errors import DataError, SelfnormWarning
 
@@ -75,6 +76,10 @@ def label_step(y: np.ndarray) -> float:
     return 0.0
 
 
+@saved(
+    arguments=lambda columns: {"dim": len(columns.center)},
+    build=lambda kind, dim: kind(dim, discrete=None),
+)
 class Columns(nn.Module):
     r"""Elementwise map ``x -> z`` with its log-determinant, and the noise for discrete values.
 

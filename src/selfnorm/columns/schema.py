@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from selfnorm._saved import saved
 from selfnorm.columns.cells import Cells
 from selfnorm.columns.detection import Detection
 from selfnorm.columns.frames import BY_PLACE, FRAMES, Table, write
@@ -28,6 +29,10 @@ from selfnorm.errors import DataError, SelfnormWarning
 SAY = "say what it is: kinds={name: kind}, --kinds name=kind at the command line"
 
 
+@saved(
+    arguments=lambda value: {"values": value.to_dict()},
+    build=lambda kind, values: kind.from_dict(values),
+)
 class Schema:
     """The columns of a table, the measure of its rows, and the map to *coded rows* and back.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from selfnorm import functional as F
 from selfnorm._context import SeedLike, seeded
 from selfnorm._inputs import as_tensors, one_per_row
+from selfnorm._saved import saved
 from selfnorm.conditional.bounds import InputFigures, weight_checks
 from selfnorm.distribution1d import Distribution1d
 from selfnorm.distributions import refuse_nan, refuse_unreached
@@ -39,6 +40,7 @@ class LabelDistribution(Protocol):
         ...
 
 
+@saved()
 class LabelEnergy(nn.Module):
     """An energy ``E(h, y)``: labels through a network of their own, joined with the features.
 
@@ -94,6 +96,17 @@ class LabelEnergy(nn.Module):
         return self.joint(self.from_label(self.label_net(y)) + self.from_context(h)).squeeze(-1)
 
 
+def _with_proposal(
+    kind: type[ConditionalEBM], frozen: bool, **parts: nn.Module | float | str | None
+) -> ConditionalEBM:
+    """A model whose proposal is ``frozen`` as it was when it was saved."""
+    model = kind(**parts)  # type: ignore[arg-type]
+    if frozen:
+        model.freeze_proposal()
+    return model
+
+
+@saved(build=_with_proposal)
 class ConditionalEBM(nn.Module):
     r"""A density of labels given inputs: ``p(y|x) = exp(-E(h, y)) d(y|x) / exp(b(h))``.
 

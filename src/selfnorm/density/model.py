@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_rows
+from selfnorm._saved import saved
 from selfnorm.distributions import Proposal, as_proposal, proposal_for
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.sampling import draw
 
 
+@saved("energy", "base")
 class EBM(nn.Module):
     r"""A normalised energy-based model ``log p(x) = -E(x) + log d(x) - b``.
 
@@ -178,6 +180,7 @@ class _MixtureEnergy(nn.Module):
         return math.log(len(self.members)) - torch.logsumexp(log_p, 0)
 
 
+@saved("members")
 class Ensemble(EBM):
     r"""The mixture ``p(x) = (1/K) sum_k p_k(x)`` of fitted EBMs (Lebesgue measure).
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import alone, seeded
+from selfnorm._saved import saved
 from selfnorm.distributions.proposals import (
     GaussianMixture,
     Proposal,
@@ -49,6 +50,7 @@ def mix_samples(sharp: Tensor, broad: Tensor, weight: Tensor | float) -> Tensor:
     return torch.where(choose_broad.unsqueeze(-1), broad, sharp)
 
 
+@saved("sharp", "heavy", "weight", build=lambda kind, **parts: kind(*parts.values()))
 class Defensive(Proposal):
     r"""``(1 - weight) q + weight h``: a sharp proposal ``q`` with a heavy-tailed one mixed in.
 
@@ -141,6 +143,7 @@ class _TwoLabels:
         return mix_log_probs(self.sharp.log_prob(y), self.wide.log_prob(y), self.weight)
 
 
+@saved("proposal", "wide", "weight")
 class DefensiveLabels(nn.Module):
     """``(1 - a) q(y|x) + a r(y)``: a sharp conditional proposal with a wide distribution mixed in.
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from selfnorm._inputs import as_rows, check_rows
+from selfnorm._saved import saved
 from selfnorm.columns import Columns
 from selfnorm.distributions.mixtures import check_width
 from selfnorm.distributions.proposals import Proposal, RowDistribution, UnnormalisedModel
@@ -41,6 +42,7 @@ def _zuko() -> ModuleType:
     return zuko
 
 
+@saved()
 class Flow(Proposal):
     r"""An autoregressive normalising flow with the behaviour of a distribution.
 

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from torch.nn.functional import hardtanh, logsigmoid, softplus
 
 from selfnorm._inputs import check_rows
+from selfnorm._saved import saved
 from selfnorm.errors import DataError
 from selfnorm.networks import StackedMLP, perceptron
 
@@ -427,6 +428,7 @@ class MixtureLabels(FromUniforms):
         return (weights * spread).sum(-2).sqrt()
 
 
+@saved()
 class MDN(nn.Module):
     """Mixture density network: features ``h`` to a mixture of ``components`` Gaussians over ``y``.
 

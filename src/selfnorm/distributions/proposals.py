@@ -22,6 +22,7 @@ from torch.distributions import Distribution, Independent
 
 from selfnorm._context import alone, seeded
 from selfnorm._inputs import as_rows, one_per_row
+from selfnorm._saved import saved
 from selfnorm.distributions.mixtures import (
     FromUniforms,
     check_width,
@@ -170,6 +171,18 @@ class _LocationScale(Proposal):
         return (x - self.loc) @ self.whiten.T
 
 
+def _unit_box(kind: type[Uniform], dim: int, shared: bool) -> Uniform:
+    box = kind(torch.zeros(dim), torch.ones(dim))
+    box.shared = shared
+    return box
+
+
+def _unit_mixture(kind: type[GaussianMixture], dim: int, n_components: int) -> GaussianMixture:
+    shapes = torch.eye(dim).repeat(n_components, 1, 1)
+    return kind(torch.ones(n_components), torch.zeros(n_components, dim), shapes)
+
+
+@saved("dim", build=lambda kind, dim: kind(torch.zeros(dim), covariance=torch.eye(dim)))
 class Gaussian(_LocationScale):
     r"""Gaussian with diagonal (``scale``) or full (``covariance``) spread.
 
@@ -209,6 +222,10 @@ class Gaussian(_LocationScale):
         return self.log_scale_const - 0.5 * (square + self.dim * _LOG_2PI)
 
 
+@saved(
+    arguments=lambda q: {"dim": q.dim, "df": float(q.df)},
+    build=lambda kind, dim, df: kind(df, torch.zeros(dim), covariance=torch.eye(dim)),
+)
 class StudentT(_LocationScale):
     r"""Multivariate Student-t: Gaussian in the middle, polynomial tails.
 
@@ -282,6 +299,7 @@ class StudentT(_LocationScale):
         return self._log_const + self.log_scale_const - 0.5 * (self.df + self.dim) * tail
 
 
+@saved("dim", "shared", build=_unit_box)
 class Uniform(Proposal):
     """Uniform over a box.
 
@@ -351,6 +369,10 @@ class _ExpandedUniform(FromUniforms):
         return self.box.log_prob(y)
 
 
+@saved(
+    arguments=lambda q: {"dim": q.dim, "n_components": len(q.weights)},
+    build=_unit_mixture,
+)
 class GaussianMixture(Proposal):
     """Mixture of full-covariance Gaussians, fitted by scikit-learn's EM.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
 from selfnorm._context import SeedLike, seeded
+from selfnorm._saved import saved
 from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
 from selfnorm.distributions.mixtures import log_normal_mass
 
@@ -28,6 +28,7 @@ HIDDEN = 1e6  # variance added to what a row does not have, so that nothing foll
 _LOG_2PI = math.log(2 * math.pi)
 
 
+@saved()
 class TableMixture(nn.Module):
     r"""``p(x) = sum_k w_k prod_j P_k(c_j) f_k(z_j | z_before j)`` over parts of every kind.
 
@@ -73,7 +74,7 @@ class TableMixture(nn.Module):
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
         self.config: dict[str, Any] = {
-            "parts": [asdict(part) for part in parts], "components": components,
+            "parts": parts, "components": components,
             "shared": shared, "n_knots": n_knots,
         }  # fmt: skip
         self.columns = CodedColumns(parts, n_knots)

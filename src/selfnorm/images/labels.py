@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import seeded
+from selfnorm._saved import saved
 from selfnorm.errors import DataError
 
 _MAX_BINS = 256  # of the labels' range
@@ -18,6 +19,7 @@ _CELLS_PER_RANGE = 1024  # where the labels are continuous, or have more steps t
 NOISE_SEED = 7_341  # of the noise on held-out labels: the same for every model
 
 
+@saved()
 @dataclass(frozen=True)
 class LabelSpace:
     """Scale, range and step of labels: ``z = (y - center) / scale``.
@@ -147,6 +149,7 @@ def dequantised(y: Tensor, step: float, seed: int = NOISE_SEED) -> Tensor:
         return y + step * (torch.rand(y.shape, dtype=y.dtype) - 0.5).to(y.device)
 
 
+@saved("space")
 class StepFeatures(nn.Module):
     """What the energy sees of a label: its place in the range, waves of it, and which step it is.
 
@@ -163,6 +166,7 @@ class StepFeatures(nn.Module):
 
     def __init__(self, space: LabelSpace) -> None:
         super().__init__()
+        self.space = space
         low, high = space.standardised_ends()
         bins = 0
         if space.dim == 1:

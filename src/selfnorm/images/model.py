@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
+from selfnorm._saved import saved
 from selfnorm.conditional import ConditionalEBM, LabelEnergy
 from selfnorm.distributions import MDN, MixtureLabels, Uniform
 from selfnorm.errors import DataError, ProposalError
@@ -28,6 +29,7 @@ PROPOSALS = ("mdn-4", "mdn-8", "gaussian", "uniform")
 WITHOUT_ENERGY = ("mdn", "gaussian", "l2")  # objectives without an energy
 
 
+@saved()
 @dataclass(frozen=True)
 class EnergyHead:
     """Which networks stand on the features, and what the features learn from.
@@ -86,6 +88,7 @@ class _Block(nn.Module):
         return self.relu(x + shortcut)
 
 
+@saved(arguments=lambda net: {"channels": net.conv1.in_channels})
 class ResNet18(nn.Module):
     """ResNet-18 (He et al. 2016) without its classifier: images ``(n, c, h, w)`` to ``(n, 512)``.
 
@@ -122,6 +125,7 @@ def _stage(before: int, after: int, stride: int) -> nn.Sequential:
     return nn.Sequential(_Block(before, after, stride), _Block(after, after, 1))
 
 
+@saved(arguments=lambda m: {"backbone": m.backbone, "channels": m.channels, "dropout": m.dropout.p})
 class ImageFeatures(nn.Module):
     """Images ``(n, c, h, w)``, bytes or numbers in ``[0, 1]``, to features ``(n, d_h)``.
 
@@ -171,6 +175,12 @@ class ImageFeatures(nn.Module):
         return self.dropout(h.to(self.factor.dtype))
 
 
+@saved(
+    arguments=lambda head: {
+        "dim": len(head.scale),
+        "context": None if head.means is None else head.means.in_features,
+    }
+)
 class GaussianHead(nn.Module):
     """Independent Gaussians with one deviation for all images.
 
@@ -220,6 +230,25 @@ def make_proposal(
     return MDN(context, dim, int(components), hidden=hidden, min_scale=floor)
 
 
+def _with_options(
+    kind: type[ImageEBM], frozen: bool, share_gradient: bool, anchors: int, **parts: nn.Module
+) -> ImageEBM:
+    """A model as :func:`build` makes it."""
+    model = kind(**parts)
+    model.share_gradient, model.anchors = share_gradient, anchors
+    if frozen:
+        model.freeze_proposal()
+    return model
+
+
+@saved(
+    arguments=lambda model: {
+        **model.config,
+        "share_gradient": model.share_gradient,
+        "anchors": model.anchors,
+    },
+    build=_with_options,
+)
 class ImageEBM(ConditionalEBM):
     r"""A :class:`~selfnorm.ConditionalEBM` of labels given images, or features computed before.
 
@@ -254,6 +283,7 @@ class ImageEBM(ConditionalEBM):
         return head + F.log_mean_exp(log_w)
 
 
+@saved(arguments=lambda _: {})
 class NoEnergy(nn.Module):
     """``E = 0``: a model with the proposal as its base is then the proposal, normalised."""
 

@@ -8,7 +8,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 from selfnorm import saving
 from selfnorm._context import seed_of, seeded, whole_or_not_at_all
 from selfnorm._inputs import RandomState, as_rows, check_device, check_rows
+from selfnorm._saved import saved
 from selfnorm.distribution1d import Distribution1d, PredictsDistributions
 from selfnorm.distributions import MDN
-from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
+from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
 from selfnorm.images.model import (
@@ -45,11 +45,20 @@ _MAX_REFINE = 64
 _GRID_TOLERANCE = 1e-3  # nats, the worst image
 _DRAWS = 4096  # labels per image where quadrature is out of reach
 _DRAWN_AT_ONCE = 48  # images
-_SAVED = ("objective", "proposal", "n_samples", "label_step", "dropout")
-_FITTED = ("channels", "image_size", "n_features", "flat_target", "temperature", "refine")
-_SAVED_HEAD = ("base", "anchors", "share_gradient", "proposal_loss")
 
 
+@saved(
+    fitted={
+        "space_": LabelSpace,
+        "channels_": int,
+        "image_size_": tuple[int, int] | None,
+        "n_features_": int,
+        "flat_target_": bool,
+        "temperature_": float,
+        "refine_": int,
+        "model_": ImageEBM,
+    }
+)
 class ImageRegressor(saving.Saved, PredictsDistributions, BaseEstimator):
     r"""The distribution ``p(y|image)`` of one or more labels, as an energy on ResNet features.
 
@@ -246,47 +255,6 @@ class ImageRegressor(saving.Saved, PredictsDistributions, BaseEstimator):
         model.device = device
         model.model_.to(check_device(device))
         return model
-
-    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Config and weights of a model folder."""
-        check_is_fitted(self, "model_")
-        head = dataclasses.asdict(self._head())
-        own = {k: getattr(self, k) for k in _SAVED} | {"energy": head.pop("network"), **head}
-        config = {
-            "options": {k: saving.plain_number(v) for k, v in own.items()},
-            "backbone": "custom" if isinstance(self.backbone, nn.Module) else self.backbone,
-            "space": dataclasses.asdict(self.space_),
-            **{k: getattr(self, f"{k}_") for k in _FITTED},
-        }
-        return config, dict(self.model_.state_dict())
-
-    @classmethod
-    def from_folder(
-        cls, config: dict[str, Any], tensors: dict[str, Tensor], backbone: nn.Module | None = None
-    ) -> ImageRegressor:
-        """The model of a folder's config and weights."""
-        custom = config["backbone"] == "custom"
-        if custom and backbone is None:
-            raise ModelFileError(
-                "this model was saved with a backbone module of its own: pass load(path, "
-                "backbone=module) with a module of the same shape"
-            )
-        if backbone is not None and not custom:
-            raise ModelFileError("this model has a backbone in it: load it without backbone=")
-        saved, space = config["options"], config["space"]
-        own = {name: saved[name] for name in _SAVED}
-        head = EnergyHead(saved["energy"], **{name: saved[name] for name in _SAVED_HEAD})
-        self = cls(**own, energy=head, backbone=backbone or config["backbone"])
-        ends = {name: tuple(values) for name, values in space.items() if name != "step"}
-        self.space_ = LabelSpace(**ends, step=space["step"])
-        for name in _FITTED:
-            setattr(self, f"{name}_", config[name])
-        size = config["image_size"]
-        self.image_size_ = (size[0], size[1]) if size else None
-        self.model_ = self._model_on(self._new_features())
-        self.model_.load_state_dict(tensors)
-        self.model_.eval()
-        return self
 
     @torch.no_grad()
     def features(self, X: ArrayLike) -> Tensor:

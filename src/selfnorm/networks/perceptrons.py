@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from selfnorm._saved import saved
+
 if TYPE_CHECKING:
     from selfnorm.training import ParameterGroup
 
@@ -52,6 +54,11 @@ def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[ParameterGro
     return groups
 
 
+@saved(
+    arguments=lambda m: dict(
+        zip(("members", "in_features", "out_features"), m.weight.shape, strict=True)
+    )
+)
 class StackedLinear(nn.Module):
     """``members`` linear maps side by side: ``y_k = x_k W_k + c_k``.
 
@@ -121,6 +128,7 @@ def perceptron(
     return nn.Sequential(*layers)
 
 
+@saved()
 class StackedMLP(nn.Module):
     """The :func:`perceptron` of every member, with its options."""
 
@@ -133,6 +141,13 @@ class StackedMLP(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        self.config = {
+            "members": members,
+            "in_features": in_features,
+            "hidden": list(hidden),
+            "out_features": out_features,
+            **options,
+        }
         self.layers = perceptron(members, in_features, hidden, out_features, **options)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,6 +155,7 @@ class StackedMLP(nn.Module):
         return self.layers(x)
 
 
+@saved("dim", "n_features", "scale")
 class FourierFeatures(nn.Module):
     r"""Random waves beside the input: ``x -> [x, sin(x B), cos(x B)]`` with ``B ~ N(0, scale^2)``.
 
@@ -171,6 +187,7 @@ class FourierFeatures(nn.Module):
         return torch.cat([x, angles.sin(), angles.cos()], -1)
 
 
+@saved("dim", "hidden", "activation", "dropout", "features", "saturate")
 class MLP(nn.Module):
     r"""A fully connected energy ``(n, d) -> (n,)`` with a linear output layer.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from selfnorm._files import atomic
 from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.paper.report import ResultTable, Row, hardware, markdown_table
 
@@ -135,9 +136,9 @@ def run(
         others = [p for p in pieces if p not in wanted and p.so_far(directory).rows]
         text = _page(directory, (*wanted, *others), outcomes, device)
         directory.mkdir(parents=True, exist_ok=True)
-        part = directory / "all.md.part"
-        part.write_text(text)
-        return part.replace(directory / "all.md")
+        with atomic(directory / "all.md") as part:
+            part.write_text(text)
+        return directory / "all.md"
 
     write()
     try:

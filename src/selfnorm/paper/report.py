@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from selfnorm._files import atomic
 from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.evaluation import Bounds
 from selfnorm.paper.commit import commit
@@ -197,9 +198,8 @@ class ResultTable:
             **({} if self.planned is None else {"asked_rows": self.planned}),
             "rows": self.rows,
         }
-        part = self.path.with_suffix(".json.part")
-        part.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(part, self.path)
+        with atomic(self.path) as part:
+            part.write_text(json.dumps(content, indent=1) + "\n")
 
     def write_page(self, *sections: str) -> Path:
         """Write ``TABLE.md``: these sections, then the command and the time it took."""

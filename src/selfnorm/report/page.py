@@ -19,6 +19,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from selfnorm._context import alone
+from selfnorm._files import atomic
 from selfnorm.errors import DataError, SelfnormWarning
 
 if TYPE_CHECKING:
@@ -185,9 +186,5 @@ def findings_of(function: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 def write_page(html: str, path: Path) -> None:
     """Write a page whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with atomic(path) as part:
         part.write_text(html, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

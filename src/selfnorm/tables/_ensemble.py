@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
+from selfnorm._saved import saved
 from selfnorm.conditional import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels
 from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
@@ -88,6 +89,20 @@ def quantile_edges(
     return edges[0, 0] if members is None else edges
 
 
+def _with_bins(
+    kind: type[nn.Module], bins: list[int] | None, **arguments: list[float]
+) -> nn.Module:
+    """Features with ``bins`` of this shape, whose edges are to be loaded."""
+    return kind(**arguments, edges=None if bins is None else torch.zeros(bins))
+
+
+@saved(
+    arguments=lambda waves: {
+        "frequencies": waves.frequencies.tolist(),
+        "bins": None if waves.bins is None else list(waves.bins.edges.shape),
+    },
+    build=_with_bins,
+)
 class LabelWaves(nn.Module):
     """Label features relative to the proposal: ``z``, cosines of its CDF, waves of ``z``.
 
@@ -123,6 +138,7 @@ class LabelWaves(nn.Module):
         return torch.cat(features, dim=-1).flatten(-2)
 
 
+@saved(arguments=lambda inputs: {"bins": list(inputs.bins.edges.shape)}, build=_with_bins)
 class InputBins(nn.Module):
     """Inputs beside their bins: ``(*batch, d)`` to ``(*batch, d * (1 + bins))``."""
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from selfnorm import functional as F
+from selfnorm._saved import saved
 from selfnorm.conditional import ConditionalEBM, InputFigures, weight_checks
 from selfnorm.distribution1d import Distribution1d, legendre
 from selfnorm.distributions import MixtureLabels, mix_log_probs
@@ -63,6 +64,7 @@ def panel_nodes(
     return middle.unsqueeze(-1) + half.unsqueeze(-1) * nodes, half
 
 
+@saved()
 @dataclass(frozen=True)
 class LabelGrid:
     """Whole-number labels ``first, first + step, ...``: a cell for each, as wide as the step.
@@ -144,6 +146,7 @@ class LabelGrid:
         return (own + tails).clamp_min(1e-300).log()
 
 
+@saved("model", "low", "high", "label_low", "label_high")
 class PredictiveModel:
     """Density, distributions and samples of ``y`` given standardised inputs ``z (n, d_x)``.
 

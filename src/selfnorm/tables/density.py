@@ -35,11 +35,11 @@ from selfnorm._context import (
     whole_or_not_at_all,
 )
 from selfnorm._inputs import Number, check_device, check_parameters, digest
+from selfnorm._saved import saved
 from selfnorm.chain import FOLDED_BELOW, TableChain
 from selfnorm.columns import (
     GAP,
     UNSEEN,
-    CodedColumns,
     Part,
     Schema,
     Table,
@@ -85,6 +85,26 @@ _PARAMETERS: dict[str, list[Any]] = {
 }
 
 
+@saved(
+    fitted={
+        "schema_": Schema,
+        "n_features_in_": int,
+        "feature_names_in_": np.ndarray,
+        "method_": str,
+        "offset_": float,
+        "lower_bound_": float,
+        "consistency_": dict[str, float],
+        "fitted_to_": dict[str, int | str],
+        "held_out_": np.ndarray,
+        "history_": History,
+        "members_": list[members.Member],
+        "judgement_": Judgement,
+        "_measure": str,
+        "_first": TableChain | members.RowEnergy,
+        "_simple": list[TableMixture],
+        "_worth": Tensor,
+    }
+)
 class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
     r"""The normalised distribution of the rows of any table, with bounds on every log-likelihood.
 
@@ -285,6 +305,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         rng = np.random.default_rng(seed)
         some = torch.from_numpy(rng.permutation(len(coded))[:SCORED_ROWS])
         self.consistency_: dict[str, float] = {}
+        self._measure, self._worth = self.schema_.fingerprint, torch.zeros(len(self.schema_.parts))
         self._how = "rows held out"
         self.members_: list[members.Member] = []
         self._simple: list[TableMixture] = []
@@ -648,113 +669,24 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         packed: Tensor = self._first.columns.pack(coded)[0]
         return packed if self.method_ != "joint" else packed[..., 1]
 
-    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Config and weights of a model folder."""
-        check_is_fitted(self)
-        parameters = self.get_params()
-        if not isinstance(self.random_state, int | None):
-            parameters["random_state"] = None
-        parameters["schema"] = None  # what it led to is saved as a whole
-        names = getattr(self, "feature_names_in_", None)
-        config = {
-            "parameters": {k: saving.plain_number(v) for k, v in parameters.items()},
-            "schema": self.schema_.to_dict(),
-            "fingerprint": self.schema_.fingerprint,
-            "columns": None if names is None else [str(name) for name in names],
-            "n_features": int(self.n_features_in_),
-            "method": self.method_,
-            "offset": self.offset_,
-            "lower_bound": self.lower_bound_ if math.isfinite(self.lower_bound_) else None,
-            "consistency": self.consistency_,
-            "fitted_to": self.fitted_to_,
-            "model": saving.describe(self.model_),
-            "proposal": saving.describe(self.proposal_),
-            "training": self.history_.to_dict(),
-            "members": [
-                [m.name, m.weight, m.score if math.isfinite(m.score) else None]
-                for m in self.members_
-            ],
-            "simple": [saving.describe(law) for law in self._simple],
-            "judgement": self.judgement_.to_dict(),
-        }
-        if self.method_ == "joint":
-            state = self._first.columns.state_dict()
-            tensors = {f"columns.{name}": tensor for name, tensor in state.items()}
-        else:
-            tensors = {"worth": self._worth}
-        tensors["held_out"] = torch.from_numpy(self.held_out_)
-        parts = [("model", self.model_), ("proposal", self.proposal_)]
-        for part, module in parts + [(f"simple{k}", law) for k, law in enumerate(self._simple)]:
-            state = {} if module is None else module.state_dict()
-            tensors |= {f"{part}.{name}": tensor for name, tensor in state.items()}
-        return config, tensors
-
-    @classmethod
-    def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyDensity:
-        """The fitted estimator of a folder's config and weights."""
-        saving.expect(
-            config,
-            parameters=dict,
-            n_features=int,
-            columns=list | None,
-            method=str,
-            offset=float | int,
-            lower_bound=float | int | None,
-            model=dict,
-            proposal=dict | None,
-        )
-        estimator = cls(**config["parameters"])
-        check_parameters(estimator, _PARAMETERS)
-        simple = config["simple"]
-        state: dict[str, dict[str, Tensor]] = {"model": {}, "proposal": {}, "columns": {}}
-        state |= {f"simple{k}": {} for k in range(len(simple))}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            if part in state:
-                state[part][rest] = tensor
-        model = saving.build(config["model"], state["model"]).double()
-        proposal = saving.build(config["proposal"], state["proposal"])
-        estimator._simple = [saving.build(law, state[f"simple{k}"]) for k, law in enumerate(simple)]
-        estimator.members_ = [
-            members.Member(name, weight, math.nan if score is None else score)
-            for name, weight, score in config["members"]
-        ]
-        weights = [member.weight for member in estimator.members_]
+    def _loaded(self) -> None:
+        """Refuse what no fit gives, and complete what is not saved."""
+        check_parameters(self, _PARAMETERS)
+        weights = [member.weight for member in self.members_]
         if (
             min(weights, default=-1) < 0
             or not math.isclose(sum(weights), 1.0, abs_tol=1e-6)
-            or sum(weight > 0 for weight in weights) != len(simple) + (weights[0] > 0)
+            or sum(weight > 0 for weight in weights) != len(self._simple) + (weights[0] > 0)
         ):
             raise ValueError("the weights of the members are no shares of its densities")
-        estimator.judgement_ = Judgement.from_dict(config["judgement"])
-        estimator.n_features_in_ = int(config["n_features"])
-        estimator.schema_ = Schema.from_dict(config["schema"])
-        if estimator.schema_.fingerprint != config["fingerprint"]:
+        if self.schema_.fingerprint != self._measure:
             raise ModelFileError("the schema is not the one that was fitted; fit it again")
         with suppress(ImportError):  # what writes such tables is perhaps not installed
-            row = np.zeros((1, len(estimator.schema_.parts), 2))
-            estimator.schema_.decode(row, 0)  # or a form that is none fails in sample()
-        estimator.consistency_ = config["consistency"]
-        estimator.fitted_to_ = config["fitted_to"]
-        estimator.unseen_decision_ = np.zeros(0)
-        estimator.held_out_ = tensors["held_out"].numpy()
-        if config["columns"] is not None:
-            estimator.feature_names_in_ = np.array(config["columns"], dtype=object)
-        estimator.method_ = str(config["method"])
-        if estimator.method_ == "joint":
-            n_knots = state["columns"]["knots"].shape[1]
-            columns = CodedColumns(estimator.schema_.parts, n_knots).double()
-            columns.load_state_dict(state["columns"])
-            model = members.RowEnergy(model, proposal, columns)
-        else:
-            estimator._worth = tensors["worth"]
-        estimator._hold(model)
-        estimator.offset_ = float(config["offset"])
-        lower = config["lower_bound"]
-        estimator.lower_bound_ = math.nan if lower is None else float(lower)
-        estimator.history_ = History.from_dict(config["training"])
-        estimator.n_iter_ = estimator.history_.n_steps
-        return estimator
+            row = np.zeros((1, len(self.schema_.parts), 2))
+            self.schema_.decode(row, 0)  # or a form that is none fails in sample()
+        self.unseen_decision_ = np.zeros(0)
+        self._hold(self._first)
+        self.n_iter_ = self.history_.n_steps
 
     # -- training -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from selfnorm._saved import saved
 from selfnorm.columns import GAP, Schema, Table
 from selfnorm.errors import DataError, SelfnormError, SelfnormWarning
 
@@ -50,6 +51,7 @@ def only_lacks_asides(frame: Any, schema: Schema) -> bool:
     return bool(absent) and absent.isdisjoint(column.name for column in schema.modelled)
 
 
+@saved()
 @dataclass(frozen=True)
 class TableInputs:
     """A table's rows as numbers: a column for each frequent level, one for numbers, one for gaps.
@@ -134,21 +136,3 @@ class TableInputs:
                 value[start + part.rest] = 1.0
                 cells[:, start:end] = rows[:, [start + part.rest]] == 1.0
         return cells, value
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return {
-            "schema": self.schema.to_dict(),
-            "levels": [list(codes) for codes in self.levels],
-            "fill": list(self.fill),
-            "gaps": list(self.gaps),
-            "mark": self.mark,
-        }
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> TableInputs:
-        """What :meth:`to_dict` wrote."""
-        levels = tuple(tuple(int(i) for i in codes) for codes in saved["levels"])
-        fill = tuple(float(v) for v in saved["fill"])
-        schema, gaps = Schema.from_dict(saved["schema"]), tuple(saved["gaps"])
-        return cls(schema, levels, fill, gaps, saved.get("mark"))

@@ -22,6 +22,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from selfnorm._context import SeedLike, float32_on_cpu, on_cpu, seeded
+from selfnorm._saved import saved
 from selfnorm.chain import N_NODES, TableChain
 from selfnorm.columns import FAR, GAP, CodedColumns, Part, knots_for
 from selfnorm.density import EBM
@@ -50,6 +51,7 @@ MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 
 
+@saved()
 @dataclass(frozen=True)
 class Member:
     """A density that was tried: its weight in the mixture, and how it did on rows not seen.
@@ -77,6 +79,7 @@ def grid_of(model: EBM, proposal: Any) -> GridDensity:
         n_points = 2 * n_points - 1
 
 
+@saved("model", "proposal", "columns")
 class RowEnergy:
     """One energy over all numbers of coded rows, on scores of its own ``columns``.
 

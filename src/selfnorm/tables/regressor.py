@@ -43,6 +43,7 @@ from selfnorm._inputs import (
     refuse_text,
     refuse_text_target,
 )
+from selfnorm._saved import saved
 from selfnorm.columns import Columns, Schema, label_step
 from selfnorm.conditional import ConditionalEBM
 from selfnorm.distribution1d import Distribution1d, PredictsDistributions
@@ -78,7 +79,6 @@ _CLOSING_SHARE, _LOOK_SHARE = 0.05, 0.01
 _TIMED_ROWS = 10  # by which it is known what these take
 _SMALLEST_SPREAD = 1e-300  # of a target: densities are up to one over it
 _CHECKED_ROWS = (256, 128)  # inputs behind log_norm_error_: with one target, with several
-_RANGES = ("low", "high", "label_low", "label_high")
 _COUNT, _POSITIVE_COUNT = Number(0, whole=True), Number(1, whole=True)
 _NOT_NEGATIVE, _POSITIVE = Number(0), Number(0, open_low=True)
 _SHARE = Number(0, 1, open_high=True)
@@ -113,6 +113,7 @@ _OF_NETWORK: dict[str, list[Any]] = {
 }
 
 
+@saved()
 @dataclasses.dataclass(frozen=True)
 class RegressorNetwork:
     """What an :class:`EnergyRegressor` sees of inputs and labels, and how its energies train.
@@ -164,6 +165,24 @@ class RegressorNetwork:
         check_parameters(self, _OF_NETWORK)
 
 
+@saved(
+    fitted={
+        "n_features_in_": int,
+        "feature_names_in_": np.ndarray,
+        "n_outputs_": int,
+        "inputs_": TableInputs | None,
+        "label_step_": float,
+        "label_grid_": LabelGrid | None,
+        "log_norm_error_": float,
+        "fitted_to_": dict[str, int | str],
+        "history_": list[History],
+        "judgement_": Judgement,
+        "flat_target_": bool,
+        "_predictive": PredictiveModel,
+        "_x_columns": Columns,
+        "_y_columns": Columns,
+    }
+)
 class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin, BaseEstimator):
     r"""The distribution of ``y`` given ``x``: multimodal, skewed, bounded, normalised.
 
@@ -670,78 +689,10 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         }
         return {name: words for name, words in facts.items() if words}
 
-    def to_folder(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Config and weights of a model folder."""
-        check_is_fitted(self)
-        parameters = {k: saving.plain_number(v) for k, v in self.get_params().items()}
-        if not isinstance(self.random_state, int | None):
-            parameters["random_state"] = None
-        if self.network is not None:
-            own = vars(self.network) | {"schema": None}  # saved with the inputs
-            parameters["network"] = {k: saving.plain_number(v) for k, v in own.items()}
-        names = getattr(self, "feature_names_in_", None)
-        config = {
-            "parameters": parameters,
-            "columns": None if names is None else [str(name) for name in names],
-            "n_features": int(self.n_features_in_),
-            "n_outputs": int(self.n_outputs_),
-            "inputs": None if self.inputs_ is None else self.inputs_.to_dict(),
-            "flat_target": bool(self.flat_target_),
-            "label_step": float(self.label_step_),
-            "label_grid": self.label_grid_ and dataclasses.asdict(self.label_grid_),
-            "log_norm_error": float(self.log_norm_error_),
-            "fitted_to": self.fitted_to_,
-            "training": [h.to_dict() for h in self.history_],
-            "judgement": self.judgement_.to_dict(),
-        }
-        tensors = {f"model.{k}": v for k, v in self._predictive.model.state_dict().items()}
-        tensors |= {name: getattr(self._predictive, name) for name in _RANGES}
-        for name, columns in (("x", self._x_columns), ("y", self._y_columns)):
-            tensors |= {f"{name}_center": columns.center, f"{name}_scale": columns.scale}
-        return config, tensors
-
-    @classmethod
-    def from_folder(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> EnergyRegressor:
-        """The fitted estimator of a folder's config and weights."""
-        saving.expect(
-            config,
-            parameters=dict,
-            n_features=int,
-            n_outputs=int,
-            columns=list | None,
-            flat_target=bool,
-            label_step=float | int,
-            log_norm_error=float | int,
-            training=list,
-        )
-        parameters = dict(config["parameters"])
-        network = parameters.pop("network")
-        self = cls(network=RegressorNetwork(**network) if network else None, **parameters)
+    def _loaded(self) -> None:
+        """Refuse what no fit gives, and complete what is not saved."""
         check_parameters(self, {"network": [RegressorNetwork, None], **_PARAMETERS})
-        self.n_features_in_, self.n_outputs_ = int(config["n_features"]), int(config["n_outputs"])
-        state = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-        edges = (state.get(f"{part}.bins.edges") for part in ("features.0", "label_features"))
-        self.inputs_ = TableInputs.from_dict(config["inputs"]) if config["inputs"] else None
-        n_inputs = len(tensors["x_center"])
-        model = self._built(n_inputs, self.n_outputs_, *edges).double()
-        model.load_state_dict(state, strict=True)
-        model.freeze_proposal()
-        self._predictive = PredictiveModel(model, *(tensors[k] for k in _RANGES))
-        self._x_columns, self._y_columns = (
-            Columns.of(tensors[f"{k}_center"], tensors[f"{k}_scale"]) for k in "xy"
-        )
-        if config["columns"] is not None:
-            self.feature_names_in_ = np.array(config["columns"], dtype=object)
-        self.flat_target_ = bool(config["flat_target"])
-        self.label_step_ = float(config["label_step"])
-        grid = config["label_grid"]
-        self.label_grid_ = LabelGrid(**grid) if grid else None
-        self.log_norm_error_ = float(config["log_norm_error"])
-        self.fitted_to_ = config["fitted_to"]
-        self.history_ = [History.from_dict(h) for h in config["training"]]
-        self.n_iter_ = sum(h.n_steps for h in self.history_)
-        self.judgement_ = Judgement.from_dict(config["judgement"])
-        return self
+        self.n_iter_ = sum(history.n_steps for history in self.history_)
 
     def _encoded(self, X: ArrayLike) -> Tensor:
         return _mapped(self._input_rows(X), self._x_columns)

@@ -1,9 +1,8 @@
 """Checkpoints that survive a kill at any moment.
 
-A checkpoint is one file, written beside its final name, flushed to disk and renamed: a reader sees
-the old state or the new one, never half of one. A line with the hash of the rest comes first: a
-file in which one bit has changed is refused. It is read with ``weights_only=True``: tensors and
-plain containers, no code.
+A checkpoint is one file, replaced whole or not at all. It begins with a line with the hash of the
+rest: a file in which one bit has changed is refused. It is read with ``weights_only=True``: tensors
+and plain containers, no code.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import evaluating, seeded
+from selfnorm._files import atomic, open_file
 from selfnorm.errors import CheckpointError
-from selfnorm.saving import only_writer, open_file
 
 if TYPE_CHECKING:
     from selfnorm.training.task import State, Task
@@ -40,19 +39,13 @@ def save_checkpoint(path: str | Path, state: State) -> None:
     """Write ``state`` atomically; a full disk leaves the previous checkpoint untouched."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     content = io.BytesIO()
     torch.save(state, content)
     try:
-        with only_writer(path.parent):  # two runs may have been given one name
-            with open(part, "wb") as handle:
-                handle.write(_head(content.getbuffer()))
-                handle.write(content.getbuffer())
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(part, path)
+        with atomic(path) as part, open(part, "wb") as handle:
+            handle.write(_head(content.getbuffer()))
+            handle.write(content.getbuffer())
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise CheckpointError(
             f"could not write the checkpoint {path}: {error}; the previous one is untouched. "
             "Free some space or choose another place"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from selfnorm._saved import saved
 from selfnorm.saving import json_safe
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from selfnorm.training.task import State
 
 
+@saved(
+    arguments=lambda value: {"values": value.to_dict()},
+    build=lambda kind, values: kind.from_dict(values),
+)
 @dataclass(repr=False)
 class History:
     """Record of one training run.
@@ -101,6 +106,7 @@ class History:
         return plot_history(self, path)
 
 
+@saved()
 @dataclass(frozen=True)
 class Judgement:
     """What a fit came to, on rows that it had not seen.
@@ -170,8 +176,3 @@ class Judgement:
         """Plain values; ``None`` for what is not known."""
         cleaned: State = json_safe(asdict(self) | {"verdict": self.verdict})
         return cleaned
-
-    @classmethod
-    def from_dict(cls, values: State) -> Judgement:
-        """Of plain values."""
-        return cls(**{k: v for k, v in values.items() if v is not None and k != "verdict"})

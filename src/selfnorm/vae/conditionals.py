@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from selfnorm._saved import saved
 from selfnorm.distributions import Proposal, gaussian_log_prob, mixture_log_prob
 from selfnorm.errors import DataError
 from selfnorm.networks import perceptron
@@ -61,6 +62,7 @@ class Likelihood(nn.Module, ABC):
         """Refuse rows that the likelihood gives no probability."""
 
 
+@saved(arguments=lambda _: {})
 class Bernoulli(Likelihood):
     """Independent binary pixels; the decoder gives their logits. Counting measure.
 
@@ -90,6 +92,7 @@ class Bernoulli(Likelihood):
             )
 
 
+@saved()
 class GaussianNoise(Likelihood):
     """``x ~ N(output, scale^2)``, Lebesgue measure; ``scale`` is learned unless ``learned=False``.
 
@@ -125,6 +128,7 @@ class GaussianNoise(Likelihood):
         return output + self.log_scale.exp() * torch.randn_like(output)
 
 
+@saved("n_classes")
 class Categorical(Likelihood):
     """Each of ``dim`` entries takes one of ``n_classes`` values ``0, 1, ...``; counting measure.
 
@@ -281,6 +285,7 @@ class AggregatePosterior(Proposal):
         return torch.cat(parts).reshape(x.shape[:-1]).to(x.dtype)
 
 
+@saved()
 class ConvEncoder(nn.Module):
     """28x28 images to the mean and log-variance of the posterior: ``(n, 784) -> (n, 2 latent)``.
 
@@ -303,6 +308,7 @@ class ConvEncoder(nn.Module):
         return out
 
 
+@saved()
 class ConvDecoder(nn.Module):
     """Latent vectors to the logits of 28x28 pixels: ``(n, latent) -> (n, 784)``.
 
@@ -341,6 +347,7 @@ class _Dense(nn.Module):
         return out
 
 
+@saved()
 class DenseEncoder(_Dense):
     """A fully connected encoder ``(n, dim) -> (n, 2 latent)``."""
 
@@ -349,6 +356,7 @@ class DenseEncoder(_Dense):
         self.config: dict[str, Any] = {"dim": dim, "latent": latent, "hidden": list(hidden)}
 
 
+@saved()
 class DenseDecoder(_Dense):
     """A fully connected decoder ``(n, latent) -> (n, n_out)``."""
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from selfnorm import saving
 from selfnorm._context import SeedLike, evaluating, seeded, without_gradient
 from selfnorm._inputs import as_rows
+from selfnorm._saved import saved
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.training import History, Stepper, Task, TrainingOptions, run
@@ -38,6 +39,7 @@ _FROZEN = {"all": (), "prior": ("encoder", "decoder"), "encoder": ("decoder", "p
 _VALIDATION_SAMPLES = 4  # posterior samples of a held-out row
 
 
+@saved("encoder", "decoder", "likelihood", "prior")
 class EnergyVAE(saving.Saved, nn.Module):
     """``p(x) = int p(z) p(x|z) dz`` with a Gaussian posterior ``q(z|x)``.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import SeedLike, seeded
+from selfnorm._saved import saved
 from selfnorm.chain import AutoregressiveEBM
 from selfnorm.distributions import (
     Defensive,
@@ -113,6 +114,7 @@ class LatentPrior(Proposal):
         return None
 
 
+@saved("dim")
 class StandardNormal(LatentPrior):
     """``N(0, I)``."""
 
@@ -132,6 +134,7 @@ class StandardNormal(LatentPrior):
         return gaussian_log_prob(x, 0.0)
 
 
+@saved()
 class MixturePrior(LatentPrior):
     """A mixture of ``n_components`` diagonal Gaussians, learned."""
 
@@ -176,6 +179,7 @@ def latent_energy(
     return MLP(dim, hidden, activation=activation, zero_init=zero_init)
 
 
+@saved(arguments=lambda prior: {**prior.config, "base": prior.base, "energy": prior.energy})
 class EnergyPrior(LatentPrior):
     r"""``log p(z) = log d(z) - E(z) - b`` with a scalar ``b``.
 
@@ -369,6 +373,7 @@ class _LatentChain(AutoregressiveEBM):
         return proposal.from_uniform(u.movedim(-1, 0))
 
 
+@saved()
 class AutoregressivePrior(LatentPrior):
     r"""``p(z) = prod_i q_i(z_i|z_<i) exp(-E(z_i, c_i) - b_i)``: exactly normalised.
 

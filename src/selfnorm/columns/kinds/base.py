@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from selfnorm._saved import saved
 from selfnorm.columns.cells import Cells
 
 Support = tuple[float | None, float | None]
@@ -76,6 +77,7 @@ class Column:
         return str(self.form["dtype"])
 
 
+@saved()
 @dataclass(frozen=True)
 class Part:
     """One factor of a table's distribution: finite codes, and perhaps numbers beside them.
