@@ -7,6 +7,7 @@ imported where it is used, after tables and names are checked: help and refusals
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -44,7 +45,7 @@ from selfnorm.cli.files import (
 from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning
 
 if TYPE_CHECKING:
-    from selfnorm.tables import EnergyRegressor
+    from selfnorm.tables import EnergyDensity, EnergyRegressor
 
 
 class _Commands(TyperGroup):
@@ -113,135 +114,194 @@ def _options(
     del version
 
 
-@app.command()
-def fit(
-    data: DataFile,
-    output: Annotated[Path, Option("--output", "-o", help="Folder for the model.")],
+@dataclass(frozen=True)
+class _FitOptions:
+    """What ``selfnorm fit`` is given."""
+
+    data: DataFile
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the model.")]
     target: Annotated[
         str | None, Option(help="Fit p(target | other columns) instead of a density.")
-    ] = None,
-    columns: Annotated[str | None, Option(help="Use only these columns (comma-separated).")] = None,
-    drop: Annotated[str | None, Option(help="Leave these columns out.")] = None,
+    ] = None
+    columns: Annotated[str | None, Option(help="Use only these columns (comma-separated).")] = None
+    drop: Annotated[str | None, Option(help="Leave these columns out.")] = None
     kinds: Annotated[
         str | None,
         Option(
             help="What columns are, where the rules would say otherwise, e.g. "
             "zip=category,day=date: continuous, cells, category, date or ignore (density only)."
         ),
-    ] = None,
-    method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto",
-    max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None,
-    max_time: Annotated[str | None, Option(help="Time for the fit, e.g. 90s or 5min.")] = None,
+    ] = None
+    method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto"
+    max_steps: Annotated[int | None, Option(min=1, help="Training steps (density only).")] = None
+    max_time: Annotated[str | None, Option(help="Time for the fit, e.g. 90s or 5min.")] = None
     max_epochs: Annotated[
         int | None, Option(min=1, help="Passes over the data (with --target only).")
-    ] = None,
+    ] = None
     contamination: Annotated[
         float | None,
         Option(help="Share of training rows to call outliers (density only); 1 % of unseen rows."),
-    ] = None,
+    ] = None
     model_gaps: Annotated[
         bool, Option("--model-gaps", help="Model which cells are missing, too (density only).")
-    ] = False,
+    ] = False
     checkpoint: Annotated[
         Path | None,
         Option(help="File for the progress of a long fit: the same command goes on from it."),
-    ] = None,
-    device: Device = "cpu",
-    seed: Seed = 0,
-    force: Annotated[bool, Option(help="Replace a model that is there, unless stopped.")] = False,
-    progress: Progress = True,
-    header: Header = None,
-    as_json: AsJson = False,
-) -> None:
-    """Fit the density of a table, or with --target of one column given the others."""
-    _check_folder(output)
-    replaces = output.is_dir() and any(output.iterdir())
-    if replaces and not force:
-        raise DataError(f"{output} is not empty; choose another folder, or --force to replace it")
-    if checkpoint is not None:
-        _check_folder(checkpoint.parent)
-    if target is None and max_epochs is not None:
-        raise DataError("--max-epochs is for --target; a density takes --max-steps")
-    if target is not None:
-        given = {
-            "max-steps": max_steps,
-            "method": method,
-            "contamination": contamination,
-            "kinds": kinds,
+    ] = None
+    device: Device = "cpu"
+    seed: Seed = 0
+    force: Annotated[bool, Option(help="Replace a model that is there, unless stopped.")] = False
+    progress: Progress = True
+    header: Header = None
+    as_json: AsJson = False
+
+    @property
+    def replaces(self) -> bool:
+        """Whether there is something in the folder of the model."""
+        return self.output.is_dir() and any(self.output.iterdir())
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Parameters that all estimators have."""
+        return {
+            "device": self.device,
+            "random_state": self.seed,
+            "verbose": self.progress,
+            "max_time": self.max_time,
         }
-        for flag, value in (given | {"model-gaps": model_gaps or None}).items():
-            if value not in (None, "auto"):
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is read."""
+        _check_folder(self.output)
+        if self.replaces and not self.force:
+            raise DataError(
+                f"{self.output} is not empty; choose another folder, or --force to replace it"
+            )
+        if self.checkpoint is not None:
+            _check_folder(self.checkpoint.parent)
+        if self.target is None and self.max_epochs is not None:
+            raise DataError("--max-epochs is for --target; a density takes --max-steps")
+        of_densities = ("max_steps", "method", "contamination", "kinds", "model_gaps")
+        for name in of_densities if self.target is not None else ():
+            if getattr(self, name) not in (None, False, "auto"):
+                flag = name.replace("_", "-")
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
-    told = _kinds(kinds)
-    table = read_table(data, header)
-    chosen = _chosen_columns(table, columns, drop)
-    if target is not None and target not in table.columns:
-        raise DataError(f"{data}: there is no column {target!r}; it has {listed(table.names)}")
-    features = [name for name in chosen if name != target]
-    if not features:
-        raise DataError(f"{data}: no column is left to fit; check --columns and --drop")
+        _kinds(self.kinds)
+
+    def features(self, table: Table) -> list[str]:
+        """The columns that are modelled, or are the inputs of a target."""
+        chosen = _chosen_columns(table, self.columns, self.drop)
+        if self.target is not None:
+            _check_column(table, self.target)
+        features = [name for name in chosen if name != self.target]
+        if not features:
+            raise DataError(f"{self.data}: no column is left to fit; check --columns and --drop")
+        return features
+
+
+def _fit(**given: Any) -> None:
+    """Fit the density of a table, or with --target of one column given the others."""
+    options = _FitOptions(**given)
+    options.check()
+    table = read_table(options.data, options.header)
+    features = options.features(table)
     from selfnorm import saving
     from selfnorm._inputs import check_device
-    from selfnorm.columns import Schema
-    from selfnorm.tables import EnergyDensity, EnergyRegressor, RegressorNetwork
 
-    check_device(device)
+    check_device(options.device)
     begin = time.perf_counter()
-    common: dict[str, Any] = {"device": device, "random_state": seed, "verbose": progress}
-    common |= {"max_time": max_time}
-    estimator: Any
-    if target is None:
-        common |= {"method": method, "max_steps": max_steps}
-        share = "auto" if contamination is None else contamination
-        rows: tuple[Any, ...] = (table.read(features),)
-        schema = _about(table, Schema.detect, rows[0], told, missing=True, model_gaps=model_gaps)
-        schema.frame = "file" if schema.frame == "dict" else schema.frame
-        estimator = EnergyDensity(schema=schema, contamination=share, **common)
-    else:
-        network = RegressorNetwork(energy_epochs=max_epochs)
-        estimator = EnergyRegressor(max_epochs=max_epochs, network=network, **common)
-        rows = (_inputs(table, features), numeric(table, [target])[:, 0])
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # told below, in one place
-        warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
-        _about(table, estimator.fit, *rows, checkpoint=checkpoint)
+    train = _fit_density if options.target is None else _fit_target
+    estimator, notes, own = train(table, features, options)
     histories = estimator.history_ if isinstance(estimator.history_, list) else [estimator.history_]
     stopped = any(history.stopped == "interrupted" for history in histories)
-    if stopped and checkpoint is not None and checkpoint.exists():
-        raise Stopped(f"{checkpoint} is kept; the same command goes on from it")
-    as_it_was = ""
-    if stopped and replaces:  # a model that is barely trained takes no other's place
+    if stopped and options.checkpoint is not None and options.checkpoint.exists():
+        raise Stopped(f"{options.checkpoint} is kept; the same command goes on from it")
+    output, as_it_was = options.output, ""
+    if stopped and options.replaces:  # a model that is barely trained takes no other's place
         as_it_was = f"; {output} is as it was"
         output = output.resolve()  # "." has no name
         output = output.with_name(f"{output.name}.stopped")
-    report: dict[str, Any] = {
+    report = {
         "model": str(output),
         "kind": type(estimator).__name__,
         "rows": len(table),
         "columns": features,
-        "target": target,
+        "target": options.target,
         "steps": int(estimator.n_iter_),
         "seconds": round(time.perf_counter() - begin, 2),
         "judgement": estimator.judgement_.to_dict(),
+        **own,
     }
-    if target is None:
-        report |= {"method": estimator.method_, "lower_bound": estimator.lower_bound_}
-        report |= {"members": [asdict(member) for member in estimator.members_]}
-        report |= {"measure": schema.fingerprint, "consistency": estimator.consistency_}
-        report |= {"kinds": {str(c.name): c.kind for c in schema.columns}, "notes": schema.notes}
     estimator.feature_names_in_ = np.array(features, dtype=object)
-    notes: dict[str, Any] = {} if target is None else {"target": target}
     if table.style != Table.style:  # draws are written as the table was
         notes["style"] = list(table.style)
-    saving.save(estimator, output, notes=notes or None)
+    saving.save(estimator, output, notes=notes)
     if stopped:
         kept = f"the best state after {estimator.n_iter_} steps is kept in {output}"
         raise Stopped(kept + as_it_was)
-    asked_of = "of" if target is None else f"of {target} given"
-    lines = [f"{output}: {report['kind']} {asked_of} {len(features)} columns"]
+    given_by = "of" if options.target is None else f"of {options.target} given"
+    lines = [f"{output}: {report['kind']} {given_by} {len(features)} columns"]
     lines.append(str(estimator.judgement_))
-    if target is None:
-        lines.append(table.by_line(f"what the columns are:\n{schema}"))
-    _tell(report, as_json, *lines)
+    if options.target is None:
+        lines.append(table.by_line(f"what the columns are:\n{estimator.schema_}"))
+    _tell(report, options.as_json, *lines)
+
+
+_Fitted = tuple[Any, dict[str, Any], dict[str, Any]]  # an estimator, notes, entries of the report
+
+
+def _fit_density(table: Table, features: list[str], options: _FitOptions) -> _Fitted:
+    """A density of columns of a table."""
+    from selfnorm.columns import Schema
+    from selfnorm.tables import EnergyDensity
+
+    rows, kinds = table.read(features), _kinds(options.kinds)
+    gaps = options.model_gaps
+    schema = _about(table, Schema.detect, rows, kinds, missing=True, model_gaps=gaps)
+    schema.frame = "file" if schema.frame == "dict" else schema.frame
+    density = EnergyDensity(
+        schema=schema,
+        contamination="auto" if options.contamination is None else options.contamination,
+        method=options.method,
+        max_steps=options.max_steps,
+        **options.common,
+    )
+    _train(density, table, options, rows)
+    return density, {}, {
+        "method": density.method_,
+        "lower_bound": density.lower_bound_,
+        "members": [asdict(member) for member in density.members_],
+        "measure": schema.fingerprint,
+        "consistency": density.consistency_,
+        "kinds": {str(column.name): column.kind for column in schema.columns},
+        "notes": schema.notes,
+    }  # fmt: skip
+
+
+def _fit_target(table: Table, features: list[str], options: _FitOptions) -> _Fitted:
+    """The distribution of one column given others."""
+    from selfnorm.tables import EnergyRegressor, RegressorNetwork
+
+    regressor = EnergyRegressor(
+        max_epochs=options.max_epochs,
+        network=RegressorNetwork(energy_epochs=options.max_epochs),
+        **options.common,
+    )
+    y = numeric(table, [str(options.target)])[:, 0]
+    _train(regressor, table, options, _inputs(table, features), y)
+    return regressor, {"target": options.target}, {}
+
+
+def _train(estimator: Any, table: Table, options: _FitOptions, *rows: Any) -> None:
+    """Fit an estimator, which says nothing: the report does, in one place."""
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):
+        warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
+        _about(table, estimator.fit, *rows, checkpoint=options.checkpoint)
+
+
+_fit.__signature__ = signature(_FitOptions, eval_str=True)  # type: ignore[attr-defined]
+app.command("fit")(_fit)
 
 
 @app.command()
@@ -777,16 +837,11 @@ def _load(path: Path, command: str | None = None) -> _Model:
     if folder.kind not in ("EnergyDensity", "EnergyRegressor"):
         raise ModelFileError(f"{path} holds a {folder.kind}: this command is for models of tables")
     estimator = folder.model()
-    known = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
-    if (
-        known and folder.kind == "EnergyRegressor"
-    ):  # columns are put in the model's order here: scikit-learn need not ask for names
-        del estimator.feature_names_in_
-    names = known or [f"x{i}" for i in range(estimator.n_features_in_)]
-    if folder.kind == "EnergyDensity" and estimator.schema_.frame == "file":
-        estimator.schema_.frame = "dict"  # texts are written as the file has them
-    target = str(folder.notes.get("target", "y"))
-    try:  # a config may be changed, its hash too, and the weights still fit
+    names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    named = bool(names)
+    if folder.kind == "EnergyDensity":
+        estimator = _writing_texts(estimator)
+    try:  # a header may be changed, its hash too, and the weights still fit
         if folder.kind == "EnergyRegressor":
             estimator.predict(_one_row(estimator))
         else:
@@ -796,8 +851,18 @@ def _load(path: Path, command: str | None = None) -> _Model:
         raise ModelFileError(
             f"{path} holds a model that cannot compute ({detail}); refit it"
         ) from error
-    delimiter, decimal = folder.notes.get("style", Table.style)
-    return _Model(estimator, folder.kind, names, bool(known), target, (delimiter, decimal))
+    names = names or [f"x{i}" for i in range(estimator.n_features_in_)]
+    target, style = str(folder.notes.get("target", "y")), folder.notes.get("style", Table.style)
+    return _Model(estimator, folder.kind, names, named, target, (style[0], style[1]))
+
+
+def _writing_texts(density: EnergyDensity) -> EnergyDensity:
+    """The same density; draws of one that was fitted to a file are texts as the file had them."""
+    if density.schema_.frame == "file":
+        density = copy.copy(density)
+        density.schema_ = copy.copy(density.schema_)
+        density.schema_.frame = "dict"
+    return density
 
 
 def _one_row(regressor: EnergyRegressor) -> Any:
@@ -809,17 +874,22 @@ def _one_row(regressor: EnergyRegressor) -> Any:
 
 
 def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:
-    chosen = table.names if columns is None else [c.strip() for c in columns.split(",")]
-    times = Counter(chosen)
-    dropped = set() if drop is None else {c.strip() for c in drop.split(",")}
+    """The columns that are named by an option, all by default, without those to be dropped."""
+    chosen = table.names if columns is None else [name.strip() for name in columns.split(",")]
+    dropped = [] if drop is None else [name.strip() for name in drop.split(",")]
     for name in (*chosen, *dropped):
-        if name not in table.columns:
-            raise DataError(
-                f"{table.source}: there is no column {name!r}; it has {listed(table.names)}"
-            )
-        if times[name] > 1:
+        _check_column(table, name)
+    for name, times in Counter(chosen).items():
+        if times > 1:
             raise DataError(f"--columns names {name!r} twice; leave one out")
     return [name for name in chosen if name not in dropped]
+
+
+def _check_column(table: Table, name: str) -> None:
+    if name not in table.columns:
+        raise DataError(
+            f"{table.source}: there is no column {name!r}; it has {listed(table.names)}"
+        )
 
 
 def _kinds(text: str | None) -> dict[str, str]:
@@ -897,6 +967,8 @@ def run() -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("always", SelfnormWarning)
+        # columns are put in the model's order here: scikit-learn need not ask for names
+        warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
         warnings.showwarning = partial(_show_warning, set())
         _run()
 
