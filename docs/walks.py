@@ -1,7 +1,7 @@
 """The walks of docs/design.md: which files of the package a piece of data enters, in order.
 
 python docs/walks.py            # writes them into docs/design.md
-python docs/walks.py --check    # fails where they are not those of the code
+python docs/walks.py --check    # fails where a walk enters other files than the page says
 """
 
 from __future__ import annotations
@@ -109,29 +109,35 @@ def evidence() -> None:
 JOBS = {job.__name__: job for job in (csv, batch, regressor, vae, evidence)}
 
 
-def page_with_walks(page: str) -> str:
-    """The page with the files of every walk between its marks."""
-    for name, job in JOBS.items():
-        torch.manual_seed(0)
-        files = files_entered(job)
-        lines = textwrap.wrap(" > ".join(files), 118, break_long_words=False)
-        block = f"{len(files)} files:\n\n```text\n" + "\n".join(lines) + "\n```"
-        pattern = rf"(<!-- walk: {name} -->\n\n).*?(\n\n<!-- end -->)"
-        page, count = re.subn(pattern, lambda m, b=block: m[1] + b + m[2], page, flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{PAGE.name} has no place for the walk {name!r}")
-    return page
+def place_of(name: str) -> re.Pattern[str]:
+    """Where the page has a walk."""
+    return re.compile(rf"(<!-- walk: {name} -->\n\n)(.*?)(\n\n<!-- end -->)", re.DOTALL)
+
+
+def written(files: list[str]) -> str:
+    """The files of a walk as the page has them."""
+    lines = textwrap.wrap(" > ".join(files), 118, break_long_words=False)
+    return f"{len(files)} files:\n\n```text\n" + "\n".join(lines) + "\n```"
 
 
 def main() -> None:
-    """Write the page, or compare it."""
+    """Write the page, or compare the files of every walk with it: in what order does not matter."""
     torch.set_num_threads(1)
-    page = PAGE.read_text()
-    walked = page_with_walks(page)
+    page, stale = PAGE.read_text(), []
+    for name, job in JOBS.items():
+        torch.manual_seed(0)
+        place, files = place_of(name), files_entered(job)
+        if (block := place.search(page)) is None:
+            raise SystemExit(f"{PAGE.name} has no place for the walk {name!r}")
+        listed = set(re.findall(r"\S+\.py", block[2]))
+        if listed != set(files):
+            more, fewer = sorted({*files} - listed), sorted(listed - {*files})
+            stale.append(f"{name}: enters {more}, and no longer {fewer}")
+            page = place.sub(lambda m, files=files: m[1] + written(files) + m[3], page)
     if "--check" not in sys.argv:
-        PAGE.write_text(walked)
-    elif walked != page:
-        raise SystemExit("docs/design.md has other walks than the code: python docs/walks.py")
+        PAGE.write_text(page)
+    elif stale:
+        raise SystemExit("docs/design.md is out of date; run python docs/walks.py\n" + "\n".join(stale))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 import inspect
 import json
+import os
 import pkgutil
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,14 @@ def test_results_name_the_commit_they_are_of():
             named_well = re.compile(r"[0-9a-f]{7,40}(-dirty)?")  # dirty: code changed after it
             unknown = [one for one in commits if not named_well.fullmatch(one)]
             assert not unknown, f"{path.relative_to(ROOT)} is of {unknown}"
+
+
+def test_the_walks_of_the_design_enter_the_files_it_says():
+    """In a process of its own: what is imported already is entered otherwise."""
+    walks = [sys.executable, str(ROOT / "docs" / "walks.py"), "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    checked = subprocess.run(walks, capture_output=True, text=True, env=environment, check=False)
+    assert checked.returncode == 0, checked.stderr[-2000:]
 
 
 def test_generated_pages_are_what_the_results_say():
