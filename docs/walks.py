@@ -137,7 +137,9 @@ def main() -> None:
     if "--check" not in sys.argv:
         PAGE.write_text(page)
     elif stale:
-        raise SystemExit("docs/design.md is out of date; run python docs/walks.py\n" + "\n".join(stale))
+        raise SystemExit(
+            "\n".join(["docs/design.md is out of date: run python docs/walks.py", *stale])
+        )
 
 
 if __name__ == "__main__":

@@ -169,16 +169,6 @@ def test_values_never_seen_stay_in_imputed_tables(density, frame):
     assert np.isfinite(filled["size"].item())
 
 
-def test_saved_and_loaded_it_answers_with_the_same_bits(density, frame, tmp_path):
-    density.save(tmp_path / "m")
-    again = EnergyDensity.load(tmp_path / "m")
-    assert again.schema_ == density.schema_
-    for ask in ("score_samples", "decision_function"):
-        assert np.array_equal(getattr(again, ask)(frame), getattr(density, ask)(frame))
-    assert again.sample(9, random_state=1).equals(density.sample(9, random_state=1))
-    assert again.consistency_ == density.consistency_
-
-
 def test_another_unit_moves_scores_by_its_log_and_no_verdict():
     rng = np.random.default_rng(0)
     table = {

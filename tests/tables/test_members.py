@@ -55,14 +55,6 @@ def test_the_closing_words_tell_rows_folds_score_and_time(density):
     assert density.lower_bound_ == density.judgement_.score
 
 
-def test_members_are_saved(density, table, tmp_path):
-    save(density, tmp_path / "m")
-    again = load(tmp_path / "m")
-    assert np.array_equal(again.score_samples(table), density.score_samples(table))
-    assert again.members_ == density.members_
-    assert again.judgement_ == density.judgement_
-
-
 @pytest.mark.parametrize("weight", [-0.5, 0.5, 1e9])
 def test_weights_that_are_no_shares_are_refused(density, tmp_path, weight):
     save(density, tmp_path)

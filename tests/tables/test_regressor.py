@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from selfnorm import EnergyRegressor, SelfnormWarning
 from selfnorm.columns import label_step
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError
 from selfnorm.evaluation.calibration import assess, central_coverage
 from selfnorm.tables import RegressorNetwork
 from selfnorm.tables._predictive import LabelGrid
@@ -67,14 +67,6 @@ def skewed_data(n: int = 600, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def fitted() -> EnergyRegressor:
     torch.set_num_threads(1)
     return EnergyRegressor(**SMALL).fit(*skewed_data())
-
-
-def test_pdf_integrates_to_one_for_every_x(fitted: EnergyRegressor) -> None:
-    X, _ = skewed_data(60, seed=1)
-    grid = np.linspace(-25, 25, 5001)
-    mass = np.trapezoid(fitted.pdf(X, grid), grid, axis=1)
-    # The wide law has a tail of 1/y^3: some 1e-6 lies beyond the grid.
-    np.testing.assert_allclose(mass, 1.0, atol=1e-3)
 
 
 def test_cdf_is_monotone_and_agrees_with_the_pdf(fitted: EnergyRegressor) -> None:
@@ -198,24 +190,6 @@ def test_far_from_the_data_the_law_is_wide(fitted: EnergyRegressor) -> None:
     density = fitted.pdf([[50.0, -80.0]], grid)[0]
     assert density.max() < 1 / spread
     assert np.trapezoid(density, grid) == pytest.approx(1.0, abs=5e-3)
-
-
-def test_save_and_load_give_the_same_bits(fitted: EnergyRegressor, tmp_path) -> None:
-    X, y = skewed_data(20, seed=9)
-    fitted.save(tmp_path / "model")
-    loaded = EnergyRegressor.load(tmp_path / "model")
-    np.testing.assert_array_equal(loaded.log_prob(X, y), fitted.log_prob(X, y))
-    np.testing.assert_array_equal(loaded.predict(X), fitted.predict(X))
-    assert loaded.get_params() == fitted.get_params()
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(ModelFileError):
-        EnergyRegressor.load(tmp_path / "model")
-
-
-def test_same_seed_same_bits() -> None:
-    X, y = skewed_data(120)
-    first = EnergyRegressor(**TINY).fit(X, y).predict(X)
-    np.testing.assert_array_equal(first, EnergyRegressor(**TINY).fit(X, y).predict(X))
 
 
 def test_pipeline_and_grid_search() -> None:
@@ -408,22 +382,6 @@ def test_bad_questions_are_refused_with_a_reason(fitted: EnergyRegressor) -> Non
 
 def quick(X, y):
     return EnergyRegressor(**TINY | {"max_epochs": 1, "hidden": 8}).fit(X, y)
-
-
-def test_default_dtype_of_the_caller_does_not_matter(tmp_path) -> None:
-    X, y = skewed_data(60)
-    expected = quick(X, y)
-    torch.set_default_dtype(torch.float64)
-    try:
-        other = quick(X, y)
-        other.save(tmp_path)
-        for found in (other, EnergyRegressor.load(tmp_path)):
-            assert np.array_equal(expected.log_prob(X, y), found.log_prob(X, y))
-            assert np.array_equal(expected.predict_quantiles(X[:5]), found.predict_quantiles(X[:5]))
-            drawn = (m.sample(X[:5], 2, random_state=0) for m in (expected, found))
-            assert np.array_equal(*drawn)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_units_of_the_target_may_be_tiny() -> None:

@@ -62,19 +62,6 @@ def test_lost_steps_are_none_of_the_optimisers_and_long_gradients_are_shortened(
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_counts_and_sums_survive_a_restart():
-    device = torch.device("cpu")
-    counters = Counters(device)
-    for loss in (1.0, float("nan"), 2.0, float("inf"), float("nan")):
-        counters.observe(torch.tensor(loss), torch.tensor(0.5), {"lower": torch.tensor(-loss)})
-    again = Counters(device)
-    again.restore(counters.counts, counters.names, counters.sums)
-    bad = again.observe(torch.tensor(5.0), torch.tensor(1.0), {"lower": torch.tensor(-4.0)})
-    assert not bool(bad)
-    assert (float(again.taken), float(again.streak), float(again.skipped)) == (3.0, 0.0, 3.0)
-    assert again.sums.tolist() == [8.0, 2.0, -7.0]
-
-
 def test_metrics_of_an_objective_do_not_hide_a_loss_that_is_not_finite():
     """Whatever an objective calls its metrics, the guard looks at the loss itself."""
     counters = Counters(torch.device("cpu"))
