@@ -64,7 +64,7 @@ def posterior():
 
 
 PROPOSALS = {
-    "gaussian": lambda: sn.Gaussian(torch.tensor([1.0, -1.0]), scale=torch.tensor([0.5, 2.0])),
+    "gaussian": lambda: sn.Gaussian(torch.tensor([1.0, -1.0]), scale=torch.tensor([0.5, 3.0])),
     "gaussian full": lambda: sn.Gaussian(torch.tensor([1.0, -1.0]), covariance=SKEW),
     "student": lambda: sn.StudentT(4.0, torch.tensor([0.5, 0.0]), covariance=SKEW),
     "uniform": lambda: sn.Uniform(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.5])),
