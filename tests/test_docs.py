@@ -2,9 +2,12 @@
 
 import inspect
 import json
+import os
 import pkgutil
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,14 @@ def test_files_that_the_design_names_exist():
     places = ROOT, ROOT / "src/selfnorm"
     gone = [name for name in named if not any((place / name).exists() for place in places)]
     assert not gone, f"docs/design.md names {sorted(gone)}"
+
+
+def test_the_walks_of_the_design_enter_the_files_it_says():
+    """In a process of its own: what is imported already is entered otherwise."""
+    walks = [sys.executable, str(ROOT / "docs" / "walks.py"), "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    checked = subprocess.run(walks, capture_output=True, text=True, env=environment, check=False)
+    assert checked.returncode == 0, checked.stderr[-2000:]
 
 
 def test_generated_pages_are_what_the_results_say():

@@ -20,16 +20,25 @@ def set_aside(n):
     return table.assign(one=5, copy=fare, id=[f"k{i}" for i in range(n)], note=rng.normal(size=n))
 
 
+def angles(n):
+    return pd.DataFrame({"wind": np.random.default_rng(0).integers(0, 360, n)})
+
+
 TABLES = {
     **{make.__name__: partial(make, 200) for make in (frame, gaps, dates)},
     "cells": lambda: pd.DataFrame(cells(200)),
     "set_aside": partial(set_aside, 200),
+    "angles": partial(angles, 200),
 }
+
+
+STATED = {"note": "ignore", "wind": "angle"}  # what no cells show
 
 
 def detected(name):
     table = TABLES[name]()
-    return table, Schema.detect(table, {"note": "ignore"} if "note" in table else None)
+    stated = {column: kind for column, kind in STATED.items() if column in table}
+    return table, Schema.detect(table, stated)
 
 
 @pytest.mark.filterwarnings("ignore::selfnorm.SelfnormWarning")
