@@ -128,8 +128,8 @@ class _FitOptions:
     kinds: Annotated[
         str | None,
         Option(
-            help="What columns are, where the rules would say otherwise, e.g. "
-            "zip=category,day=date: continuous, cells, category, date or ignore (density only)."
+            help="What columns are, where the rules would say otherwise, e.g. zip=category,"
+            "day=date: continuous, cells, category, date, angle or ignore (density only)."
         ),
     ] = None
     method: Annotated[str, Option(help="auto, joint or autoregressive (density only).")] = "auto"

@@ -245,30 +245,9 @@ def _are_names(cells: list[str]) -> bool:
 
 def _split(text: str, mark: str) -> _Rows:
     """The rows of a plain text."""
-    columns = _even_columns(text, mark)
-    if columns is not None:
-        while len(columns[0]) > 1 and not any(column[-1].strip() for column in columns):
-            for column in columns:
-                column.pop()
-        return _Rows(columns, [*range(1, len(columns[0]) + 1)])
     lines = text.split("\n")
     kept = [k for k, row in enumerate(lines) if mark in row or row.strip()]
     return _columns([lines[k].split(mark) for k in kept], [k + 1 for k in kept], {})
-
-
-def _even_columns(text: str, mark: str) -> list[list[str]] | None:
-    """The columns of a text whose lines have equally many cells, two at least; else ``None``."""
-    between = text.partition("\n")[0].count(mark)
-    cells = text.split(mark)
-    edges = cells[between:-1:between] if between else []  # the ends of two lines
-    outer = "\n".join(edges).split("\n")
-    n = text.count("\n")
-    if len(cells) != (n + 1) * between + 1 or len(outer) != 2 * n or len(edges) != n:
-        return None
-    if not all("\n" in edge for edge in edges):
-        return None
-    inner = [cells[j::between] for j in range(1, between)]
-    return [[cells[0], *outer[1::2]], *inner, [*outer[::2], cells[-1]]]
 
 
 def _parsed_rows(text: str, mark: str) -> _Rows:
@@ -397,7 +376,7 @@ def _warn(words: str) -> None:
 # Cells
 
 
-def is_missing(cell: Any) -> bool:
+def is_missing(cell: object) -> bool:
     """Whether a cell is empty, or a text that stands for a gap."""
     return str(cell).strip().lower() in MISSING
 

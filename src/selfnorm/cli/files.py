@@ -260,7 +260,7 @@ def _read_text(path: Path, delimiter: str | None, header: bool | None) -> Table:
         style=content.style,
         numbers=content.numbers,
     )
-    if content.problems:  # those of the cells are told at the same time
+    if content.problems:  # all of the cells are named with them
         problems = [table.by_line(problem) for problem in _problems_of(content.cells)]
         raise DataError(f"{path}: {DataError.of([*content.problems, *problems])}")
     return table
@@ -411,7 +411,7 @@ def _texts(cells: np.ndarray) -> list[str]:
     ]
 
 
-def _text(cell: Any) -> str:
+def _text(cell: object) -> str:
     return "" if cell is None else str(cell)
 
 

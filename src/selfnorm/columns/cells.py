@@ -376,7 +376,7 @@ def natural(cells: Cells) -> np.ndarray:
     return objects_of(cells)
 
 
-def whole_numbers(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def as_integers(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Numbers within the range of a type of whole numbers, 0 for gaps."""
     ends = np.iinfo(dtype)
     low, high = max(int(ends.min), -EXACT), min(int(ends.max), EXACT)
@@ -393,7 +393,7 @@ def array_of(cells: Cells) -> np.ndarray:
         return array.astype(np.dtypes.StringDType(**option))  # type: ignore[attr-defined]
     dtype = np.dtype(name)
     if array.dtype.kind == "f" and dtype.kind in "iu" and not gaps:
-        return whole_numbers(array, dtype)
+        return as_integers(array, dtype)
     if dtype.kind in "SU" and not gaps:
         text = array.astype(dtype.kind)  # a longer text than any before must not be cut
         return text.astype(max(text.dtype, dtype))

@@ -273,18 +273,18 @@ def _quantile_knots(
 
 
 def _piecewise_linear(at: Tensor, points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Interpolation law by law at ``(..., p)`` between ``points (p, k)``, and its slope.
+    """Interpolation of each part at ``(..., p)`` between ``points (p, k)``, and its slope.
 
     Beyond the ends it goes on with the slope of the outermost two knots.
     """
     flat = at.reshape(-1, at.shape[-1]).T.contiguous()  # (p, m)
     right = torch.searchsorted(points.contiguous(), flat).clamp(1, points.shape[-1] - 1)
     x0, x1, v0, v1 = (
-        each.gather(-1, side) for each in (points, values) for side in (right - 1, right)
+        table.gather(-1, side) for table in (points, values) for side in (right - 1, right)
     )
     slope = (v1 - v0) / (x1 - x0).clamp_min(torch.finfo(at.dtype).tiny)
-    found = v0 + (flat - x0) * slope
-    return found.T.reshape(at.shape), slope.T.reshape(at.shape)
+    interpolated = v0 + (flat - x0) * slope
+    return interpolated.T.reshape(at.shape), slope.T.reshape(at.shape)
 
 
 def _bent(z: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:

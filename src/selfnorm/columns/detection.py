@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -45,7 +45,7 @@ _USUAL = {"number": "continuous", "date": "date", "label": "category"}  # kinds 
 
 
 class Detection:
-    """Columns, parts, notes and problems as they are found.
+    """Columns, parts, notes and problems, added to by each column.
 
     Attributes:
         columns: all columns, those set aside included.
@@ -67,7 +67,9 @@ class Detection:
         self.problems: list[str] = []
         self._contents: dict[Any, int] = {}
 
-    def add(self, name: Any, cells: Cells, stated: str | None, support: Support | None) -> None:
+    def add(
+        self, name: Hashable, cells: Cells, stated: str | None, support: Support | None
+    ) -> None:
         """The next column: what it is by the rules, or as ``stated``."""
         if stated == "ignore":
             self.columns.append(Column(name, "ignored", form=cells.form))
@@ -161,7 +163,7 @@ class Detection:
         self.notes.append(f"{column.name!r} is always {value}: kept as that")
         return replace(column, summary=f"always {value}")
 
-    def tie(self, kept: Collection[Any]) -> None:
+    def tie(self, kept: Collection[Hashable]) -> None:
         """Note which columns follow from others; those that are sums but for few amounts, and that
         ``kept`` does not name, become what the sum leaves.
 
@@ -214,7 +216,7 @@ class Detection:
         return True
 
 
-def _check_stated(name: Any, cells: Cells, stated: str | None) -> None:
+def _check_stated(name: Hashable, cells: Cells, stated: str | None) -> None:
     kind = cells.kind if stated is None else KINDS[stated].holds or cells.kind
     if stated == "category" and cells.kind == "date":
         raise DataError(f"column {name!r} is to be a category, but holds dates; make them text")
@@ -225,7 +227,7 @@ def _check_stated(name: Any, cells: Cells, stated: str | None) -> None:
         raise DataError(f"column {name!r} is to be {stated}, but {what}")
 
 
-def _check_support(name: Any, cells: Cells, support: Support | None) -> None:
+def _check_support(name: Hashable, cells: Cells, support: Support | None) -> None:
     if support is None:
         return
     if cells.kind != "number":
@@ -321,7 +323,7 @@ def _in_rows(cells: Cells, labels: Sequence[int]) -> str:
     return f"{len(labels)} ({shown})"
 
 
-def _functions(names: Sequence[Any], cells: Sequence[Cells]) -> list[str]:
+def _functions(names: Sequence[Hashable], cells: Sequence[Cells]) -> list[str]:
     """Categories that others determine, where that is no accident of few rows."""
     codes = [
         np.where(column.missing, -1, np.unique(column.values, return_inverse=True)[1])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,11 +22,11 @@ import numpy as np
 from selfnorm.columns.cells import (
     Cells,
     array_of,
+    as_integers,
     as_objects,
     cells_of_array,
     natural,
     objects_of,
-    whole_numbers,
 )
 from selfnorm.columns.labels import plain, unplain
 from selfnorm.errors import DataError
@@ -87,39 +87,9 @@ class Table:
         """Look at what came, without reading it; a table stays what it is."""
         if isinstance(frame, Table):
             return frame
-        if _is(frame, "pandas", "Series") or _is(frame, "polars", "Series"):
-            raise DataError("give a DataFrame, not a Series: series.to_frame()")
-        pieces = (("pyarrow", "RecordBatchReader"), ("pyarrow.dataset", "Dataset", "Scanner"))
-        if any(_is(frame, *classes) for classes in pieces):
-            cure = "read_all" if hasattr(frame, "read_all") else "to_table"
-            raise DataError(f"this {type(frame).__name__} is no table yet: give x.{cure}()")
         if _is(frame, "polars", "LazyFrame"):
             frame = frame.collect()
-        columns: list[Any]
-        if _is(frame, "pandas", "DataFrame"):
-            kind, names = "pandas", list(frame.columns)
-            columns = [frame.iloc[:, j] for j in range(len(names))]
-        elif _is(frame, "polars", "DataFrame"):
-            kind, names, columns = "polars", frame.columns, frame.get_columns()
-        elif _is(frame, "pyarrow", "Table", "RecordBatch"):
-            batch = _is(frame, "pyarrow", "RecordBatch")
-            table = _pyarrow().Table.from_batches([frame]) if batch else frame
-            kind, names = "arrow", table.schema.names
-            columns = [table.select([j]) for j in range(len(names))]
-        elif isinstance(frame, Mapping):
-            kind, names = "dict", list(frame)
-            columns = [_column(name, column) for name, column in frame.items()]
-        else:
-            kind = "tensor" if _is(frame, "torch", "Tensor") else "array"
-            if kind == "array" and not np.ma.isMA(frame):
-                frame = np.asarray(frame)
-            if frame.ndim != 2:
-                raise DataError(
-                    f"the table must have rows and columns, got shape {tuple(frame.shape)}; a "
-                    "single column needs x[:, None]"
-                )
-            columns = list(frame.T)
-            names = [f"x{j}" for j in range(len(columns))]
+        kind, frame, names, columns = _taken_apart(frame)
         _check_names(names)
         lengths = {name: _length(column) for name, column in zip(names, columns, strict=True)}
         if len(set(lengths.values())) > 1:
@@ -129,13 +99,13 @@ class Table:
             raise DataError("the table has no rows" if lengths else "the table has no columns")
         return cls(kind, frame, dict(zip(names, columns, strict=True)), n_rows)
 
-    def cells(self, name: Any) -> Cells:
+    def cells(self, name: Hashable) -> Cells:
         """The cells of a column, which is read once."""
         if name not in self._read:
             self._read[name] = self._cells(name)
         return self._read[name]
 
-    def _cells(self, name: Any) -> Cells:
+    def _cells(self, name: Hashable) -> Cells:
         column = self.columns[name]
         held, holder = _holder(column)
         try:
@@ -199,13 +169,43 @@ class Table:
         return made if self.kind == "dict" else _stacked(list(made.values()))
 
 
+def _taken_apart(frame: Any) -> tuple[str, Any, list[Any], list[Any]]:
+    """The kind of a table, the table itself, the names of its columns, and these."""
+    if _is(frame, "pandas", "Series") or _is(frame, "polars", "Series"):
+        raise DataError("give a DataFrame, not a Series: series.to_frame()")
+    reader = _is(frame, "pyarrow", "RecordBatchReader")
+    if reader or _is(frame, "pyarrow.dataset", "Dataset", "Scanner"):
+        cure = "read_all" if reader else "to_table"
+        raise DataError(f"this {type(frame).__name__} is no table yet: give x.{cure}()")
+    if _is(frame, "pandas", "DataFrame"):
+        names = list(frame.columns)
+        return "pandas", frame, names, [frame.iloc[:, j] for j in range(len(names))]
+    if _is(frame, "polars", "DataFrame"):
+        return "polars", frame, frame.columns, frame.get_columns()
+    if _is(frame, "pyarrow", "Table", "RecordBatch"):
+        batch = _is(frame, "pyarrow", "RecordBatch")
+        table = _pyarrow().Table.from_batches([frame]) if batch else frame
+        names = table.schema.names
+        return "arrow", frame, names, [table.select([j]) for j in range(len(names))]
+    if isinstance(frame, Mapping):
+        return "dict", frame, list(frame), [_column(name, frame[name]) for name in frame]
+    kind = "tensor" if _is(frame, "torch", "Tensor") else "array"
+    if kind == "array" and not np.ma.isMA(frame):
+        frame = np.asarray(frame)
+    if frame.ndim != 2:
+        raise DataError(
+            f"the table must have rows and columns, got shape {tuple(frame.shape)}; a single "
+            "column needs x[:, None]"
+        )
+    columns = list(frame.T)
+    return kind, frame, [f"x{j}" for j in range(len(columns))], columns
+
+
 def write(kind: str, columns: dict[Any, Cells]) -> Any:
     """A table of the given kind; each column is stored as the ``form`` of its cells says."""
     if kind in ("dict", "file"):
-        # in folders of earlier versions a list is {"list": true}
-        forms = {name: cells.form for name, cells in columns.items()}
-        held = {n: f.get("held", "list" if "list" in f else "array") for n, f in forms.items()}
-        return {name: HOLDERS[held[name]].write(cells) for name, cells in columns.items()}
+        holders = {n: HOLDERS[cells.form.get("held", "array")] for n, cells in columns.items()}
+        return {name: holders[name].write(cells) for name, cells in columns.items()}
     made = [HOLDERS[kind].write(cells) for cells in columns.values()]
     names = list(columns)
     if kind == "pandas":
@@ -246,7 +246,7 @@ def numbers_like(frame: Any, columns: Mapping[Any, np.ndarray]) -> Any:
     return sys.modules["torch"].from_numpy(stacked) if _is(frame, "torch", "Tensor") else stacked
 
 
-def _check_names(names: list[Any]) -> None:
+def _check_names(names: list[Hashable]) -> None:
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise DataError(f"the table: column {repeated[0]!r} appears twice; rename or drop one")
@@ -262,10 +262,10 @@ def _check_names(names: list[Any]) -> None:
             )
 
 
-def _column(name: Any, column: Any) -> Any:
+def _column(name: Hashable, column: Any) -> Any:
     """A column of a dict; what is of no class that is known becomes an array."""
     if _holder(column)[0] == "array" and not isinstance(column, np.ndarray):
-        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__len__"):
+        if isinstance(column, str | bytes | Mapping) or not isinstance(column, Sized):
             raise DataError(
                 f"column {name!r} is of type {type(column).__name__}; give a list or an array with "
                 "a cell for each row"
@@ -350,7 +350,7 @@ def _write_pandas(cells: Cells) -> Any:
     if array.dtype.kind == "f" and "int" in name.lower():
         if gaps and name.islower():
             name = name.replace("int", "Int").replace("uI", "UI")
-        numbers = pd.array(whole_numbers(array, np.dtype(name.lower())), dtype=name)
+        numbers = pd.array(as_integers(array, np.dtype(name.lower())), dtype=name)
         if gaps:
             numbers[cells.missing] = pd.NA
         return pd.Series(numbers)
@@ -463,7 +463,7 @@ def _arrow_array(cells: Cells, kind: Any) -> Any:
         )
     array = natural(cells)
     if array.dtype.kind == "f" and pa.types.is_integer(kind):
-        array = whole_numbers(array, np.dtype(kind.to_pandas_dtype()))
+        array = as_integers(array, np.dtype(kind.to_pandas_dtype()))
     if array.dtype.kind == "O":
         return pa.array(array, type=kind)
     made = pa.array(array, mask=gaps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -150,7 +150,7 @@ class Schema:
         """The columns that have parts, in the order that :attr:`Part.column` counts."""
         return tuple(column for column in self.columns if column.modelled)
 
-    def parts_of(self, names: Sequence[Any], *, alone: bool = False) -> list[int]:
+    def parts_of(self, names: Sequence[Hashable], *, alone: bool = False) -> list[int]:
         """Indices of the parts of named columns.
 
         If they are to tell the values ``alone``, a column counted from others needs those as well.
@@ -210,8 +210,8 @@ class Schema:
     def encode(self, frame: Any, *, partial: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Coded rows ``x (n, p, 2)``, and ``(n, p)`` the log-probability that a code leaves open.
 
-        Columns are found by name, those of an array by position. What was never seen is coded and
-        told of in one warning. The second array holds the log-frequency of a level within the tail,
+        Columns are matched by name, those of an array by position. One warning names all that was
+        never seen. The second array holds the log-frequency of a level within the tail,
         the log-density of a number never seen in a finite column, and 0 elsewhere: added to the
         log-likelihood of the codes it makes that of the rows.
 
@@ -330,7 +330,7 @@ class Schema:
         x: Any,
         rng: np.random.Generator | int | None = 0,
         *,
-        columns: Collection[Any] | None = None,
+        columns: Collection[Hashable] | None = None,
     ) -> Any:
         """The table of coded rows ``(n, p, 2)``: the names, types and kind of the one detected.
 

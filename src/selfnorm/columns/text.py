@@ -78,8 +78,8 @@ def marks_of(texts: Sequence[str]) -> set[tuple[str, str]]:
         >>> sorted(marks_of(["$5", "7 €", "-$1,250.50", "none"]))
         [('', '€'), ('$', '')]
     """
-    found = (_MARKED.fullmatch(text.strip()) for text in texts)
-    return {(match[2].strip(), match[5].strip()) for match in found if match}
+    matches = (_MARKED.fullmatch(text.strip()) for text in texts)
+    return {(match[2].strip(), match[5].strip()) for match in matches if match}
 
 
 def unmarked(
@@ -87,9 +87,9 @@ def unmarked(
 ) -> tuple[list[str], dict[str, Any]]:
     """Numbers without their marks, and these, where all have the same; else texts as they are.
 
-    What is no number stays as it is. Whether 1,250 alone is a thousand cannot be told, unless the
-    column is known to have its thousands ``grouped``. Of a column known to hold numbers the marks
-    need not be ``alike``.
+    What is no number stays as it is. 1,250 alone may be a thousand or a little more than one: it is
+    read only if the column has its thousands ``grouped``. The marks of a column of numbers need not
+    be ``alike``.
 
     Example:
         >>> unmarked(["-$1,250.50", "$20.00", "none"])
@@ -97,16 +97,16 @@ def unmarked(
         >>> unmarked(["1,250", "2,500"])
         (['1,250', '2,500'], {})
     """
-    found = [_MARKED.fullmatch(text.strip()) for text in texts]
-    numbers = [match[4] for match in found if match]
-    marks = Counter((match[2], match[5]) for match in found if match)
+    matches = [_MARKED.fullmatch(text.strip()) for text in texts]
+    numbers = [match[4] for match in matches if match]
+    marks = Counter((match[2], match[5]) for match in matches if match)
     alike = len(marks_of(texts)) == 1 or (not alike and bool(marks))
     open_ = not grouped and all(re.fullmatch(r"\d{1,3},\d{3}", number) for number in numbers)
     if open_ or not alike:
         return list(texts), {}
     plain = [
         match[1] + match[3] + match[4].replace(",", "") if match else text
-        for match, text in zip(found, texts, strict=True)
+        for match, text in zip(matches, texts, strict=True)
     ]
     (usual, _), *_ = marks.most_common(1)
     has_groups = any("," in number for number in numbers)
@@ -143,11 +143,11 @@ def marked(number: str, form: dict[str, Any]) -> str:
     if "marks" not in form:
         return number
     sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
-    whole, point, decimals = digits.partition(".")
-    if form["grouped"] and whole.isdigit():
-        whole = f"{int(whole):,}"
+    integer, point, decimals = digits.partition(".")
+    if form["grouped"] and integer.isdigit():
+        integer = f"{int(integer):,}"
     before, after = form["marks"]
-    return f"{sign}{before}{whole}{point}{decimals}{after}"
+    return f"{sign}{before}{integer}{point}{decimals}{after}"
 
 
 def text_decimals(texts: Sequence[str]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -38,7 +38,7 @@ class Column:
         form: how the table stores it.
     """
 
-    name: Any
+    name: Hashable
     kind: str
     summary: str = ""
     gaps: float = 0.0

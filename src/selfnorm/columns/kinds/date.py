@@ -134,11 +134,11 @@ def calendar(local: np.ndarray, resolution: str) -> dict[str, np.ndarray]:
 
 def from_calendar(parts: Sequence[np.ndarray], resolution: str) -> np.ndarray:
     """Seconds on the clock modelled, the inverse of :func:`calendar`."""
-    whole = [np.round(values).astype(np.int64) for values in parts]
+    first, *others = [np.round(values).astype(np.int64) for values in parts]
     if resolution == "month":
-        return whole[0].astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
-    seconds = (7 * whole[0] + whole[1] - _MONDAY) * DAY
-    for values, unit in zip(whole[2:], (HOUR, 1), strict=False):
+        return first.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
+    seconds = (7 * first - _MONDAY) * DAY
+    for values, unit in zip(others, (DAY, HOUR, 1), strict=False):
         seconds = seconds + values * unit
     return seconds
 

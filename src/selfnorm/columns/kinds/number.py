@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class Number(Kind):
 def numbers_in(cells: Cells, names: bool) -> Cells | None:
     """Texts as numbers, without their marks; ``None`` if they are something else.
 
-    A few cells that are none among many numbers are slips of a pen: gaps, told as ``form["odd"]``.
+    A few cells that are none among many numbers are slips of a pen: gaps; ``form["odd"]`` names them.
     """
     if cells.numbers is not None:
         texts = cells.texts or []
@@ -162,13 +162,13 @@ def _marked_numbers(
         if 2 * odd.sum() > (~cells.missing).sum():
             raise DataError(words)
         usual = {written[k] for k in cells.values[odd]} <= {*column.slips}
-        if not (usual and are_slips(int(odd.sum()), len(odd))):  # told of when they were found
+        if not (usual and are_slips(int(odd.sum()), len(odd))):  # named when they were detected
             surprises.append(f"{words}: taken as gaps, {odd.sum()} of {len(odd)} cells")
     numbers = numbers_from(labels, names=True)
     return np.full(len(labels), np.nan) if numbers is None else numbers
 
 
-def check_numbers(name: Any, cells: Cells) -> None:
+def check_numbers(name: Hashable, cells: Cells) -> None:
     """Refuse numbers that no model can hold."""
     if cells.kind != "number":
         return
