@@ -744,12 +744,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         kind = type(X)  # a column of a frame may have the name of a method, too
         if hasattr(kind, "toarray"):
             raise DataError("X is a sparse matrix; give a dense one: X.toarray()")
-        X = X.collect() if hasattr(kind, "collect") else X  # a lazy frame of polars
+        named = False
         if not isinstance(X, np.ndarray | list | tuple):
             table = Table.of(X)
             if table.kind in ("dict", "arrow", "tensor"):  # other columns do not matter
                 return X, table.n_rows
-        X = X if hasattr(X, "columns") else np.ma.asarray(X) if np.ma.isMA(X) else np.asarray(X)
+            X, named = table.frame, table.kind in ("pandas", "polars")
+        if not named:
+            X = np.ma.asarray(X) if np.ma.isMA(X) else np.asarray(X)
         if getattr(X, "dtype", np.dtype(float)).kind == "c":
             raise DataError("Complex data not supported: give real and imaginary parts as columns")
         if len(X.shape) != 2:
@@ -760,7 +762,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if 0 in X.shape:
             what = "sample(s)" if X.shape[0] == 0 else "feature(s)"
             raise DataError(f"X has 0 {what} (shape={X.shape}) while a minimum of 1 is required.")
-        if not reset and hasattr(X, "columns") and only_lacks_asides(X, self.schema_):
+        if not reset and named and only_lacks_asides(X, self.schema_):
             return X, int(X.shape[0])  # samples, too, have no columns that were set aside
         # names that are not all text are the schema's to compare
         text = all(isinstance(name, str) for name in getattr(X, "columns", ()))

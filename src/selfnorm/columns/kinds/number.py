@@ -93,7 +93,7 @@ class Number(Kind):
 def numbers_in(cells: Cells, names: bool) -> Cells | None:
     """Texts as numbers, without their marks; ``None`` if they are something else.
 
-    A few cells that are none among many numbers are slips of a pen: gaps; ``form["odd"]`` names them.
+    A few cells that are none among many numbers are slips of a pen: gaps, in ``form["odd"]``.
     """
     if cells.numbers is not None:
         texts = cells.texts or []
