@@ -4,8 +4,9 @@
     python benchmarks/mechanisms.py --data DIR --tables adult magic   # and some larger ones
 
 Each mechanism is switched off alone; all else, seeds included, stays as ``EnergyDensity()`` has it.
-The figure is the mean log-likelihood of held-out rows with the mechanism minus that without; it is
-zero where a fit with defaults does not use the mechanism. *Small*: the 16 tables of
+The figures are mean log-likelihoods with the mechanism minus those without, zero where a fit with
+defaults does not use it: of held-out rows, and of the second half of their columns given the first
+(``conditional``, 100 rows). *Small*: the 16 tables of
 ``defaults.py``, with its splits and units. *Gaps*: tables of ``tables.py gaps``, 600 training rows
 with 40 % of their cells removed, complete test rows. *Large*: the same tables with all their rows
 and no gaps. Runs that the file has are not repeated.
@@ -36,7 +37,7 @@ from selfnorm.tables import members, training
 
 GAPS, LARGE = ("adult", "shoppers", "penguins", "california"), ("adult", "shoppers", "magic")
 LARGE += ("california",)
-GAP_ROWS, GAP_SHARE, MOST_TESTED = 600, 0.4, 3000
+GAP_ROWS, GAP_SHARE, MOST_TESTED, CONDITIONED = 600, 0.4, 3000, 100
 ALL_ON = "all on"
 
 
@@ -225,8 +226,13 @@ def fit(name: str, split: int, data: Path, mechanism: str) -> tuple[EnergyDensit
             method="autoregressive", schema=schema, random_state=split
         ).fit(train)  # fmt: skip
         scores = fitted.score_samples(test)
+        few = test[:CONDITIONED] if isinstance(test, np.ndarray) else None
+        few = frames.at_most(test, CONDITIONED, split) if few is None else few
+        names = [column.name for column in schema.columns]
+        conditional = float(fitted.log_prob(few, given=names[: len(names) // 2]).mean())
     kept = {m.name: round(m.weight, 3) for m in fitted.members_ if m.weight > 0}
-    row = {"table": name, "split": split, "mechanism": mechanism, "test": float(scores.mean())}
+    row = {"table": name, "split": split, "mechanism": mechanism}
+    row |= {"test": float(scores.mean()), "conditional": conditional}
     return fitted, row | clock() | {"members": kept}
 
 
@@ -236,33 +242,36 @@ def used(fitted: EnergyDensity, name: str) -> list[str]:
     return [m for m in names if m != "drawn gaps" or name.endswith(", gaps")]
 
 
+KINDS: dict[str, Callable[[str], bool]] = {
+    "small": lambda table: table in defaults.REPORTED,
+    "gaps": lambda table: table.endswith(", gaps"),
+    "large": lambda table: table in LARGE,
+}
+
+
 def summary(rows: list[Row]) -> list[Row]:
     """For each mechanism: what it earns on average, in nats, on each kind of table."""
     base = {(r["table"], r["split"]): r for r in rows if r["mechanism"] == ALL_ON}
     lines = []
     for mechanism in MECHANISMS:
+        without = {(r["table"], r["split"]): r for r in rows if r["mechanism"] == mechanism}
         line: Row = {"mechanism": mechanism}
-        for kind, belongs in (
-            ("small", lambda table: table in defaults.REPORTED),
-            ("gaps", lambda table: table.endswith(", gaps")),
-            ("large", lambda table: table in LARGE),
-        ):
-            earned = {
-                key: 0.0
-                for key, row in base.items() if belongs(key[0]) and mechanism not in row["used"]
-            }  # fmt: skip
-            n_unused = len(earned)
-            for row in rows:
-                key = row["table"], row["split"]
-                if row["mechanism"] == mechanism and belongs(key[0]) and key in base:
-                    earned[key] = base[key]["test"] - row["test"]
-            if earned:
-                worst, most = (f(earned, key=earned.__getitem__) for f in (min, max))
-                line[kind] = {
-                    "tables": len(earned), "used on": len(earned) - n_unused,
-                    "mean": float(np.mean(list(earned.values()))),
-                    "least": [worst[0], earned[worst]], "most": [most[0], earned[most]],
-                }  # fmt: skip
+        for kind, belongs in KINDS.items():
+            fits = [key for key in base if belongs(key[0])]
+            unused = [key for key in fits if mechanism not in base[key]["used"]]
+            compared = [*unused, *(key for key in fits if key in without)]
+            if not compared:
+                continue
+            line[kind] = {"tables": len(compared), "used on": len(compared) - len(unused)}
+            for figure in ("test", "conditional"):
+                earned = [
+                    (base[key][figure] - without.get(key, base[key])[figure], key[0])
+                    for key in compared
+                    if figure in base[key] and figure in without.get(key, base[key])
+                ]
+                if earned:
+                    mean = float(np.mean([gain for gain, _ in earned]))
+                    line[kind][figure] = {"mean": mean, "least": min(earned), "most": max(earned)}
         lines.append(line)
     return lines
 
@@ -296,7 +305,7 @@ def main() -> None:
                 if mechanism in done[ALL_ON]["used"] and mechanism not in done:
                     add(fit(name, split, args.data, mechanism)[1])
     for line in summary(rows):
-        means = {kind: line[kind]["mean"] for kind in ("small", "gaps", "large") if kind in line}
+        means = {kind: line[kind]["test"]["mean"] for kind in KINDS if kind in line}
         print(line["mechanism"], {kind: round(mean, 3) for kind, mean in means.items()})
     if not all(math.isfinite(row["test"]) for row in rows):
         print("some scores are not finite")

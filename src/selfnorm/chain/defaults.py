@@ -218,7 +218,7 @@ _NUMBERS = (
     ),
     Rule(lambda t: t.on_gpu and t.wide, {"polish_steps": 600}, "the gap is a sum over the columns"),
 )  # fmt: skip
-_AVERAGE = (  # by the number of steps
+_AVERAGE = (
     Rule(_always, {"ema": lambda t: 0.998 if t.max_steps > 2000 else t.ema}, "long runs"),
     Rule(_always, {"ema": lambda t: 0.99 if t.max_steps <= 1000 else t.ema}, "short runs"),
 )

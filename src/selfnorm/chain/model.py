@@ -244,11 +244,11 @@ class Chain(nn.Module, ABC):
         """Get ready to be trained on rows: check them, read what is read off the data."""
 
     @abstractmethod
-    def check(self, x: Any) -> Tensor:
+    def check(self, x: object) -> Tensor:
         """Rows on the model's device and dtype, or a :class:`DataError`."""
 
     @abstractmethod
-    def given(self, condition: Any, n: int) -> Tensor | None:
+    def given(self, condition: object, n: int) -> Tensor | None:
         """What ``n`` rows are conditioned on."""
 
     @abstractmethod
@@ -373,17 +373,17 @@ class Chain(nn.Module, ABC):
 
     @torch.no_grad()
     def _log_prob(
-        self, x: Tensor, condition: Any, normalizer: str, n_nodes: int, chunk_size: int | None
+        self, x: Tensor, condition: object, normalizer: str, n_nodes: int, chunk_size: int | None
     ) -> Tensor:
         """``(n,)``: log-density of rows, the mean over the orders."""
         if normalizer not in ("learned", "quadrature"):
             raise ValueError(f"normalizer must be 'learned' or 'quadrature', not {normalizer!r}")
         x, exact = self.check(x), normalizer == "quadrature"
-        condition = self.given(condition, len(x))
+        given = self.given(condition, len(x))
         log_p = x.new_empty(len(x))  # at once: small pieces between large ones would split the heap
         for rows in self.chunks(len(x), 4, chunk_size):
-            given = None if condition is None else condition[rows]
-            terms = self.at_rows(x[rows], given, exact=exact)
+            of_rows = None if given is None else given[rows]
+            terms = self.at_rows(x[rows], of_rows, exact=exact)
             factors = terms.factors
             log_norm = self.quadrature(factors, n_nodes) if exact else self.log_norm(factors)
             log_mean = log_mean_exp(terms.log_prob(log_norm))
@@ -568,20 +568,21 @@ class AutoregressiveEBM(Chain):
 
     # -- one pass -----------------------------------------------------------------------------
 
-    def given(self, condition: Any, n: int) -> Tensor | None:
+    def given(self, condition: object, n: int) -> Tensor | None:
         """The condition of ``n`` rows, checked; on the model's device and dtype."""
         if self.condition_dim == 0:
             if condition is not None:
                 raise DataError("this model has condition_dim=0 and takes no condition")
             return None
+        rows = None
         if condition is not None:
-            condition = as_rows(condition, "condition").to(self.columns.center)
-        if condition is None or condition.shape != (n, self.condition_dim):
-            given = None if condition is None else tuple(condition.shape)
+            rows = as_rows(condition, "condition").to(self.columns.center)
+        if rows is None or rows.shape != (n, self.condition_dim):
+            shape = None if rows is None else tuple(rows.shape)
             raise DataError(
-                f"expected a condition of shape ({n}, {self.condition_dim}), got {given}"
+                f"expected a condition of shape ({n}, {self.condition_dim}), got {shape}"
             )
-        return condition
+        return rows
 
     def factors(self, z: Tensor, condition: Tensor | None = None) -> Factors:
         """Proposals and contexts of all factors at scaled rows ``z`` ``(N, dim)``."""
@@ -621,12 +622,12 @@ class AutoregressiveEBM(Chain):
         """``(n,)``: rows within the support."""
         return self.columns.inside(x)
 
-    def check(self, x: Any) -> Tensor:
+    def check(self, x: object) -> Tensor:
         """``x`` as ``(n, dim)`` on the model's device and dtype, or a :class:`DataError`."""
-        x = as_rows(x, dtype=self.columns.center.dtype)
-        if x.dim() != 2 or x.shape[1] != self.dim:
-            raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(x.shape)}")
-        return x.to(self.columns.center)
+        rows = as_rows(x, dtype=self.columns.center.dtype)
+        if rows.dim() != 2 or rows.shape[1] != self.dim:
+            raise DataError(f"expected rows of shape (n, {self.dim}), got {tuple(rows.shape)}")
+        return rows.to(self.columns.center)
 
     # -- densities ----------------------------------------------------------------------------
 

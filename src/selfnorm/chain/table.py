@@ -244,17 +244,17 @@ class TableChain(Chain):
 
     # -- one pass -----------------------------------------------------------------------------
 
-    def check(self, x: Any) -> Tensor:
+    def check(self, x: object) -> Tensor:
         """Packed rows ``(n, p, 4)`` on the model's device and dtype."""
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[1:] != (self.dim, 4):
             raise DataError(f"expected packed rows of shape (n, {self.dim}, 4)")
         return x.to(self.quantiles)
 
-    def given(self, mask: Any, n: int) -> Tensor | None:
+    def given(self, condition: object, n: int) -> Tensor | None:
         """The parts conditioned on, ``(n, p)`` of bool; ``None`` where there are none."""
-        if mask is None:
+        if condition is None:
             return None
-        return torch.as_tensor(mask, dtype=torch.bool, device=self.device).expand(n, self.dim)
+        return torch.as_tensor(condition, dtype=torch.bool, device=self.device).expand(n, self.dim)
 
     def start(
         self, x: Tensor, weights: Tensor | None = None, learned: Tensor | None = None
@@ -466,7 +466,7 @@ class TableChain(Chain):
     def log_prob(
         self,
         x: Tensor,
-        given: Any = None,
+        given: Tensor | Sequence[bool] | None = None,
         *,
         normalizer: str = "quadrature",
         n_nodes: int = N_NODES,
@@ -549,7 +549,7 @@ class TableChain(Chain):
         self,
         n: int,
         x: Tensor | None = None,
-        given: Any = None,
+        given: Tensor | Sequence[bool] | None = None,
         *,
         n_candidates: int = 64,
         within: bool = False,

@@ -41,7 +41,7 @@ class AutoregressiveTask(Task):
         self,
         model: Chain,
         *,
-        objective: Any = "snl",
+        objective: object = "snl",
         n_samples: int = 16,
         polish_steps: int = 200,
         validation_samples: int = 32,
