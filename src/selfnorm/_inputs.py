@@ -38,7 +38,7 @@ class Number:
     open_low: bool = False
     open_high: bool = False
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: object) -> bool:
         """Whether a value is such a number."""
         kind = Integral if self.whole else Real
         if not isinstance(value, kind) or isinstance(value, bool) or math.isnan(value):
@@ -56,7 +56,7 @@ class Number:
         return f"{what} {' and '.join(bounds)}"
 
 
-def check_parameters(owner: object, allowed: Mapping[str, Sequence[Any]]) -> None:
+def check_parameters(owner: object, allowed: Mapping[str, Sequence[object]]) -> None:
     """Refuse an attribute that is none of what is allowed: numbers, texts, types or ``None``.
 
     >>> class Model:
@@ -74,7 +74,7 @@ def check_parameters(owner: object, allowed: Mapping[str, Sequence[Any]]) -> Non
             )
 
 
-def _is_choice(value: Any, choice: Any) -> bool:
+def _is_choice(value: object, choice: object) -> bool:
     if isinstance(choice, Number):
         return choice.holds(value)
     if isinstance(choice, type):
@@ -82,13 +82,13 @@ def _is_choice(value: Any, choice: Any) -> bool:
     return value is None if choice is None else isinstance(value, str) and value == choice
 
 
-def _choice_words(choice: Any) -> str:
+def _choice_words(choice: object) -> str:
     if isinstance(choice, type):
         return f"a {choice.__name__}"
     return str(choice) if choice is None or isinstance(choice, Number) else repr(choice)
 
 
-def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:
+def as_rows(x: object, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:
     """A floating-point tensor of what ``x`` holds; a tensor of that type comes back as it is.
 
     Args:
@@ -106,7 +106,7 @@ def as_rows(x: Any, name: str = "x", dtype: torch.dtype | None = None) -> Tensor
     return x if dtype is None else x.to(dtype)
 
 
-def as_tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[Tensor, ...]:
+def as_tensors(data: tuple[object, ...], name: str, device: torch.device) -> tuple[Tensor, ...]:
     """What people bring, as tensors on a device with one number of rows, at least one."""
     tensors = tuple(t if isinstance(t, Tensor) else as_rows(t, name) for t in data)
     lengths = sorted({len(t) for t in tensors})
@@ -118,7 +118,7 @@ def as_tensors(data: tuple[Any, ...], name: str, device: torch.device) -> tuple[
     return tuple(t.detach().to(device) for t in tensors)
 
 
-def _numbers(x: Any, name: str) -> np.ndarray:
+def _numbers(x: object, name: str) -> np.ndarray:
     refuse_masked(x, name)
     values = np.asarray(x)
     if values.dtype.kind == "O" and values.ndim == 0:  # a data loader, say
@@ -138,20 +138,20 @@ def _numbers(x: Any, name: str) -> np.ndarray:
 
 
 def one_per_row(
-    found: Any, shape: Sequence[int], whose: str, error: type[Exception] = DataError
+    values: object, shape: Sequence[int], whose: str, error: type[Exception] = DataError
 ) -> Tensor:
-    """Values of a function of somebody else's, one for each row: ``(*shape,)``."""
-    found = torch.as_tensor(found)
-    if found.numel() != math.prod(shape):
+    """What a function of the user's gives, one value a row: ``(*shape,)``."""
+    values = torch.as_tensor(values)
+    if values.numel() != math.prod(shape):
         raise error(
             f"{whose} must return one value a row, shape {tuple(shape)}; got "
-            f"{tuple(found.shape)}. Is a sum over the columns missing: .sum(-1)?"
+            f"{tuple(values.shape)}. Is a sum over the columns missing: .sum(-1)?"
         )
-    return found.reshape(tuple(shape))
+    return values.reshape(tuple(shape))
 
 
 def check_rows(
-    x: Any,
+    x: object,
     name: str,
     *,
     width: int | None = None,
@@ -191,7 +191,7 @@ _NO_NUMBERS = (str, date, time, timedelta)
 _HUGE = 1e150  # squares of larger numbers are beyond double precision
 
 
-def refuse_repeated_names(X: Any, name: str = "X") -> None:
+def refuse_repeated_names(X: object, name: str = "X") -> None:
     """Refuse a data frame in which two columns share a name: nothing could be asked for by it."""
     columns = getattr(X, "columns", ())  # names in a data frame, whole columns in Arrow's tables
     times = Counter(str(column) for column in columns if isinstance(column, str | int | tuple))
@@ -248,14 +248,14 @@ def refuse_text(X: Any) -> None:
         )
 
 
-def _holds_text(column: Any) -> bool:
+def _holds_text(column: object) -> bool:
     """Whether there are words or dates in an array, a list or a column of any type."""
     values = np.asarray(column)
     cells = values.ravel() if values.dtype.kind == "O" else ()
     return values.dtype.kind in "USTMm" or any(isinstance(cell, _NO_NUMBERS) for cell in cells)
 
 
-def refuse_text_target(y: Any) -> None:
+def refuse_text_target(y: object) -> None:
     """Refuse a target of words or dates, in arrays, lists and columns of type object or category.
 
     >>> refuse_text_target(["low", "high"])
@@ -277,19 +277,19 @@ def check_device(device: str | torch.device | None) -> torch.device:
     if str(device).startswith("cuda") and not torch.cuda.is_available():
         raise DataError(f"device {str(device)!r}: no CUDA device is available here; use 'cpu'")
     try:
-        found = torch.device(device or "cpu")
-        if found.type == "meta":
+        usable = torch.device(device or "cpu")
+        if usable.type == "meta":
             raise RuntimeError("it holds no numbers")
-        float(torch.ones((), device=found))
+        float(torch.ones((), device=usable))
     except (RuntimeError, AssertionError, ValueError) as error:
         detail = str(error).splitlines()[0]
         raise DataError(
             f"device {str(device)!r} cannot be used here: {detail}; use 'cpu'"
         ) from error
-    return found
+    return usable
 
 
-def refuse_masked(x: Any, name: str) -> None:
+def refuse_masked(x: object, name: str) -> None:
     """Refuse an array with masked cells, whose numbers would count as if they were given.
 
     >>> refuse_masked(np.ma.masked_equal([1.0, -999.0], -999.0), "y")
@@ -328,7 +328,7 @@ def refuse_huge(values: np.ndarray, name: str) -> None:
         raise DataError(f"{name} holds numbers as large as {largest:.0e}: give it in other units")
 
 
-def refuse_constant(x: np.ndarray, names: Sequence[Any], source: str = "X") -> None:
+def refuse_constant(x: np.ndarray, names: Sequence[object], source: str = "X") -> None:
     """An error that names the columns of ``x (n, d)`` which hold one value only.
 
     >>> refuse_constant(np.array([[1.0, 2.0], [1.0, 3.0]]), ["a", "b"])
@@ -352,7 +352,7 @@ def digest(*arrays: np.ndarray) -> str:
     >>> digest(np.arange(3.0)) == digest(np.array([0.0, 1.0, 2.0])) != digest(np.zeros(3))
     True
     """
-    found = hashlib.sha256()
+    content = hashlib.sha256()
     for array in arrays:
-        found.update(np.ascontiguousarray(array, dtype=np.float64).data)
-    return found.hexdigest()[:16]
+        content.update(np.ascontiguousarray(array, dtype=np.float64).data)
+    return content.hexdigest()[:16]

@@ -116,7 +116,9 @@ class Folder:
             ) from error
 
 
-def save(model: Any, path: str | os.PathLike[str], *, notes: dict[str, Any] | None = None) -> None:
+def save(
+    model: object, path: str | os.PathLike[str], *, notes: dict[str, Any] | None = None
+) -> None:
     """Write any model of the library to a folder; an older model in it is replaced.
 
     Estimators (``EnergyDensity``, ``EnergyRegressor``, ``ImageRegressor``) and modules (``EBM``,
@@ -226,7 +228,7 @@ def _warn_of_another_model(witness: dict[str, Any], model: Any) -> None:
         )
 
 
-def _card(model: Any) -> str:
+def _card(model: object) -> str:
     """What a person who finds the folder should know."""
     name = type(model).__name__
     about = (type(model).__doc__ or "").strip().partition("\n")[0]
@@ -317,7 +319,7 @@ def _fitted_state(
     }
 
 
-def _is_own(module: nn.Module, blueprint: dict[str, Any]) -> bool:
+def _is_own(module: nn.Module, blueprint: Mapping[str, Any]) -> bool:
     """Whether a module of the library has been changed so that only its owner can build it."""
     # Spectral norm and the like: other weights than the class is built with.
     normed = [key.split(".") for key, _ in module.named_parameters() if "parametrizations" in key]
@@ -677,14 +679,14 @@ def _checked_content(file: Path) -> bytes:
     return content
 
 
-def _path(path: Any) -> Path:
+def _path(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(os.fsdecode(path))
     except TypeError as error:
         raise ModelFileError(f"a model folder is named by a path, not by {path!r:.80}") from error
 
 
-def plain_number(value: Any) -> Any:
+def plain_number(value: object) -> object:
     """A NumPy number, as a grid search passes it, as Python's own, which JSON takes."""
     return value.item() if isinstance(value, np.generic) else value
 

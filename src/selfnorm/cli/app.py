@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from importlib import import_module
 from inspect import Parameter, Signature, signature
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import typer
@@ -47,9 +47,12 @@ from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWa
 if TYPE_CHECKING:
     from selfnorm.tables import EnergyDensity, EnergyRegressor
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class _Commands(TyperGroup):
-    """Commands whose interrupts are told of by ``main`` rather than by click."""
+    """Commands whose interrupts ``main`` reports, not click."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         with _interruptible():
@@ -325,16 +328,16 @@ def evaluate(
     table = read_table(data, header)
 
     def bounds_of(folder: Path) -> Any:
-        found = _load(folder)
-        X, y = found.matrices(table)
+        fitted = _load(folder)
+        X, y = fitted.matrices(table)
         rows, usual = ((X,), 20_000) if y is None else ((X, y), 2000)
         options = {"n_samples": n_samples or usual, "random_state": seed}
-        return _about(table, found.estimator.bounds, *rows, **options)
+        return _about(table, fitted.estimator.bounds, *rows, **options)
 
     bounds = bounds_of(model)
     low, high = bounds.interval(0.95)
     report = {"rows": len(table), "interval_95": [low, high], **bounds.to_dict()}
-    told = {
+    figures = {
         "rows": len(table),
         "log-likelihood": f"{low:.4f} to {high:.4f} nats a row (95 % interval)",
         "bounds": f"{bounds.lower:.4f} and {bounds.upper:.4f}",
@@ -345,8 +348,8 @@ def evaluate(
     }
     if against is not None:
         low, high = report["higher_by"] = bounds.minus(bounds_of(against))
-        told["against"] = f"higher than {against} by {low:.4f} to {high:.4f} nats a row"
-    _tell(report, as_json, _aligned(told), *bounds.reasons, *bounds.remarks)
+        figures["against"] = f"higher than {against} by {low:.4f} to {high:.4f} nats a row"
+    _tell(report, as_json, _aligned(figures), *bounds.reasons, *bounds.remarks)
     if strict and not bounds.reliable:
         raise typer.Exit(NOT_RELIABLE)
 
@@ -364,18 +367,18 @@ def score(
 ) -> None:
     """Add log_density and outlier columns to a table; with --explain, which cells are to blame."""
     check_output(output, source=data)
-    table, found = read_table(data, header), _load(model)
-    X, y = found.matrices(table)
+    table, fitted = read_table(data, header), _load(model)
+    X, y = fitted.matrices(table)
     added: dict[str, np.ndarray] = {}
     if y is not None:
-        added["log_density"] = _about(table, found.estimator.log_prob, X, y)
+        added["log_density"] = _about(table, fitted.estimator.log_prob, X, y)
         if explain:
             raise DataError("--explain is for densities; this model predicts a target")
     else:
-        added["log_density"], inside = _about(table, found.estimator.scored, X)
+        added["log_density"], inside = _about(table, fitted.estimator.scored, X)
         added["outlier"] = (~(inside >= 0)).astype(np.float64)
         if explain:
-            cells = table_of(_about(table, found.estimator.explain, X)).columns
+            cells = table_of(_about(table, fitted.estimator.explain, X)).columns
             least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
             added["least_expected"] = np.array(list(cells), dtype=object)[least]
             added["least_expected"][np.isnan(list(cells.values())).all(0)] = ""
@@ -403,10 +406,10 @@ def impute(
 ) -> None:
     """Fill the gaps of a table with draws from the model, given what its rows have."""
     check_output(output, source=data)
-    table, found = read_table(data, header), _load(model, "impute")
-    X, _ = found.matrices(table)
-    filled = _about(table, found.estimator.impute, X, n_draws=draws, random_state=seed)
-    tables = [table_of(each) for each in (filled if draws > 1 else [filled])]
+    table, fitted = read_table(data, header), _load(model, "impute")
+    X, _ = fitted.matrices(table)
+    filled = _about(table, fitted.estimator.impute, X, n_draws=draws, random_state=seed)
+    tables = [table_of(frame) for frame in (filled if draws > 1 else [filled])]
     joined: dict[str, Any] = {}
     for name in table.names:
         pieces = [t if name in t.cells else table for t in tables]
@@ -431,24 +434,24 @@ def sample(
 ) -> None:
     """Write synthetic rows drawn from a density."""
     check_output(output)
-    found = _load(model, "sample")
+    fitted = _load(model, "sample")
     from selfnorm.evaluation import free_memory
 
     # a draw goes through some ten candidates a row
-    need, free = 80 * n * len(found.names), free_memory()
+    need, free = 80 * n * len(fitted.names), free_memory()
     if need > free:
         raise DataError(
             f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
             "draw fewer at a time, with another --seed each"
         )
-    if missing and not any(part.gap for part in found.estimator.schema_.parts):
+    if missing and not any(part.gap for part in fitted.estimator.schema_.parts):
         raise DataError(
             f"{model} does not know where gaps fall: use fit --model-gaps, of a table that has some"
         )
-    drawn = found.estimator.sample(n, random_state=seed, missing=missing)
+    drawn = fitted.estimator.sample(n, random_state=seed, missing=missing)
     if isinstance(drawn, np.ndarray):
-        drawn = dict(zip(found.names, drawn.T, strict=True))
-    write_table(replace(table_of(drawn), style=found.style), output)
+        drawn = dict(zip(fitted.names, drawn.T, strict=True))
+    write_table(replace(table_of(drawn), style=fitted.style), output)
     _tell({"rows": n, "output": str(output)}, as_json)
 
 
@@ -471,13 +474,15 @@ def predict(
     check_output(output, source=data)
     # What follows the first level of --quantiles after a space comes as further arguments.
     numbers = _levels([*(quantiles or []), *(levels or [])])
-    table, found = read_table(data, header), _load(model)
-    if found.kind != "EnergyRegressor":
-        raise ModelFileError(f"{model} holds an {found.kind}; fit one with --target to predict")
-    X = found.numbers(table)
-    added = {f"{found.target}_mean": found.estimator.predict(X)}
-    for level, values in zip(numbers, found.estimator.predict_quantiles(X, numbers).T, strict=True):
-        added[f"{found.target}_q{level:g}"] = values
+    table, fitted = read_table(data, header), _load(model)
+    if fitted.kind != "EnergyRegressor":
+        raise ModelFileError(f"{model} holds an {fitted.kind}; fit one with --target to predict")
+    X = fitted.numbers(table)
+    added = {f"{fitted.target}_mean": fitted.estimator.predict(X)}
+    for level, values in zip(
+        numbers, fitted.estimator.predict_quantiles(X, numbers).T, strict=True
+    ):
+        added[f"{fitted.target}_q{level:g}"] = values
     write_table(table.added(added), output)
     _tell({"rows": len(table), "output": str(output), "columns": list(added)}, as_json)
 
@@ -515,14 +520,14 @@ def plot(
         plot_snl_surface(output / "snl_surface.png")
         _tell({"output": [str(output / "snl_surface.png")]}, as_json)
         return
-    table, found = None if data is None else read_table(data, header), _load(model)
+    table, fitted = None if data is None else read_table(data, header), _load(model)
     from selfnorm.tables import plot_density_model, plot_regressor
 
-    X, y = (None, None) if table is None else found.matrices(table)
-    if found.kind == "EnergyRegressor":
-        written = plot_regressor(found.estimator, output, X, y, found.target)
+    X, y = (None, None) if table is None else fitted.matrices(table)
+    if fitted.kind == "EnergyRegressor":
+        written = plot_regressor(fitted.estimator, output, X, y, fitted.target)
     else:
-        written = plot_density_model(found.estimator, output, X, seed)
+        written = plot_density_model(fitted.estimator, output, X, seed)
     _tell({"output": [str(path) for path in written]}, as_json)
 
 
@@ -544,21 +549,24 @@ def report(
     from selfnorm.plotting import need_matplotlib
 
     need_matplotlib()
-    table, found = read_table(data, header), _load(model)
+    table, fitted = read_table(data, header), _load(model)
     from selfnorm.report import About
 
-    X, y = found.matrices(table)
-    names = tuple(found.names)
+    X, y = fitted.matrices(table)
+    names = tuple(fitted.names)
     read = _reading(data, table, header, frame=y is not None)
-    about = About(data.name, str(model), title, table.lines, found.target, names, read=read)
+    about = About(data.name, str(model), title, table.lines, fitted.target, names, read=read)
     options: dict[str, Any] = {"about": about, "random_state": seed}
     if train is not None:
-        known = found.matrices(read_table(train, header))
-        options["train"] = known[0] if y is None else known
-    rows = (X,) if y is None else (X, y)
-    _about(table, found.estimator.report, *rows, output, **options)
-    told = {"rows": len(table), "output": str(output)}
-    _tell(told, as_json, f"report on {len(table):,} rows: {output}")
+        X_train, y_train = fitted.matrices(read_table(train, header))
+        options["train"] = X_train if y is None else (X_train, y_train)
+    rows: tuple[Any, ...] = (X,) if y is None else (X, y)
+    _about(table, fitted.estimator.report, *(*rows, output), **options)
+    _tell(
+        {"rows": len(table), "output": str(output)},
+        as_json,
+        f"report on {len(table):,} rows: {output}",
+    )
 
 
 def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> tuple[str, str]:
@@ -567,29 +575,20 @@ def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> t
 
     name, suffix = in_python(data.name), kind_of(data)
     if not frame:
-        told = "" if header is None else f", header={header}"
-        return "from selfnorm.cli.files import read_table", f"read_table({name}{told}).frame()"
+        stated = "" if header is None else f", header={header}"
+        return "from selfnorm.cli.files import read_table", f"read_table({name}{stated}).frame()"
     if suffix in (".parquet", ".pq"):
         return "import pandas as pd", f"pd.read_parquet({name})"
     if suffix in (".npy", ".npz"):
         imported = "import pandas as pd\nfrom selfnorm.cli.files import read_table"
         return imported, f"pd.DataFrame(read_table({name}).frame())"
     mark, point = "\t" if suffix == ".tsv" else table.style[0], table.style[1]
-    told = (f", sep={mark!r}" if mark != "," else "") + (", decimal=','" if point == "," else "")
+    options = f", sep={mark!r}" if mark != "," else ""
+    options += ", decimal=','" if point == "," else ""
     gaps = [gap for gap in "?-" if any((column == gap).any() for column in table.cells.values())]
-    told += f", na_values={gaps}" if gaps else ""  # others pandas knows
+    options += f", na_values={gaps}" if gaps else ""  # others pandas knows
     names = ("", "") if table.named else (", header=None", '.add_prefix("x")')
-    return "import pandas as pd", f"pd.read_csv({name}{told}{names[0]}){names[1]}"
-
-
-_CANNOT_COMPUTE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-    RuntimeError,
-)
+    return "import pandas as pd", f"pd.read_csv({name}{options}{names[0]}){names[1]}"
 
 
 @app.command()
@@ -625,7 +624,7 @@ def evidence(
         if len({len(part) for part in parts}) > 1:
             raise DataError(f"the chains of column {chain!r} differ in length; cut them to one")
         x, log_p = x[np.stack(parts)], log_p[np.stack(parts)]
-    found = selfnorm.evidence(
+    result = selfnorm.evidence(
         None,
         {name: x[..., j] for j, name in enumerate(chosen)},
         log_density_draws=log_p,
@@ -633,16 +632,16 @@ def evidence(
         chains=chain is not None,
         seed=seed,
     )
-    told = {
-        "draws": f"{len(table):,}, {found.effective_draws:,.0f} effective",
-        "log Z": f"{found.log_z:.4f} ± {found.se:.4f}",
-        "at most": f"{found.upper:.4f} ± {found.upper_se:.4f}",
-        "Pareto k": f"{found.pareto_k_draws:.2f}",
-        "verdict": "reliable" if found.reliable else "NOT RELIABLE",
+    figures = {
+        "draws": f"{len(table):,}, {result.effective_draws:,.0f} effective",
+        "log Z": f"{result.log_z:.4f} ± {result.se:.4f}",
+        "at most": f"{result.upper:.4f} ± {result.upper_se:.4f}",
+        "Pareto k": f"{result.pareto_k_draws:.2f}",
+        "verdict": "reliable" if result.reliable else "NOT RELIABLE",
     }
-    report = {"columns": chosen, **found.to_dict()}
-    _tell(report, as_json, _aligned(told), *found.reasons, *found.notes)
-    if strict and not found.reliable:
+    report = {"columns": chosen, **result.to_dict()}
+    _tell(report, as_json, _aligned(figures), *result.reasons, *result.notes)
+    if strict and not result.reliable:
         raise typer.Exit(NOT_RELIABLE)
 
 
@@ -655,12 +654,12 @@ def datasets(data_dir: DataDir = None) -> None:
         typer.echo(line)
 
 
-def _reproduce(table: str, asked: dict[str, Any]) -> None:
-    """Run a table of the paper with the options that were given."""
-    _check_folder(asked["out"])
+def _reproduce(table: str, given: dict[str, Any]) -> None:
+    """Run a table of the paper with options."""
+    _check_folder(given["out"])
     from selfnorm._inputs import check_device
 
-    check_device(asked["device"])
+    check_device(given["device"])
     from selfnorm.plotting import need_matplotlib
 
     need_matplotlib()  # figures come last, an hour later
@@ -668,15 +667,15 @@ def _reproduce(table: str, asked: dict[str, Any]) -> None:
     # A name given twice is meant once: its rows would be run and counted twice.
     options = {
         name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
-        for name, value in asked.items()
+        for name, value in given.items()
         if value is not None
     }
     try:
         run(**options)
     except KeyboardInterrupt:
-        kept = f"finished rows are kept in {asked['out']}; the same command goes on from there"
+        kept = f"finished rows are kept in {given['out']}; the same command goes on from there"
         raise Stopped(kept) from None
-    written = asked["out"] / f"{table}.md"
+    written = given["out"] / f"{table}.md"
     if written.exists():
         typer.echo(written.read_text())
 
@@ -694,18 +693,18 @@ _EVERY_TABLE: dict[str, Any] = {
 _DEFAULTS = {"recipe": "paper", "out": Path("out"), "device": "cpu", "progress": True}
 
 
-def _add_table(name: str, told: str, **own: Any) -> None:
+def _add_table(name: str, summary: str, **own: Any) -> None:
     """A command for a table of the paper: its own options, then those that every table has."""
 
-    def command(**asked: Any) -> None:
-        _reproduce(name, asked)
+    def command(**given: Any) -> None:
+        _reproduce(name, given)
 
     options = [
         Parameter(option, Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(option), annotation=kind)
         for option, kind in {**own, **_EVERY_TABLE, **own}.items()
     ]
     command.__signature__ = Signature(options)  # type: ignore[attr-defined]
-    paper.command(name, help=told)(command)
+    paper.command(name, help=summary)(command)
 
 
 def _only(flag: str, what: str) -> Any:
@@ -808,8 +807,8 @@ class _Model:
         if not absent:
             there = [name for name in names if name in table.columns]
             frame = table.frame(there)
-            known = dict(zip(names, (c.name for c in columns), strict=True))
-            return {known[n]: v for n, v in frame.items()} if isinstance(frame, dict) else frame
+            keys = dict(zip(names, (c.name for c in columns), strict=True))
+            return {keys[n]: v for n, v in frame.items()} if isinstance(frame, dict) else frame
         if len(names) == len(table.columns) and not (self.named and table.named):
             frame = table.frame()
             if not isinstance(frame, dict):  # Arrow's
@@ -819,7 +818,7 @@ class _Model:
         raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")
 
     def matrices(self, table: Table) -> tuple[Any, np.ndarray | None]:
-        """What the model is asked about, and the target of a regressor."""
+        """The columns that the model takes, and the target of a regressor."""
         if self.kind != "EnergyRegressor":
             return self.frame(table), None
         return self.numbers(table), numeric(table, [self.target])[:, 0]
@@ -846,7 +845,7 @@ def _load(path: Path, command: str | None = None) -> _Model:
             estimator.predict(_one_row(estimator))
         else:
             estimator.score_samples(estimator.sample(1, random_state=0))
-    except _CANNOT_COMPUTE as error:
+    except saving.BUILD_ERRORS as error:
         detail = " ".join(str(error).split())[:300]
         raise ModelFileError(
             f"{path} holds a model that cannot compute ({detail}); refit it"
@@ -921,11 +920,11 @@ def _inputs(table: Table, names: list[str]) -> Any:
     return table.without_gaps(names)
 
 
-def _about(table: Table, function: Any, *args: Any, **options: Any) -> Any:
+def _about(table: Table, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """What a function says of a table; errors and warnings name the file's lines."""
     shown = warnings.showwarning
-    warnings.showwarning = lambda told, *where, **more: shown(
-        table.by_line(str(told)), *where, **more
+    warnings.showwarning = lambda message, *where, **more: shown(
+        table.by_line(str(message)), *where, **more
     )
     try:
         return function(*args, **options)
@@ -947,8 +946,8 @@ def _tell(report: dict[str, Any], as_json: bool, *lines: str) -> None:
 def _aligned(entries: dict[str, Any]) -> str:
     """An entry on each line, values below each other."""
     wide = max(map(len, entries))
-    told = (f"{key.replace('_', ' '):<{wide}}  {_shown(value)}" for key, value in entries.items())
-    return "\n".join(told)
+    lines = (f"{key.replace('_', ' '):<{wide}}  {_shown(value)}" for key, value in entries.items())
+    return "\n".join(lines)
 
 
 def _shown(value: Any) -> str:
@@ -973,13 +972,13 @@ def run() -> None:
         _run()
 
 
-def _show_warning(told: set[str], message: Any, category: Any, *where: Any, **_: Any) -> None:
+def _show_warning(shown: set[str], message: Any, category: Any, *where: Any, **_: Any) -> None:
     """A finding as one line, once; other warnings with their place in the code."""
     own = issubclass(category, SelfnormWarning)
     text = f"selfnorm: {message}" if own else warnings.formatwarning(message, category, *where[:2])
-    if text not in told:
+    if text not in shown:
         typer.echo(text, err=True)
-    told.add(text)
+    shown.add(text)
 
 
 def _run() -> None:
