@@ -24,7 +24,7 @@ from selfnorm.columns import label_step
 from selfnorm.errors import DataError
 from selfnorm.evaluation.calibration import assess, central_coverage
 from selfnorm.tables import RegressorNetwork
-from selfnorm.tables._predictive import LabelGrid
+from selfnorm.tables._ensemble import LabelCells
 
 SMALL = {
     "n_members": 2,
@@ -287,11 +287,10 @@ def test_whole_numbers_are_scored_by_their_cells(step: float, tmp_path: Path) ->
 def test_counts_keep_what_lies_beyond_the_largest_seen() -> None:
     """A count that ends in single rows has a tail; the zeros, a third of the rows, are an end."""
     y = np.r_[np.zeros(100), np.ones(100), np.full(80, 2.0), np.full(19, 3.0), 4.0]
-    grid = LabelGrid.of(y, 1.0)
-    assert grid is not None
-    grid = grid.with_tails(y, (0.1, 0.005))
-    assert grid.below == pytest.approx(10 / 302)
-    assert grid.above == 1.0
+    cells = LabelCells.of(y, 1.0)
+    assert cells is not None
+    assert cells.below == pytest.approx(1 / 302)
+    assert cells.above == pytest.approx(2 / 302)
 
 
 def test_a_regressor_that_is_right_is_called_reliable_at_the_default_sample_size() -> None:

@@ -128,7 +128,8 @@ def weight_checks(
         first: number of the first of these.
     """
     share = torch.softmax(log_w, 0).amax(0)
-    beyond = (at_label > log_w.amax(0)).double()
+    # But for rounding: of labels with cells many samples are the label itself.
+    beyond = (at_label > log_w.amax(0) + 1e-6).double()
     return F.ess(log_w), beyond, share, _pareto_k(log_w, n, first)
 
 

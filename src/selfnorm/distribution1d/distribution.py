@@ -44,14 +44,15 @@ class Distribution1d:
 
     @classmethod
     def from_cells(cls, log_density: Tensor, edges: Tensor) -> Distribution1d:
-        """Normalise log-densities ``(n, g)`` of cells that lie between ``edges (g + 1,)``."""
+        """Normalise log-densities ``(..., g)`` of cells that lie between ``edges (g + 1,)``."""
         edges = edges.to(log_density)
         width, middle = torch.diff(edges), 0.5 * (edges[1:] + edges[:-1])
-        log_norm = torch.logsumexp(log_density + width.log(), dim=1)
-        pdf = (log_density - log_norm[:, None]).exp()
+        log_norm = torch.logsumexp(log_density + width.log(), dim=-1)
+        pdf = (log_density - log_norm[..., None]).exp()
         mass = pdf * width
-        cdf = torch.nn.functional.pad(mass.cumsum(1).clamp_max(1.0), (1, 0))
-        return cls(edges.expand(len(pdf), -1), pdf, cdf, (mass * middle).sum(1), log_norm)
+        cdf = torch.nn.functional.pad(mass.cumsum(-1).clamp_max(1.0), (1, 0))
+        edges = edges.expand(*pdf.shape[:-1], -1)
+        return cls(edges, pdf, cdf, (mass * middle).sum(-1), log_norm)
 
     @classmethod
     def from_nodes(cls, log_density: Tensor, nodes: Tensor, half: Tensor) -> Distribution1d:

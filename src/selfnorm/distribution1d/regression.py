@@ -45,13 +45,11 @@ class PredictsDistributions(ABC):
         """Distributions of one label in chunks of the encoded inputs."""
 
     @abstractmethod
-    def _log_density(
-        self, inputs: Tensor, labels: Tensor, *, learned: bool = False, cells: bool = False
-    ) -> Tensor:
+    def _log_density(self, inputs: Tensor, labels: Tensor, *, learned: bool = False) -> Tensor:
         """``log p(y|x)`` ``(..., n)`` of scaled labels ``(..., n, d)``, in the units of ``y``.
 
-        ``learned`` normalises by ``b(x)``; with ``cells`` it is the mass of a label's cell divided
-        by the width, where labels have cells.
+        ``learned`` normalises by ``b(x)``. Of labels with cells it is the mass of a label's cell
+        divided by the width.
         """
 
     @abstractmethod
@@ -157,7 +155,7 @@ class PredictsDistributions(ABC):
         if method not in ("exact", "learned"):
             raise DataError(f'method must be "exact" or "learned", not {method!r}')
         inputs, labels = self._pairs(X, y)
-        log_p = self._log_density(inputs, labels, learned=method == "learned", cells=True)
+        log_p = self._log_density(inputs, labels, learned=method == "learned")
         return log_p.cpu().numpy()
 
     def pdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:

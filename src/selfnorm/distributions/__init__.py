@@ -11,6 +11,7 @@ from selfnorm.distributions.mixtures import (
     ends_of_cells,
     gaussian_log_prob,
     interpolate,
+    log_normal_mass,
     mixture_log_prob,
     pick_component,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "ends_of_cells",
     "gaussian_log_prob",
     "interpolate",
+    "log_normal_mass",
     "log_weight_chunks",
     "mix_log_probs",
     "mix_samples",

@@ -318,7 +318,6 @@ class ImageRegressor(saving.Saved, PredictsDistributions, BaseEstimator):
         labels: Tensor,
         *,
         learned: bool = False,
-        cells: bool = False,  # noqa: ARG002 labels of images have none
     ) -> Tensor:
         normalised = self.objective in WITHOUT_ENERGY and self.temperature_ == 1.0
         if normalised or learned:

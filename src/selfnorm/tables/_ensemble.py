@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._saved import saved
 from selfnorm.conditional import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
-from selfnorm.distributions import MDN, MixtureLabels
+from selfnorm.distributions import MDN, MixtureLabels, log_normal_mass, mixture_log_prob
 from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
 from selfnorm.training import Clock, History, Keeper, MemberSource, Task, TrainingOptions, run
 
@@ -31,6 +32,7 @@ _MAX_QUANTILE_ROWS = 100_000
 _COSINES = 4
 _MAX_HELD_OUT = 2000
 _PROPOSAL_SHARE = 0.5  # of the time, where energies follow
+_MOST_CELLS = 1000  # all of which a normaliser sums over
 _BLANKED = 0.3  # of the rows of a training step get gaps of others, where there are any
 
 
@@ -138,6 +140,120 @@ class LabelWaves(nn.Module):
         return torch.cat(features, dim=-1).flatten(-2)
 
 
+@saved()
+@dataclass(frozen=True)
+class LabelCells:
+    """Labels ``first, first + step, ...``: a cell for each, as wide as the step.
+
+    The cells of the first and the last label are open: members know no label beyond them. A new
+    label lies there with the probability that the rule of succession leaves it.
+
+    Attributes:
+        first, last: smallest and largest label of the training rows.
+        step: distance of neighbours.
+        below, above: probability of a label beyond either end.
+    """
+
+    first: float
+    last: float
+    step: float
+    below: float = 0.0
+    above: float = 0.0
+
+    @classmethod
+    def of(cls, y: np.ndarray, step: float) -> LabelCells | None:
+        """The cells of ``y (n,)``; ``None`` where they lie on no grid, or on one too long.
+
+        The probabilities are ``(1 + s) / (n + 2)``, where ``s`` is 1 if only one label is at that
+        end.
+
+        >>> LabelCells.of(np.array([2.0, 4.0, 8.0, 8.0]), 2.0)
+        LabelCells(first=2.0, last=8.0, step=2.0, below=0.333..., above=0.166...)
+        >>> LabelCells.of(np.array([0.0, 1.0, 2.5]), 1.0) is None
+        True
+        """
+        if not step > 0 or np.ptp(y) > _MOST_CELLS * step:
+            return None
+        place = (y - y.min()) / step
+        if np.abs(place - np.round(place)).max() > 0.01:
+            return None
+        ends = float(y.min()), float(y.max())
+        counts = [int((np.abs(y - end) < 0.5 * step).sum()) for end in ends]
+        return cls(*ends, float(step), *((1 + (count == 1)) / (len(y) + 2) for count in counts))
+
+    def standardised(self, center: float, scale: float) -> LabelCells:
+        """The cells of ``(y - center) / scale``."""
+        first, last = (self.first - center) / scale, (self.last - center) / scale
+        return replace(self, first=first, last=last, step=self.step / scale)
+
+    @property
+    def centres(self) -> Tensor:
+        """All labels ``(g,)`` from the first to the last."""
+        n = round((self.last - self.first) / self.step)
+        return self.first + self.step * torch.arange(n + 1, dtype=torch.float64)
+
+    @property
+    def edges(self) -> Tensor:
+        """``(g + 1,)`` ends of their cells."""
+        return torch.cat([self.centres - 0.5 * self.step, self.ends[1:]])
+
+    @property
+    def ends(self) -> Tensor:
+        """Lower end of the first cell and upper end of the last, ``(2,)``."""
+        half = 0.5 * self.step
+        return torch.tensor([self.first - half, self.last + half], dtype=torch.float64)
+
+    def nearest(self, y: Tensor) -> Tensor:
+        """The labels in whose cells numbers lie."""
+        return self.first + self.step * torch.round((y - self.first) / self.step)
+
+
+class CellMixture(MixtureLabels):
+    """A mixture of Gaussians on cells: draws are labels, ``log_prob`` is ``log(mass / step)``."""
+
+    def __init__(self, q: MixtureLabels, cells: LabelCells) -> None:
+        super().__init__(q.log_weights, q.means, q.scales)
+        self.cells = cells
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Of labels ``(*samples, *batch, 1)``; shape ``(*samples, *batch)``."""
+        cells, half = self.cells, 0.5 * self.cells.step
+        ends = (y - half, y + half)
+        low, high = (((end.unsqueeze(-2) - self.means) / self.scales) for end in ends)
+        at_first, at_last = (y < cells.first + half, y > cells.last - half)
+        log_mass = log_normal_mass(low, high)
+        log_mass = torch.where(at_first.unsqueeze(-2), torch.special.log_ndtr(high), log_mass)
+        log_mass = torch.where(at_last.unsqueeze(-2), torch.special.log_ndtr(-low), log_mass)
+        return mixture_log_prob(self.log_weights, log_mass.squeeze(-1)) - math.log(cells.step)
+
+    def from_uniforms(self, u: Tensor) -> Tensor:
+        """Labels of uniforms ``(*shape, *batch, 1)``."""
+        y = super().from_uniforms(u).clamp(self.cells.first, self.cells.last)
+        return self.cells.nearest(y)
+
+
+@saved(
+    arguments=lambda mdn: {
+        **{name: mdn.config[name] for name in ("context", "dim", "components", "members")},
+        "cells": mdn.cells,
+    }
+)
+class CellMDN(MDN):
+    """A mixture density network for labels with cells; other arguments as those of an ``MDN``."""
+
+    def __init__(
+        self, context: int, dim: int, components: int, *, cells: LabelCells, members: int
+    ) -> None:
+        # Of the narrowest components two thirds are in one cell; the energy sharpens the rest.
+        narrowest = 0.5 * cells.step
+        super().__init__(context, dim, components, hidden=(), members=members, min_scale=narrowest)
+        self.cells = cells
+
+    def forward(self, h: Tensor) -> CellMixture:
+        """The mixture for features ``(*batch, context)``."""
+        return CellMixture(super().forward(h), self.cells)
+
+
 @saved(arguments=lambda inputs: {"bins": list(inputs.bins.edges.shape)}, build=_with_bins)
 class InputBins(nn.Module):
     """Inputs beside their bins: ``(*batch, d)`` to ``(*batch, d * (1 + bins))``."""
@@ -164,17 +280,23 @@ def build_ensemble(
     frequencies: Sequence[float] = (1.0, 2.0, 4.0),
     input_edges: Tensor | None = None,
     label_edges: Tensor | None = None,
+    cells: LabelCells | None = None,
 ) -> ConditionalEBM:
     """A stacked :class:`~selfnorm.ConditionalEBM` that equals its mixture proposal at the start.
 
     ``input_edges (d_x, bins + 1)`` and ``label_edges (d, bins + 1)`` add piecewise linear features;
-    either may hold edges for each member, ``(members, 1, d, bins + 1)``.
+    either may hold edges for each member, ``(members, 1, d, bins + 1)``. ``cells`` are those of the
+    labels.
     """
     waves = LabelWaves(frequencies, label_edges)
     layers = (energy_width, energy_width)
+    energy = LabelEnergy(width, waves.per_label * dim, hidden=layers, members=members, zero=True)
+    proposal = MDN(width, dim, components, hidden=(), members=members)
+    if cells is not None:
+        proposal = CellMDN(width, dim, components, cells=cells, members=members)
     return ConditionalEBM(
-        LabelEnergy(width, waves.per_label * dim, hidden=layers, members=members, zero=True),
-        MDN(width, dim, components, hidden=(), members=members),
+        energy,
+        proposal,
         features=_trunk(members, n_features, width, dropout[1], input_edges),
         proposal_features=_trunk(members, n_features, width, dropout[0], input_edges),
         log_norm=StackedLinear(members, width, 1, zero=True),

@@ -14,11 +14,9 @@ are exact to many digits for densities that vary on the scale of the mixture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +24,9 @@ from selfnorm import functional as F
 from selfnorm._saved import saved
 from selfnorm.conditional import ConditionalEBM, InputFigures, weight_checks
 from selfnorm.distribution1d import Distribution1d, legendre
-from selfnorm.distributions import MixtureLabels, mix_log_probs
+from selfnorm.distributions import MixtureLabels
 from selfnorm.evaluation import Bounds
+from selfnorm.tables._ensemble import LabelCells
 
 FLOOR = 1e-3  # weight of the wide distribution where there are data
 WIDE_SCALE = 1.5  # its scale, in standard deviations of the training labels
@@ -64,89 +63,7 @@ def panel_nodes(
     return middle.unsqueeze(-1) + half.unsqueeze(-1) * nodes, half
 
 
-@saved()
-@dataclass(frozen=True)
-class LabelGrid:
-    """Whole-number labels ``first, first + step, ...``: a cell for each, as wide as the step.
-
-    A smooth density leaves mass beyond the cells of the first and the last label that were seen. A
-    share of it stays with the labels out there, each of which has a cell too; the rest belongs to
-    the label at that end. All cells together hold everything, so that masses add up to one.
-
-    Attributes:
-        first, last: smallest and largest label seen.
-        step: distance of neighbours.
-        below, above: share of the mass beyond either end that stays beyond it.
-    """
-
-    first: float
-    last: float
-    step: float
-    below: float = 1.0
-    above: float = 1.0
-
-    @classmethod
-    def of(cls, y: np.ndarray, step: float) -> LabelGrid | None:
-        """The grid that all of ``y (n,)`` lie on; ``None`` where they do not.
-
-        >>> LabelGrid.of(np.array([2.0, 4.0, 8.0]), 2.0)
-        LabelGrid(first=2.0, last=8.0, step=2.0, below=1.0, above=1.0)
-        >>> LabelGrid.of(np.array([0.0, 1.0, 2.5]), 1.0) is None
-        True
-        """
-        if not step > 0:
-            return None
-        place = (y - y.min()) / step
-        if np.abs(place - np.round(place)).max() > 0.01:
-            return None
-        return cls(float(y.min()), float(y.max()), float(step))
-
-    def with_tails(self, y: np.ndarray, beyond: tuple[float, float]) -> LabelGrid:
-        """Shares by which labels that were never seen get what the rule of succession leaves them.
-
-        ``(1 + s) / (n + 2)`` at either end of ``n`` labels ``y``, where ``s`` is 1 if the label at
-        that end was seen only once; ``beyond`` is the mean mass that the distributions have there.
-        """
-        shares = []
-        for end, mass in zip((self.first, self.last), beyond, strict=True):
-            once = int((np.abs(y - end) < 0.5 * self.step).sum() == 1)
-            shares.append(min(1.0, (1 + once) / (len(y) + 2) / max(mass, 1e-300)))
-        return replace(self, below=shares[0], above=shares[1])
-
-    @property
-    def ends(self) -> Tensor:
-        """Lower end of the first cell and upper end of the last, ``(2,)``."""
-        half = 0.5 * self.step
-        return torch.tensor([self.first - half, self.last + half], dtype=torch.float64)
-
-    def nearest(self, y: Tensor) -> Tensor:
-        """The labels in whose cells numbers lie."""
-        return self.first + self.step * torch.round((y - self.first) / self.step)
-
-    def rounded(self, y: Tensor) -> Tensor:
-        """Draws of the density as draws of the labels: those too far out go back to the end."""
-        labels = self.nearest(y)
-        stays = torch.rand_like(y)
-        labels = torch.where((labels < self.first) & (stays >= self.below), self.first, labels)
-        return torch.where((labels > self.last) & (stays >= self.above), self.last, labels)
-
-    def log_mass(self, y: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
-        """Log-mass ``(*batch, n)`` of labels ``(n,)`` by distribution functions of numbers.
-
-        ``cdf`` takes ``(n, 4)`` numbers and gives ``(*batch, n, 4)``.
-        """
-        label, half = self.nearest(y), 0.5 * self.step
-        ends = self.ends.to(y).expand(len(y), -1)
-        points = torch.cat([(label - half)[:, None], (label + half)[:, None], ends], -1)
-        low, high, first, last = cdf(points).unbind(-1)
-        under, over = label < self.first - half, label > self.last + half
-        own = torch.where(under, self.below, torch.where(over, self.above, 1.0)) * (high - low)
-        at_first, at_last = (label - self.first).abs() < half, (label - self.last).abs() < half
-        tails = at_first * (1 - self.below) * first + at_last * (1 - self.above) * (1 - last)
-        return (own + tails).clamp_min(1e-300).log()
-
-
-@saved("model", "low", "high", "label_low", "label_high")
+@saved("model", "low", "high", "label_low", "label_high", "cells")
 class PredictiveModel:
     """Density, distributions and samples of ``y`` given standardised inputs ``z (n, d_x)``.
 
@@ -154,6 +71,7 @@ class PredictiveModel:
         model: the stacked ensemble of :func:`build_ensemble`, as trained.
         low, high: range of the training inputs, ``(d_x,)``.
         label_low, label_high: range of the training labels, ``(d,)``.
+        cells: of the labels, in standardised units; ``None``: they are continuous.
     """
 
     def __init__(
@@ -163,7 +81,10 @@ class PredictiveModel:
         high: Tensor,
         label_low: Tensor,
         label_high: Tensor,
+        *,
+        cells: LabelCells | None = None,
     ) -> None:
+        self.cells = cells
         self.model = model.double().eval()
         self.low, self.high = low.double(), high.double()
         self.label_low, self.label_high = label_low.double(), label_high.double()
@@ -211,10 +132,14 @@ class PredictiveModel:
 
     def member_distributions(self, h: Tensor, q: MixtureLabels) -> Distribution1d:
         """Distributions ``(K, n)`` of one label by every member."""
+        if self.cells is not None:
+            y = self.cells.centres.to(q.means).view(-1, 1, 1, 1)
+            log_f = self.model.minus_energy(h, y, q) + q.log_prob(y)
+            return Distribution1d.from_cells(log_f.movedim(0, -1), self.cells.edges)
         nodes, half = panel_nodes(q, self.landmarks, self.nodes_per_panel, frequency=self.frequency)
         y = nodes.flatten(-2).movedim(-1, 0).unsqueeze(-1)
-        values = self.model.minus_energy(h, y, q) + q.log_prob(y)
-        return Distribution1d.from_nodes(values.movedim(0, -1).view_as(nodes), nodes, half)
+        log_f = self.model.minus_energy(h, y, q) + q.log_prob(y)
+        return Distribution1d.from_nodes(log_f.movedim(0, -1).view_as(nodes), nodes, half)
 
     def _sobol(self, q: MixtureLabels) -> Tensor:
         """The same low-discrepancy points for every input: ``(points, K, rows, d)`` labels."""
@@ -230,43 +155,41 @@ class PredictiveModel:
         return F.log_mean_exp(self.model.minus_energy(h, self._sobol(q), q))
 
     def _at_labels(
-        self, h: Tensor, q: MixtureLabels, y: Tensor, grid: LabelGrid | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What labels ``(*samples, n, d)`` have of each member, and of the wide distribution.
+        self, h: Tensor, q: MixtureLabels, y: Tensor, a: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of labels ``(*samples, n, d)``: ``log f_k``, the log-weight of the members, ``log a r``.
 
-        Of members ``log f_k`` before normalisation, ``(*samples, K, n)``; of the wide one its
-        log-density. With a grid, of labels ``(n, 1)``, both are the mass of the label divided by
-        the step, ``(K, n)`` and ``(n,)``, and the exact ``log Z_k`` is returned beside them.
+        ``log f_k (*samples, K, n)`` is the log-density of every member before normalisation, or
+        with cells the log-mass divided by the step, as is ``log a r``, ``(*samples, n)``.
         """
-        if grid is None:
-            shared = y.unsqueeze(-3)
-            log_f = self.model.minus_energy(h, shared, q) + q.log_prob(shared)
-            return log_f, self.wide.log_prob(y).sum(-1), None
-        members = self.member_distributions(h, q)
-
-        def member_cdf(points: Tensor) -> Tensor:
-            return members.cdf_at(points.expand(*members.edges.shape[:-1], -1))
-
-        log_mass, wide = (grid.log_mass(y[:, 0], cdf) for cdf in (member_cdf, _wide_cdf))
-        log_f = log_mass + members.log_norm - math.log(grid.step)
-        return log_f, wide - math.log(grid.step), members.log_norm
+        cells, weight = self.cells, torch.log1p(-a)
+        if cells is None:
+            log_wide = a.log() + self.wide.log_prob(y).sum(-1)
+        else:
+            label, half = cells.nearest(y)[..., 0], 0.5 * cells.step
+            mass = _wide_cdf(label + half) - _wide_cdf(label - half)
+            first, last = _wide_cdf(cells.ends.to(y))
+            below, above = (label < cells.first - half).to(y), (label > cells.last + half).to(y)
+            beyond = cells.below * below / first + cells.above * above / (1 - last)
+            log_wide = (mass * (a + (1 - a) * beyond)).clamp_min(1e-300).log()
+            log_wide = log_wide - math.log(cells.step)
+            weight = weight + math.log1p(-cells.below - cells.above)
+        shared = y.unsqueeze(-3)
+        log_f = self.model.minus_energy(h, shared, q) + q.log_prob(shared)
+        if cells is not None:
+            log_f = log_f.masked_fill((below + above > 0).unsqueeze(-2), -torch.inf)
+        return log_f, weight, log_wide
 
     @torch.no_grad()
-    def log_prob(
-        self, z: Tensor, y: Tensor, *, learned: bool = False, grid: LabelGrid | None = None
-    ) -> Tensor:
-        """``log p(y|x)`` of ``(*samples, n, d)`` labels; ``learned`` normalises by ``b(x)``.
-
-        With a grid (and one label for each input) the mass of the label divided by the step.
-        """
+    def log_prob(self, z: Tensor, y: Tensor, *, learned: bool = False) -> Tensor:
+        """``log p(y|x)`` of ``(*samples, n, d)`` labels; ``learned`` normalises by ``b(x)``."""
         log_p = []
-        nodes = 0 if learned and grid is None else 300
-        for rows, h, q, a in self.parts(z, math.prod(y.shape[:-2]) + nodes):
-            log_f, log_wide, log_z = self._at_labels(h, q, y[..., rows, :], grid)
-            if learned or log_z is None:
-                log_z = self.model.b(h) if learned else self._log_norms(h, q)
-            members = F.log_mean_exp(log_f - log_z, dim=-2)
-            log_p.append(mix_log_probs(members, log_wide, a))
+        for rows, h, q, a in self.parts(z, math.prod(y.shape[:-2]) + (0 if learned else 300)):
+            own = y[..., rows, :]
+            own = own if self.cells is None else self.cells.nearest(own)
+            log_f, weight, log_wide = self._at_labels(h, q, own, a)
+            log_z = self.model.b(h) if learned else self._log_norms(h, q)
+            log_p.append(torch.logaddexp(F.log_mean_exp(log_f - log_z, dim=-2) + weight, log_wide))
         return torch.cat(log_p, dim=-1)
 
     @torch.no_grad()
@@ -281,11 +204,14 @@ class PredictiveModel:
     @torch.no_grad()
     def distributions(self, z: Tensor) -> Iterator[tuple[slice, Distribution1d]]:
         """``(1 - a) mean_k p_k + a r`` of one label on the joint grid of all members' nodes."""
+        # Points that resolve the wide one, out to where about 1e-5 of its mass is left.
+        far = self.wide.stddev * torch.linspace(-4.0, 4.0, 129, dtype=torch.float64).sinh()
         for rows, h, q, a in self.parts(z, self.nodes_per_panel * 80):
             members = self.member_distributions(h, q)
-            # Points that resolve the wide one, out to where about 1e-5 of its mass is left.
-            far = torch.sinh(torch.linspace(-4.0, 4.0, 129, dtype=torch.float64)).to(members.edges)
-            points = [*members.edges, (self.wide.stddev * far).expand(len(a), -1)]
+            if self.cells is not None:
+                yield rows, self._of_cells(members, far, a)
+                continue
+            points = [*members.edges, far.to(members.edges).expand(len(a), -1)]
             edges = torch.cat(points, dim=-1).sort(-1).values
             shared = edges.expand(len(members.edges), -1, -1)
             wide = a.unsqueeze(-1)
@@ -295,6 +221,21 @@ class PredictiveModel:
             cdf = cdf.clamp(0.0, 1.0).cummax(-1).values
             mean = (1 - a) * members.mean.mean(0)
             yield rows, Distribution1d(edges, 0.5 * (pdf[:, 1:] + pdf[:, :-1]), cdf, mean)
+
+    def _of_cells(self, members: Distribution1d, far: Tensor, a: Tensor) -> Distribution1d:
+        """The same on the cells, and beyond them on the points ``far``."""
+        assert self.cells is not None
+        low, high = self.cells.ends.to(far)
+        edges = torch.cat([far[far < low], self.cells.edges, far[far > high]]).to(members.edges)
+        wide, (first, last) = _wide_cdf(edges), _wide_cdf(self.cells.ends)
+        below, above = self.cells.below, self.cells.above
+        tails = below * (wide / first).clamp_max(1.0) + above * ((wide - last) / (1 - last)).relu()
+        inner = members.cdf_at(edges.expand(*members.edges.shape[:2], -1)).mean(0)
+        a = a.unsqueeze(-1)
+        cdf = (1 - a) * ((1 - below - above) * inner + tails) + a * wide
+        mass = cdf.diff()
+        mean = (mass * 0.5 * (edges[1:] + edges[:-1])).sum(-1)
+        return Distribution1d(edges.expand(len(cdf), -1), mass / edges.diff(), cdf, mean)
 
     @torch.no_grad()
     def mean_of_several(self, z: Tensor) -> Tensor:
@@ -325,7 +266,7 @@ class PredictiveModel:
         return torch.cat(drawn)
 
     @torch.no_grad()
-    def bounds(self, z: Tensor, y: Tensor, n_samples: int, grid: LabelGrid | None = None) -> Bounds:
+    def bounds(self, z: Tensor, y: Tensor, n_samples: int) -> Bounds:
         """Bounds of the mean of :meth:`log_prob`: every ``Z_k`` by samples, ``b_k`` as learned.
 
         The density is the mixture of members, each normalised by itself, and the wide one. The
@@ -334,16 +275,15 @@ class PredictiveModel:
         learned ``b_k`` give: linear in the estimates.
         """
         parts = []
+        y = y if self.cells is None else self.cells.nearest(y)
         for rows, h, q, a in self.parts(z, n_samples):
             b = self.model.b(h)
             log_w = self.model.minus_energy(h, q.sample((n_samples,)), q)
             log_z = F.log_mean_exp(log_w)
-            log_f, log_wide, _ = self._at_labels(h, q, y[rows], grid)
-            log_share = torch.cat(
-                [(torch.log1p(-a) - math.log(self.members)).expand_as(b), a.log()[None]]
-            )
-            upper = torch.cat([log_f - log_z, log_wide[None]]) + log_share
-            learned = torch.cat([log_f - b, log_wide[None]]) + log_share
+            log_f, weight, log_wide = self._at_labels(h, q, y[rows], a)
+            share = weight - math.log(self.members)
+            upper = torch.cat([log_f - log_z + share, log_wide[None]])
+            learned = torch.cat([log_f - b + share, log_wide[None]])
             gap = F.bound_gap(log_z - b)
             lower = upper - torch.cat([gap, torch.zeros_like(gap[:1])])
             at_label = self.model.minus_energy(h, y[rows].expand(self.members, -1, -1), q)

@@ -60,6 +60,7 @@ from selfnorm.report import (
     write_page,
 )
 from selfnorm.tables._ensemble import (
+    LabelCells,
     MemberRows,
     TwoStages,
     build_ensemble,
@@ -68,7 +69,7 @@ from selfnorm.tables._ensemble import (
     train_ensemble,
     unseen_scores,
 )
-from selfnorm.tables._predictive import LabelGrid, PredictiveModel
+from selfnorm.tables._predictive import PredictiveModel
 from selfnorm.tables.inputs import TableInputs, checked_weights, only_lacks_asides, own_errors
 from selfnorm.training import Clock, History, Judgement, TrainingOptions
 
@@ -172,7 +173,7 @@ class RegressorNetwork:
         "n_outputs_": int,
         "inputs_": TableInputs | None,
         "label_step_": float,
-        "label_grid_": LabelGrid | None,
+        "label_grid_": LabelCells | None,
         "log_norm_error_": float,
         "fitted_to_": dict[str, int | str],
         "history_": list[History],
@@ -216,8 +217,8 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
     patience : int, default 15
         Validations without improvement of any member before a stage ends.
     discrete : {"auto", None}
-        Whether targets of few distinct (or heavily repeated) values are found and spread over the
-        width of their step, with a warning: a density on integers can grow spikes without limit.
+        Whether targets of few distinct (or heavily repeated) values have cells as wide as their
+        step, with a warning: a density on integers can grow spikes without limit.
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model predicts on the CPU in float64.
     random_state : int, RandomState, Generator or None
@@ -235,8 +236,8 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
     n_iter_ : int
         Optimiser steps taken.
     label_step_ : float
-        Width over which discrete targets were spread; 0 for continuous ones.
-    label_grid_ : LabelGrid or None
+        Width of the cells of discrete targets; 0 for continuous ones.
+    label_grid_ : LabelCells or None
         Of whole-number targets (all values on a grid of that step): the cells whose masses
         ``log_prob``, ``score``, ``bounds`` and ``sample`` are of. Quantiles, intervals, ``pdf`` and
         ``cdf`` are those of the distribution that is spread over the cells.
@@ -396,15 +397,17 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         self.label_step_ = steps[0] if self.n_outputs_ == 1 else max(steps)
         if self.label_step_ > 0:
             warnings.warn(
-                "the target has few distinct or heavily repeated values: it is spread evenly over "
-                f"steps of width {self.label_step_:.4g}, so that the density of a value is its "
-                "mass divided by the step (log_mass gives the mass). discrete=None switches this "
-                "off, at the price of spikes without limit",
+                "the target has few distinct or heavily repeated values: each stands for a step of "
+                f"width {self.label_step_:.4g}, and its density is its mass divided by the step "
+                "(log_mass gives the mass). discrete=None switches this off, at the price of "
+                "spikes without limit",
                 SelfnormWarning,
                 stacklevel=5,
             )
         seed = seed_of(self.random_state, checkpoint)
+        self.label_grid_ = LabelCells.of(y[:, 0], steps[0]) if self.n_outputs_ == 1 else None
         jitter = np.asarray(steps) / self._y_columns.scale.numpy()
+        jitter = np.zeros(1) if self.label_grid_ is not None else jitter
         device = torch.device(self.device or "cpu")
         with float32_on_cpu():
             with seeded(seed, device), one_thread():
@@ -413,13 +416,6 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             with one_thread():
                 error = self._predictive.log_norm_error(checked)
         self.log_norm_error_ = float(error.abs().mean())
-        self.label_grid_ = LabelGrid.of(y[:, 0], steps[0]) if self.n_outputs_ == 1 else None
-        if self.label_grid_ is not None:
-            ends = self._scaled(self.label_grid_.ends.numpy()[:, None])[:, 0]
-            with one_thread():
-                below, until = _mass_within(self._predictive, checked, ends).mean(0)
-            beyond = (float(below), 1 - float(until))
-            self.label_grid_ = self.label_grid_.with_tails(y[:, 0], beyond)
 
     def _member_rows(
         self,
@@ -463,7 +459,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             z[:, -1] = rows.blank[1][-1]  # the rows' own, too
         self._judge(model, rows)
         self.n_iter_ = sum(h.n_steps for h in self.history_)
-        self._predictive = PredictiveModel(model.cpu(), *ranges)
+        self._predictive = PredictiveModel(model.cpu(), *ranges, cells=self._scaled_cells())
         # Rows from all over the table, which may be sorted.
         return z[:: -(-len(z) // n_checked)].cpu().double()
 
@@ -507,13 +503,10 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         most = _CHECKED_ROWS[self.n_outputs_ > 1]
         if math.isinf(clock.total):
             return 0.0, most
-        untrained = PredictiveModel(copy.deepcopy(model).cpu(), *ranges)
+        untrained = PredictiveModel(copy.deepcopy(model).cpu(), *ranges, cells=self._scaled_cells())
         inputs = rows.x[:_TIMED_ROWS].cpu().double()
         judging = _seconds(lambda: unseen_scores(model, rows, len(inputs))) / len(inputs)
         checking = _seconds(lambda: untrained.log_norm_error(inputs)) / len(inputs)
-        if self.label_step_ > 0 and self.n_outputs_ == 1:
-            masses = _seconds(lambda: _mass_within(untrained, inputs, ranges[2:]))
-            checking += masses / len(inputs)
         validated = int(_LOOK_SHARE * clock.left / judging)
         rows.held_out.rows = rows.held_out.rows[: max(_TIMED_ROWS, validated)]
         n_checked = min(most, max(_TIMED_ROWS, int(_CLOSING_SHARE * clock.left / checking)))
@@ -537,27 +530,18 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             quantile_edges(values, bins, members=own, jitter=network.bin_jitter) if bins else None
             for values, bins in ((z, network.input_bins), (t, network.label_bins))
         ]
-        return self._built(z.shape[1], t.shape[1], *edges)
-
-    def _built(
-        self,
-        n_features: int,
-        n_outputs: int,
-        input_edges: Tensor | None,
-        label_edges: Tensor | None,
-    ) -> ConditionalEBM:
-        network = self.network or RegressorNetwork()
         return build_ensemble(
-            n_features,
-            n_outputs,
+            z.shape[1],
+            t.shape[1],
             members=self.n_members,
             components=self.n_components,
             width=self.hidden,
             energy_width=network.energy_hidden,
             dropout=(network.dropout, network.energy_dropout),
             frequencies=[2.0**j for j in range(network.n_frequencies)],
-            input_edges=input_edges,
-            label_edges=label_edges,
+            input_edges=edges[0],
+            label_edges=edges[1],
+            cells=self._scaled_cells(),
         )
 
     @property
@@ -571,11 +555,8 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
     def _mean_of_several(self, inputs: Tensor) -> Tensor:
         return self._predictive.mean_of_several(inputs)
 
-    def _log_density(
-        self, inputs: Tensor, labels: Tensor, *, learned: bool = False, cells: bool = False
-    ) -> Tensor:
-        grid = self._scaled_cells() if cells else None
-        log_p = self._predictive.log_prob(inputs, labels, learned=learned, grid=grid)
+    def _log_density(self, inputs: Tensor, labels: Tensor, *, learned: bool = False) -> Tensor:
+        log_p = self._predictive.log_prob(inputs, labels, learned=learned)
         return log_p + self._y_columns.log_jacobian
 
     def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
@@ -612,7 +593,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
                 return self._in_units(self._predictive.sample_of_several(z, n))
             drawn = self._in_units(self._drawn(z, n).unsqueeze(-1))
             if self.label_grid_ is not None:
-                drawn = self.label_grid_.rounded(torch.from_numpy(drawn)).numpy()
+                drawn = self.label_grid_.nearest(torch.from_numpy(drawn)).numpy()
         return drawn[..., 0]
 
     def bounds(
@@ -621,7 +602,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         """Lower and upper bound of :meth:`score`: ``Z_k(x)`` by samples, the learned ``b_k(x)``."""
         z, t = self._pairs(X, y)
         with seeded(seed_of(random_state)):
-            bounds = self._predictive.bounds(z, t, n_samples, self._scaled_cells())
+            bounds = self._predictive.bounds(z, t, n_samples)
         return bounds.shifted(self._y_columns.log_jacobian)
 
     def report(
@@ -740,14 +721,12 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         refuse_huge(np.maximum(np.abs(y), t.abs().numpy()), "y")
         return t
 
-    def _scaled_cells(self) -> LabelGrid | None:
-        """The grid of whole-number targets in standardised units."""
-        grid = self.label_grid_
-        if grid is None:
-            return None
-        center, scale = float(self._y_columns.center[0]), float(self._y_columns.scale[0])
-        first, last = ((value - center) / scale for value in (grid.first, grid.last))
-        return dataclasses.replace(grid, first=first, last=last, step=grid.step / scale)
+    def _scaled_cells(self) -> LabelCells | None:
+        """Cells of the targets in standardised units."""
+        columns = self._y_columns
+        return self.label_grid_ and self.label_grid_.standardised(
+            float(columns.center[0]), float(columns.scale[0])
+        )
 
     def _scaled(self, y: np.ndarray) -> Tensor:
         return _mapped(y, self._y_columns)
@@ -769,13 +748,6 @@ def _standard_units(x: np.ndarray, weight: np.ndarray | None) -> Columns:
     scale = unit * np.sqrt(np.average(((x - center) / unit) ** 2, axis=0, weights=weight))
     flat = scale <= 1e-12 * np.abs(x).max(axis=0)
     return Columns.of(torch.from_numpy(center), torch.from_numpy(np.where(flat, 1.0, scale)))
-
-
-def _mass_within(model: PredictiveModel, z: Tensor, ends: Sequence[Tensor] | Tensor) -> Tensor:
-    """Distribution function ``(n, 2)`` at two labels, at standardised inputs."""
-    at = torch.stack([end.reshape(()) for end in ends]).double()
-    parts = (part for _, part in model.distributions(z))
-    return torch.cat([part.cdf_at(at.expand(len(part.pdf), -1)) for part in parts])
 
 
 def _seconds(work: Callable[[], object]) -> float:
