@@ -70,16 +70,16 @@ def folder(tmp_path):
         (lambda d: d.update(schema_version=99), "newer selfnorm"),
         (lambda d: d["blueprint"].update({"class": "Sneaky"}), "holds a Sneaky"),
         (
-            lambda d: d["blueprint"]["fitted"]["_first"]["model"].update({"class": "Popen"}),
+            lambda d: d["blueprint"]["fitted"]["distribution_"]["model"].update({"class": "Popen"}),
             "unknown class 'Popen'",
         ),
         (
-            lambda d: d["blueprint"]["fitted"]["_first"]["model"]["members"][0]["energy"].update(
-                {"dim": 3}
-            ),
+            lambda d: d["blueprint"]["fitted"]["distribution_"]["model"]["members"][0][
+                "energy"
+            ].update({"dim": 3}),
             "do not fit together",
         ),
-        (lambda d: d["blueprint"]["fitted"].pop("_first"), "do not fit together"),
+        (lambda d: d["blueprint"]["fitted"].pop("distribution_"), "do not fit together"),
     ],
 )
 def test_clear_errors(folder, change, words):
@@ -116,7 +116,7 @@ def test_a_size_of_a_chain_that_its_weights_do_not_have_takes_no_memory(size, tm
     EnergyDensity(max_steps=1, random_state=0).fit(table).save(tmp_path)
 
     def change(blueprint):
-        model = blueprint["fitted"]["_first"]
+        model = blueprint["fitted"]["distribution_"]["model"]
         (model["parts"][0] if size == "n_codes" else model)[size] = 10**9
 
     edit_model(tmp_path, change)

@@ -424,14 +424,14 @@ def test_dates_of_one_week_are_drawn_filled_and_scored(unit, zone, recwarn):
 
 
 def test_rows_without_a_score_make_no_bounds_reliable(density, frame):
-    frame, law = frame[:60], density._law()
+    frame = frame[:60]
     coded, open_ = density._rows(frame)
-    assert not law.bounds(coded, open_, 300, 0).reasons
+    assert not density.distribution_.bounds(coded, open_, 300, 0).reasons
     finite = EnergyDensity(**QUICK).fit(frame[["flag"]].assign(other=frame["zero"] == 0))
     for each, table in ((density, frame), (finite, finite.sample(30, random_state=0))):
         coded, open_ = each._rows(table)
         open_[3, 0] = math.nan
-        bounds = each._law().bounds(coded, open_, 300, 0)
+        bounds = each.distribution_.bounds(coded, open_, 300, 0)
         assert "no finite log-likelihood" in bounds.reasons[0]
         assert not bounds.reliable
 
@@ -472,14 +472,15 @@ def test_comparing_log_likelihoods_of_different_measures_warns(density, frame):
 
 
 def test_what_cannot_be_answered_says_why(density, frame):
-    numbers = np.random.default_rng(0).normal(size=(100, 2))
+    numbers = np.random.default_rng(0).normal(size=(100, 3))
     joint = EnergyDensity(method="joint", max_steps=5, random_state=0).fit(numbers)
+    gaps = np.where(np.arange(3) < 2, np.nan, numbers)
     for ask in (
-        lambda: joint.impute(numbers),
+        lambda: joint.impute(gaps),
         lambda: joint.sample(2, given={"x0": 1.0}),
         lambda: joint.log_prob(numbers, given=["x0"]),
-        lambda: joint.explain(numbers),
-        lambda: joint.marginal(["x0"]),
+        lambda: joint.explain(gaps),
+        lambda: joint.marginal(["x0"]).score_samples(numbers),
     ):
         with pytest.raises(DataError, match="method='autoregressive'"):
             ask()
@@ -510,7 +511,7 @@ def test_rows_scored_in_pieces_are_those_scored_at_once(monkeypatch):
     answers = model.score_samples, model.decision_function
     with pytest.warns(SelfnormWarning, match="never seen as 'c'"):
         whole = [answer(table) for answer in answers]
-    monkeypatch.setattr("selfnorm.tables.training.PIECE", 64)
+    monkeypatch.setattr("selfnorm.tables.density.PIECE", 64)
     with pytest.warns(SelfnormWarning, match="never seen as 'c'") as told:
         pieces = [answer(table) for answer in answers]
     assert len(told) == 2  # one for each call
@@ -557,7 +558,7 @@ def test_there_is_no_density_beyond_a_stated_limit():
     columns = members.columns_of(schema.parts, coded, straight=True)
     simple = members.simple_density(kind, columns, coded, torch.ones(200).double(), 0)
     weighed = [members.Member("chain", 0.5, 0.0), members.Member(kind.name, 0.5, 0.0)]
-    density.members_, density._simple = weighed, [simple]
+    density.distribution_.members, density.distribution_.simple = weighed, [simple]
     assert np.isfinite(density.log_prob(rows, given=["a"])).all()
     assert np.isfinite(density.sample(3, 0, given={"a": -1.0})["b"]).all()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from scipy.stats import multivariate_normal
 from selfnorm import EnergyDensity
 from selfnorm.distributions import TableMixture
 from selfnorm.tables import members
+from selfnorm.tables.chain_distribution import ChainDistribution
 
 NAMES = [f"x{j}" for j in range(4)]
 ROOT = np.array([[1.0, 0, 0, 0], [0.9, 0.3, 0, 0], [-0.4, 0.5, 0.6, 0], [0.2, 0.1, -0.8, 0.4]])
@@ -30,6 +33,11 @@ def normal_law(density: EnergyDensity, coded: torch.Tensor) -> TableMixture:
     """A normal distribution of coded rows."""
     columns = members.columns_of(density.schema_.parts, coded, straight=True)
     return members.simple_density(KIND, columns, coded, torch.ones(len(coded)).double(), 0)
+
+
+def mixture_of(density: EnergyDensity, weighed: list, simple: list) -> ChainDistribution:
+    """Its chain, mixed with others."""
+    return dataclasses.replace(density.distribution_, members=weighed, simple=simple)
 
 
 def law_of(given: list[int], x: np.ndarray) -> tuple[list[int], np.ndarray, np.ndarray]:
@@ -86,13 +94,12 @@ def test_imputations_of_a_larger_table_spread_as_the_truth_does():
 def test_members_count_by_what_is_given(fitted):
     """``log p(x_T | x_S)`` of a mixture of two members, written out."""
     density, x = fitted
-    law = density._law()
     rows = density.schema_.encode(x[:50])[0]
     coded = torch.from_numpy(rows)
     simple = normal_law(density, coded)
     two = [members.Member("chain", 0.3, 0.0), members.Member(KIND.name, 0.7, 0.0)]
-    mixture = members.Mixture(law.chain, two, [simple])
-    chain = members.Mixture(law.chain, [members.Member("chain", 1.0, 0.0)], [])
+    mixture = mixture_of(density, two, [simple])
+    chain = mixture_of(density, [members.Member("chain", 1.0, 0.0)], [])
     given = torch.tensor([True, False, True, False])
     alone = coded.clone()
     alone[:, ~given, 0] = -1
@@ -112,8 +119,8 @@ def test_who_draws_does_not_tell_what_is_drawn(fitted):
     simple = normal_law(density, coded)
     far = normal_law(density, coded)
     far.means[:, 1] += 8
-    mixture = members.Mixture(
-        density._law().chain,
+    mixture = mixture_of(
+        density,
         [members.Member("chain", 0.0, 0.0), *(members.Member(KIND.name, 0.5, 0.0) for _ in "ab")],
         [simple, far],
     )
@@ -141,7 +148,7 @@ def test_members_do_not_repeat_each_other(fitted):
     coded = torch.from_numpy(density.schema_.encode(x)[0])
     simple = normal_law(density, coded)
     weighed = [members.Member("chain", 0.0, 0.0), *[members.Member(KIND.name, 0.5, 0.0)] * 2]
-    mixture = members.Mixture(density._law().chain, weighed, [simple, simple])
+    mixture = mixture_of(density, weighed, [simple, simple])
     gaps = coded[:1].repeat(1000, 1, 1)
     gaps[:, 1:, 0] = -1
     for drawn in (mixture.sample(1000, 0), mixture.complete(gaps, gaps[..., 0] != -1, 0)):

@@ -60,7 +60,7 @@ def test_weights_that_are_no_shares_are_refused(density, tmp_path, weight):
     save(density, tmp_path)
 
     def change(blueprint):
-        blueprint["fitted"]["members_"][1]["weight"] += weight
+        blueprint["fitted"]["distribution_"]["members"][1]["weight"] += weight
 
     edit_model(tmp_path, change)
     with pytest.raises(ModelFileError, match="no shares of its densities"):

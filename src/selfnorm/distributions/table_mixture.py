@@ -335,6 +335,9 @@ def _alike(present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Places of rows ``(n, d)`` that have the same numbers, and which these are ``(d,)``."""
     if present.shape[1] == 0:
         return
+    if bool(present.all()):  # to sort many rows takes longer than to score them
+        yield torch.arange(len(present)), torch.ones_like(present[0])
+        return
     patterns, which = torch.unique(present, dim=0, return_inverse=True)
     for number, pattern in enumerate(patterns):
         yield torch.nonzero(which == number).flatten(), pattern

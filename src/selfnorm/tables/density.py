@@ -13,9 +13,8 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,16 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import (
     alone,
-    float32_on_cpu,
-    on_cpu,
-    one_thread,
     seed_of,
     whole_or_not_at_all,
 )
 from selfnorm._inputs import Number, check_device, check_parameters, digest
 from selfnorm._saved import saved
-from selfnorm.chain import FOLDED_BELOW, TableChain
 from selfnorm.columns import (
     GAP,
     UNSEEN,
@@ -45,8 +40,6 @@ from selfnorm.columns import (
     Table,
     numbers_like,
 )
-from selfnorm.density import EBM
-from selfnorm.distributions import TableMixture
 from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.report import (
@@ -58,16 +51,16 @@ from selfnorm.report import (
     shortened,
     write_page,
 )
-from selfnorm.tables import answers, members, training
+from selfnorm.tables import training
+from selfnorm.tables.distribution import PIECE, RowDistribution
 from selfnorm.tables.inputs import checked_weights, only_lacks_asides, own_errors
+from selfnorm.tables.marginal import Marginal, drawn_rows, mask_of
+from selfnorm.tables.members import Member
 from selfnorm.training import Clock, History, Judgement, whole_number
 
 MINIMUM_ROWS = 5
-JOINT_FROM = 1000  # rows: of fewer, a chain mixed with simple densities knows more
-SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 _SMALLEST_SPREAD = 1e-36  # of numbers, some of which float32 has to tell apart
 RARE = 0.01  # share of rows not seen that are called outliers
-MARGINAL_PLACES = 2048  # rows drawn x values whose probability is asked
 _PARAMETERS: dict[str, list[Any]] = {
     "method": ["auto", "joint", "autoregressive"],
     "schema": [Schema, dict, None],
@@ -90,19 +83,15 @@ _PARAMETERS: dict[str, list[Any]] = {
         "schema_": Schema,
         "n_features_in_": int,
         "feature_names_in_": np.ndarray,
-        "method_": str,
         "offset_": float,
         "lower_bound_": float,
         "consistency_": dict[str, float],
         "fitted_to_": dict[str, int | str],
         "held_out_": np.ndarray,
         "history_": History,
-        "members_": list[members.Member],
         "judgement_": Judgement,
+        "distribution_": RowDistribution,
         "_measure": str,
-        "_first": TableChain | members.RowEnergy,
-        "_simple": list[TableMixture],
-        "_worth": Tensor,
     }
 )
 class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimator):
@@ -202,10 +191,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     ['kind', 'size']
     """
 
+    distribution_: RowDistribution
     held_out_: np.ndarray
     n_iter_: int
-    model_: EBM | TableChain
-    proposal_: Any
 
     def __init__(
         self,
@@ -274,72 +262,57 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 "(and some hundreds to be of use)"
             )
         X = Table.of(X)
-        self.schema_: Schema = (
-            self.schema if isinstance(self.schema, Schema) else Schema.detect(X, self.schema)
-        )
-        self.n_features_in_ = len(self.schema_.columns)
+        schema = self.schema if isinstance(self.schema, Schema) else Schema.detect(X, self.schema)
         if self.verbose:
-            print(self.schema_)
-        x, extra = self.schema_.encode(X)
-        _refuse_tiny(self.schema_.parts, x)
+            print(schema)
+        x, open_ = schema.encode(X)
+        _refuse_tiny(schema.parts, x)
         weights = np.ones(n) if sample_weight is None else checked_weights(sample_weight, n)
-        if (weights > 0).sum() < MINIMUM_ROWS:
+        counted = np.flatnonzero(weights > 0)
+        if len(counted) < MINIMUM_ROWS:
             raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
-        plain = _plainly_continuous(self.schema_.parts) and bool((x[..., 0] != GAP).all())
-        self.method_ = self.method
-        if self.method == "auto":
-            one_energy = plain and len(self.schema_.parts) <= 2 and n >= JOINT_FROM
-            self.method_ = "joint" if one_energy else "autoregressive"
-        if self.method_ == "joint" and not plain:
-            raise DataError(
-                "method='joint' is for continuous columns without gaps or limits; use 'auto' or "
-                f"'autoregressive' for this table:\n{self.schema_}"
-            )
-        seed = seed_of(self.random_state, checkpoint)
+        method = training.chosen_method(self.method, schema, torch.from_numpy(x))
+        self.schema_, self.n_features_in_ = schema, len(schema.columns)
+        self._measure = schema.fingerprint
         self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
-        counted = weights > 0
-        if not counted.all():
-            x, extra = x[counted], extra[counted]
-        rows = training.Rows(*(torch.from_numpy(each) for each in (x, extra, weights[counted])))
-        coded = rows.coded
-        rng = np.random.default_rng(seed)
-        some = torch.from_numpy(rng.permutation(len(coded))[:SCORED_ROWS])
-        self.consistency_: dict[str, float] = {}
-        self._measure, self._worth = self.schema_.fingerprint, torch.zeros(len(self.schema_.parts))
-        self._how = "rows held out"
-        self.members_: list[members.Member] = []
-        self._simple: list[TableMixture] = []
-        how: dict[str, Any] = {
-            "options": self._stated(seed),
-            "n_init": int(self.n_init),
-            "validation_fraction": self.validation_fraction,
-            "device": self.device or "cpu",
-            "checkpoint": checkpoint,
-            "clock": clock,
-        }
-        few_rows = self.method_ != "joint" and len(rows) < FOLDED_BELOW
-        with float32_on_cpu(), one_thread() if few_rows else nullcontext():
-            sizes = {} if self.hidden is None else {"hidden": self.hidden}
-            train = training.train_joint if self.method_ == "joint" else training.train_law
-            law = train(rows, self.schema_.parts, sizes=sizes, **how)
-            self._hold(law.first)
-            self.history_, self.n_iter_ = law.history, law.n_steps
-            self.members_, self._simple = law.members, law.simple
-            self.held_out_, self._how, gain = law.held_out, law.how, law.gain
-            places, scores = law.places, law.scores
-        if sample_weight is not None:
-            self.held_out_ = np.flatnonzero(counted)[self.held_out_]
-        if isinstance(self.model_, TableChain):
-            checked = coded[some if len(places) == 0 else rng.permutation(places)]
-            if math.isfinite(clock.total):
-                checked = checked[: training.checked_rows(self.model_.dim)]
-            self._worth = self._worth_of_parts(self.model_.columns.pack(checked)[0])
-            self.consistency_ = self._law().consistency(checked, seed)
-        self._conclude(rows, some, places, scores, gain, clock)
+        if len(counted) < n:
+            x, open_ = x[counted], open_[counted]
+        rows = training.Rows(*map(torch.from_numpy, (x, open_, weights[counted])))
+        settings = self._settings(seed_of(self.random_state, checkpoint), clock, checkpoint)
+        fit = training.train(rows, schema.parts, method, settings)
+        self.distribution_ = fit.distribution
+        self.history_, self.n_iter_ = fit.history, fit.n_steps
+        self.consistency_ = fit.consistency
+        self.held_out_ = counted[fit.held_out]
+        judgement = fit.judgement(rows)
+        self.lower_bound_, self.offset_ = self._threshold(rows, fit, judgement, clock)
+        self.judgement_ = dataclasses.replace(judgement, seconds=clock.gone)
+        if self.verbose:
+            print(self.judgement_)
+        ordinary = fit.scores + fit.distribution.comparable(rows.coded[fit.places])
         self.unseen_decision_ = np.full(n, np.nan)
-        ordinary = (scores + self._correction(coded[places])).numpy() - self.offset_
-        self.unseen_decision_[np.flatnonzero(counted)[places.numpy()]] = ordinary
+        self.unseen_decision_[counted[fit.places.numpy()]] = ordinary.numpy() - self.offset_
         return self
+
+    @property
+    def method_(self) -> str:
+        """The method that was used."""
+        return self.distribution_.method
+
+    @property
+    def members_(self) -> list[Member]:
+        """The densities that were tried, chain or energy first."""
+        return self.distribution_.members
+
+    @property
+    def model_(self) -> nn.Module:
+        """The trained density of rows as it sees them: :meth:`standardise`."""
+        return self.distribution_.model
+
+    @property
+    def proposal_(self) -> nn.Module | None:
+        """The proposal of one energy over all columns."""
+        return self.distribution_.proposal
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Normalised log-likelihood ``(n,)`` of the rows of the table ``X``, in its units.
@@ -349,9 +322,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         the schema reserves for such, and a warning names it. In batches of other sizes scores
         differ by less than 1e-5: normalisers of factors are in single precision.
         """
-        return np.concatenate(
-            [self._log_prob(*piece).numpy() for piece in self._pieces(X, training.PIECE)]
-        )
+        return np.concatenate([self._log_prob(*piece).numpy() for piece in self._pieces(X, PIECE)])
 
     def log_mass(self, X: Any) -> np.ndarray:
         """The same as :meth:`score_samples`, where whole numbers have probabilities already."""
@@ -373,14 +344,15 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     def scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function` of rows, in the time of one."""
-        pieces = [self._scored(*piece) for piece in self._pieces(X, training.PIECE)]
+        pieces = [self._scored(*piece) for piece in self._pieces(X, PIECE)]
         scores, ordinary = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         return scores, ordinary
 
     def _scored(self, coded: Tensor, open_: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """The same of coded rows."""
         scores = self._log_prob(coded, open_)
-        return scores.numpy(), (scores + self._correction(coded)).numpy() - self.offset_
+        ordinary = scores + self.distribution_.comparable(coded)
+        return scores.numpy(), ordinary.numpy() - self.offset_
 
     def predict(self, X: Any) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
@@ -405,11 +377,10 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         coded, open_ = self._rows(X, partial=True)
         if not len(given):
             return self._log_prob(coded, open_).numpy()
-        self._chain()
-        mask = self._mask(given)
-        asked = (coded[..., 0] != GAP) & ~mask
-        log_p = self._law().conditional(coded, mask)
-        return (log_p + open_.where(asked, 0.0).sum(-1)).numpy()
+        mask = mask_of(self.schema_, given)
+        target = (coded[..., 0] != GAP) & ~mask
+        log_p = self.distribution_.conditional(coded, mask)
+        return (log_p + open_.where(target, 0.0).sum(-1)).numpy()
 
     def sample(
         self,
@@ -457,8 +428,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         seed = seed_of(random_state)
         if given is not None:
             return self._complete(given, int(n_samples), seed, missing)
-        with float32_on_cpu():
-            drawn = self._law().sample(int(n_samples), seed, missing)
+        drawn = self.distribution_.sample(int(n_samples), seed, missing)
         return self.schema_.decode(self.schema_.within_seen(drawn), seed)
 
     def impute(self, X: Any, n_draws: int = 1, random_state: Any = None) -> Any:
@@ -481,20 +451,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         seed = seed_of(random_state)
         drawn = self._drawn(coded.repeat(n_draws, 1, 1), seed)
         rng = np.random.default_rng(seed)
-        found = [self.schema_.fill(X, part, rng) for part in np.split(drawn, n_draws)]
-        return found[0] if n_draws == 1 else found
+        tables = [self.schema_.fill(X, rows, rng) for rows in np.split(drawn, n_draws)]
+        return tables[0] if n_draws == 1 else tables
 
     def marginal(self, columns: Sequence[Any]) -> Marginal:
         """The distribution of some of the columns, the others unknown: its scores and samples."""
         check_is_fitted(self)
-        self._chain()
-        mask = self._mask(columns)
-        if not mask.any():
-            raise DataError("marginal needs the names of one column or more")
-        ordered = tuple(c.name for c in self.schema_.modelled if c.name in columns)
-        score = partial(self._score_marginal, columns=ordered, mask=mask)
-        draw = partial(self._draw_marginal, columns=ordered)
-        return Marginal(ordered, score, draw, partial(self._masses, mask))
+        return Marginal(self.schema_, self.distribution_, columns)
 
     def probabilities(self, X: Any, column: Any) -> Any:
         """Probabilities of the levels of a column, given the others: a classifier.
@@ -516,7 +479,6 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         (['a', 'b'], True)
         """
         coded, _ = self._rows(X, partial=True)
-        model = self._chain()
         places = self.schema_.parts_of([column])
         described = next(c for c in self.schema_.modelled if c.name == column)
         part = self.schema_.parts[places[0]]
@@ -527,23 +489,19 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 " draw from it with sample(given=...)"
             )
         coded[:, places, 0] = GAP
-        if part.rest or part.n_codes > answers.MAX_COMPLETIONS:
-            packed = model.columns.pack(coded)[0]
-            laws = answers.laws(model, packed, places[0])
-            log_codes = torch.cat([law.log_codes for _, law in laws])
-        else:
-            log_codes = self._completed(coded, places, torch.arange(part.n_codes).unsqueeze(1))
+        log_codes = self.distribution_.log_codes(coded, places[0])
         if part.gap:
             log_codes[:, n_levels] = -torch.inf
         codes = torch.softmax(log_codes, -1).numpy()
         levels = part.values or described.levels
-        whole = described.numeric and described.decimals == 0
-        found = dict(zip([int(v) if whole else v for v in levels], codes.T, strict=False))
+        integers = described.numeric and described.decimals == 0
+        names = [int(level) if integers else level for level in levels]
+        shares = dict(zip(names, codes.T, strict=False))
         if part.rest:
-            found["other"] = codes[:, -1]
-        shares = zip(described.tail, described.tail_shares, strict=True)
+            shares["other"] = codes[:, -1]
         rare = codes[:, len(described.levels) :]
-        return numbers_like(X, found | {level: rare[:, 0] * share for level, share in shares})
+        tail = zip(described.tail, described.tail_shares, strict=True)
+        return numbers_like(X, shares | {level: rare[:, 0] * share for level, share in tail})
 
     def explain(self, X: Any) -> Any:
         r"""How ordinary each cell is, given the rest of its row: a table of the kind that came in.
@@ -565,16 +523,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         np.True_
         """
         coded, _ = self._rows(X)
-        model = self._chain()
-        packed = model.columns.pack(coded)[0]
-        tails, found = answers.tail_probabilities(model, packed), {}
+        of_parts, tails = self.distribution_.explain(coded), {}
         for column in self.schema_.columns:
             if column.modelled:
                 places = self.schema_.parts_of([column.name])
-                found[column.name] = 1 - (1 - tails[:, places].min(1)) ** len(places)
+                tails[column.name] = 1 - (1 - of_parts[:, places].min(1)) ** len(places)
             elif isinstance(X, np.ndarray | list | Tensor):  # by position
-                found[column.name] = np.full(len(packed), np.nan)
-        return numbers_like(X, found)
+                tails[column.name] = np.full(len(coded), np.nan)
+        return numbers_like(X, tails)
 
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
@@ -583,9 +539,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         compares two models, and warns where their schemas have different measures.
         """
         coded, open_ = self._rows(X)
-        seed = seed_of(random_state)
-        with float32_on_cpu():
-            bounds = self._law().bounds(coded, open_, n_samples, seed)
+        bounds = self.distribution_.bounds(coded, open_, n_samples, seed_of(random_state))
         return dataclasses.replace(bounds, measure=self.schema_.fingerprint)
 
     def report(
@@ -647,7 +601,6 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """What was fitted, in words; empty before the fit."""
         if not hasattr(self, "judgement_"):
             return {}
-        how = {"joint": "one energy over all columns", "autoregressive": "a factor for each column"}
         kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns]
         rows = f"{self.fitted_to_['rows']:,} rows"
         answers_ = {}
@@ -656,7 +609,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             answers_ = {"given some columns": f"answers {off:.2g} nats from the joint (median row)"}
         return {
             "fitted to": f"{rows} of {self.n_features_in_} columns",
-            "method": f"{self.method_}: {how[self.method_]}",
+            "method": f"{self.method_}: {self.distribution_.words}",
             "judged": str(self.judgement_),
             **answers_,
             "columns": shortened(kinds),
@@ -666,8 +619,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
         coded, _ = self._rows(X)
-        packed: Tensor = self._first.columns.pack(coded)[0]
-        return packed if self.method_ != "joint" else packed[..., 1]
+        return self.distribution_.pack(coded)
 
     def _loaded(self) -> None:
         """Refuse what no fit gives, and complete what is not saved."""
@@ -676,7 +628,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if (
             min(weights, default=-1) < 0
             or not math.isclose(sum(weights), 1.0, abs_tol=1e-6)
-            or sum(weight > 0 for weight in weights) != len(self._simple) + (weights[0] > 0)
+            or sum(weight > 0 for weight in weights)
+            != len(self.distribution_.simple) + (weights[0] > 0)
         ):
             raise ValueError("the weights of the members are no shares of its densities")
         if self.schema_.fingerprint != self._measure:
@@ -685,14 +638,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             row = np.zeros((1, len(self.schema_.parts), 2))
             self.schema_.decode(row, 0)  # or a form that is none fails in sample()
         self.unseen_decision_ = np.zeros(0)
-        self._hold(self._first)
         self.n_iter_ = self.history_.n_steps
 
     # -- training -------------------------------------------------------------------------------
 
-    def _stated(self, seed: int) -> dict[str, Any]:
-        """Training options that the user stated."""
-        stated = {
+    def _settings(self, seed: int, clock: Clock, checkpoint: Any) -> training.Settings:
+        """How to train, by what the user stated."""
+        options = {
             "max_steps": self.max_steps,
             "batch_size": self.batch_size,
             "lr": self.learning_rate,
@@ -700,42 +652,33 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             "seed": seed,
             "progress": self.verbose,
         }
-        return {name: value for name, value in stated.items() if value is not None}
+        return training.Settings(
+            sizes={} if self.hidden is None else {"hidden": self.hidden},
+            options={name: value for name, value in options.items() if value is not None},
+            n_init=int(self.n_init),
+            validation_fraction=self.validation_fraction,
+            device=self.device or "cpu",
+            checkpoint=checkpoint,
+            clock=clock,
+        )
 
-    def _conclude(
-        self,
-        rows: training.Rows,
-        some: Tensor,
-        places: Tensor,
-        scores: Tensor,
-        gain: np.ndarray,
-        clock: Clock,
-    ) -> None:
-        """Threshold of outliers, log-likelihood and closing words, by rows not seen if there are.
-
-        ``places`` are the rows that were judged by their ``scores``, ``some`` rows of training;
-        ``gain`` is what the energies add to simple densities.
-        """
-        judged = Judgement(len(rows), "not judged: too few rows to hold some out")
-        if len(places):
-            weights = rows.weights[places].numpy()
-            judged = Judgement.of(len(rows), self._how, scores.numpy(), gain, weights)
-        judged_by, of_rows = places, scores
+    def _threshold(
+        self, rows: training.Rows, fit: training.Trained, judgement: Judgement, clock: Clock
+    ) -> tuple[float, float]:
+        """Log-likelihood, and the threshold of outliers, by rows not seen if there are any."""
+        places, scores = fit.places, fit.scores
         if self.contamination != "auto" or len(places) == 0:
-            judged_by = some
+            places = fit.sampled
             # one pass by the learned b, if rows are many or time is short: it tells a threshold
-            many = len(rows) > SCORED_ROWS and not self._how.endswith("folds")
+            many = len(rows) > training.SCORED_ROWS and not fit.how.endswith("folds")
             quick = many or math.isfinite(clock.total)
-            how_normalised = "learned" if quick else "quadrature"
-            of_rows = self._log_prob(rows.coded[some], rows.open_[some], how_normalised)
-        score = judged.score if math.isfinite(judged.score) else float(of_rows.mean())
-        self.lower_bound_: float = score
-        comparable = (of_rows + self._correction(rows.coded[judged_by])).numpy()
+            normalizer = "learned" if quick else "quadrature"
+            log_p = fit.distribution.log_prob(rows.coded[places], normalizer)
+            scores = log_p + rows.open_[places].sum(-1)
+        score = judgement.score if math.isfinite(judgement.score) else float(scores.mean())
+        comparable = (scores + fit.distribution.comparable(rows.coded[places])).numpy()
         rare = RARE if self.contamination == "auto" else float(self.contamination)
-        self.offset_: float = float(np.percentile(comparable, 100.0 * rare))
-        self.judgement_ = dataclasses.replace(judged, seconds=clock.gone)
-        if self.verbose:
-            print(self.judgement_)
+        return score, float(np.percentile(comparable, 100.0 * rare))
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -773,8 +716,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     def _rows(self, X: Any, *, partial: bool = False) -> tuple[Tensor, Tensor]:
         """Coded rows ``(n, p, 2)``, and the log-probability that codes leave open ``(n, p)``."""
-        (whole,) = self._pieces(X, None, partial=partial)
-        return whole
+        (rows,) = self._pieces(X, None, partial=partial)
+        return rows
 
     def _pieces(
         self, X: Any, n_rows: int | None, *, partial: bool = False
@@ -783,129 +726,15 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         check_is_fitted(self)
         if not partial:
             X, _ = self._check(X, reset=False)
-        for x, extra in self.schema_.pieces(X, n_rows, partial=partial):
-            if self.method_ == "joint" and (x[..., 0] == GAP).any():
-                raise DataError(
-                    "this model has one energy over all columns, which knows no gaps; fit it with "
-                    "method='autoregressive' (--method autoregressive)"
-                )
-            yield torch.from_numpy(x), torch.from_numpy(extra)
+        for x, open_ in self.schema_.pieces(X, n_rows, partial=partial):
+            yield torch.from_numpy(x), torch.from_numpy(open_)
 
-    @torch.no_grad()
-    def _log_prob(self, coded: Tensor, open_: Tensor, normalizer: str = "quadrature") -> Tensor:
+    def _log_prob(self, coded: Tensor, open_: Tensor) -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
-        return self._law().log_prob(coded, normalizer) + open_.sum(-1)
-
-    def _hold(self, first: TableChain | members.RowEnergy) -> None:
-        """Keep the chain or the one energy."""
-        self._first = first
-        if isinstance(first, members.RowEnergy):
-            self.model_, self.proposal_ = first.model, first.proposal
-        else:
-            self.model_, self.proposal_ = first, None
-
-    def _law(self) -> members.Mixture:
-        """The chain or the one energy, and what is mixed with it."""
-        return members.Mixture(self._first, self.members_, self._simple)
-
-    def _correction(self, coded: Tensor) -> Tensor:
-        """What makes scores of rows ``(n, p, 2)`` comparable: zero where all are numbers."""
-        if not isinstance(self.model_, TableChain):
-            return torch.zeros(len(coded), dtype=torch.float64)
-        gap = coded[..., 0] == GAP
-        return answers.comparable(self.model_.columns, coded) + self._worth.where(gap, 0.0).sum(-1)
-
-    def _worth_of_parts(self, packed: Tensor) -> Tensor:
-        """``(p,)``: mean log-likelihood of the cells of each part, numbers in their own units.
-
-        ``-log`` of the width of a number is left in, where a cell holds none.
-        """
-        assert isinstance(self.model_, TableChain)
-        columns = self.model_.columns
-        packed = packed[: 2 * answers.checked_rows(self.model_)]
-        with on_cpu():
-            of_parts = answers.shares(self.model_, packed, normalizer="learned").mean(0)
-        coded = columns.unpack(packed[..., 0], packed[..., 1])
-        is_number = packed[..., 0] == columns.n_codes
-        log_width = answers.resolutions(columns).log()
-        of_parts = of_parts + columns.pack(coded)[1] - log_width.where(~is_number, 0.0)
-        seen = packed[..., 0] != GAP
-        return of_parts.where(seen, 0.0).sum(0) / seen.sum(0).clamp_min(1)
-
-    def _chain(self) -> TableChain:
-        """The chain, which alone answers questions."""
-        if not isinstance(self.model_, TableChain):
-            raise DataError(
-                "this model has one energy over all columns; to ask for conditionals, imputations "
-                "and explanations, fit it with method='autoregressive' (--method autoregressive)"
-            )
-        return self.model_
-
-    def _mask(self, given: Sequence[Any]) -> Tensor:
-        if isinstance(given, str):
-            raise DataError(f"given must be a list of columns: [{given!r}]")
-        mask = torch.zeros(len(self.schema_.parts), dtype=torch.bool)
-        mask[self.schema_.parts_of(list(given), alone=True)] = True
-        return mask
-
-    def _masses(self, mask: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Codes ``(C, k)`` of ``k`` finite parts, and their probabilities ``(C,)`` in the joint.
-
-        The mean of ``p(x_T | rest)`` over rows drawn from the joint, each a sum of the joint over
-        ``T``. ``None`` where ``T`` has numbers, or too many values.
-        """
-        places = mask.nonzero().flatten().tolist()
-        sizes = [self.schema_.parts[j].n_codes for j in places]
-        n_codes = math.prod(sizes)
-        if any(self.schema_.parts[j].rest for j in places) or n_codes > answers.MAX_COMPLETIONS:
-            return None
-        codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(n_codes, -1)
-        rows = torch.zeros(MARGINAL_PLACES // n_codes, len(mask), 2, dtype=torch.float64)
-        rows[..., 0] = GAP
-        log_p = self._completed(torch.from_numpy(self._drawn(rows, 0)), places, codes)
-        # the rest is reserved for the never seen
-        known = self._chain().layout.log_seen[places].sum()
-        shares = (log_p - torch.logsumexp(log_p, 1, keepdim=True)).exp().mean(0)
-        return codes.double(), shares.log() + known
-
-    def _completed(self, coded: Tensor, places: list[int], codes: Tensor) -> Tensor:
-        """``(n, C)``: log-likelihoods of rows that have each of the codes ``(C, k)`` at places."""
-        found = []
-        for rows in coded.split(max(1, training.PIECE // len(codes))):
-            every = rows.repeat_interleave(len(codes), 0)
-            every[:, places, 0] = codes.repeat(len(rows), 1).to(every)
-            found.append(self._law().log_prob(every).view(-1, len(codes)))
-        return torch.cat(found)
-
-    def _score_marginal(
-        self,
-        X: Any,
-        masses: tuple[Tensor, Tensor] | None,
-        *,
-        columns: Sequence[Any],
-        mask: Tensor,
-    ) -> np.ndarray:
-        if not (isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")):
-            cells = X if isinstance(X, np.ndarray | Tensor) else np.asarray(X)
-            if cells.ndim == 2 and cells.shape[1] == len(columns):
-                X = {name: cells[:, j] for j, name in enumerate(columns)}
-        coded, open_ = self._rows(X, partial=True)
-        coded[:, ~mask] = torch.tensor([float(GAP), 0.0], dtype=coded.dtype)
-        log_p = self._log_prob(coded, open_.where(mask, 0.0))
-        if masses is not None:
-            codes, log_masses = masses
-            same = (coded[:, mask, 0].unsqueeze(1) == codes).all(-1)  # none for what was never seen
-            log_p = torch.where(same.any(1), log_masses[same.int().argmax(1)], log_p)
-        return log_p.numpy()
-
-    def _draw_marginal(self, n_samples: int, random_state: Any, *, columns: Sequence[Any]) -> Any:
-        coded = torch.zeros(n_samples, len(self.schema_.parts), 2, dtype=torch.float64)
-        coded[..., 0], seed = GAP, seed_of(random_state)
-        return self.schema_.decode(self._drawn(coded, seed), seed, columns=columns)
+        return self.distribution_.log_prob(coded) + open_.sum(-1)
 
     def _complete(self, given: Any, n_samples: int, seed: int, missing: bool) -> Any:
         """Rows with some of the values given, each ``n_samples`` times."""
-        self._chain()
         if isinstance(given, Mapping):
             one = {k: v for k, v in given.items() if isinstance(v, str) or not np.ndim(v)}
             if len(one) == len(given):
@@ -922,51 +751,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return self.schema_.decode(drawn, seed)
 
     def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
-        """Coded rows ``(n, p, 2)`` with their gaps drawn, given all that they have."""
-        self._chain()
-        seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
-        drawn = self._law().complete(coded, seen, seed, missing)
-        return self.schema_.within_seen(drawn, seen.numpy())
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Marginal:
-    """The distribution of some columns of a fitted :class:`EnergyDensity`, the others unknown.
-
-    Other columns of rows are not looked at; an array may have all columns of the table, or these
-    alone, as ``columns`` orders them: as in the table.
-
-    Probabilities of categories (64 combinations at most) are those of the joint distribution, up to
-    the error of a mean over rows drawn from it. Other scores are the network's own answers with the
-    other columns missing: normalised for each choice of columns, not exactly the integral of the
-    joint distribution (see ``consistency_``).
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
-    >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
-    >>> kinds = density.marginal(["kind"])
-    >>> kinds.score_samples({"kind": ["a", "b"]}).shape
-    (2,)
-    """
-
-    columns: tuple[Any, ...]
-    _score: Callable[..., np.ndarray]
-    _draw: Callable[..., Any]
-    _masses: Callable[[], tuple[Tensor, Tensor] | None]
-
-    @cached_property
-    def _listed(self) -> tuple[Tensor, Tensor] | None:
-        return self._masses()
-
-    def score_samples(self, X: Any) -> np.ndarray:
-        """Log-likelihood ``(n,)`` of rows."""
-        return self._score(X, self._listed)
-
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> Any:
-        """A table of ``n_samples`` rows of these columns."""
-        return self._draw(n_samples, random_state)
+        """Coded rows ``(n, p, 2)`` with their gaps drawn, given the rest of the row."""
+        return drawn_rows(self.schema_, self.distribution_, coded, seed, missing)
 
 
 def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
@@ -986,8 +772,3 @@ def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
             problems.append(told)
     if problems:
         raise DataError.of(problems)
-
-
-def _plainly_continuous(parts: Sequence[Part]) -> bool:
-    open_ended = all(part.low is None and part.high is None for part in parts)
-    return open_ended and all(part.rest and part.n_codes == part.step == 0 for part in parts)

@@ -16,8 +16,9 @@ from torch import Tensor
 from selfnorm._context import seeded, whole_or_not_at_all
 from selfnorm.columns import GAP, Part
 from selfnorm.errors import DataError
-from selfnorm.tables import answers, members
+from selfnorm.tables import members
 from selfnorm.tables.density import EnergyDensity
+from selfnorm.tables.distribution import comparable
 
 N_FOLDS = 5  # in which training rows are scored by the Gaussian
 FEW, DRAWS = (4, 8), 64  # rows of a small draw, and how many draws there are
@@ -108,7 +109,7 @@ class OutlierDetector(BaseEstimator):
         self, rows: Tensor, apart: np.ndarray, log_p: np.ndarray, of_density: np.ndarray
     ) -> np.ndarray:
         """The views ``(n, 5)`` of coded rows from what is known of them."""
-        gaussian = -log_p - answers.comparable(self._gaussian.columns, rows).numpy()
+        gaussian = -log_p - comparable(self._gaussian.columns, rows).numpy()
         return np.column_stack([apart, gaussian, -of_density])
 
     def _surprise(self, views: np.ndarray) -> np.ndarray:

@@ -7,20 +7,25 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm._context import seeded
+from selfnorm._context import float32_on_cpu, one_thread, seeded
 from selfnorm.chain import FEWEST_IN_FOLDS, FOLDED_BELOW, TableChain, table_options
-from selfnorm.columns import GAP, CodedColumns, Part
+from selfnorm.columns import GAP, CodedColumns, Part, Schema
 from selfnorm.density import EBM, Ensemble, fit, fit_many, joint_density, joint_energy
-from selfnorm.distributions import TableMixture
-from selfnorm.tables import answers, members
-from selfnorm.training import Clock, History, TrainingOptions, split_rows
+from selfnorm.distributions import Defensive
+from selfnorm.errors import DataError
+from selfnorm.tables import members
+from selfnorm.tables.chain_distribution import ChainDistribution, shares
+from selfnorm.tables.distribution import PIECE, RowDistribution
+from selfnorm.tables.energy_distribution import EnergyDistribution, grid_of
+from selfnorm.training import Clock, History, Judgement, TrainingOptions, split_rows
 
 JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
 MOST_HELD_OUT = 10_000
@@ -35,47 +40,70 @@ TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 # copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
 COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 3
 MOST_IN_LINES = 4e9  # rows x numbers^3 of a table with gaps that begins at lines: minutes, 300 MB
-PIECE = 2**16  # rows coded and scored at a time
+JOINT = EnergyDistribution.method
+JOINT_FROM = 1000  # rows: of fewer, a chain mixed with simple densities knows more
+SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
 # Shares of the time that may be taken: for simple densities (half as much again to fit those kept
 # to all rows), for the first of two runs, for closing figures; cells in one figure of consistency,
 # and rows judged between two looks at the clock.
 SIMPLE_SHARE, FIRST_SHARE, CLOSING_SHARE, CHECKED_CELLS, ROWS_PER_LOOK = 0.15, 0.65, 0.05, 1600, 64
 
 
-@dataclass
-class TableLaw:
-    """What was trained.
+@dataclass(frozen=True)
+class Settings:
+    """How to train, as the user stated it.
 
     Attributes:
-        first: the chain, or the one energy, in double precision.
+        sizes, options: of networks and training, in place of the defaults.
+        n_init: number of restarts.
+        validation_fraction: of the rows, where some are held out.
+        device: where to train.
+        checkpoint: file from which the same run goes on.
+        clock: of the fit.
+    """
+
+    sizes: dict[str, Any]
+    options: dict[str, Any]
+    n_init: int
+    validation_fraction: float
+    device: str
+    checkpoint: str | os.PathLike[str] | None
+    clock: Clock
+
+
+@dataclass
+class Trained:
+    """A distribution, and how it did in training.
+
+    Attributes:
+        distribution: of coded rows, in double precision.
         history: of the run that chose its state.
         n_steps: of all runs.
         held_out: numbers of the rows that were held out.
-        members: all that were tried, that first; ``simple``, those kept beside it.
+        how: rows were judged, in words.
         places, scores: rows that were judged, and their log-likelihoods.
-        how: they were judged.
         gain: what the energies add to the score of each; NaN: nothing to compare with.
+        sampled: rows of training that stand for all.
+        consistency: see :meth:`RowDistribution.consistency`.
     """
 
-    first: TableChain | members.RowEnergy
+    distribution: RowDistribution
     history: History
     n_steps: int
     held_out: np.ndarray
-    members: list[members.Member]
-    simple: list[TableMixture]
-    places: Tensor
-    scores: Tensor
     how: str
-    gain: np.ndarray
+    places: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    scores: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    gain: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    sampled: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    consistency: dict[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, first: Any, history: History, n_steps: int, split: _Split) -> TableLaw:
-        """Of what was trained, before it was judged."""
-        return cls(
-            first, history, n_steps, _in_order(split.held_out), [], [],
-            torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.float64), split.how,
-            np.zeros(0),
-        )  # fmt: skip
+    def judgement(self, rows: Rows) -> Judgement:
+        """What the fit came to, on rows not seen if there are any."""
+        if len(self.places) == 0:
+            return Judgement(len(rows), "not judged: too few rows to hold some out")
+        weights = rows.weights[self.places].numpy()
+        return Judgement.of(len(rows), self.how, self.scores.numpy(), self.gain, weights)
 
 
 @dataclass(frozen=True)
@@ -90,31 +118,56 @@ class Rows:
         return len(self.coded)
 
 
-def train_law(
-    rows: Rows,
-    parts: Sequence[Part],
-    *,
-    sizes: dict[str, Any],
-    options: dict[str, Any],
-    n_init: int,
-    validation_fraction: float,
-    device: str,
-    checkpoint: Any,
-    clock: Clock,
-) -> TableLaw:
-    """A chain over the parts of coded rows, and what is mixed with it.
+def chosen_method(method: str, schema: Schema, coded: Tensor) -> str:
+    """The method of a fit: ``"auto"`` is one energy for a few plainly continuous columns."""
+    plain = bool((coded[..., 0] != GAP).all()) and all(
+        part.rest and part.n_codes == part.step == 0 and part.low is part.high is None
+        for part in schema.parts
+    )
+    if method == JOINT and not plain:
+        raise DataError(
+            "method='joint' is for continuous columns without gaps or limits; use 'auto' or "
+            f"'autoregressive' for this table:\n{schema}"
+        )
+    if method != "auto":
+        return method
+    one_energy = plain and len(schema.parts) <= 2 and len(coded) >= JOINT_FROM
+    return JOINT if one_energy else ChainDistribution.method
+
+
+def train(rows: Rows, parts: Sequence[Part], method: str, settings: Settings) -> Trained:
+    """The distribution of coded rows by one of the methods, judged on rows not seen."""
+    ways = {JOINT: train_energy, ChainDistribution.method: train_chain}
+    seed = settings.options["seed"]
+    rng = np.random.default_rng(seed)
+    sampled = torch.from_numpy(rng.permutation(len(rows))[:SCORED_ROWS])
+    with float32_on_cpu():
+        fit = ways[method](rows, parts, settings)
+    checked = rows.coded[rng.permutation(fit.places) if len(fit.places) else sampled]
+    if math.isfinite(settings.clock.total):
+        checked = checked[: checked_rows(len(parts))]
+    distribution = fit.distribution.with_gap_scores(checked)
+    consistency = distribution.consistency(checked, seed)
+    return replace(fit, distribution=distribution, sampled=sampled, consistency=consistency)
+
+
+def train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Trained:
+    """A chain over the parts of coded rows, and the simple densities beside it.
 
     Small tables are judged by folds: each order of the chain is trained without one of them, all at
     once; then all orders go on with all rows. Of larger ones a part is held out.
-
-    ``sizes`` and ``options`` are those that were stated, in place of the defaults.
     """
-    seed = options["seed"]
+    with one_thread() if len(rows) < FOLDED_BELOW else nullcontext():
+        return _train_chain(rows, parts, settings)
+
+
+def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Trained:
+    seed, device, clock = settings.options["seed"], settings.device, settings.clock
     with_gaps = float((rows.coded[..., 0] == GAP).any(-1).double().mean())
     defaults = table_options(len(rows), parts, device, gaps=with_gaps)
-    sizes, options = defaults.model | sizes, defaults.fit | options
+    sizes, options = defaults.model | settings.sizes, defaults.fit | settings.options
     split = _Split.of(
-        len(rows), sizes["orderings"], defaults.orders_per_fold, validation_fraction, seed
+        len(rows), sizes["orderings"], defaults.orders_per_fold, settings.validation_fraction, seed
     )
     began = clock.gone
     simple = _scores_of_simple(rows, parts, split.folds, with_gaps == 0, seed, clock)
@@ -127,7 +180,7 @@ def train_law(
     with seeded(seed):
         models = [
             TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
-            for _ in range(n_init)
+            for _ in range(settings.n_init)
         ]
     # in every digit where residuals of few rows are divided by their spread
     packed = _packed(columns, rows.coded, torch.float64 if split.n_folds > 1 else torch.float32)
@@ -135,7 +188,7 @@ def train_law(
     fill = None
     if with_gaps and split.n_folds > 1:
         fill = functools.partial(_completed, columns=columns, coded=rows.coded)
-    runs = _Runs(packed, rows.weights, split, options, closing, clock, checkpoint, fill)
+    runs = _Runs(packed, rows.weights, split, options, closing, clock, settings.checkpoint, fill)
     histories = runs.first(models, beginning, defaults.task, device)
     chain, history = best(models, histories)
     stopped, n_steps = histories[-1].stopped, history.n_steps
@@ -150,7 +203,9 @@ def train_law(
     # float64 from here on, but for normalisers: a score hardly depends on the rows beside it
     chain = chain.cpu().double().eval()
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
-    return _mix(TableLaw.of(chain, history, n_steps, split), simple, log_p, rows, parts, seed)
+    distribution = ChainDistribution(chain, [], [], torch.zeros(len(parts)))
+    fit = Trained(distribution, history, n_steps, _in_order(split.held_out), split.how)
+    return _mix(fit, simple, log_p, rows, parts, seed)
 
 
 @dataclass(frozen=True)
@@ -184,6 +239,10 @@ class _Split:
         return cls(
             train, held_out, folds, judged[folds[judged] >= 0], torch.arange(orders) % n_folds
         )
+
+    def judged_in(self, fold: int) -> Tensor:
+        """Numbers of the rows that are judged in a fold."""
+        return self.judged[self.folds[self.judged] == fold]
 
     @property
     def n_folds(self) -> int:
@@ -332,82 +391,81 @@ class _Runs:
         return stopped, n_steps
 
 
-def train_joint(
-    rows: Rows,
-    parts: Sequence[Part],
-    *,
-    sizes: dict[str, Any],
-    options: dict[str, Any],
-    n_init: int,
-    validation_fraction: float,
-    device: str,
-    checkpoint: Any,
-    clock: Clock,
-) -> TableLaw:
-    """One energy over all numbers of coded rows, and what is mixed with it.
+def train_energy(rows: Rows, parts: Sequence[Part], settings: Settings) -> Trained:
+    """One energy over all numbers of coded rows, and the simple densities beside it.
 
     Small tables are judged by folds: one energy is trained without each of them, all at once, and
     the model is their mixture. Of larger ones a part is held out. Restarts differ in their energies
     alone: base and proposal are those of :func:`~selfnorm.density.recipes.joint_density`.
-    Arguments as in :func:`train_law`.
     """
-    n, d, seed = len(rows), len(parts), options["seed"]
-    folded = FEWEST_IN_FOLDS <= n < FOLDED_BELOW
-    split = _Split.of(n, JOINT_FOLDS if folded else 1, int(folded), validation_fraction, seed)
+    n, seed = len(rows), settings.options["seed"]
+    n_folds = JOINT_FOLDS if FEWEST_IN_FOLDS <= n < FOLDED_BELOW else 1
+    split = _Split.of(n, n_folds, int(n_folds > 1), settings.validation_fraction, seed)
     simple = _scores_of_simple(
-        rows, parts, split.folds, True, seed, clock, below=JOINT_SIMPLE_BELOW
+        rows, parts, split.folds, True, seed, settings.clock, below=JOINT_SIMPLE_BELOW
     )
     straight = _straight_energy(rows, parts, simple, seed)
     simple = {kind: scores for kind, scores in simple.items() if kind.straight == straight}
     columns = members.columns_of(parts, rows.coded, straight=straight)
     packed, slope = columns.pack(rows.coded)
     z = packed[..., 1].float()
+    energies, proposal, history = _fit_energies(z, rows.weights, split, settings)
+    log_p = np.full(n, np.nan)
+    for k, model in enumerate(energies):
+        places = split.judged_in(k)
+        places = places if n_folds > 1 else places[:JUDGED_ROWS]
+        with torch.no_grad():
+            of_fold = model.log_prob(z[places]).double() + slope[places].sum(-1)
+        if n_folds > 1 and not straight:
+            others = members.columns_of(parts, rows.coded[split.folds != k], straight=False)
+            of_fold += members.by_another_map(columns, others, rows.coded[places])
+        log_p[places.numpy()] = of_fold.numpy()
+    model = energies[0] if len(energies) == 1 else Ensemble(energies)
+    model, proposal = model.double().eval(), proposal.double().eval()
+    distribution = EnergyDistribution(model, [], [], proposal, columns)
+    fit = Trained(distribution, history, history.n_steps, _in_order(split.held_out), split.how)
+    return _mix(fit, simple, log_p, rows, parts, seed)
+
+
+def _fit_energies(
+    z: Tensor, weights: Tensor, split: _Split, settings: Settings
+) -> tuple[list[EBM], Defensive, History]:
+    """The best restart of each fold, exactly normalised where that is possible; their proposal."""
 
     def drawn(places: Tensor) -> Tensor:
         """The rows at some places, or as many drawn by their weights."""
-        weights = rows.weights[places]
-        alike = bool((weights == weights[0]).all())
-        return z[places if alike else places[torch.multinomial(weights, len(places), True)]]
+        shares = weights[places]
+        alike = bool((shares == shares[0]).all())
+        return z[places if alike else places[torch.multinomial(shares, len(places), True)]]
 
-    with seeded(seed):
-        folds = range(split.n_folds)
+    n, d = z.shape
+    folds = range(split.n_folds)
+    with seeded(settings.options["seed"]):
         train = [drawn(split.train[split.folds[split.train] != k]) for k in folds]
-        judged = [split.judged[split.folds[split.judged] == k] for k in folds]
-        held = [drawn(places) for places in judged] if len(split.judged) else None
+        held = [drawn(split.judged_in(k)) for k in folds] if len(split.judged) else None
         recipe = joint_density(drawn(split.train), rows=n)
-        hidden = sizes.get("hidden")
         models = [
-            EBM(joint_energy(d, n, hidden), base=recipe.model.base).to(device)
-            for _ in range(n_init * split.n_folds)
+            EBM(joint_energy(d, n, settings.sizes.get("hidden")), base=recipe.model.base)
+            for _ in range(settings.n_init * len(folds))
         ]
-    how = recipe.options.given(**options | clock.run_for(0.9), checkpoint=checkpoint)
-    if how.validate_every is None and how.max_steps is not None:
-        how = how.given(validate_every=max(25, how.max_steps // 20))
+    stated = settings.options | settings.clock.run_for(0.9)
+    options = recipe.options.given(**stated, checkpoint=settings.checkpoint)
+    if options.validate_every is None and options.max_steps is not None:
+        options = options.given(validate_every=max(25, options.max_steps // 20))
     common: dict[str, Any] = {"proposal": recipe.proposal, "n_samples": recipe.n_samples}
+    models = [model.to(settings.device) for model in models]
     if len(models) == 1:
         val_data = None if held is None else held[0]
-        histories = [fit(models[0], train[0], **common, val_data=val_data, options=how)]
+        histories = [fit(models[0], train[0], **common, val_data=val_data, options=options)]
     else:
-        held_for_all = None if held is None else held * n_init
-        histories = fit_many(models, train * n_init, **common, val_data=held_for_all, options=how)
+        train, held = train * settings.n_init, None if held is None else held * settings.n_init
+        histories = fit_many(models, train, **common, val_data=held, options=options)
     chosen = [best(models[k :: len(folds)], histories[k :: len(folds)]) for k in folds]
-    proposal = recipe.proposal.cpu()
-    energies = [model.cpu().eval() for model, _ in chosen]
-    log_p = np.full(n, np.nan)
-    with torch.no_grad():
-        for k, model in enumerate(energies):
-            if d <= 2:
-                model.log_norm.fill_(members.grid_of(model, proposal).log_norm)
-            places = judged[k] if folded else judged[k][:JUDGED_ROWS]
-            of_fold = model.log_prob(z[places]).double() + slope[places].sum(-1)
-            if folded and not straight:
-                others = members.columns_of(parts, rows.coded[split.folds != k], straight=False)
-                of_fold += members.by_another_map(columns, others, rows.coded[places])
-            log_p[places.numpy()] = of_fold.numpy()
-    model = energies[0] if len(energies) == 1 else Ensemble(energies)
-    law = members.RowEnergy(model.double().eval(), proposal.double().eval(), columns)
-    history = best(energies, [history for _, history in chosen])[1]
-    return _mix(TableLaw.of(law, history, history.n_steps, split), simple, log_p, rows, parts, seed)
+    energies, proposal = [model.cpu().eval() for model, _ in chosen], recipe.proposal.cpu()
+    assert isinstance(proposal, Defensive)
+    for model in energies if d <= 2 else ():
+        model.log_norm.data.fill_(grid_of(model, proposal).log_norm)
+    return energies, proposal, best(energies, [history for _, history in chosen])[1]
 
 
 def _straight_energy(
@@ -508,9 +566,9 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _
     if math.isinf(clock.total):
         return _Closing()
     few = packed[:16].to(chain.quantiles)
-    answers.shares(chain, few)
+    shares(chain, few)
     began = time.perf_counter()
-    answers.shares(chain, few)
+    shares(chain, few)
     per_row = (time.perf_counter() - began) / len(few)
     share = CLOSING_SHARE * max(0.0, clock.left)
     return _Closing(
@@ -546,28 +604,27 @@ def _judge(
 
     Of some rows of each fold at least, and of as many as are reached while ``go_on``.
     """
-    found = np.full(len(x), np.nan)
+    scores = np.full(len(x), np.nan)
     chain.eval()
-    folds, judged, n_folds = split.folds, split.judged, split.n_folds
-    for fold in range(n_folds):
-        here = judged[folds[judged] == fold][:JUDGED_ROWS]
-        if len(here) == 0:  # a table of a few rows
+    for fold in range(split.n_folds):
+        judged = split.judged_in(fold)[:JUDGED_ROWS]
+        if len(judged) == 0:  # a table of a few rows
             continue
-        law = chain.of_orders(torch.nonzero(split.order_fold == fold).flatten().tolist())
+        orders = chain.of_orders(torch.nonzero(split.order_fold == fold).flatten().tolist())
         others = columns
-        if n_folds > 1 and not straight:
-            others = members.columns_of(parts, x[folds != fold], straight=False)
-        for some in here.split(ROWS_PER_LOOK):
-            packed, slope = columns.pack(x[some])
-            of_orders = answers.shares(law, packed.to(law.quantiles)).sum(-1)
+        if split.n_folds > 1 and not straight:
+            others = members.columns_of(parts, x[split.folds != fold], straight=False)
+        for places in judged.split(ROWS_PER_LOOK):
+            packed, slope = columns.pack(x[places])
+            of_orders = shares(orders, packed.to(orders.quantiles)).sum(-1)
             log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
             log_p = log_p + slope.sum(-1)
             if others is not columns:
-                log_p = log_p + members.by_another_map(columns, others, x[some])
-            found[some.numpy()] = log_p.numpy()
+                log_p = log_p + members.by_another_map(columns, others, x[places])
+            scores[places.numpy()] = log_p.numpy()
             if not go_on():
                 break
-    return found
+    return scores
 
 
 def _straight(rows: Rows, parts: Sequence[Part], split: _Split, sizes: dict[str, Any]) -> bool:
@@ -590,39 +647,40 @@ def _straight(rows: Rows, parts: Sequence[Part], split: _Split, sizes: dict[str,
 
 
 def _mix(
-    law: TableLaw,
+    fit: Trained,
     simple: dict[members.Kind, np.ndarray],
-    of_first: np.ndarray,
+    of_model: np.ndarray,
     rows: Rows,
     parts: Sequence[Part],
     seed: int,
-) -> TableLaw:
+) -> Trained:
     """Weigh what was trained and simple densities by rows not seen."""
-    first, prior = members.ENERGY, 0.0
-    if isinstance(law.first, TableChain):
-        first, prior = members.CHAIN, members.CHAIN_PRIOR
-    names = [first, *(kind.name for kind in simple)]
-    places = np.flatnonzero(np.isfinite(of_first))
+    distribution = fit.distribution
+    prior, names = distribution.prior, [distribution.trained, *(kind.name for kind in simple)]
+    places = np.flatnonzero(np.isfinite(of_model))
     if len(places) == 0:
-        return replace(law, members=[members.Member(first, 1.0, math.nan)])
-    log_p = np.stack([of_first, *simple.values()], 1)[places]
-    weights = rows.weights.numpy()[places]
-    found = members.mixture_weights(log_p, weights, prior)
-    whole = members.judged(log_p, weights, prior)
-    simple_alone = members.judged(log_p[:, 1:], weights) if simple else np.full(len(whole), np.nan)
+        distribution.members = [members.Member(distribution.trained, 1.0, math.nan)]
+        return fit
+    log_p = np.stack([of_model, *simple.values()], 1)[places]
+    counts = rows.weights.numpy()[places]
+    weights = members.mixture_weights(log_p, counts, prior)
+    of_mixture = members.judged(log_p, counts, prior)
+    gain = np.full(len(places), np.nan)
+    if simple:
+        gain = of_mixture - members.judged(log_p[:, 1:], counts)
     open_ = rows.open_[places].sum(-1).numpy()
-    scores = np.average(log_p + open_[:, None], axis=0, weights=weights)
-    triples = zip(names, found.tolist(), scores.tolist(), strict=True)
-    kept = [kind for kind, weight in zip(simple, found[1:], strict=True) if weight > 0]
+    scores = np.average(log_p + open_[:, None], axis=0, weights=counts)
+    tried = zip(names, weights.tolist(), scores.tolist(), strict=True)
+    kept = [kind for kind, weight in zip(simple, weights[1:], strict=True) if weight > 0]
     maps = {s: members.columns_of(parts, rows.coded, straight=s) for s in {k[1] for k in kept}}
+    distribution.members = [members.Member(*figures) for figures in tried]
+    distribution.simple = [
+        members.simple_density(k, maps[k.straight], rows.coded, rows.weights, seed).eval()
+        for k in kept
+    ]
     return replace(
-        law,
-        members=[members.Member(*triple) for triple in triples],
-        simple=[
-            members.simple_density(k, maps[k.straight], rows.coded, rows.weights, seed).eval()
-            for k in kept
-        ],
+        fit,
         places=torch.from_numpy(places),
-        scores=torch.from_numpy(whole + open_),
-        gain=whole - simple_alone,
+        scores=torch.from_numpy(of_mixture + open_),
+        gain=gain,
     )

@@ -1,0 +1,383 @@
+"""The distribution of a table whose trained model is a chain of one-dimensional factors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfnorm._context import float32_on_cpu, on_cpu, seeded
+from selfnorm._saved import saved
+from selfnorm.chain import N_NODES, ColumnDensity, TableChain, row_bounds
+from selfnorm.columns import GAP, UNSEEN, CodedColumns
+from selfnorm.distributions import TableMixture
+from selfnorm.evaluation import Bounds
+from selfnorm.tables.distribution import (
+    MAX_COMPLETIONS,
+    RowDistribution,
+    resolutions,
+    standard_error,
+    stream,
+    unpacked,
+)
+from selfnorm.tables.members import Member, log_density
+
+ROWS_AT_ONCE = 256
+CHECKED_PLACES = 3000  # rows x columns x orders: half a second or so
+WEIGHTS_PER_REASON = 2 * 512**2  # of a layer, over the orders that explain
+MAX_ROWS = 2**16  # of a finite table, all of whose rows may be summed over
+MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
+MIN_SAMPLES = 256  # per factor: enough for a verdict
+ROWS_OF_WEIGHTS = 200  # whose log-weights are shown
+
+
+@saved("model", "members", "simple", "gap_scores")
+@dataclass(eq=False)
+class ChainDistribution(RowDistribution):
+    """A chain over the parts of coded rows, and the simple densities beside it.
+
+    Attributes:
+        gap_scores: ``(p,)``: mean log-likelihood of a cell of each part, see :meth:`comparable`.
+    """
+
+    method: ClassVar[str] = "autoregressive"
+    words: ClassVar[str] = "a chain of one-dimensional energies, a factor for each column"
+    bound_samples: ClassVar[int] = 256
+    trained: ClassVar[str] = "chain"
+    # all orders and all rows make it better than the two orders by which it is judged, and its
+    # tails are heavier
+    prior: ClassVar[float] = 0.1
+
+    model: TableChain
+    members: list[Member]
+    simple: list[TableMixture]
+    gap_scores: Tensor
+    columns: CodedColumns = field(init=False)
+    proposal: None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.columns = self.model.columns
+
+    @property
+    def marginal_columns(self) -> CodedColumns:
+        """Columns that have the marginals of the training rows."""
+        return self.model.columns
+
+    @property
+    def factors_per_row(self) -> int:
+        """Parts times orders."""
+        return self.model.dim * self.model.n_orderings
+
+    @property
+    def exact(self) -> bool:
+        """Whether all columns are finite."""
+        return self.model.n_numbers == 0
+
+    def pack(self, coded: Tensor) -> Tensor:
+        """``(n, p, 4)``."""
+        return self.columns.pack(coded)[0]
+
+    def _log_density(self, coded: Tensor, normalizer: str) -> Tensor:
+        return log_density(self.model, coded, normalizer=normalizer)
+
+    def _draw(self, n: int, seed: int, missing: bool) -> np.ndarray:
+        # in float32: a few digits of a random number cost twice the time in float64
+        chain = copy.deepcopy(self.model).float()
+        return unpacked(self.columns, chain.sample(n, within=True, gaps=missing, seed=seed))
+
+    def with_gap_scores(self, coded: Tensor) -> ChainDistribution:
+        """The same, which knows what a gap is worth by coded rows that were not trained on."""
+        return replace(self, gap_scores=gap_scores(self.model, coded))
+
+    def _gap_scores(self) -> Tensor:
+        return self.gap_scores
+
+    @torch.no_grad()
+    def conditional(self, coded: Tensor, given: Tensor) -> Tensor:
+        r"""``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of the mask ``given (p,)``.
+
+        Members count by what they make of ``x_S``: ``sum_k w_k p_k(x_S) p_k(x_T | x_S)`` over
+        ``sum_k w_k p_k(x_S)``. Those of simple densities are exact, but where a cell is wide beside
+        the spread around a line; those of the chain are its own.
+        """
+        packed, slope = self.columns.pack(coded)
+        slope = slope.where((coded[..., 0] != GAP) & ~given, 0.0).sum(-1)
+        with on_cpu():
+            of_chain = conditional(self.model, packed, given) + slope
+            if not self.simple:
+                return of_chain
+            alone = coded.clone()
+            alone[:, ~given, 0] = GAP
+            alone_by_chain = log_density(self.model, alone)
+            before = self._of_members(alone, of_model=alone_by_chain)
+            joint = self._of_members(coded, of_model=alone_by_chain + of_chain)
+            possible = torch.logsumexp(before, -1)
+            mixed = torch.logsumexp(joint, -1) - possible
+            return mixed.where(possible > -torch.inf, of_chain)  # beyond the limits of a column
+
+    @torch.no_grad()
+    def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
+        """Coded rows whose cells that are not ``seen (n, p)`` are drawn, given the others.
+
+        Each row by one of the members, which count by what they make of what is seen.
+        """
+        out, todo = coded.clone(), torch.nonzero((~seen).any(-1)).flatten()
+        first = int(self.model_counts)
+        if len(todo) == 0:
+            return out.numpy()
+        with float32_on_cpu():
+            chosen = torch.zeros(len(todo), dtype=torch.long)
+            if self.simple:
+                alone = coded[todo]
+                alone[..., 0] = alone[..., 0].where(seen[todo], float(GAP))
+                once, place = torch.unique(alone, dim=0, return_inverse=True)
+                # one pass by b tells well enough who draws
+                log_p = self._of_members(once, "learned")
+                shares = torch.softmax(log_p.clamp_min(-1e300), 1)  # of the impossible as well
+                with seeded(stream(seed, 0)):
+                    chosen = torch.multinomial(shares[place], 1)[:, 0]
+            for k in range(len(self.weights)):
+                rows = todo[chosen == k]
+                if len(rows) == 0:
+                    continue
+                if k < first:
+                    new = self._completed_by_chain(coded[rows], seen[rows], seed, missing)
+                else:
+                    density = self.simple[k - first]
+                    packed = density.columns.pack(coded[rows])[0]
+                    packed[..., 0] = packed[..., 0].where(seen[rows], float(GAP))
+                    drawn = density.sample(len(rows), packed, within=True, seed=stream(seed, 1 + k))
+                    new = torch.from_numpy(unpacked(density.columns, drawn))
+                out[rows] = torch.where(seen[rows].unsqueeze(-1), coded[rows], new)
+        return out.numpy()
+
+    def _completed_by_chain(self, coded: Tensor, seen: Tensor, seed: int, missing: bool) -> Tensor:
+        packed, chain = self.pack(coded).float(), copy.deepcopy(self.model).float()
+        drawn = chain.sample(len(packed), packed, seen, within=True, gaps=missing, seed=seed)
+        return torch.from_numpy(unpacked(self.columns, drawn))
+
+    def _bounds(
+        self, coded: Tensor, open_: Tensor, scores: Tensor, n_samples: int, seed: int
+    ) -> Bounds:
+        """Samples are drawn for every factor of every row: a large table would take minutes.
+
+        The distance of both bounds from the log-likelihood hardly differs between rows, so it is
+        measured on as many rows as are affordable, and the log-likelihood itself on all of them.
+        """
+        model = self.model
+        places = model.n_numbers * model.n_orderings
+        n_samples = min(n_samples, max(MIN_SAMPLES, MAX_FACTOR_SAMPLES // (len(coded) * places)))
+        n_rows = max(500, MAX_FACTOR_SAMPLES // ((n_samples + N_NODES) * places))
+        chosen = torch.arange(len(coded))
+        if len(coded) > n_rows:
+            with seeded(seed):
+                chosen = torch.randperm(len(coded))[:n_rows]
+        packed, slope = model.columns.pack(coded[chosen])
+        bounds = model.bounds(packed, n_samples=n_samples, seed=seed)
+        of_chain = scores[chosen] - (slope + open_[chosen]).sum(-1)
+        if self.simple:
+            of_chain = model.log_prob(packed)
+        shift = float(scores.mean() - of_chain.mean())
+        error = math.hypot(standard_error(scores), bounds.log_norm_se)
+        if len(chosen) < len(coded):
+            error = math.hypot(error, bounds.learned_rms / math.sqrt(n_rows))
+        return replace(bounds.shifted(shift), lower_se=error, upper_se=error)
+
+    def log_weights(self, coded: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """Those of the one-dimensional factors, pooled."""
+        rows = torch.from_numpy(self.sample(ROWS_OF_WEIGHTS, 0)) if coded is None else coded
+        with seeded(0):
+            pooled = row_bounds(self.model, self.pack(rows[:ROWS_OF_WEIGHTS]), n_samples=64)
+        if len(pooled["log_weights"]) == 0:
+            return None
+        return pooled["log_weights"], None if coded is None else pooled["log_weights_data"]
+
+    def explain(self, coded: Tensor) -> np.ndarray:
+        """``(n, p)``: :func:`tail_probabilities` of the chain; NaN at gaps."""
+        return tail_probabilities(self.model, self.pack(coded))
+
+    def log_codes(self, coded: Tensor, part: int) -> Tensor:
+        """``(n, C)``: of the joint density where there are few codes, else the network's own."""
+        described = self.columns.parts[part]
+        if not described.rest and described.n_codes <= MAX_COMPLETIONS:
+            return super().log_codes(coded, part)
+        return torch.cat([law.log_codes for _, law in laws(self.model, self.pack(coded), part)])
+
+    @torch.no_grad()
+    def consistency(self, coded: Tensor, seed: int) -> dict[str, float]:
+        """As :func:`consistency`, of the mixture."""
+        coded = coded[: checked_rows(self.model)]
+        packed, slope = self.columns.pack(coded)
+
+        def mixed(of_chain: Tensor) -> Tensor:
+            return torch.logsumexp(self._of_members(coded, of_model=of_chain + slope.sum(-1)), -1)
+
+        return consistency(self.model, packed, seed, mixed)
+
+
+@torch.no_grad()
+def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") -> Tensor:
+    """``(R, n, p)``: log-probability of each part given those before it, for every order."""
+    parts = []
+    for rows in model.chunks(len(packed), 4):
+        learned = normalizer == "learned"
+        terms = model.at_rows(model.check(packed[rows]), exact=not learned)
+        log_z = (model.log_norm if learned else model.quadrature)(terms.factors)
+        parts.append(terms.log_q.index_add(-1, model.layout.numbers, terms.minus_energy - log_z))
+    return torch.cat(parts, 1)
+
+
+def checked_rows(model: TableChain) -> int:
+    """How many rows are enough, and soon done, for a figure of the whole model."""
+    return max(30, CHECKED_PLACES // (model.dim * model.n_orderings))
+
+
+def consistency(
+    model: TableChain, packed: Tensor, seed: int, mixed: Callable[[Tensor], Tensor]
+) -> dict[str, float]:
+    """How far the answers of a chain are from those of one joint density, on rows ``(n, p, 4)``.
+
+    ``conditionals``: median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` over rows and random
+    halves ``S`` of the columns. ``orders``: median standard deviation of ``log p_r(x)`` over the
+    orders ``r``. ``mixed`` makes log-densities ``(n,)`` of the chain those of a mixture it is in.
+    """
+    with seeded(seed), on_cpu():
+        chosen = torch.rand(len(packed), model.layout.n_columns) < 0.5
+        given = chosen[:, model.layout.column]
+        whole = shares(model, packed).sum(-1)
+        code = packed[..., 0].where(given, float(GAP))
+        alone = torch.cat([code.unsqueeze(-1), packed[..., 1:]], -1)
+        apart = model.log_prob(alone) + model.log_prob(packed, given)
+    joint = torch.logsumexp(whole, 0) - math.log(len(whole))
+    orders = whole.std(0).median() if len(whole) > 1 else torch.zeros(())
+    off = mixed(joint) - mixed(apart)
+    return {"conditionals": float(off.abs().median()), "orders": float(orders)}
+
+
+def gap_scores(model: TableChain, coded: Tensor) -> Tensor:
+    """``(p,)``: mean log-likelihood of the cells of each part, numbers in their own units.
+
+    ``-log`` of the width of a number is left in, where a cell holds none.
+    """
+    columns = model.columns
+    packed = columns.pack(coded)[0][: 2 * checked_rows(model)]
+    with on_cpu():
+        of_parts = shares(model, packed, normalizer="learned").mean(0)
+    coded = columns.unpack(packed[..., 0], packed[..., 1])
+    is_number = packed[..., 0] == columns.n_codes
+    log_width = resolutions(columns).log()
+    of_parts = of_parts + columns.pack(coded)[1] - log_width.where(~is_number, 0.0)
+    seen = packed[..., 0] != GAP
+    return of_parts.where(seen, 0.0).sum(0) / seen.sum(0).clamp_min(1)
+
+
+@torch.no_grad()
+def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
+    r"""``log p(x_T | x_S)`` ``(n,)`` of packed rows, ``S`` the parts of the mask ``given (p,)``.
+
+    Where ``T`` is finite and small, that of the joint itself, ``log p(x) - log sum_T p(x)``:
+    a sum over 64 completions of a row at most, or over a finite table of ``2^16`` rows at most.
+    Otherwise the network's own answer. Cells of ``T`` that are missing are not asked for.
+    """
+    asked = (packed[..., 0] != GAP) & ~given
+    out = torch.zeros(len(packed)).to(packed)
+    sizes = model.columns.n_codes.tolist()
+    numbers = set(model.layout.numbers.tolist())
+    small_table = not numbers and math.prod(sizes) <= MAX_ROWS
+    for pattern in torch.unique(asked, dim=0):
+        rows = (asked == pattern).all(-1)
+        parts = pattern.nonzero().flatten().tolist()
+        completions = math.prod(sizes[j] for j in parts)
+        if numbers & set(parts) or not (small_table or completions <= MAX_COMPLETIONS):
+            out[rows] = model.log_prob(packed[rows], given)
+            continue
+        if not parts:
+            continue
+        codes = torch.cartesian_prod(*(torch.arange(sizes[j]) for j in parts))
+        codes = codes.view(completions, len(parts)).to(packed)
+        alone = packed[rows].clone()
+        alone[:, parts] = 0.0
+        alone, place = torch.unique(alone, dim=0, return_inverse=True)
+        # the rest is reserved for the never seen
+        log_seen = model.layout.log_seen[parts].sum().to(packed)
+        log_sum = []
+        for some in alone.split(max(1, 8192 // completions)):
+            every = some.repeat_interleave(completions, 0)
+            every[:, parts, 0] = codes.repeat(len(some), 1)
+            log_p = model.log_prob(every).view(len(some), completions)
+            log_sum.append(torch.logsumexp(log_p, 1) - log_seen)
+        out[rows] = model.log_prob(packed[rows]) - torch.cat(log_sum)[place]
+    return out
+
+
+def laws(model: TableChain, packed: Tensor, part: int) -> Iterator[tuple[slice, ColumnDensity]]:
+    """``p(x_j | all other columns)`` of one part, block by block of the rows."""
+    for start in range(0, len(packed), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        with on_cpu():
+            law = model.column_density(packed[rows], part)
+        yield rows, law
+
+
+@torch.no_grad()
+def tail_probabilities(model: TableChain, packed: Tensor) -> np.ndarray:
+    """``(n, p)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of every part; NaN at gaps.
+
+    A density counts by the probability of its :func:`resolutions`, as does the value itself, which
+    is one of those at most as probable. They are those of all orders where their networks are
+    small, of two where they are large: the reasons of many rows should come soon.
+    """
+    most = max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2)
+    with on_cpu():
+        few = model.of_orders(range(min(most, model.n_orderings))).float()
+    few.columns.double().load_state_dict(model.columns.state_dict())  # every digit of the map
+    found = [_tails(model, few, packed, part) for part in range(model.dim)]
+    return np.stack(found, 1)
+
+
+def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.ndarray:
+    """:func:`tail_probabilities` ``(n,)`` of one part by the orders of ``few``."""
+    columns = model.columns
+    n_codes, rest = columns.parts[part].n_codes, columns.parts[part].rest
+    continuous = rest and columns.parts[part].step == 0
+    log_width = float(resolutions(columns)[part].log())
+    which = torch.tensor([part])
+    out = np.full(len(packed), np.nan)
+    for rows, found in laws(few, packed, part):
+        law = ColumnDensity(*(each.double() for each in found))
+        code = packed[rows, part, 0].long()
+
+        def log_mass(z: Tensor, log_density: Tensor, log_number: Tensor) -> Tensor:
+            """Of numbers at scores ``z (m, n)``."""
+            if continuous:
+                number = columns.from_scores(z.unsqueeze(-1), which)
+                slope = columns.to_scores(number, which)[1].squeeze(-1)
+                log_density = log_density + slope.log() + log_width
+            return log_number + log_density
+
+        log_codes = law.log_codes[:, :n_codes]
+        seen = code.clamp(0, max(n_codes - 1, 0)).unsqueeze(1)
+        own = log_codes.gather(1, seen)[:, 0] if n_codes else torch.zeros(len(code)).to(packed)
+        if rest:
+            log_number = law.log_codes[:, -1]
+            z = packed[rows, part, 1].unsqueeze(0)
+            own_number = log_mass(z, law.log_own.unsqueeze(0), log_number)[0]
+            own = torch.where(code == n_codes, own_number, own)
+        never = model.layout.log_unseen[part].to(own)
+        own = torch.where(code == UNSEEN, never, own)
+        least = own.unsqueeze(-1) + 1e-9
+        total = log_codes.exp().where(log_codes <= least, 0.0).sum(-1)
+        if rest:
+            at_nodes = log_mass(law.nodes, law.log_density, log_number)
+            weights = (law.log_weights + log_number).exp()
+            total = total + weights.where(at_nodes <= own + 1e-9, 0.0).sum(0)
+        total = total + never.exp().where(never <= own + 1e-9, 0.0)
+        total = torch.maximum(total, own.exp()).clamp_max(1.0)
+        out[rows] = total.where(code != GAP, torch.nan).numpy()
+    return out
