@@ -4,7 +4,6 @@ import ast
 import html
 import re
 import shlex
-from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -103,7 +102,7 @@ def test_dollar_signs_are_no_mathematics(tmp_path):
 def test_names_of_files_are_no_code_to_copy():
     name, folder, page = "a\"); import os; os.system('x') #.csv", 'm"); x', Page("", "")
     page.section("Load")
-    for load in (partial(density_load, joint=False), regressor_load):
+    for load in (density_load, regressor_load):
         load(page, about=About(name, folder, target='y"); x'))
     python, shell, of_regressor, predict = (
         html.unescape(code) for code in re.findall(r"<code>(.*?)</code>", page.html(), re.DOTALL)
@@ -126,7 +125,7 @@ def test_a_table_and_the_rows_drawn_are_coded_once(mixed, tmp_path, monkeypatch)
         return coded(self, cells, rows, surprises)
 
     monkeypatch.setattr(Schema, "_coded", counted)
-    monkeypatch.setattr(density_page, "_BOUND_CELLS", 90)
+    monkeypatch.setattr(density_page, "_BOUND_FACTORS", 90)
     density.report(frame, tmp_path / "r.html")
     assert lengths == [260, 30, 1000, 10]  # the table, bounds, draws, the strangest rows
 

@@ -17,21 +17,24 @@ from selfnorm.columns import Schema
 from selfnorm.evaluation import Bounds
 from selfnorm.plotting import (
     Scale,
-    new_figure,
     plot_history,
     plot_log_densities,
-    plot_marginal,
-    plot_pair,
-    plot_shares,
     styled,
 )
 from selfnorm.report import figures, peers
 from selfnorm.report.page import Page, in_python, in_shell
+from selfnorm.report.panels import (
+    Panel,
+    column_panels,
+    dependence_panel,
+    gap_panels,
+    one_by_one,
+    pair_panels,
+)
 
 N_STRANGE = 10
-_CELLS = 40_000  # rows x parts x orders that are scored: some seconds on one core
-_JOINT_ROWS = 20_000
-_BOUND_CELLS = 4_000  # the same, for both bounds, which need many samples each
+_FACTORS = 40_000  # one-dimensional factors of rows that are scored: some seconds on one core
+_BOUND_FACTORS = 4_000  # the same, for both bounds, which need many samples each
 _BLAMED = 0.05  # probability above which a cell is not strange
 _MAX_SHOWN = 20  # columns of rows shown in full
 Scored = Callable[[Tensor, Tensor], tuple[np.ndarray, np.ndarray]]
@@ -113,9 +116,9 @@ class Comparison:
         ahead = self.model - (self.peers | self.parts)[name]
         return float(ahead.mean()), float(ahead.std()) / math.sqrt(max(len(ahead) - 1, 1))
 
-    def bounds(self, found: Bounds, few: np.ndarray) -> Bounds:
-        """Bounds of all rows, by those ``found`` for a few of them."""
-        return found.shifted(float(self.model.mean() - self.model[few].mean()))
+    def bounds(self, of_few: Bounds, few: np.ndarray) -> Bounds:
+        """Bounds of all rows, by those ``of_few`` for a few of them."""
+        return of_few.shifted(float(self.model.mean() - self.model[few].mean()))
 
     @property
     def best(self) -> str | None:
@@ -193,9 +196,9 @@ def density_report(
     about = about.of_frame(X)
     schema: Schema = estimator.schema_
     n = figures.n_rows(X)
-    places = len(schema.parts) * getattr(estimator.model_, "n_orderings", 1)
-    joint = estimator.method_ == "joint"
-    looked_at = figures.some_rows(n, _JOINT_ROWS if joint else max(200, _CELLS // places), seed)
+    distribution = estimator.distribution_
+    cost = distribution.factors_per_row
+    looked_at = figures.chosen_rows(n, max(200, _FACTORS // cost), seed)
     held_out = held_out if train is None else None
     if held_out is not None and len(held_out):
         # those that no step has seen first, and of the others as many as there is time for
@@ -208,12 +211,11 @@ def density_report(
     judged = looked_at
     if held_out is not None and len(held_out):
         judged = looked_at[np.isin(looked_at, held_out)]
-    few = figures.some_rows(len(judged), 2000 if joint else max(30, _BOUND_CELLS // places), seed)
-    n_samples = 20_000 if joint else 256
-    found = estimator.bounds(
-        figures.rows_of(X, judged[few]), n_samples=n_samples, random_state=seed
+    few = figures.chosen_rows(len(judged), max(30, _BOUND_FACTORS // cost), seed)
+    of_few = estimator.bounds(
+        figures.rows_of(X, judged[few]), n_samples=distribution.bound_samples, random_state=seed
     )
-    bounds = comparison.bounds(found, few)
+    bounds = comparison.bounds(of_few, few)
     n_drawn = min(max(len(looked_at), figures.N_DRAWN), figures.MAX_POINTS)
     drawn = estimator.sample(n_drawn, random_state=seed)
     x_drawn, open_drawn = map(torch.from_numpy, schema.encode(drawn))
@@ -227,7 +229,7 @@ def density_report(
     page.section("Likelihood against simple models")
     _likelihood(page, estimator, comparison, bounds, few)
     of_data = figures.coordinates(schema, x.numpy())
-    shown = figures.some_rows(len(of_data), figures.MAX_POINTS, seed)
+    shown = figures.chosen_rows(len(of_data), figures.MAX_POINTS, seed)
     of_model = figures.coordinates(schema, x_drawn.numpy())
     scales = figures.scales_of(schema)
     page.section("Columns")
@@ -240,7 +242,7 @@ def density_report(
     page.section("Log-likelihoods and training")
     _training(page, estimator, scores, of_drawn)
     page.section("How to load the model")
-    _load(page, joint, about)
+    _load(page, about)
     return page.html()
 
 
@@ -272,20 +274,20 @@ def _compare(
     parts = schema.parts
     x, open_ = (part.numpy() for part in coded)
     judged = np.arange(len(looked_at))
-    known: np.ndarray | None = None
+    fitted_rows: np.ndarray | None = None
     fair = True
     if train is not None:
-        known = schema.encode(train)[0]
+        fitted_rows = schema.encode(train)[0]
         words = "The simple models are fitted to the training table that was given."
     elif held_out is not None and len(held_out):
         judged = np.flatnonzero(np.isin(looked_at, held_out))
-        known = np.delete(x, held_out, axis=0)
+        fitted_rows = np.delete(x, held_out, axis=0)
         words = (
             "This is the table that the model was fitted to. The rows compared here are those that "
             "were held out: they chose the best state of training and moved no weight."
         )
     elif held_out is not None:
-        known, fair = x, False
+        fitted_rows, fair = x, False
         words = (
             "This is the table that the model was fitted to, and too small to hold rows out: all "
             "figures flatter this model, and simple ones less. Rows that were not in it judge "
@@ -304,22 +306,23 @@ def _compare(
     extra = open_[looked_at[judged]].sum(-1)
     alone = "independent columns" if len(parts) > 1 else "the quantiles of the column"
     fits: dict[str, Any] = {alone: partial(peers.independent_columns, parts)}
-    if hasattr(estimator.model_, "n_orderings"):  # a chain knows the marginals of its own rows
-        own = peers.marginals(estimator.model_.columns)
+    columns = estimator.distribution_.marginal_columns
+    if columns is not None:
+        own = peers.marginals(columns)
         fits[alone] = lambda _: own
     if any(part.rest for part in parts):
         fits["a Gaussian of the numbers"] = partial(peers.gaussian, parts)
-    found = Comparison(scores[judged], words=words, fair=fair)
-    if known is None:
-        found.hedge = fewer_rows(len(looked_at), estimator.fitted_to_)
+    comparison = Comparison(scores[judged], words=words, fair=fair)
+    if fitted_rows is None:
+        comparison.hedge = fewer_rows(len(looked_at), estimator.fitted_to_)
     for name, fit in fits.items():
-        if known is None:
+        if fitted_rows is None:
             log_p = peers.cross_fitted(fit, rows, seed) if len(rows) > 1 else None
         else:
-            log_p = fit(known)(rows)
+            log_p = fit(fitted_rows)(rows)
         if log_p is not None:
-            found.peers[name] = log_p + extra
-    return found
+            comparison.peers[name] = log_p + extra
+    return comparison
 
 
 def show_verdict(
@@ -338,8 +341,8 @@ def show_verdict(
             f"Its normaliser was checked and holds: both bounds of the log-likelihood are within "
             f"{max(bounds.gap, 0.0):.2g} nats."
         )
-    told = [comparison.verdict(), *([calibrated] if calibrated else []), trusted]
-    page.words(" ".join(told), kind="verdict" if bounds.reliable else "warning")
+    sentences = [comparison.verdict(), *([calibrated] if calibrated else []), trusted]
+    page.words(" ".join(sentences), kind="verdict" if bounds.reliable else "warning")
     for words in (*bounds.reasons, *unseen):
         page.words(words, kind="warning")
     if not comparison.fair:
@@ -401,14 +404,10 @@ def _verdict(
 
 
 def _fitted(page: Page, estimator: Any, schema: Schema, n: int, about: About) -> None:
-    how = {
-        "joint": "one energy over all columns",
-        "autoregressive": "a chain of one-dimensional energies, a factor for each column",
-    }[estimator.method_]
     history = estimator.history_
     fitted_to = estimator.fitted_to_
     facts = [
-        ["model", f"{type(estimator).__name__}, {how}"],
+        ["model", f"{type(estimator).__name__}, {estimator.distribution_.words}"],
         ["fitted to", f"{fitted_to['rows']:,} rows" if fitted_to else "rows not recorded"],
         ["reported on", f"{n:,} rows of {about.source}"],
         ["columns", f"{len(schema.modelled)} modelled of {len(schema.columns)}"],
@@ -463,71 +462,24 @@ def _columns(
         f"Rows of the table (filled) and {len(of_model):,} rows drawn from the model (line). The "
         "outermost half per cent on either side is out of sight."
     )
-    panels = []
-    for j, scale in enumerate(scales):
-        figure, axes = new_figure(figsize=(3.1, 2.4))
-        plot_marginal(scale, of_model[:, j], of_data[:, j], axes=axes)
-        panels.append((figure, f"{scale.name}: {_in_words(scale, of_data[:, j], of_model[:, j])}"))
-    page.figures(panels)
-    if gaps.any():
-        has = np.flatnonzero(gaps)
-        names = [scales[int(j)].name for j in has]
-        words = ", ".join(f"{n} {100 * gaps[j]:.3g} %" for n, j in zip(names, has, strict=True))
-        figure = plot_shares(names, gaps[has], "share of rows without a value")
-        page.figures([(figure, f"Rows without a value: {words}")], wide=True)
-
-
-def _in_words(scale: Scale, data: np.ndarray, model: np.ndarray) -> str:
-    """What a panel shows, for those who cannot see it."""
-    told = []
-    for name, values in (("data", data), ("model", model)):
-        values = values[~np.isnan(values)]
-        if len(values) == 0:
-            told.append(f"{name} has no values")
-        elif scale.labels:
-            counts = np.bincount(values.astype(int), minlength=len(scale.labels)) / len(values)
-            often = np.argsort(-counts, kind="stable")[:3]
-            shares = ", ".join(f"{scale.labels[int(i)]} {100 * counts[i]:.0f} %" for i in often)
-            told.append(f"{name} {shares}")
-        else:
-            low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-            if scale.dates:
-                days = np.array([low, middle, high]).astype("datetime64[D]")
-                told.append(f"{name} median {days[1]}, quartiles {days[0]} and {days[2]}")
-            else:
-                told.append(f"{name} median {middle:.4g}, quartiles {low:.4g} and {high:.4g}")
-    return "; ".join(told)
+    page.figures(one_by_one(column_panels(scales, of_model, of_data)))
+    page.figures(one_by_one(gap_panels(scales, gaps)), wide=True)
 
 
 def _pairs(page: Page, scales: Sequence[Scale], of_data: np.ndarray, of_model: np.ndarray) -> None:
     of_model = of_model[: len(of_data)]  # chance makes few rows depend more
-    in_data, in_model = figures.dependence(scales, of_data, of_model)
-    pairs = figures.strongest_pairs(in_data)
+    strength = figures.dependence(scales, of_data, of_model)
     page.words(
         "The pairs that depend most on each other, as many points of the model as of the data; "
         "then the strength of dependence of all pairs (Cramér's V, columns cut into eighths)."
         if len(scales) > 2
         else "As many points of the model as of the data."
     )
-    panels = []
-    for i, j in pairs:
-        pair = (scales[i], scales[j])
-        figure = plot_pair(pair, of_model[:, [i, j]], of_data[:, [i, j]])
-        words = (
-            f"{pair[0].name} and {pair[1].name}: strength of dependence {in_data[i, j]:.2f} in the "
-            f"data, {in_model[i, j]:.2f} in the model"
-        )
-        panels.append((figure, words))
-    page.figures(panels, wide=True)
+    page.figures(one_by_one(pair_panels(scales, of_model, of_data, strength)), wide=True)
     if len(scales) > 2:
-        upper = np.triu_indices(len(scales), 1)
-        apart = np.abs(in_data - in_model)[upper]
-        words = (
-            f"Strength of dependence of {len(apart):,} pairs of columns: data and model differ by "
-            f"{np.median(apart):.2f} in the median and by {apart.max():.2f} at most"
-        )
-        page.figures([(figures.dependence_figure(scales, in_data, in_model), words)], wide=True)
-        page.words(f"{words}.")
+        panel = dependence_panel(scales, strength)
+        page.figures(one_by_one([panel]), wide=True)
+        page.words(f"{panel.words}.")
 
 
 def _strangest(
@@ -541,12 +493,11 @@ def _strangest(
     about: About,
 ) -> None:
     order = np.argsort(ordinary, kind="stable")[: min(N_STRANGE, len(ordinary))]
-    some = figures.rows_of(rows, order)
-    cells = cells_of(some, [c.name for c in estimator.schema_.columns])
-    joint = estimator.method_ == "joint"
+    strange = figures.rows_of(rows, order)
+    cells = cells_of(strange, [c.name for c in estimator.schema_.columns])
     modelled = [column.name for column in estimator.schema_.columns if column.modelled]
-    tails = _tails(estimator, some) if joint else estimator.explain(some)
-    tails = {n: v for n, v in _by_name(tails, list(cells)).items() if n in modelled}
+    tails = _by_name(estimator.explain(strange), list(cells))
+    tails = {name: values for name, values in tails.items() if name in modelled}
     share = 100 * float((ordinary < 0).mean())
     of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
     rare = estimator.contamination
@@ -601,8 +552,7 @@ def _by_name(frame: Any, names: Sequence[Any]) -> dict[Any, list[Any]]:
 
 def _values(column: Any) -> list[Any]:
     if hasattr(column, "to_pylist"):
-        found: list[Any] = column.to_pylist()
-        return found
+        return list(column.to_pylist())
     return list(column)
 
 
@@ -621,61 +571,35 @@ def _one_in(p: float) -> str:
     return f"1 draw in {1 / p:,.0f}" if p >= 1e-6 else "less than 1 draw in a million"
 
 
-def _tails(estimator: Any, rows: Any) -> dict[Any, np.ndarray]:
-    """``explain`` for one energy over one or two columns, by integration along each of them."""
-    modelled = [column.name for column in estimator.schema_.modelled]
-    x = estimator.schema_.encode(rows)[0][..., 1]
-    drawn = estimator.schema_.encode(estimator.sample(1000, random_state=0))[0][..., 1]
-    out = {}
-    for j, name in enumerate(modelled):
-        values = np.concatenate([drawn[:, j], x[:, j]])
-        margin = 0.25 * np.ptp(values)
-        grid = np.linspace(values.min() - margin, values.max() + margin, 1001)
-        tails = []
-        for row in x:
-            at = np.repeat(row[None], len(grid) + 1, 0)
-            at[1:, j] = grid
-            log_p = estimator.score_samples(dict(zip(modelled, at.T, strict=True)))
-            weight = np.exp(log_p[1:] - log_p[1:].max())
-            tails.append(float(weight[log_p[1:] <= log_p[0]].sum() / weight.sum()))
-        out[name] = np.array(tails)
-    return out
-
-
 def _training(page: Page, estimator: Any, scores: np.ndarray, of_drawn: np.ndarray) -> None:
-    densities, axes = new_figure(figsize=(4.2, 2.8))
-    plot_log_densities(of_drawn, scores, axes=axes)
-    axes.set_title("log-likelihood of rows")
     words = (
         f"Log-likelihoods: rows of the table have median {np.median(scores):.2f}, rows drawn from "
         f"the model {np.median(of_drawn):.2f} nats"
     )
-    panels = [(densities, words)]
-    if estimator.history_.records:
-        curves, axes = new_figure(figsize=(4.2, 2.8))
-        plot_history(estimator.history_, axes=axes)
-        best = estimator.history_.best_step
-        panels.append((curves, f"Bounds of the log-likelihood in training; kept is step {best:,}"))
-    page.figures(panels, wide=True)
+    draw = partial(plot_log_densities, of_drawn, scores)
+    panels = [Panel(draw, words, "log-likelihood of rows", size=(4.2, 2.8))]
+    history = estimator.history_
+    if history.records:
+        words = f"Bounds of the log-likelihood in training; kept is step {history.best_step:,}"
+        panels.append(Panel(partial(plot_history, history), words, size=(4.2, 2.8)))
+    page.figures(one_by_one(panels), wide=True)
     page.words(
         "Rows of the table are as likely as rows drawn from a model that fits. In training the "
         "lower and the upper bound close in on each other; the dotted line is the state kept."
     )
 
 
-def _load(page: Page, joint: bool, about: About) -> None:
+def _load(page: Page, about: About) -> None:
     folder = about.folder or "model"
     saved = "" if about.folder else f'density.save("{folder}")  # where it was fitted\n\n'
     command = f"selfnorm score {in_shell(folder)} {in_shell(about.file)}"
-    asked = (
-        "" if joint else "density.explain(table)                    # how ordinary each cell is\n"
-    )
     imported, table = about.reading
     page.code(
         f"{saved}{imported}\nimport selfnorm\n\n"
         f"density = selfnorm.load({in_python(folder)})\ntable = {table}\n"
-        f"density.score_samples(table)              # log-likelihood of each row\n{asked}"
+        "density.score_samples(table)              # log-likelihood of each row\n"
+        "density.explain(table)                    # how ordinary each cell is\n"
         "density.sample(1000, random_state=0)      # synthetic rows\n",
         "Python code",
     )
-    page.code(f"{command}{'' if joint else ' --explain'} -o scored.csv\n", "Commands")
+    page.code(f"{command} --explain -o scored.csv\n", "Commands")

@@ -95,7 +95,8 @@ class Page:
     def figures(self, figures: Sequence[tuple[Figure, str]], *, wide: bool = False) -> None:
         """Figures side by side, as many as there is room for; each with what it shows in words."""
         panels = "".join(f"<figure>{self._svg(f, words)}</figure>" for f, words in figures)
-        self._add(f'<div class="{"wide" if wide else "panels"}">{panels}</div>')
+        if panels:
+            self._add(f'<div class="{"wide" if wide else "panels"}">{panels}</div>')
 
     def html(self) -> str:
         """The whole page."""
@@ -175,12 +176,14 @@ def in_shell(path: str) -> str:
 
 def findings_of(function: Callable[[], Any]) -> tuple[Any, list[str]]:
     """What a function gives, and what it warns of, which is passed on, too."""
-    with alone(), warnings.catch_warnings(record=True) as found:
+    with alone(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SelfnormWarning)
         result = function()
-    for each in found:
-        warnings.warn(each.message, stacklevel=3)
-    own = [str(each.message) for each in found if issubclass(each.category, SelfnormWarning)]
+    for warning in caught:
+        warnings.warn(warning.message, stacklevel=3)
+    own = [
+        str(warning.message) for warning in caught if issubclass(warning.category, SelfnormWarning)
+    ]
     return result, own
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from selfnorm.evaluation import Bounds, central_coverage
 from selfnorm.plotting import (
     literal,
-    new_figure,
     plot_history,
     plot_predictive,
     plot_reliability,
@@ -30,6 +29,7 @@ from selfnorm.report.density import (
 )
 from selfnorm.report.facts import input_names, shortened
 from selfnorm.report.page import Page, in_python, in_shell
+from selfnorm.report.panels import Panel, one_by_one
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 N_SURPRISES = 10
@@ -65,17 +65,17 @@ def regressor_report(
     about = about.of_frame(X)
     y = np.asarray(y, dtype=np.float64)
     n = figures.n_rows(X)
-    looked_at = figures.some_rows(n, _MAX_ROWS, seed)
+    looked_at = figures.chosen_rows(n, _MAX_ROWS, seed)
     rows, labels = figures.rows_of(X, looked_at), y[looked_at]
     one = estimator.n_outputs_ == 1
     labels = labels.ravel() if one else labels
     seen = seen and train is None
     comparison = _compare(estimator, rows, labels, train, seen, seed)
-    few = figures.some_rows(len(labels), _BOUND_ROWS, seed)
-    found = estimator.bounds(
+    few = figures.chosen_rows(len(labels), _BOUND_ROWS, seed)
+    of_few = estimator.bounds(
         figures.rows_of(rows, few), labels[few], n_samples=500, random_state=seed
     )
-    bounds = comparison.bounds(found, few)
+    bounds = comparison.bounds(of_few, few)
     page = Page(
         about.title or f"{about.target} given the other columns: {about.source}",
         subtitle(estimator),
@@ -119,35 +119,35 @@ def _compare(
         )
     elif train is not None:
         words = "The simple models are fitted to the training table that was given."
-    found = Comparison(log_prob(X, y), words=words, fair=not seen)
+    comparison = Comparison(log_prob(X, y), words=words, fair=not seen)
     if train is None and not seen:
-        found.hedge = fewer_rows(len(y), estimator.fitted_to_)
+        comparison.hedge = fewer_rows(len(y), estimator.fitted_to_)
     if estimator.n_outputs_ > 1:
-        return found
+        return comparison
     rows = np.column_stack([_numbers(estimator, X), y])
     fits = {
         "linear regression with normal errors": partial(peers.linear_regression, step=step),
         "a Gaussian that ignores the inputs": partial(peers.gaussian_target, step=step),
     }
-    known = None
+    pairs = None
     if train is not None:
-        known = np.column_stack([_numbers(estimator, train[0]), np.asarray(train[1], float)])
+        pairs = np.column_stack([_numbers(estimator, train[0]), np.asarray(train[1], float)])
     for name, fit in fits.items():
-        if known is not None or seen:
-            found.peers[name] = fit(rows if known is None else known)(rows)
+        if pairs is not None or seen:
+            comparison.peers[name] = fit(rows if pairs is None else pairs)(rows)
         elif len(rows) > peers.N_FOLDS:
-            found.peers[name] = peers.cross_fitted(fit, rows, seed)
-    found.parts["the same networks without energies"] = getattr(
+            comparison.peers[name] = peers.cross_fitted(fit, rows, seed)
+    comparison.parts["the same networks without energies"] = getattr(
         estimator.without_energy(), "log_mass" if step else "log_prob"
     )(X, y)
-    return found
+    return comparison
 
 
 def _numbers(estimator: Any, X: Any) -> np.ndarray:
     """Inputs as numbers, the way that the model reads them."""
     if estimator.inputs_ is not None:
-        found: np.ndarray = estimator.inputs_.rows(X)
-        return found
+        numbers: np.ndarray = estimator.inputs_.rows(X)
+        return numbers
     return np.asarray(X, dtype=np.float64)
 
 
@@ -155,10 +155,11 @@ def _calibrated(pit: np.ndarray) -> str:
     """Whether intervals hold what they should, in a sentence."""
     inside = central_coverage(pit, 0.9)
     error = 2 * math.sqrt(0.09 / len(pit))
-    return f"Its 90 % intervals hold {100 * inside:.1f} % of the labels" + (
-        f", within chance of 90 % on {len(pit):,} rows."
-        if abs(inside - 0.9) <= error
-        else f", where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
+    words = f"Its 90 % intervals hold {100 * inside:.1f} % of the labels"
+    if abs(inside - 0.9) <= error:
+        return f"{words}, within chance of 90 % on {len(pit):,} rows."
+    return (
+        f"{words}, where {100 * (0.9 - error):.0f} to {100 * min(1, 0.9 + error):.0f} % would be "
         f"chance: they are too {'narrow' if inside < 0.9 else 'wide'}."
     )
 
@@ -189,10 +190,10 @@ def _fitted(page: Page, estimator: Any, X: Any, n: int, about: About) -> None:
 def _input_names(estimator: Any, X: Any, about: About) -> list[str]:
     if about.inputs:
         return list(about.inputs)
-    known = input_names(estimator)
-    if not known and hasattr(X, "columns"):
-        known = [str(name) for name in X.columns]
-    return known or [f"x{i}" for i in range(estimator.n_features_in_)]
+    names = input_names(estimator)
+    if not names and hasattr(X, "columns"):
+        names = [str(name) for name in X.columns]
+    return names or [f"x{i}" for i in range(estimator.n_features_in_)]
 
 
 def _likelihood(
@@ -238,13 +239,12 @@ def _calibration(
         f"In the units of {about.target}: mean absolute error of the mean {error:.4g}; mean CRPS, "
         f"the same for whole distributions, {crps.mean():.4g}."
     )
-    figure, axes = new_figure(1, 2, figsize=(5.6, 2.7))
-    plot_reliability({"model": pit}, axes=axes)
     words = "Reliability: " + ", ".join(
         f"{100 * np.mean(pit <= q):.0f} % of the labels below the {100 * q:.0f} % quantile"
         for q in (0.1, 0.5, 0.9)
     )
-    page.figures([(figure, words)], wide=True)
+    panel = Panel(partial(plot_reliability, {"model": pit}), words, size=(5.6, 2.7), n_axes=2)
+    page.figures(one_by_one([panel]), wide=True)
     page.words(
         "Left: of a calibrated model the dots lie on the diagonal. Right: the histogram is flat; a "
         "bowl is a sign of distributions that are too narrow, a hill of ones that are too wide."
@@ -260,17 +260,16 @@ def _examples(
     )
     panels = []
     for row, example in figures.predictive_examples(estimator, X, y):
-        figure, axes = new_figure(figsize=(3.1, 2.1))
-        plot_predictive(**example, name=about.target, axes=axes)
         name = about.row(int(looked_at[row]))
-        axes.set_title(literal(f"{about.row_heading.split(',')[0]} {name}"))
         low, high = example["interval"]
         words = (
             f"Predictive density of row {name}: 90 % between {low:.4g} and {high:.4g}, highest at "
             f"{example['grid'][np.argmax(example['density'])]:.4g}, observed {example['label']:.4g}"
         )
-        panels.append((figure, words))
-    page.figures(panels)
+        title = literal(f"{about.row_heading.split(',')[0]} {name}")
+        draw = partial(plot_predictive, **example, name=about.target)
+        panels.append(Panel(draw, words, title, size=(3.1, 2.1)))
+    page.figures(one_by_one(panels))
 
 
 def _surprises(
@@ -285,14 +284,14 @@ def _surprises(
     about: About,
 ) -> None:
     order = np.argsort(log_p, kind="stable")[:N_SURPRISES]
-    some = figures.rows_of(X, order)
-    ends = estimator.predict_quantiles(some, [0.05, 0.5, 0.95])
+    inputs = figures.rows_of(X, order)
+    ends = estimator.predict_quantiles(inputs, [0.05, 0.5, 0.95])
     names = _input_names(estimator, X, about)
-    cells = cells_of(some, names if not hasattr(X, "columns") else list(X.columns))
+    cells = cells_of(inputs, names if not hasattr(X, "columns") else list(X.columns))
     rows = []
     for i, k in enumerate(order):
         low, middle, high = (f"{v:.4g}" for v in ends[i])
-        inputs = [cells[name][i] for name in list(cells)[:_MAX_INPUTS]]
+        shown = [cells[name][i] for name in list(cells)[:_MAX_INPUTS]]
         rows.append(
             [
                 about.row(int(looked_at[k])),
@@ -300,7 +299,7 @@ def _surprises(
                 f"{middle} ({low} to {high})",
                 f"{100 * pit[k]:.3g} %",
                 f"{log_p[k]:.2f}",
-                *inputs,
+                *shown,
             ]
         )
     of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
@@ -322,12 +321,10 @@ def _training(page: Page, estimator: Any) -> None:
     for stage, history in zip(("proposals", "energies"), estimator.history_, strict=False):
         if not history.records:
             continue
-        figure, axes = new_figure(figsize=(4.2, 2.8))
-        plot_history(history, axes=axes)
-        axes.set_title(f"{stage}: bounds of the log-likelihood")
         words = f"Training of the {stage}: {history.n_steps:,} steps, kept is {history.best_step:,}"
-        panels.append((figure, words))
-    page.figures(panels, wide=True)
+        title = f"{stage}: bounds of the log-likelihood"
+        panels.append(Panel(partial(plot_history, history), words, title, size=(4.2, 2.8)))
+    page.figures(one_by_one(panels), wide=True)
     page.words(
         "In standardised units of the target, the mean over members. Each keeps the state that is "
         "best on the rows it held out; the dotted line is where the last of them found it."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -92,8 +92,22 @@ class ChainDistribution(RowDistribution):
         return unpacked(self.columns, chain.sample(n, within=True, gaps=missing, seed=seed))
 
     def with_gap_scores(self, coded: Tensor) -> ChainDistribution:
-        """The same, which knows what a gap is worth by coded rows that were not trained on."""
-        return replace(self, gap_scores=gap_scores(self.model, coded))
+        """The same, with the mean log-likelihood of the cells of rows that were not trained on.
+
+        Numbers are in their own units; ``-log`` of the width of a number is left in, where a cell
+        holds none.
+        """
+        columns = self.columns
+        packed = columns.pack(coded)[0][: 2 * self._checked_rows]
+        with on_cpu():
+            of_parts = shares(self.model, packed, normalizer="learned").mean(0)
+        coded = columns.unpack(packed[..., 0], packed[..., 1])
+        is_number = packed[..., 0] == columns.n_codes
+        log_width = resolutions(columns).log()
+        of_parts = of_parts + columns.pack(coded)[1] - log_width.where(~is_number, 0.0)
+        seen = packed[..., 0] != GAP
+        scores = of_parts.where(seen, 0.0).sum(0) / seen.sum(0).clamp_min(1)
+        return replace(self, gap_scores=scores)
 
     def _gap_scores(self) -> Tensor:
         return self.gap_scores
@@ -198,27 +212,61 @@ class ChainDistribution(RowDistribution):
             return None
         return pooled["log_weights"], None if coded is None else pooled["log_weights_data"]
 
+    @torch.no_grad()
     def explain(self, coded: Tensor) -> np.ndarray:
-        """``(n, p)``: :func:`tail_probabilities` of the chain; NaN at gaps."""
-        return tail_probabilities(self.model, self.pack(coded))
+        """``(n, p)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of every part; NaN at gaps.
+
+        A density counts by the probability of its :func:`resolutions`, as does the value itself,
+        which is one of those at most as probable. They are those of all orders of the chain where
+        their networks are small, of two where they are large: the reasons of many rows should come
+        soon.
+        """
+        model, packed = self.model, self.pack(coded)
+        most = max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2)
+        with on_cpu():
+            few = model.of_orders(range(min(most, model.n_orderings))).float()
+        few.columns.double().load_state_dict(model.columns.state_dict())  # every digit of the map
+        return np.stack([_tails(model, few, packed, part) for part in range(model.dim)], 1)
 
     def log_codes(self, coded: Tensor, part: int) -> Tensor:
         """``(n, C)``: of the joint density where there are few codes, else the network's own."""
         described = self.columns.parts[part]
         if not described.rest and described.n_codes <= MAX_COMPLETIONS:
             return super().log_codes(coded, part)
-        return torch.cat([law.log_codes for _, law in laws(self.model, self.pack(coded), part)])
+        return torch.cat(
+            [density.log_codes for _, density in densities(self.model, self.pack(coded), part)]
+        )
 
     @torch.no_grad()
     def consistency(self, coded: Tensor, seed: int) -> dict[str, float]:
-        """As :func:`consistency`, of the mixture."""
-        coded = coded[: checked_rows(self.model)]
+        """How far answers are from those of one joint density, in nats.
+
+        ``conditionals``: median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` over rows and
+        random halves ``S`` of the columns. ``orders``: median standard deviation of ``log p_r(x)``
+        over the orders ``r`` of the chain.
+        """
+        model, coded = self.model, coded[: self._checked_rows]
         packed, slope = self.columns.pack(coded)
+        with seeded(seed), on_cpu():
+            chosen = torch.rand(len(packed), model.layout.n_columns) < 0.5
+            given = chosen[:, model.layout.column]
+            of_orders = shares(model, packed).sum(-1)
+            code = packed[..., 0].where(given, float(GAP))
+            alone = torch.cat([code.unsqueeze(-1), packed[..., 1:]], -1)
+            apart = model.log_prob(alone) + model.log_prob(packed, given)
+        joint = torch.logsumexp(of_orders, 0) - math.log(len(of_orders))
+        orders = of_orders.std(0).median() if len(of_orders) > 1 else torch.zeros(())
+        of_joint, of_parts = (
+            torch.logsumexp(self._of_members(coded, of_model=log_p + slope.sum(-1)), -1)
+            for log_p in (joint, apart)
+        )
+        off = (of_joint - of_parts).abs().median()
+        return {"conditionals": float(off), "orders": float(orders)}
 
-        def mixed(of_chain: Tensor) -> Tensor:
-            return torch.logsumexp(self._of_members(coded, of_model=of_chain + slope.sum(-1)), -1)
-
-        return consistency(self.model, packed, seed, mixed)
+    @property
+    def _checked_rows(self) -> int:
+        """How many rows are enough, and soon done, for a figure of the model."""
+        return max(30, CHECKED_PLACES // self.factors_per_row)
 
 
 @torch.no_grad()
@@ -233,65 +281,21 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
     return torch.cat(parts, 1)
 
 
-def checked_rows(model: TableChain) -> int:
-    """How many rows are enough, and soon done, for a figure of the whole model."""
-    return max(30, CHECKED_PLACES // (model.dim * model.n_orderings))
-
-
-def consistency(
-    model: TableChain, packed: Tensor, seed: int, mixed: Callable[[Tensor], Tensor]
-) -> dict[str, float]:
-    """How far the answers of a chain are from those of one joint density, on rows ``(n, p, 4)``.
-
-    ``conditionals``: median of ``|log p(x) - log p(x_S) - log p(x_T | x_S)|`` over rows and random
-    halves ``S`` of the columns. ``orders``: median standard deviation of ``log p_r(x)`` over the
-    orders ``r``. ``mixed`` makes log-densities ``(n,)`` of the chain those of a mixture it is in.
-    """
-    with seeded(seed), on_cpu():
-        chosen = torch.rand(len(packed), model.layout.n_columns) < 0.5
-        given = chosen[:, model.layout.column]
-        whole = shares(model, packed).sum(-1)
-        code = packed[..., 0].where(given, float(GAP))
-        alone = torch.cat([code.unsqueeze(-1), packed[..., 1:]], -1)
-        apart = model.log_prob(alone) + model.log_prob(packed, given)
-    joint = torch.logsumexp(whole, 0) - math.log(len(whole))
-    orders = whole.std(0).median() if len(whole) > 1 else torch.zeros(())
-    off = mixed(joint) - mixed(apart)
-    return {"conditionals": float(off.abs().median()), "orders": float(orders)}
-
-
-def gap_scores(model: TableChain, coded: Tensor) -> Tensor:
-    """``(p,)``: mean log-likelihood of the cells of each part, numbers in their own units.
-
-    ``-log`` of the width of a number is left in, where a cell holds none.
-    """
-    columns = model.columns
-    packed = columns.pack(coded)[0][: 2 * checked_rows(model)]
-    with on_cpu():
-        of_parts = shares(model, packed, normalizer="learned").mean(0)
-    coded = columns.unpack(packed[..., 0], packed[..., 1])
-    is_number = packed[..., 0] == columns.n_codes
-    log_width = resolutions(columns).log()
-    of_parts = of_parts + columns.pack(coded)[1] - log_width.where(~is_number, 0.0)
-    seen = packed[..., 0] != GAP
-    return of_parts.where(seen, 0.0).sum(0) / seen.sum(0).clamp_min(1)
-
-
 @torch.no_grad()
 def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
     r"""``log p(x_T | x_S)`` ``(n,)`` of packed rows, ``S`` the parts of the mask ``given (p,)``.
 
     Where ``T`` is finite and small, that of the joint itself, ``log p(x) - log sum_T p(x)``:
     a sum over 64 completions of a row at most, or over a finite table of ``2^16`` rows at most.
-    Otherwise the network's own answer. Cells of ``T`` that are missing are not asked for.
+    Otherwise the network's own answer. Cells of ``T`` that are missing are left out.
     """
-    asked = (packed[..., 0] != GAP) & ~given
+    target = (packed[..., 0] != GAP) & ~given
     out = torch.zeros(len(packed)).to(packed)
     sizes = model.columns.n_codes.tolist()
     numbers = set(model.layout.numbers.tolist())
     small_table = not numbers and math.prod(sizes) <= MAX_ROWS
-    for pattern in torch.unique(asked, dim=0):
-        rows = (asked == pattern).all(-1)
+    for pattern in torch.unique(target, dim=0):
+        rows = (target == pattern).all(-1)
         parts = pattern.nonzero().flatten().tolist()
         completions = math.prod(sizes[j] for j in parts)
         if numbers & set(parts) or not (small_table or completions <= MAX_COMPLETIONS):
@@ -307,50 +311,36 @@ def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
         # the rest is reserved for the never seen
         log_seen = model.layout.log_seen[parts].sum().to(packed)
         log_sum = []
-        for some in alone.split(max(1, 8192 // completions)):
-            every = some.repeat_interleave(completions, 0)
-            every[:, parts, 0] = codes.repeat(len(some), 1)
-            log_p = model.log_prob(every).view(len(some), completions)
+        for block in alone.split(max(1, 8192 // completions)):
+            every = block.repeat_interleave(completions, 0)
+            every[:, parts, 0] = codes.repeat(len(block), 1)
+            log_p = model.log_prob(every).view(len(block), completions)
             log_sum.append(torch.logsumexp(log_p, 1) - log_seen)
         out[rows] = model.log_prob(packed[rows]) - torch.cat(log_sum)[place]
     return out
 
 
-def laws(model: TableChain, packed: Tensor, part: int) -> Iterator[tuple[slice, ColumnDensity]]:
+def densities(
+    model: TableChain, packed: Tensor, part: int
+) -> Iterator[tuple[slice, ColumnDensity]]:
     """``p(x_j | all other columns)`` of one part, block by block of the rows."""
     for start in range(0, len(packed), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         with on_cpu():
-            law = model.column_density(packed[rows], part)
-        yield rows, law
-
-
-@torch.no_grad()
-def tail_probabilities(model: TableChain, packed: Tensor) -> np.ndarray:
-    """``(n, p)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of every part; NaN at gaps.
-
-    A density counts by the probability of its :func:`resolutions`, as does the value itself, which
-    is one of those at most as probable. They are those of all orders where their networks are
-    small, of two where they are large: the reasons of many rows should come soon.
-    """
-    most = max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2)
-    with on_cpu():
-        few = model.of_orders(range(min(most, model.n_orderings))).float()
-    few.columns.double().load_state_dict(model.columns.state_dict())  # every digit of the map
-    found = [_tails(model, few, packed, part) for part in range(model.dim)]
-    return np.stack(found, 1)
+            density = model.column_density(packed[rows], part)
+        yield rows, density
 
 
 def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.ndarray:
-    """:func:`tail_probabilities` ``(n,)`` of one part by the orders of ``few``."""
+    """:meth:`ChainDistribution.explain` ``(n,)`` of one part by the orders of ``few``."""
     columns = model.columns
     n_codes, rest = columns.parts[part].n_codes, columns.parts[part].rest
     continuous = rest and columns.parts[part].step == 0
     log_width = float(resolutions(columns)[part].log())
     which = torch.tensor([part])
     out = np.full(len(packed), np.nan)
-    for rows, found in laws(few, packed, part):
-        law = ColumnDensity(*(each.double() for each in found))
+    for rows, single in densities(few, packed, part):
+        density = ColumnDensity(*(figure.double() for figure in single))
         code = packed[rows, part, 0].long()
 
         def log_mass(z: Tensor, log_density: Tensor, log_number: Tensor) -> Tensor:
@@ -361,21 +351,21 @@ def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.
                 log_density = log_density + slope.log() + log_width
             return log_number + log_density
 
-        log_codes = law.log_codes[:, :n_codes]
+        log_codes = density.log_codes[:, :n_codes]
         seen = code.clamp(0, max(n_codes - 1, 0)).unsqueeze(1)
         own = log_codes.gather(1, seen)[:, 0] if n_codes else torch.zeros(len(code)).to(packed)
         if rest:
-            log_number = law.log_codes[:, -1]
+            log_number = density.log_codes[:, -1]
             z = packed[rows, part, 1].unsqueeze(0)
-            own_number = log_mass(z, law.log_own.unsqueeze(0), log_number)[0]
+            own_number = log_mass(z, density.log_own.unsqueeze(0), log_number)[0]
             own = torch.where(code == n_codes, own_number, own)
         never = model.layout.log_unseen[part].to(own)
         own = torch.where(code == UNSEEN, never, own)
         least = own.unsqueeze(-1) + 1e-9
         total = log_codes.exp().where(log_codes <= least, 0.0).sum(-1)
         if rest:
-            at_nodes = log_mass(law.nodes, law.log_density, log_number)
-            weights = (law.log_weights + log_number).exp()
+            at_nodes = log_mass(density.nodes, density.log_density, log_number)
+            weights = (density.log_weights + log_number).exp()
             total = total + weights.where(at_nodes <= own + 1e-9, 0.0).sum(0)
         total = total + never.exp().where(never <= own + 1e-9, 0.0)
         total = torch.maximum(total, own.exp()).clamp_max(1.0)

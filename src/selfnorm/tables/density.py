@@ -768,7 +768,8 @@ def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:
     for part, (code, number) in zip(parts, np.moveaxis(x, 0, -1), strict=True):
         spread = np.ptp(number[code == part.n_codes]) if (code == part.n_codes).any() else 0.0
         if 0 < spread < _SMALLEST_SPREAD:
-            told = f"column {part.name!r} varies by as little as {spread:.0e}; multiply it"
-            problems.append(told)
+            problems.append(
+                f"column {part.name!r} varies by as little as {spread:.0e}; multiply it"
+            )
     if problems:
         raise DataError.of(problems)

@@ -151,20 +151,20 @@ class _Neighbours:
 
     def _numbers(self, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """``(n, D)``: a column for each number and each level, and of which category it is."""
-        found, hot = [], []
+        numbers, hot = [], []
         for j, part in enumerate(self.parts):
             code, number = rows[:, j, 0].long().numpy(), rows[:, j, 1].numpy()
             if part.rest or part.values:
                 values = np.full(part.n_codes + 1, np.nan)
                 values[: len(part.values)] = part.values
                 column = values[np.where(code < 0, part.n_codes, code)]
-                found.append(np.where(part.rest & (code == part.n_codes), number, column))
+                numbers.append(np.where(part.rest & (code == part.n_codes), number, column))
                 hot.append(-1)
             else:
                 for level in range(part.n_codes):
-                    found.append(np.where(code == GAP, np.nan, code == level))
+                    numbers.append(np.where(code == GAP, np.nan, code == level))
                     hot.append(j)
-        return np.stack(found, 1).astype(np.float64), np.array(hot)
+        return np.stack(numbers, 1).astype(np.float64), np.array(hot)
 
     def _placed(self, numbers: np.ndarray) -> np.ndarray:
         return np.nan_to_num((numbers - self.mean) / self.unit)
@@ -189,8 +189,8 @@ class _Neighbours:
         which = drawn.ravel()
 
         def nearest(distance: np.ndarray, start: int) -> np.ndarray:
-            here = np.flatnonzero((which >= start) & (which < start + len(distance)) & own)
-            distance[which[here] - start, here] = np.inf
+            itself = np.flatnonzero((which >= start) & (which < start + len(distance)) & own)
+            distance[which[itself] - start, itself] = np.inf
             return distance.reshape(len(distance), *drawn.shape).min(2).mean(1)
 
         parts = pairwise_distances_chunked(places, self.rows[which], reduce_func=nearest)

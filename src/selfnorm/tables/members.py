@@ -54,11 +54,11 @@ def judged(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarra
     Arguments as of :func:`mixture_weights`; a row takes no part in the weights it is judged with.
     """
     half = np.random.default_rng(0).permutation(len(log_p)) % 2
-    found = np.empty(len(log_p))
-    for here in (half == 0, half == 1):
-        others = ~here if 0 < here.sum() < len(here) else here
-        found[here] = mixed(log_p[here], mixture_weights(log_p[others], rows[others], first))
-    return found
+    scores = np.empty(len(log_p))
+    for chosen in (half == 0, half == 1):
+        others = ~chosen if 0 < chosen.sum() < len(chosen) else chosen
+        scores[chosen] = mixed(log_p[chosen], mixture_weights(log_p[others], rows[others], first))
+    return scores
 
 
 class Kind(NamedTuple):
@@ -109,16 +109,16 @@ def simple_density(
     """A simple density fitted to coded rows ``x`` that count by ``weights``."""
     packed = columns.pack(x)[0]
     components = kind.components or len(x)
-    law = TableMixture(
+    density = TableMixture(
         columns.parts, components=components, shared=kind.components == 0, n_knots=columns.n_knots
     ).double()
-    law.columns.load_state_dict(columns.state_dict())
+    density.columns.load_state_dict(columns.state_dict())
     if kind.components == 0:
-        return law.fit_kernels(packed, weights)
+        return density.fit_kernels(packed, weights)
     shares = torch.ones(len(x), 1, dtype=torch.float64)
     if components > 1:
         shares = torch.from_numpy(_groups(packed, columns.parts, weights, components, seed))
-    return law.fit(packed, shares * weights.unsqueeze(1))
+    return density.fit(packed, shares * weights.unsqueeze(1))
 
 
 def _groups(
@@ -131,7 +131,7 @@ def _groups(
         if part.rest:
             seen.append(np.where(code == part.n_codes, packed[:, j, 1].numpy(), 0.0))
         if 0 < part.n_codes <= MOST_CODES:
-            seen += [(code == each).astype(float) for each in range(part.n_codes)]
+            seen += [(code == level).astype(float) for level in range(part.n_codes)]
     rows = np.clip(np.stack(seen, 1), -10, 10)
     rng, share = np.random.default_rng(seed), weights.numpy() / float(weights.sum())
     alike = bool((weights == weights[0]).all())
@@ -174,20 +174,20 @@ def held_out_scores(
 
     Of those kinds that were reached while ``go_on``, one Gaussian in both coordinates at least.
     """
-    found: dict[Kind, np.ndarray] = {}
-    every = [folds == fold for fold in range(int(folds.max()) + 1)]
+    scores: dict[Kind, np.ndarray] = {}
+    in_folds = [folds == fold for fold in range(int(folds.max()) + 1)]
     maps = {
-        s: [columns_of(parts, x[~here], straight=s) for here in every]
+        s: [columns_of(parts, x[~held], straight=s) for held in in_folds]
         for s in {kind.straight for kind in kinds}
     }
     for kind in sorted(kinds, key=lambda kind: kind.components != 1):
         if kind.components != 1 and not go_on():
             break
-        found[kind] = np.full(len(x), np.nan)
-        for here, columns in zip(every, maps[kind.straight], strict=True):
-            law = simple_density(kind, columns, x[~here], weights[~here], seed)
-            found[kind][here.numpy()] = log_density(law, x[here]).numpy()
-    return {kind: found[kind] for kind in kinds if kind in found}
+        scores[kind] = np.full(len(x), np.nan)
+        for held, columns in zip(in_folds, maps[kind.straight], strict=True):
+            density = simple_density(kind, columns, x[~held], weights[~held], seed)
+            scores[kind][held.numpy()] = log_density(density, x[held]).numpy()
+    return {kind: scores[kind] for kind in kinds if kind in scores}
 
 
 def folds_of(n: int, n_folds: int, held_out: Tensor | None) -> Tensor:
@@ -210,8 +210,8 @@ def coordinates(scores: dict[Kind, np.ndarray], components: int = 1) -> bool:
         return False
 
     def middle(kind: Kind) -> float:
-        known = np.sort(scores[kind][np.isfinite(scores[kind])])
-        return float(known[len(known) // 20 :].mean())
+        ordered = np.sort(scores[kind][np.isfinite(scores[kind])])
+        return float(ordered[len(ordered) // 20 :].mean())
 
     return middle(Kind(components, straight=True)) > middle(Kind(components, straight=False))
 
@@ -260,8 +260,8 @@ def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> 
         log_most = log_p.max(1, where=kept, initial=-np.inf, keepdims=True)
         p = np.where(kept, np.exp(np.minimum(log_p - log_most, 0.0)), 0.0)
         for _ in range(300):
-            found = weights * ((rows / (p @ weights)) @ p) / rows.sum()
-            weights = (found + prior) / (1 + first)
+            shares = weights * ((rows / (p @ weights)) @ p) / rows.sum()
+            weights = (shares + prior) / (1 + first)
         if (weights[kept] >= LEAST_WEIGHT).all():
             break
         kept = weights >= min(LEAST_WEIGHT, weights.max())

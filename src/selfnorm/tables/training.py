@@ -295,9 +295,9 @@ class _Beginning:
             return cls(straight=False, lines=False)
         straight = False
         if numbers_alone and len(split.judged):
-            some = torch.cat([split.train[:TRIED_ROWS], split.judged[:JUDGED_ROWS]])
+            chosen = torch.cat([split.train[:TRIED_ROWS], split.judged[:JUDGED_ROWS]])
             straight = members.straighter(
-                parts, rows.coded[some], rows.weights[some], split.folds[some], seed
+                parts, rows.coded[chosen], rows.weights[chosen], split.folds[chosen], seed
             )
         tried = rows.coded[split.train[:TRIED_ROWS]]
         return cls(straight, lines=straight or members.close_to_lines(parts, tried))
@@ -344,8 +344,8 @@ class _Runs:
         for k, model in enumerate(models):
             shown: tuple[Tensor, ...] = data
             if beginning.lines:
-                some = split.train[:LINE_ROWS]
-                model.start_at_lines(packed[some], counted[some], beginning.first)
+                fitted = split.train[:LINE_ROWS]
+                model.start_at_lines(packed[fitted], counted[fitted], beginning.first)
                 if self.fill is not None:  # as the lines foretell
                     of_lines = model.of_orders(range(beginning.first, model.n_orderings))
                     shown = self.filled(of_lines, data, 0)
@@ -361,12 +361,12 @@ class _Runs:
                 break
         return histories
 
-    def filled(self, chain: TableChain, whole: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
+    def filled(self, chain: TableChain, rows: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
         """Rows as ``fill`` has them, where there are gaps and time for it; else as they are."""
         if self.fill is None or self.clock.left < self.closing.seconds + 2 * self.fill_seconds:
-            return whole
+            return rows
         began = self.clock.gone
-        shown = self.fill(chain, whole=whole, seed=self.options["seed"] + seed)
+        shown = self.fill(chain, rows=rows, seed=self.options["seed"] + seed)
         self.fill_seconds = self.clock.gone - began
         return shown
 
@@ -376,10 +376,10 @@ class _Runs:
         last = {"max_steps": steps, "lr": self.options["lr"] / 2, "schedule": "cosine"}
         last |= {"patience": None, "validate_every": None, "progress": False}
         counts = self.counts.expand(-1, chain.n_orderings).contiguous()
-        whole = self.packed.float(), counts
+        rows = self.packed.float(), counts
         stopped, n_steps = history.stopped, history.n_steps
         for left in range(1 if self.fill is None else ROUNDS, 0, -1):
-            shown = self.filled(chain, whole, left)
+            shown = self.filled(chain, rows, left)
             how = TrainingOptions(
                 **self.options | last | self.clock.run_for(1 / left, self.closing.seconds),
                 checkpoint=_beside(self.checkpoint, f"all{n_steps}"),  # where those steps ended
@@ -481,10 +481,10 @@ def _straight_energy(
         return True
     if not simple:
         with seeded(seed):
-            some, folds = torch.randperm(len(rows))[:n], members.folds_of(n, 2, None)
+            chosen, folds = torch.randperm(len(rows))[:n], members.folds_of(n, 2, None)
         kinds = list(members.kinds_for(n // 2, parts, complete=False))
         simple = members.held_out_scores(
-            kinds, parts, rows.coded[some], rows.weights[some], folds, seed
+            kinds, parts, rows.coded[chosen], rows.weights[chosen], folds, seed
         )
     gain = {kind: np.nanmean(score) for kind, score in simple.items()}
     straight, curved = (max(gain[k] for k in gain if k.straight == s) for s in (True, False))
@@ -492,16 +492,16 @@ def _straight_energy(
 
 
 def _completed(
-    chain: TableChain, columns: CodedColumns, coded: Tensor, whole: tuple[Tensor, ...], seed: int
+    chain: TableChain, columns: CodedColumns, coded: Tensor, rows: tuple[Tensor, ...], seed: int
 ) -> tuple[Tensor, ...]:
     """Training rows, as many whose gaps the chain has drawn, and which of the cells to learn.
 
-    A chain that has seen gaps in most rows knows little of whole ones. In those that it completes
+    A chain that has seen gaps in most rows knows little of complete ones. In rows that it completes
     itself, given what they have, cells are learned as they were seen, among cells that were drawn.
     Were these learned too, as in a step of EM, it would know its own draws by heart.
     """
     copies = int(np.clip(COMPLETED_ROWS // len(coded), *COMPLETED))
-    packed, weights = (each.repeat(copies, *[1] * (each.dim() - 1)) for each in whole)
+    packed, weights = (figures.repeat(copies, *[1] * (figures.dim() - 1)) for figures in rows)
     coded = coded.repeat(copies, 1, 1)
     seen = coded[..., :1] != GAP
     drawn = chain.eval().sample(len(packed), packed, seen[..., 0], within=True, seed=seed).cpu()
@@ -539,8 +539,8 @@ def _beside(checkpoint: Any, name: Any) -> str | None:
 def _packed(columns: CodedColumns, coded: Tensor, dtype: torch.dtype) -> Tensor:
     """Packed rows ``(n, p, 4)``, made some at a time: their intermediates are many times as big."""
     packed = torch.empty(*coded.shape[:2], 4, dtype=dtype)
-    for here, piece in zip(packed.split(PIECE), coded.split(PIECE), strict=True):
-        here.copy_(columns.pack(piece)[0])
+    for block, piece in zip(packed.split(PIECE), coded.split(PIECE), strict=True):
+        block.copy_(columns.pack(piece)[0])
     return packed
 
 
