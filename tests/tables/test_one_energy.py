@@ -59,6 +59,14 @@ def test_one_column_integrates_to_one_and_samples_follow_the_density(name, tmp_p
     assert np.array_equal(again.sample(5, random_state=1), model.sample(5, random_state=1))
 
 
+def test_a_chain_of_one_column_with_a_narrow_group_in_a_wide_one_integrates_to_one():
+    rng = np.random.default_rng(1000)
+    x = np.where(rng.random((300, 1)) < 0.5, 0.01, 1.0) * rng.normal(size=(300, 1))
+    model = EnergyDensity(method="autoregressive", random_state=0).fit(x)
+    at, widths = axis(x, 80_001)
+    assert (np.exp(model.score_samples(at[:, None])) * widths).sum() == pytest.approx(1, abs=1e-3)
+
+
 def test_a_simple_density_that_knows_more_takes_the_weight_of_the_energy():
     x = np.random.default_rng(0).normal(size=(1000, 1))
     model = EnergyDensity(**QUICK).fit(x)

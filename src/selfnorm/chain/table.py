@@ -22,7 +22,7 @@ from selfnorm.functional import log_mean_exp
 from selfnorm.networks import ResMADE
 
 N_KNOTS = 17  # normal quantiles between which a network sees the place of a number
-N_NODES = 64  # of the quadrature that normalises a factor
+LEAST_NODES, ALL_NODES = 64, 512  # of the quadrature of a factor, and of all factors of a row
 LEVEL_COMPONENTS = 4  # of the mixtures over levels on a grid
 MOST_AT_ONCE = 24  # columns: those of a wider table take no more room while samples are drawn
 # tensors that all orders share; every other one has one entry for each order
@@ -411,11 +411,16 @@ class TableChain(Chain):
         added = torch.nn.functional.softplus(both + log_rest - log_q)
         return added.where(at_mass.expand_as(log_q), 0.0)
 
-    def quadrature(self, at: Factors, n_nodes: int = N_NODES) -> Tensor:
+    @property
+    def n_nodes(self) -> int:
+        """Of the quadrature of a factor: rows of few numbers can afford more."""
+        return max(LEAST_NODES, ALL_NODES // max(1, len(self.layout.numbers)))
+
+    def quadrature(self, at: Factors, n_nodes: int | None = None) -> Tensor:
         """As :meth:`Chain.quadrature`; not once more where it was computed before."""
-        if at.log_z is not None and n_nodes == N_NODES:
+        if at.log_z is not None and n_nodes in (None, self.n_nodes):
             return at.log_z
-        return super().quadrature(at, n_nodes)
+        return super().quadrature(at, n_nodes or self.n_nodes)
 
     def at_batch(self, batch: tuple[Tensor, ...], n_samples: int) -> RowTerms:
         """:meth:`at_rows` of training rows; in training the first of them, a random choice as all
@@ -469,20 +474,20 @@ class TableChain(Chain):
         given: Tensor | Sequence[bool] | None = None,
         *,
         normalizer: str = "quadrature",
-        n_nodes: int = N_NODES,
+        n_nodes: int | None = None,
         chunk_size: int | None = None,
     ) -> Tensor:
         """``(n,)``: log-probability of packed rows given the parts of a mask.
 
         The mean over the orders. Gaps are left out: the answer is that of the network trained with
         gaps, normalised for each pattern of them. ``normalizer="learned"`` takes the learned
-        ``b_i`` in place of a quadrature over ``n_nodes`` nodes for each number, and leaves cells
-        out that point masses stand in.
+        ``b_i`` in place of a quadrature over ``n_nodes`` nodes for each number (``None``:
+        :attr:`n_nodes`), and leaves cells out that point masses stand in.
         """
-        return self._log_prob(x, given, normalizer, n_nodes, chunk_size)
+        return self._log_prob(x, given, normalizer, n_nodes or self.n_nodes, chunk_size)
 
     @torch.no_grad()
-    def column_density(self, x: Tensor, part: int, *, n_nodes: int = N_NODES) -> ColumnDensity:
+    def column_density(self, x: Tensor, part: int, *, n_nodes: int | None = None) -> ColumnDensity:
         """``p(x_j | all others)`` of part ``j`` at packed rows ``(n, p, 4)``."""
         layout, stack = self.layout, self.n_orderings
         rows = PackedRows.of(self.check(x))
@@ -507,9 +512,9 @@ class TableChain(Chain):
         def rounded(y: Tensor, shift: float = 0.0) -> Tensor:
             return self.columns.rounded(y.to(exact), shift, which).to(y) if cells else y
 
-        y, log_mass = factors.proposal.nodes(
-            n_nodes, rounded if self.has_cells else None
-        )  # (m, R, n, 1)
+        n_nodes = n_nodes or self.n_nodes
+        rule = factors.proposal.nodes(n_nodes, rounded if self.has_cells else None)
+        y, log_mass = rule  # (m, R, n, 1)
         f = self.energy(y, factors)
         log_z = torch.logsumexp(log_mass + f, 0)
         log_share = (log_mass + f - log_z).squeeze(-1) + log_outcomes[..., -1]  # (m, R, n)
