@@ -278,14 +278,9 @@ def take_apart(value: object, tensors: dict[str, Tensor] | None = None, place: s
     recipe = recipe_for(value)
     if recipe is None:
         return {"own": type(value).__name__}
-    blueprint: dict[str, Any] = {"class": recipe.kind.__name__}
     if isinstance(value, nn.Module):
-        blueprint |= {k: take_apart(v) for k, v in recipe.arguments(value).items()}
-        if _is_own(value, blueprint):
-            return {"own": recipe.kind.__name__}
-        if tensors is not None:
-            tensors |= {_join(place, name): t for name, t in value.state_dict().items()}
-        return blueprint
+        return _module_taken_apart(value, recipe, tensors, place)
+    blueprint: dict[str, Any] = {"class": recipe.kind.__name__}
     for name, argument in recipe.arguments(value).items():
         blueprint[name] = take_apart(argument, tensors, _join(place, name))
         own = recipe.fitted and blueprint[name] == {"own": type(argument).__name__}
@@ -293,6 +288,19 @@ def take_apart(value: object, tensors: dict[str, Tensor] | None = None, place: s
             blueprint[name] = None  # a parameter that is no part of the model: a random generator
     if recipe.fitted:
         blueprint["fitted"] = _fitted_state(value, recipe, tensors)
+    return blueprint
+
+
+def _module_taken_apart(
+    module: nn.Module, recipe: Recipe, tensors: dict[str, Tensor] | None, place: str
+) -> dict[str, Any]:
+    """What JSON says of a module; its weights go to ``tensors``, if they are given."""
+    blueprint = {"class": recipe.kind.__name__}
+    blueprint |= {name: take_apart(value) for name, value in recipe.arguments(module).items()}
+    if _is_own(module, blueprint):
+        return {"own": recipe.kind.__name__}
+    if tensors is not None:
+        tensors |= {_join(place, name): t for name, t in module.state_dict().items()}
     return blueprint
 
 
@@ -532,7 +540,8 @@ def _refuse_more_than_weights(blueprint: dict[str, Any], tensors: dict[str, Tens
     nodes: list[Any] = [blueprint]
     while nodes:
         node = nodes.pop()
-        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        items = node.values() if isinstance(node, dict) else node
+        inner = items if isinstance(node, dict | list) else ()
         left, modules = left - len(inner), modules - _is_module(node)
         if min(left, modules) < 0 or (isinstance(node, int) and abs(node) > largest):
             raise ValueError("the config asks for a much larger model than its weights are")
