@@ -63,7 +63,7 @@ def test_a_chain_of_one_column_with_a_narrow_group_in_a_wide_one_integrates_to_o
     rng = np.random.default_rng(1000)
     x = np.where(rng.random((300, 1)) < 0.5, 0.01, 1.0) * rng.normal(size=(300, 1))
     model = EnergyDensity(method="autoregressive", random_state=0).fit(x)
-    at, widths = axis(x, 80_001)
+    at, widths = axis(x, 40_001)
     assert (np.exp(model.score_samples(at[:, None])) * widths).sum() == pytest.approx(1, abs=1e-3)
 
 

@@ -22,7 +22,7 @@ from selfnorm.functional import log_mean_exp
 from selfnorm.networks import ResMADE
 
 N_KNOTS = 17  # normal quantiles between which a network sees the place of a number
-LEAST_NODES, ALL_NODES = 64, 512  # of the quadrature of a factor, and of all factors of a row
+N_NODES, FINE_NODES = 64, 256  # of the quadrature of a factor; of one or two numbers in all
 LEVEL_COMPONENTS = 4  # of the mixtures over levels on a grid
 MOST_AT_ONCE = 24  # columns: those of a wider table take no more room while samples are drawn
 # tensors that all orders share; every other one has one entry for each order
@@ -413,8 +413,8 @@ class TableChain(Chain):
 
     @property
     def n_nodes(self) -> int:
-        """Of the quadrature of a factor: rows of few numbers can afford more."""
-        return max(LEAST_NODES, ALL_NODES // max(1, len(self.layout.numbers)))
+        """Of the quadrature of a factor: rows of one or two numbers can afford more."""
+        return FINE_NODES if len(self.layout.numbers) <= 2 else N_NODES
 
     def quadrature(self, at: Factors, n_nodes: int | None = None) -> Tensor:
         """As :meth:`Chain.quadrature`; not once more where it was computed before."""
