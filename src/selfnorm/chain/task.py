@@ -122,6 +122,7 @@ class _LogNormTask(Task):
     def __init__(self, chain: Chain) -> None:
         self.chain, energy = chain, chain.energy
         self.module = nn.ModuleList([energy.norm_layers, energy.norm_last])
+        self.gap = torch.tensor(torch.nan)
 
     def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """The gap, by 16 samples of every proposal."""
