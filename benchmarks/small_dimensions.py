@@ -42,10 +42,11 @@ class Truth(NamedTuple):
     log_density: Callable[[np.ndarray], np.ndarray]
 
 
-def line(law: Any) -> Truth:
+def line(distribution: Any) -> Truth:
     """One dimension, by scipy."""
     return Truth(
-        lambda n, rng: law.rvs(size=(n, 1), random_state=rng), lambda x: law.logpdf(x[:, 0])
+        lambda n, rng: distribution.rvs(size=(n, 1), random_state=rng),
+        lambda x: distribution.logpdf(x[:, 0]),
     )
 
 
@@ -93,10 +94,10 @@ def banana() -> Truth:
 
 def plane(name: str) -> Truth:
     """One of the library's own sets."""
-    law = DENSITIES[name]
+    density = DENSITIES[name]
     return Truth(
-        lambda n, rng: law.sample(n, rng).numpy(),
-        lambda x: law.log_density(torch.from_numpy(x)).numpy(),
+        lambda n, rng: density.sample(n, rng).numpy(),
+        lambda x: density.log_density(torch.from_numpy(x)).numpy(),
     )
 
 
