@@ -280,6 +280,13 @@ def take_apart(value: object, tensors: dict[str, Tensor] | None = None, place: s
         return {"own": type(value).__name__}
     if isinstance(value, nn.Module):
         return _module_taken_apart(value, recipe, tensors, place)
+    return _object_taken_apart(value, recipe, tensors, place)
+
+
+def _object_taken_apart(
+    value: object, recipe: Recipe, tensors: dict[str, Tensor] | None, place: str
+) -> dict[str, Any]:
+    """What JSON says of an object that is no module: its arguments, and what a fit has set."""
     blueprint: dict[str, Any] = {"class": recipe.kind.__name__}
     for name, argument in recipe.arguments(value).items():
         blueprint[name] = take_apart(argument, tensors, _join(place, name))

@@ -32,6 +32,7 @@ from selfnorm._files import atomic
 from selfnorm.cli.csv_text import LazyColumns, is_missing, is_number, listed, read_csv, with_commas
 from selfnorm.columns import Cells, Schema, numbers_from, unmarked
 from selfnorm.columns import Table as Frame
+from selfnorm.columns.text import numbers_as_text
 from selfnorm.errors import DataError, SelfnormWarning
 
 TEXT = (".csv", ".tsv", ".txt")
@@ -404,11 +405,7 @@ def _write_parquet(table: Table, path: Path) -> None:
 def _texts(cells: np.ndarray) -> list[str]:
     if cells.dtype.kind != "f":
         return [_text(cell) for cell in cells.tolist()]
-    # repr is the shortest text that reads back as the same float; whole numbers without ".0"
-    return [
-        "" if math.isnan(v) else (f"{v:.0f}" if v.is_integer() and abs(v) < 1e15 else repr(v))
-        for v in cells.tolist()
-    ]
+    return ["" if text == "nan" else text for text in numbers_as_text(cells, None)]
 
 
 def _text(cell: object) -> str:

@@ -63,7 +63,9 @@ class Column:
     @property
     def holds(self) -> str:
         """What its cells are: ``"number"``, ``"date"`` or ``"label"``."""
-        return "number" if self.numeric else ("date" if self.resolution else "label")
+        if self.numeric:
+            return "number"
+        return "date" if self.resolution else "label"
 
     @property
     def counted_from(self) -> tuple[int, ...]:

@@ -62,9 +62,10 @@ class Number(Kind):
         if draft.support is not None and not part.rest:
             draft.notes.append(f"{column.name!r} takes {part.n_codes} values: limits do not matter")
         summary = _summary(part, column.decimals, cells.seen)
-        kind = "category" if not part.rest else ("cells" if part.step > 0 else "continuous")
-        levels = () if part.rest else part.values
-        return replace(column, kind=kind, levels=levels, summary=summary), [part]
+        if not part.rest:
+            return replace(column, kind="category", levels=part.values, summary=summary), [part]
+        kind = "cells" if part.step > 0 else "continuous"
+        return replace(column, kind=kind, levels=(), summary=summary), [part]
 
     def encode(self, cells: Cells) -> list[Coded]:
         """Codes, and numbers beside them."""
@@ -135,7 +136,7 @@ def read_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
         return cells
     if cells.numbers is not None:
         return Cells("number", cells.numbers, np.isnan(cells.numbers), [], cells.form)
-    written = [v if type(v) is str else str(+v if type(v) is bool else v) for v in cells.labels]
+    written = [str(+v) if type(v) is bool else str(v) for v in cells.labels]
     numbers = numbers_from(written, names=True)
     if numbers is None:
         numbers = _marked_numbers(column, cells, written, surprises)
