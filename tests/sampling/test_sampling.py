@@ -62,11 +62,9 @@ def energy_distance_test(x, y, n_permutations=199):
 
 
 TARGET = SkewedMixture()
-BOUND = 3.0 + math.log(20.0)
 OPTIONS = {
     "sir": {"n_candidates": 100_000},
     "imh": {"n_steps": 60},
-    "rejection": {"log_bound": BOUND},
     "mala": {"n_chains": 5000, "thin": 60, "warmup": 60},
     "hmc": {"n_chains": 5000, "thin": 15, "warmup": 30},
     "smc": {"n_particles": 10_000},
@@ -125,7 +123,6 @@ def test_steps_are_pure_and_return_state_and_info():
     log_density = sampling.as_log_density(TARGET)
     q = wide_proposal()
     places = {
-        sampling.rejection_step: sampling.rejection_init(q, 50),
         sampling.smc.step: sampling.smc.init(log_density, q, 50),
         **dict.fromkeys(
             (sampling.sir_step, sampling.imh_step), sampling.weighted_init(log_density, q, 50)
@@ -137,7 +134,6 @@ def test_steps_are_pure_and_return_state_and_info():
     }
     options = {
         sampling.sir_step: {"n_candidates": 500},
-        sampling.rejection_step: {"log_bound": BOUND},
         sampling.mala_step: {"step_size": 0.3},
         sampling.hmc_step: {"step_size": 0.3},
     }
@@ -182,14 +178,8 @@ def test_gradient_samplers_move_under_extreme_scales(method):
     assert draws.acceptance > 0.4
 
 
-def test_wrong_bound_unknown_method_and_unknown_option_are_refused():
+def test_unknown_method_and_unknown_option_are_refused():
     q = wide_proposal()
-    with pytest.raises(ProposalError, match="no bound"):
-        sampling.draw(TARGET, 500, proposal=q, method="rejection", log_bound=0.0, seed=0)
-    with pytest.raises(ValueError, match="needs log_bound"):
-        sampling.draw(TARGET, 5, proposal=q, method="rejection")
-    with pytest.raises(ProposalError, match="loose"):
-        sampling.draw(TARGET, 50, proposal=q, method="rejection", log_bound=60.0, max_rounds=5)
     with pytest.raises(ValueError, match="unknown sampling method"):
         sampling.draw(TARGET, 5, proposal=q, method="gibbs")
     with pytest.raises(TypeError, match="no option 'steps'"):
@@ -232,8 +222,7 @@ def test_bounded_support_is_respected():
         return torch.where(inside, x[..., 0], torch.tensor(-math.inf))
 
     for method in sorted(sampling.METHODS):
-        options = {"log_bound": 1.0 + math.log(4.0)} if method == "rejection" else {}
-        draws = sampling.draw(target, 1000, proposal=Box(), method=method, seed=0, **options)
+        draws = sampling.draw(target, 1000, proposal=Box(), method=method, seed=0)
         assert (draws.samples.abs() <= 1).all()
         # E[x] = coth(1) - 1 under exp(x) on [-1, 1]
         assert draws.samples[:, 0].mean() == pytest.approx(0.313, abs=0.08)

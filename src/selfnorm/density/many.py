@@ -578,14 +578,12 @@ class Members(nn.Module):
         _check_alike([m.model.energy for m in members])  # type: ignore[misc]
         first = members[0].model
         places: dict[Tensor, list[str]] = {}  # of a trained parameter, in one layer or several
-        for name, tensor in _slots(members[0]):
+        for name, tensor in _tensors(members[0]).items():
             if tensor.requires_grad and name.startswith("model.energy."):
                 places.setdefault(tensor, []).append(name)
         if not places:
             raise EnergyError("nothing to train: no parameter of the energies asks for a gradient")
-        self.names = list(places.values())
-        self.shapes = [p.shape for p in places]
-        self.sizes = [p.numel() for p in places]
+        self.trained = [(names, parameter.shape) for parameter, names in places.items()]
         self.kind = next(iter(places)).dtype
         # Out of the module tree: what belongs to the caller is neither moved nor saved here.
         self.members = (*members,)
@@ -606,17 +604,24 @@ class Members(nn.Module):
         self.register_buffer("good", self.table.new_zeros(4, *self.table.shape))
 
     def _row(self, member: Member) -> Tensor:
-        named, b = dict(_slots(member)), member.model.log_norm.detach()
-        parts = [named[names[0]].detach().flatten() for names in self.names]
+        named, b = _tensors(member), member.model.log_norm.detach()
+        parts = [named[names[0]].detach().flatten() for names, _ in self.trained]
         return torch.cat([*(part.to(b) for part in parts), b.view(1)])
+
+    def _by_name(self, row: Tensor) -> dict[str, Tensor]:
+        """The trained tensors of the member whose parameters are a row of the table."""
+        *parts, b = row.split([*(shape.numel() for _, shape in self.trained), 1])
+        named = {"model.log_norm": b.view(())}
+        for (names, shape), part in zip(self.trained, parts, strict=True):
+            named |= dict.fromkeys(names, part.view(shape).to(self.kind))
+        return named
 
     def _group(self, numbers: list[int]) -> tuple[Tensor, Member, dict[str, Tensor]]:
         """Which members, one to stand for all of them, and their fixed tensors, stacked."""
         members = [self.members[k].eval() for k in numbers]
-        slots = [dict(_slots(member)) for member in members]
-        trained = {"model.log_norm", *(name for names in self.names for name in names)}
-        names = [name for name in slots[0] if name not in trained]
-        fixed = {name: torch.stack([s[name].detach() for s in slots]) for name in names}
+        named = [_tensors(member) for member in members]
+        names = named[0].keys() - self._by_name(self.table[0]).keys()
+        fixed = {name: torch.stack([own[name].detach() for own in named]) for name in names}
         return torch.tensor(numbers, device=self.table.device), members[0], fixed
 
     def train(self, mode: bool = True) -> Members:
@@ -657,13 +662,7 @@ class Members(nn.Module):
         *args: Tensor,
     ) -> Tensor:
         """That of one member, whose parameters are a row of the table."""
-        *parts, b = row.split([*self.sizes, 1])
-        trained = {
-            name: part.view(shape).to(self.kind)
-            for names, shape, part in zip(self.names, self.shapes, parts, strict=True)
-            for name in names
-        }
-        tensors = {**fixed, **trained, "model.log_norm": b.view(())}
+        tensors = {**fixed, **self._by_name(row)}
         answer: Tensor = functional_call(member, tensors, (question, *args), tie_weights=False)
         return answer
 
@@ -743,11 +742,9 @@ class Members(nn.Module):
     def write_back(self) -> None:
         """Copy every row into its own model."""
         for row, member in zip(self.table, self.members, strict=True):
-            named = dict(_slots(member))
-            *parts, b = row.split([*self.sizes, 1])
-            for names, shape, part in zip(self.names, self.shapes, parts, strict=True):
-                named[names[0]].copy_(part.view(shape))
-            member.model.log_norm.copy_(b.squeeze())
+            named = _tensors(member)
+            for name, value in self._by_name(row).items():
+                named[name].copy_(value)
 
 
 def _alike(members: Sequence[Member]) -> list[list[int]]:
@@ -757,9 +754,8 @@ def _alike(members: Sequence[Member]) -> list[list[int]]:
         densities = [member.proposal, *([] if member.model.base is None else [member.model.base])]
         batched = all(isinstance(part, _BATCHED) for q in densities for part in q.modules())
         built = [_build(q, ignore=False) for q in densities]
-        names = [name for name, _ in _slots(member)]  # they tell which parts are shared
-        key = (str(built), str(names)) if batched else k
-        groups.setdefault(key, []).append(k)
+        names = list(_tensors(member))  # they tell which parts are shared
+        groups.setdefault((str(built), str(names)) if batched else k, []).append(k)
     return list(groups.values())
 
 
@@ -776,32 +772,28 @@ def _build(module: nn.Module, *, ignore: bool) -> list[tuple[Any, ...]]:
         if ignore:
             kept = {k: v for k, v in plain.items() if isinstance(v, _PLAIN)}
         parts.append((name, type(part), sorted(kept.items())))
-    return parts + [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _slots(module)]
+    return parts + [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _tensors(module).items()]
 
 
 def _same_distribution(one: Proposal, other: Proposal) -> bool:
     """Whether two proposals are built alike and hold the same numbers."""
-    if one is other:
-        return True
-    if _build(one, ignore=False) != _build(other, ignore=False):
-        return False
-    pairs = zip(_slots(one), _slots(other), strict=True)
-    return all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+    alike = one is other or _build(one, ignore=False) == _build(other, ignore=False)
+    return alike and all(map(torch.equal, _tensors(one).values(), _tensors(other).values()))
 
 
-def _slots(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Tensors of a module by name, each place once.
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers of a module by name, each place once.
 
     One parameter in two layers is at two places; a layer that is reached in two ways is one.
     """
-    return [
-        (f"{part}.{name}" if part else name, tensor)
+    return {
+        f"{part}.{name}" if part else name: tensor
         for part, layer in module.named_modules()
         for name, tensor in (
             *layer.named_parameters(recurse=False),
             *layer.named_buffers(recurse=False),
         )
-    ]
+    }
 
 
 def _check_alike(energies: Sequence[nn.Module]) -> None:

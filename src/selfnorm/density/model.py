@@ -121,8 +121,8 @@ class EBM(nn.Module):
         Args:
             n: number of rows.
             proposal: where candidates come from; the base density by default.
-            method: ``"sir"`` (resampling, default), ``"imh"``, ``"rejection"``, ``"mala"``,
-                ``"hmc"`` or ``"smc"``.
+            method: ``"sir"`` (resampling, default), ``"imh"``, ``"mala"``, ``"hmc"`` or
+                ``"smc"``.
             seed: seed or ``torch.Generator``.
             options: passed to the sampler, see :func:`selfnorm.sampling.draw`.
         """

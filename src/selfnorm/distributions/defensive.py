@@ -46,8 +46,8 @@ def mix_samples(sharp: Tensor, broad: Tensor, weight: Tensor | float) -> Tensor:
         >>> mix_samples(torch.zeros(3, 2), torch.ones(3, 2), 1.0)[0]
         tensor([1., 1.])
     """
-    choose_broad = torch.rand(sharp.shape[:-1], device=sharp.device) < weight
-    return torch.where(choose_broad.unsqueeze(-1), broad, sharp)
+    u = torch.rand(sharp.shape[:-1], device=sharp.device, dtype=torch.float32)
+    return torch.where((u < weight).unsqueeze(-1), broad, sharp)
 
 
 @saved("sharp", "heavy", "weight", build=lambda kind, **parts: kind(*parts.values()))

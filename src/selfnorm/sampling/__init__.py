@@ -5,7 +5,6 @@ method             needs                            exact?
 ================== ================================ =======================================
 ``sir``            proposal                         as the number of candidates grows
 ``imh``            proposal                         as the number of steps grows
-``rejection``      proposal, bound of the weights   yes
 ``mala``, ``hmc``  gradient, start from a proposal  as the steps grow
 ``smc``            proposal                         as the particles grow; estimates log Z
 ================== ================================ =======================================
@@ -22,8 +21,6 @@ from selfnorm.sampling.steps import (
     hmc_step,
     imh_step,
     mala_step,
-    rejection_init,
-    rejection_step,
     sir_step,
     value_and_gradient,
     weighted_init,
@@ -42,8 +39,6 @@ __all__ = [
     "imh_step",
     "mala_step",
     "r_hat",
-    "rejection_init",
-    "rejection_step",
     "sir_step",
     "smc",
     "value_and_gradient",

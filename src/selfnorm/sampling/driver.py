@@ -26,8 +26,6 @@ from selfnorm.sampling.steps import (
     hmc_step,
     imh_step,
     mala_step,
-    rejection_init,
-    rejection_step,
     sir_step,
     weighted_init,
 )
@@ -119,37 +117,6 @@ def _imh(log_density: LogDensity, proposal: ProposalLike, n: int, n_steps: int =
     rate = float(torch.stack(rates).mean()) if rates else 0.0
     moved = 1.0 - (1.0 - rate) ** n_steps if rates else 0.0
     return Draws(state.positions, ess=n * moved, acceptance=rate)
-
-
-def _rejection(
-    log_density: LogDensity,
-    proposal: ProposalLike,
-    n: int,
-    log_bound: float | None = None,
-    max_rounds: int = 10_000,
-) -> Draws:
-    if log_bound is None:
-        raise ValueError(
-            "rejection needs log_bound, an upper bound of log p~(x) - log q(x) over all x; "
-            "where none is known use method='sir' or method='imh'"
-        )
-    state = rejection_init(proposal, n)
-    rates: list[float] = []
-    while not bool(state.done.all()):
-        state, info = rejection_step(state, log_density, proposal, log_bound=log_bound)
-        if int(info.exceeded):
-            raise ProposalError(
-                f"log_bound={log_bound:g} is no bound: {int(info.exceeded)} proposal samples have "
-                "a larger weight, so the samples would be wrong. Raise log_bound, or use 'imh'"
-            )
-        rates.append(float(info.acceptance))
-        if len(rates) >= max_rounds:
-            raise ProposalError(
-                f"rejection filled {int(state.done.sum())} of {n} places in {max_rounds} rounds "
-                f"(acceptance {sum(rates) / len(rates):.2g}): the bound is loose or the proposal "
-                "poor; use method='sir' or 'smc'"
-            )
-    return Draws(state.positions, ess=float(n), acceptance=sum(rates) / len(rates))
 
 
 def _gradient_chains(
@@ -252,7 +219,6 @@ def _smc(
 METHODS: dict[str, Callable[..., Draws]] = {
     "sir": _sir,
     "imh": _imh,
-    "rejection": _rejection,
     "mala": _mala,
     "hmc": _hmc,
     "smc": _smc,

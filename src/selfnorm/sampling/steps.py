@@ -1,8 +1,8 @@
 """One step of each sampler but SMC, as pure functions: a state goes in, a new one comes out.
 
-SIR, independent Metropolis-Hastings and rejection look at the weights ``w = p~ / q`` of proposal
-samples; MALA and HMC follow the gradient. The density is one function ``x (n, d) -> log density
-(n,)``, normalised or not.
+SIR and independent Metropolis-Hastings look at the weights ``w = p~ / q`` of proposal samples; MALA
+and HMC follow the gradient. The density is one function ``x (n, d) -> log density (n,)``,
+normalised or not.
 """
 
 from __future__ import annotations
@@ -171,51 +171,6 @@ def imh_step(
     # a chain that starts outside the support (-inf) leaves it at once: -inf - -inf is no verdict
     log_ratio = torch.where(torch.isneginf(state.log_weights), 0.0, log_ratio)
     return accept_or_stay(state, WeightedState(candidates, log_weights), log_ratio)
-
-
-class Places(NamedTuple):
-    """``positions (n, d)``; ``done (n,)`` marks the rows that hold an accepted sample."""
-
-    positions: Tensor
-    done: Tensor
-
-
-class Acceptance(NamedTuple):
-    """Of this step's candidates: share accepted, number of weights above the bound."""
-
-    acceptance: Tensor
-    exceeded: Tensor
-
-
-def rejection_init(proposal: ProposalLike, n: int) -> Places:
-    """``n`` empty places."""
-    positions = proposal.sample((n,))
-    return Places(positions, torch.zeros(n, dtype=torch.bool, device=positions.device))
-
-
-def rejection_step(
-    state: Places, log_density: LogDensity, proposal: ProposalLike, *, log_bound: float
-) -> tuple[Places, Acceptance]:
-    """Rejection sampling: exact, where ``log_bound >= sup_x log p~(x) - log q(x)`` is known.
-
-    One candidate ``x ~ q`` for every place is accepted with probability ``w(x) / W``, ``W`` the
-    bound; the accepted ones fill the places that are still empty. The samples are independent; on
-    average ``W / Z`` proposals are spent per sample. A weight above ``W`` proves the bound wrong.
-    """
-    candidates = proposal.sample((len(state.positions),))
-    log_ratio = log_density(candidates) - proposal.log_prob(candidates) - log_bound
-    log_ratio = torch.nan_to_num(log_ratio, nan=-torch.inf, neginf=-torch.inf)
-    accepted = torch.rand_like(log_ratio).log() < log_ratio
-    # Accepted candidates fill empty places in order, not only the place they were drawn for:
-    # otherwise the candidates of the places already filled are wasted.
-    empty = (~state.done).nonzero().squeeze(-1)
-    new = candidates[accepted][: len(empty)]
-    positions, done = state.positions.clone(), state.done.clone()
-    positions[empty[: len(new)]] = new
-    done[empty[: len(new)]] = True
-    # rounding: a weight equal to the bound may come out a hair above it
-    exceeded = (log_ratio > 1e-5 * (1 + abs(log_bound))).sum()
-    return Places(positions, done), Acceptance(accepted.double().mean(), exceeded)
 
 
 def value_and_gradient(log_density: LogDensity, positions: Tensor) -> tuple[Tensor, Tensor]:
