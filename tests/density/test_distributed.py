@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import selfnorm as sn
+from selfnorm.density.task import DensityTask
 from selfnorm.errors import DataError
 from selfnorm.training.checkpoint import load_checkpoint
 from tests.fitting import fit, fit_distributed
@@ -203,6 +204,18 @@ def test_accumulation_in_one_process_is_the_plain_run():
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
     expected, _ = single()
     assert relative(parameters, expected) < 1e-5
+
+
+def test_a_task_that_stops_a_run_stops_it_on_ranks_too():
+    class Enough(DensityTask):
+        def guard(self, stepper, *, looking):
+            return "enough" if looking else None
+
+    fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
+    x, model = setting()
+    task = Enough(model, model.base, n_samples=64)
+    history = fit_distributed(model, x, fabric=fabric, task=task, progress=False, max_steps=9)
+    assert history.stopped == "enough"
 
 
 def test_what_would_not_be_exact_is_refused():

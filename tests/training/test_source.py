@@ -58,7 +58,7 @@ def test_a_file_of_rows_trains_to_the_bits_of_the_tensor(x, mapped):
 
 
 def test_rows_beyond_memory_are_shown_in_part(mapped, monkeypatch):
-    monkeypatch.setattr("selfnorm.training.source._PREVIEW", 100)
+    monkeypatch.setattr("selfnorm.training.task._PREVIEW", 100)
     history, _ = trained(mapped)
     assert history.n_steps == 27
     assert mapped.most == 100

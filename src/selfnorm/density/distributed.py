@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,8 @@ from selfnorm.training import (
     Checkpoint,
     Data,
     History,
-    ParameterGroup,
     State,
+    Stepper,
     Task,
     TrainingOptions,
     load_checkpoint,
@@ -118,7 +118,7 @@ class Ranks:
         shared = DistributedTask(task, self)
         fabric.barrier()  # all ranks see the same checkpoint, or none
         with shared.interrupts_together(), _named_if_lost(fabric.world_size, options.saving):
-            return run(shared, data, val_data=held_out, options=options)
+            return run(cast("Task", shared), data, val_data=held_out, options=options)
 
 
 def _seed_of_resumed(saving: Checkpoint | None) -> int:
@@ -162,12 +162,14 @@ class _Loss(nn.Module):
         return self._loss(batch)
 
 
-class DistributedTask(Task):
+class DistributedTask:
     """A task whose loss and gradient are the mean over ranks and accumulation steps.
 
     Every rank walks through the same batches (the loop's random stream is common to all), of which
-    its source gives it the rows of its own share.
+    its source gives it the rows of its own share. What is not here is the task's own.
     """
+
+    capturable = False
 
     def __init__(self, task: Task, ranks: Ranks) -> None:
         self.task, self.module = task, task.module
@@ -180,21 +182,8 @@ class DistributedTask(Task):
         self._params = [p for p in trained if p.requires_grad]
         self._loss = fabric.setup_module(_Loss(task.module, self._local_loss))
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Those of the task."""
-        return self.task.parameter_groups()
-
-    def witness(self, data: tuple[Tensor, ...]) -> Tensor | None:
-        """That of the task."""
-        return self.task.witness(data)
-
-    def own_state(self) -> State | None:
-        """That of the task."""
-        return self.task.own_state()
-
-    def load_own_state(self, state: State) -> None:
-        """Into the task."""
-        self.task.load_own_state(state)
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.task, name)
 
     def settings(self) -> State:
         """Those of the task, with the samples of all ranks and pieces together."""
@@ -236,6 +225,12 @@ class DistributedTask(Task):
         # All ranks must see the same value, or one would skip a step that another takes.
         value = loss + (means[0] - loss.detach())
         return value, dict(zip(metrics, means[2:], strict=True))
+
+    def guard(self, stepper: Stepper, *, looking: bool) -> str | None:
+        """The task's reason to stop, asked before validations alone: rank 0 decides for all."""
+        if not looking:
+            return None
+        return self.fabric.broadcast(self.task.guard(stepper, looking=looking))
 
     @contextmanager
     def interrupts_together(self) -> Iterator[None]:

@@ -772,7 +772,9 @@ def _build(module: nn.Module, *, ignore: bool) -> list[tuple[Any, ...]]:
         if ignore:
             kept = {k: v for k, v in plain.items() if isinstance(v, _PLAIN)}
         parts.append((name, type(part), sorted(kept.items())))
-    return parts + [(n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _tensors(module).items()]
+    return parts + [
+        (n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in _tensors(module).items()
+    ]
 
 
 def _same_distribution(one: Proposal, other: Proposal) -> bool:

@@ -4,11 +4,17 @@ from selfnorm.training.checkpoint import load_checkpoint
 from selfnorm.training.history import History, Judgement
 from selfnorm.training.loop import MAX_BAD_STREAK, MAX_ROLLBACKS, Data, run, split_rows
 from selfnorm.training.options import Checkpoint, Options, TrainingOptions, whole_number
-from selfnorm.training.schedule import lr_factor
-from selfnorm.training.source import MemberSource, Source, TensorSource, fingerprint
+from selfnorm.training.schedule import Clock, Keeper, lr_factor, seconds
 from selfnorm.training.step import Stepper
-from selfnorm.training.stopping import Clock, Keeper, seconds
-from selfnorm.training.task import ParameterGroup, State, Task
+from selfnorm.training.task import (
+    MemberSource,
+    ParameterGroup,
+    Source,
+    State,
+    Task,
+    TensorSource,
+    fingerprint,
+)
 
 __all__ = [
     "MAX_BAD_STREAK",

@@ -30,11 +30,9 @@ from selfnorm.training.checkpoint import (
 )
 from selfnorm.training.history import History
 from selfnorm.training.options import TrainingOptions
-from selfnorm.training.schedule import Schedule
-from selfnorm.training.source import Source, as_source
+from selfnorm.training.schedule import Budget, Keeper, Schedule
 from selfnorm.training.step import Stepper
-from selfnorm.training.stopping import Budget, Keeper
-from selfnorm.training.task import State, Task
+from selfnorm.training.task import Source, State, Task, as_source
 
 MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from torch import Tensor
 
-from selfnorm.training.stopping import seconds
+from selfnorm.training.schedule import seconds
 
 if TYPE_CHECKING:
     from selfnorm.training.task import State

@@ -19,8 +19,7 @@ from selfnorm.errors import SelfnormWarning
 
 if TYPE_CHECKING:
     from selfnorm.training.options import TrainingOptions
-    from selfnorm.training.source import Source
-    from selfnorm.training.task import Task
+    from selfnorm.training.task import Source, Task
 
 _WARMUP_STEPS = 3  # eager steps before capture: the optimiser and cuBLAS allocate lazily
 
