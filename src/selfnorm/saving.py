@@ -55,7 +55,8 @@ _NO_HASH = "0" * 64  # in the place of the hash where the file is hashed
 _HASH = b'\\"sha256\\": \\"'  # what comes before the hash in the header, as JSON in JSON
 # buffers of columns and tables: "none", "no limit", the logarithm of a share of zero
 _MAY_BE_INFINITE = {"atoms", "high", "log_codes", "low", "span"}
-_MAY_BE_ABSENT = {"feature_names_in_"}  # scikit-learn's, of tables whose columns have names
+# scikit-learn's, of tables whose columns have names; of a density, once not saved
+_MAY_BE_ABSENT = {"feature_names_in_", "n_iter_"}
 
 # What a constructor may raise on a config or on tensors that do not fit together.
 BUILD_ERRORS = (

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from selfnorm._context import on_cpu
 from selfnorm.distribution1d.distribution import Distribution1d
 from selfnorm.errors import DataError
 from selfnorm.evaluation import check_coverage
@@ -86,6 +87,7 @@ class PredictsDistributions(ABC):
             raise self._not_one_label("this")
         return torch.cat([take(part, rows) for rows, part in self._distributions(inputs)])
 
+    @on_cpu()
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Mean of ``p(y|x)``: ``(n,)``, or ``(n, d)`` for several targets."""
         inputs = self._encoded(X)
@@ -96,11 +98,13 @@ class PredictsDistributions(ABC):
         values = self._in_units(means)
         return values[:, 0] if self.flat_target_ else values
 
+    @on_cpu()
     def predict_mode(self, X: ArrayLike) -> np.ndarray:
         """The label of highest density, ``(n,)``."""
         inputs = self._encoded(X)
         return self._in_units(self._of_distributions(inputs, lambda part, _: part.mode()))
 
+    @on_cpu()
     def predict_quantiles(self, X: ArrayLike, q: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Quantiles ``(n, len(q))`` at levels between 0 and 1.
 
@@ -117,6 +121,7 @@ class PredictsDistributions(ABC):
         take = self._of_distributions(inputs, lambda part, _: part.quantile(levels))
         return self._in_units(take)
 
+    @on_cpu()
     def predict_interval(
         self, X: ArrayLike, coverage: float = 0.9, kind: str = "central"
     ) -> np.ndarray:
@@ -134,6 +139,7 @@ class PredictsDistributions(ABC):
         ends = self._of_distributions(inputs, lambda part, _: part.shortest_interval(coverage))
         return self._in_units(ends)
 
+    @on_cpu()
     def highest_density_regions(self, X: ArrayLike, coverage: float = 0.9) -> list[np.ndarray]:
         """For every input the intervals ``(k, 2)`` of highest density that hold ``coverage``."""
         regions: list[np.ndarray] = []
@@ -145,6 +151,7 @@ class PredictsDistributions(ABC):
         self._of_distributions(self._encoded(X), collect)
         return regions
 
+    @on_cpu()
     def log_prob(self, X: ArrayLike, y: ArrayLike, method: str = "exact") -> np.ndarray:
         """``log p(y|x)`` of pairs, ``(n,)``, in the units of ``y``.
 
@@ -158,12 +165,14 @@ class PredictsDistributions(ABC):
         log_p = self._log_density(inputs, labels, learned=method == "learned")
         return log_p.cpu().numpy()
 
+    @on_cpu()
     def pdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
         """Density ``(n, g)`` on a grid ``(g,)`` or on one grid per row ``(n, g)``."""
         inputs = self._encoded(X)
         labels = self._scaled_grid(grid, len(inputs)).T.unsqueeze(-1)
         return self._log_density(inputs, labels).exp().cpu().numpy().T
 
+    @on_cpu()
     def cdf(self, X: ArrayLike, grid: ArrayLike) -> np.ndarray:
         """Distribution function ``(n, g)`` on a grid ``(g,)`` or ``(n, g)``."""
         inputs = self._encoded(X)
@@ -190,6 +199,7 @@ class PredictsDistributions(ABC):
         """Continuous ranked probability score of pairs, ``(n,)``, in the units of ``y``."""
         return self.pit_and_crps(X, y)[1]
 
+    @on_cpu()
     def pit_and_crps(self, X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``F(y|x)`` and the CRPS of pairs, from one pass over the distributions."""
         inputs, labels = self._pairs(X, y)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from selfnorm._context import on_cpu
 from selfnorm.columns import KINDS, Column, Schema
 from selfnorm.plotting import (
     Scale,
@@ -37,6 +38,7 @@ _BINS = 8
 
 
 @styled
+@on_cpu()
 def plot_density_model(
     estimator: Any, folder: Path, X: Any = None, seed: int | None = 0
 ) -> list[Path]:

@@ -104,6 +104,9 @@ class PredictiveModel:
         self.nodes_per_panel = {1: 12, 2: 8, 3: 8}.get(self.members, 4)
         zero = torch.zeros((), dtype=torch.float64, device=self.low.device)
         self.wide = torch.distributions.StudentT(zero + 3.0, zero, zero + WIDE_SCALE)
+        if self.dim > 1:  # the same low-discrepancy points for every input
+            engine = torch.quasirandom.SobolEngine(self.dim, scramble=True, seed=1)
+            self.uniforms = engine.draw(_SOBOL_POINTS, dtype=torch.float64)
 
     @torch.no_grad()
     def drop_energy(self) -> None:
@@ -142,10 +145,8 @@ class PredictiveModel:
         return Distribution1d.from_nodes(log_f.movedim(0, -1).view_as(nodes), nodes, half)
 
     def _sobol(self, q: MixtureLabels) -> Tensor:
-        """The same low-discrepancy points for every input: ``(points, K, rows, d)`` labels."""
-        engine = torch.quasirandom.SobolEngine(self.dim, scramble=True, seed=1)
-        u = engine.draw(_SOBOL_POINTS, dtype=torch.float64).to(q.means)
-        u = u.view(-1, *[1] * len(q.batch_shape), self.dim)
+        """Low-discrepancy points ``(points, K, rows, d)``, labels by quantiles of the mixtures."""
+        u = self.uniforms.to(q.means).view(-1, *[1] * len(q.batch_shape), self.dim)
         return q.from_uniforms(u.expand(-1, *q.batch_shape, -1))
 
     def _log_norms(self, h: Tensor, q: MixtureLabels) -> Tensor:

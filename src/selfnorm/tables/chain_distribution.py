@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm._context import float32_on_cpu, on_cpu, seeded
+from selfnorm._context import float32_on_cpu, seeded
 from selfnorm._saved import saved
 from selfnorm.chain import N_NODES, ColumnDensity, TableChain, row_bounds
 from selfnorm.columns import GAP, UNSEEN, CodedColumns
@@ -99,8 +99,7 @@ class ChainDistribution(RowDistribution):
         """
         columns = self.columns
         packed = columns.pack(coded)[0][: 2 * self._checked_rows]
-        with on_cpu():
-            of_parts = shares(self.model, packed, normalizer="learned").mean(0)
+        of_parts = shares(self.model, packed, normalizer="learned").mean(0)
         coded = columns.unpack(packed[..., 0], packed[..., 1])
         is_number = packed[..., 0] == columns.n_codes
         log_width = resolutions(columns).log()
@@ -122,18 +121,17 @@ class ChainDistribution(RowDistribution):
         """
         packed, slope = self.columns.pack(coded)
         slope = slope.where((coded[..., 0] != GAP) & ~given, 0.0).sum(-1)
-        with on_cpu():
-            of_chain = conditional(self.model, packed, given) + slope
-            if not self.simple:
-                return of_chain
-            alone = coded.clone()
-            alone[:, ~given, 0] = GAP
-            alone_by_chain = log_density(self.model, alone)
-            before = self._of_members(alone, of_model=alone_by_chain)
-            joint = self._of_members(coded, of_model=alone_by_chain + of_chain)
-            possible = torch.logsumexp(before, -1)
-            mixed = torch.logsumexp(joint, -1) - possible
-            return mixed.where(possible > -torch.inf, of_chain)  # beyond the limits of a column
+        of_chain = conditional(self.model, packed, given) + slope
+        if not self.simple:
+            return of_chain
+        alone = coded.clone()
+        alone[:, ~given, 0] = GAP
+        alone_by_chain = log_density(self.model, alone)
+        before = self._of_members(alone, of_model=alone_by_chain)
+        joint = self._of_members(coded, of_model=alone_by_chain + of_chain)
+        possible = torch.logsumexp(before, -1)
+        mixed = torch.logsumexp(joint, -1) - possible
+        return mixed.where(possible > -torch.inf, of_chain)  # beyond the limits of a column
 
     @torch.no_grad()
     def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
@@ -213,6 +211,7 @@ class ChainDistribution(RowDistribution):
         return pooled["log_weights"], None if coded is None else pooled["log_weights_data"]
 
     @torch.no_grad()
+    @float32_on_cpu()
     def explain(self, coded: Tensor) -> np.ndarray:
         """``(n, p)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of every part; NaN at gaps.
 
@@ -223,8 +222,7 @@ class ChainDistribution(RowDistribution):
         """
         model, packed = self.model, self.pack(coded)
         most = max(2, WEIGHTS_PER_REASON // model.config["hidden"] ** 2)
-        with on_cpu():
-            few = model.of_orders(range(min(most, model.n_orderings))).float()
+        few = model.of_orders(range(min(most, model.n_orderings))).float()
         few.columns.double().load_state_dict(model.columns.state_dict())  # every digit of the map
         return np.stack([_tails(model, few, packed, part) for part in range(model.dim)], 1)
 
@@ -247,7 +245,7 @@ class ChainDistribution(RowDistribution):
         """
         model, coded = self.model, coded[: self._checked_rows]
         packed, slope = self.columns.pack(coded)
-        with seeded(seed), on_cpu():
+        with seeded(seed):
             chosen = torch.rand(len(packed), model.layout.n_columns) < 0.5
             given = chosen[:, model.layout.column]
             of_orders = shares(model, packed).sum(-1)
@@ -326,9 +324,7 @@ def densities(
     """``p(x_j | all other columns)`` of one part, block by block of the rows."""
     for start in range(0, len(packed), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        with on_cpu():
-            density = model.column_density(packed[rows], part)
-        yield rows, density
+        yield rows, model.column_density(packed[rows], part)
 
 
 def _tails(model: TableChain, few: TableChain, packed: Tensor, part: int) -> np.ndarray:

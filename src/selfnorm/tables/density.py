@@ -25,11 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from selfnorm import saving
-from selfnorm._context import (
-    alone,
-    seed_of,
-    whole_or_not_at_all,
-)
+from selfnorm._context import alone, on_cpu, seed_of, whole_or_not_at_all
 from selfnorm._inputs import Number, check_device, check_parameters, digest
 from selfnorm._saved import saved
 from selfnorm.columns import (
@@ -88,6 +84,7 @@ _PARAMETERS: dict[str, list[Any]] = {
         "consistency_": dict[str, float],
         "fitted_to_": dict[str, int | str],
         "held_out_": np.ndarray,
+        "n_iter_": int,
         "history_": History,
         "judgement_": Judgement,
         "distribution_": RowDistribution,
@@ -314,6 +311,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """The proposal of one energy over all columns."""
         return self.distribution_.proposal
 
+    @on_cpu()
     def score_samples(self, X: Any) -> np.ndarray:
         """Normalised log-likelihood ``(n,)`` of the rows of the table ``X``, in its units.
 
@@ -342,6 +340,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """
         return self.scored(X)[1]
 
+    @on_cpu()
     def scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function` of rows, in the time of one."""
         pieces = [self._scored(*piece) for piece in self._pieces(X, PIECE)]
@@ -358,6 +357,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
+    @on_cpu()
     def log_prob(self, X: Any, given: Sequence[Any] = ()) -> np.ndarray:
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
@@ -382,6 +382,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         log_p = self.distribution_.conditional(coded, mask)
         return (log_p + open_.where(target, 0.0).sum(-1)).numpy()
 
+    @on_cpu()
     def sample(
         self,
         n_samples: int = 1,
@@ -431,6 +432,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         drawn = self.distribution_.sample(int(n_samples), seed, missing)
         return self.schema_.decode(self.schema_.within_seen(drawn), seed)
 
+    @on_cpu()
     def impute(self, X: Any, n_draws: int = 1, random_state: Any = None) -> Any:
         """The table with its gaps filled by draws, given all that is seen in the row.
 
@@ -459,6 +461,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         check_is_fitted(self)
         return Marginal(self.schema_, self.distribution_, columns)
 
+    @on_cpu()
     def probabilities(self, X: Any, column: Any) -> Any:
         """Probabilities of the levels of a column, given the others: a classifier.
 
@@ -503,6 +506,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         tail = zip(described.tail, described.tail_shares, strict=True)
         return numbers_like(X, shares | {level: rare[:, 0] * share for level, share in tail})
 
+    @on_cpu()
     def explain(self, X: Any) -> Any:
         r"""How ordinary each cell is, given the rest of its row: a table of the kind that came in.
 
@@ -532,6 +536,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 tails[column.name] = np.full(len(coded), np.nan)
         return numbers_like(X, tails)
 
+    @on_cpu()
     def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
 
@@ -542,6 +547,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         bounds = self.distribution_.bounds(coded, open_, n_samples, seed_of(random_state))
         return dataclasses.replace(bounds, measure=self.schema_.fingerprint)
 
+    @on_cpu()
     def report(
         self,
         X: Any,
@@ -616,6 +622,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             "measure": self.schema_.fingerprint,
         }
 
+    @on_cpu()
     def standardise(self, X: Any) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
         coded, _ = self._rows(X)
@@ -638,7 +645,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             row = np.zeros((1, len(self.schema_.parts), 2))
             self.schema_.decode(row, 0)  # or a form that is none fails in sample()
         self.unseen_decision_ = np.zeros(0)
-        self.n_iter_ = self.history_.n_steps
+        self.__dict__.setdefault("n_iter_", self.history_.n_steps)  # of a folder that has none
 
     # -- training -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from selfnorm._context import seeded, whole_or_not_at_all
+from selfnorm._context import on_cpu, seeded, whole_or_not_at_all
 from selfnorm.columns import GAP, Part
 from selfnorm.errors import DataError
 from selfnorm.tables import members
@@ -83,6 +83,7 @@ class OutlierDetector(BaseEstimator):
         self.labels_ = (self.decision_scores_ > self.threshold_).astype(int)
         return self
 
+    @on_cpu()
     def views(self, X: Any) -> np.ndarray:
         """``(n, 5)``: how strange rows are in each view, in units of the view.
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from selfnorm._context import float32_on_cpu, on_cpu
+from selfnorm._context import float32_on_cpu
 from selfnorm.columns import GAP, CodedColumns
 from selfnorm.distributions import TableMixture
 from selfnorm.evaluation import Bounds, Finding
@@ -146,8 +146,7 @@ class RowDistribution(ABC):
     @torch.no_grad()
     def log_prob(self, coded: Tensor, normalizer: str = "quadrature") -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows; gaps are left out."""
-        with on_cpu():
-            return torch.logsumexp(self._of_members(coded, normalizer), -1)
+        return torch.logsumexp(self._of_members(coded, normalizer), -1)
 
     def _of_members(
         self, coded: Tensor, normalizer: str = "quadrature", of_model: Tensor | None = None
@@ -228,7 +227,7 @@ def resolutions(columns: CodedColumns) -> Tensor:
     A thousandth of the distance between the quartiles; it moves with the units. 1 where numbers
     have cells, whose mass is one already, and where there are none.
     """
-    quarter = torch.full((1, columns.dim), 0.6745).to(columns.knots)
+    quarter = torch.full((1, columns.dim), 0.6745, dtype=torch.float32).to(columns.knots)
     spread = (columns.from_scores(quarter) - columns.from_scores(-quarter))[0].clamp_min(1e-300)
     continuous = torch.tensor([part.rest and part.step == 0 for part in columns.parts])
     return (FINEST * spread).where(continuous, 1.0)

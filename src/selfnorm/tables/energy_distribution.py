@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm._context import float32_on_cpu, on_cpu, seeded
+from selfnorm._context import float32_on_cpu, seeded
 from selfnorm._saved import saved
 from selfnorm.columns import GAP, CodedColumns
 from selfnorm.density import EBM
@@ -192,13 +192,12 @@ class EnergyDistribution(RowDistribution):
         if not bool(gap.any()):
             return super().log_prob(coded, normalizer)
         log_p = torch.zeros_like(coded[:, 0, 0])
-        with on_cpu():
-            for missing, rows in _patterns(gap):
-                if not missing:
-                    log_p[rows] = super().log_prob(coded[rows], normalizer)
-                elif len(missing) < self.columns.dim:  # without a value there is nothing to score
-                    for places, line in self._lines(coded[rows], missing[0]):
-                        log_p[rows[places]] = torch.logsumexp(line.log_mass, -1)
+        for missing, rows in _patterns(gap):
+            if not missing:
+                log_p[rows] = super().log_prob(coded[rows], normalizer)
+            elif len(missing) < self.columns.dim:  # without a value there is nothing to score
+                for places, line in self._lines(coded[rows], missing[0]):
+                    log_p[rows[places]] = torch.logsumexp(line.log_mass, -1)
         return log_p
 
     def conditional(self, coded: Tensor, given: Tensor) -> Tensor:
@@ -226,12 +225,11 @@ class EnergyDistribution(RowDistribution):
     def explain(self, coded: Tensor) -> np.ndarray:
         """``(n, p)``: ``P(p(X_j | rest) <= p(x_j | rest))`` of every part; NaN at gaps."""
         own, tails = self.log_prob(coded), np.full(coded.shape[:2], np.nan)
-        with on_cpu():
-            for part in range(self.columns.dim):
-                seen = torch.nonzero(coded[:, part, 0] != GAP).flatten()
-                for places, line in self._lines(coded[seen], part):
-                    rows = seen[places]
-                    tails[rows.numpy(), part] = line.mass_below(own[rows]).numpy()
+        for part in range(self.columns.dim):
+            seen = torch.nonzero(coded[:, part, 0] != GAP).flatten()
+            for places, line in self._lines(coded[seen], part):
+                rows = seen[places]
+                tails[rows.numpy(), part] = line.mass_below(own[rows]).numpy()
         return tails
 
     def _lines(self, coded: Tensor, part: int) -> Iterator[tuple[Tensor, Line]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfnorm._context import seed_of
+from selfnorm._context import on_cpu, seed_of
 from selfnorm.columns import GAP, Schema
 from selfnorm.errors import DataError
 from selfnorm.tables.distribution import MAX_COMPLETIONS, RowDistribution
@@ -42,6 +42,7 @@ class Marginal:
     (2,)
     """
 
+    @on_cpu()
     def __init__(
         self, schema: Schema, distribution: RowDistribution, columns: Sequence[Any]
     ) -> None:
@@ -51,6 +52,7 @@ class Marginal:
         self.schema, self.distribution = schema, distribution
         self.columns = tuple(c.name for c in schema.modelled if c.name in columns)
 
+    @on_cpu()
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood ``(n,)`` of rows."""
         if not (isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")):
@@ -66,6 +68,7 @@ class Marginal:
             log_p = torch.where(same.any(1), log_masses[same.int().argmax(1)], log_p)
         return log_p.numpy()
 
+    @on_cpu()
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Any:
         """A table of ``n_samples`` rows of these columns."""
         seed = seed_of(random_state)

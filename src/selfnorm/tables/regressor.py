@@ -24,6 +24,7 @@ from selfnorm import saving
 from selfnorm._context import (
     alone,
     float32_on_cpu,
+    on_cpu,
     one_thread,
     seed_of,
     seeded,
@@ -458,7 +459,6 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             self.inputs_ = dataclasses.replace(self.inputs_, mark=0)
             z[:, -1] = rows.blank[1][-1]  # the rows' own, too
         self._judge(model, rows)
-        self.n_iter_ = sum(h.n_steps for h in self.history_)
         self._predictive = PredictiveModel(model.cpu(), *ranges, cells=self._scaled_cells())
         # Rows from all over the table, which may be sorted.
         return z[:: -(-len(z) // n_checked)].cpu().double()
@@ -545,6 +545,11 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         )
 
     @property
+    def n_iter_(self) -> int:
+        """Optimiser steps of both stages."""
+        return sum(history.n_steps for history in self.history_)
+
+    @property
     def _dim(self) -> int:
         check_is_fitted(self)
         return self.n_outputs_
@@ -559,6 +564,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         log_p = self._predictive.log_prob(inputs, labels, learned=learned)
         return log_p + self._y_columns.log_jacobian
 
+    @on_cpu()
     def log_mass(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Log-probability of the step around ``y`` for discrete targets, ``(n,)``.
 
@@ -583,6 +589,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         twin._predictive.drop_energy()  # noqa: SLF001 its own
         return twin
 
+    @on_cpu()
     def sample(self, X: ArrayLike, n: int = 1, random_state: RandomState = None) -> np.ndarray:
         """``(n_rows, n)`` labels drawn from ``p(y|x)``; ``(n_rows, n, d)`` for several targets."""
         if n < 1:
@@ -596,6 +603,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
                 drawn = self.label_grid_.nearest(torch.from_numpy(drawn)).numpy()
         return drawn[..., 0]
 
+    @on_cpu()
     def bounds(
         self, X: ArrayLike, y: ArrayLike, n_samples: int = 2000, random_state: RandomState = None
     ) -> Bounds:
@@ -605,6 +613,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             bounds = self._predictive.bounds(z, t, n_samples)
         return bounds.shifted(self._y_columns.log_jacobian)
 
+    @on_cpu()
     def report(
         self,
         X: ArrayLike,
@@ -657,7 +666,6 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         """What was fitted, in words; empty before the fit."""
         if not hasattr(self, "history_"):
             return {}
-        steps = sum(history.n_steps for history in self.history_)
         rows = f"{self.fitted_to_['rows']:,} rows"
         values = f"in steps of {self.label_step_:.4g}" if self.label_step_ > 0 else "continuous"
         facts = {
@@ -666,14 +674,13 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             "judged": str(self.judgement_),
             "inputs": shortened(input_names(self)),
             "members": f"{self.n_members} mixture density networks, each tilted by an energy",
-            "training": f"{steps:,} steps in {sum(h.seconds for h in self.history_):.1f} s",
+            "training": f"{self.n_iter_:,} steps in {sum(h.seconds for h in self.history_):.1f} s",
         }
         return {name: words for name, words in facts.items() if words}
 
     def _loaded(self) -> None:
-        """Refuse what no fit gives, and complete what is not saved."""
+        """Refuse what no fit gives."""
         check_parameters(self, {"network": [RegressorNetwork, None], **_PARAMETERS})
-        self.n_iter_ = sum(history.n_steps for history in self.history_)
 
     def _encoded(self, X: ArrayLike) -> Tensor:
         return _mapped(self._input_rows(X), self._x_columns)

@@ -143,11 +143,11 @@ def train(rows: Rows, parts: Sequence[Part], method: str, settings: Settings) ->
     sampled = torch.from_numpy(rng.permutation(len(rows))[:SCORED_ROWS])
     with float32_on_cpu():
         fit = ways[method](rows, parts, settings)
-    checked = rows.coded[rng.permutation(fit.places) if len(fit.places) else sampled]
-    if math.isfinite(settings.clock.total):
-        checked = checked[: checked_rows(len(parts))]
-    distribution = fit.distribution.with_gap_scores(checked)
-    consistency = distribution.consistency(checked, seed)
+        checked = rows.coded[rng.permutation(fit.places) if len(fit.places) else sampled]
+        if math.isfinite(settings.clock.total):
+            checked = checked[: checked_rows(len(parts))]
+        distribution = fit.distribution.with_gap_scores(checked)
+        consistency = distribution.consistency(checked, seed)
     return replace(fit, distribution=distribution, sampled=sampled, consistency=consistency)
 
 
