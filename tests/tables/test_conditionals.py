@@ -153,11 +153,3 @@ def test_members_do_not_repeat_each_other(fitted):
     gaps[:, 1:, 0] = -1
     for drawn in (mixture.sample(1000, 0), mixture.complete(gaps, gaps[..., 0] != -1, 0)):
         assert len(np.unique(drawn[:, 1, 1])) == 1000
-
-
-def test_imputations_do_not_depend_on_the_defaults_of_torch(fitted):
-    density, x = fitted
-    gaps = np.where(np.arange(4) < 2, x[:5], np.nan)
-    alone = density.impute(gaps, random_state=0)
-    with torch.device("meta"):
-        assert np.array_equal(density.impute(gaps, random_state=0), alone)
