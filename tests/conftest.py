@@ -1,5 +1,10 @@
 """Shared set-up: one thread and one seed, so that every run of the tests sees the same numbers."""
 
+import os
+
+# Before anything is imported that counts processors: a second thread of every worker only waits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import sys
 from functools import partial
 from pathlib import Path
