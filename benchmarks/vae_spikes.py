@@ -8,9 +8,8 @@ what it saw at every validation is written down.
     python benchmarks/vae_spikes.py --setting spike --steps 2500
     python benchmarks/vae_spikes.py --setting honest --steps 50000
 
-run on scikit-learn's digits, binarised, on a CPU; ``--data mnist --data-dir DATA --device cuda``
-takes statically binarised MNIST and the paper's encoder and decoder. A run that was interrupted
-goes on from its checkpoint.
+run on scikit-learn's digits, binarised, on a CPU. A run that was interrupted goes on from its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from sklearn.datasets import load_digits
 
 import selfnorm as sn
-from measuring import Stopwatch, provenance, write_json
-from selfnorm.datasets.images import load_binarized
+from measuring import Row, Stopwatch, provenance, write_json
 from selfnorm.errors import SelfnormWarning
 from selfnorm.vae import (
-    ConvDecoder,
-    ConvEncoder,
     DenseDecoder,
     DenseEncoder,
     EnergyPrior,
@@ -40,101 +36,67 @@ from selfnorm.vae import (
 
 LATENT = 16
 N_LOOKS = 50
-Setting = tuple[dict[str, Any], dict[str, Any]]
-SETTINGS: dict[str, dict[str, Setting]] = {
-    "digits": {
-        "spike": ({"proposal": "base"}, {"posterior_samples": 8, "n_samples": 1024, "lr": 3e-4}),
-        "honest": (
-            {
-                "hidden": (64, 64),
-                "proposal": "mixture",
-                "bound": 5.0,
-                "weight_decay": 0.1,
-                "lr_scale": 0.3,
-            },
-            {
-                "posterior_samples": 1,
-                "batch_size": 32,
-                "n_samples": 256,
-                "lr": 3e-4,
-                "weight_decay": 0.05,
-            },
-        ),
+PLAIN_STEPS = 800  # with the standard normal prior, before
+N_PRIOR_SAMPLES = 200_000
+SETTINGS: dict[str, Row] = {
+    "spike": {
+        "hidden": (200, 200),  # the paper's
+        "prior": {"proposal": "base"},
+        "posterior_samples": 8,
+        "fit": {"n_samples": 1024},
+        "options": {"weight_decay": 0.0},
     },
-    "mnist": {
-        "spike": ({"proposal": "base"}, {"posterior_samples": 8, "n_samples": 4096, "lr": 1e-3}),
-        "honest": (
-            {"proposal": "mixture", "bound": 5.0, "weight_decay": 0.1, "lr_scale": 0.2},
-            {"posterior_samples": 1, "n_samples": 1024, "lr": 3e-4, "weight_decay": 0.05},
-        ),
+    "honest": {
+        "hidden": (64, 64),
+        "prior": {"proposal": "mixture", "bound": 5.0, "weight_decay": 0.1, "lr_scale": 0.3},
+        "posterior_samples": 1,
+        "fit": {"batch_size": 32, "n_samples": 256},
+        "options": {"weight_decay": 0.05},
     },
 }
-# Batch size, steps of the plain VAE and its learning rate, samples for log Z at the end.
-SIZES: dict[str, tuple[int, int, float, int]] = {
-    "digits": (128, 800, 2e-3, 200_000),
-    "mnist": (256, 3000, 1e-3, 1_000_000),
-}
 
 
-def digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Training, validation and test part of the small digits."""
-    from sklearn.datasets import load_digits
-
+def run(given: argparse.Namespace, checkpoint: Path) -> Row:
+    """Train one setting; what the monitor and the evaluation say."""
+    setting = SETTINGS[given.setting]
     x = torch.tensor(load_digits().data > 7).float()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    train, valid, test = x[order].split([1300, 200, 297])
-    return train, valid, test
-
-
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Train one setting; what the monitor and the evaluation say."""
-    small = given.data == "digits"
-    parts = digits() if small else load_binarized(given.data_dir)
-    train, valid, test = (part[: given.rows].to(given.device) for part in parts)
-    batch, plain_steps, plain_lr, n_prior_samples = SIZES[given.data]
+    train, valid, test = (part[: given.rows] for part in x[order].split([1300, 200, 297]))
     torch.manual_seed(0)
-    encoder = DenseEncoder(64, LATENT) if small else ConvEncoder(LATENT)
-    decoder = DenseDecoder(LATENT, 64) if small else ConvDecoder(LATENT)
+    encoder, decoder = DenseEncoder(64, LATENT), DenseDecoder(LATENT, 64)
     common: dict[str, Any] = {
-        "val_data": valid, "max_epochs": 10**6, "batch_size": batch, "seed": 0, "progress": False,
+        "val_data": valid, "max_epochs": 10**6, "batch_size": 128, "seed": 0, "progress": False,
     }  # fmt: skip
     clock = Stopwatch()
-    plain_steps = min(plain_steps, given.steps)
-    plain = EnergyVAE(encoder, decoder, LATENT).to(given.device)
-    sn.fit(
-        plain,
-        train,
-        max_steps=plain_steps,
-        lr=plain_lr,
-        **common,
-        options=sn.TrainingOptions(validate_every=max(1, plain_steps // 2)),
-    )
+    steps = min(PLAIN_STEPS, given.steps)
+    plain = EnergyVAE(encoder, decoder, LATENT)
+    halfway = sn.TrainingOptions(validate_every=max(1, steps // 2))
+    sn.fit(plain, train, max_steps=steps, lr=2e-3, **common, options=halfway)
     before = evaluate_vae(plain, test, seed=0, posterior_samples=50)
-    prior_options, fit_options = SETTINGS[given.data][given.setting]
-    sizes = prior_options.get("hidden", (200, 200))  # the paper's
-    options_of_prior = {k: v for k, v in prior_options.items() if k != "hidden"}
-    prior = EnergyPrior(latent_energy(LATENT, sizes), **options_of_prior)
-    vae = EnergyVAE(encoder, decoder, prior).to(given.device)
+    prior = EnergyPrior(latent_energy(LATENT, setting["hidden"]), **setting["prior"])
+    vae = EnergyVAE(encoder, decoder, prior)
     every = max(1, given.steps // N_LOOKS)
-    checkpoint = Path(given.out) / f"{name_of(given)}.pt"
+    options = sn.TrainingOptions(
+        schedule="constant",
+        validate_every=every,
+        checkpoint=sn.Checkpoint(checkpoint, every=every),
+        **setting["options"],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
-        fitted = {**common, **fit_options}
-        task_options = {"posterior_samples": fitted.pop("posterior_samples")}
-        options = sn.TrainingOptions(
-            schedule="constant",
-            weight_decay=fitted.pop("weight_decay", 0.0),
-            validate_every=every,
-            checkpoint=sn.Checkpoint(checkpoint, every=every),
-        )
         history = sn.fit(
-            vae, train, max_steps=given.steps, task_options=task_options, options=options, **fitted
+            vae,
+            train,
+            max_steps=given.steps,
+            lr=3e-4,
+            task_options={"posterior_samples": setting["posterior_samples"]},
+            options=options,
+            **{**common, **setting["fit"]},
         )
     if history.stopped == "interrupted":
         raise KeyboardInterrupt
-    report = evaluate_vae(
-        vae, test, seed=0, posterior_samples=50, reference=train, n_prior_samples=n_prior_samples
-    )
+    figures = {"posterior_samples": 50, "n_prior_samples": N_PRIOR_SAMPLES}
+    report = evaluate_vae(vae, test, seed=0, reference=train, **figures)
     checkpoint.unlink(missing_ok=True)
     names = ("score", "ess", "drift", "drift_se", "spiked")
     curve = [
@@ -143,10 +105,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     ]
     return {
         "setting": given.setting,
-        "data": given.data,
-        "prior": prior_options,
-        "fit": fit_options,
-        **provenance(given.device),
+        **setting,
+        **provenance(),
         **clock(1),
         "vae": {"elbo": before.elbo},
         "n_steps": history.n_steps,
@@ -161,26 +121,17 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def name_of(given: argparse.Namespace) -> str:
-    """Stem of the files of a run."""
-    return given.setting if given.data == "digits" else f"{given.data}_{given.setting}"
-
-
 def main() -> None:
     """Run one setting and write it down."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--setting", choices=("honest", "spike"), default="spike")
-    parser.add_argument("--data", choices=sorted(SETTINGS), default="digits")
-    parser.add_argument("--data-dir", help="folder with binarized_mnist/")
-    parser.add_argument("--device", default="cpu")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--setting", choices=SETTINGS, default="spike")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--rows", type=int, help="of each part at most: a rehearsal")
-    parser.add_argument("--out", default="results/vae_spikes")
+    parser.add_argument("--out", type=Path, default=Path("results/vae_spikes"))
     given = parser.parse_args()
-    if given.device == "cpu":
-        torch.set_num_threads(1)
-    path = Path(given.out) / f"{name_of(given)}.json"
-    result = run(given)
+    torch.set_num_threads(1)
+    path = given.out / f"{given.setting}.json"
+    result = run(given, path.with_suffix(".pt"))
     write_json(path, result)
     final = result["final"]
     print(
