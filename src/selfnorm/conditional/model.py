@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm import functional as F
-from selfnorm._context import SeedLike, seeded
+from selfnorm._context import SeedLike, evaluating, seeded
 from selfnorm._inputs import as_tensors, one_per_row
 from selfnorm._saved import saved
 from selfnorm.conditional.bounds import InputFigures, weight_checks
@@ -330,7 +330,7 @@ class ConditionalEBM(nn.Module):
         rows = max(1, twice * _ROWS_AT_ONCE[self.device.type] // n_samples)
         parts: list[InputFigures] = []
         nan_proposal = False
-        with seeded(seed, self.device):
+        with evaluating(self), seeded(seed, self.device):
             for start in range(0, len(x), rows):
                 xs, ys = x[start : start + rows], y[start : start + rows]
                 log_w, log_ratio, source = self.log_weights(xs, n_samples, proposal=proposal)
@@ -351,11 +351,12 @@ class ConditionalEBM(nn.Module):
         """``-E + log d`` ``(n, G)`` of one-dimensional labels ``grid (G,)`` for every input."""
         parts = []
         labels = grid.to(self.device).view(-1, 1, 1)
-        for xs in x.split(max(1, _ROWS_AT_ONCE[x.device.type] // len(grid))):
-            y = labels.to(xs) if xs.is_floating_point() else labels
-            if not getattr(self.energy, "broadcasts", False):
-                y = y.expand(-1, len(xs), 1)
-            parts.append(self.log_unnormalized(xs, y).T.double())
+        with evaluating(self):
+            for xs in x.split(max(1, _ROWS_AT_ONCE[x.device.type] // len(grid))):
+                y = labels.to(xs) if xs.is_floating_point() else labels
+                if not getattr(self.energy, "broadcasts", False):
+                    y = y.expand(-1, len(xs), 1)
+                parts.append(self.log_unnormalized(xs, y).T.double())
         return torch.cat(parts)
 
     def exact_log_norm(self, x: Tensor, grid: Tensor) -> Tensor:
@@ -368,9 +369,9 @@ class ConditionalEBM(nn.Module):
         self, x: Tensor, n: int = 1, *, n_candidates: int = 512, seed: SeedLike = None
     ) -> Tensor:
         """``(n, n_x, d)`` labels for every input by sampling-importance-resampling."""
-        h = self.features(x)
-        q = self.proposal_at(x, h)
-        with seeded(seed, self.device):
+        with evaluating(self), seeded(seed, self.device):
+            h = self.features(x)
+            q = self.proposal_at(x, h)
             y = q.sample((n_candidates,))
             log_w = self.minus_energy(h, y, q) + self.base_over_proposal(h, y, q)
             weights = torch.softmax(log_w, dim=0).movedim(0, -1)
