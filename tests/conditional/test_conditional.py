@@ -259,22 +259,6 @@ def test_frozen_proposal_stays_in_eval_mode_and_has_no_gradient() -> None:
     assert model.energy.training
 
 
-def test_figures_and_draws_of_a_model_in_training_mode_are_without_dropout() -> None:
-    torch.manual_seed(0)
-    x, y = pairs(40)
-    features = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5))
-    model = sn.ConditionalEBM(sn.LabelEnergy(4, hidden=(8,)), MDN(4), features=features)
-    calls = (
-        lambda: model.sample(x, 3, seed=0),
-        lambda: torch.tensor(model.bounds((x, y), n_samples=50, seed=0).lower),
-        lambda: model.exact_log_norm(x, torch.linspace(-4, 4, 50)),
-    )
-    found = [call() for call in calls]
-    assert all(part.training for part in model.modules())
-    model.eval()
-    assert all(torch.equal(one, call()) for one, call in zip(found, calls, strict=True))
-
-
 class BrokenAbove(Gaussian):
     """A law of labels whose log-density is NaN at labels above some number."""
 
