@@ -1,23 +1,11 @@
-"""What the benchmarks share: timing in turns, the result file, steps of one model and of many."""
+"""What the benchmarks share: the result file and its commit, steps of one model and of many."""
 
 import json
 import subprocess
 
-import pytest
-
 import measuring
 import selfnorm as sn
 import steps
-
-
-def test_variants_take_turns_and_are_compared_round_by_round():
-    calls = []
-    times = measuring.in_turn(
-        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2, 3
-    )
-    assert "".join(calls[20:]) == "aaabbb" * 2
-    assert [len(values) for values in times.values()] == [2, 2]
-    assert measuring.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == 2.0
 
 
 def test_a_result_file_says_where_it_comes_from(tmp_path, monkeypatch):
@@ -27,8 +15,7 @@ def test_a_result_file_says_where_it_comes_from(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "new" / "many.json").read_text())
     assert found["command"] == "python benchmarks/many.py --data 'a b'"
     assert (found["table"], found["note"], found["rows"]) == (
-        "many",
-        "quiet",
+        *("many", "quiet"),
         [{"a": None, "b": 1}],
     )
     assert {"commit", "versions", "hardware"} <= set(found)
@@ -49,18 +36,18 @@ def test_a_commit_tells_code_that_was_changed_after_it(tmp_path, monkeypatch):
     assert measuring.commit(tmp_path) == f"{clean}-dirty"
 
 
-def test_a_missing_library_is_named():
-    with pytest.raises(SystemExit, match=r"no_such_peer.*bench"):
-        measuring.peer("no_such_peer")
-
-
-def test_steps_of_one_model_and_of_many_can_be_timed():
+def test_variants_take_turns_and_steps_of_one_model_and_of_many_can_be_timed():
     options = sn.TrainingOptions()
     (model,) = steps.models(1)
+    order = []
     works = {
         "one": steps.single_step(model, 8, 8, options),
         "many": steps.many_step(2, 8, 8, options),
+        "noted": lambda: order.append("a"),
+        "noted too": lambda: order.append("b"),
     }
     before = model.log_norm.item()
-    measuring.in_turn(works, rounds=1, calls=1)
+    times = measuring.in_turn(works, rounds=2, calls=1)
     assert model.log_norm.item() != before
+    assert "".join(order[20:]) == "abab"
+    assert all(len(values) == 2 for values in times.values())
