@@ -1,10 +1,13 @@
 """Each official format is read from a small file, and a fault is reported with the file's name."""
 
+import gzip
+
 import numpy as np
 import pytest
 import torch
 
-from selfnorm.datasets import images
+from selfnorm.datasets import find_set, images, maf_benchmark, toy1d
+from selfnorm.datasets.directory import FILES
 from selfnorm.datasets.images import read_arrays
 from selfnorm.errors import DataError, MissingDataError
 from tests.datasets import image_files as files
@@ -168,12 +171,6 @@ def test_damaged_containers_are_named(tmp_path):
         read_arrays(tmp_path / "x.npz", "image", "pose")
 
 
-@pytest.mark.parametrize("name", images.DATASETS)
-def test_a_missing_file_is_named_with_its_source(tmp_path, name):
-    with pytest.raises(MissingDataError, match=r"looked for .* Source: .*[a-z]+\.[a-z]+|Udacity"):
-        images.load(name, data_dir=tmp_path)
-
-
 def test_poses_are_mirrored_in_copies(tmp_path):
     files.write_biwi(tmp_path)
     data = images.load("biwi", data_dir=tmp_path)
@@ -205,6 +202,50 @@ def test_tiles_are_grouped_by_picture_whatever_their_size(tmp_path):
     assert len({*zip(data.test_groups, pictures, strict=True)}) == len({*pictures}) == 3
 
 
-def test_an_unknown_set_is_told_the_known_ones(tmp_path):
-    with pytest.raises(DataError, match="no image set is called 'faces'; there are utkface"):
-        images.load("faces", data_dir=tmp_path)
+# -- digits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("folder", ["binarized_mnist", "."])
+def test_binarised_digits(tmp_path, packed, folder):
+    truth = files.write_digits(tmp_path / folder, 12, 4, 5, packed=packed)
+    for read, written in zip(images.load_binarized(tmp_path), truth, strict=True):
+        assert torch.equal(read, torch.from_numpy(written).float())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"0 1 2\n", "other than 0 and 1"), (b"0 1\n", "multiple"), (b"", "multiple")],
+)
+def test_broken_text(tmp_path, content, message):
+    (tmp_path / "x.amat").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        images.read_amat(tmp_path / "x.amat", width=3)
+
+
+def test_a_broken_archive(tmp_path):
+    (tmp_path / "x.amat.gz").write_bytes(gzip.compress(b"0 1 1\n")[:-6])
+    with pytest.raises(DataError, match="copy the file again"):
+        images.read_amat(tmp_path / "x.amat.gz", width=3)
+
+
+# -- names and places ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in FILES])
+def test_a_missing_file_is_named_with_its_source(tmp_path, name):
+    with pytest.raises(MissingDataError, match=rf"looked for .*{tmp_path.name}.* Source: [^ ]"):
+        find_set(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (images.load, "no image set is called 'faces'; there are utkface"),
+        (maf_benchmark.load, "no set of the benchmark is called 'faces'"),
+        (toy1d.load, "dataset1, dataset2"),
+    ],
+)
+def test_an_unknown_set_is_told_the_known_ones(load, words):
+    with pytest.raises(DataError, match=words):
+        load("faces")

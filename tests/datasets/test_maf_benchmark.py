@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from selfnorm.datasets import maf_benchmark
-from selfnorm.errors import DataError, MissingDataError
+from selfnorm.errors import DataError
 
 
 def write_power(folder, n=200):
@@ -141,15 +141,7 @@ def test_bsds300_takes_the_file_as_it_is(tmp_path, rng):
         maf_benchmark.load("bsds300", tmp_path)
 
 
-@pytest.mark.parametrize("name", maf_benchmark.NAMES)
-def test_a_missing_file_is_named_with_its_source(name, tmp_path):
-    with pytest.raises(MissingDataError, match=f"{tmp_path.name}.*Source"):
-        maf_benchmark.load(name, tmp_path)
-
-
-def test_unknown_sets_and_damaged_files_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no set of the benchmark is called"):
-        maf_benchmark.load("mnist", tmp_path)
+def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "power").mkdir()
     (tmp_path / "power" / "household_power_consumption.txt").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="9 columns"):

@@ -60,14 +60,12 @@ def test_files_are_read_and_missing_ones_named(tmp_path) -> None:
     assert toy.test.y.shape == (2, 1)
     with pytest.raises(MissingDataError, match=r"dataset1_train\.csv"):
         toy1d.load("dataset1", data_dir=tmp_path)
+    (tmp_path / "dataset2_val.csv").write_text("x,y\n0.5,nan\n")
+    with pytest.raises(DataError, match=r"dataset2_val\.csv must hold two finite numbers"):
+        toy1d.load("dataset2", data_dir=tmp_path)
 
 
 def test_same_seed_same_draw() -> None:
     first, second = toy1d.load("dataset1", seed=2), toy1d.load("dataset1", seed=2)
     assert torch.equal(first.test.y, second.test.y)
     assert not torch.equal(first.test.y, toy1d.load("dataset1", seed=3).test.y)
-
-
-def test_unknown_name() -> None:
-    with pytest.raises(DataError, match="dataset1, dataset2"):
-        toy1d.load("dataset3")
