@@ -1,4 +1,4 @@
-"""Peers that the benchmarks build themselves are densities: normalised, and learnt as known ones."""
+"""Peers that the benchmarks build are densities: normalised, and learnt where they are known."""
 
 import math
 
