@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from selfnorm.distributions import refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import Bounds
 from selfnorm.networks import activation_module, decay_groups, linear, perceptron
-from selfnorm.training import Task
+from selfnorm.training import ParameterGroup, Task
 
 # Label samples that go through the energy at once: on the CPU what its caches hold.
 _ROWS_AT_ONCE = defaultdict(lambda: 200_000, cpu=20_000)
@@ -96,17 +96,17 @@ class LabelEnergy(nn.Module):
         return self.joint(self.from_label(self.label_net(y)) + self.from_context(h)).squeeze(-1)
 
 
-def _with_proposal(
-    kind: type[ConditionalEBM], frozen: bool, **parts: nn.Module | float | str | None
+def with_proposal(
+    kind: Callable[..., ConditionalEBM], frozen: bool, **parts: object
 ) -> ConditionalEBM:
     """A model whose proposal is ``frozen`` as it was when it was saved."""
-    model = kind(**parts)  # type: ignore[arg-type]
+    model = kind(**parts)
     if frozen:
         model.freeze_proposal()
     return model
 
 
-@saved(build=_with_proposal)
+@saved(build=with_proposal)
 class ConditionalEBM(nn.Module):
     r"""A density of labels given inputs: ``p(y|x) = exp(-E(h, y)) d(y|x) / exp(b(h))``.
 
@@ -200,9 +200,8 @@ class ConditionalEBM(nn.Module):
 
     def proposal_at(self, x: Tensor, h: Tensor) -> Any:
         """The proposal's density for inputs ``x`` with features ``h``, which it sees detached."""
-        if self.proposal_features is not None:
-            return self.proposal(self.proposal_features(x))
-        return self.proposal(h.detach())
+        own = self.proposal_features
+        return self.proposal(h.detach() if own is None else own(x))
 
     def minus_energy(self, h: Tensor, y: Tensor, q: LabelDistribution) -> Tensor:
         """``-E`` of labels ``(*samples, *batch, d)``."""
@@ -277,9 +276,8 @@ class ConditionalEBM(nn.Module):
         """
         if self.shares_labels(proposal):
             return (proposal or self.proposal)(h[..., :1, :]).sample((n_samples,))
-        if stratified and hasattr(q, "stratified_sample"):
-            return q.stratified_sample(n_samples)
-        return q.sample((n_samples,))
+        in_slices = getattr(q, "stratified_sample", None) if stratified else None
+        return q.sample((n_samples,)) if in_slices is None else in_slices(n_samples)
 
     def base_over_proposal(
         self, h: Tensor, y: Tensor, q: LabelDistribution, source: LabelDistribution | None = None
@@ -464,7 +462,7 @@ class ConditionalTask(Task):
         self._thrift = 8 if model.shares_labels() else 1
         self.label_scale = torch.ones(())
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Matrices with weight decay; biases, norms and a scalar ``b`` without."""
         return decay_groups(self.module.named_parameters())
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from selfnorm import functional as F
 from selfnorm._saved import saved
-from selfnorm.conditional import ConditionalEBM, LabelEnergy
+from selfnorm.conditional import ConditionalEBM, LabelEnergy, with_proposal
 from selfnorm.distributions import MDN, MixtureLabels, Uniform
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.images.labels import LabelSpace, StepFeatures
@@ -230,25 +230,7 @@ def make_proposal(
     return MDN(context, dim, int(components), hidden=hidden, min_scale=floor)
 
 
-def _with_options(
-    kind: type[ImageEBM], frozen: bool, share_gradient: bool, anchors: int, **parts: nn.Module
-) -> ImageEBM:
-    """A model as :func:`build` makes it."""
-    model = kind(**parts)
-    model.share_gradient, model.anchors = share_gradient, anchors
-    if frozen:
-        model.freeze_proposal()
-    return model
-
-
-@saved(
-    arguments=lambda model: {
-        **model.config,
-        "share_gradient": model.share_gradient,
-        "anchors": model.anchors,
-    },
-    build=_with_options,
-)
+@saved(build=with_proposal)
 class ImageEBM(ConditionalEBM):
     r"""A :class:`~selfnorm.ConditionalEBM` of labels given images, or features computed before.
 
@@ -264,8 +246,22 @@ class ImageEBM(ConditionalEBM):
     rule is poor, its error makes the gradient noisier instead.
     """
 
-    share_gradient = False
-    anchors = 0
+    def __init__(
+        self,
+        energy: nn.Module,
+        proposal: nn.Module,
+        *,
+        share_gradient: bool = False,
+        anchors: int = 0,
+        **parts: Any,
+    ) -> None:
+        super().__init__(energy, proposal, **parts)
+        self.share_gradient, self.anchors = share_gradient, anchors
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the constructor was given."""
+        return {**super().config, "share_gradient": self.share_gradient, "anchors": self.anchors}
 
     def proposal_at(self, x: Tensor, h: Tensor) -> Any:  # noqa: ARG002 all that is used of x is in h
         """The proposal's distribution at features ``h``."""
@@ -340,9 +336,13 @@ def build(
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         b = nn.Sequential(nn.Linear(width, 256), nn.SiLU(), last)
-    model = ImageEBM(
-        energy, source, features=features, log_norm=b, base=head.base, label_features=label_features
+    return ImageEBM(
+        energy,
+        source,
+        features=features,
+        log_norm=b,
+        base=head.base,
+        label_features=label_features,
+        share_gradient=head.share_gradient,
+        anchors=int(head.anchors) if space.dim == 1 else 0,
     )
-    model.share_gradient = head.share_gradient
-    model.anchors = int(head.anchors) if space.dim == 1 else 0
-    return model

@@ -29,7 +29,7 @@ from selfnorm._inputs import as_rows
 from selfnorm._saved import saved
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
-from selfnorm.training import History, Stepper, Task, TrainingOptions, run
+from selfnorm.training import History, ParameterGroup, Stepper, Task, TrainingOptions, run
 from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
 from selfnorm.vae.evaluation import evaluate_vae, row_figures
 from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
@@ -329,7 +329,7 @@ class VAETask(Task):
         self._checked = False
         self.spiked, self._checks = False, 0
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Encoder, decoder and likelihood (unless post hoc), then the prior's; or the encoder."""
         vae = self.vae
         own = {"all": (vae.encoder, vae.decoder, vae.likelihood), "encoder": (vae.encoder,)}

@@ -32,6 +32,7 @@ from selfnorm.evaluation import Finding, stream_log_weights
 from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
 from selfnorm.networks import MLP
 from selfnorm.sampling import draw
+from selfnorm.training import ParameterGroup
 from selfnorm.vae.conditionals import GaussianPosterior
 from selfnorm.vae.normaliser import (
     REFERENCE_ROWS,
@@ -78,7 +79,7 @@ class LatentPrior(Proposal):
         del posterior, n_samples
         return self.log_prob(z), {}
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Optimiser groups of the prior."""
         return [{"params": list(self.parameters())}]
 
@@ -334,7 +335,7 @@ class EnergyPrior(LatentPrior):
 
         return compare() if spiked else confirmed(compare)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """The base with the VAE's learning rate, the energy and ``b`` with their own."""
         own = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
         return [
@@ -478,7 +479,7 @@ class AutoregressivePrior(LatentPrior):
         with seeded(seed, self.chain.columns.center.device):
             return self.chain.sample(math.prod(shape)).reshape(*shape, self.dim)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Matrices with weight decay, biases without."""
         return self.chain.parameter_groups()
 
