@@ -25,7 +25,7 @@ from measuring import need, rows_in, write
 from selfnorm import EnergyDensity, Schema
 from selfnorm.chain import TableChain
 from selfnorm.datasets import maf_benchmark
-from selfnorm.paper.commit import commit
+from selfnorm.paper.provenance import commit
 
 SETS = ("california", "magic.gamma", "mammography", "shuttle", "power", "bsds300")
 

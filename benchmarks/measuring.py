@@ -7,11 +7,9 @@ environments without torch.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
 import multiprocessing
 import os
-import platform
 import shlex
 import signal
 import statistics
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "src"))  # peers' environments have no selfnorm
-from selfnorm.paper.commit import commit
+from selfnorm.paper.provenance import commit, hardware, versions
 
 Row = dict[str, Any]
 Work = Callable[[], Any]
@@ -38,23 +36,14 @@ PACKAGES += ("harmonic", "jax", "dynesty", "nautilus-sampler")
 
 def provenance(device: Any = "cpu") -> Row:
     """Where the figures of this process come from."""
-    torch = sys.modules.get("torch")
-    cores = os.cpu_count() or 1
-    threads = torch.get_num_threads() if torch else int(os.environ.get("OMP_NUM_THREADS", cores))
-    hardware = {"machine": platform.machine(), "cores": cores, "threads": threads}
-    hardware["device"] = str(device)
-    if torch and torch.device(device).type == "cuda":
-        hardware["gpu"] = torch.cuda.get_device_name(device)
-    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    versions = {name: installed[name] for name in PACKAGES if name in installed}
     # where a folder outside of this tree lies is nobody's business
     paths = [(word, Path(word)) for word in sys.argv[1:]]
     words = [path.name if path.is_absolute() or ".." in path.parts else w for w, path in paths]
     return {
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
         "commit": commit(Path(__file__).parent),
-        "versions": {"python": platform.python_version(), **versions},
-        "hardware": hardware,
+        "versions": versions(PACKAGES),
+        "hardware": hardware(device),
     }
 
 

@@ -22,8 +22,7 @@ from statistics import median
 
 import numpy as np
 
-from selfnorm.paper.commit import commit
-from selfnorm.paper.report import hardware, versions
+from selfnorm.paper.provenance import commit, hardware, versions
 from tests.campaign.trials import NEEDS, TRIALS, attempt
 from tests.worker import Worker
 

@@ -19,7 +19,8 @@ import torch
 
 from selfnorm._files import atomic
 from selfnorm.errors import MissingDataError, SelfnormError
-from selfnorm.paper.report import ResultTable, Row, hardware, markdown_table
+from selfnorm.paper.provenance import hardware
+from selfnorm.paper.report import ResultTable, Row, markdown_table
 
 
 @dataclass(frozen=True)

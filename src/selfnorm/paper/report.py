@@ -8,23 +8,19 @@ done, and a second call with the same settings only adds what is missing.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
-
-import torch
 
 from selfnorm._files import atomic
 from selfnorm.errors import MissingDataError, SelfnormError
 from selfnorm.evaluation import Bounds
-from selfnorm.paper.commit import commit
+from selfnorm.paper.provenance import commit, hardware, versions
 from selfnorm.saving import json_safe
 from selfnorm.training import History
 
@@ -86,27 +82,6 @@ def paper_numbers() -> Row:
     """Every result table of the paper as data."""
     text = resources.files("selfnorm.paper").joinpath("paper.toml").read_text()
     return tomllib.loads(text)
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages results depend on."""
-    installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
-    names = ("selfnorm", "torch", "numpy", "scikit-learn", "zuko")
-    packages = {name: installed[name] for name in names if name in installed}
-    return {"python": platform.python_version(), **packages}
-
-
-def hardware(device: torch.device | str = "cpu") -> Row:
-    """What the figures were measured on."""
-    info: Row = {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-    }
-    if torch.device(device).type == "cuda":
-        info["gpu"] = torch.cuda.get_device_name(device)
-    return info
 
 
 @dataclass
