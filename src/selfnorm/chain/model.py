@@ -22,7 +22,8 @@ from selfnorm.columns import Columns, log_cell_mass
 from selfnorm.distributions import Mixture1d
 from selfnorm.errors import DataError
 from selfnorm.functional import log_mean_exp
-from selfnorm.networks import ChainLinear, ResMADE, draw_orderings
+from selfnorm.networks import ChainLinear, ResMADE, decay_groups, draw_orderings
+from selfnorm.training import ParameterGroup
 
 # Places (rows x columns x nodes x orderings) handled at once outside training. On a CPU few, which
 # stay in its cache: scores are quicker by a half than with 2**20.
@@ -231,13 +232,9 @@ class Chain(nn.Module, ABC):
         """The task that :func:`selfnorm.fit` runs; options of :class:`AutoregressiveTask`."""
         return AutoregressiveTask(self, **options)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Matrices with weight decay, biases without."""
-        named = list(self.named_parameters())
-        return [
-            {"params": [p for n, p in named if n.endswith("weight")]},
-            {"params": [p for n, p in named if not n.endswith("weight")], "weight_decay": 0.0},
-        ]
+        return decay_groups(self.named_parameters())
 
     @abstractmethod
     def start(self, x: Tensor, condition: Tensor | None = None) -> None:

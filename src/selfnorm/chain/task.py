@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from selfnorm._context import seeded
 from selfnorm.functional import bound_gap, ess, log_mean_exp, mixture_lower, snl
-from selfnorm.training import Task, TensorSource, TrainingOptions, run
+from selfnorm.training import ParameterGroup, Task, TensorSource, TrainingOptions, run
 
 if TYPE_CHECKING:
     from selfnorm.chain.model import Chain
@@ -56,7 +56,7 @@ class AutoregressiveTask(Task):
         self.polish_steps = polish_steps
         self.validation_samples = validation_samples
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Matrices with weight decay, biases without."""
         return self.module.parameter_groups()
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from selfnorm.training import (
     State,
     Stepper,
     Task,
+    TaskOptions,
     TrainingOptions,
     load_checkpoint,
     run,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 
 Loss = tuple[Tensor, dict[str, Tensor]]
+Gradients = Sequence[Tensor | None]
 
 
 class Ranks:
@@ -74,7 +76,7 @@ class Ranks:
         options: TrainingOptions,
         *,
         objective: str | Objective,
-        task_options: dict[str, Any] | None,
+        task_options: TaskOptions | None,
         **_: object,
     ) -> int:
         """The samples that each piece of a step draws; refuses what one process would not do."""
@@ -306,16 +308,20 @@ def launched() -> Fabric:
     return made
 
 
+class _Computed(torch.autograd.function.FunctionCtx):
+    grads: Gradients
+
+
 class _WithGradient(torch.autograd.Function):
     """A value as a function of parameters, with a gradient that is computed already."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, grads: Sequence[Tensor | None], *params: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: _Computed, value: Tensor, grads: Gradients, *params: Tensor) -> Tensor:  # noqa: ARG004
         ctx.grads = grads
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Computed, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *(None if g is None else upstream[0] * g for g in ctx.grads))
 
 

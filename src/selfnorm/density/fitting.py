@@ -14,7 +14,15 @@ from selfnorm.density.model import EBM
 from selfnorm.density.objectives import Objective
 from selfnorm.density.task import checked_data, make_task, usual
 from selfnorm.errors import DataError
-from selfnorm.training import History, Options, Task, TrainingOptions, run, split_rows
+from selfnorm.training import (
+    History,
+    Options,
+    Task,
+    TaskOptions,
+    TrainingOptions,
+    run,
+    split_rows,
+)
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -34,7 +42,7 @@ def fit(
     val_data: object = SHARE,
     fabric: Fabric | Ranks | None = None,
     task: Task | None = None,
-    task_options: dict[str, Any] | None = None,
+    task_options: TaskOptions | None = None,
     options: TrainingOptions | None = None,
     **training: Unpack[Options],
 ) -> History: ...
@@ -50,7 +58,7 @@ def fit(
     val_data: object = SHARE,
     fabric: Fabric | Ranks | None = None,
     task: Task | None = None,
-    task_options: dict[str, Any] | None = None,
+    task_options: TaskOptions | None = None,
     options: TrainingOptions | None = None,
     **training: Any,
 ) -> History | list[History]:

@@ -33,6 +33,7 @@ from selfnorm.training import (
     Source,
     State,
     Task,
+    TaskOptions,
     TrainingOptions,
     whole_number,
 )
@@ -249,7 +250,7 @@ def make_task(
     proposal: object,
     objective: str | Objective,
     n_samples: int,
-    task_options: dict[str, Any] | None,
+    task_options: TaskOptions | None,
     caller: str,
 ) -> Task:
     """The model's own training task, or that of a density."""
@@ -283,8 +284,8 @@ def make_task(
 
 
 def checked_options(
-    caller: str, given: dict[str, Any] | None, whose: str, **defaults: Any
-) -> dict[str, Any]:
+    caller: str, given: TaskOptions | None, whose: str, **defaults: object
+) -> TaskOptions:
     """Task options with the defaults of those not given, or an error that names the others.
 
     Example:
@@ -300,7 +301,7 @@ def checked_options(
 
 def checked_data(
     model: nn.Module, x_train: object, val_data: object
-) -> tuple[Data, tuple[Any, ...] | None]:
+) -> tuple[Data, tuple[Tensor, ...] | None]:
     """Training and held-out data, a source or tuples; those of a density as one checked table."""
     data = x_train if isinstance(x_train, tuple | Source) else (x_train,)
     held_out = val_data if val_data is None or isinstance(val_data, tuple) else (val_data,)
@@ -316,7 +317,7 @@ def checked_data(
     return data, held_out
 
 
-def _one_table(data: tuple[Any, ...], name: str, **checks: Any) -> Tensor:
+def _one_table(data: tuple[object, ...], name: str, **checks: Any) -> Tensor:
     """A density has one table: weights or labels beside it would be ignored in silence."""
     if len(data) != 1:
         raise DataError(

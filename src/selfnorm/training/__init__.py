@@ -12,6 +12,7 @@ from selfnorm.training.task import (
     Source,
     State,
     Task,
+    TaskOptions,
     TensorSource,
     fingerprint,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "State",
     "Stepper",
     "Task",
+    "TaskOptions",
     "TensorSource",
     "TrainingOptions",
     "fingerprint",

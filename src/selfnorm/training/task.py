@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 ParameterGroup = dict[str, Any]  # of an optimiser
 State = dict[str, Any]  # values and tensors by name, as a checkpoint stores them
+TaskOptions = dict[str, Any]  # what a model's own task takes, by name
 
 _PREVIEW = 10_000  # rows that a task sees of data that are not in memory
 
