@@ -1,4 +1,4 @@
-"""What tests of training share: plain options, and a fit whose gradient overflows."""
+"""What tests of training share: plain options, skewed rows, energies that misbehave."""
 
 from functools import partial
 
@@ -25,6 +25,34 @@ def _plainly(function, *args, **how):
 fit, fit_many, fit_distributed = (
     partial(_plainly, function) for function in (sn.fit, sn.fit_many, sn.fit_distributed)
 )
+
+
+def skewed(n=600, seed=0, shift=0.0):
+    """Two dependent columns, neither symmetric."""
+    z = torch.randn(n, 2, generator=torch.Generator().manual_seed(seed))
+    return torch.stack([z[:, 0].exp() - 1.5 + shift, 0.5 * z[:, 1] + 0.4 * z[:, 0] ** 2], -1)
+
+
+def weights(*models):
+    """All parameters as one row."""
+    return torch.cat([p.detach().flatten() for m in models for p in m.parameters()])
+
+
+class Troubled(nn.Module):
+    """Finite in checks; NaN, or interrupted, in training calls ``first`` to ``last``."""
+
+    def __init__(self, first, last=10**9, *, interrupts=False):
+        super().__init__()
+        self.net = sn.MLP(2, (16,), saturate=10.0)
+        self.first, self.last, self.interrupts, self.calls = first, last, interrupts, 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if not self.training or not self.first <= self.calls < self.last:
+            return self.net(x)
+        if self.interrupts:
+            raise KeyboardInterrupt
+        return self.net(x) * torch.nan
 
 
 class Hole(nn.Module):

@@ -61,7 +61,6 @@ def test_a_rough_b_is_not_used_by_quadrature_but_by_the_learned_density():
 
 
 def test_changing_units_shifts_the_density_by_the_log_determinant():
-    torch.manual_seed(0)
     x = crooked(400)
     scale, shift = torch.tensor([10.0, 0.01]), torch.tensor([5.0, -3.0])
     torch.manual_seed(1)
@@ -116,7 +115,6 @@ def test_training_closes_the_bounds_and_beats_its_own_proposal(trained):
 
 
 def test_the_energy_makes_up_for_a_proposal_of_the_wrong_shape():
-    torch.manual_seed(0)
     x = torch.rand(4000, 1) ** 2 * 4  # a hard edge at 0, density 1 / (4 sqrt(x))
     model, _ = fitted(x, steps=300, components=1, family="gaussian", energy_hidden=32)
     fresh = torch.rand(4000, 1) ** 2 * 4
@@ -127,7 +125,6 @@ def test_the_energy_makes_up_for_a_proposal_of_the_wrong_shape():
 
 
 def test_the_proposal_gets_no_gradient_from_snl():
-    torch.manual_seed(0)
     model = rough()
     terms = model.at_batch((crooked(64),), 8)
     b = model.log_norm(terms.factors)
@@ -157,7 +154,6 @@ def test_a_conditional_chain_follows_its_condition():
 
 
 def test_support_limits_are_respected():
-    torch.manual_seed(0)
     x = torch.stack([torch.rand(800) ** 3, torch.rand(800).exp()], 1)
     model, _ = fitted(x, steps=40, support=[(0.0, 1.0), (1.0, None)])
     outside = torch.tensor([[-0.1, 2.0], [0.5, 0.9], [1.1, 2.0]])
@@ -186,7 +182,6 @@ def test_support_limits_are_respected():
     ],
 )
 def test_awkward_columns_give_finite_fits(name, column):
-    torch.manual_seed(0)
     x = torch.stack([torch.randn(400), column], 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
@@ -197,7 +192,6 @@ def test_awkward_columns_give_finite_fits(name, column):
 
 
 def test_duplicated_columns_fifty_rows_and_one_column():
-    torch.manual_seed(0)
     a = torch.randn(400)
     with pytest.warns(SelfnormWarning, match="repeat"):
         model, _ = fitted(torch.stack([a, a], 1), steps=30)
@@ -209,7 +203,6 @@ def test_duplicated_columns_fifty_rows_and_one_column():
 
 
 def test_the_masses_of_grid_values_add_up_to_one_where_midpoints_do_not():
-    torch.manual_seed(0)
     share = torch.tensor([0.4, 0.05, 0.25, 0.2, 0.1])
     x = torch.multinomial(share, 4000, replacement=True).float().unsqueeze(1) * 3
     model, _ = fitted(x, steps=200, discrete="auto")

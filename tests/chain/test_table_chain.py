@@ -131,7 +131,6 @@ def test_samples_of_cells_follow_the_masses():
 
 def test_a_chain_begins_at_the_regressions_of_its_columns():
     d, n = 4, 400
-    torch.manual_seed(0)
     walk = torch.randn(n, d, dtype=torch.float64).cumsum(1)
     parts = [Part(j, f"c{j}", 0, rest=True) for j in range(d)]
     x = coded(*((0 * column, column) for column in walk.T))

@@ -12,7 +12,7 @@ from selfnorm.density.objectives import available
 from selfnorm.errors import DataError
 from selfnorm.training import Stepper
 from tests.contract.specimens import with_features
-from tests.fitting import fit, fit_many
+from tests.fitting import fit, fit_many, weights
 from tests.golden import cases
 
 # Walks and scores: their steps draw chains, or take a second derivative.
@@ -33,10 +33,6 @@ def small(hidden=(16,)):
     with seeded(0):
         energy = sn.MLP(2, hidden, zero_init=True)
     return sn.EBM(energy, base=sn.Gaussian.fit_to(X, inflate=1.1))
-
-
-def state(*models):
-    return torch.cat([p.detach().flatten() for m in models for p in m.parameters()])
 
 
 # Members of the Bregman family whose weights explode where a Gaussian's tails are too light.
@@ -115,10 +111,10 @@ def test_a_resumed_run_ends_as_one_never_stopped_and_draws_nothing_of_the_caller
     def train(seed, **options):
         models, run = RUNS[name]()
         torch.manual_seed(seed)
-        before = torch.get_rng_state()
+        before = torch.get_rng_weights()
         run(*models, **QUICK | options)
-        assert torch.equal(torch.get_rng_state(), before)
-        return state(*models)
+        assert torch.equal(torch.get_rng_weights(), before)
+        return weights(*models)
 
     whole, plain, left = train(1), Stepper.step, [stop_at]
 
@@ -146,7 +142,7 @@ def test_gradients_are_on_in_training_whatever_the_caller_has_set(around, object
     fit(plain, rows, objective=objective, val_data=rows, **QUICK)
     with around():
         fit(inside, X, objective=objective, val_data=X, **QUICK)
-    assert torch.equal(state(plain), state(inside))
+    assert torch.equal(weights(plain), weights(inside))
     assert rows.grad is None
 
 

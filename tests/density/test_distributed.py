@@ -17,7 +17,7 @@ import selfnorm as sn
 from selfnorm.density.task import DensityTask
 from selfnorm.errors import DataError
 from selfnorm.training.checkpoint import load_checkpoint
-from tests.fitting import fit, fit_distributed
+from tests.fitting import fit, fit_distributed, weights
 
 lightning_fabric = pytest.importorskip("lightning_fabric")
 from tests.density.distributed_worker import setting  # noqa: E402
@@ -93,7 +93,7 @@ def two_ranks(tmp_path_factory):
 def single(**changes):
     x, model = setting()
     history = fit(model, x, progress=False, **{**OPTIONS, **changes})
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), history
+    return weights(model), history
 
 
 def relative(a, b):
@@ -166,7 +166,7 @@ def test_a_run_that_drew_its_seed_is_resumed_without_naming_it(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sn.SelfnormWarning)
             fit_distributed(model, x, fabric=fabric, **options)
-        return torch.cat([p.detach().flatten() for p in model.parameters()])
+        return weights(model)
 
     whole = train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -190,7 +190,7 @@ def test_a_run_of_two_ranks_is_resumed_on_one(two_ranks):
         checkpoint=two_ranks / "run.ckpt",
     )
     assert history.n_steps == 48
-    resumed = torch.cat([p.detach().flatten() for p in model.parameters()])
+    resumed = weights(model)
     expected, _ = single(**changes)
     assert relative(resumed, expected) < 1e-5
 
@@ -201,7 +201,7 @@ def test_accumulation_in_one_process_is_the_plain_run():
     fit_distributed(
         model, x, fabric=fabric, n_accumulate=4, samples="same", progress=False, **OPTIONS
     )
-    parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+    parameters = weights(model)
     expected, _ = single()
     assert relative(parameters, expected) < 1e-5
 

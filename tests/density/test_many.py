@@ -9,14 +9,8 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm.density.many import Member, Members
-from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
-from tests.fitting import fit, fit_many
-
-
-def skewed(n=600, seed=0, shift=0.0):
-    g = torch.Generator().manual_seed(seed)
-    z = torch.randn(n, 2, generator=g)
-    return torch.stack([z[:, 0].exp() - 1.5 + shift, 0.5 * z[:, 1] + 0.4 * z[:, 0] ** 2], -1)
+from selfnorm.errors import DataError, EnergyError, ProposalError
+from tests.fitting import fit, fit_many, skewed
 
 
 def members(n, energy=None, base=True, seed=0):
@@ -165,14 +159,6 @@ def test_members_see_different_batches_and_samples_by_default():
     again[1].load_state_dict(again[0].state_dict())
     fit_many(again, x, **QUICK, max_steps=10)
     assert torch.equal(flat(models[0], b=True), flat(again[0], b=True))
-
-
-def test_a_run_is_not_resumed_with_other_rows(tmp_path):
-    x, options = skewed(), {**QUICK, "max_steps": 2, "checkpoint": tmp_path / "many.ckpt"}
-    fit_many(members(2), x, **options)
-    for other in (x + 1, [x, x + 1]):
-        with pytest.raises(CheckpointError, match="other data"):
-            fit_many(members(2), other, **options)
 
 
 def proposals_of_every_kind():

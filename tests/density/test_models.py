@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormWarning
+from selfnorm.errors import EnergyError, ProposalError
 from tests.analytic.models import Potential
 
 
@@ -25,22 +25,11 @@ def test_log_prob_is_minus_energy_plus_base_minus_b():
     torch.testing.assert_close(model(x), expected)
 
 
-def test_vector_energy_is_refused():
-    model = sn.EBM(torch.nn.Linear(2, 3))
-    with pytest.raises(EnergyError, match=r"one scalar per row.*\(4, 3\)"):
-        model.log_prob(torch.zeros(4, 2))
-
-
-def test_energies_of_whole_numbers_are_refused():
+def test_energies_of_whole_numbers_are_not_evaluated():
     x = torch.randn(50, 2)
     model, q = sn.EBM(lambda v: v.round().long().sum(-1)), sn.Gaussian.fit_to(x)
     with pytest.raises(EnergyError, match=r"floating-point.*int64"):
         sn.evaluate(model, x, proposal=q, n_samples=100)
-    with (
-        pytest.warns(SelfnormWarning, match="no parameter"),
-        pytest.raises(EnergyError, match=r"floating-point.*int64"),
-    ):
-        sn.fit(model, x, proposal=q, max_steps=1, progress=False)
 
 
 class BrokenAt:
@@ -65,7 +54,6 @@ class BrokenAt:
     ],
 )
 def test_nan_of_a_proposal_is_the_proposals(broken, where):
-    torch.manual_seed(0)
     x = torch.randn(50, 2).clamp(-1.5, 1.5)
     x[7] = 0.25
     q, model = BrokenAt(broken), sn.EBM(sn.MLP(2))
@@ -78,21 +66,10 @@ def test_nan_of_a_proposal_is_the_proposals(broken, where):
     assert not any("energy" in reason or "integral" in reason for reason in found.reasons)
 
 
-def test_wrong_width_is_refused():
-    model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
-    with pytest.raises(DataError, match="2 columns"):
-        model.log_prob(torch.zeros(4, 3))
-
-
 def test_base_is_not_trained():
     zuko = pytest.importorskip("zuko")
     model = sn.EBM(sn.MLP(2), base=zuko.flows.MAF(2, transforms=1, hidden_features=(8,)))
     assert not any(p.requires_grad for p in model.base.parameters())
-
-
-def test_sampling_without_base_asks_for_a_proposal():
-    with pytest.raises(DataError, match="proposal"):
-        sn.EBM(sn.MLP(2)).sample(3)
 
 
 def test_without_a_base_walking_samplers_stay_where_the_proposal_reaches():
@@ -104,12 +81,6 @@ def test_without_a_base_walking_samplers_stay_where_the_proposal_reaches():
         rows = model.sample(2000, proposal=box, method=method, seed=0)
         assert bool(((rows >= 0) & (rows <= 1)).all()), method
         assert float(rows.mean()) == pytest.approx(mean, abs=0.03), method
-
-
-def test_a_proposal_of_another_width_is_refused_by_name():
-    model = sn.EBM(sn.MLP(2), base=sn.Gaussian(torch.zeros(2), scale=1.0))
-    with pytest.raises(ProposalError, match="rows of 3 numbers"):
-        model.sample(4, proposal=sn.Gaussian(torch.zeros(3), scale=1.0))
 
 
 def test_b_has_the_precision_of_the_energy():
@@ -160,8 +131,3 @@ def test_bounds_of_an_ensemble_and_jensen():
 def test_rows_of_an_ensemble_come_in_no_order():
     x = sn.Ensemble(gaussian_members()).sample(4000, seed=0)
     assert float(x[:2000].mean()) == pytest.approx(float(x[2000:].mean()), abs=0.3)
-
-
-def test_an_empty_ensemble_is_refused():
-    with pytest.raises(DataError, match="at least one"):
-        sn.Ensemble([])

@@ -51,7 +51,6 @@ def test_answers_are_those_of_the_normal_distribution(make) -> None:
 
 @pytest.mark.parametrize("make", [of_cells, of_nodes])
 def test_draws_follow_the_distribution(make) -> None:
-    torch.manual_seed(0)
     normal = make()
     drawn = normal.sample(4000)
     assert drawn.shape == (2, 4000)

@@ -21,7 +21,6 @@ def banana(n, seed=0):
 
 
 def test_training_raises_the_likelihood_and_samples_follow():
-    torch.manual_seed(0)
     x = banana(2000)
     flow = sn.Flow(2, **SMALL)
     before = float(flow.set_scaling(x).log_prob(x).mean().detach())
@@ -37,7 +36,6 @@ def test_training_raises_the_likelihood_and_samples_follow():
 
 
 def test_a_conditional_flow_uses_its_condition():
-    torch.manual_seed(0)
     c = torch.randn(1500, 1)
     x = 2 * c + 0.2 * torch.randn(1500, 1)
     flow = sn.Flow(1, condition_dim=1, **SMALL)
@@ -49,7 +47,6 @@ def test_a_conditional_flow_uses_its_condition():
 
 
 def test_tilting_starts_at_the_flow_and_leaves_it_alone():
-    torch.manual_seed(0)
     x = banana(800)
     flow = sn.Flow(2, **SMALL).set_scaling(x)
     before = {k: v.clone() for k, v in flow.state_dict().items()}
@@ -64,7 +61,6 @@ def test_tilting_starts_at_the_flow_and_leaves_it_alone():
 
 
 def test_the_kl_loss_moves_the_flow_towards_the_model_not_the_data():
-    torch.manual_seed(0)
     target = sn.Gaussian(torch.tensor([2.0, -1.0]), scale=0.7)
     model = sn.EBM(lambda x: torch.zeros(x.shape[:-1]), base=target)
     data = torch.randn(400, 2)  # elsewhere
@@ -78,7 +74,6 @@ def test_the_kl_loss_moves_the_flow_towards_the_model_not_the_data():
 
 
 def test_both_is_the_average_of_the_two_losses():
-    torch.manual_seed(0)
     x = torch.randn(50, 2)
     flow = sn.Flow(2, **SMALL)
     model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
@@ -91,7 +86,6 @@ def test_both_is_the_average_of_the_two_losses():
 
 
 def test_model_and_flow_train_together():
-    torch.manual_seed(0)
     x = banana(1000)
     model = sn.EBM(sn.MLP(2, hidden=(16,), zero_init=True), base=sn.StudentT.fit_to(x))
     flow = sn.Flow(2, **SMALL)

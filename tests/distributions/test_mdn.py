@@ -53,7 +53,6 @@ def test_two_dimensional_samples_have_independent_coordinates_within_a_component
 
 
 def test_stacked_members_are_independent() -> None:
-    torch.manual_seed(0)
     mdn = MDN(3, components=2, hidden=(), members=2)
     h = torch.randn(2, 5, 3)
     loss = mdn(h).log_prob(torch.zeros(2, 5, 1))[0].sum()

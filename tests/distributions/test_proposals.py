@@ -75,7 +75,6 @@ def test_defensive_bounds_the_weights():
 
 def test_one_law_per_input_and_a_stack_of_laws_mix_as_one_law_does():
     """Weights (members, 1) and components of (members, K): each member by its own numbers."""
-    torch.manual_seed(0)
     weights, means = torch.softmax(torch.randn(3, 4), -1), torch.randn(3, 4, 2)
     u = torch.rand(3, 500)
     component, inner = choose_component(weights[:, None], u)

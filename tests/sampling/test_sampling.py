@@ -119,7 +119,6 @@ def test_protocol(method):
 
 
 def test_steps_are_pure_and_return_state_and_info():
-    torch.manual_seed(0)
     log_density = sampling.as_log_density(TARGET)
     q = wide_proposal()
     places = {
@@ -229,7 +228,6 @@ def test_bounded_support_is_respected():
 
 
 def test_chain_ess_on_an_autoregression():
-    torch.manual_seed(0)
     rho, chains, steps = 0.9, 20, 4000
     x = torch.zeros(steps, chains)
     x[0] = torch.randn(chains)

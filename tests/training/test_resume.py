@@ -13,7 +13,7 @@ from selfnorm.density.objectives import get
 from selfnorm.density.task import DensityTask
 from selfnorm.errors import CheckpointError
 from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
-from tests.fitting import fit, fit_many
+from tests.fitting import fit, fit_many, weights
 
 SETTINGS = {"max_steps": 12, "batch_size": 64, "n_samples": 128, "seed": 0, "progress": False}
 
@@ -27,10 +27,6 @@ def x():
 def model_on(base, activation="silu"):
     torch.manual_seed(0)
     return sn.EBM(sn.MLP(2, (8,), activation=activation), base=base)
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ def test_models_trained_together_are_resumed_as_what_they_were(x, tmp_path, same
         models = [model_on(base), model_on(base)]
         settings = {**SETTINGS, "lr": [1e-3, 5e-3], "same_batches": same_batches, **options}
         fit_many(models, settings.pop("rows", x), **settings, checkpoint=path)
-        return torch.cat([weights(m) for m in models])
+        return weights(*models)
 
     whole = train()
     assert torch.equal(whole, train())

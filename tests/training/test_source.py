@@ -9,6 +9,7 @@ import torch
 import selfnorm as sn
 from selfnorm.density.task import DensityTask
 from selfnorm.training import MemberSource, Source, TensorSource, TrainingOptions, run
+from tests.fitting import weights
 
 
 class MappedSource(Source):
@@ -46,13 +47,13 @@ def trained(data, **options):
     task = DensityTask(model, None, n_samples=64)
     how = {"batch_size": 32, "max_epochs": 3, "seed": 5, "progress": False}
     history = run(task, data, val_data=data, options=TrainingOptions(**how | options))
-    return history, torch.cat([p.detach().flatten() for p in model.parameters()])
+    return history, weights(model)
 
 
 def test_a_file_of_rows_trains_to_the_bits_of_the_tensor(x, mapped):
-    history, weights = trained(mapped)
+    history, ended = trained(mapped)
     of_tensor, expected = trained((x,))
-    assert torch.equal(weights, expected)
+    assert torch.equal(ended, expected)
     assert history.best_score == of_tensor.best_score
     assert mapped.most == len(x)  # outside of steps a task sees what fits; here all rows
 
@@ -67,8 +68,8 @@ def test_rows_beyond_memory_are_shown_in_part(mapped, monkeypatch):
 def test_a_run_on_a_file_is_resumed_on_the_same_file_only(x, mapped, tmp_path):
     path = tmp_path / "run.ckpt"
     trained(mapped, max_epochs=1, checkpoint=path)
-    _, weights = trained(mapped, checkpoint=path)
-    assert not torch.equal(weights, trained(mapped, max_epochs=1)[1])
+    _, ended = trained(mapped, checkpoint=path)
+    assert not torch.equal(ended, trained(mapped, max_epochs=1)[1])
     (x + 1).numpy().tofile(tmp_path / "other.f32")
     with pytest.raises(sn.errors.CheckpointError, match="other data, of 300 rows"):
         trained(MappedSource(tmp_path / "other.f32", (300, 2)), checkpoint=path)

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -13,13 +14,7 @@ from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalErr
 from selfnorm.training import History, Stepper, Task, TensorSource, TrainingOptions
 from selfnorm.training.checkpoint import load_checkpoint, save_checkpoint
 from selfnorm.training.schedule import lr_factor
-from tests.fitting import fit
-
-
-def skewed(n=1500, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    z = torch.randn(n, 2, generator=g)
-    return torch.stack([z[:, 0].exp() - 1.5, 0.5 * z[:, 1] + 0.4 * z[:, 0] ** 2], -1)
+from tests.fitting import Troubled, fit, skewed, weights
 
 
 def small_model(x, seed=0):
@@ -32,17 +27,13 @@ def quick(model, x, **options):
     return fit(model, x, progress=False, **{**settings, **options})
 
 
-def state(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
 def test_a_bar_keeps_quiet_where_nobody_watches(capfd):
     fit(small_model(skewed(300)), skewed(300), max_epochs=1, seed=0, progress=True)
     assert capfd.readouterr() == ("", "")
 
 
 def test_snl_learns_b_itself_before_the_closing_step():
-    x = skewed()
+    x = skewed(1500)
     model = small_model(x)
     history = quick(model, x, max_epochs=20)
     lz, _ = sn.exact_log_norm(model, 2, n_points=513)
@@ -50,7 +41,6 @@ def test_snl_learns_b_itself_before_the_closing_step():
 
 
 def test_gaussian_mean_by_sgd_reaches_the_closed_form_optimum():
-    torch.manual_seed(0)
     x = torch.randn(2000, 1) + 0.8
     base = sn.Gaussian(torch.zeros(1), scale=1.0)
     model = sn.EBM(sn.ExponentialFamily(lambda v: v, 1), base=base)
@@ -112,47 +102,26 @@ def test_the_moving_average_is_that_of_the_parameters():
 def test_schedules(schedule, expected):
     found = [lr_factor(schedule, step, 50, warmup=0.2) for step in (0, 10, 20, 30, 40)]
     assert found == pytest.approx(expected, abs=1e-3)
-    x = skewed(300)
-    for optimizer in ("adam", "adamw"):
-        history = quick(small_model(x), x, schedule=schedule, optimizer=optimizer, max_epochs=1)
-        assert math.isfinite(history.records[-1]["loss"])
-
-
-class SometimesNaN(nn.Module):
-    """Finite in checks, NaN in a stretch of training calls."""
-
-    def __init__(self, first, last):
-        super().__init__()
-        self.net = sn.MLP(2, (16,))
-        self.first, self.last, self.calls = first, last, 0
-
-    def forward(self, x):
-        energy = self.net(x)
-        if self.training:
-            self.calls += 1
-            if self.first <= self.calls < self.last:
-                return energy * math.nan
-        return energy
 
 
 @pytest.mark.parametrize(("last", "skipped", "rollbacks"), [(10, 2, 0), (14, None, 1)])
 def test_single_bad_steps_are_skipped_and_a_run_of_them_rolls_back(last, skipped, rollbacks):
     x = skewed(600)
-    model = sn.EBM(SometimesNaN(8, last), base=sn.StudentT.fit_to(x))
+    model = sn.EBM(Troubled(8, last), base=sn.StudentT.fit_to(x))
     history = quick(model, x, max_epochs=5)
     assert history.rollbacks == rollbacks
     assert skipped in (None, history.skipped_steps)
     assert history.stopped == "max_epochs"
-    assert torch.isfinite(state(model)).all()
+    assert torch.isfinite(weights(model)).all()
 
 
 def test_hopeless_divergence_stops_with_the_best_state():
     x, val = skewed(600), skewed(200, seed=3)
-    model = sn.EBM(SometimesNaN(12, 10**9), base=sn.StudentT.fit_to(x))
+    model = sn.EBM(Troubled(12), base=sn.StudentT.fit_to(x))
     with pytest.warns(sn.SelfnormWarning, match="roll-backs"):
         history = quick(model, x, val_data=val, max_epochs=40)
     assert history.stopped == "diverged"
-    assert torch.isfinite(state(model)).all()
+    assert torch.isfinite(weights(model)).all()
     assert history.best_score is not None
 
 
@@ -162,25 +131,12 @@ def test_exploding_learning_rate_keeps_a_finite_model():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sn.SelfnormWarning)
         quick(model, x, val_data=val, lr=50.0, max_epochs=5, clip_norm=None)
-    assert torch.isfinite(state(model)).all()
-
-
-class Interrupting(nn.Module):
-    def __init__(self, at):
-        super().__init__()
-        self.net, self.at, self.calls = sn.MLP(2, (16,), saturate=10.0), at, 0
-
-    def forward(self, x):
-        if self.training:
-            self.calls += 1
-            if self.calls == self.at:
-                raise KeyboardInterrupt
-        return self.net(x)
+    assert torch.isfinite(weights(model)).all()
 
 
 def test_ctrl_c_keeps_the_best_state_and_a_normalised_model():
     x, val = skewed(600), skewed(200, seed=3)
-    model = sn.EBM(Interrupting(30), base=sn.StudentT.fit_to(x))
+    model = sn.EBM(Troubled(30, interrupts=True), base=sn.StudentT.fit_to(x))
     with pytest.warns(sn.SelfnormWarning, match="interrupted"):
         history = quick(model, x, val_data=val, max_epochs=50)
     assert history.stopped == "interrupted"
@@ -205,67 +161,131 @@ NAN_ROW = torch.tensor([[0.0, 1.0], [math.nan, 2.0], [1.0, 0.5]])
 )
 def test_bad_data_are_refused_before_training(x, words):
     model = small_model(skewed(100))
-    before = state(model)
+    before = weights(model)
     with pytest.raises(DataError, match=words):
         quick(model, x)
-    assert torch.equal(before, state(model))
+    assert torch.equal(before, weights(model))
 
 
-def test_wrong_width_of_proposal_or_validation():
-    x = skewed(100)
-    with pytest.raises(ProposalError, match="3 numbers, the data have 2"):
-        quick(small_model(x), x, proposal=sn.Gaussian(torch.zeros(3), scale=1.0))
-    with pytest.raises(DataError, match="val_data has 3 columns"):
-        quick(small_model(x), x, val_data=torch.zeros(5, 3))
+X, BOX = skewed(100), sn.Uniform([-1, -1], [0, 0])
+QUICKLY = {"max_steps": 1, "progress": False}
 
 
-def test_proposal_with_zero_density_on_data():
-    x = skewed(100)
-    box = sn.Uniform(torch.tensor([-1.0, -1.0]), torch.tensor([0.0, 0.0]))
-    with pytest.raises(ProposalError, match=r"zero density at \d+ of 100 rows.*Defensive"):
-        quick(sn.EBM(sn.MLP(2)), x, proposal=box)
+def several(model, x_train, **options):
+    return sn.fit_many([model], x_train, **options)
 
 
-def test_no_proposal_no_base():
-    with pytest.raises(ProposalError, match="Defensive"):
-        quick(sn.EBM(sn.MLP(2)), skewed(100))
+def an_ebm(energy):
+    return quick(sn.EBM(energy), X, proposal=sn.Gaussian.fit_to(X))
 
 
-def test_nan_energy_and_vector_energy():
-    x = skewed(100)
-    q = sn.Gaussian.fit_to(x)
-    with pytest.raises(EnergyError, match="not finite at 100"):
-        quick(sn.EBM(lambda v: v.sum(-1) * math.nan), x, proposal=q)
-    with pytest.raises(EnergyError, match="one scalar per row"):
-        quick(sn.EBM(nn.Linear(2, 4)), x, proposal=q)
+def a_chain(**options):
+    return sn.fit(sn.AutoregressiveEBM(2), X, **QUICKLY, **options)
 
 
-def test_unknown_names_and_silly_options_are_refused():
-    x = skewed(100)
-    with pytest.raises(ValueError, match="ranking_nce"):
-        quick(small_model(x), x, objective="sml")
-    with pytest.raises(TypeError, match="n_sampels"):
-        quick(small_model(x), x, n_sampels=3)
-    with pytest.raises(TypeError, match="training_task"):
-        quick(nn.Linear(2, 1), x)
-    with pytest.raises(DataError, match="val_data"):
-        quick(small_model(x), x, patience=3)
-    with pytest.raises(ValueError, match="n_samples must be at least 1, got 0"):
-        quick(small_model(x), x, n_samples=0)
-    for bad in ({"optimizer": "sgd"}, {"schedule": "x"}, {"lr": -1}, {"ema": 2}, {"batch_size": 0}):
-        with pytest.raises(ValueError):
-            TrainingOptions(**bad)
-    with pytest.raises(ValueError, match="every must be at least 1"):
-        sn.Checkpoint("run.ckpt", every=0)
-    counts = {"max_steps": 0, "patience": -1, "validate_every": -1}
-    for name, value in {
-        **counts,
-        "clip_norm": 0.0,
-        "weight_decay": -1.0,
-        "max_time": "soon",
-    }.items():
-        with pytest.raises(ValueError, match=name):
-            TrainingOptions(**{name: value})
+REFUSED = [
+    # proposals
+    (ProposalError, "3 numbers, the data have 2", {"proposal": sn.Gaussian(torch.zeros(3), 1.0)}),
+    (ProposalError, "zero density at .* of 100 rows.*Defensive", {"proposal": BOX}),
+    (ProposalError, "Defensive", lambda _: quick(sn.EBM(sn.MLP(2)), X)),
+    (ProposalError, "rows of 3 numbers", lambda m: m.sample(4, proposal=sn.Gaussian([0] * 3, 1.0))),
+    (DataError, "proposal", lambda _: sn.EBM(sn.MLP(2)).sample(3)),
+    # data
+    (DataError, "val_data has 3 columns", {"val_data": torch.zeros(5, 3)}),
+    (DataError, "val_data", {"patience": 3}),
+    (DataError, "tuple of 2 parts", lambda m: quick(m, (X, X[:, 0]))),
+    (DataError, "val_data is a tuple of 2", {"val_data": (X, X)}),
+    *((DataError, "between 0 and 1", {"val_data": share}) for share in (1.0, 2, -0.1)),
+    (DataError, "not a DataLoader", lambda m: quick(m, torch.utils.data.DataLoader(X))),
+    (DataError, r"flatten\(1\)", lambda m: quick(m, X.reshape(-1, 2, 1))),
+    (DataError, "2 columns", lambda m: m.log_prob(torch.zeros(4, 3))),
+    (DataError, "give val_data of a AutoregressiveEBM as rows", lambda _: a_chain(val_data=0.2)),
+    (DataError, "not a share of them", lambda m: several(m, X, val_data=0.2, **QUICKLY)),
+    # energies and models
+    (EnergyError, "not finite at 100", lambda _: an_ebm(lambda v: v.sum(-1) * math.nan)),
+    (EnergyError, r"one scalar per row.*\(100, 4\)", lambda _: an_ebm(nn.Linear(2, 4))),
+    (EnergyError, "floating-point.*int64", lambda _: an_ebm(lambda v: v.round().long().sum(-1))),
+    *((EnergyError, "a function of rows", lambda _, e=e: sn.EBM(e)) for e in (X, nn.Linear)),
+    (TypeError, "training_task", lambda _: quick(nn.Linear(2, 1), X)),
+    (TypeError, "a sequence of one or more", lambda m: sn.fit_many(m, X, **QUICKLY)),
+    (TypeError, "not of AutoregressiveEBM", lambda m: sn.Ensemble([m, sn.AutoregressiveEBM(2)])),
+    (DataError, "at least one", lambda _: sn.Ensemble([])),
+    # options
+    (ValueError, "ranking_nce", {"objective": "sml"}),
+    (TypeError, "n_sampels", {"n_sampels": 3}),
+    (ValueError, "n_samples must be at least 1, got 0", {"n_samples": 0}),
+    (ValueError, "log_norm_lr_scale must be positive", {"log_norm_lr_scale": 0.0}),
+    *(
+        (TypeError, "are no options of training", partial(train, x_train=X, momentum=1))
+        for train in (sn.fit, sn.fit_distributed, several)
+    ),
+    *(
+        (TypeError, words, partial(train, x_train=X, task_options={option: 1}))
+        for train, option, words in (
+            (sn.fit, "polish_steps", r"task_options \['polish_steps'\]"),
+            (sn.fit_distributed, "polish_steps", r"task_options \['polish_steps'\]"),
+            (several, "max_memory", r"task_options \['max_memory'\]"),
+            (sn.fit_distributed, "max_memory", "max_memory is for one device"),
+        )
+    ),
+    (TypeError, r"without \['max_memory'\]", lambda _: a_chain(task_options={"max_memory": 1})),
+    *(
+        (ValueError, name, lambda _, o=option: TrainingOptions(**o))
+        for name, option in (
+            ("optimizer", {"optimizer": "sgd"}), ("schedule", {"schedule": "x"}),
+            ("lr", {"lr": -1}), ("ema", {"ema": 2}), ("batch_size", {"batch_size": 0}),
+            ("max_steps", {"max_steps": 0}), ("patience", {"patience": -1}),
+            ("validate_every", {"validate_every": -1}), ("clip_norm", {"clip_norm": 0.0}),
+            ("weight_decay", {"weight_decay": -1.0}), ("max_time", {"max_time": "soon"}),
+        )
+    ),
+    (ValueError, "every must be at least 1", lambda _: sn.Checkpoint("run.ckpt", every=0)),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:the energy has no parameter")
+@pytest.mark.parametrize(("error", "words", "call"), REFUSED)
+def test_what_cannot_be_trained_is_refused_by_name(error, words, call):
+    model = small_model(X)
+    with pytest.raises(error, match=words):
+        quick(model, X, **call) if isinstance(call, dict) else call(model)
+
+
+def test_a_network_hidden_in_a_function_is_told():
+    network = nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Linear(8, 1))
+    with pytest.warns(sn.SelfnormWarning, match="no parameter to train"):
+        an_ebm(lambda rows: network(rows).squeeze(-1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sn.SelfnormWarning)
+        an_ebm(network)
+
+
+def test_a_run_that_loses_every_step_says_so():
+    with pytest.warns(sn.SelfnormWarning, match="no loss or gradient was finite"):
+        history = an_ebm(Troubled(1))
+    assert history.skipped_steps == history.n_steps
+
+
+@pytest.mark.parametrize("val_data", [None, 0.1])
+def test_a_run_that_loses_many_steps_says_so(val_data):
+    class Distance(nn.Module):
+        """The norm has no gradient at zero: every batch with such a row is lost."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, rows):
+            return (rows * self.scale).square().sum(-1).sqrt()
+
+    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    x[:4] = 0
+    model = sn.EBM(Distance(), base=sn.Gaussian.fit_to(x))
+    options = {"batch_size": 40, "max_steps": 100, "seed": 0, "progress": False}
+    with pytest.warns(sn.SelfnormWarning, match="steps were lost"):
+        history = fit(model, x, val_data=val_data, patience=0, **options)
+    assert 5 < history.skipped_steps < history.n_steps
+    assert history.stopped != "diverged"
 
 
 def test_history_is_plain_and_written_as_json(tmp_path):
