@@ -16,10 +16,10 @@ from selfnorm.columns import Schema
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.report import About, peers, plot_density_model
 from selfnorm.report import density as density_page
-from selfnorm.report.density import Comparison, fewer_rows
 from selfnorm.report.density import _load as density_load
 from selfnorm.report.page import Page
 from selfnorm.report.regressor import _load as regressor_load
+from selfnorm.report.sections import Comparison, fewer_rows
 from selfnorm.tables import RegressorNetwork
 
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from selfnorm.columns.cells import Cells
-from selfnorm.columns.frames import Table, numbers_like
+from selfnorm.columns.frames import BY_PLACE, Table, TableLike, numbers_like
 from selfnorm.columns.kinds import KINDS, Column, Part
 from selfnorm.columns.kinds.number import detect_step
 from selfnorm.columns.schema import Schema
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from selfnorm.columns.columns import Columns, label_step, log_cell_mass
 
 __all__ = [
+    "BY_PLACE",
     "FAR",
     "GAP",
     "KINDS",
@@ -27,6 +28,7 @@ __all__ = [
     "Part",
     "Schema",
     "Table",
+    "TableLike",
     "detect_step",
     "knots_for",
     "label_step",

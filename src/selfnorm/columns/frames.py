@@ -13,9 +13,9 @@ from __future__ import annotations
 import base64
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sized
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,17 @@ from selfnorm.columns.cells import (
 from selfnorm.columns.labels import plain, unplain
 from selfnorm.errors import DataError
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+    from torch import Tensor
+
+# what people keep tables in
+TableLike: TypeAlias = (
+    "Table | pd.DataFrame | pl.DataFrame | pl.LazyFrame | pa.Table | pa.RecordBatch "
+    "| Mapping[Any, Any] | np.ndarray | Tensor | Sequence[Any]"
+)
 # the last: a dict of its texts
 FRAMES = ("pandas", "polars", "arrow", "dict", "array", "tensor", "file")
 BY_PLACE = ("array", "tensor")  # whose columns have no names
@@ -51,7 +62,7 @@ class Holder:
         classes: its module and the names of its classes.
         read: the cells of a column.
         write: a column of cells, by their form.
-        pick: rows of a column and, if any, of one below it; a new column.
+        pick: rows of a column and, if any, of one below it, by their numbers; a new column.
     """
 
     classes: tuple[str, ...]
@@ -120,6 +131,20 @@ class Table:
         if self.kind == "dict":
             cells.form["held"] = held
         return cells
+
+    def rows(self, places: np.ndarray) -> Any:
+        """Some rows, as a frame of the same kind.
+
+        Example:
+            >>> Table.of({"a": [1, 2, 3], "b": ["x", "y", "z"]}).rows(np.array([2, 0]))
+            {'a': [3, 1], 'b': ['z', 'x']}
+        """
+        if self.kind == "dict":
+            columns = self.columns.items()
+            return {name: _holder(column)[1].pick(column, None, places) for name, column in columns}
+        if self.kind == "arrow":
+            return self.frame.take(places.tolist())
+        return self.frame.iloc[places] if self.kind == "pandas" else self.frame[places]
 
     def filled(self, draws: Mapping[Any, tuple[np.ndarray, Cells]]) -> Any:
         """The frame again, with cells in place of gaps: for a column where, and one for each row.
@@ -374,7 +399,7 @@ def _pick_pandas(series: Any, more: Any, places: np.ndarray) -> Any:
     import pandas as pd
 
     if more is None:
-        return series.copy()
+        return series.iloc[places]
     if len(more) == len(places):
         return more.set_axis(series.index).rename(series.name)
     if isinstance(series.dtype, pd.CategoricalDtype):
@@ -475,10 +500,10 @@ def _arrow_array(cells: Cells, kind: Any) -> Any:
 def _pick_arrow(table: Any, more: Any, places: np.ndarray) -> Any:
     import pyarrow as pa
 
-    if more is None or more.num_rows == len(places):
-        return more or table
-    of, column = table.schema.field(0), more.column(0)
-    joined = pa.chunked_array([*table.column(0).chunks, *column.chunks], of.type)
+    if more is not None and more.num_rows == len(places):
+        return more
+    of, below = table.schema.field(0), [] if more is None else more.column(0).chunks
+    joined = pa.chunked_array([*table.column(0).chunks, *below], of.type)
     try:
         picked = joined.unify_dictionaries().take(pa.array(places))
     except NotImplementedError:  # views of text
@@ -536,8 +561,10 @@ def _write_polars(cells: Cells) -> Any:
 def _pick_polars(series: Any, more: Any, places: np.ndarray) -> Any:
     import polars as pl
 
-    if more is None or len(more) == len(places):
-        return series if more is None else more.alias(series.name)
+    if more is None:
+        return series.gather(places)
+    if len(more) == len(places):
+        return more.alias(series.name)
     return pl.concat([series, more.alias(series.name).cast(series.dtype)]).gather(places)
 
 
@@ -552,7 +579,7 @@ def _read_array(column: Any) -> Cells:
 
 def _pick_array(column: Any, more: Any, places: np.ndarray) -> Any:
     if more is None or len(more) == len(places):
-        return column.copy() if more is None else more
+        return column[places] if more is None else more
     join = np.ma.concatenate if np.ma.isMA(column) else np.concatenate
     return join([column, more])[places]
 
@@ -577,9 +604,10 @@ def _pick_tensor(tensor: Any, more: Any, places: np.ndarray) -> Any:
     import torch
 
     tensor = tensor.detach()
-    if more is None or len(more) == len(places):
-        return tensor.clone() if more is None else more.to(tensor.device)
-    return torch.cat([tensor, more.to(tensor)])[torch.from_numpy(places).to(tensor.device)]
+    if more is not None and len(more) == len(places):
+        return more.to(tensor.device)
+    both = tensor if more is None else torch.cat([tensor, more.to(tensor)])
+    return both[torch.from_numpy(places).to(tensor.device)]
 
 
 def _stacked(columns: list[Any]) -> Any:

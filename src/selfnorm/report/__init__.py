@@ -1,23 +1,22 @@
 """What a person sees of a fitted model of tables: figures, and a report in one HTML file."""
 
-from selfnorm.report.density import About, density_report
+from selfnorm.report.density import DensityReport
 from selfnorm.report.facts import Facts, input_names, shortened
 from selfnorm.report.figures import plot_density_model, plot_regressor
-from selfnorm.report.page import check_page, findings_of, in_python, in_shell, write_page
-from selfnorm.report.regressor import regressor_report
+from selfnorm.report.page import findings_of, in_python, write_report
+from selfnorm.report.regressor import RegressorReport
+from selfnorm.report.sections import About
 
 __all__ = [
     "About",
+    "DensityReport",
     "Facts",
-    "check_page",
-    "density_report",
+    "RegressorReport",
     "findings_of",
     "in_python",
-    "in_shell",
     "input_names",
     "plot_density_model",
     "plot_regressor",
-    "regressor_report",
     "shortened",
-    "write_page",
+    "write_report",
 ]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from selfnorm._context import on_cpu
-from selfnorm.columns import KINDS, Column, Schema
+from selfnorm.columns import KINDS, Column, Schema, Table, TableLike
 from selfnorm.plotting import (
     Scale,
     plot_history,
@@ -37,10 +39,45 @@ N_EXAMPLES = 9
 _BINS = 8
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows as figures have them: numbers, places of levels, days of dates; NaN for gaps.
+
+    Attributes:
+        scales: how the columns are drawn.
+        of_model: rows ``(n, columns)`` drawn from a model.
+        of_data: rows of a table, if there is one.
+        gaps: shares of its rows without a value ``(columns,)``.
+    """
+
+    scales: list[Scale]
+    of_model: np.ndarray
+    of_data: np.ndarray | None
+    gaps: np.ndarray
+
+    @classmethod
+    def of(cls, schema: Schema, drawn: np.ndarray, coded: np.ndarray | None, seed: int = 0) -> Rows:
+        """Of coded rows ``(n, p, 2)``; of those of a table as many as a figure can show."""
+        scales, of_model = scales_of(schema), coordinates(schema, drawn)
+        if coded is None:
+            return cls(scales, of_model, None, np.zeros(len(scales)))
+        shown = chosen_rows(len(coded), MAX_POINTS, seed)
+        return cls(scales, of_model, coordinates(schema, coded)[shown], gap_shares(schema, coded))
+
+    def pairs(self) -> tuple[list[Panel], Panel]:
+        """Panels of the pairs that depend most on each other, and of the dependence of all."""
+        of_data, of_model = self.of_data, self.of_model
+        if of_data is not None:
+            of_model = of_model[: len(of_data)]  # chance makes few rows depend more
+        strength = dependence(self.scales, of_model if of_data is None else of_data, of_model)
+        pairs = pair_panels(self.scales, of_model, of_data, strength)
+        return pairs, dependence_panel(self.scales, strength)
+
+
 @styled
 @on_cpu()
 def plot_density_model(
-    estimator: Any, folder: Path, X: Any = None, seed: int | None = 0
+    estimator: Any, folder: Path, X: TableLike | None = None, seed: int | None = 0
 ) -> list[Path]:
     """Write the figures of an :class:`~selfnorm.EnergyDensity`; return their paths.
 
@@ -51,40 +88,40 @@ def plot_density_model(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     schema = estimator.schema_
-    X = None if X is None else rows_of(X, chosen_rows(n_rows(X), MAX_POINTS))
-    n_drawn = MAX_POINTS if X is None else max(n_rows(X), N_DRAWN)
-    drawn = estimator.sample(n_drawn, random_state=seed)
-    of_model = coordinates(schema, schema.encode(drawn)[0])
+    if X is not None:
+        table = Table.of(X)
+        X = table.rows(chosen_rows(table.n_rows, MAX_POINTS))
     coded = None if X is None else schema.encode(X)[0]
-    of_data = None if coded is None else coordinates(schema, coded)
-    scales = scales_of(schema)
+    n_drawn = MAX_POINTS if coded is None else max(len(coded), N_DRAWN)
+    drawn = estimator.sample(n_drawn, random_state=seed)
+    rows = Rows.of(schema, schema.encode(drawn)[0], coded)
     write = partial(write_panels, folder)
-    panels, paths = column_panels(scales, of_model, of_data), []
+    panels, paths = column_panels(rows.scales, rows.of_model, rows.of_data), []
     for page, start in enumerate(range(0, len(panels), PANELS), start=1):
         name = f"marginals_{page}" if page > 1 else "marginals"
         paths.append(write(name, panels[start : start + PANELS], 4, one_legend=X is not None))
-    if len(scales) > 1:
-        of_model = of_model[: None if X is None else n_rows(X)]
-        strength = dependence(scales, of_model if of_data is None else of_data, of_model)
-        paths.append(write("pairs", pair_panels(scales, of_model, of_data, strength), 2))
-        paths.append(write("dependence", [dependence_panel(scales, strength)]))
+    if len(rows.scales) > 1:
+        pairs, strengths = rows.pairs()
+        paths += [write("pairs", pairs, 2), write("dependence", [strengths])]
     paths.append(folder / "training.png")
     plot_history(estimator.history_, paths[-1])
     scores = None if X is None else estimator.score_samples(X)
     draw = partial(plot_log_densities, estimator.score_samples(drawn), scores)
     draw = partial(draw, threshold=estimator.offset_)
     panels = [Panel(draw, title="log-likelihood of rows", size=(4.5, 3.2))]
-    rows = None if coded is None else torch.from_numpy(coded)
-    weights = estimator.distribution_.log_weights(rows)
+    at_rows = None if coded is None else torch.from_numpy(coded)
+    weights = estimator.distribution_.log_weights(at_rows)
     if weights is not None:
         panels.append(Panel(partial(plot_log_weights, *weights), title="weights behind log Z"))
     paths.append(write("diagnostics", panels, 2))
-    gaps = [] if coded is None else gap_panels(scales, gap_shares(schema, coded))
+    gaps = gap_panels(rows.scales, rows.gaps)
     return paths + ([write("gaps", gaps)] if gaps else [])
 
 
 @styled
-def plot_regressor(estimator: Any, folder: Path, X: Any, y: Any, name: str = "y") -> list[Path]:
+def plot_regressor(
+    estimator: Any, folder: Path, X: TableLike | None, y: ArrayLike | None, name: str = "y"
+) -> list[Path]:
     """Write the training curves and, where data are given, ``calibration`` and ``predictive``.
 
     ``name`` is that of the target.
@@ -97,26 +134,28 @@ def plot_regressor(estimator: Any, folder: Path, X: Any, y: Any, name: str = "y"
         plot_history(history, paths[-1])
     if X is None or y is None:
         return paths
-    chosen = chosen_rows(len(y), MAX_POINTS)
-    X, y = rows_of(X, chosen), np.asarray(y, dtype=float)[chosen]
-    pit, _ = estimator.pit_and_crps(X, y)
+    chosen = chosen_rows(Table.of(X).n_rows, MAX_POINTS)
+    table, labels = Table.of(X).rows(chosen), np.asarray(y, dtype=float)[chosen]
+    pit, _ = estimator.pit_and_crps(table, labels)
     paths.append(folder / "calibration.png")
     plot_reliability({"model": pit}, paths[-1])
     panels = [
         Panel(partial(plot_predictive, **example, name=name), size=(3.0, 2.0))
-        for _, example in predictive_examples(estimator, X, y)
+        for _, example in predictive_examples(estimator, table, labels)
     ]
     paths.append(write_panels(folder, "predictive", panels, 3))
     return paths
 
 
-def predictive_examples(estimator: Any, X: Any, y: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+def predictive_examples(
+    estimator: Any, X: TableLike, y: np.ndarray
+) -> list[tuple[int, dict[str, Any]]]:
     """Rows spread over the range of predictions, and what their predictive densities are."""
     y = np.asarray(y, dtype=float).ravel()
     order = np.argsort(np.asarray(estimator.predict(X)).ravel(), kind="stable")
     chosen = np.unique(np.linspace(0, len(order) - 1, N_EXAMPLES).round().astype(int))
     rows = order[chosen]
-    inputs = rows_of(X, rows)
+    inputs = Table.of(X).rows(rows)
     ends = estimator.predict_quantiles(inputs, [0.002, 0.05, 0.95, 0.998])
     low, high = np.minimum(ends[:, 0], y[rows]), np.maximum(ends[:, 3], y[rows])
     margin = 0.04 * (high - low)
@@ -126,26 +165,6 @@ def predictive_examples(estimator: Any, X: Any, y: np.ndarray) -> list[tuple[int
         (int(row), {"grid": g, "density": p, "label": float(y[row]), "interval": (e[1], e[2])})
         for row, g, p, e in zip(rows, grids, densities, ends, strict=True)
     ]
-
-
-def n_rows(frame: Any) -> int:
-    """Rows of a table of any kind."""
-    if isinstance(frame, dict):
-        return max((len(column) for column in frame.values()), default=0)
-    return int(frame.num_rows) if hasattr(frame, "num_rows") else len(frame)
-
-
-def rows_of(frame: Any, rows: np.ndarray) -> Any:
-    """Some rows of a table of any kind, of the same kind."""
-    if isinstance(frame, dict):
-        return {name: rows_of(column, rows) for name, column in frame.items()}
-    if hasattr(frame, "iloc"):
-        return frame.iloc[rows]
-    if hasattr(frame, "num_rows"):
-        return frame.take(rows.tolist())
-    if isinstance(frame, list | tuple):
-        return [frame[i] for i in rows]
-    return frame[rows]
 
 
 def chosen_rows(n: int, most: int, seed: int = 0) -> np.ndarray:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from selfnorm._context import alone
 from selfnorm._files import atomic
@@ -25,6 +25,7 @@ from selfnorm.errors import DataError, SelfnormWarning
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 _TEMPLATE = Path(__file__).with_name("page.html")
 _INK = "#262626"  # of the style file
 
@@ -118,12 +119,12 @@ class Page:
     def _add(self, block: str) -> None:
         self._sections[-1][1].append(block)
 
-    def _svg(self, figure: Any, words: str) -> str:
+    def _svg(self, figure: Figure, words: str) -> str:
         self._figures += 1
         return inline_svg(figure, words, f"f{self._figures}")
 
 
-def inline_svg(figure: Any, words: str, prefix: str) -> str:
+def inline_svg(figure: Figure, words: str, prefix: str) -> str:
     """A figure as an ``<svg>`` element, read out as ``words``; ``prefix`` keeps its ids apart."""
     from matplotlib import rc_context, style
 
@@ -174,7 +175,7 @@ def in_shell(path: str) -> str:
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
-def findings_of(function: Callable[[], Any]) -> tuple[Any, list[str]]:
+def findings_of(function: Callable[[], T]) -> tuple[T, list[str]]:
     """What a function gives, and what it warns of, which is passed on, too."""
     with alone(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SelfnormWarning)
@@ -187,7 +188,21 @@ def findings_of(function: Callable[[], Any]) -> tuple[Any, list[str]]:
     return result, own
 
 
-def write_page(html: str, path: Path) -> None:
-    """Write a page whole or not at all."""
+def write_report(
+    path: str | os.PathLike[str], read: Callable[[], T], page: Callable[[T, list[str]], str]
+) -> Path:
+    """Write a page whole or not at all.
+
+    Args:
+        path: where to.
+        read: reads the rows, which may be refused.
+        page: makes the page of what was read, and of the warnings that this gave.
+    """
+    path = check_page(path)
+    rows, unseen = findings_of(read)
+    with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
+        warnings.simplefilter("ignore", SelfnormWarning)
+        html = page(rows, unseen)
     with atomic(path) as part:
         part.write_text(html, encoding="utf-8")
+    return path

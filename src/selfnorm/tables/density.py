@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from selfnorm import saving
-from selfnorm._context import alone, on_cpu, seed_of, whole_or_not_at_all
+from selfnorm._context import on_cpu, seed_of, whole_or_not_at_all
 from selfnorm._inputs import Number, check_device, check_parameters, digest
 from selfnorm._saved import saved
 from selfnorm.columns import (
@@ -36,17 +35,9 @@ from selfnorm.columns import (
     Table,
     numbers_like,
 )
-from selfnorm.errors import DataError, ModelFileError, SelfnormWarning
+from selfnorm.errors import DataError, ModelFileError
 from selfnorm.evaluation import Bounds
-from selfnorm.report import (
-    About,
-    Facts,
-    check_page,
-    density_report,
-    findings_of,
-    shortened,
-    write_page,
-)
+from selfnorm.report import About, DensityReport, Facts, shortened, write_report
 from selfnorm.tables import training
 from selfnorm.tables.distribution import PIECE, RowDistribution
 from selfnorm.tables.inputs import checked_weights, only_lacks_asides, own_errors
@@ -584,24 +575,22 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         >>> density.report(X, f"{tempfile.mkdtemp()}/report.html").name
         'report.html'
         """
-        path = check_page(path)
-        rows, unseen = findings_of(lambda: self._rows(X))
-        with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
-            warnings.simplefilter("ignore", SelfnormWarning)
+
+        def page(rows: tuple[Tensor, Tensor], unseen: list[str]) -> str:
             again = self.fitted_to_.get("digest") == digest(rows[0].numpy())
-            page = density_report(
-                self,
-                X,
-                rows,
-                self._scored,
+            return DensityReport(
+                estimator=self,
+                table=Table.of(X),
+                coded=rows,
+                scored=self._scored,
                 train=train,
                 held_out=self.held_out_ if again else None,
                 unseen=unseen,
                 about=about or About(),
                 seed=seed_of(random_state),
-            )
-        write_page(page, path)
-        return path
+            ).html()
+
+        return write_report(path, lambda: self._rows(X), page)
 
     def facts(self) -> dict[str, str]:
         """What was fitted, in words; empty before the fit."""

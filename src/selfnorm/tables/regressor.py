@@ -22,7 +22,6 @@ from torch import Tensor
 
 from selfnorm import saving
 from selfnorm._context import (
-    alone,
     float32_on_cpu,
     on_cpu,
     one_thread,
@@ -45,7 +44,7 @@ from selfnorm._inputs import (
     refuse_text_target,
 )
 from selfnorm._saved import saved
-from selfnorm.columns import Columns, Schema, label_step
+from selfnorm.columns import Columns, Schema, Table, label_step
 from selfnorm.conditional import ConditionalEBM
 from selfnorm.distribution1d import Distribution1d, PredictsDistributions
 from selfnorm.errors import DataError, SelfnormWarning
@@ -53,12 +52,10 @@ from selfnorm.evaluation import Bounds
 from selfnorm.report import (
     About,
     Facts,
-    check_page,
-    findings_of,
+    RegressorReport,
     input_names,
-    regressor_report,
     shortened,
-    write_page,
+    write_report,
 )
 from selfnorm.tables._ensemble import (
     LabelCells,
@@ -642,25 +639,22 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         random_state : int, RandomState, Generator or None
             For samples and folds.
         """
-        path = check_page(path)
-        _, unseen = findings_of(lambda: self._pairs(X, y))  # refuses what does not fit, too
-        labels = np.asarray(y, dtype=np.float64)
-        labels = labels.reshape(len(labels), -1)
-        with alone(), warnings.catch_warnings():  # what is odd about the rows is in `unseen`
-            warnings.simplefilter("ignore", SelfnormWarning)
-            again = self.fitted_to_.get("digest") == digest(self._input_rows(X), labels)
-            page = regressor_report(
-                self,
-                X,
-                y,
+
+        def page(_: tuple[Tensor, Tensor], unseen: list[str]) -> str:
+            labels = np.asarray(y, dtype=np.float64)
+            rows = self._input_rows(X), labels.reshape(len(labels), -1)
+            return RegressorReport(
+                estimator=self,
+                table=Table.of(X),
+                y=labels,
                 train=train,
-                seen=again,
+                seen=self.fitted_to_.get("digest") == digest(*rows),
                 unseen=unseen,
                 about=about or About(),
                 seed=seed_of(random_state),
-            )
-        write_page(page, path)
-        return path
+            ).html()
+
+        return write_report(path, lambda: self._pairs(X, y), page)
 
     def facts(self) -> dict[str, str]:
         """What was fitted, in words; empty before the fit."""
