@@ -9,6 +9,7 @@ from selfnorm.columns.kinds import KINDS, Column, Part
 from selfnorm.columns.kinds.number import detect_step
 from selfnorm.columns.schema import Schema
 from selfnorm.columns.text import MISSING, numbers_from, unmarked
+from selfnorm.columns.values import LINE, PartValues, Values
 
 if TYPE_CHECKING:
     from selfnorm.columns.coded import FAR, GAP, UNSEEN, CodedColumns, knots_for
@@ -19,6 +20,7 @@ __all__ = [
     "FAR",
     "GAP",
     "KINDS",
+    "LINE",
     "MISSING",
     "UNSEEN",
     "Cells",
@@ -26,9 +28,11 @@ __all__ = [
     "Column",
     "Columns",
     "Part",
+    "PartValues",
     "Schema",
     "Table",
     "TableLike",
+    "Values",
     "detect_step",
     "knots_for",
     "label_step",

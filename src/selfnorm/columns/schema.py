@@ -238,6 +238,13 @@ class Schema:
         if surprises:
             warnings.warn("; ".join(dict.fromkeys(surprises)), SelfnormWarning, stacklevel=3)
 
+    def cells(self, frame: Any, *, partial: bool = False) -> dict[Hashable, Cells]:
+        """The cells of a table by column, read as :meth:`encode` reads them; see there."""
+        table = Table.of(frame)
+        names, _ = self._matched(table, partial)
+        given = self._given(table, names, [])
+        return {self.columns[j].name: cells for j, cells in given.items()}
+
     def _given(
         self, table: Table, names: Mapping[Any, Any], surprises: list[str]
     ) -> dict[int, Cells]:
@@ -342,11 +349,16 @@ class Schema:
             rng: for the levels of tails.
             columns: names of those wanted; all by default.
         """
+        return self.written(self.decoded(x, rng), columns)
+
+    def written(
+        self, made: Mapping[Hashable, Cells], columns: Collection[Hashable] | None = None
+    ) -> Any:
+        """The table of cells of columns, or of those that are named."""
         stored = as_read if self.frame == "file" else as_written
-        made = {name: stored(cells) for name, cells in self._decoded(x, rng).items()}
-        if columns is not None:
-            made = {name: cells for name, cells in made.items() if name in columns}
-        return write(self.frame, made)
+        wanted = made if columns is None else columns
+        cells = {name: stored(cells) for name, cells in made.items() if name in wanted}
+        return write(self.frame, cells)
 
     def fill(self, frame: Any, x: Any, rng: np.random.Generator | int | None = 0) -> Any:
         """The same table, its gaps filled from coded rows ``(n, p, 2)``; all else as it was.
@@ -364,7 +376,7 @@ class Schema:
         given = self._given(table, names, [])
         place_of = {column.name: j for j, column in enumerate(self.columns)}
         draws = {}
-        for name, new in self._decoded(x, rng, given).items():
+        for name, new in self.decoded(x, rng, given).items():
             if name not in names:
                 continue
             j, old = place_of[name], table.cells(names[name])
@@ -402,10 +414,10 @@ class Schema:
         labels = [own.get(label_text(label), label) for label in new.labels]
         return replace(new, labels=labels, form=old.form)
 
-    def _decoded(
+    def decoded(
         self,
         x: Any,
-        rng: np.random.Generator | int | None,
+        rng: np.random.Generator | int | None = 0,
         given: Mapping[int, Cells] | None = None,
     ) -> dict[Any, Cells]:
         """The cells of all columns that coded rows tell; what is ``given`` comes first."""

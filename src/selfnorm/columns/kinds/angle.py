@@ -14,7 +14,14 @@ import numpy as np
 
 from selfnorm.columns.cells import Cells
 from selfnorm.columns.kinds.base import Coded, Column, Draft, Part, register
-from selfnorm.columns.kinds.number import Number, decode_numbers, encode_numbers, number_part
+from selfnorm.columns.kinds.number import (
+    Number,
+    decode_numbers,
+    encode_numbers,
+    number_part,
+    numbers_within,
+)
+from selfnorm.columns.values import PartValues, Values
 
 DEGREES, DAY = 360.0, 86_400.0
 NEAR = 1 / 72  # of a turn on either side of a cut, in which rows are counted
@@ -64,6 +71,16 @@ class Angle(Number):
         """Numbers within the turn."""
         values = self.coordinate([decode_numbers(self.parts[0], coded[0])])
         return Cells("number", values, np.isnan(values), [], self.column.form)
+
+    def within(self, values: Values) -> tuple[list[PartValues], bool]:
+        """The ways from the cut, up to a cell wider: the first number follows the last."""
+        start, cut, end = self.column.ends
+        turn, wider, ways = end - start, max(self.parts[0].step, self.parts[0].resolution), []
+        for low, high in (values & Values.of([(start, end)])).intervals:
+            first, length = (low - wider - cut) % turn, high - low + 2 * wider
+            ways += [(first, first + length), (first - turn, first - turn + length)]
+        within = Values.of(ways, values.gap) & Values.of([(0.0, turn)], gap=True)
+        return [numbers_within(self.parts[0], within, None)], False
 
     def coordinate(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
         """Numbers of the turn at ways from the cut."""

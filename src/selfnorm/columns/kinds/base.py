@@ -10,6 +10,7 @@ import numpy as np
 
 from selfnorm._saved import saved
 from selfnorm.columns.cells import Cells
+from selfnorm.columns.values import LINE, PartValues, Values
 
 Support = tuple[float | None, float | None]
 
@@ -213,6 +214,18 @@ class Kind:
     def decode(self, coded: Sequence[Coded]) -> Cells:
         """Cells of the codes and numbers of all parts."""
         raise NotImplementedError
+
+    def numbers(self, cells: Cells) -> np.ndarray:
+        """Cells as the numbers that :class:`Values` are of; NaN at gaps."""
+        return np.where(cells.missing, np.nan, cells.values)
+
+    def within(self, values: Values) -> tuple[list[PartValues], bool]:
+        """What :class:`Values` leave of each part, and whether they leave nothing but themselves.
+
+        Without an answer of its own, a kind leaves all of it.
+        """
+        every = [PartValues(np.ones(p.n_codes, bool), LINE if p.rest else ()) for p in self.parts]
+        return every, values == Values(LINE, gap=True)
 
     def coordinate(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
         """One number a row for figures, of those of all parts."""

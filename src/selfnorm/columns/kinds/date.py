@@ -11,8 +11,14 @@ import numpy as np
 from selfnorm.columns.cells import Cells, ahead_of_utc
 from selfnorm.columns.kinds.base import Coded, Column, Draft, Kind, Part, Support, register
 from selfnorm.columns.kinds.date_text import dates_from, padded, template_offset
-from selfnorm.columns.kinds.number import decode_numbers, encode_numbers, number_part
+from selfnorm.columns.kinds.number import (
+    decode_numbers,
+    encode_numbers,
+    number_part,
+    numbers_within,
+)
 from selfnorm.columns.text import MISSING, is_gap
+from selfnorm.columns.values import PartValues, Values
 
 DAY, HOUR = 86_400, 3_600
 _MONDAY = 3  # 1970-01-01 was a Thursday: its week began three days earlier
@@ -101,6 +107,17 @@ class Date(Kind):
         # a draw from a wide distribution of weeks is kept within what the type can hold
         ends = _NANOSECONDS if "[ns" in column.dtype or "zone" in column.form else _YEARS
         return Cells("date", np.clip(from_clock(column, local), *ends), missing, [], column.form)
+
+    def within(self, values: Values) -> tuple[list[PartValues], bool]:
+        """The weeks or months in which they are; all, of dates that are counted from others."""
+        every, all_ = super().within(values)
+        if all_ or self.column.base is not None:
+            return every, all_
+        moments = np.clip(np.array(values.intervals).reshape(-1), *_YEARS).astype(np.int64)
+        local = to_clock(self.column, moments)
+        first = next(iter(calendar(local, self.column.resolution).values()))
+        weeks = Values.of(map(tuple, first.reshape(-1, 2).tolist()), values.gap)
+        return [numbers_within(self.parts[0], weeks, 0), *every[1:]], False
 
     def coordinate(self, numbers: Sequence[np.ndarray]) -> np.ndarray:
         """Days since 1970, or how long after another date."""

@@ -20,6 +20,7 @@ from selfnorm.columns.kinds.base import (
     register,
 )
 from selfnorm.columns.kinds.number import MAX_CODES, Number
+from selfnorm.columns.values import PartValues, Values
 
 
 @register("category")
@@ -87,6 +88,27 @@ class Level(Kind):
         if column.numeric:
             return Cells("number", np.array([*labels, np.nan])[places], missing, [], column.form)
         return Cells("label", np.where(missing, -1, places), missing, labels, column.form)
+
+    def numbers(self, cells: Cells) -> np.ndarray:
+        """Numbers, or places among the levels; the one after the last is any other label."""
+        if cells.kind != "label":
+            return super().numbers(cells)
+        levels = [*self.column.levels, *self.column.tail]
+        place_of = {_plain_text(level): place for place, level in enumerate(levels)}
+        places = [place_of.get(_plain_text(label), len(levels)) for label in cells.labels]
+        return np.array([*places, np.nan])[np.where(cells.missing, -1, cells.values)]
+
+    def within(self, values: Values) -> tuple[list[PartValues], bool]:
+        """Codes of the levels; that of the tail if one of its levels is there."""
+        column, (part,) = self.column, self.parts
+        if part.values:
+            return self._number.within(values)
+        levels = [*column.levels, *column.tail]
+        held = values.hold(np.array(levels if column.numeric else range(len(levels)), float))
+        codes, rare = held[: len(column.levels)], held[len(column.levels) :]
+        codes = np.r_[codes, rare.any()] if column.tail else codes
+        codes = np.append(codes, values.gap) if part.gap else codes
+        return [PartValues(codes, ())], bool(rare.all() or not rare.any())
 
 
 def _plain_text(label: Any) -> str:

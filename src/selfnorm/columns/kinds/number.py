@@ -31,6 +31,7 @@ from selfnorm.columns.text import (
     unmarked,
     without_slips,
 )
+from selfnorm.columns.values import PartValues, Values
 from selfnorm.errors import DataError
 
 MAX_CODES = 256
@@ -86,6 +87,10 @@ class Number(Kind):
         values = decode_numbers(self.parts[0], coded[0])
         kept = values if column.decimals is None else np.round(values, column.decimals)
         return Cells("number", kept, np.isnan(values), [], column.form)
+
+    def within(self, values: Values) -> tuple[list[PartValues], bool]:
+        """Codes of the values, and the cells of their numbers."""
+        return [numbers_within(self.parts[0], values, self.column.decimals)], True
 
 
 # Cells of text as numbers
@@ -223,6 +228,37 @@ def encode_numbers(part: Part, values: np.ndarray, missing: np.ndarray) -> Coded
         extra[open_] = -np.log(np.pi * scale) - np.log1p(z**2)
     codes[missing] = part.gap_code
     return Coded(codes, numbers, extra)
+
+
+def numbers_within(part: Part, values: Values, decimals: int | None) -> PartValues:
+    """What values leave of a part; a number is rounded to ``decimals`` when it is decoded.
+
+    Example:
+        >>> age = Part(0, "age", 0, rest=True, step=1.0)
+        >>> numbers_within(age, Values.of([(18.0, 67.5)]), 0).intervals
+        ((17.5, 67.5),)
+    """
+    codes = values.hold(np.array(part.values))
+    codes = np.append(codes, values.gap) if part.gap else codes
+    width = part.step or part.resolution
+    if not part.rest:
+        return PartValues(codes, ())
+    if width == 0:
+        return PartValues(codes, tuple((a, b) for a, b in values.intervals if a < b))
+    origin = part.origin if part.step else 0.0
+
+    def edge(end: float, side: int) -> float:
+        """Outer edge of the last cell whose centre, as decoded, is not beyond an end."""
+        if np.isinf(end):
+            return end
+        place = np.round((end - origin) / width)
+        centre = origin + place * width
+        centre = centre if decimals is None else np.round(centre, decimals)
+        inside = side * centre <= side * end
+        return float(origin + (place - side * (not inside) + side * 0.5) * width)
+
+    cells = [(edge(low, -1), edge(high, 1)) for low, high in values.intervals]
+    return PartValues(codes, tuple((a, b) for a, b in cells if a < b - width / 2))
 
 
 def to_cells(part: Part, numbers: np.ndarray) -> np.ndarray:

@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from selfnorm.columns.cells import Cells
-from selfnorm.columns.kinds.base import Coded, Column, register
+from selfnorm.columns.kinds.base import Coded, Column, Kind, register
 from selfnorm.columns.kinds.number import Number, decode_numbers
+from selfnorm.columns.values import PartValues, Values
 
 MAX_ROWS = 20_000  # of which relations between columns are read off
 
@@ -33,6 +34,10 @@ class Sum(Number):
         missing, total = np.isnan(total) | self.base.missing, total + self.base.values
         total = total if decimals is None else np.round(total, decimals)
         return Cells("number", total, missing, [], self.column.form)
+
+    def within(self, values: Values) -> tuple[list[PartValues], bool]:
+        """All of what is left: it depends on the terms which of it makes these sums."""
+        return Kind.within(self, values)
 
 
 def base_of(column: Column, cells: Mapping[int, Cells]) -> Cells | None:
