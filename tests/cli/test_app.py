@@ -121,11 +121,11 @@ def test_score_keeps_other_columns_and_finds_its_own_in_any_order(selfnorm, plac
     selfnorm.done("score", places / "model", tmp_path / "new.csv", "-o", tmp_path / "scored.csv")
     scored = read_table(tmp_path / "scored.csv")
     assert scored.names == ["id", "c", "a", "b", "log_density", "outlier"]
-    assert scored.columns["id"][7] == "r7"
+    assert scored.array("id")[7] == "r7"
     density = sn.EnergyDensity.load(places / "model")
     expected = density.score_samples(pd.DataFrame(X, columns=["a", "b", "c"]))
-    assert np.allclose(scored.columns["log_density"], expected)
-    assert np.array_equal(scored.columns["outlier"], expected < density.offset_)
+    assert np.allclose(scored.numbers("log_density"), expected)
+    assert np.array_equal(scored.numbers("outlier"), expected < density.offset_)
 
 
 def test_a_row_without_a_score_is_an_outlier(selfnorm, places, tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_row_without_a_score_is_an_outlier(selfnorm, places, tmp_path, monkeyp
     monkeypatch.setattr(sn.EnergyDensity, "scored", scored)
     out = tmp_path / "scored.csv"
     selfnorm.done("score", places / "model", places / "test.csv", "-o", out)
-    assert (read_table(out).columns["outlier"] == 1).all()
+    assert (read_table(out).numbers("outlier") == 1).all()
 
 
 def test_a_model_is_read_once(selfnorm, places, tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     selfnorm.done(*predict, "0.1,0.9")
     predicted = read_table(tmp_path / "p.csv")
     assert predicted.names == ["u", "v", "price", "price_mean", "price_q0.1", "price_q0.9"]
-    assert (predicted.columns["price_q0.1"] < predicted.columns["price_q0.9"]).all()
+    assert (predicted.numbers("price_q0.1") < predicted.numbers("price_q0.9")).all()
     monkeypatch.chdir(tmp_path)
     selfnorm.done("predict", model, "t.csv", "--quantiles", "0.05", "0.5", "0.95")
     names = read_table(tmp_path / "t.predicted.csv").names

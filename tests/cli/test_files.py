@@ -82,9 +82,9 @@ def test_bad_csv_names_row_and_column(tmp_path, text, words):
 def test_cells_of_a_density_are_passed_on_unread(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1.50,x\n2.25,y\n")
-    monkeypatch.setattr(files, "_parsed", None)
+    monkeypatch.setattr(files, "numbers_from", None)
     table = read_table(path)
-    assert {name: list(cells) for name, cells in table.frame().items()} == {
+    assert {name: list(cells.texts) for name, cells in table.frame().items()} == {
         "a": ["1.50", "2.25"],
         "b": ["x", "y"],
     }
@@ -107,7 +107,7 @@ def test_packed_text_and_pipes_are_read(tmp_path):
     text = b"a;b\n1,5;x\n2,5;y\n"
     for name in ("t.csv.gz", "t.TXT.GZ"):
         (tmp_path / name).write_bytes(gzip.compress(text))
-        assert read_table(tmp_path / name).columns["a"].tolist() == [1.5, 2.5]
+        assert read_table(tmp_path / name).numbers("a").tolist() == [1.5, 2.5]
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text * 10_000)[:-20])
     with pytest.raises(DataError, match=r"cannot read .*t\.csv\.gz: "):
         read_table(tmp_path / "t.csv.gz")
@@ -124,7 +124,7 @@ def test_a_pipe_is_read_once(tmp_path, name):
     writer.start()
     table = read_table(tmp_path / name)
     writer.join()
-    assert (table.names, table.columns["a"].tolist()) == (["a", "b"], [1.0, 2.0])
+    assert (table.names, table.numbers("a").tolist()) == (["a", "b"], [1.0, 2.0])
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])
@@ -161,13 +161,13 @@ def test_semicolons_and_decimal_commas_are_read_and_written(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a;b;c\n1,5;x,y;7\n;z;8\n1.234,25;z;9\n")
     read = read_table(path)
-    assert read.columns["a"][[0, 2]].tolist() == [1.5, 1234.25]
+    assert read.numbers("a")[[0, 2]].tolist() == [1.5, 1234.25]
     write_table(read.added({"d": np.array([0.5, 1.0, np.nan])}), tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text() == ("a;b;c;d\n1,5;x,y;7;0,5\n;z;8;1\n1234,25;z;9;\n")
     path.write_text("1,5;2,5\n2,5;3\n")  # no header
     assert numeric(read_table(path)).tolist() == [[1.5, 2.5], [2.5, 3.0]]
     path.write_text("a;b\n1,234;0.5\n2,345;1.5\n")  # who writes points may group by commas
-    assert read_table(path).columns["a"].tolist() == ["1,234", "2,345"]
+    assert read_table(path).array("a").tolist() == ["1,234", "2,345"]
 
 
 def test_amounts_are_numbers_without_their_marks(tmp_path):
@@ -435,4 +435,4 @@ def test_a_quote_that_is_not_closed_is_told_by_its_line(tmp_path):
     with pytest.raises(DataError, match=r"t.csv: a quote opened in line 7 is not closed$"):
         read_table(path)
     path.write_text('a,b\n1,"two\nlines"\n')
-    assert read_table(path).columns["b"].tolist() == ["two\nlines"]
+    assert read_table(path).array("b").tolist() == ["two\nlines"]

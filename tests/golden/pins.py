@@ -116,7 +116,10 @@ def table_values(name):
     """The cells of a file as they are read, and its schema."""
     table = read_table(name)
     facts = {"named": table.named, "style": table.style, "lines": table.lines}
-    facts |= {"columns": dict(table.columns), "cells": dict(table.cells)}
+    cells = {name: table.array(name) for name in table.names}
+    numbers = {name: table.numbers(name) for name in table.names}
+    columns = {name: cells[name] if of is None else of for name, of in numbers.items()}
+    facts |= {"columns": columns, "cells": cells}
     return facts | {"table": answer(schema_values, table.frame(), missing=True)}
 
 

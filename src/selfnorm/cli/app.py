@@ -31,17 +31,18 @@ from typer.core import TyperGroup
 
 import selfnorm
 from selfnorm.cli import Stopped
-from selfnorm.cli.csv_text import listed
 from selfnorm.cli.files import (
     Table,
     check_output,
     kind_of,
+    listed,
     missing,
     numeric,
     read_table,
     table_of,
     write_table,
 )
+from selfnorm.columns import Table as Frame
 from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def _fit_density(table: Table, features: list[str], options: _FitOptions) -> _Fi
     from selfnorm.columns import Schema
     from selfnorm.tables import EnergyDensity
 
-    rows, kinds = table.read(features), _kinds(options.kinds)
+    rows, kinds = Frame.of(table.frame(features)), _kinds(options.kinds)
     gaps = options.model_gaps
     schema = _about(table, Schema.detect, rows, kinds, missing=True, model_gaps=gaps)
     schema.frame = "file" if schema.frame == "dict" else schema.frame
@@ -378,11 +379,12 @@ def score(
         added["log_density"], inside = _about(table, fitted.estimator.scored, X)
         added["outlier"] = (~(inside >= 0)).astype(np.float64)
         if explain:
-            cells = table_of(_about(table, fitted.estimator.explain, X)).columns
-            least = np.argmin([np.nan_to_num(p, nan=np.inf) for p in cells.values()], axis=0)
+            cells = table_of(_about(table, fitted.estimator.explain, X)).cells
+            shares = np.array([cells[name] for name in cells], dtype=np.float64)
+            least = np.nan_to_num(shares, nan=np.inf).argmin(0)
             added["least_expected"] = np.array(list(cells), dtype=object)[least]
-            added["least_expected"][np.isnan(list(cells.values())).all(0)] = ""
-            added |= {f"p_{name}": values for name, values in cells.items()}
+            added["least_expected"][np.isnan(shares).all(0)] = ""
+            added |= {f"p_{name}": values for name, values in zip(cells, shares, strict=True)}
     write_table(table.added(added), output)
     report: dict[str, Any] = {
         "rows": len(table),
@@ -413,7 +415,7 @@ def impute(
     joined: dict[str, Any] = {}
     for name in table.names:
         pieces = [t if name in t.cells else table for t in tables]
-        joined[name] = np.concatenate([t.cells[name] for t in pieces])
+        joined[name] = np.concatenate([t.array(name) for t in pieces])
     if draws > 1:
         joined["draw"] = np.repeat(np.arange(1.0, draws + 1), len(table))
     alone = tables[0] if draws == 1 and tables[0].names == table.names else table_of(joined)
@@ -585,7 +587,7 @@ def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> t
     mark, point = "\t" if suffix == ".tsv" else table.style[0], table.style[1]
     options = f", sep={mark!r}" if mark != "," else ""
     options += ", decimal=','" if point == "," else ""
-    gaps = [gap for gap in "?-" if any((column == gap).any() for column in table.cells.values())]
+    gaps = [gap for gap in "?-" if any((table.array(name) == gap).any() for name in table.names)]
     options += f", na_values={gaps}" if gaps else ""  # others pandas knows
     names = ("", "") if table.named else (", header=None", '.add_prefix("x")')
     return "import pandas as pd", f"pd.read_csv({name}{options}{names[0]}){names[1]}"
@@ -790,26 +792,26 @@ class _Model:
 
     def numbers(self, table: Table) -> Any:
         """The inputs of a regressor; by position where the model knows no names."""
-        fits = not self.named and len(table.columns) == len(self.names)
+        fits = not self.named and len(table.names) == len(self.names)
         names = table.names if fits else self.names
         inputs = self.estimator.inputs_
-        if inputs is None or not {str(c.name) for c in inputs.schema.modelled} <= {*table.columns}:
+        if inputs is None or not {str(c.name) for c in inputs.schema.modelled} <= {*table.names}:
             return numeric(table, names)
-        return table.without_gaps([name for name in names if name in table.columns])
+        return table.without_gaps([name for name in names if name in table.cells])
 
     def frame(self, table: Table) -> Any:
         """The columns of a density; by position where the model or the table knows no names."""
         columns = self.estimator.schema_.columns
         names = [str(column.name) for column in columns]
         absent = [
-            n for n, c in zip(names, columns, strict=True) if c.modelled and n not in table.columns
+            n for n, c in zip(names, columns, strict=True) if c.modelled and n not in table.cells
         ]
         if not absent:
-            there = [name for name in names if name in table.columns]
+            there = [name for name in names if name in table.cells]
             frame = table.frame(there)
             keys = dict(zip(names, (c.name for c in columns), strict=True))
             return {keys[n]: v for n, v in frame.items()} if isinstance(frame, dict) else frame
-        if len(names) == len(table.columns) and not (self.named and table.named):
+        if len(names) == len(table.names) and not (self.named and table.named):
             frame = table.frame()
             if not isinstance(frame, dict):  # Arrow's
                 return frame.rename_columns(names)
@@ -885,7 +887,7 @@ def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list
 
 
 def _check_column(table: Table, name: str) -> None:
-    if name not in table.columns:
+    if name not in table.cells:
         raise DataError(
             f"{table.source}: there is no column {name!r}; it has {listed(table.names)}"
         )
@@ -910,8 +912,8 @@ def _check_folder(output: Path) -> None:
 
 def _inputs(table: Table, names: list[str]) -> Any:
     """Inputs of a regressor: a matrix where all are numbers, else the columns as they are."""
-    columns = [table.columns[name] for name in names]
-    if all(column.dtype.kind == "f" and np.isfinite(column).all() for column in columns):
+    columns = map(table.numbers, names)
+    if all(column is not None and np.isfinite(column).all() for column in columns):
         from selfnorm._inputs import refuse_constant
 
         X = numeric(table, names)

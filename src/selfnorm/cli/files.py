@@ -8,31 +8,34 @@ column. Output is written whole or not at all.
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import math
 import os
 import re
+import shlex
 import struct
 import tokenize
 import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from io import StringIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from selfnorm._files import atomic
-from selfnorm.cli.csv_text import LazyColumns, is_missing, is_number, listed, read_csv, with_commas
-from selfnorm.columns import Cells, Schema, numbers_from, unmarked
+from selfnorm.columns import Cells, Schema, TableLike, numbers_from, unmarked
 from selfnorm.columns import Table as Frame
-from selfnorm.columns.text import numbers_as_text
+from selfnorm.columns.text import is_gap, numbers_as_text
 from selfnorm.errors import DataError, SelfnormWarning
 
 TEXT = (".csv", ".tsv", ".txt")
@@ -46,29 +49,41 @@ class Table:
     ``lines`` holds the line of each row in the file, where there are lines, so that an error can
     name the line an editor shows. ``named`` is false where the names were made up. ``arrow`` is the
     whole table, where it came from Parquet. ``style`` is what stands between cells and before
-    decimals where it is written as CSV. ``numbers`` holds columns of text that are numbers.
+    decimals where it is written as CSV. Columns of text files are :class:`Cells`.
     """
 
-    cells: Mapping[str, np.ndarray]
+    cells: Mapping[str, np.ndarray | Cells]
     source: str = "table"
     lines: np.ndarray | None = None
     named: bool = True
     arrow: Any = None
     style: tuple[str, str] = (",", ".")
-    numbers: Mapping[str, Cells] = field(default_factory=dict)
 
-    @cached_property
-    def columns(self) -> Mapping[str, np.ndarray]:
-        """Columns as float64 (missing = nan) or text; each is parsed when it is first read."""
-        return LazyColumns(self.cells, self._parsed)
+    def array(self, name: str) -> np.ndarray:
+        """A column as it was read: numbers, or an array of texts and other objects."""
+        column = self.cells[name]
+        if isinstance(column, Cells):
+            return np.array(list(column.texts or ()), dtype=object)
+        return column
 
-    def _parsed(self, name: str) -> np.ndarray:
-        numbers = self.numbers[name].numbers if name in self.numbers else None
-        if numbers is not None:
-            return numbers
-        cells = self.cells[name]
-        text = self.arrow is None and cells.dtype.kind in "OU"
-        return _parsed(cells) if text else _column_of(cells)
+    def numbers(self, name: str, *, marked: bool = False) -> np.ndarray | None:
+        """The numbers of a column, NaN for gaps; ``None`` where it holds anything else.
+
+        ``marked``: those with marks count as well (``$1,250.50``, ``12 %``).
+
+        >>> Table({"a": np.array(["$1,250.50", "$20.00"])}).numbers("a", marked=True).tolist()
+        [1250.5, 20.0]
+        """
+        column = self.cells[name]
+        if isinstance(column, Cells) and column.numbers is not None:
+            return column.numbers
+        cells = self.array(name)
+        if cells.dtype.kind in "biuf":
+            return cells.astype(np.float64)
+        texts = [_text(cell) for cell in cells.tolist()]
+        if all(map(is_gap, texts)):
+            return np.full(len(texts), np.nan)
+        return numbers_from(unmarked(texts)[0] if marked else texts, names=True)
 
     def by_line(self, text: str) -> str:
         """Words of a schema, which counts rows from 0, with the line that an editor shows."""
@@ -84,22 +99,11 @@ class Table:
             return self.arrow.select(names)
         return {name: self.cells[name] for name in names}
 
-    def read(self, names: Sequence[str]) -> Frame:
-        """The same, with columns that are read once."""
-        if self.arrow is None and self.numbers.keys() >= {*names}:
-            read = {name: self.numbers[name] for name in names}
-            return Frame("dict", self.cells, read, len(self), read)
-        return Frame.of(self.frame(names))
-
     def without_gaps(self, names: Sequence[str]) -> Any:
         """The same with texts that stand for a gap left out."""
-        frame = self.frame(names)
-        if not isinstance(frame, dict):
-            return frame
-        return {
-            name: [None if is_missing(cell) else cell for cell in column.tolist()]
-            for name, column in frame.items()
-        }
+        if self.arrow is not None:
+            return self.frame(names)
+        return {name: [None if is_gap(v) else v for v in self.array(name)] for name in names}
 
     def added(self, columns: dict[str, np.ndarray]) -> Table:
         """The same table with further columns."""
@@ -109,7 +113,7 @@ class Table:
         arrow = self.arrow
         for name, column in columns.items() if arrow is not None else ():
             arrow = arrow.append_column(name, [column])
-        return replace(self, cells={**self.cells, **columns}, arrow=arrow, numbers={})
+        return replace(self, cells={**self.cells, **columns}, arrow=arrow)
 
     def __len__(self) -> int:
         if self.lines is not None:
@@ -133,15 +137,25 @@ def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
         columns = table.names
     elif not table.named and len(table.cells) == len(columns):
         cells = dict(zip(columns, table.cells.values(), strict=True))
-        table = replace(table, cells=cells, numbers={})
+        table = replace(table, cells=cells)
     absent = [name for name in columns if name not in table.cells]
     if absent:
         raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")
-    numbers = {name: _amounts(table.columns[name]) for name in columns}
+    numbers = {name: table.numbers(name, marked=True) for name in columns}
     problems = [_no_numbers(table, name, column) for name, column in numbers.items()]
     if any(problems):
         raise DataError(f"{table.source}: {DataError.of([words for words in problems if words])}")
-    return np.column_stack([numbers[name] for name in columns])
+    return np.column_stack([column for column in numbers.values() if column is not None])
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """The first of some names.
+
+    >>> listed(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 def missing(names: Sequence[str]) -> str:
@@ -185,7 +199,7 @@ def read_table(path: str | os.PathLike[str], header: bool | None = None) -> Tabl
         elif suffix in (".parquet", ".pq"):
             table = _read_parquet(path)
         else:
-            table = _read_text(path, "\t" if suffix == ".tsv" else None, header)
+            table = _read_csv(path, "\t" if suffix == ".tsv" else None, header)
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(f"cannot read {path}: {why}") from error
@@ -206,14 +220,15 @@ def kind_of(path: Path) -> str:
     return ".csv" if not suffix and path.is_fifo() else suffix
 
 
-def table_of(frame: Any, source: str = "table") -> Table:
+def table_of(frame: TableLike, source: str = "table") -> Table:
     """A table of columns, of an Arrow table, a data frame or an array that a model gave."""
     held = Frame.of(frame)
     if held.kind == "array":
         return _from_array(held.frame, source, None)
-    if held.kind in ("arrow", "polars"):
-        return _from_arrow(frame if held.kind == "arrow" else frame.to_arrow(), source)
-    return Table({str(n): np.asarray(frame[n]).astype(object) for n in frame}, source)
+    if held.kind == "arrow":
+        return _from_arrow(held.frame, source)
+    columns = held.columns.items()
+    return Table({str(name): np.asarray(column).astype(object) for name, column in columns}, source)
 
 
 def write_table(table: Table, path: str | os.PathLike[str]) -> None:
@@ -251,23 +266,140 @@ def check_output(
     return path
 
 
-def _read_text(path: Path, delimiter: str | None, header: bool | None) -> Table:
-    content = read_csv(path, delimiter, header)
-    table = Table(
-        content.cells,
-        str(path),
-        content.lines,
-        named=content.named,
-        style=content.style,
-        numbers=content.numbers,
-    )
-    if content.problems:  # all of the cells are named with them
-        problems = [table.by_line(problem) for problem in _problems_of(content.cells)]
-        raise DataError(f"{path}: {DataError.of([*content.problems, *problems])}")
+# Text
+
+
+_HEAD = 65_536  # characters by which a file is judged
+_END = "\x1a"  # below the last line: part of a cell where a quote is open
+_NOT_CLOSED = "a quote opened in line {} is not closed"
+_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?\s*")
+_POINT = re.compile(r"\s*[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?\s*")
+_SYMBOL = re.compile(r"\s?[$€£¥₹%]\s?")  # of an amount or a share
+_SWAPPED = str.maketrans(".,", ",.")
+
+
+class _NumberRows:
+    """Rows of numbers, whose texts are split when they are first needed.
+
+    Args:
+        rows: lines of numbers.
+        mark: what stands between cells.
+        width: number of cells of each row.
+    """
+
+    def __init__(self, rows: list[str], mark: str, width: int) -> None:
+        self.rows, self.mark = rows, mark
+        self.numbers = np.loadtxt(rows, delimiter=mark, comments=None, ndmin=2)
+        if self.numbers.shape != (len(rows), width) or np.isnan(self.numbers).any():
+            raise ValueError("a line of another width")
+
+    @cached_property
+    def columns(self) -> list[list[str]]:
+        cells = self.mark.join(self.rows).split(self.mark)
+        width = self.numbers.shape[1]
+        return [cells[j::width] for j in range(width)]
+
+    def cells(self, j: int) -> Cells:
+        return _cells(_Texts(self, j), self.numbers[:, j].copy())
+
+
+class _Texts(Sequence[str]):
+    """The texts of one column of numbers."""
+
+    def __init__(self, source: _NumberRows, j: int) -> None:
+        self.source, self.j = source, j
+
+    def __len__(self) -> int:
+        return len(self.source.rows)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.source.rows[row].split(self.source.mark)[self.j]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.columns[self.j])
+
+
+@dataclass
+class _Rows:
+    """Rows by column, cut or filled to the width of the first one.
+
+    Attributes:
+        columns: cells of the columns.
+        lines: the line of each row.
+        widths: number of cells of rows that have another one, by line.
+        opened: of rows of several lines: where the quote was opened, by line.
+    """
+
+    columns: list[list[str]]
+    lines: list[int]
+    widths: dict[int, int] = field(default_factory=dict)
+    opened: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def first(self) -> list[str]:
+        """Cells of the first row."""
+        return [column[0] for column in self.columns]
+
+    def like_first(self, k: int) -> bool:
+        """Whether a row is the first one again."""
+        same = all(column[k] == column[0] for column in self.columns)
+        return same and self.lines[k] not in self.widths
+
+    def without(self, rows: Sequence[int]) -> None:
+        """Leave out rows."""
+        for column in (*self.columns, self.lines):
+            for k in reversed(rows):
+                del column[k]  # type: ignore[attr-defined]
+
+
+def _cells(texts: Sequence[str], numbers: np.ndarray | None = None) -> Cells:
+    """A column of texts, which hold these numbers where they are known."""
+    form = {"dtype": "object", "held": "array"}
+    return Cells.of_texts(texts, np.zeros(len(texts), dtype=bool), form, numbers)
+
+
+def _read_csv(path: Path, delimiter: str | None, header: bool | None) -> Table:
+    """Read a text file.
+
+    Args:
+        path: the file; packed where its name ends in ``.gz``.
+        delimiter: what stands between cells; ``None``: it is guessed.
+        header: whether the first line holds names; ``None``: it is guessed.
+    """
+    text = _decoded(path)
+    mark = delimiter or _delimiter(text[:_HEAD])
+    written = mark if delimiter is None else ","
+    plain = _plain(text, mark)
+    first, *others = [""] if plain is None else plain.split("\n")
+    if others and header is not False and _are_names(first.split(mark)):
+        with suppress(ValueError):  # not all of the cells are numbers
+            body = _NumberRows(others, mark, first.count(mark) + 1)
+            names, _ = _names(path, _Rows([[cell] for cell in first.split(mark)], [1]), header)
+            numbers = {name: body.cells(j) for j, name in enumerate(names)}
+            return Table(numbers, str(path), np.arange(2, len(body.rows) + 2), style=(written, "."))
+    try:
+        rows = _parsed_rows(text, mark) if plain is None else _split(plain, mark)
+    except csv.Error as error:
+        raise DataError(f"{path}: cannot be read as CSV: {error}") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    names, named = _names(path, rows, header)
+    if named:
+        _drop_headers(path, rows, names)
+    if not rows.lines:
+        raise DataError(f"{path} has a header but no rows: it needs at least one row of numbers")
+    texts = dict(zip(names, rows.columns, strict=True))
+    pointed = _with_points(texts) if mark == ";" else None
+    cells = {name: _cells(column) for name, column in (pointed or texts).items()}
+    style = (written, "." if pointed is None else ",")
+    table = Table(cells, str(path), np.array(rows.lines), named, style=style)
+    if problems := _problems(rows, names):  # all of the cells are named with them
+        problems += [table.by_line(problem) for problem in _problems_of(cells)]
+        raise DataError(f"{path}: {DataError.of(problems)}")
     return table
 
 
-def _problems_of(cells: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+def _problems_of(cells: Mapping[str, Cells]) -> tuple[str, ...]:
     """What a schema refuses in columns, the first thousand where there are more."""
     try:
         with warnings.catch_warnings():
@@ -276,6 +408,250 @@ def _problems_of(cells: Mapping[str, np.ndarray]) -> tuple[str, ...]:
     except DataError as error:
         return error.problems
     return ()
+
+
+def _decoded(path: Path) -> str:
+    content = path.read_bytes()
+    if path.suffix.lower() == ".gz":
+        content = gzip.decompress(content)
+    # spreadsheets write "Unicode text" so, with a mark
+    utf16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    try:
+        text = content.decode("utf-16" if utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        name, to = shlex.quote(path.name), shlex.quote(f"utf8_{path.name}")
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8, "
+            f"for example: iconv -f latin1 -t utf-8 {name} > {to}"
+        ) from None
+    if not text[:_HEAD].strip():
+        raise DataError(f"{path} is empty: it needs a header line and rows of numbers")
+    if "\0" in text[:_HEAD]:
+        raise DataError(f"{path} is not a text table (it holds zero bytes)")
+    return text
+
+
+def _delimiter(head: str) -> str:
+    line = head.lstrip("\n\r").split("\n", 1)[0]
+    bare = re.sub(r'"[^"]*"', "", line)  # a mark within quotes is part of a name
+    if ";" in bare and all(_COMMA.fullmatch(cell) for cell in bare.split(";")):
+        return ";"  # numbers with decimal commas, and no names above them
+    counts = {mark: bare.count(mark) for mark in (",", ";", "\t")}
+    best = max(counts, key=lambda mark: counts[mark])
+    return best if counts[best] else ","
+
+
+def _plain(text: str, mark: str) -> str | None:
+    """A text without carriage returns, if it has no quotes, and no blanks before cells."""
+    before = (f"{mark} ", "\n ", "\r ")
+    if '"' in text or (" " in text and (text[0] == " " or any(b in text for b in before))):
+        return None
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.rstrip("\n")
+
+
+def _are_names(cells: list[str]) -> bool:
+    """Whether cells can only be names: of text, each once."""
+    names = [cell.strip() for cell in cells]
+    once = len({*names}) == len(names) and all(names[1:])
+    return once and not all(is_gap(name) or _is_amount(name) for name in names)
+
+
+def _split(text: str, mark: str) -> _Rows:
+    """The rows of a plain text."""
+    lines = text.split("\n")
+    kept = [k for k, row in enumerate(lines) if mark in row or row.strip()]
+    return _columns([lines[k].split(mark) for k in kept], [k + 1 for k in kept], {})
+
+
+def _parsed_rows(text: str, mark: str) -> _Rows:
+    """The rows of any text."""
+    stream = chain(StringIO(text, newline=""), [_END])
+    reader = csv.reader(stream, delimiter=mark, skipinitialspace=True)
+    rows, lines, first = [], [], 1
+    opened = {}
+    try:
+        for row in reader:
+            if row and (len(row) > 1 or row[0].strip()):  # blank lines are no rows
+                rows.append(row)
+                lines.append(reader.line_num)
+                if reader.line_num > first:
+                    opened[reader.line_num] = first
+            first = reader.line_num + 1
+    except csv.Error:
+        if reader.line_num > first:
+            raise DataError(_NOT_CLOSED.format(first)) from None
+        raise
+    if rows.pop() != [_END]:
+        raise DataError(_NOT_CLOSED.format(opened[lines[-1]]))
+    lines.pop()
+    return _columns(rows, lines, opened)
+
+
+def _columns(rows: list[list[str]], lines: list[int], opened: dict[int, int]) -> _Rows:
+    while len(rows) > 1 and not any(cell.strip() for cell in rows[-1]):  # spreadsheets leave some
+        rows.pop()
+        lines.pop()
+    width = len(rows[0])
+    widths = {k: len(row) for k, row in zip(lines, rows, strict=True) if len(row) != width}
+    if widths:
+        rows = [row[:width] + [""] * (width - len(row)) for row in rows]
+    return _Rows([list(column) for column in zip(*rows, strict=True)], lines, widths, opened)
+
+
+def _names(path: Path, rows: _Rows, header: bool | None) -> tuple[list[str], bool]:
+    """The names of the columns, and whether they stand in the first line."""
+    named = _has_names(rows) if header is None else header
+    names = [f"x{i}" for i in range(len(rows.columns))]
+    if named:
+        names = [cell.strip() for cell in rows.first]
+    if not names[0] and any(names):  # of the rows, as data frames are written
+        names[0] = "Unnamed: 0"  # as pandas reads it
+        _warn(f"{path}: column 1 has no name: called {names[0]!r}")
+    line = rows.lines[0]
+    if header is None and not named:
+        _warn(
+            f"{path} seems to have no header: line {line} is data, and the columns are called "
+            f"{listed(names, most=2)}; --header takes it as names, --no-header is sure of it"
+        )
+    elif header is None and any(map(_is_amount, names)):
+        _warn(
+            f"{path}: line {line} is taken as names, of which some are numbers; --no-header takes "
+            "it as data, --header is sure of the names"
+        )
+    return names, named
+
+
+def _drop_headers(path: Path, rows: _Rows, names: list[str]) -> None:
+    """Leave out the line of the names, and where it stands again."""
+    again: list[int] = []
+    repeated = not all(map(_is_amount, names))  # numbers may be data as well
+    if repeated and rows.columns[0].count(rows.columns[0][0]) > 1:
+        again = [k for k in range(1, len(rows.lines)) if rows.like_first(k)]
+    if again:  # tables put one below the other
+        shown = ", ".join(str(rows.lines[k]) for k in again[:3]) + ", ..." * (len(again) > 3)
+        _warn(f"{path}: the header stands again in line {shown}; left out")
+    rows.without([0, *again])
+
+
+def _problems(rows: _Rows, names: list[str]) -> list[str]:
+    """What is wrong with the names and the lines."""
+    places: dict[str, int] = {}
+    problems = [
+        f"column {name!r} appears twice; rename one"
+        for i, name in enumerate(names)
+        if name and places.setdefault(name, i) < i
+    ]
+    problems += [
+        f"column {i} has no name in the header; give it one"
+        for i, name in enumerate(names, 1)
+        if not name
+    ]
+    for line in rows.lines if rows.widths else ():
+        if line in rows.widths:
+            open_ = _NOT_CLOSED.format(rows.opened.get(line))
+            why = f": it seems that {open_}" if line in rows.opened else ""
+            n = rows.widths[line]
+            problems.append(f"line {line} has {n} cells, the header has {len(names)}{why}")
+    return problems
+
+
+def _has_names(rows: _Rows) -> bool:
+    """A guess whether the first line holds names: text unlike the other cells of its column.
+
+    Digits do not matter: a date, an amount or a code is like the others. Numbers and gaps are no
+    names, unless they count the columns, as pandas does where it knows no names.
+
+    >>> _has_names(_Rows([["5.1", "4.9", "?"], ["red", "blue", "red"]], [1, 2, 3]))
+    False
+    >>> _has_names(_Rows([["town", "Rome"], ["2019", "4.5"]], [1, 2]))
+    True
+    """
+    first = [cell.strip() for cell in rows.first]
+    filled = [cell for cell in first if cell]
+    if len(first) > 2 and filled == [str(i) for i in range(len(filled))]:
+        return True
+
+    def stands_again(i: int) -> bool:
+        like = re.compile(re.sub(r"\d+", r"\\d+", re.escape(first[i])))
+        literal = max(re.split(r"\d+", first[i]), key=len)
+        near = [k for k, cell in enumerate(rows.columns[i]) if literal in cell]
+        alike = (k for k in near if like.fullmatch(rows.columns[i][k].strip()))
+        return any(not rows.like_first(k) for k in alike)  # a header may stand again
+
+    words = [i for i, cell in enumerate(first) if not (_is_amount(cell) or is_gap(cell))]
+    return all(map(is_gap, first)) or not all(map(stands_again, words))
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, SelfnormWarning, stacklevel=6)
+
+
+def _is_number(cell: str) -> bool:
+    """Whether Python reads a cell as a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_points(cells: dict[str, list[str]]) -> dict[str, list[str]] | None:
+    """Decimal commas made points; ``None`` where there are none, or points beside them.
+
+    A column of them may hold a few cells of something else, which stay as they are.
+
+    >>> _with_points({"a": ["1.234,5", "", "2", "3,4x", "5"]})
+    {'a': ['1234.5', '', '2', '3,4x', '5']}
+    """
+    seen = {name: [c for c in column if not is_gap(c)] for name, column in cells.items()}
+    fitting = {name: [c for c in column if _has_comma(c)] for name, column in seen.items()}
+    commas = {
+        name
+        for name, column in fitting.items()
+        if any("," in c for c in column) and 2 * len(column) > len(seen[name])
+    }
+    points = any(
+        any("." in c for c in column) and all(_is_number(c) for c in column)
+        for name, column in seen.items()
+        if name not in commas
+    )
+    if not commas or points:
+        return None
+    return cells | {name: list(map(_with_point, cells[name])) for name in commas}
+
+
+def _with_commas(cells: list[str]) -> list[str]:
+    """Amounts and shares as a file of decimal commas has them; other texts as they are."""
+    if not any(_SYMBOL.search(cell) for cell in cells):
+        return cells
+    fit = [_POINT.fullmatch(_SYMBOL.sub("", cell)) is not None for cell in cells]
+    if 2 * sum(fit) <= sum(not is_gap(cell) for cell in cells):
+        return cells
+    return [c.translate(_SWAPPED) if ok else c for c, ok in zip(cells, fit, strict=True)]
+
+
+def _has_comma(cell: str) -> bool:
+    """Whether a cell is a number whose decimals follow a comma, or has none; with marks or not."""
+    return _COMMA.fullmatch(_SYMBOL.sub("", cell)) is not None
+
+
+def _is_amount(cell: str) -> bool:
+    """Whether a cell is a number, however its decimals, thousands and marks are written."""
+    bare = _SYMBOL.sub("", cell)
+    return _is_number(cell) or any(form.fullmatch(bare) for form in (_COMMA, _POINT))
+
+
+def _with_point(cell: str) -> str:
+    if not _has_comma(cell):
+        return cell
+    if _SYMBOL.search(cell):  # an amount keeps what parts its thousands
+        return cell.translate(_SWAPPED)
+    return cell.replace(".", "").replace(",", ".")
+
+
+# Arrays and Parquet
 
 
 # What NumPy, zipfile and zlib raise on damaged files; a header may ask for any amount of memory.
@@ -317,8 +693,8 @@ def _from_array(array: np.ndarray, source: str, names: np.ndarray | None) -> Tab
     if names is not None and names.shape == array.shape[1:]:
         called, named = [str(name) for name in names], True
         _refuse_repeated(called, source)
-    columns = array.T if array.dtype.kind in "iu" else [_column_of(column) for column in array.T]
-    return Table(dict(zip(called, columns, strict=True)), source, named=named)
+    array = array.astype(np.float64) if array.dtype.kind in "bf" else array
+    return Table(dict(zip(called, array.T, strict=True)), source, named=named)
 
 
 def _read_parquet(path: Path) -> Table:
@@ -347,7 +723,7 @@ def _from_arrow(frame: Any, source: str) -> Table:
             cells[name] = np.array([_text(cell) for cell in column.to_pylist()], dtype=object)
         else:
             try:
-                cells[name] = _column_of(np.array(column.to_pylist(), dtype=object))
+                cells[name] = np.array(column.to_pylist(), dtype=object)
             except (LookupError, ValueError, OverflowError) as error:
                 raise DataError(
                     f"{source}: column {name!r} of type {kind} cannot be read "
@@ -366,18 +742,21 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
+# Writing
+
+
 def _write_csv(table: Table, path: Path) -> None:
     delimiter, decimal = table.style
     delimiter = "\t" if path.suffix.lower() == ".tsv" else delimiter
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, delimiter=delimiter, lineterminator="\n")
         writer.writerow(table.names)
-        columns = [_texts(cells) for cells in table.cells.values()]
+        columns = [_texts(table.array(name)) for name in table.names]
         if decimal != ".":
             columns = [
-                [text.replace(".", decimal) for text in texts]
-                if table.columns[name].dtype.kind == "f"
-                else with_commas(texts)
+                _with_commas(texts)
+                if table.numbers(name) is None
+                else [text.replace(".", decimal) for text in texts]
                 for name, texts in zip(table.names, columns, strict=True)
             ]
         writer.writerows(zip(*columns, strict=True))
@@ -391,10 +770,10 @@ def _write_parquet(table: Table, path: Path) -> None:
         parquet.write_table(table.arrow, path)
         return
     columns: dict[str, Any] = {}
-    for name, column in table.columns.items():
-        cells = table.cells[name].tolist()
-        if column.dtype.kind == "f" and numbers_from([_text(cell) for cell in cells]) is not None:
-            columns[name] = column
+    for name in table.names:
+        cells, numbers = table.array(name).tolist(), table.numbers(name)
+        if numbers is not None and numbers_from([_text(cell) for cell in cells]) is not None:
+            columns[name] = numbers
         elif all(isinstance(cell, float | int | None) for cell in cells):
             columns[name] = pyarrow.array(cells)
         else:
@@ -412,37 +791,6 @@ def _text(cell: object) -> str:
     return "" if cell is None else str(cell)
 
 
-def _parsed(cells: np.ndarray) -> np.ndarray:
-    """Floats where every cell is a number or missing, else the text as it stands."""
-    with suppress(ValueError, TypeError):
-        return cells.astype(np.float64)
-    with suppress(ValueError, TypeError):
-        return np.where([is_missing(cell) for cell in cells], np.nan, cells).astype(np.float64)
-    return cells
-
-
-def _amounts(column: np.ndarray) -> np.ndarray:
-    """Numbers written with marks (``$1,250.50``, ``12 %``) without them, or the text as it stands.
-
-    >>> _amounts(np.array(["$1,250.50", "$20.00"], dtype=object)).tolist()
-    [1250.5, 20.0]
-    """
-    if column.dtype.kind == "f":
-        return column
-    return _parsed(np.array(unmarked([str(cell) for cell in column])[0], dtype=object))
-
-
-def _column_of(values: np.ndarray) -> np.ndarray:
-    """A float column from any numeric kind, a parsed one from text and objects."""
-    if values.dtype.kind in "fiub":
-        return values.astype(np.float64)
-    if values.dtype.kind not in "USO":
-        return np.array([str(cell) for cell in values], dtype=object)
-    cells = np.array(["" if cell is None else cell for cell in values.tolist()], dtype=object)
-    words = [isinstance(cell, str) and not is_missing(cell) for cell in cells]
-    return cells if values.dtype.kind == "O" and all(words) else _parsed(cells)
-
-
 def _refuse_repeated(names: Sequence[str], path: str | Path, what: str = "column") -> None:
     for name, times in Counter(names).items():
         if times > 1:
@@ -454,9 +802,9 @@ def _place(table: Table, row: int) -> str:
     return place if table.lines is None else f"{place} (line {int(table.lines[row])})"
 
 
-def _no_numbers(table: Table, name: str, column: np.ndarray) -> str:
+def _no_numbers(table: Table, name: str, column: np.ndarray | None) -> str:
     """What keeps a column from being finite numbers; empty where nothing does."""
-    if column.dtype.kind == "f":
+    if column is not None:
         bad = ~np.isfinite(column)
         if not bad.any():
             return ""
@@ -467,12 +815,11 @@ def _no_numbers(table: Table, name: str, column: np.ndarray) -> str:
             f"{what} in {_place(table, row)}, column {name!r}"
             f" ({int(bad.sum())} such cell(s)); remove the row or fill the cell in"
         )
-    for row, cell in enumerate(column):
-        if not is_missing(cell) and not is_number(cell):
+    texts, _ = unmarked([_text(cell) for cell in table.array(name).tolist()])
+    for row, text in enumerate(texts):
+        if not is_gap(text) and not _is_number(text):
             cure = "drop the column or turn it into numbers"
-            if "," in str(cell) and is_number(str(cell).replace(".", "").replace(",", "")):
+            if "," in text and _is_number(text.replace(".", "").replace(",", "")):
                 cure = "write numbers with a decimal point and without separators of thousands"
-            return (
-                f"column {name!r} holds text ({str(cell)[:40]!r} in {_place(table, row)}); {cure}"
-            )
+            return f"column {name!r} holds text ({text[:40]!r} in {_place(table, row)}); {cure}"
     return f"column {name!r} holds no numbers; drop the column"

@@ -129,7 +129,7 @@ class Table:
                 "numbers, dates or text"
             ) from error
         if self.kind == "dict":
-            cells.form["held"] = held
+            cells.form.setdefault("held", held)
         return cells
 
     def rows(self, places: np.ndarray) -> Any:
@@ -655,6 +655,12 @@ HOLDERS = {
         lambda column: _read_arrow(_pyarrow().table({"": column})),
         lambda cells: _write_arrow(cells).column(0).combine_chunks(),
         lambda *of: _pick_chunks(*of).combine_chunks(),
+    ),
+    "cells": Holder(
+        ("selfnorm.columns.cells", "Cells"),
+        lambda column: column,
+        array_of,
+        lambda column, *of: _pick_array(objects_of(column), *of),
     ),
     "array": Holder((), _read_array, array_of, _pick_array),
 }
