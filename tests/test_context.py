@@ -264,9 +264,13 @@ MODES = {
     "inference": torch.inference_mode,
     "underflow is an error": partial(np.errstate, all="raise"),
     "bfloat16": partial(torch.autocast, "cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "anomalies": torch.autograd.detect_anomaly,
+    "another device": partial(torch.device, "meta"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("mode", MODES)
 def test_fits_scores_and_samples_are_the_same_in_the_modes_of_a_program(mode):
     rows = np.random.default_rng(0).normal(size=(200, 2))

@@ -110,27 +110,6 @@ def test_a_tensor_of_the_right_type_is_not_copied():
     assert as_rows(x, dtype=torch.float32) is x
 
 
-FRAMES = {
-    "text": pd.DataFrame({"size": [1.0, 2, 3, 4, 5, 6], "town": list("abcabc")}),
-    "categories": pd.DataFrame({"size": range(6), "town": pd.Categorical(list("abcabc"))}),
-    "dates": pd.DataFrame({"size": range(6), "town": pd.date_range("2020-01-01", periods=6)}),
-    "dates as objects": pd.DataFrame(
-        {"size": range(6), "town": list(pd.date_range("2020-01-01", periods=6).date)}
-    ),
-    "polars text": pl.DataFrame({"size": range(6), "town": list("abcabc")}),
-    "polars categories": pl.DataFrame(
-        {"size": range(6), "town": pl.Series(list("abcabc"), dtype=pl.Categorical)}
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", FRAMES)
-def test_regressors_take_columns_that_hold_no_numbers(kind):
-    regressor = sn.EnergyRegressor(max_epochs=1, n_members=1, hidden=8)
-    y = np.random.default_rng(0).normal(size=6)
-    assert np.isfinite(regressor.fit(FRAMES[kind], y).predict(FRAMES[kind])).all()
-
-
 def test_two_columns_of_one_name_are_refused_by_that_name():
     table = pd.DataFrame(ROWS[:, [0, 1, 0]], columns=["size", "age", "size"])
     with pytest.raises(DataError, match="column 'size' appears twice"):

@@ -36,8 +36,6 @@ class Analytic:
     log_norm: float
     proposal: object
     sample: Callable[[int], Tensor]
-    dim: int
-    discrete: bool = False
 
     def ebm(self) -> sn.EBM:
         return sn.EBM(Potential(lambda x: -(self.log_density(x) + self.log_norm)))
@@ -54,7 +52,6 @@ def _mixture() -> Analytic:
         2.3,
         sn.Gaussian(torch.tensor([0.5, 0.5]), scale=torch.tensor([3.0, 2.5])),
         lambda n: mix.sample((n,)),
-        2,
     )
 
 
@@ -66,7 +63,6 @@ def _student() -> Analytic:
         -1.7,
         sn.StudentT(2.0, torch.tensor([0.5]), scale=1.4),
         lambda n: t.sample((n,)),
-        1,
     )
 
 
@@ -75,7 +71,7 @@ def _skewed_gaussian() -> Analytic:
     cov = torch.tensor([[1.0, 0.6, -0.2], [0.6, 0.8, 0.1], [-0.2, 0.1, 0.5]])
     gauss = D.MultivariateNormal(mean, cov)
     wide = sn.Gaussian(mean + torch.tensor([0.4, 0.2, -0.3]), scale=torch.tensor([1.6, 1.5, 1.2]))
-    return Analytic("gaussian_3d", gauss.log_prob, 5.1, wide, lambda n: gauss.sample((n,)), 3)
+    return Analytic("gaussian_3d", gauss.log_prob, 5.1, wide, lambda n: gauss.sample((n,)))
 
 
 def _bernoulli() -> Analytic:
@@ -86,8 +82,6 @@ def _bernoulli() -> Analytic:
         math.log1p(math.exp(0.8)),
         D.Bernoulli(probs=torch.tensor([0.3])),
         lambda n: coin.sample((n,)),
-        1,
-        discrete=True,
     )
 
 
@@ -110,7 +104,6 @@ def _truncated_exponential() -> Analytic:
         0.9,
         sn.Uniform(torch.tensor([-0.5]), torch.tensor([3.0])),
         sample,
-        1,
     )
 
 

@@ -15,20 +15,13 @@ by_name = pytest.mark.parametrize("case", ANALYTIC, ids=lambda c: c.name)
 
 
 @by_name
-def test_log_norm_within_four_standard_errors(case):
-    bounds = sn.evaluate(
-        case.ebm(), case.sample(50), proposal=case.proposal, n_samples=40_000, seed=1
-    )
-    assert bounds.log_norm_se < 0.02
-    assert abs(bounds.log_norm - case.log_norm) < 4 * bounds.log_norm_se + 1e-6
-
-
-@by_name
-def test_bounds_hold_the_true_log_likelihood(case):
+def test_log_norm_is_right_and_bounds_hold_the_true_log_likelihood(case):
     model = case.ebm()
     model.log_norm.data.fill_(case.log_norm + 0.3)  # b deliberately off
     x = case.sample(2000)
     bounds = sn.evaluate(model, x, proposal=case.proposal, n_samples=40_000, seed=2)
+    assert bounds.log_norm_se < 0.02
+    assert abs(bounds.log_norm - case.log_norm) < 4 * bounds.log_norm_se + 1e-6
     truth = float(case.log_density(x).mean())
     assert bounds.lower - 4 * bounds.log_norm_se < truth < bounds.upper + 4 * bounds.log_norm_se
     expected_gap = math.expm1(-0.3) + 0.3
@@ -63,25 +56,6 @@ def test_the_estimate_of_log_norm_stops_at_tolerance(case):
     assert error < 0.01
     assert n <= 2**19
     assert abs(log_z - case.log_norm) < 4 * error + 1e-6
-
-
-def test_adding_a_constant_to_the_energy_shifts_b_by_minus_it():
-    case = ANALYTIC[0]
-    shifted = sn.EBM(lambda x: -(case.log_density(x)) + 3.0)
-    bounds = sn.evaluate(shifted, case.sample(5), proposal=case.proposal, seed=0)
-    assert bounds.log_norm == pytest.approx(-3.0, abs=4 * bounds.log_norm_se)
-
-
-def test_float32_and_float64_agree_at_energies_of_200():
-    case = ANALYTIC[2]
-    for offset in (-200.0, 200.0):
-        x32 = case.sample(500)
-        log_p = case.log_density(x32) + offset
-        log_w = log_p - sn.as_proposal(case.proposal).log_prob(x32)
-        single = F.snl(log_p, log_w, offset + 0.1)
-        double = F.snl(log_p.double(), log_w.double(), offset + 0.1)
-        assert math.isfinite(float(single))
-        assert float(single) == pytest.approx(float(double), abs=2e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000, 100_000])

@@ -40,12 +40,12 @@ from selfnorm.errors import SelfnormError
 from selfnorm.paper import toy2d
 from selfnorm.tables import RegressorNetwork
 from tests.campaign.tables import CONTINUOUS, frame, table
-from tests.folders import document, put_document, with_tensor
+from tests.folders import with_tensor
 
 TRIALS = {}
 RUN, MODEL_FILES = "run.ckpt", (saving.MODEL_FILE,)
 FRAMES = ("pandas", "polars", "pyarrow")
-NEEDS = {"file": ("typer", *FRAMES), "raw_file": ("typer",), "surroundings": ("cloudpickle",)}
+NEEDS = {"file": ("typer", *FRAMES), "raw_file": ("typer",)}
 NEEDS |= dict.fromkeys(("density", "any_table", "unusual_table", "shape"), FRAMES)
 
 
@@ -155,7 +155,13 @@ def is_clear(error):
 
 def answers_on(rng, x, told, sample_weight=None, **options):
     """Every answer is finite and of the table's types; saved and loaded it is the same one."""
-    from tests.campaign.unusual import cells_of, equal, is_gap, types_of
+    from tests.columns.cells import cells_of, columns_of, equal, is_gap
+
+    def cells(table):
+        return [cells_of(column)[1] for column in columns_of(table)]
+
+    def types_of(table):
+        return [] if isinstance(table, dict) else [cells_of(c)[0] for c in columns_of(table)]
 
     options = {"max_steps": int(rng.integers(1, 40)), **options}
     before, told, stage = state(), f"{told}, {options}", "fit"
@@ -184,7 +190,7 @@ def answers_on(rng, x, told, sample_weight=None, **options):
         traceback.print_exception(error)
         verdict = "lost" if stage == "load" else "traceback"
         return verdict, f"{told}, {stage}: {type(error).__name__}: {error}"
-    pairs = [*zip(cells_of(drawn), cells_of(drawn_again), strict=True), (scores, scores_again)]
+    pairs = [*zip(cells(drawn), cells(drawn_again), strict=True), (scores, scores_again)]
     types, array = [types_of(table) for table in (x, drawn, filled)], isinstance(x, np.ndarray)
     there = [
         column.modelled or column.kind in ("constant", "duplicate") or array for column in columns
@@ -196,15 +202,13 @@ def answers_on(rng, x, told, sample_weight=None, **options):
         f"bounds {bounds}": not bounds.lower <= bounds.upper + 1e-6,
         "a row's score hangs on the others": np.abs(few - scores[:3]).max() > 1e-6,
         "others once loaded": not all(all(map(equal, *pair)) for pair in pairs),
-        "an explanation is not finite": np.isinf(np.array(cells_of(why), dtype=float)).any(),
+        "an explanation is not finite": np.isinf(np.array(cells(why), dtype=float)).any(),
         f"types {types}": [*compress(types[0], there)] != types[1] or types[0] != types[2],
     }
     if any(wrong.values()):
         return "silent wrong", f"{told}: {', '.join(key for key in wrong if wrong[key])}"
-    samples = iter(cells_of(drawn))
-    for column, drawn_too, old, full in zip(
-        columns, there, *map(cells_of, (x, filled)), strict=True
-    ):
+    samples = iter(cells(drawn))
+    for column, drawn_too, old, full in zip(columns, there, *map(cells, (x, filled)), strict=True):
         about = f"{told}: {column.name!r} is a {column.kind},"
         seen = [cell for cell in old if not is_gap(cell)]
         if column.modelled and any(map(is_gap, full)):
@@ -419,33 +423,6 @@ def strange_file(rng, folder):
     victim.unlink()
     instead[what]()
     return opened(folder, f"{what} as {victim.name}")
-
-
-@trial(0.04)
-def config(rng, folder):
-    """A number of a config is another, and its hash is right: a clear error at once, or a model."""
-    files(folder)
-    content = document(folder)
-    sizes = rng.random() < 0.3
-    places = [p for p, v in numbers(content["blueprint"]) if isinstance(v, int) or not sizes]
-    place = places[rng.integers(len(places))]
-    inner = content["blueprint"]
-    for key in place[:-1]:
-        inner = inner[key]
-    before = inner[place[-1]]
-    signed = float(rng.choice([-1.0, 1.0])) * 10.0 ** rng.uniform(0, 31) if not sizes else 1e9
-    inner[place[-1]] = int(signed) if isinstance(before, int) else signed
-    put_document(folder, content)
-    return opened(folder, f"{place}: {inner[place[-1]]:.3g} for {before}", same=False)
-
-
-def numbers(value, place=()):
-    """The numbers of a config, and where they are."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        yield place, value
-    inner = value.items() if isinstance(value, dict) else ()
-    for key, item in enumerate(value) if isinstance(value, list) else inner:
-        yield from numbers(item, (*place, key))
 
 
 def train(checkpoint=None, steps=24, interrupted=False):
@@ -699,112 +676,6 @@ def processes(rng):
     same = all(np.array_equal(scores, score_of(path, x)) for scores in found)
     same = same and np.isfinite(search.best_score_)
     return ("right", backend) if same else ("silent wrong", f"{backend} differs")
-
-
-FORK = """
-import os, signal, sys, numpy as np, torch, selfnorm as sn
-torch.set_num_threads(2)
-x, model = np.random.default_rng(0).gumbel(size=(3000, 3)), sn.load(sys.argv[1])
-torch.randn(3000, 3000) @ torch.randn(3000, 3000)
-expected = model.score_samples(x)
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    try:
-        os._exit(0 if np.array_equal(model.score_samples(x), expected) else 3)
-    except sn.SelfnormError:
-        os._exit(4)
-sys.exit(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
-"""
-FORKED = {0: "right", 3: "silent wrong", 4: "clear error", signal.SIGALRM: "hang"}
-
-
-@trial(0.03)
-def surroundings(rng):
-    """Numbers are the same whatever the program around them has set; or fit says what it wants."""
-    import cloudpickle  # as joblib does, from some version on
-
-    path, x = model()
-    modes = {
-        "inference mode": torch.inference_mode,
-        "no gradients": torch.no_grad,
-        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-        "anomalies": torch.autograd.detect_anomaly,
-        "errors of NumPy": lambda: np.errstate(all="raise"),
-        "another device": lambda: torch.device("meta"),
-    }
-    what, seed = str(rng.choice([*modes, "generator", "pickle", "fork"])), int(rng.integers(100))
-    if what == "fork":
-        code = subprocess.run([sys.executable, "-c", FORK, str(path)]).returncode
-        return FORKED.get(code, "traceback"), "a fork after two threads"
-    loaded = sn.load(path)
-    ways = [lambda x: sn.load(path).score_samples(x), loaded.score_samples]
-    pair = loaded.marginal(["x0", "x1"])
-    ways += [lambda x: pair.score_samples(x[:, :2])]
-
-    def ask():
-        if what == "pickle":
-            return [way(x) for way in ways]
-        state = np.random.default_rng(seed) if what == "generator" else seed
-        fitted = sn.EnergyDensity(max_steps=3, random_state=state).fit(x)
-        return [loaded.score_samples(x), fitted.score_samples(x), fitted.sample(9, random_state=0)]
-
-    try:
-        expected = ask()
-        with modes.get(what, contextlib.nullcontext)():
-            ways = cloudpickle.loads(cloudpickle.dumps(ways)) if what == "pickle" else ways
-            found = ask()
-    except Exception as error:
-        traceback.print_exception(error)
-        return "clear error" if is_clear(error) else "traceback", f"{what}: {error}"
-    same = all(map(np.array_equal, expected, found))
-    return "right" if same else "silent wrong", f"{what} {seed}"
-
-
-@trial(0.01)
-def two_writers(rng, folder):
-    path, x = model()
-    loaded = [sn.load(path), sn.EnergyDensity(max_steps=2, random_state=1).fit(x)]
-    expected = [each.score_samples(x) for each in loaded]
-
-    def write(each):
-        for _ in range(10):
-            each.save(folder / "m")
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(write, loaded))
-    found = sn.load(folder / "m").score_samples(x)
-    if any(np.array_equal(found, scores) for scores in expected):
-        return "right", ""
-    return "silent wrong", "neither of both models"
-
-
-@trial(0.01)
-def full_disk(rng, folder):
-    """A limit on the size of files stands for a disk that is full."""
-    path, x = model()
-    expected = sn.load(path).score_samples(x)
-    shutil.copytree(path, folder / "m")
-    other = sn.load(path)  # the same weights, or others
-    if rng.random() < 0.5:
-        other = sn.EnergyDensity(max_steps=2, random_state=1).fit(x)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(rng.integers(1, 9000)), hard))
-    try:
-        other.save(folder / "m")
-        return "right", "it fitted"
-    except SelfnormError as error:
-        told = str(error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
-    names = sorted(file.name for file in (folder / "m").iterdir())
-    if names != [saving.MODEL_FILE, saving.CARD_FILE]:
-        return "silent wrong", f"left behind: {names}"
-    if not np.array_equal(sn.load(folder / "m").score_samples(x), expected):
-        return "lost", "the old model is gone"
-    return "clear error", told
 
 
 def attempt(kind, seed):

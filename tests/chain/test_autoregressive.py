@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.chain import AutoregressiveEBM, default_options, row_bounds
+from selfnorm.chain import AutoregressiveEBM, default_options
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.functional import mixture_lower
 from selfnorm.training import TrainingOptions, run
@@ -69,23 +69,6 @@ def test_changing_units_shifts_the_density_by_the_log_determinant():
     other = AutoregressiveEBM(2, **TINY).set_scaling(x * scale + shift)
     difference = one.log_prob(x) - other.log_prob(x * scale + shift)
     assert torch.allclose(difference, scale.log().sum().expand(400), atol=2e-3)
-
-
-def test_bounds_enclose_the_exact_density_and_agree_with_quadrature():
-    torch.manual_seed(3)
-    model, x = rough(orderings=2), crooked(300, seed=1)
-    exact = model.log_prob(x, normalizer="quadrature", n_nodes=1024).double()
-    rows = row_bounds(model, x, n_samples=1000)
-    se = float(rows["variance"].double().sum().sqrt()) / 300
-    assert abs(float((rows["upper"].double() - exact).mean())) < 4 * se + 1e-4
-    assert (rows["lower"] <= rows["upper"] + 1e-5).all()
-    bounds = sn.evaluate(model, x, n_samples=500, seed=0)
-    assert bounds.lower < bounds.upper
-    assert bounds.lower <= float(exact.mean()) + 0.01
-    same = sn.evaluate(model, x, n_samples=500, seed=0)
-    assert same.lower == bounds.lower
-    chunked = model.bounds(x, n_samples=500, seed=0, chunk_size=7)
-    assert abs(chunked.upper - bounds.upper) < 0.02
 
 
 def test_the_lower_bound_of_several_orderings_does_not_gain_by_noise():
@@ -171,9 +154,13 @@ def test_support_limits_are_respected():
     assert abs(float(torch.trapezoid(inner * a * (1 - a), s)) - 1) < 0.05
 
 
+FIRST = torch.randn(400, generator=torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize(
     ("name", "column"),
     [
+        ("copy", FIRST),
         ("constant", torch.full((400,), 7.0)),
         ("integers", torch.arange(400) % 5 * 1.0),
         ("cauchy", torch.randn(400) / torch.randn(400)),
@@ -182,24 +169,13 @@ def test_support_limits_are_respected():
     ],
 )
 def test_awkward_columns_give_finite_fits(name, column):
-    x = torch.stack([torch.randn(400), column], 1)
+    x = torch.stack([FIRST, column], 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SelfnormWarning)
         model, history = fitted(x, steps=30, discrete="auto")
     assert torch.isfinite(model.log_prob(x)).all(), name
     assert torch.isfinite(model.sample(50, seed=0)).all(), name
     assert history.stopped != "diverged"
-
-
-def test_duplicated_columns_fifty_rows_and_one_column():
-    a = torch.randn(400)
-    with pytest.warns(SelfnormWarning, match="repeat"):
-        model, _ = fitted(torch.stack([a, a], 1), steps=30)
-    assert torch.isfinite(model.log_prob(torch.stack([a, a], 1))).all()
-    few, _ = fitted(crooked(50), steps=30)
-    assert torch.isfinite(few.log_prob(crooked(500, seed=4))).all()
-    one, _ = fitted(crooked(300)[:, :1], steps=30)
-    assert torch.isfinite(one.log_prob(crooked(300, seed=2)[:, :1])).all()
 
 
 def test_the_masses_of_grid_values_add_up_to_one_where_midpoints_do_not():
@@ -323,10 +299,3 @@ def test_conditions_of_another_number_are_refused_however_rows_are_cut(count):
         model.log_prob(ROWS, given, chunk_size=6)
     with pytest.raises(DataError, match=r"expected a condition of shape \(12, 1\)"):
         model.bounds(ROWS, given, n_samples=20, chunk_size=6)
-
-
-def test_a_column_without_limits_may_be_none():
-    model = chain(support=[(0.0, 50.0), None])
-    assert model.config["support"] == [[0.0, 50.0], [None, None]]
-    assert torch.isfinite(model.log_prob([[1.0, -5.0]])).all()
-    assert torch.isinf(model.log_prob([[-1.0, 1.0]])).all()

@@ -1,6 +1,10 @@
-"""Columns of every type that a table may have, by the table that has them; 30 rows, some gaps."""
+"""Columns of every type that a table may have, by the table that has them; 30 rows, some gaps.
+
+``TABLES`` are taken, ``REFUSED`` are not, each with the words that say why.
+"""
 
 import datetime as dt
+import enum
 import uuid
 from decimal import Decimal
 from fractions import Fraction
@@ -9,6 +13,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import torch
 
 N = 30
@@ -37,6 +42,7 @@ LABELS = {
 OBJECTS = {
     "int": [int(v) for v in WHOLE],
     "float": NUMBERS.tolist(),
+    "number as text": [f"{v:.2f}" for v in NUMBERS + 0.01],
     "decimal": [Decimal(int(v)) + Decimal("0.12345678901234567890") for v in WHOLE],
     "huge decimal": [Decimal(10) ** 30 + int(v) for v in WHOLE],
     "date": [dt.date(2020, 1, 1) + dt.timedelta(days=int(v)) for v in WHOLE],
@@ -74,6 +80,7 @@ def pandas_columns():
         yield f"datetime {unit}", pd.Series(STAMPS.astype(f"M8[{unit}]")).mask(WHERE)
     stamps = pd.Series(STAMPS).mask(WHERE)
     yield "zoned", stamps.dt.tz_localize("UTC").dt.tz_convert("Europe/Berlin")
+    yield "zoned seconds", stamps.dt.floor("s").dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")
     yield "arrow stamp", stamps.astype("timestamp[ns][pyarrow]")
     spans = pd.Series(pd.to_timedelta(WHOLE + 10**15, "ns")).mask(WHERE)
     yield "timedelta", spans
@@ -91,6 +98,7 @@ def pandas_columns():
     yield "sparse bool", pd.Series(CODES > 1).astype(pd.SparseDtype(bool, False))
     yield "sparse float", numbers.astype(pd.SparseDtype("float64"))
     dictionary = pa.array(holed(OBJECTS["text"])).dictionary_encode()
+    yield "text or NaN", pd.Series(holed(OBJECTS["text"], np.nan), dtype=object)
     yield "arrow dictionary", pd.Series(pd.arrays.ArrowExtensionArray(dictionary))
     yield "arrow time", pd.Series(holed(TIMES), dtype=pd.ArrowDtype(pa.time64("us")))
     yield "arrow binary", pd.Series(holed(OBJECTS["bytes"]), dtype=pd.ArrowDtype(pa.binary()))
@@ -114,12 +122,15 @@ def arrow_columns():
     for unit in ("s", "ms", "us", "ns"):
         yield f"stamp {unit}", stamps.cast(pa.timestamp(unit), safe=False)
     yield "zoned", stamps.cast(pa.timestamp("ns", "America/New_York"))
+    yield "zoned seconds", stamps.cast(pa.timestamp("s", "America/New_York"), safe=False)
+    yield "beyond floats", pa.array(holed(OBJECTS["int beyond floats"]), pa.int64())
     for kind in (pa.date32(), pa.date64()):
         yield str(kind), pa.array(holed(OBJECTS["date"]), kind)
     for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")):
         yield str(kind), pa.array(holed(TIMES), pa.time64("us")).cast(kind, safe=False)
     yield "duration", pa.array(holed((WHOLE + 10**15).tolist()), pa.int64()).cast(pa.duration("ns"))
-    yield "dictionary", pa.array(holed(OBJECTS["text"])).dictionary_encode()
+    codes = pa.array(holed(CODES.tolist()), pa.int8())
+    yield "dictionary", pa.DictionaryArray.from_arrays(codes, ["low", "high", "c", "unused"])
     yield "null", pa.nulls(N)
 
 
@@ -189,3 +200,62 @@ def tables():
 
 
 TABLES = dict(tables())
+
+
+# what no table can be read from, or no sample could be written as
+
+
+class Colour(enum.Enum):
+    red = 1
+
+
+class Size(enum.IntEnum):
+    small = 1
+
+
+def objects(*values):
+    column = [values[i % len(values)] for i in range(N)]
+    return pd.DataFrame({"w": pd.Series(column, dtype=object)})
+
+
+X = RNG.normal(size=N)
+UTC = dt.timezone.utc
+NO_VALUE = "column 'w': values of type .* cannot be modelled"
+ITEMS = [[1], {1}, {"a": 1}, frozenset([1]), np.zeros(2), len, int, Colour.red, Size.small]
+NESTED = {"list": pa.list_(pa.int64()), "struct": pa.struct({"a": pa.int64()})}
+NESTED |= {"map": pa.map_(pa.string(), pa.int64()), "months": pa.month_day_nano_interval()}
+CELLS = {"list": [1], "struct": {"a": 1}, "map": [("a", 1)], "months": (1, 2, 3)}
+REFUSED = [
+    *((objects(item), NO_VALUE) for item in (*ITEMS, (1, [2]))),
+    *((pa.table({"w": pa.array([CELLS[k]] * N, kind)}), NO_VALUE) for k, kind in NESTED.items()),
+    (pa.table({"w": X}).to_reader(), "RecordBatchReader .*read_all"),
+    (pyarrow.dataset.dataset(pa.table({"w": X})), "Dataset .*to_table"),
+    (objects(Decimal("Infinity"), Decimal(1)), "column 'w' holds an infinite value"),
+    (objects(Decimal("sNaN"), Decimal(1)), "column 'w' cannot be read .*InvalidOperation"),
+    (objects(dt.time(1, tzinfo=UTC)), "column 'w'.*time zone"),
+    (
+        objects(dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=UTC)),
+        "column 'w': moments with and without a time zone",
+    ),
+    ({"w": (v for v in X)}, "column 'w' is of type generator"),
+    ({"w": 3, "x": X}, "column 'w' is of type int"),
+    ({"w": "abc"}, "column 'w' is of type str"),
+    ({"w": np.array(3.0), "x": X}, "column 'w' is a single value"),
+    ({"a": [1, 2], "b": [1]}, "different numbers of rows"),
+    ({}, "no columns"),
+    (pl.DataFrame({"w": pl.Series([len] * N, dtype=pl.Object)}), "column 'w'.*Object"),
+    (pl.DataFrame({"w": pl.Series(range(N), dtype=pl.Int128)}), "column 'w'.*Int128"),
+    (pl.Series(X), "to_frame"),
+    (pd.Series(X), "to_frame"),
+    (
+        pa.table({"w": pa.array(range(N)).cast(pa.timestamp("s", "Not/A_Zone"))}),
+        "column 'w' cannot be read .*Not/A_Zone",
+    ),
+    (pd.DataFrame({"a": []}), "no rows"),
+    (pd.DataFrame(np.ones((3, 2)), columns=["a", "a"]), "'a' appears twice"),
+    (pd.DataFrame({np.nan: X}), "name nan.*rename"),
+    ({"\ud800": X}, "name '.ud800'.*rename"),
+    (pd.DataFrame({frozenset([1]): X}), "name frozenset.*rename"),
+    (np.ones(3), "rows and columns"),
+    (np.ones((3, 2), dtype=complex), "'x0'.*complex"),
+]

@@ -1,9 +1,7 @@
 """What is no table, or no column that comes back as it was, is refused with its name."""
 
 import datetime as dt
-import enum
 import json
-from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -15,17 +13,7 @@ import torch
 
 from selfnorm.columns import Schema, Table
 from selfnorm.errors import DataError
-
-N = 30
-X = np.random.default_rng(0).normal(size=N)
-
-
-class Colour(enum.Enum):
-    red = 1
-
-
-class Size(enum.IntEnum):
-    small = 1
+from tests.columns.catalogue import REFUSED, N, X, objects
 
 
 class OwnFrame(pd.DataFrame):
@@ -34,62 +22,8 @@ class OwnFrame(pd.DataFrame):
         return OwnFrame
 
 
-def objects(*values):
-    return pd.DataFrame({"w": pd.Series([values[i % len(values)] for i in range(N)], dtype=object)})
-
-
-NESTED = [
-    pa.array([[1]] * N),
-    pa.array([{"a": 1}] * N),
-    pa.array([[("a", 1)]] * N, pa.map_(pa.string(), pa.int64())),
-    pa.array([(1, 2, 3)] * N, pa.month_day_nano_interval()),
-]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [[1], {1}, {"a": 1}, frozenset([1]), np.zeros(2), len, int, Colour.red, Size.small, (1, [2])],
-)
-def test_objects_that_cannot_be_given_back_are_refused_by_name(value):
-    with pytest.raises(DataError, match=r"column 'w': values of type .* cannot be modelled"):
-        Schema.detect(objects(value))
-
-
-@pytest.mark.parametrize("column", NESTED)
-def test_columns_of_items_are_refused_by_name(column):
-    with pytest.raises(DataError, match=r"column 'w': values of type .* cannot be modelled"):
-        Schema.detect(pa.table({"w": column}))
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (pa.table({"w": X}).to_reader(), "RecordBatchReader .*read_all"),
-        (pa.dataset.dataset(pa.table({"w": X})), "Dataset .*to_table"),
-        (objects(Decimal("Infinity"), Decimal(1)), "column 'w' holds an infinite value"),
-        (objects(Decimal("sNaN"), Decimal(1)), "column 'w' cannot be read .*InvalidOperation"),
-        (objects(dt.time(1, tzinfo=dt.timezone.utc)), "column 'w'.*time zone"),
-        (
-            objects(dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)),
-            "column 'w': moments with and without a time zone",
-        ),
-        ({"w": (v for v in X)}, "column 'w' is of type generator"),
-        ({"w": 3, "x": X}, "column 'w' is of type int"),
-        ({"w": "abc"}, "column 'w' is of type str"),
-        ({"w": np.array(3.0), "x": X}, "column 'w' is a single value"),
-        (pl.DataFrame({"w": pl.Series([len] * N, dtype=pl.Object)}), "column 'w'.*Object"),
-        (pl.DataFrame({"w": pl.Series(range(N), dtype=pl.Int128)}), "column 'w'.*Int128"),
-        (pl.Series(X), "to_frame"),
-        (
-            pa.table({"w": pa.array(range(N)).cast(pa.timestamp("s", "Not/A_Zone"))}),
-            "column 'w' cannot be read .*Not/A_Zone",
-        ),
-        (pd.DataFrame({np.nan: X}), "name nan.*rename"),
-        ({"\ud800": X}, "name '.ud800'.*rename"),
-        (pd.DataFrame({frozenset([1]): X}), "name frozenset.*rename"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_with_a_sentence(table, message):
+@pytest.mark.parametrize(("table", "message"), REFUSED)
+def test_what_cannot_be_read_or_given_back_is_refused_with_a_sentence(table, message):
     with pytest.raises(DataError, match=message):
         Schema.detect(table)
 

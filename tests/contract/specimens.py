@@ -4,6 +4,7 @@ A class that is new has a line in ``SPECIMENS``: then it is saved, pickled, move
 in every way that ``test_models`` knows.
 """
 
+import math
 import re
 import tempfile
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import selfnorm as sn
 from selfnorm._context import seeded
 from selfnorm.distributions import DefensiveLabels
 from selfnorm.tables import OutlierDetector
+from selfnorm.vae import evaluate_vae
 from tests.golden import cases
 
 
@@ -307,6 +309,53 @@ def of_conditional_chain(model):
     return of_chain(model, cases.table(200, 3)[:7].float(), cases.table(200, 2, 1)[:7].float())
 
 
+class Encoder(nn.Module):
+    """Of images, with batch statistics and dropout; it gives its answer in some form."""
+
+    def __init__(self, form=tuple):
+        super().__init__()
+        self.form = form
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
+        )
+
+    def forward(self, x):
+        return self.form(self.layers(x).chunk(2, -1))
+
+
+class Decoder(nn.Module):
+    def __init__(self, *shape):
+        super().__init__()
+        self.shape = shape or (1, 4, 6)
+        self.layers = nn.Sequential(
+            nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, math.prod(shape))
+        )
+
+    def forward(self, z):
+        return self.layers(z).unflatten(-1, self.shape)
+
+
+IMAGES = (torch.arange(24 * 40).reshape(40, 1, 4, 6) * 7 % 11 > 5).float()
+
+
+def of_vae(model):
+    few = {"posterior_samples": 3, "n_prior_samples": 500, "seed": 0}
+    questions = {
+        "evaluate_vae": lambda: evaluate_vae(model, IMAGES, **few).elbo,
+        "one row": lambda: evaluate_vae(model, IMAGES[:1], **few).elbo,
+        "log_prob": partial(model.log_prob, IMAGES, n_samples=3, seed=0),
+        "elbo": partial(model.elbo, IMAGES, seed=0),
+        "sample": partial(model.sample, 5, mean=True, seed=0),
+        "reconstruct": partial(model.reconstruct, IMAGES),
+    }
+    return {"values": lambda: {name: ask() for name, ask in questions.items()}}
+
+
+def own_networks():
+    """What is not the library's own must be given to ``load``."""
+    return {"encoder": Encoder(), "decoder": Decoder(1, 4, 6)}
+
+
 def of_golden(name):
     make = {**cases.SAVED, **cases.UNSAVED}[name]
     image = name.startswith("image")
@@ -381,6 +430,7 @@ SPECIMENS = {
         for name, make in EBMS.items()
     },
     **{f"conditional/{k}": module(make, of_conditional) for k, make in CONDITIONALS.items()},
+    "vae_own": module(lambda: sn.EnergyVAE(**own_networks(), prior=2), of_vae, parts=own_networks),
     **{
         name: of_golden(name)
         for name in (*cases.SAVED, "regressor_two", "vae_gaussian", "image_snl")

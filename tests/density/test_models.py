@@ -8,6 +8,7 @@ import torch
 import selfnorm as sn
 from selfnorm.errors import EnergyError, ProposalError
 from tests.analytic.models import Potential
+from tests.contract.test_densities import ensemble
 
 
 def test_what_is_printed_names_the_base():
@@ -97,18 +98,8 @@ def test_b_has_the_precision_of_the_energy():
 # -- ensembles: normalised mixtures of their members ---------------------------------------------
 
 
-def gaussian_members():
-    """Two EBMs with a known normaliser: N(m, 1) tilted by exp(theta x) is N(m + theta, 1)."""
-    parts = []
-    for mean, theta in ((-2.0, 0.5), (3.0, -0.25)):
-        energy = sn.ExponentialFamily(lambda v: v, 1, theta=torch.tensor([theta]))
-        base = sn.Gaussian(torch.tensor([mean]), scale=1.0)
-        parts.append(sn.EBM(energy, base=base, log_norm=mean * theta + theta**2 / 2))
-    return parts
-
-
 def test_the_density_of_an_ensemble_is_the_mixture():
-    mixture = sn.Ensemble(gaussian_members())
+    mixture = ensemble()
     x = torch.linspace(-5, 6, 23)[:, None]
     normal = torch.distributions.Normal(torch.tensor([-1.5, 2.75]), 1.0)
     expected = torch.logsumexp(normal.log_prob(x), 1) - math.log(2)
@@ -116,8 +107,7 @@ def test_the_density_of_an_ensemble_is_the_mixture():
 
 
 def test_bounds_of_an_ensemble_and_jensen():
-    parts = gaussian_members()
-    mixture = sn.Ensemble(parts)
+    mixture = ensemble()
     x = torch.cat([torch.randn(300, 1) - 1.5, torch.randn(300, 1) + 2.75])
     q = sn.Defensive(sn.Gaussian.fit_to(x))
     bounds = sn.evaluate(mixture, x, proposal=q, n_samples=40_000, seed=0)
@@ -125,9 +115,11 @@ def test_bounds_of_an_ensemble_and_jensen():
     assert bounds.reliable
     assert bounds.lower <= exact + 3 * bounds.log_norm_se
     assert bounds.upper == pytest.approx(exact, abs=4 * bounds.log_norm_se)
-    assert exact > float(torch.stack([m.log_prob(x).detach().mean() for m in parts]).mean())
+    assert exact > float(
+        torch.stack([m.log_prob(x).detach().mean() for m in mixture.members]).mean()
+    )
 
 
 def test_rows_of_an_ensemble_come_in_no_order():
-    x = sn.Ensemble(gaussian_members()).sample(4000, seed=0)
+    x = ensemble().sample(4000, seed=0)
     assert float(x[:2000].mean()) == pytest.approx(float(x[2000:].mean()), abs=0.3)

@@ -12,16 +12,7 @@ from torch import distributions as D
 import selfnorm as sn
 from selfnorm.distributions import choose_component, mix_log_probs, mix_samples, pick_component
 from selfnorm.errors import ProposalError
-
-SKEW = torch.tensor([[1.0, 0.7], [0.7, 2.0]])
-
-
-def mixture():
-    return sn.GaussianMixture(
-        torch.tensor([0.3, 0.7]),
-        torch.tensor([[-2.0, 1.0], [1.5, -0.5]]),
-        torch.stack([SKEW * 0.3, torch.eye(2) * 0.5]),
-    )
+from tests.contract.test_densities import SKEW, mixture
 
 
 def skewed_data(n=4000):

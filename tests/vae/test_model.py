@@ -20,64 +20,13 @@ from selfnorm.vae import (
     evaluate_vae,
 )
 from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise, as_likelihood
+from tests.contract.specimens import IMAGES, Decoder, Encoder
 from tests.fitting import fit
-
-IMAGES = (torch.arange(24 * 40).reshape(40, 1, 4, 6) * 7 % 11 > 5).float()
-
-
-class Encoder(nn.Module):
-    def __init__(self, form=tuple):
-        super().__init__()
-        self.form = form
-        self.layers = nn.Sequential(
-            nn.Flatten(), nn.Linear(24, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
-        )
-
-    def forward(self, x):
-        return self.form(self.layers(x).chunk(2, -1))
-
-
-class Decoder(nn.Module):
-    def __init__(self, *shape):
-        super().__init__()
-        self.shape = shape or (1, 4, 6)
-        self.layers = nn.Sequential(
-            nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, int(np.prod(shape)))
-        )
-
-    def forward(self, z):
-        return self.layers(z).unflatten(-1, self.shape)
 
 
 def small(prior=2):
     torch.manual_seed(0)
     return EnergyVAE(Encoder(), Decoder(1, 4, 6), prior)
-
-
-CALLS = {
-    "evaluate_vae": lambda vae: (
-        evaluate_vae(vae, IMAGES, posterior_samples=3, n_prior_samples=500, seed=0).elbo
-    ),
-    "one row": lambda vae: evaluate_vae(vae, IMAGES[:1], posterior_samples=3, seed=0).elbo,
-    "log_prob": lambda vae: vae.log_prob(IMAGES, n_samples=3, seed=0),
-    "elbo": lambda vae: vae.elbo(IMAGES, seed=0),
-    "sample": lambda vae: vae.sample(5, mean=True, seed=0),
-    "reconstruct": lambda vae: vae.reconstruct(IMAGES),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_figures_are_those_of_evaluation_mode_and_leave_the_modules_as_they_were(name):
-    """Dropout and batch statistics of a module left in training mode are no part of the model."""
-    vae = small()
-    expected = torch.as_tensor(CALLS[name](vae.eval()))
-    vae.train()
-    vae.encoder.eval()  # a mode of its own, as after a fit
-    before = {k: v.clone() for k, v in vae.state_dict().items()}
-    modes = [m.training for m in vae.modules()]
-    assert torch.equal(torch.as_tensor(CALLS[name](vae)), expected)
-    assert [m.training for m in vae.modules()] == modes
-    assert all(torch.equal(v, before[k]) for k, v in vae.state_dict().items())
 
 
 def test_the_mode_comes_back_after_an_error():

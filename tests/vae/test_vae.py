@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.errors import ModelFileError
 from selfnorm.functional import log_mean_exp
 from selfnorm.vae import (
     AutoregressivePrior,
@@ -237,20 +236,6 @@ def test_the_gradient_reaches_a_learned_base(proposal):
 
 
 # -- files and refusals --------------------------------------------------------------------------
-
-
-def test_own_modules_must_be_given_to_load(tmp_path):
-    vae, _ = linear_vae()
-    vae.save(tmp_path / "model")
-    with pytest.raises(ModelFileError, match="encoder"):
-        EnergyVAE.load(tmp_path / "model")
-    with pytest.raises(ModelFileError, match="energy"):
-        EnergyVAE.load(tmp_path / "model", LinearEncoder(TILT), LinearDecoder())
-    again = EnergyVAE.load(
-        tmp_path / "model", LinearEncoder(torch.zeros(2)), LinearDecoder(), LinearEnergy()
-    )
-    x = torch.randn(5, 4)
-    assert torch.equal(again.elbo(x, 2, seed=0), vae.elbo(x, 2, seed=0))
 
 
 def test_a_poor_encoder_gives_a_lower_bound_and_no_upper_one(rows):

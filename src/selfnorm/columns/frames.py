@@ -243,7 +243,7 @@ def write(kind: str, columns: dict[Any, Cells]) -> Any:
     if kind == "polars":
         import polars as pl
 
-        return pl.DataFrame([s.alias(name) for s, name in zip(made, names, strict=True)])
+        return pl.DataFrame(dict(zip(names, made, strict=True)))  # a name may be empty
     return _joined(dict(zip(names, made, strict=True)), None) if kind == "arrow" else _stacked(made)
 
 
