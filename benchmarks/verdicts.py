@@ -194,7 +194,8 @@ def unbounded(seed: int) -> Case:
         return 0.05 * (20 * (x - along[:, None] * direction).norm(dim=-1) - along)
 
     energies = [lambda x: -0.02 * x.norm(dim=-1), lambda x: -0.02 * (x @ direction), cone]
-    model = sn.EBM(_Energy(energies[seed // 5 % 3]), base=base)
+    energy = energies[seed // 5 % 3]
+    model = sn.EBM(Potential(lambda x: -energy(x), 0.0), base=base)
     return Case("no normaliser", model, base, base.sample((500,)), None)
 
 
@@ -224,15 +225,6 @@ def spiked_factor(seed: int) -> Case:
     model.set_scaling(rows).eval()
     model.energy = SpikedFactors(seed % dim, 1.5 * float(torch.randn(())))
     return Case("spike in a factor", model, None, rows, 0.0)
-
-
-class _Energy(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 ADVERSARIAL = (

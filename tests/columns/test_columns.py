@@ -9,27 +9,19 @@ from selfnorm.columns.columns import detect_atoms
 from selfnorm.errors import DataError, SelfnormWarning
 
 
-@pytest.mark.parametrize(
-    ("values", "step"),
-    [
-        (np.arange(50) % 7 * 1.0, 1.0),
-        (np.repeat([0.0, 2.0, 4.0, 10.0], 5), 2.0),
-        ((np.arange(4000) % 900 * 0.01 + 32.54).astype(np.float32).astype(float), 0.01),
-        (np.random.default_rng(0).normal(size=300), 0.0),
-        (np.r_[np.random.default_rng(0).normal(size=300), np.zeros(50)], 0.0),
-        (np.full(10, 3.0), 0.0),
-    ],
-)
-def test_the_step_of_a_grid_is_found_and_only_there(values, step):
-    assert detect_step(values) == pytest.approx(step, rel=1e-3)
-
-
 def draws(values, n=300):
     return np.random.default_rng(0).choice(values, n)
 
 
-EXACT = draws(range(-5, 6)) * 0.1
+EXACT, NORMAL = draws(range(-5, 6)) * 0.1, np.random.default_rng(0).normal(size=300)
+SINGLE = (np.arange(4000) % 900 * 0.01 + 32.54).astype(np.float32).astype(float)
 GRIDS = {
+    "whole numbers": (np.arange(50) % 7 * 1.0, 1.0),
+    "even numbers": (np.repeat([0.0, 2.0, 4.0, 10.0], 5), 2.0),
+    "single precision": (SINGLE, 0.01),
+    "no grid": (NORMAL, 0.0),
+    "no grid but a repeated value": (np.r_[NORMAL, np.zeros(50)], 0.0),
+    "one value": (np.full(10, 3.0), 0.0),
     **{
         f"{step} from {far}": (draws([0, 1, 2, 3, 5, 7, 8, 11]) * step + far, step)
         for far in (0.0, 1e6, 1.2e6, 1.6e9)
@@ -49,7 +41,7 @@ GRIDS = {
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_grids_far_out_in_other_units_and_of_rounded_values(name):
+def test_the_step_of_a_grid_is_found_and_only_there(name):
     values, step = GRIDS[name]
     assert np.isclose(detect_step(values), step, rtol=1e-6, atol=0)
 

@@ -10,12 +10,7 @@ from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.mcmc_objectives import ContrastiveDivergence
 from selfnorm.density.objectives import available, get
 from selfnorm.density.score_matching import DenoisingScoreMatching, SlicedScoreMatching, score
-
-
-def skewed_rows(n=2000, seed=0):
-    torch.manual_seed(seed)
-    gumbel = torch.distributions.Gumbel(0.0, 1.0).sample((n, 2))
-    return torch.stack([gumbel[:, 0], 0.5 * gumbel[:, 1] + 0.4 * gumbel[:, 0]], 1)
+from tests.contract.test_training import skewed
 
 
 def test_score_is_the_gradient_and_dsm_vanishes_nowhere_else():
@@ -33,7 +28,7 @@ def test_score_is_the_gradient_and_dsm_vanishes_nowhere_else():
 
 
 def test_ssm_is_minimal_at_the_true_energy():
-    x = skewed_rows(20_000)
+    x = skewed(20_000)
 
     def loss_at(shift):
         def energy(v):
@@ -51,7 +46,7 @@ def test_ssm_is_minimal_at_the_true_energy():
 
 
 def test_replay_buffer_keeps_chains_and_refreshes_some():
-    x = skewed_rows(256)
+    x = skewed(256)
     q = sn.Gaussian.fit_to(x)
     model = sn.EBM(sn.MLP(2, hidden=(8,)), base=q)
     cd = ContrastiveDivergence("buffer", n_steps=2, buffer_size=100, refresh=0.0)
@@ -65,7 +60,7 @@ def test_replay_buffer_keeps_chains_and_refreshes_some():
 
 
 def test_parameters_keep_asking_for_gradients_after_the_chains_ran():
-    x = skewed_rows(64)
+    x = skewed(64)
     model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
     cd = ContrastiveDivergence("data", n_steps=3)
     loss, metrics = cd.loss(model, model.base, x, 64)
@@ -93,7 +88,7 @@ def test_names_are_registered_and_bad_options_refused():
 @pytest.mark.parametrize("objective", ["cd", "pcd"])
 def test_chains_walk_on_the_density_that_is_evaluated(objective):
     """With batch normalisation, too: its averages are those of the training passes alone."""
-    x = skewed_rows(500)
+    x = skewed(500)
     base = sn.Gaussian.fit_to(x)
     torch.manual_seed(0)
     layers = (torch.nn.Linear(2, 16), torch.nn.BatchNorm1d(16), torch.nn.SiLU())

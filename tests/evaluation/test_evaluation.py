@@ -1,6 +1,5 @@
 """evaluate, Bounds, exact quadrature, the look far out."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -11,25 +10,9 @@ from torch import nn
 
 import selfnorm as sn
 from selfnorm._context import seeded
-from selfnorm.distributions import draw_log_weights
 from selfnorm.errors import DataError, ProposalError
 from selfnorm.evaluation import GridDensity
-from selfnorm.evaluation.bounds import bounds_from_weights
 from tests.analytic.models import ANALYTIC, Potential
-
-
-def test_chunk_size_changes_nothing_but_rounding():
-    case = ANALYTIC[0]
-    x = case.sample(1000)
-    whole = sn.evaluate(case.ebm(), x, proposal=case.proposal, seed=5, chunk_size=10**6)
-    torch.manual_seed(5)
-    # Same random stream, other chunks: draw once, evaluate in pieces.
-    q = sn.as_proposal(case.proposal)
-    log_w = draw_log_weights(case.ebm(), q, 20_000, 10**6)
-    log_p = torch.cat([case.ebm().log_unnormalized(p) for p in x.split(77)])
-    pieces = bounds_from_weights(log_p, log_w, log_p - q.log_prob(x), 0.0)
-    assert pieces.upper == pytest.approx(whole.upper, abs=1e-5)
-    assert pieces.log_norm == pytest.approx(whole.log_norm, abs=1e-5)
 
 
 def test_standard_errors_are_those_of_repetition():
@@ -45,17 +28,6 @@ def test_standard_errors_are_those_of_repetition():
         spread = torch.tensor([getattr(r, value) for r in runs]).std()
         claimed = torch.tensor([getattr(r, error) for r in runs]).mean()
         assert float(claimed / spread) == pytest.approx(1.0, abs=0.2)
-
-
-def test_reliable_on_a_good_case_and_the_words_of_a_bad_one():
-    case = ANALYTIC[0]
-    good = sn.evaluate(case.ebm(), case.sample(500), proposal=case.proposal, seed=0)
-    assert good.reliable, good.reasons
-    narrow = sn.Gaussian(torch.tensor([-1.0, 2.0]), scale=0.6)  # misses the second mode
-    bad = sn.evaluate(case.ebm(), case.sample(500), proposal=narrow, seed=0, adapt=False)
-    assert not bad.reliable
-    assert "proposal" in " ".join(bad.reasons)
-    assert "NOT RELIABLE" in str(bad)
 
 
 def test_mass_beyond_the_samples_is_found():
@@ -115,14 +87,6 @@ def test_laws_of_whole_numbers_and_boxes_are_judged_by_their_own_proposal():
     found = sn.evaluate(model, 0.025 * torch.rand(100, 1), proposal=box, n_samples=500, seed=0)
     assert found.log_norm == pytest.approx(-np.log(40), abs=0.1)
     assert found.n_samples == 4000  # more of its own
-
-
-def test_bounds_to_dict_round_trips_through_json():
-    case = ANALYTIC[1]
-    bounds = sn.evaluate(case.ebm(), case.sample(50), proposal=case.proposal, seed=0)
-    loaded = json.loads(json.dumps(bounds.to_dict()))
-    assert loaded["lower"] == bounds.lower
-    assert loaded["gap"] == pytest.approx(bounds.upper - bounds.lower)
 
 
 @pytest.mark.parametrize("df", [2.0, 5.0])

@@ -14,7 +14,7 @@ from scipy import stats
 import selfnorm as sn
 from selfnorm.columns import Schema
 from selfnorm.errors import DataError, SelfnormWarning
-from selfnorm.report import About, peers, plot_density_model
+from selfnorm.report import About, peers
 from selfnorm.report import density as density_page
 from selfnorm.report.density import _load as density_load
 from selfnorm.report.page import Page
@@ -87,16 +87,6 @@ def test_a_table_of_any_kind(mixed, tmp_path):
     assert [float(end) for end in ends.groups()] == pytest.approx(
         [density.score(frame)] * 2, abs=0.02
     )
-
-
-def test_dollar_signs_are_no_mathematics(tmp_path):
-    rng = np.random.default_rng(0)
-    paid = rng.choice(["$0_to_$50", "$50-$90"], 60)
-    frame = pd.DataFrame({"paid": paid, "in $ or $": rng.normal(size=60)})
-    density = sn.EnergyDensity(random_state=0, max_steps=3).fit(frame)
-    density.report(frame, tmp_path / "r.html")
-    assert ">$0_to_$50</text>" in checked(tmp_path / "r.html")
-    assert len(plot_density_model(density, tmp_path, frame)) == 5
 
 
 def test_names_of_files_are_no_code_to_copy():
