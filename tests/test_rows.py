@@ -52,12 +52,6 @@ def test_half_precision_rows_are_read_in_the_type_of_the_network():
     assert bounds.reliable
 
 
-def test_a_network_in_double_precision_keeps_it():
-    ebm = sn.EBM(sn.MLP(2, hidden=(8,)).double())
-    assert ebm.dtype == torch.float64
-    assert ebm.log_prob(ROWS).dtype == torch.float64
-
-
 def test_an_energy_without_parameters_takes_rows_as_they_are():
     ebm = sn.EBM(lambda x: 0.5 * x.square().sum(-1))
     assert ebm.log_prob(torch.zeros(3, 2, dtype=torch.float64)).dtype == torch.float64

@@ -501,9 +501,7 @@ def test_datasets_says_what_is_there_and_where_it_looked(selfnorm, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("toy2d --recipe typo", "unknown recipe 'typo'"),
         ("toy2d --device abacus", "device 'abacus' cannot be used"),
-        ("mnist --model gan", "unknown model"),
         ("all --only toy3d", "no piece 'toy3d'"),
     ],
 )

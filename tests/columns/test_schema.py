@@ -553,13 +553,6 @@ def test_few_rows_determine_nothing():
     assert Schema.detect(frame).notes == []
 
 
-def test_a_cell_that_is_no_date_is_named():
-    days = [f"2001-{month:02d}-{day:02d}" for month in range(1, 13) for day in range(1, 25)]
-    schema = Schema.detect({"when": days, "size": np.arange(len(days)) ** 0.5})
-    with pytest.raises(DataError, match="'when' holds dates, but here 'yesterday' in row 1"):
-        schema.encode({"when": ["2001-03-05", "yesterday"], "size": [0.5, 1.5]})
-
-
 def test_what_was_given_stays_and_the_missing_term_fits_it():
     rng = np.random.default_rng(0)
     fare, tip = np.round(rng.gamma(3, 4, 400), 2), np.round(rng.gamma(2, 1, 400), 2)
