@@ -13,7 +13,7 @@ help:
 	@echo "make campaign N=1000 SEED=0 JOBS=2  random tables, damage, kills and threads; a table of verdicts"
 	@echo "make bench  run the benchmarks of speed and memory and write docs/tables/speed.md"
 	@echo "make docs   build the documentation into site/, its notebooks run"
-	@echo "make test-web  open every page of it in Chromium; screenshots in out/web/"
+	@echo "make test-web  open every page of it and that of 'selfnorm explore' in Chromium; screenshots in out/web/"
 	@echo "make clean  remove the virtual environment and everything generated"
 
 $(READY): pyproject.toml constraints.txt

@@ -1,4 +1,6 @@
-"""Every page of the site, and a report, in Chromium: ``make test-web``.
+"""Every page of the site, a report and the page of ``selfnorm explore``, in Chromium.
+
+``make test-web`` runs it.
 
 Of each page: no console error, nothing asked of another host, no sideways scrolling at 400, 800 and
 1400 pixels, pictures and formulas there, no serious finding of axe. The search works.
@@ -9,7 +11,6 @@ python -m tests.web SITE OUT
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -19,7 +20,10 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request, sync_playwright
+from playwright.sync_api import Page, sync_playwright
+
+from tests.web.browser import chromium, overhear, serious, too_wide
+from tests.web.explore import play
 
 WIDTHS = (400, 800, 1400)
 KEPT = ("index", "theory", "is-this-real", "how-to", "reproduce", "tables/mixed", "reference/index")
@@ -27,14 +31,6 @@ IN_THE_DARK = ("index", "tutorials/table", "theory", "reproduce", "report")
 CUT_OFF = """[...document.querySelectorAll('.bd-article .highlight pre')]
     .filter(e => e.scrollWidth > e.clientWidth + 1)
     .map(e => e.innerText.split('\\n').sort((a, b) => b.length - a.length)[0])"""
-FLAGS = [
-    "--no-sandbox",  # as root, in a container
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -49,22 +45,6 @@ def serve(folder: Path) -> str:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}/"
-
-
-def overhear(page: Page, home: str, wrong: list[str]) -> None:
-    """Note errors of the console and of scripts, and what is asked of other hosts."""
-
-    def said(message: ConsoleMessage) -> None:
-        if message.type == "error":
-            wrong.append(f"console: {message.text} {message.location.get('url')}")
-
-    def asked(request: Request) -> None:
-        if not request.url.startswith((home, "data:", "blob:", "file:")):
-            wrong.append(f"asks another host: {request.url}")
-
-    page.on("console", said)
-    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
-    page.on("request", asked)
 
 
 def look(page: Page, address: str, axe: Axe, shot: Path | None) -> list[str]:
@@ -87,22 +67,14 @@ def look(page: Page, address: str, axe: Axe, shot: Path | None) -> list[str]:
             wrong.append("a formula that MathJax does not understand")
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
-        over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        if over > 0:
-            wrong.append(f"{over} pixels too wide at {width}")
+        wrong += too_wide(page)
         cut = page.evaluate(CUT_OFF) if width == max(WIDTHS) else []
         wrong += [f"code cut off at {width}: {line}" for line in cut]
         if shot is not None:
             shot.parent.mkdir(parents=True, exist_ok=True)
             page.wait_for_timeout(500)  # sidebars slide away
             page.screenshot(path=shot.with_name(f"{shot.name}-{width}.png"), full_page=width > 400)
-    # axe's preload moves style sheets into the page, where their imports lead nowhere
-    options = {"preload": False, "resultTypes": ["violations"]}
-    for finding in axe.run(page, options=options).response["violations"]:
-        if finding["impact"] in ("serious", "critical"):
-            where = "; ".join(str(node["target"][0]) for node in finding["nodes"][:3])
-            wrong.append(f"axe, {finding['impact']}: {finding['id']} at {where}")
-    return wrong
+    return wrong + serious(page, axe)
 
 
 def search(page: Page, home: str) -> list[str]:
@@ -128,13 +100,6 @@ def make_report(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def chromium(playwright: Playwright) -> Browser:
-    """The system's Chromium, else playwright's own."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next((path for path in map(shutil.which, names) if path), None)
-    return playwright.chromium.launch(executable_path=found, args=FLAGS)
-
-
 def main(site: Path, out: Path) -> int:
     """Look at everything; the number of pages with something wrong."""
     out.mkdir(parents=True, exist_ok=True)
@@ -158,7 +123,7 @@ def main(site: Path, out: Path) -> int:
             for each in dict.fromkeys(wrong):
                 print(f"{called}: {each}", flush=True)
         page.emulate_media(color_scheme="light")
-        lost = search(page, home)
+        lost = search(page, home) + play(browser, axe, Path(folder), out)
         browser.close()
     bad += bool(lost)
     print(*lost, f"{len(addresses)} pages, {bad} with findings; screenshots in {out}/", sep="\n")

@@ -451,9 +451,7 @@ def sample(
             f"{model} does not know where gaps fall: use fit --model-gaps, of a table that has some"
         )
     drawn = fitted.estimator.sample(n, random_state=seed, missing=missing)
-    if isinstance(drawn, np.ndarray):
-        drawn = dict(zip(fitted.names, drawn.T, strict=True))
-    write_table(replace(table_of(drawn), style=fitted.style), output)
+    write_table(fitted.table(drawn), output)
     _tell({"rows": n, "output": str(output)}, as_json)
 
 
@@ -591,6 +589,25 @@ def _reading(data: Path, table: Table, header: bool | None, *, frame: bool) -> t
     options += f", na_values={gaps}" if gaps else ""  # others pandas knows
     names = ("", "") if table.named else (", header=None", '.add_prefix("x")')
     return "import pandas as pd", f"pd.read_csv({name}{options}{names[0]}){names[1]}"
+
+
+@app.command()
+def explore(
+    model: ModelFolder,
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0: any that is free.")] = 0,
+    browser: Annotated[bool, Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Play with a density in a page of this machine: set columns, see the others, explain rows."""
+    from selfnorm.cli.explore import Answers, listen, serve
+
+    listener = listen(port)
+    fitted = _load(model, "explore")
+    try:
+        serve(
+            listener, Answers(fitted.estimator, fitted.table), model.resolve().name, browser=browser
+        )
+    except KeyboardInterrupt:
+        raise Stopped("the page is closed") from None
 
 
 @app.command()
@@ -818,6 +835,12 @@ class _Model:
             by_place = zip(columns, frame.values(), strict=True)
             return {column.name: values for column, values in by_place}
         raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")
+
+    def table(self, drawn: Any) -> Table:
+        """A table to write, as the one that was fitted, of rows that a density gave."""
+        if isinstance(drawn, np.ndarray):
+            drawn = dict(zip(self.names, drawn.T, strict=True))
+        return replace(table_of(drawn), style=self.style)
 
     def matrices(self, table: Table) -> tuple[Any, np.ndarray | None]:
         """The columns that the model takes, and the target of a regressor."""

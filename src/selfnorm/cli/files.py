@@ -227,8 +227,17 @@ def table_of(frame: TableLike, source: str = "table") -> Table:
         return _from_array(held.frame, source, None)
     if held.kind == "arrow":
         return _from_arrow(held.frame, source)
-    columns = held.columns.items()
-    return Table({str(name): np.asarray(column).astype(object) for name, column in columns}, source)
+    return Table({str(name): _objects(column) for name, column in held.columns.items()}, source)
+
+
+def _objects(column: Any) -> np.ndarray:
+    """Cells as objects; moments as such, where NumPy would give nanoseconds as numbers.
+
+    >>> str(_objects(np.array(["2024-02-03"], dtype="datetime64[ns]"))[0])
+    '2024-02-03 00:00:00'
+    """
+    cells = np.asarray(column)
+    return (cells.astype("datetime64[us]") if cells.dtype.kind == "M" else cells).astype(object)
 
 
 def write_table(table: Table, path: str | os.PathLike[str]) -> None:

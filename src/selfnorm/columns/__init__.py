@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 from selfnorm.columns.cells import Cells
 from selfnorm.columns.frames import BY_PLACE, Table, TableLike, numbers_like
 from selfnorm.columns.kinds import KINDS, Column, Part
+from selfnorm.columns.kinds.base import label_text
+from selfnorm.columns.kinds.date import from_clock, to_clock
 from selfnorm.columns.kinds.number import detect_step
 from selfnorm.columns.schema import Schema
-from selfnorm.columns.text import MISSING, numbers_from, unmarked
+from selfnorm.columns.text import MISSING, is_gap, numbers_from, unmarked
 from selfnorm.columns.values import LINE, PartValues, Values
 
 if TYPE_CHECKING:
@@ -34,11 +36,15 @@ __all__ = [
     "TableLike",
     "Values",
     "detect_step",
+    "from_clock",
+    "is_gap",
     "knots_for",
     "label_step",
+    "label_text",
     "log_cell_mass",
     "numbers_from",
     "numbers_like",
+    "to_clock",
     "unmarked",
 ]
 
