@@ -213,8 +213,7 @@ def all_numbers(X: Any) -> bool:
         return True
     if isinstance(X, Mapping) or np.ma.is_masked(X):
         return False
-    frames = hasattr(X, "dtypes") and hasattr(X, "columns")
-    columns = [np.asarray(X[name]) for name in X.columns] if frames else [np.asarray(X)]
+    columns = [np.asarray(X[name]) for name in X.columns] if _is_frame(X) else [np.asarray(X)]
     for values in columns:
         if values.dtype.kind == "c":
             return True  # refused elsewhere
@@ -228,6 +227,11 @@ def all_numbers(X: Any) -> bool:
     return True
 
 
+def _is_frame(X: object) -> bool:
+    """Whether it is a data frame of pandas or polars."""
+    return hasattr(X, "dtypes") and hasattr(X, "columns")
+
+
 def refuse_text(X: Any) -> None:
     """Name the columns of a data frame that hold text or dates, or that share a name.
 
@@ -236,7 +240,7 @@ def refuse_text(X: Any) -> None:
     """
     refuse_repeated_names(X)
     refuse_masked(X, "X")
-    if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
+    if not _is_frame(X):
         if getattr(getattr(X, "dtype", None), "kind", None) in ("M", "m"):
             raise DataError("X holds dates or durations: turn them into numbers first")
         return

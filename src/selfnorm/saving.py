@@ -22,14 +22,14 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ from selfnorm._saved import Recipe, recipe_for, recipe_of, saved
 from selfnorm.errors import ModelFileError, SelfnormWarning
 
 T = TypeVar("T")
+Blueprint: TypeAlias = dict[str, Any]  # what JSON says of an object
+Witness: TypeAlias = dict[str, list[Any]]  # rows, and what the model said of them
 __version__: str = import_module("selfnorm").__version__  # to mypy a plain import is a circle
 SCHEMA_VERSION = 1
 MODEL_FILE = "model.safetensors"
@@ -82,10 +84,10 @@ class Folder:
         path: where it was read.
     """
 
-    blueprint: dict[str, Any]
+    blueprint: Blueprint
     tensors: dict[str, Tensor]
     notes: dict[str, Any]
-    witness: dict[str, list[Any]] | None = None
+    witness: Witness | None = None
     path: Path = Path()
 
     @property
@@ -118,7 +120,7 @@ class Folder:
 
 
 def save(
-    model: object, path: str | os.PathLike[str], *, notes: dict[str, Any] | None = None
+    model: object, path: str | os.PathLike[str], *, notes: dict[str, object] | None = None
 ) -> None:
     """Write any model of the library to a folder; an older model in it is replaced.
 
@@ -195,7 +197,7 @@ class Saved:
 
 
 @torch.no_grad()
-def _witness(model: Any, blueprint: dict[str, Any]) -> dict[str, list[Any]] | None:
+def _witness(model: Any, blueprint: Blueprint) -> Witness | None:
     """``log p~`` at samples of the base, where a part is the user's: given again, it must agree."""
     own = any(isinstance(part, dict) and "own" in part for part in blueprint.values())
     if not own or not isinstance(getattr(model, "base", None), nn.Module):
@@ -211,7 +213,7 @@ def _witness(model: Any, blueprint: dict[str, Any]) -> dict[str, list[Any]] | No
 
 
 @torch.no_grad()
-def _warn_of_another_model(witness: dict[str, Any], model: Any) -> None:
+def _warn_of_another_model(witness: Witness, model: Any) -> None:
     """Warn of parts with which the model is another one than was saved."""
     was = torch.tensor(witness["values"], dtype=torch.float64)
     rows = torch.tensor(witness["rows"], dtype=getattr(model, "dtype", None))
@@ -286,7 +288,7 @@ def take_apart(value: object, tensors: dict[str, Tensor] | None = None, place: s
 
 def _object_taken_apart(
     value: object, recipe: Recipe, tensors: dict[str, Tensor] | None, place: str
-) -> dict[str, Any]:
+) -> Blueprint:
     """What JSON says of an object that is no module: its arguments, and what a fit has set."""
     blueprint: dict[str, Any] = {"class": recipe.kind.__name__}
     for name, argument in recipe.arguments(value).items():
@@ -301,7 +303,7 @@ def _object_taken_apart(
 
 def _module_taken_apart(
     module: nn.Module, recipe: Recipe, tensors: dict[str, Tensor] | None, place: str
-) -> dict[str, Any]:
+) -> Blueprint:
     """What JSON says of a module; its weights go to ``tensors``, if they are given."""
     blueprint = {"class": recipe.kind.__name__}
     blueprint |= {name: take_apart(value) for name, value in recipe.arguments(module).items()}
@@ -322,7 +324,7 @@ def _join(place: str, name: object) -> str:
 
 def _fitted_state(
     estimator: object, recipe: Recipe, tensors: dict[str, Tensor] | None
-) -> dict[str, Any]:
+) -> Blueprint:
     """What JSON says of the attributes of a fitted estimator."""
     from sklearn.utils.validation import check_is_fitted
 
@@ -335,7 +337,7 @@ def _fitted_state(
     }
 
 
-def _is_own(module: nn.Module, blueprint: Mapping[str, Any]) -> bool:
+def _is_own(module: nn.Module, blueprint: Blueprint) -> bool:
     """Whether a module of the library has been changed so that only its owner can build it."""
     # Spectral norm and the like: other weights than the class is built with.
     normed = [key.split(".") for key, _ in module.named_parameters() if "parametrizations" in key]
@@ -355,11 +357,11 @@ class _Builder:
     that were used.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], own: dict[str, Any]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], own: Mapping[str, object]) -> None:
         self.tensors, self.own = tensors, own
         self.taken: set[str] = set()
 
-    def build(self, value: Any, part: str, place: str | None = "") -> Any:
+    def build(self, value: object, part: str, place: str | None = "") -> Any:
         """The object of a blueprint.
 
         ``part`` is its name in the constructor that it is given to, ``place`` the beginning of the
@@ -391,7 +393,7 @@ class _Builder:
         recipe = recipe_of(name)
         return self._object(recipe, value, place)
 
-    def _object(self, recipe: Recipe, blueprint: dict[str, Any], place: str | None) -> Any:
+    def _object(self, recipe: Recipe, blueprint: Blueprint, place: str | None) -> Any:
         arguments = {k: v for k, v in blueprint.items() if k not in ("class", "fitted")}
         if issubclass(recipe.kind, nn.Module):
             if place is None:
@@ -417,7 +419,7 @@ class _Builder:
             built._loaded()  # noqa: SLF001 a hook of this module
         return built
 
-    def _entries(self, values: dict[str, Any], place: str | None) -> dict[str, Any]:
+    def _entries(self, values: Blueprint, place: str | None) -> dict[str, Any]:
         return {k: self.build(v, k, None if place is None else _join(place, k))
                 for k, v in values.items()}  # fmt: skip
 
@@ -425,7 +427,7 @@ class _Builder:
         return [self.build(v, part, None if place is None else _join(place, k))
                 for k, v in enumerate(values)]  # fmt: skip
 
-    def _given(self, value: Any, part: str) -> Any:
+    def _given(self, value: object, part: str) -> object:
         """A copy of a part of the user's."""
         self.taken.add(part)
         given, before = type(self.own[part]).__name__, isinstance(value, dict) and value.get("own")
@@ -450,7 +452,7 @@ def _type_hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _check_types(values: dict[str, Any], types: Mapping[str, Any]) -> None:
+def _check_types(values: Mapping[str, object], types: Mapping[str, object]) -> None:
     """A ``ValueError`` if values are missing or of other types.
 
     >>> _check_types({"width": "two"}, {"width": float})
@@ -502,8 +504,12 @@ class _WithinItsWeights(TorchDispatchMode):
         self.left = 10**7 + 100 * sum(t.numel() + self.call for t in tensors.values())
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)]
@@ -521,7 +527,9 @@ class _WithinItsWeights(TorchDispatchMode):
             raise ValueError("the config asks for a much larger model than its weights are")
 
 
-def _elements_made(function: Any, args: Any, kwargs: dict[str, Any]) -> int:
+def _elements_made(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> int:
     """The size of what a call of torch makes, by a call on tensors without memory."""
     if isinstance(kwargs.get("generator"), torch.Generator):
         kwargs = {**kwargs, "generator": None}
@@ -535,7 +543,7 @@ def _elements_made(function: Any, args: Any, kwargs: dict[str, Any]) -> int:
     return sum(part.numel() for part in tree_leaves(made) if isinstance(part, Tensor))
 
 
-def _refuse_more_than_weights(blueprint: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _refuse_more_than_weights(blueprint: Blueprint, tensors: dict[str, Tensor]) -> None:
     """A ``ValueError`` if a blueprint has sizes or parts that its weights do not have.
 
     >>> _refuse_more_than_weights({"class": "MLP", "dim": 10**9}, {"bias": torch.zeros(2)})
@@ -562,7 +570,7 @@ def _is_module(blueprint: object) -> bool:
     return issubclass(recipe_of(blueprint["class"]).kind, nn.Module)
 
 
-def _refuse_not_finite(folder: Folder, own: dict[str, Any]) -> None:
+def _refuse_not_finite(folder: Folder, own: Mapping[str, object]) -> None:
     """Refuse weights that are NaN or infinite, but in parts of one's own and limits of columns."""
     for name, tensor in folder.tensors.items():
         parts = name.split(".")
@@ -654,7 +662,7 @@ def _hash_of(content: bytes) -> str:
     return digest.hexdigest()
 
 
-def _document_of(content: bytes) -> dict[str, Any]:
+def _document_of(content: bytes) -> Blueprint:
     """What the header of a file holds beside tensors."""
     length = int.from_bytes(content[:8], "little")
     document: dict[str, Any] = json.loads(
@@ -708,7 +716,7 @@ def plain_number(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def json_safe(value: Any) -> Any:
+def json_safe(value: object) -> Any:
     """A copy for JSON: scalars of NumPy and torch as numbers, those that are not finite ``None``.
 
     Example:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from selfnorm.columns.labels import plain, type_name
 from selfnorm.columns.text import is_gap, numbers_from
 from selfnorm.errors import DataError
 
+Form: TypeAlias = dict[str, Any]  # a memo of how a column was stored, plain JSON
 EXACT = 2**53  # whole numbers beyond are not all held by a float
 _EPOCH = dt.datetime(1970, 1, 1)
 
@@ -40,7 +41,7 @@ class Cells:
     values: np.ndarray
     missing: np.ndarray
     labels: list[Any] = field(default_factory=list)
-    form: dict[str, Any] = field(default_factory=dict)
+    form: Form = field(default_factory=dict)
     texts: Sequence[Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
@@ -48,7 +49,7 @@ class Cells:
         cls,
         texts: Sequence[Any],
         missing: np.ndarray,
-        form: dict[str, Any],
+        form: Form,
         numbers: np.ndarray | None = None,
     ) -> Cells:
         """Cells of text and ``None``, whose labels are looked up when they are first used."""
@@ -58,7 +59,7 @@ class Cells:
             cells.numbers = numbers
         return cells
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name not in ("values", "labels") or self.texts is None:
             raise AttributeError(name)
         self.labels, self.values = distinct_of(list(self.texts), None)
@@ -94,7 +95,7 @@ class Cells:
         form = self.form_with_gap(gaps[:-1])
         return replace(self, values=values, missing=self.missing | gone, form=form)
 
-    def form_with_gap(self, gaps: np.ndarray) -> dict[str, Any]:
+    def form_with_gap(self, gaps: np.ndarray) -> Form:
         """The form with the commonest of the labels that are ``gaps``, if all gaps are so."""
         if self.missing.any() or not gaps.any():
             return self.form
@@ -111,7 +112,7 @@ class Cells:
 # Reading
 
 
-def cells_of_array(column: np.ndarray, missing: np.ndarray, form: dict[str, Any]) -> Cells:
+def cells_of_array(column: np.ndarray, missing: np.ndarray, form: Form) -> Cells:
     """Cells of an array of any type, whatever stands where there is a gap."""
     kind = column.dtype.kind
     if column.ndim != 1:
@@ -153,7 +154,7 @@ def cells_of_array(column: np.ndarray, missing: np.ndarray, form: dict[str, Any]
     return _cells_of_objects(values, missing, form)
 
 
-def as_objects(values: list[Any]) -> np.ndarray:
+def as_objects(values: Sequence[object]) -> np.ndarray:
     """An array of Python objects, tuples and lists among them."""
     column = np.empty(len(values), dtype=object)
     column[:] = values
@@ -168,15 +169,15 @@ class _Store(NamedTuple):
         item: the object of a number, or of a moment without a time zone, by the column's form.
     """
 
-    array: Callable[[list[Any]], np.ndarray]
-    item: Callable[[Any, Mapping[str, Any]], Any]
+    array: Callable[[Sequence[Any]], np.ndarray]
+    item: Callable[[Any, Form], Any]
 
 
-def _floats(values: list[Any]) -> np.ndarray:
+def _floats(values: Sequence[Any]) -> np.ndarray:
     return np.array([np.nan if v is None else float(v) for v in values], dtype=np.float64)
 
 
-def _times(values: list[Any]) -> np.ndarray:
+def _times(values: Sequence[Any]) -> np.ndarray:
     if any(v is not None and v.tzinfo is not None for v in values):
         raise DataError("times of day with a time zone cannot be modelled; give dates, or no zone")
     midnight = dt.date(1970, 1, 1)
@@ -184,28 +185,28 @@ def _times(values: list[Any]) -> np.ndarray:
     return _floats(since)
 
 
-def _in_zone(moment: dt.datetime, form: Mapping[str, Any]) -> dt.datetime:
+def _in_zone(moment: dt.datetime, form: Form) -> dt.datetime:
     if "zone" not in form:
         return moment
     zone = _zone(form["zone"], form["offset"])
     return moment.replace(tzinfo=dt.timezone.utc).astimezone(zone)
 
 
-def _pandas_of(name: str, value: Any) -> Any:
+def _pandas_of(name: str, value: object) -> object:
     import pandas as pd
 
     return getattr(pd, name)(value)
 
 
-def _arrays(dtype: str) -> Callable[[list[Any]], np.ndarray]:
+def _arrays(dtype: str) -> Callable[[Sequence[Any]], np.ndarray]:
     return lambda values: np.array(values, dtype=dtype)
 
 
-def _decimal(value: float, form: Mapping[str, Any]) -> Decimal:
+def _decimal(value: float, form: Form) -> Decimal:
     return Decimal(f"{Decimal(repr(value)):.{form['decimals']}f}")
 
 
-def _time(value: float, _: Mapping[str, Any]) -> dt.time:
+def _time(value: float, _: Form) -> dt.time:
     return (_EPOCH + dt.timedelta(seconds=min(max(value, 0.0), 86_399.999999))).time()
 
 
@@ -228,7 +229,7 @@ _STORES: dict[str, _Store] = {
 }
 
 
-def _cells_of_objects(values: list[Any], missing: np.ndarray, form: dict[str, Any]) -> Cells:
+def _cells_of_objects(values: Sequence[Any], missing: np.ndarray, form: Form) -> Cells:
     """Cells of Python objects: numbers, dates or labels by what they all are."""
     if missing.any():
         if type(values[int(missing.argmax())]) is float:
@@ -259,7 +260,7 @@ def _cells_of_objects(values: list[Any], missing: np.ndarray, form: dict[str, An
     return Cells("label", places, missing, labels, form)
 
 
-def distinct_of(values: list[Any], gap: Any) -> tuple[list[Any], np.ndarray]:
+def distinct_of(values: Sequence[Hashable], gap: Hashable) -> tuple[list[Any], np.ndarray]:
     """Distinct values in the order in which they come, and the place of every value; gaps: -1."""
     distinct = dict.fromkeys(values)
     distinct.pop(gap, None)
@@ -268,17 +269,17 @@ def distinct_of(values: list[Any], gap: Any) -> tuple[list[Any], np.ndarray]:
     return list(distinct), np.fromiter(map(places.__getitem__, values), np.int64, len(values))
 
 
-def _python(value: Any) -> Any:
+def _python(value: np.generic) -> object:
     """The Python object of a NumPy scalar; moments finer than it knows are cut."""
     kind = {"M": "datetime64[us]", "m": "timedelta64[us]"}.get(value.dtype.kind)
     return value.item() if kind is None else value.astype(kind).item()
 
 
-def _beyond_floats(values: list[Any]) -> bool:
+def _beyond_floats(values: Sequence[object]) -> bool:
     return any(type(v) is int and abs(v) >= EXACT for v in values)
 
 
-def _details(store: str, values: list[Any]) -> dict[str, Any]:
+def _details(store: str, values: Sequence[Any]) -> Form:
     """What a form says of decimals and of time zones."""
     if store == "decimal":
         exponents = [v.as_tuple().exponent for v in values if v is not None and v.is_finite()]
@@ -296,7 +297,7 @@ def _details(store: str, values: list[Any]) -> dict[str, Any]:
     return {"offset": int(usual.total_seconds()), "zone": zone}
 
 
-def _without_zones(values: list[Any], form: Mapping[str, Any]) -> list[Any]:
+def _without_zones(values: Sequence[Any], form: Form) -> Sequence[Any]:
     if "zone" not in form:
         return values
     return [v and v.astimezone(dt.timezone.utc).replace(tzinfo=None) for v in values]
@@ -346,7 +347,7 @@ def _zone(name: str, offset: int) -> dt.tzinfo:
         return dt.timezone(dt.timedelta(seconds=offset))
 
 
-def ahead_of_utc(moments: np.ndarray, form: Mapping[str, Any]) -> np.ndarray:
+def ahead_of_utc(moments: np.ndarray, form: Form) -> np.ndarray:
     """Seconds by which the clocks of a column's time zone are ahead of UTC at moments (UTC).
 
     Example:

@@ -244,7 +244,7 @@ def _check_support(name: Hashable, cells: Cells, support: Support | None) -> Non
         )
 
 
-def _content(cells: Cells) -> Any:
+def _content(cells: Cells) -> Hashable:
     """Equal for columns that hold the same in every row."""
     values, labels = cells.values, cells.labels
     if cells.kind == "label":  # the same labels may come in another order

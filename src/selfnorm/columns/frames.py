@@ -15,12 +15,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from selfnorm.columns.cells import (
     Cells,
+    Form,
     array_of,
     as_integers,
     as_objects,
@@ -47,7 +50,7 @@ FRAMES = ("pandas", "polars", "arrow", "dict", "array", "tensor", "file")
 BY_PLACE = ("array", "tensor")  # whose columns have no names
 
 
-def _is(value: Any, module: str, *names: str) -> bool:
+def _is(value: object, module: str, *names: str) -> bool:
     """Whether a value is of a class of a library, which is imported then."""
     library = sys.modules.get(module)
     classes = (getattr(library, name, None) for name in names)
@@ -94,12 +97,10 @@ class Table:
     _read: dict[Any, Cells] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, frame: Any) -> Table:
+    def of(cls, frame: TableLike) -> Table:
         """Look at what came, without reading it; a table stays what it is."""
         if isinstance(frame, Table):
             return frame
-        if _is(frame, "polars", "LazyFrame"):
-            frame = frame.collect()
         kind, frame, names, columns = _taken_apart(frame)
         _check_names(names)
         lengths = {name: _length(column) for name, column in zip(names, columns, strict=True)}
@@ -146,7 +147,7 @@ class Table:
             return self.frame.take(places.tolist())
         return self.frame.iloc[places] if self.kind == "pandas" else self.frame[places]
 
-    def filled(self, draws: Mapping[Any, tuple[np.ndarray, Cells]]) -> Any:
+    def filled(self, draws: Mapping[Hashable, tuple[np.ndarray, Cells]]) -> Any:
         """The frame again, with cells in place of gaps: for a column where, and one for each row.
 
         Example:
@@ -176,7 +177,7 @@ class Table:
             made[name] = holder.pick(column, more, places)
         return self._with(made)
 
-    def _with(self, made: dict[Any, Any]) -> Any:
+    def _with(self, made: Mapping[Hashable, Any]) -> Any:
         """The frame with some columns in place of its own."""
         if self.kind == "pandas":
             frame = self.frame.copy()
@@ -194,8 +195,10 @@ class Table:
         return made if self.kind == "dict" else _stacked(list(made.values()))
 
 
-def _taken_apart(frame: Any) -> tuple[str, Any, list[Any], list[Any]]:
+def _taken_apart(frame: Any) -> tuple[str, Any, list[Hashable], list[Any]]:
     """The kind of a table, the table itself, the names of its columns, and these."""
+    if _is(frame, "polars", "LazyFrame"):
+        frame = frame.collect()
     if _is(frame, "pandas", "Series") or _is(frame, "polars", "Series"):
         raise DataError("give a DataFrame, not a Series: series.to_frame()")
     reader = _is(frame, "pyarrow", "RecordBatchReader")
@@ -226,7 +229,7 @@ def _taken_apart(frame: Any) -> tuple[str, Any, list[Any], list[Any]]:
     return kind, frame, [f"x{j}" for j in range(len(columns))], columns
 
 
-def write(kind: str, columns: dict[Any, Cells]) -> Any:
+def write(kind: str, columns: Mapping[Hashable, Cells]) -> Any:
     """A table of the given kind; each column is stored as the ``form`` of its cells says."""
     if kind in ("dict", "file"):
         holders = {n: HOLDERS[cells.form.get("held", "array")] for n, cells in columns.items()}
@@ -247,7 +250,7 @@ def write(kind: str, columns: dict[Any, Cells]) -> Any:
     return _joined(dict(zip(names, made, strict=True)), None) if kind == "arrow" else _stacked(made)
 
 
-def numbers_like(frame: Any, columns: Mapping[Any, np.ndarray]) -> Any:
+def numbers_like(frame: Any, columns: Mapping[Hashable, np.ndarray]) -> Any:
     """Columns of numbers as the same kind of table as another one, row by row (pandas: its index).
 
     Example:
@@ -310,7 +313,7 @@ def _length(column: Any) -> int:
 # pandas
 
 
-def _read_pandas(series: Any) -> Cells:
+def _read_pandas(series: pd.Series) -> Cells:
     import pandas as pd
 
     dtype = series.dtype
@@ -351,7 +354,7 @@ def _usual_offset(local: np.ndarray, utc: np.ndarray) -> int:
     return int(offsets[counts.argmax()]) if len(offsets) else 0
 
 
-def _write_pandas(cells: Cells) -> Any:
+def _write_pandas(cells: Cells) -> pd.Series:
     import pandas as pd
 
     form, name, gaps = cells.form, cells.form["dtype"], bool(cells.missing.any())
@@ -385,7 +388,7 @@ def _write_pandas(cells: Cells) -> Any:
     return series.astype(name)
 
 
-def _codes(cells: Cells) -> tuple[list[Any], np.ndarray]:
+def _codes(cells: Cells) -> tuple[list[object], np.ndarray]:
     """Categories, after those of the form labels that are none of them; and codes, -1 for gaps."""
     labels = [unplain(label) for label in cells.form["categories"]]
     seen = [cells.labels[k] for k in np.unique(cells.seen)]
@@ -395,7 +398,7 @@ def _codes(cells: Cells) -> tuple[list[Any], np.ndarray]:
     return labels, codes[np.where(cells.missing, -1, cells.values)]
 
 
-def _pick_pandas(series: Any, more: Any, places: np.ndarray) -> Any:
+def _pick_pandas(series: pd.Series, more: pd.Series | None, places: np.ndarray) -> pd.Series:
     import pandas as pd
 
     if more is None:
@@ -413,7 +416,7 @@ def _pick_pandas(series: Any, more: Any, places: np.ndarray) -> Any:
 # Arrow: a column is a table of one, whose field says more than its type
 
 
-def _read_arrow(table: Any) -> Cells:
+def _read_arrow(table: pa.Table) -> Cells:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -456,7 +459,7 @@ def _read_arrow(table: Any) -> Cells:
     return cells_of_array(column.to_numpy(zero_copy_only=False), missing, form)
 
 
-def _write_arrow(cells: Cells) -> Any:
+def _write_arrow(cells: Cells) -> pa.Table:
     pa = _pyarrow()
     if "arrow" not in cells.form:
         return pa.table({"": pa.array(objects_of(cells), from_pandas=True)})
@@ -470,12 +473,12 @@ def _write_arrow(cells: Cells) -> Any:
     return pa.Table.from_arrays([made], schema=pa.schema([of]))
 
 
-def _field_of(form: Mapping[str, Any]) -> Any:
+def _field_of(form: Form) -> pa.Field:
     pa = _pyarrow()
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(form["arrow"]))).field(0)
 
 
-def _arrow_array(cells: Cells, kind: Any) -> Any:
+def _arrow_array(cells: Cells, kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
 
     gaps = cells.missing
@@ -497,7 +500,7 @@ def _arrow_array(cells: Cells, kind: Any) -> Any:
     return made.cast(kind, safe=False)
 
 
-def _pick_arrow(table: Any, more: Any, places: np.ndarray) -> Any:
+def _pick_arrow(table: pa.Table, more: pa.Table | None, places: np.ndarray) -> pa.Table:
     import pyarrow as pa
 
     if more is not None and more.num_rows == len(places):
@@ -512,12 +515,14 @@ def _pick_arrow(table: Any, more: Any, places: np.ndarray) -> Any:
     return pa.table([picked], schema=pa.schema([of]))
 
 
-def _pick_chunks(column: Any, more: Any, places: np.ndarray) -> Any:
+def _pick_chunks(
+    column: pa.ChunkedArray, more: pa.ChunkedArray | None, places: np.ndarray
+) -> pa.ChunkedArray:
     table, below = (None if c is None else _pyarrow().table({"": c}) for c in (column, more))
     return _pick_arrow(table, below, places).column(0)
 
 
-def _joined(columns: Mapping[Any, Any], metadata: Any) -> Any:
+def _joined(columns: Mapping[Hashable, pa.Table], metadata: object) -> pa.Table:
     """A table of tables of one column."""
     pa = _pyarrow()
     fields = [table.schema.field(0).with_name(name) for name, table in columns.items()]
@@ -525,7 +530,7 @@ def _joined(columns: Mapping[Any, Any], metadata: Any) -> Any:
     return pa.Table.from_arrays([table.column(0) for table in columns.values()], schema=schema)
 
 
-def _pyarrow() -> Any:
+def _pyarrow() -> ModuleType:
     try:
         import pyarrow
     except ImportError:
@@ -538,7 +543,7 @@ def _pyarrow() -> Any:
 # polars
 
 
-def _read_polars(series: Any) -> Cells:
+def _read_polars(series: pl.Series) -> Cells:
     import polars as pl
 
     if series.dtype == pl.Object or "128" in str(series.dtype):
@@ -549,7 +554,7 @@ def _read_polars(series: Any) -> Cells:
     return _read_arrow(series.to_frame("").to_arrow())
 
 
-def _write_polars(cells: Cells) -> Any:
+def _write_polars(cells: Cells) -> pl.Series:
     import polars as pl
 
     series: Any = pl.from_arrow(_write_arrow(cells)).to_series()  # type: ignore[union-attr]
@@ -558,7 +563,7 @@ def _write_polars(cells: Cells) -> Any:
     return series
 
 
-def _pick_polars(series: Any, more: Any, places: np.ndarray) -> Any:
+def _pick_polars(series: pl.Series, more: pl.Series | None, places: np.ndarray) -> pl.Series:
     import polars as pl
 
     if more is None:
@@ -571,20 +576,20 @@ def _pick_polars(series: Any, more: Any, places: np.ndarray) -> Any:
 # Arrays, lists, tensors
 
 
-def _read_array(column: Any) -> Cells:
+def _read_array(column: ArrayLike) -> Cells:
     column = column if isinstance(column, np.ndarray) else np.asarray(column)
     form = {"dtype": str(column.dtype)}
     return cells_of_array(np.ma.getdata(column), np.ma.getmaskarray(column), form)
 
 
-def _pick_array(column: Any, more: Any, places: np.ndarray) -> Any:
+def _pick_array(column: np.ndarray, more: np.ndarray | None, places: np.ndarray) -> np.ndarray:
     if more is None or len(more) == len(places):
         return column[places] if more is None else more
     join = np.ma.concatenate if np.ma.isMA(column) else np.concatenate
     return join([column, more])[places]
 
 
-def _read_tensor(tensor: Any) -> Cells:
+def _read_tensor(tensor: Tensor) -> Cells:
     dtype = str(tensor.dtype).removeprefix("torch.")
     tensor = tensor.detach().cpu()
     cells = _read_array((tensor.float() if dtype == "bfloat16" else tensor).numpy())
@@ -592,7 +597,7 @@ def _read_tensor(tensor: Any) -> Cells:
     return cells
 
 
-def _write_tensor(cells: Cells) -> Any:
+def _write_tensor(cells: Cells) -> Tensor:
     import torch
 
     tensor = torch.from_numpy(array_of(cells))
@@ -600,7 +605,7 @@ def _write_tensor(cells: Cells) -> Any:
     return tensor if cells.missing.any() and not wanted.is_floating_point else tensor.to(wanted)
 
 
-def _pick_tensor(tensor: Any, more: Any, places: np.ndarray) -> Any:
+def _pick_tensor(tensor: Tensor, more: Tensor | None, places: np.ndarray) -> Tensor:
     import torch
 
     tensor = tensor.detach()
@@ -610,7 +615,7 @@ def _pick_tensor(tensor: Any, more: Any, places: np.ndarray) -> Any:
     return both[torch.from_numpy(places).to(tensor.device)]
 
 
-def _stacked(columns: list[Any]) -> Any:
+def _stacked(columns: Sequence[Any]) -> Any:
     """Columns side by side."""
     if _is(columns[0], "torch", "Tensor"):
         return sys.modules["torch"].stack(columns, 1)
@@ -621,7 +626,9 @@ def _stacked(columns: list[Any]) -> Any:
     return np.stack(columns, 1)
 
 
-def _pick_list(column: Any, more: Any, places: np.ndarray) -> Any:
+def _pick_list(
+    column: Sequence[object], more: Sequence[object] | None, places: np.ndarray
+) -> Sequence[object]:
     both = [*column, *(more or ())]
     chosen = [both[place] for place in places.tolist()]
     return tuple(chosen) if isinstance(column, tuple) else chosen
@@ -666,7 +673,7 @@ HOLDERS = {
 }
 
 
-def _holder(column: Any) -> tuple[str, Holder]:
+def _holder(column: object) -> tuple[str, Holder]:
     """How a column is held; what is neither of these is taken as an array."""
     for held, holder in HOLDERS.items():
         if holder.classes and _is(column, *holder.classes):

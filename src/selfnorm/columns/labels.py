@@ -16,10 +16,10 @@ import numpy as np
 from selfnorm.errors import DataError
 
 
-def _of_pandas(name: str) -> Callable[[Any], Any]:
+def _of_pandas(name: str) -> Callable[[list[object]], Any]:
     """A class of pandas, called with a list of arguments."""
 
-    def make(arguments: list[Any]) -> Any:
+    def make(arguments: list[object]) -> object:
         import pandas as pd
 
         return getattr(pd, name)(*arguments)
@@ -68,7 +68,7 @@ def type_name(kind: type) -> str:
     return name if module in _MODULES else f"{module}.{kind.__name__}"
 
 
-def plain(label: Any) -> Any:
+def plain(label: object) -> Any:
     """A label as JSON holds it; :func:`unplain` is its inverse.
 
     Example:
@@ -90,7 +90,7 @@ def plain(label: Any) -> Any:
     return {name: _MEMOS[name][0](label)}
 
 
-def unplain(label: Any) -> Any:
+def unplain(label: object) -> Any:
     """The label that :func:`plain` wrote."""
     if not isinstance(label, dict):
         return label

@@ -11,11 +11,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from selfnorm._saved import saved
-from selfnorm.columns.cells import Cells
+from selfnorm.columns.cells import Cells, Form
 from selfnorm.columns.detection import Detection
-from selfnorm.columns.frames import BY_PLACE, FRAMES, Table, write
+from selfnorm.columns.frames import BY_PLACE, FRAMES, Table, TableLike, write
 from selfnorm.columns.kinds import KINDS, Coded, Column, Part
 from selfnorm.columns.kinds.aside import constant_cells
 from selfnorm.columns.kinds.base import label_text, rows_in_words
@@ -81,7 +82,7 @@ class Schema:
     @classmethod
     def detect(
         cls,
-        frame: Any,
+        frame: TableLike,
         kinds: Mapping[Any, str] | None = None,
         *,
         support: Mapping[Any, tuple[float | None, float | None]] | None = None,
@@ -172,7 +173,7 @@ class Schema:
         return sorted(j for name in {*names} for j in places[name])
 
     @cached_property
-    def _places(self) -> dict[Any, list[int]]:
+    def _places(self) -> dict[Hashable, list[int]]:
         """Indices of the parts of each column that is modelled."""
         places: list[list[int]] = [[] for _ in self.modelled]
         for j, part in enumerate(self.parts):
@@ -207,7 +208,7 @@ class Schema:
         codes = np.array([part.gap_code for part in self.parts])
         return (x[..., 0] == -1) | (x[..., 0] == codes)
 
-    def encode(self, frame: Any, *, partial: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, frame: TableLike, *, partial: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Coded rows ``x (n, p, 2)``, and ``(n, p)`` the log-probability that a code leaves open.
 
         Columns are matched by name, those of an array by position. One warning names all that was
@@ -223,7 +224,7 @@ class Schema:
         return rows
 
     def pieces(
-        self, frame: Any, n_rows: int | None, *, partial: bool = False
+        self, frame: TableLike, n_rows: int | None, *, partial: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The same as :meth:`encode`, ``n_rows`` rows at a time, and all where ``None``.
 
@@ -246,7 +247,7 @@ class Schema:
         return {self.columns[j].name: cells for j, cells in given.items()}
 
     def _given(
-        self, table: Table, names: Mapping[Any, Any], surprises: list[str]
+        self, table: Table, names: Mapping[Hashable, Hashable], surprises: list[str]
     ) -> dict[int, Cells]:
         """Cells by the place of their column, as it has them; ``names`` are those of the table."""
         problems: list[str] = []
@@ -288,7 +289,7 @@ class Schema:
                 x[:, i, 0], x[:, i, 1], extra[:, i] = of_part.code, of_part.number, of_part.open
         return x, extra
 
-    def _matched(self, table: Table, partial: bool) -> tuple[dict[Any, Any], list[str]]:
+    def _matched(self, table: Table, partial: bool) -> tuple[dict[Hashable, Hashable], list[str]]:
         """The names of the table's columns by the schema's, and what to warn of."""
         names = [column.name for column in self.columns]
         needed = [column.name for column in self.modelled]
@@ -334,7 +335,7 @@ class Schema:
 
     def decode(
         self,
-        x: Any,
+        x: ArrayLike,
         rng: np.random.Generator | int | None = 0,
         *,
         columns: Collection[Hashable] | None = None,
@@ -360,7 +361,9 @@ class Schema:
         cells = {name: stored(cells) for name, cells in made.items() if name in wanted}
         return write(self.frame, cells)
 
-    def fill(self, frame: Any, x: Any, rng: np.random.Generator | int | None = 0) -> Any:
+    def fill(
+        self, frame: TableLike, x: ArrayLike, rng: np.random.Generator | int | None = 0
+    ) -> Any:
         """The same table, its gaps filled from coded rows ``(n, p, 2)``; all else as it was.
 
         Example:
@@ -416,10 +419,10 @@ class Schema:
 
     def decoded(
         self,
-        x: Any,
+        x: ArrayLike,
         rng: np.random.Generator | int | None = 0,
         given: Mapping[int, Cells] | None = None,
-    ) -> dict[Any, Cells]:
+    ) -> dict[Hashable, Cells]:
         """The cells of all columns that coded rows tell; what is ``given`` comes first."""
         x = np.asarray(x, dtype=np.float64)
         if x.ndim != 3 or x.shape[1:] != (len(self.parts), 2):
@@ -615,7 +618,7 @@ def _shown(column: Column, cells: Cells, row: int) -> str:
     return f"{value:g}"
 
 
-def _common_form(cells: Cells) -> dict[str, Any]:
+def _common_form(cells: Cells) -> Form:
     """A form for tables of every kind."""
     if cells.kind == "label":
         return {"dtype": "object"}

@@ -84,7 +84,7 @@ def marks_of(texts: Sequence[str]) -> set[tuple[str, str]]:
 
 def unmarked(
     texts: Sequence[str], *, grouped: bool = False, alike: bool = True
-) -> tuple[list[str], dict[str, Any]]:
+) -> tuple[list[str], dict[str, object]]:
     """Numbers without their marks, and these, where all have the same; else texts as they are.
 
     What is no number stays as it is. 1,250 alone may be a thousand or a little more than one: it is

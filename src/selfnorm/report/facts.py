@@ -19,10 +19,9 @@ def shortened(names: Sequence[str], most: int = 20) -> str:
 
 def input_names(regressor: Any) -> list[str]:
     """Names of a fitted regressor's inputs; none where they were an array."""
-    if hasattr(regressor, "feature_names_in_"):
-        return [str(name) for name in regressor.feature_names_in_]
-    inputs = regressor.inputs_
-    return [] if inputs is None else [str(column.name) for column in inputs.schema.columns]
+    own = () if regressor.inputs_ is None else regressor.inputs_.schema.columns
+    names = getattr(regressor, "feature_names_in_", [column.name for column in own])
+    return [str(name) for name in names]
 
 
 class Facts:

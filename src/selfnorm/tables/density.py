@@ -12,20 +12,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import on_cpu, seed_of, whole_or_not_at_all
-from selfnorm._inputs import Number, check_device, check_parameters, digest
+from selfnorm._inputs import Number, RandomState, check_device, check_parameters, digest
 from selfnorm._saved import saved
 from selfnorm.columns import (
     GAP,
@@ -33,6 +35,7 @@ from selfnorm.columns import (
     Part,
     Schema,
     Table,
+    TableLike,
     numbers_like,
 )
 from selfnorm.errors import DataError, ModelFileError
@@ -198,7 +201,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         validation_fraction: float = 0.1,
         contamination: float | str = "auto",
         device: str | None = None,
-        random_state: Any = None,
+        random_state: RandomState = None,
         verbose: bool = False,
     ) -> None:
         self.method = method
@@ -216,7 +219,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self.random_state = random_state
         self.verbose = verbose
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         """Gaps and categories are welcome."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -227,9 +230,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     @whole_or_not_at_all
     def fit(
         self,
-        X: Any,
-        y: Any = None,  # noqa: ARG002 sklearn's signature
-        sample_weight: Any = None,
+        X: TableLike,
+        y: object = None,  # noqa: ARG002 sklearn's signature
+        sample_weight: ArrayLike | None = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> EnergyDensity:
@@ -303,7 +306,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return self.distribution_.proposal
 
     @on_cpu()
-    def score_samples(self, X: Any) -> np.ndarray:
+    def score_samples(self, X: TableLike) -> np.ndarray:
         """Normalised log-likelihood ``(n,)`` of the rows of the table ``X``, in its units.
 
         The log of the mean over the saved orders of a chain. Missing cells are left out: the score
@@ -313,15 +316,15 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """
         return np.concatenate([self._log_prob(*piece).numpy() for piece in self._pieces(X, PIECE)])
 
-    def log_mass(self, X: Any) -> np.ndarray:
+    def log_mass(self, X: TableLike) -> np.ndarray:
         """The same as :meth:`score_samples`, where whole numbers have probabilities already."""
         return self.score_samples(X)
 
-    def score(self, X: Any, y: Any = None) -> float:  # noqa: ARG002 sklearn's signature
+    def score(self, X: TableLike, y: object = None) -> float:  # noqa: ARG002 sklearn's signature
         """Mean log-likelihood of the rows of ``X`` (nats per row)."""
         return float(np.mean(self.score_samples(X)))
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: TableLike) -> np.ndarray:
         r"""How ordinary rows are ``(n,)``: negative for outliers, whatever the units.
 
         ``score_samples(X) - offset_`` for a row of continuous numbers. Densities and probabilities
@@ -332,7 +335,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return self.scored(X)[1]
 
     @on_cpu()
-    def scored(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    def scored(self, X: TableLike) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`score_samples` and :meth:`decision_function` of rows, in the time of one."""
         pieces = [self._scored(*piece) for piece in self._pieces(X, PIECE)]
         scores, ordinary = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
@@ -344,12 +347,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         ordinary = scores + self.distribution_.comparable(coded)
         return scores.numpy(), ordinary.numpy() - self.offset_
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: TableLike) -> np.ndarray:
         """``1`` for inliers, ``-1`` for rows whose :meth:`decision_function` is negative."""
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
     @on_cpu()
-    def log_prob(self, X: Any, given: Sequence[Any] = ()) -> np.ndarray:
+    def log_prob(self, X: TableLike, given: Sequence[Hashable] = ()) -> np.ndarray:
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
         That of the joint density where the columns asked for have few values together (64, or all
@@ -377,8 +380,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def sample(
         self,
         n_samples: int = 1,
-        random_state: Any = None,
-        given: Any = None,
+        random_state: RandomState = None,
+        given: TableLike | None = None,
         *,
         missing: bool = False,
     ) -> Any:
@@ -424,7 +427,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return self.schema_.decode(self.schema_.within_seen(drawn), seed)
 
     @on_cpu()
-    def impute(self, X: Any, n_draws: int = 1, random_state: Any = None) -> Any:
+    def impute(self, X: TableLike, n_draws: int = 1, random_state: RandomState = None) -> Any:
         """The table with its gaps filled by draws, given all that is seen in the row.
 
         Returns a table of the kind that came in, or a list of ``n_draws`` of them where there is to
@@ -447,13 +450,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         tables = [self.schema_.fill(X, rows, rng) for rows in np.split(drawn, n_draws)]
         return tables[0] if n_draws == 1 else tables
 
-    def marginal(self, columns: Sequence[Any]) -> Marginal:
+    def marginal(self, columns: Sequence[Hashable]) -> Marginal:
         """The distribution of some of the columns, the others unknown: its scores and samples."""
         check_is_fitted(self)
         return Marginal(self.schema_, self.distribution_, columns)
 
     @on_cpu()
-    def probabilities(self, X: Any, column: Any) -> Any:
+    def probabilities(self, X: TableLike, column: Hashable) -> Any:
         """Probabilities of the levels of a column, given the others: a classifier.
 
         A table of the kind that came in with a column for each level; they add to one. Of numbers
@@ -498,7 +501,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return numbers_like(X, shares | {level: rare[:, 0] * share for level, share in tail})
 
     @on_cpu()
-    def explain(self, X: Any) -> Any:
+    def explain(self, X: TableLike) -> Any:
         r"""How ordinary each cell is, given the rest of its row: a table of the kind that came in.
 
         The probability that a draw from ``p(x_j | rest)`` is at most as probable as what was seen:
@@ -528,7 +531,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return numbers_like(X, tails)
 
     @on_cpu()
-    def bounds(self, X: Any, n_samples: int = 20_000, random_state: Any = None) -> Bounds:
+    def bounds(
+        self, X: TableLike, n_samples: int = 20_000, random_state: RandomState = None
+    ) -> Bounds:
         """Lower and upper bound of the mean log-likelihood of ``X``, and whether to trust them.
 
         Tables of finite columns have an exact normaliser: both are the score. ``a.minus(b)``
@@ -541,12 +546,12 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     @on_cpu()
     def report(
         self,
-        X: Any,
+        X: TableLike,
         path: str | os.PathLike[str],
         *,
-        train: Any = None,
+        train: TableLike | None = None,
         about: About | None = None,
-        random_state: Any = 0,
+        random_state: RandomState = 0,
     ) -> Path:
         """Write a report on the model and the rows of ``X``: one HTML file that needs no network.
 
@@ -594,7 +599,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     def facts(self) -> dict[str, str]:
         """What was fitted, in words; empty before the fit."""
-        if not hasattr(self, "judgement_"):
+        if "judgement_" not in vars(self):
             return {}
         kinds = [f"{column.name} ({column.kind})" for column in self.schema_.columns]
         rows = f"{self.fitted_to_['rows']:,} rows"
@@ -612,7 +617,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         }
 
     @on_cpu()
-    def standardise(self, X: Any) -> Tensor:
+    def standardise(self, X: TableLike) -> Tensor:
         """The rows of ``X`` as ``model_`` sees them: ``(n, d)``, of a chain ``(n, p, 4)``."""
         coded, _ = self._rows(X)
         return self.distribution_.pack(coded)
@@ -710,13 +715,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             validate_data(self, checked, reset=reset, skip_check_array=True)
         return X, int(X.shape[0])
 
-    def _rows(self, X: Any, *, partial: bool = False) -> tuple[Tensor, Tensor]:
+    def _rows(self, X: TableLike, *, partial: bool = False) -> tuple[Tensor, Tensor]:
         """Coded rows ``(n, p, 2)``, and the log-probability that codes leave open ``(n, p)``."""
         (rows,) = self._pieces(X, None, partial=partial)
         return rows
 
     def _pieces(
-        self, X: Any, n_rows: int | None, *, partial: bool = False
+        self, X: TableLike, n_rows: int | None, *, partial: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The same, some rows at a time."""
         check_is_fitted(self)
@@ -729,7 +734,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
         return self.distribution_.log_prob(coded) + open_.sum(-1)
 
-    def _complete(self, given: Any, n_samples: int, seed: int, missing: bool) -> Any:
+    def _complete(self, given: TableLike, n_samples: int, seed: int, missing: bool) -> Any:
         """Rows with some of the values given, each ``n_samples`` times."""
         if isinstance(given, Mapping):
             one = {k: v for k, v in given.items() if isinstance(v, str) or not np.ndim(v)}

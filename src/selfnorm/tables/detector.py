@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from selfnorm._context import on_cpu, seeded, whole_or_not_at_all
-from selfnorm.columns import GAP, Part
+from selfnorm.columns import GAP, Part, TableLike
 from selfnorm.errors import DataError
 from selfnorm.tables import members
 from selfnorm.tables.density import EnergyDensity
@@ -60,7 +59,7 @@ class OutlierDetector(BaseEstimator):
         self.contamination = contamination
 
     @whole_or_not_at_all
-    def fit(self, X: Any, y: Any = None) -> OutlierDetector:  # noqa: ARG002 PyOD's signature
+    def fit(self, X: TableLike, y: object = None) -> OutlierDetector:  # noqa: ARG002 PyOD's signature
         """Fit the density to the rows of a table, outliers among them or not."""
         if not 0 < self.contamination <= 0.5:
             raise DataError(f"contamination must be in (0, 0.5], got {self.contamination}")
@@ -84,7 +83,7 @@ class OutlierDetector(BaseEstimator):
         return self
 
     @on_cpu()
-    def views(self, X: Any) -> np.ndarray:
+    def views(self, X: TableLike) -> np.ndarray:
         """``(n, 5)``: how strange rows are in each view, in units of the view.
 
         Distance to one of four rows, of eight, to neighbours; Gaussian of normal scores, density.
@@ -95,15 +94,15 @@ class OutlierDetector(BaseEstimator):
         apart = self._neighbours.apart(rows)
         return self._views(rows, apart, log_p, self.density_.decision_function(X))
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: TableLike) -> np.ndarray:
         """How strange rows are ``(n,)``: mean of their surprise in all views, in nats."""
         return self._surprise(self.views(X))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: TableLike) -> np.ndarray:
         """1 for outliers, 0 for others."""
         return (self.decision_function(X) > self.threshold_).astype(int)
 
-    def _coded(self, X: Any) -> Tensor:
+    def _coded(self, X: TableLike) -> Tensor:
         return torch.from_numpy(self.density_.schema_.encode(X)[0])
 
     def _views(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from selfnorm._saved import saved
-from selfnorm.columns import GAP, Schema, Table
+from selfnorm.columns import GAP, Schema, Table, TableLike
 from selfnorm.errors import DataError, SelfnormError, SelfnormWarning
 
 MAX_LEVELS = 32  # with a column of their own; the rarer share none
@@ -81,7 +81,7 @@ class TableInputs:
     mark: int | None
 
     @classmethod
-    def of(cls, frame: Any, schema: Schema | None = None) -> TableInputs:
+    def of(cls, frame: TableLike, schema: Schema | None = None) -> TableInputs:
         """Read off the rows of a training table; the schema, too, unless it is given."""
         frame = Table.of(frame)
         schema = Schema.detect(frame) if schema is None else schema
@@ -97,7 +97,7 @@ class TableInputs:
             gaps.append(bool((code == GAP).any()))
         return cls(schema, tuple(levels), tuple(fill), tuple(gaps), 1 if any(gaps) else None)
 
-    def rows(self, frame: Any) -> np.ndarray:
+    def rows(self, frame: TableLike) -> np.ndarray:
         """``(n, columns)`` of float64."""
         x, _ = self.schema.encode(frame)
         columns, filled = [], []

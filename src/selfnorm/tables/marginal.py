@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import on_cpu, seed_of
-from selfnorm.columns import GAP, Schema
+from selfnorm._inputs import RandomState
+from selfnorm.columns import BY_PLACE, GAP, Schema, Table, TableLike
 from selfnorm.errors import DataError
 from selfnorm.tables.distribution import MAX_COMPLETIONS, RowDistribution
 
@@ -44,7 +45,7 @@ class Marginal:
 
     @on_cpu()
     def __init__(
-        self, schema: Schema, distribution: RowDistribution, columns: Sequence[Any]
+        self, schema: Schema, distribution: RowDistribution, columns: Sequence[Hashable]
     ) -> None:
         self.mask = mask_of(schema, columns)
         if not self.mask.any():
@@ -53,12 +54,11 @@ class Marginal:
         self.columns = tuple(c.name for c in schema.modelled if c.name in columns)
 
     @on_cpu()
-    def score_samples(self, X: Any) -> np.ndarray:
+    def score_samples(self, X: TableLike) -> np.ndarray:
         """Log-likelihood ``(n,)`` of rows."""
-        if not (isinstance(X, Mapping) or hasattr(X, "columns") or hasattr(X, "num_rows")):
-            cells = X if isinstance(X, np.ndarray | Tensor) else np.asarray(X)
-            if cells.ndim == 2 and cells.shape[1] == len(self.columns):
-                X = {name: cells[:, j] for j, name in enumerate(self.columns)}
+        table = Table.of(X)
+        if table.kind in BY_PLACE and len(table.columns) == len(self.columns):
+            X = dict(zip(self.columns, table.columns.values(), strict=True))
         coded, open_ = map(torch.from_numpy, self.schema.encode(X, partial=True))
         coded[:, ~self.mask] = torch.tensor([float(GAP), 0.0], dtype=coded.dtype)
         log_p = self.distribution.log_prob(coded) + open_.where(self.mask, 0.0).sum(-1)
@@ -69,7 +69,7 @@ class Marginal:
         return log_p.numpy()
 
     @on_cpu()
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> Any:
+    def sample(self, n_samples: int = 1, random_state: RandomState = None) -> Any:
         """A table of ``n_samples`` rows of these columns."""
         seed = seed_of(random_state)
         drawn = drawn_rows(self.schema, self.distribution, self._unknown(n_samples), seed)
@@ -103,7 +103,7 @@ class Marginal:
         return codes.double(), shares.log() + torch.log1p(-unseen).double().sum()
 
 
-def mask_of(schema: Schema, columns: Sequence[Any]) -> Tensor:
+def mask_of(schema: Schema, columns: Sequence[Hashable]) -> Tensor:
     """``(p,)``: the parts of named columns."""
     if isinstance(columns, str):
         raise DataError(f"given must be a list of columns: [{columns!r}]")

@@ -658,7 +658,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
 
     def facts(self) -> dict[str, str]:
         """What was fitted, in words; empty before the fit."""
-        if not hasattr(self, "history_"):
+        if "history_" not in vars(self):
             return {}
         rows = f"{self.fitted_to_['rows']:,} rows"
         values = f"in steps of {self.label_step_:.4g}" if self.label_step_ > 0 else "continuous"

@@ -255,7 +255,7 @@ def rows_in_words(n: int) -> str:
     return "1 row" if n == 1 else f"{n} rows"
 
 
-def label_text(label: Any) -> str:
+def label_text(label: object) -> str:
     """A label as text; whole floats as whole numbers, so that 1 and 1.0 are the same."""
     return f"{label:.0f}" if isinstance(label, float) and label.is_integer() else str(label)
 

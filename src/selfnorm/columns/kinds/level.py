@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,13 +111,13 @@ class Level(Kind):
         return [PartValues(codes, ())], bool(rare.all() or not rare.any())
 
 
-def _plain_text(label: Any) -> str:
+def _plain_text(label: object) -> str:
     """The text of a label; one of truth values however they are written."""
     text = label_text(label)
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def _lookup(column: Column) -> Callable[[Any], tuple[int, float]]:
+def _lookup(column: Column) -> Callable[[Hashable], tuple[int, float]]:
     """Code and log-frequency of a label: by its type and value, its value, or its text."""
     levels = [(label, code, 0.0) for code, label in enumerate(column.levels)]
     shares = np.log(column.tail_shares).tolist()
@@ -125,7 +125,7 @@ def _lookup(column: Column) -> Callable[[Any], tuple[int, float]]:
     keys: list[Callable[[Any], Any]] = [lambda v: (type(v), v), lambda v: v, _plain_text]
     tables = [{key(label): (code, s) for label, code, s in reversed(levels)} for key in keys]
 
-    def code_of(label: Any) -> tuple[int, float]:
+    def code_of(label: Hashable) -> tuple[int, float]:
         for key, table in zip(keys, tables, strict=True):
             coded = table.get(key(label))
             if coded is not None:
