@@ -211,7 +211,7 @@ def test_gaps_of_a_row_are_left_out(ask):
     ("text", "words"),
     [
         ("", "the row has 0 cells"),
-        ("small,1", "the row has 2 cells, and there are 6 columns: 'kind', 'size'"),
+        ("small,1", "the row has 2 cells, and there are 6 columns, 'kind', 'size'"),
         ("a,b\n1,2", "there is no column 'a', 'b'; there are 'kind'"),
         ("kind,size\nsmall", "the row has 1 cells, and there are 2 columns"),
         ("1\n2\n3", "the row has 3 cells"),
@@ -236,9 +236,10 @@ def test_a_row_that_cannot_be_read_is_refused_in_a_sentence(refused, text, words
         ({KIND: "7"}, "kind: '7' is not a label"),
         ({KIND: "small"}, "kind: 'small' is not a label"),
         ({SINCE: "soon"}, "since: 'soon' is not a date"),
-        ({SINCE: None}, "since: None is not a date"),
+        ({SINCE: None}, "since: 'None' is not a date"),
         ({RATING: "9"}, "never seen in training"),
         ({COUNT: "inf"}, "infinite"),
+        ({COUNT: 10**400}, "is not a number"),
     ],
 )
 def test_a_value_that_a_column_cannot_have_is_refused(refused, given, words):

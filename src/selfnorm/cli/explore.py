@@ -143,21 +143,19 @@ class Answers:
 
     def _given(self, given: dict[str, Any]) -> dict[Any, Any]:
         """Values by the names of their columns, as a density takes them."""
-        values: dict[Any, Any] = {}
-        by_place = {str(place): column for place, column in enumerate(self.columns)}
-        if not isinstance(given, dict) or not given.keys() <= by_place.keys():
-            raise DataError("values must be given by the places of their columns")
-        for place, value in given.items():
-            column = by_place[place]
-            try:
-                if column.holds == "label":
-                    values[column.name] = self.levels[column.name][int(value)]
-                else:
-                    is_date = column.holds == "date"
-                    values[column.name] = _moment(column, value) if is_date else float(value)
-            except (ValueError, TypeError, LookupError):
-                raise DataError(f"{column.name}: {value!r} is not a {column.holds}") from None
-        return values
+        columns = {str(place): column for place, column in enumerate(self.columns)}
+        if not isinstance(given, dict) or not given.keys() <= columns.keys():
+            raise DataError("values are given by the places of their columns")
+        return {columns[p].name: self._value(columns[p], value) for p, value in given.items()}
+
+    def _value(self, column: Column, value: Any) -> Any:
+        try:
+            if column.holds == "label":
+                return self.levels[column.name][int(value)]
+            return _moment(column, value) if column.holds == "date" else float(value)
+        except (ValueError, TypeError, LookupError, OverflowError):
+            words = f"{str(value)[:40]!r} is not a {column.holds}"
+            raise DataError(f"{column.name}: {words}") from None
 
     def _plain(self, column: Column, cells: Cells) -> list[float]:
         """Numbers, seconds since 1970 on the clock of a column, places of levels; NaN for gaps."""
@@ -165,11 +163,9 @@ class Answers:
         if column.holds == "date":
             values = to_clock(column, values)
         elif column.holds == "label":
-            levels = map(label_text, self.levels[column.name])
-            place = {level: j for j, level in enumerate(levels)}
-            values = np.array([*(place.get(label_text(v), np.nan) for v in cells.labels), 0])[
-                values
-            ]
+            place = {label_text(level): j for j, level in enumerate(self.levels[column.name])}
+            places = [place.get(label_text(label), np.nan) for label in cells.labels]
+            values = np.array([*places, np.nan])[values]
         plain: list[float] = np.where(cells.missing, np.nan, values).tolist()
         return plain
 
@@ -181,10 +177,10 @@ class Answers:
         if unknown:
             raise DataError(f"there is no column {listed(unknown)}; there are {listed(names)}")
         cells = {column.name: row.get(str(column.name)) for column in self.columns}
-        gaps = {
-            n for n, cell in cells.items() if is_gap(cell) and cell not in self.levels.get(n, ())
-        }
-        return {name: None if name in gaps else cell for name, cell in cells.items()}
+        for name, cell in cells.items():
+            if is_gap(cell) and cell not in self.levels.get(name, ()):
+                cells[name] = None
+        return cells
 
 
 def _csv_row(text: str, names: list[str]) -> dict[str, str]:
@@ -193,10 +189,8 @@ def _csv_row(text: str, names: list[str]) -> dict[str, str]:
     lines = max(read, key=lambda lines: [len(line) for line in lines])
     header, cells = lines if len(lines) == 2 else (names, [*chain(*lines)])
     if len(header) != len(cells):
-        raise DataError(
-            f"the row has {len(cells)} cells, and there are {len(header)} columns: "
-            f"{listed(header)}; other columns need a line with their names above the row"
-        )
+        many = f"the row has {len(cells)} cells, and there are {len(header)} columns"
+        raise DataError(f"{many}, {listed(header)}; for others put their names in a line above it")
     return {name.strip(): cell.strip() for name, cell in zip(header, cells, strict=True)}
 
 
@@ -210,9 +204,7 @@ def _moment(column: Column, text: str) -> str:
 def listen(port: int) -> socket.socket:
     """A port of this machine alone; refused where it is taken, or the extra is not there."""
     if not (find_spec("starlette") and find_spec("uvicorn")):
-        raise SelfnormError(
-            "this page needs Starlette and uvicorn: pip install 'selfnorm[explore]'"
-        )
+        raise SelfnormError("it needs Starlette and uvicorn: pip install 'selfnorm[explore]'")
     try:
         return socket.create_server((_HOST, port))
     except OSError as error:
@@ -229,9 +221,7 @@ def serve(listener: socket.socket, answers: Answers, title: str, *, browser: boo
     if browser:
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     app = app_of(answers, title, token, host)
-    config = uvicorn.Config(
-        app, lifespan="off", ws="none", log_level="warning", timeout_graceful_shutdown=1
-    )
+    config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listener])
 
 
