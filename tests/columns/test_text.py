@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from selfnorm.columns import Schema
-from selfnorm.columns.kinds.date_text import dates_as_text, dates_from
+from selfnorm.columns.kinds.date import dates_as_text, dates_from
 from selfnorm.columns.text import numbers_from
 
 FORMATS = {

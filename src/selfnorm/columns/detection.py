@@ -23,15 +23,15 @@ import numpy as np
 
 from selfnorm.columns.cells import Cells
 from selfnorm.columns.kinds.base import KINDS, Column, Draft, Part, Support, label_text
-from selfnorm.columns.kinds.date_text import date_template
+from selfnorm.columns.kinds.date import as_dates, date_template
 from selfnorm.columns.kinds.number import (
     check_numbers,
     first_of,
     number_part,
+    numbers_in,
     recorded_decimals,
     snap,
 )
-from selfnorm.columns.kinds.reading import interpreted
 from selfnorm.columns.kinds.sum import MAX_ROWS, base_of, left_over, sums_among
 from selfnorm.columns.text import is_gap, marks_of, numbers_from, unmarked
 from selfnorm.errors import DataError
@@ -356,3 +356,19 @@ def _determines(a: np.ndarray, b: np.ndarray) -> bool:
     sizes = np.bincount(np.unique(x, return_inverse=True)[1])
     shares = np.bincount(y) / len(y)
     return bool(((sizes - 1) * np.log(shares[levels])).sum() < -20)
+
+
+def interpreted(cells: Cells, missing: Collection[str], stated: str | None = None) -> Cells:
+    """Text as what it says: gaps, numbers, dates; cells of other kinds as they are.
+
+    What the table itself declares a category, or a user ``stated`` to be one, stays text.
+    """
+    if cells.texts is None and (cells.kind != "label" or {*map(type, cells.labels)} != {str}):
+        return cells
+    if stated == "category" or cells.declared:
+        return cells.without_gaps(missing)
+    numbers = numbers_in(cells, names=stated is not None and stated != "date")
+    if numbers is not None:
+        return numbers
+    template = date_template([t for t in cells.labels if not is_gap(t)])
+    return cells.without_gaps(missing) if template is None else as_dates(cells, template)

@@ -30,8 +30,9 @@ from selfnorm.columns.cells import (
     cells_of_array,
     natural,
     objects_of,
+    plain,
+    unplain,
 )
-from selfnorm.columns.labels import plain, unplain
 from selfnorm.errors import DataError
 
 if TYPE_CHECKING:

@@ -14,17 +14,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from selfnorm._saved import saved
-from selfnorm.columns.cells import Cells, Form
-from selfnorm.columns.detection import Detection
+from selfnorm.columns.cells import Cells, Form, plain, unplain
+from selfnorm.columns.detection import Detection, interpreted
 from selfnorm.columns.frames import BY_PLACE, FRAMES, Table, TableLike, write
 from selfnorm.columns.kinds import KINDS, Coded, Column, Part
 from selfnorm.columns.kinds.aside import constant_cells
 from selfnorm.columns.kinds.base import label_text, rows_in_words
-from selfnorm.columns.kinds.date import from_clock, to_clock
-from selfnorm.columns.kinds.reading import as_column, as_read, as_written
+from selfnorm.columns.kinds.date import as_dates, dates_as_text, dates_from, from_clock, to_clock
+from selfnorm.columns.kinds.number import check_numbers, read_numbers, snap
 from selfnorm.columns.kinds.sum import base_of, left_over
-from selfnorm.columns.labels import plain, unplain
-from selfnorm.columns.text import MISSING, numbers_from
+from selfnorm.columns.text import MISSING, marked, numbers_as_text, numbers_from
 from selfnorm.errors import DataError, SelfnormWarning
 
 SAY = "say what it is: kinds={name: kind}, --kinds name=kind at the command line"
@@ -257,7 +256,7 @@ class Schema:
                 continue
             try:
                 cells = table.cells(names[column.name])
-                given[j] = as_column(column, cells, self.missing, surprises)
+                given[j] = _as_column(column, cells, self.missing, surprises)
             except DataError as error:
                 problems.append(str(error))
                 continue
@@ -356,7 +355,7 @@ class Schema:
         self, made: Mapping[Hashable, Cells], columns: Collection[Hashable] | None = None
     ) -> Any:
         """The table of cells of columns, or of those that are named."""
-        stored = as_read if self.frame == "file" else as_written
+        stored = _as_read if self.frame == "file" else _as_written
         wanted = made if columns is None else columns
         cells = {name: stored(cells) for name, cells in made.items() if name in wanted}
         return write(self.frame, cells)
@@ -391,12 +390,12 @@ class Schema:
     def _like(self, old: Cells, column: Column, new: Cells, kind: str) -> Cells:
         """Cells of a column of the schema as another table of some kind keeps them."""
         if not len(old.seen):  # of a file gaps alone say nothing of text
-            new = as_read(new) if self.frame == "file" else as_written(new)
+            new = _as_read(new) if self.frame == "file" else _as_written(new)
             if new.kind == old.kind and old.form["dtype"] != "object":
                 return replace(new, form=old.form)
             return new if kind == self.frame else replace(new, form=_common_form(new))
         if old.kind != "label":
-            new = as_read(new)
+            new = _as_read(new)
             numbers = numbers_from([str(v) for v in new.labels], names=True)
             if new.kind == "label" and old.kind == "number" and numbers is not None:
                 values = np.append(numbers, np.nan)[new.values]
@@ -404,7 +403,7 @@ class Schema:
         elif all(isinstance(label, str) for label in old.labels):
             style: dict[str, Any] = {"text": True, "text_decimals": column.decimals}
             style = {"template": "YYYY-MM-DD hh:mm:ss"} if new.kind == "date" else style
-            new = as_written(replace(new, form=style | new.form))
+            new = _as_written(replace(new, form=style | new.form))
         elif new.kind == "number" and {*map(type, old.labels)} == {bool}:
             new = Cells("label", (new.values != 0).astype(np.int64), new.missing, [False, True])
         if new.kind != old.kind:
@@ -616,6 +615,70 @@ def _shown(column: Column, cells: Cells, row: int) -> str:
     if column.holds == "date":
         return str(to_clock(column, value).astype("datetime64[s]")).replace("T", " ")
     return f"{value:g}"
+
+
+def _as_column(
+    column: Column, cells: Cells, missing: Collection[str], surprises: list[str]
+) -> Cells:
+    """Cells as the column has them, whatever type they came in; gaps where that is a surprise."""
+    if column.holds == "number":
+        cells = read_numbers(column, cells, surprises)
+        check_numbers(column.name, cells)
+        return replace(cells, values=snap(cells.values, column.decimals))
+    if column.holds == "date":
+        return _as_dates(column, cells, missing)
+    if cells.kind == "label":
+        return cells.without_gaps(missing)
+    distinct, places = np.unique(cells.values, return_inverse=True)
+    labels = distinct.tolist()
+    if cells.kind == "date":
+        labels = [str(v).replace("T", " ") for v in distinct.astype("datetime64[s]")]
+    return Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, cells.form)
+
+
+def _as_dates(column: Column, cells: Cells, missing: Collection[str]) -> Cells:
+    if "template" in column.form and cells.kind == "label":
+        cells = as_dates(cells, column.form["template"])  # 01/02/2020 alone could be either
+    cells = interpreted(cells, missing)
+    if cells.kind == "date" or cells.missing.all():
+        return replace(cells, kind="date")
+    wrong: Any = cells.seen[0]
+    if cells.kind == "label":
+        seen = list(dict.fromkeys(cells.seen.tolist()))
+        template = column.form.get("template", "")
+        odd = (k for k in seen if dates_from([cells.labels[k]], template) is None)
+        wrong = next(odd, seen[0])
+    row = int((~cells.missing & (cells.values == wrong)).argmax())
+    shown = cells.labels[wrong] if cells.kind == "label" else wrong
+    raise DataError(f"column {column.name!r} holds dates, but here {shown!r} in row {row}")
+
+
+def _as_read(cells: Cells) -> Cells:
+    """Numbers and dates that the table keeps as text, of the types that they are."""
+    form = cells.form
+    if cells.kind == "number" and "text" in form:
+        return replace(cells, form={"dtype": "int64" if form["text_decimals"] == 0 else "float64"})
+    if cells.kind == "date" and "template" in form:
+        return replace(cells, form={"dtype": "datetime64[s]"})
+    return cells
+
+
+def _as_written(cells: Cells) -> Cells:
+    """Numbers and dates that the table keeps as text, as text again; gaps as it writes them."""
+    form = cells.form
+    if cells.kind != "label" and ("text" in form or "template" in form):
+        distinct, places = np.unique(cells.values, return_inverse=True)
+        if "text" in form:
+            labels = numbers_as_text(np.nan_to_num(distinct), form["text_decimals"])
+            labels = [marked(label, form) for label in labels]
+        else:
+            labels = dates_as_text(distinct, form["template"])
+        cells = Cells("label", np.where(cells.missing, -1, places), cells.missing, labels, form)
+    if cells.kind == "label" and "gap" in form and cells.missing.any():
+        places = np.where(cells.missing, len(cells.labels), cells.values)
+        none = np.zeros(len(cells), dtype=bool)
+        return Cells("label", places, none, [*cells.labels, form["gap"]], form)
+    return cells
 
 
 def _common_form(cells: Cells) -> Form:

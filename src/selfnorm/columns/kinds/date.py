@@ -1,7 +1,8 @@
-"""Dates: parts of a calendar, or the time since an earlier date."""
+"""Dates: parts of a calendar, or the time since an earlier date; how they are written as text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -10,7 +11,6 @@ import numpy as np
 
 from selfnorm.columns.cells import Cells, ahead_of_utc
 from selfnorm.columns.kinds.base import Coded, Column, Draft, Kind, Part, Support, register
-from selfnorm.columns.kinds.date_text import dates_from, padded, template_offset
 from selfnorm.columns.kinds.number import (
     decode_numbers,
     encode_numbers,
@@ -24,6 +24,10 @@ DAY, HOUR = 86_400, 3_600
 _MONDAY = 3  # 1970-01-01 was a Thursday: its week began three days earlier
 _NANOSECONDS = (-9_223_372_036, 9_223_372_036)  # 1677 to 2262, counted in 64 bits
 _YEARS = (-62_135_596_800, 253_402_300_799)  # 1 to 9999
+# as text
+_DATES = ("YYYY-MM-DD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY")
+_TIMES = ("", "{}hh:mm", "{}hh:mm:ss")
+_STANDARD, _FIELDS = "YYYY-MM-DDThh:mm:ss", "YMDhms"
 
 
 @register("date")
@@ -224,3 +228,152 @@ def as_dates(cells: Cells, template: str) -> Cells:
     if any(text[fraction].strip("0") for text in shown):
         form["finer"] = True
     return Cells("date", seconds[cells.values], cells.missing, [], form)
+
+
+def date_template(texts: Sequence[str]) -> str | None:
+    """How dates are written: ``YYYY-MM-DD hh:mm:ss`` and the like; ``None`` if not all are dates.
+
+    What follows the date and is the same in all of them (``Z``, ``+02:00``) is part of it; a
+    fraction of a second is ``f``. Days, months and hours may be written without a leading zero.
+    Days and months that could be either (01/02/2020 alone) are no dates.
+
+    Example:
+        >>> date_template(["2020-02-29T12:00:00Z", "2021-01-01T00:30:00Z"])
+        'YYYY-MM-DDThh:mm:ssZ'
+        >>> date_template(["01/02/2020", "31/12/2020"]), date_template(["01/02/2020"])
+        ('DD/MM/YYYY', None)
+        >>> date_template(["1/31/2020 9:05", "12/1/2020 17:30"])
+        'M/D/YYYY h:mm'
+    """
+    if len(texts) == 0 or not all(8 <= len(text) <= 40 for text in texts):
+        return None
+    bare = _bare_fields(texts)
+    if bare:
+        template = date_template([_SINGLE.sub(r"0\1", text) for text in texts])
+        if template is None or ("D" in bare and template.startswith("Y")):
+            return None
+        for letter in bare:
+            template = template.replace(2 * letter, letter)
+        return template
+    if len({len(text) for text in texts}) > 1:
+        return None
+    fitting = [t for t in _templates(texts[0]) if dates_from(texts, t) is not None]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+_SINGLE = re.compile(r"(?<!\d)(\d)(?=[/.:])")  # a digit alone: of a day, a month or an hour
+
+
+def _bare_fields(texts: Sequence[str]) -> str:
+    """Fields without a leading zero: of dates, of hours, where one is so and none has a zero."""
+    marks = {"DM": "/.", "h": ":"}
+    return "".join(
+        letters
+        for letters, after in marks.items()
+        if any(re.search(rf"(?<![\d:])\d[{after}]", text) for text in texts)
+        and not any(re.search(rf"(?<![\d:])0\d[{after}]", text) for text in texts)
+    )
+
+
+def padded(texts: Sequence[str], template: str) -> tuple[Sequence[str], str]:
+    """Texts and their template with two digits for every field."""
+    bare = [letter for letter in "DMh" if len(_places(template, letter)) == 1]
+    for letter in bare:
+        template = template.replace(letter, 2 * letter)
+    return [_SINGLE.sub(r"0\1", text) for text in texts] if bare else texts, template
+
+
+def _templates(text: str) -> list[str]:
+    """What the text could be written as, by its digits and marks alone."""
+    possible = []
+    for date in _DATES:
+        for time in _TIMES:
+            template = date + time.format(text[10:11])
+            head, tail = text[: len(template)], text[len(template) :]
+            shape = "".join("#" if c in _FIELDS else c for c in template[:10])
+            marks = template[10:].replace("h", "#").replace("m", "#").replace("s", "#")
+            if re.sub(r"\d", "#", head) != shape + marks:
+                continue
+            if time and template[10] not in " T":
+                continue
+            fraction = re.match(r"\.(\d+)", tail) if "s" in template[10:] else None
+            if fraction:
+                template += "." + "f" * len(fraction[1])
+                tail = tail[len(fraction[0]) :]
+            if re.fullmatch(r"Z|[+-]\d\d:?\d\d|", tail):
+                possible.append(template + tail)
+    return possible
+
+
+def _places(template: str, letter: str) -> list[int]:
+    # D and M only within the date, m and s only within the time; a suffix Z holds none of them
+    return [i for i, c in enumerate(template) if c == letter]
+
+
+def dates_from(texts: Sequence[str], template: str) -> np.ndarray | None:
+    """Seconds since 1970 (UTC where the text says how far from it); ``None`` if one is no date.
+
+    Example:
+        >>> dates_from(["1970-01-02 00:00:10"], "YYYY-MM-DD hh:mm:ss")
+        array([86410])
+    """
+    texts, template = padded(texts, template)
+    if any(len(text) != len(template) for text in texts):
+        return None
+    letters = np.array(texts, dtype=f"U{len(template)}").view("U1")
+    letters = letters.reshape(len(texts), len(template))  # of no text, too
+    marks = [i for i, c in enumerate(template) if c not in _FIELDS + "f"]
+    if (letters[:, marks] != np.array([template[i] for i in marks])).any():
+        return None
+    standard = np.tile(np.array(list("0000-01-01T00:00:00")), (len(texts), 1))
+    for letter in _FIELDS:
+        digits = letters[:, _places(template, letter)]
+        if ((digits < "0") | (digits > "9")).any():
+            return None
+        if digits.size:
+            standard[:, _places(_STANDARD, letter)] = digits
+    try:
+        moments = standard.view("U19").ravel().astype("datetime64[s]")
+    except ValueError:  # the 30th of February
+        return None
+    if (moments < np.datetime64("0001-01-01")).any():
+        return None
+    return moments.astype(np.int64) - (template_offset(template) or 0)
+
+
+def template_offset(template: str) -> int | None:
+    """How far from UTC, in seconds, the dates of a template are; ``None`` where it does not say.
+
+    Example:
+        >>> template_offset("YYYY-MM-DDThh:mm+02:00"), template_offset("YYYY-MM-DD")
+        (7200, None)
+    """
+    offset = re.search(r"([+-])(\d\d):?(\d\d)$", template)
+    if offset is None:
+        return 0 if template.endswith("Z") else None
+    return (1 if offset[1] == "+" else -1) * (3600 * int(offset[2]) + 60 * int(offset[3]))
+
+
+def dates_as_text(seconds: np.ndarray, template: str) -> list[str]:
+    """Moments written by a template, the inverse of :func:`dates_from`.
+
+    Example:
+        >>> dates_as_text(np.array([86410]), "DD.MM.YYYY hh:mm:ss")
+        ['02.01.1970 00:00:10']
+        >>> dates_as_text(np.array([86400 + 3600]), "M/D/YYYY h:mm")
+        ['1/2/1970 1:00']
+    """
+    bare = [letter for letter in "DMh" if len(_places(template, letter)) == 1]
+    if bare:
+        written = dates_as_text(seconds, padded([], template)[1])
+        after = ("/." if "D" in bare else "") + (":" if "h" in bare else "")
+        zero = re.compile(rf"(?<![\d:])0(?=\d[{after}])")
+        return [zero.sub("", text) for text in written]
+    local = seconds + (template_offset(template) or 0)
+    standard = np.datetime_as_string(local.astype("datetime64[s]")).astype("U19").view("U1")
+    standard = standard.reshape(len(local), len(_STANDARD))
+    letters = np.tile(np.array(list(template.replace("f", "0"))), (len(local), 1))
+    for letter in _FIELDS:
+        if places := _places(template, letter):
+            letters[:, places] = standard[:, _places(_STANDARD, letter)]
+    return letters.view(f"U{len(template)}").ravel().tolist()
