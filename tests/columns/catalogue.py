@@ -48,6 +48,9 @@ OBJECTS = {
     "date": [dt.date(2020, 1, 1) + dt.timedelta(days=int(v)) for v in WHOLE],
     "datetime": [v.astype("M8[us]").item() for v in STAMPS],
     "aware": [v.astype("M8[us]").item().replace(tzinfo=dt.timezone.utc) for v in STAMPS],
+    "offset": [
+        v.astype("M8[s]").item().replace(tzinfo=dt.timezone(dt.timedelta(hours=2))) for v in STAMPS
+    ],
     "timestamp": [pd.Timestamp(v) for v in STAMPS],
     "timedelta": [dt.timedelta(microseconds=int(v) + 10**15) for v in WHOLE],
     "pandas timedelta": [pd.Timedelta(int(v) + 10**15, "ns") for v in WHOLE],
