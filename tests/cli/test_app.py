@@ -29,7 +29,7 @@ from selfnorm.cli import main
 from selfnorm.cli.files import numeric, read_table
 from selfnorm.paper import toy2d
 from selfnorm.paper.runner import Settings
-from selfnorm.training.step import Stepper
+from selfnorm.training.loop import Stepper
 from tests.folders import document, put_document
 
 

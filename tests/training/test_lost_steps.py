@@ -10,8 +10,7 @@ from torch import nn
 import selfnorm as sn
 from selfnorm.errors import SelfnormWarning
 from selfnorm.images import ImageRegressor
-from selfnorm.training import TrainingOptions, run
-from selfnorm.training import step as stepper
+from selfnorm.training import TrainingOptions, loop, run
 from tests.fitting import Deepens, Hole
 
 
@@ -77,7 +76,7 @@ class Replays:
 
 def trained(monkeypatch, lost):
     """A small fit whose steps are "captured" from the first one on."""
-    plain = stepper.Stepper.__init__
+    plain = loop.Stepper.__init__
 
     def begin(self, *args, **options):
         plain(self, *args, **options)
@@ -86,9 +85,9 @@ def trained(monkeypatch, lost):
     def capture(self, rows):
         self._static_rows, self._graph = rows.clone(), Replays(self, lost)
 
-    monkeypatch.setattr(stepper, "_WARMUP_STEPS", 0)
-    monkeypatch.setattr(stepper.Stepper, "__init__", begin)
-    monkeypatch.setattr(stepper.Stepper, "_try_capture", capture)
+    monkeypatch.setattr(loop, "_WARMUP_STEPS", 0)
+    monkeypatch.setattr(loop.Stepper, "__init__", begin)
+    monkeypatch.setattr(loop.Stepper, "_try_capture", capture)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     torch.manual_seed(3)
     x = torch.randn(400, 2) * torch.tensor([1.0, 3.0]) + 1

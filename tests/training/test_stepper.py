@@ -8,7 +8,7 @@ import torch
 import selfnorm as sn
 from selfnorm.density.task import DensityTask
 from selfnorm.training import Stepper, TensorSource, TrainingOptions
-from selfnorm.training.step import Counters
+from selfnorm.training.loop import Counters
 from tests.fitting import weights
 
 

@@ -469,7 +469,7 @@ class Chain(nn.Module, ABC):
 class AutoregressiveEBM(Chain):
     r"""``p(x) = prod_i q_i(x_i | x_<i) exp(-E(x_i, c_i) - b_i)``, one EBM per coordinate.
 
-    One masked residual network (:class:`~selfnorm.networks.resmade.ResMADE`) reads the columns
+    One masked residual network (:class:`~selfnorm.networks.ResMADE`) reads the columns
     before
     column ``i`` and yields the mixture proposal ``q_i``, a context ``c_i`` and the log-normaliser
     ``b_i``; one small energy network serves all factors. The proposal is trained by maximum

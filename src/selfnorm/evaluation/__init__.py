@@ -11,6 +11,8 @@ from selfnorm.evaluation.calibration import (
 from selfnorm.evaluation.diagnostics import (
     PARETO_K_LIMIT,
     TOLERATED_SHARE,
+    Finding,
+    Judged,
     WeightStream,
     data_side_check,
     deviations,
@@ -21,7 +23,6 @@ from selfnorm.evaluation.diagnostics import (
     tail_index,
     verdict,
 )
-from selfnorm.evaluation.findings import Finding, Judged
 from selfnorm.evaluation.memory import chunk_size_for, free_memory
 from selfnorm.evaluation.quadrature import GridDensity, exact_log_norm
 

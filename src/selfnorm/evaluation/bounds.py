@@ -30,13 +30,14 @@ from selfnorm.evaluation.diagnostics import (
     LARGEST_ERROR,
     TOLERATED_SHARE,
     WRONG,
+    Finding,
+    Judged,
     WeightStream,
     data_side_check,
     deviations,
     stream_log_weights,
     verdict,
 )
-from selfnorm.evaluation.findings import Finding, Judged
 from selfnorm.evaluation.memory import chunk_size_for
 from selfnorm.sampling import value_and_gradient
 

@@ -1,5 +1,7 @@
 r"""Log-weights summed up, and the verdict: can this log-likelihood be trusted?
 
+A verdict lists findings: checks that a number did not pass, with figure and limit.
+
 ``log_w`` are the log-weights ``log p~(x_m) - log q(x_m)`` of proposal samples, ``log_w_data`` the
 same at held-out data. The estimate of ``log Z`` sees only what the proposal visits; three questions
 decide whether that was enough:
@@ -26,7 +28,6 @@ from torch import Tensor
 
 from selfnorm import functional as F
 from selfnorm.distributions import CHUNK_SIZE, Proposal, UnnormalisedModel, log_weight_chunks
-from selfnorm.evaluation.findings import Finding, Judged
 
 PARETO_K_LIMIT = 0.7
 WRONG = 0.1  # nats: a log Z that is off by more is wrong
@@ -35,6 +36,46 @@ LARGEST_ERROR = 0.3 * WRONG  # standard error beyond which chance alone makes wr
 # about 0.01 nats. A finite sample always misses something (for Pareto k = 0.5 about 1/sqrt(M)).
 TOLERATED_SHARE = 0.01
 _ALWAYS_KEPT = 500  # the narrow reading of the tail index looks at so many
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check that a number did not pass.
+
+    Attributes:
+        code: name of the check, for programs: ``"pareto_k"``, ``"standard_error"``, ...
+        figure: what was measured.
+        limit: the value beyond which the check is not passed.
+        words: the cause, then the cure.
+
+    Example:
+        >>> Finding("pareto_k", 0.9, 0.7, "The weights have a heavy tail: widen the proposal.").code
+        'pareto_k'
+    """
+
+    code: str
+    figure: float
+    limit: float
+    words: str
+
+
+class Judged:
+    """Numbers and their findings: none where the numbers are reliable."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def reliable(self) -> bool:
+        """Whether every check was passed."""
+        return not self.findings
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The findings in words: why the numbers are not reliable, and what to do."""
+        return tuple(finding.words for finding in self.findings)
+
+    def _verdict(self) -> str:
+        return "reliable" if self.reliable else "NOT RELIABLE: " + " ".join(self.reasons)
 
 
 @torch.no_grad()

@@ -1,11 +1,18 @@
-"""The engine, which knows no model: task, source, options, loop, step, checkpoints, history."""
+"""The engine, which knows no model: task, source, options, loop, checkpoints, history."""
 
 from selfnorm.training.checkpoint import load_checkpoint
 from selfnorm.training.history import History, Judgement
-from selfnorm.training.loop import MAX_BAD_STREAK, MAX_ROLLBACKS, Data, run, split_rows
-from selfnorm.training.options import Checkpoint, Options, TrainingOptions, whole_number
-from selfnorm.training.schedule import Clock, Keeper, lr_factor, seconds
-from selfnorm.training.step import Stepper
+from selfnorm.training.loop import MAX_BAD_STREAK, MAX_ROLLBACKS, Data, Stepper, run, split_rows
+from selfnorm.training.options import (
+    Checkpoint,
+    Clock,
+    Keeper,
+    Options,
+    TrainingOptions,
+    lr_factor,
+    seconds,
+    whole_number,
+)
 from selfnorm.training.task import (
     MemberSource,
     ParameterGroup,

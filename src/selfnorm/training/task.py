@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from selfnorm._inputs import as_tensors
 
 if TYPE_CHECKING:
+    from selfnorm.training.loop import Stepper
     from selfnorm.training.options import TrainingOptions
-    from selfnorm.training.step import Stepper
 
 ParameterGroup = dict[str, Any]  # of an optimiser
 State = dict[str, Any]  # values and tensors by name, as a checkpoint stores them
