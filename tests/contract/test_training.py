@@ -8,7 +8,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm._context import seeded
-from selfnorm.density.objectives import available
+from selfnorm.density.task import available
 from selfnorm.errors import DataError
 from selfnorm.training import Stepper
 from tests.contract.specimens import with_features

@@ -8,8 +8,8 @@ import torch
 import selfnorm as sn
 from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.mcmc_objectives import ContrastiveDivergence
-from selfnorm.density.objectives import available, get
 from selfnorm.density.score_matching import DenoisingScoreMatching, SlicedScoreMatching, score
+from selfnorm.density.task import available, get
 from tests.contract.test_training import skewed
 
 

@@ -9,7 +9,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm import functional as F
-from selfnorm.density.objectives import Chunked, get, weigh
+from selfnorm.density.task import Chunked, get, weigh
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import WeightStream, chunk_size_for, data_side_check, verdict
 from selfnorm.evaluation.bounds import bounds_from_weights

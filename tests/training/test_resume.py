@@ -9,8 +9,7 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import selfnorm as sn
-from selfnorm.density.objectives import get
-from selfnorm.density.task import DensityTask
+from selfnorm.density.task import DensityTask, get
 from selfnorm.errors import CheckpointError
 from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
 from tests.fitting import fit, fit_many, weights

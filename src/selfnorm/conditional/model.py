@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from selfnorm._inputs import as_tensors, one_per_row
 from selfnorm._saved import saved
 from selfnorm.conditional.bounds import InputFigures, weight_checks
 from selfnorm.distribution1d import Distribution1d
-from selfnorm.distributions import refuse_nan, refuse_unreached
+from selfnorm.distributions import LabelDistribution, refuse_nan, refuse_unreached
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import Bounds
 from selfnorm.networks import activation_module, decay_groups, linear, perceptron
@@ -26,18 +26,6 @@ from selfnorm.training import ParameterGroup, Task
 _ROWS_AT_ONCE = defaultdict(lambda: 200_000, cpu=20_000)
 OBJECTIVES = ("snl", "nce", "ranking_nce", "nce_plus", "importance_ml")
 PROPOSAL_LOSSES = ("likelihood", "kl", "both", "none")
-
-
-class LabelDistribution(Protocol):
-    """A distribution of labels for every input: what a proposal makes of features."""
-
-    def sample(self, shape: Sequence[int] = ()) -> Tensor:
-        """``(*shape, *batch, d)`` labels."""
-        ...
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """``(*samples, *batch)`` of labels ``(*samples, *batch, d)``."""
-        ...
 
 
 @saved()

@@ -4,8 +4,8 @@
 from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.fitting import fit, fit_distributed, fit_many
 from selfnorm.density.model import EBM, Ensemble, log_weights
-from selfnorm.density.objectives import Objective
 from selfnorm.density.recipes import Recipe, joint_density, joint_energy
+from selfnorm.density.task import Objective
 
 __all__ = [
     "EBM",

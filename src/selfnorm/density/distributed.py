@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from selfnorm._context import seeded
 from selfnorm.density.model import EBM
-from selfnorm.density.objectives import Objective, get
-from selfnorm.density.task import DensityTask
+from selfnorm.density.task import DensityTask, Objective, get
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.training import (

@@ -29,8 +29,16 @@ from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import check_rows
 from selfnorm.density.model import EBM, log_weights
-from selfnorm.density.objectives import Objective, WeightObjective, both_bounds, weigh
-from selfnorm.density.task import LOG_NORM_LR_SCALE, DensityTask, checked_options, usual
+from selfnorm.density.task import (
+    LOG_NORM_LR_SCALE,
+    DensityTask,
+    Objective,
+    WeightObjective,
+    both_bounds,
+    checked_options,
+    usual,
+    weigh,
+)
 from selfnorm.distributions import Defensive, Gaussian, GaussianMixture, Proposal, StudentT, Uniform
 from selfnorm.errors import DataError, EnergyError, ProposalError, SelfnormError
 from selfnorm.functional import Weights

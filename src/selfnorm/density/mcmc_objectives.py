@@ -17,8 +17,8 @@ from torch import Tensor
 
 from selfnorm._context import evaluating, without_gradient
 from selfnorm.density.model import EBM
-from selfnorm.density.objectives import Objective, register
 from selfnorm.density.score_matching import column_spread
+from selfnorm.density.task import Objective, register
 from selfnorm.distributions import Proposal
 from selfnorm.sampling import as_log_density, gradient_init, mala_step
 from selfnorm.training import State

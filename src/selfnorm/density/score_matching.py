@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from selfnorm.density.model import EBM
-from selfnorm.density.objectives import Objective, register
+from selfnorm.density.task import Objective, register
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError
 

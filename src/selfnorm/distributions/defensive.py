@@ -16,8 +16,8 @@ from selfnorm._context import alone, seeded
 from selfnorm._saved import saved
 from selfnorm.distributions.proposals import (
     GaussianMixture,
+    LabelDistribution,
     Proposal,
-    RowDistribution,
     StudentT,
     as_proposal,
 )
@@ -131,7 +131,7 @@ class Defensive(Proposal):
 class _TwoLabels:
     """``(1 - a) q + a r`` for two label distributions of the same batch shape."""
 
-    def __init__(self, sharp: RowDistribution, wide: RowDistribution, weight: float) -> None:
+    def __init__(self, sharp: LabelDistribution, wide: LabelDistribution, weight: float) -> None:
         self.sharp, self.wide, self.weight = sharp, wide, weight
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:

@@ -22,7 +22,7 @@ from selfnorm._inputs import as_rows, check_rows
 from selfnorm._saved import saved
 from selfnorm.columns import Columns
 from selfnorm.distributions.mixtures import check_width
-from selfnorm.distributions.proposals import Proposal, RowDistribution, UnnormalisedModel
+from selfnorm.distributions.proposals import LabelDistribution, Proposal, UnnormalisedModel
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.networks import decay_groups
 from selfnorm.training import ParameterGroup, Task
@@ -132,7 +132,7 @@ class Flow(Proposal):
         z: Tensor = self._standardised(condition).sample(torch.Size(shape))
         return z * self.scale + self.loc
 
-    def forward(self, condition: Tensor) -> RowDistribution:
+    def forward(self, condition: Tensor) -> LabelDistribution:
         """The density given a condition; one without ``condition_dim`` ignores it."""
         return Conditioned(self, condition) if self.condition_dim else super().forward(condition)
 

@@ -59,7 +59,7 @@ class Samples(Protocol):
         ...
 
 
-class RowDistribution(Protocol):
+class LabelDistribution(Protocol):
     """What a proposal called with a condition returns: one density for each of a batch."""
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
@@ -112,7 +112,7 @@ class Proposal(nn.Module, ABC):
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density of rows: ``(*shape, dim) -> (*shape)``."""
 
-    def forward(self, condition: Tensor) -> RowDistribution:
+    def forward(self, condition: Tensor) -> LabelDistribution:
         """The density at every place of the condition's batch."""
         return Expanded(self, condition.shape[:-1])
 
@@ -347,7 +347,7 @@ class Uniform(Proposal):
         log_density = -(self.high - self.low).log().sum()
         return torch.where(inside, log_density, -math.inf)
 
-    def forward(self, condition: Tensor) -> RowDistribution:
+    def forward(self, condition: Tensor) -> LabelDistribution:
         """The density at every place of the condition's batch; its draws may be stratified."""
         return _ExpandedUniform(self, condition.shape[:-1])
 
