@@ -531,56 +531,38 @@ def likelier_unmarked(model: ConditionalEBM, rows: MemberRows, unmarked: Tensor)
     return bool(gain.sum() >= -gain.square().sum().sqrt())
 
 
-@dataclass(frozen=True)
-class TwoStages:
-    """How the two stages of an ensemble train.
+def train_ensemble(
+    model: ConditionalEBM,
+    rows: MemberRows,
+    stages: Sequence[TrainingOptions],
+    *,
+    n_samples: int,
+    clock: Clock,
+    closing: float = 0.0,
+) -> list[History]:
+    """Train the proposals, then the energies, one after the other.
 
     Args:
-        options: what both have in common.
-        epochs: passes over the rows of either; no second stage leaves the mixture proposals.
-        rates: learning rates.
+        model: of :func:`build_ensemble`.
+        rows: of its members.
+        stages: options of either; those of the proposals alone leave the mixtures.
         n_samples: labels drawn per row and step of the energies.
-        clock: the time of the fit.
-        closing: seconds of it that are left to what follows.
-        checkpoint: file of the first stage; that of the second is beside it.
+        clock: the time of the fit; the energies have what the proposals have left,
+        closing: but for so many seconds, which are left to what follows.
     """
-
-    options: TrainingOptions
-    epochs: tuple[int, int]
-    rates: tuple[float, float]
-    n_samples: int
-    clock: Clock
-    closing: float = 0.0
-    checkpoint: str | None = None
-
-    def proposals(self) -> TrainingOptions:
-        """Options of the first stage."""
-        return self._stage(0, _PROPOSAL_SHARE if self.epochs[1] else 1.0, "")
-
-    def energies(self, first: History) -> TrainingOptions:
-        """Options of the second, which has the time that the first one has left."""
-        return self._stage(1, 1.0, f".energy{first.n_steps}")
-
-    def _stage(self, stage: int, share: float, suffix: str) -> TrainingOptions:
-        return replace(
-            self.options,
-            max_epochs=self.epochs[stage],
-            lr=self.rates[stage],
-            checkpoint=None if self.checkpoint is None else f"{self.checkpoint}{suffix}",
-            **self.clock.run_for(share, self.closing),
-        )
-
-
-def train_ensemble(model: ConditionalEBM, rows: MemberRows, stages: TwoStages) -> list[History]:
-    """Both stages, or the first one alone."""
     assert isinstance(model.proposal, MDN)
     model.proposal.place(rows.y)
+    of_proposals, *of_energies = stages
     stage: _MemberTask = _ProposalStage(model, rows)
-    histories = [run(stage, rows, val_data=rows.held_out, options=stages.proposals())]
+    share = _PROPOSAL_SHARE if of_energies else 1.0
+    options = replace(of_proposals, **clock.run_for(share, closing))
+    first = run(stage, rows, val_data=rows.held_out, options=options)
     model.freeze_proposal()
     # a user who has stopped the first stage does not want the second one
-    if stages.epochs[1] and histories[0].stopped != "interrupted":
-        stage = _EnergyStage(model, rows, stages.n_samples)
-        options = stages.energies(histories[0])
-        histories.append(run(stage, rows, val_data=rows.held_out, options=options))
-    return histories
+    if not of_energies or first.stopped == "interrupted":
+        return [first]
+    stage = _EnergyStage(model, rows, n_samples)
+    options = replace(of_energies[0], **clock.run_for(1.0, closing))
+    if options.checkpoint is not None:  # beside that of the proposals which the energies stand on
+        options = replace(options, checkpoint=f"{options.checkpoint}.energy{first.n_steps}")
+    return [first, run(stage, rows, val_data=rows.held_out, options=options)]

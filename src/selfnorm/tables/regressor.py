@@ -60,7 +60,6 @@ from selfnorm.report import (
 from selfnorm.tables._ensemble import (
     LabelCells,
     MemberRows,
-    TwoStages,
     build_ensemble,
     likelier_unmarked,
     quantile_edges,
@@ -449,7 +448,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         ranges = [end.cpu() for values in (z, t) for end in (values.amin(0), values.amax(0))]
         closing, n_checked = self._closing(model, rows, ranges, clock)
         self.history_: list[History] = train_ensemble(
-            model, rows, self._plan(rows, checkpoint, clock, closing)
+            model, rows, **self._plan(rows, checkpoint), clock=clock, closing=closing
         )
         if rows.blank is not None and likelier_unmarked(model, rows, rows.blank[1][-1]):
             assert self.inputs_ is not None
@@ -460,9 +459,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         # Rows from all over the table, which may be sorted.
         return z[:: -(-len(z) // n_checked)].cpu().double()
 
-    def _plan(
-        self, rows: MemberRows, checkpoint: str | None, clock: Clock, closing: float
-    ) -> TwoStages:
+    def _plan(self, rows: MemberRows, checkpoint: str | None) -> dict[str, Any]:
         """How long both stages train, and by what steps."""
         network = self.network or RegressorNetwork()
         n, n_train = len(rows.x), len(rows)
@@ -474,21 +471,20 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
             energy_epochs = int(np.clip(1200 / per_epoch, 7, 150))
         options = TrainingOptions(
             batch_size=batch,
+            max_epochs=self.max_epochs or int(np.clip(3000 / per_epoch, 16, 400)),
+            lr=self.learning_rate,
             weight_decay=self.weight_decay,
             schedule=("one_cycle", 0.05),
             ema=0.99,
             patience=self.patience,
             progress=self.verbose,
-        )
-        return TwoStages(
-            options,
-            epochs=(self.max_epochs or int(np.clip(3000 / per_epoch, 16, 400)), energy_epochs),
-            rates=(self.learning_rate, network.energy_learning_rate),
-            n_samples=network.n_samples or (8 if n > 5000 else 16),
-            clock=clock,
-            closing=closing,
             checkpoint=checkpoint,
         )
+        stages = [options]
+        if energy_epochs:
+            rate = network.energy_learning_rate
+            stages.append(options.given(max_epochs=energy_epochs, lr=rate))
+        return {"stages": stages, "n_samples": network.n_samples or (8 if n > 5000 else 16)}
 
     def _closing(
         self, model: ConditionalEBM, rows: MemberRows, ranges: Sequence[Tensor], clock: Clock
