@@ -54,6 +54,7 @@ from selfnorm.training import (
     TaskOptions,
     TensorSource,
     TrainingOptions,
+    copy_rows,
     fingerprint,
     run,
     whole_number,
@@ -415,10 +416,10 @@ class ManyTask(Task):
         members = self.module
         bad = (members.streak >= MAX_BAD_STREAK) & (members.active > 0)
         if bool(bad.any()):
-            members.roll_back(bad, stepper.optimizer, stepper.average)
+            members.roll_back(bad, stepper)
             members.stop(members.diverged)
         if looking:
-            members.remember(~bad, stepper.optimizer, stepper.average)
+            members.remember(~bad, stepper)
         if bool((members.active > 0).any()):
             return ""
         return "patience" if self.patience is not None else "diverged"
@@ -482,9 +483,9 @@ class ManyTask(Task):
     def _adopt_best(self) -> None:
         """Put the best states in place; a member that diverged without one takes its last good."""
         members, best = self.module, self.keeper.state
-        members.put(members.diverged, members.good[0])
+        copy_rows(members.diverged, [members.good[0]], [members.table])
         if best is not None:
-            members.put(self.keeper.score.isfinite(), best["table"])
+            copy_rows(self.keeper.score.isfinite(), [best["table"]], [members.table])
 
     def own_state(self) -> State:
         """The members' best states."""
@@ -710,28 +711,18 @@ class Members(nn.Module):
         self.n_read.zero_()
         return means
 
-    def _in_use(self, optimizer: torch.optim.Optimizer, average: list[Tensor]) -> list[Tensor]:
-        """The tensors that :attr:`good` has copies of."""
-        state = optimizer.state[self.table]
-        return [self.table, state["exp_avg"], state["exp_avg_sq"], *average]
+    def _in_use(self, stepper: Stepper) -> list[Tensor]:
+        """The tensors that :attr:`good_taken` and :attr:`good` have copies of."""
+        state = stepper.optimizer.state[self.table]
+        return [self.taken, self.table, state["exp_avg"], state["exp_avg_sq"], *stepper.average]
 
-    @torch.no_grad()
-    def remember(
-        self, which: Tensor, optimizer: torch.optim.Optimizer, average: list[Tensor]
-    ) -> None:
+    def remember(self, which: Tensor, stepper: Stepper) -> None:
         """Take the present state of the chosen members as good."""
-        for used, good in zip(self._in_use(optimizer, average), self.good, strict=False):
-            good.copy_(torch.where(which[:, None], used, good))
-        self.good_taken.copy_(torch.where(which, self.taken, self.good_taken))
+        copy_rows(which, self._in_use(stepper), [self.good_taken, *self.good])
 
-    @torch.no_grad()
-    def roll_back(
-        self, which: Tensor, optimizer: torch.optim.Optimizer, average: list[Tensor]
-    ) -> None:
+    def roll_back(self, which: Tensor, stepper: Stepper) -> None:
         """Return the chosen members to their last good state, with half the learning rate."""
-        for used, good in zip(self._in_use(optimizer, average), self.good, strict=False):
-            used.copy_(torch.where(which[:, None], good, used))
-        self.taken.copy_(torch.where(which, self.good_taken, self.taken))
+        copy_rows(which, [self.good_taken, *self.good], self._in_use(stepper))
         self.rollbacks.add_(which.float())
         self.lr_factor.mul_(1 - 0.5 * which.float())
         self.streak.masked_fill_(which, 0.0)
@@ -741,11 +732,6 @@ class Members(nn.Module):
         which = which & (self.active > 0)
         self.active.masked_fill_(which, 0.0)
         self.stop_step.copy_(torch.where(which, self.n_steps, self.stop_step))
-
-    @torch.no_grad()
-    def put(self, which: Tensor, table: Tensor) -> None:
-        """Rows of another table in place of those of the chosen members."""
-        self.table.copy_(torch.where(which[:, None], table, self.table))
 
     @torch.no_grad()
     def write_back(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
@@ -328,6 +329,14 @@ class Budget(Clock):
         self.next_look = self.elapsed + between
 
 
+@torch.no_grad()
+def copy_rows(which: Tensor, sources: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
+    """Copy chosen members' rows of tensors ``(K, ...)`` into others, as far as there are both."""
+    for source, target in zip(sources, targets, strict=False):
+        chosen = which.view(-1, *[1] * (target.dim() - 1))
+        target.copy_(torch.where(chosen, source, target))
+
+
 class Keeper:
     """The best state by its score, and for how many looks there was no better one.
 
@@ -360,9 +369,7 @@ class Keeper:
         if self.state is None or better.dim() == 0:
             self.state = deepcopy(state) if bool(better.any()) else self.state
         else:
-            for name, tensor in state.items():
-                chosen = better.view(-1, *[1] * (tensor.dim() - 1))
-                self.state[name].copy_(torch.where(chosen, tensor, self.state[name]))
+            copy_rows(better, state.values(), [self.state[name] for name in state])
         self.score = torch.where(better, score, self.score)
         self.stale = torch.where(better, 0.0, self.stale + 1)
         return better
