@@ -48,9 +48,9 @@ from selfnorm.training import (
     History,
     Keeper,
     MemberSource,
+    MembersTask,
     State,
     Stepper,
-    Task,
     TaskOptions,
     TensorSource,
     TrainingOptions,
@@ -236,7 +236,7 @@ def stacked(tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.stack([table[numbers % len(table)] for table in tables]), weight
 
 
-class ManyTask(Task):
+class ManyTask(MembersTask):
     """``K`` trainings of EBMs at once; see :func:`selfnorm.fit_many`.
 
     Args:
@@ -486,14 +486,6 @@ class ManyTask(Task):
         copy_rows(members.diverged, [members.good[0]], [members.table])
         if best is not None:
             copy_rows(self.keeper.score.isfinite(), [best["table"]], [members.table])
-
-    def own_state(self) -> State:
-        """The members' best states."""
-        return self.keeper.state_dict()
-
-    def load_own_state(self, state: State) -> None:
-        """Go on with the best states of a checkpoint."""
-        self.keeper.load_state_dict(state)
 
     def histories(self, joint: History) -> list[History]:
         """The record of each member out of that of all."""

@@ -156,33 +156,26 @@ class Chunked(WeightObjective):
 
     Args:
         objective: a name, or an objective that is a function of weights.
-        chunk_size: samples at a time; or
         max_memory: bytes (below 1: share of the free memory) a chunk may take.
+
+    Attributes:
+        chunk_size: samples at a time; measured at the first step where it is ``None``.
     """
 
     capturable = False  # random states are put back from the host
 
-    def __init__(
-        self,
-        objective: str | Objective = "snl",
-        *,
-        chunk_size: int | None = None,
-        max_memory: float | None = None,
-    ) -> None:
+    def __init__(self, objective: str | Objective, max_memory: float) -> None:
         inner = get(objective)
         if not isinstance(inner, WeightObjective):
             raise ValueError(
                 f"{type(inner).__name__} is no function of weights and cannot be chunked; use "
                 "snl, nce, importance_ml, ranking_nce or the Bregman family"
             )
-        if (chunk_size is None) == (max_memory is None):
-            raise ValueError("give exactly one of chunk_size and max_memory")
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         super().__init__(
             inner.value, inner.label, learns_log_norm=inner.learns_log_norm, linear=inner.linear
         )
-        self.chunk_size, self.max_memory = chunk_size, max_memory
+        self.max_memory = max_memory
+        self.chunk_size: int | None = None
 
     def loss(
         self, model: EBM, proposal: Proposal, x: Tensor, n_samples: int
@@ -194,7 +187,6 @@ class Chunked(WeightObjective):
                 "another one. Train without max_memory, or normalise by nn.LayerNorm"
             )
         if self.chunk_size is None:
-            assert self.max_memory is not None
             self.chunk_size = chunk_size_for(model, proposal, self.max_memory)
 
         def log_weights(size: int, device: Tensor) -> Tensor:  # noqa: ARG001 whose state is kept

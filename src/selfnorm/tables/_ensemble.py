@@ -12,7 +12,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,17 @@ from selfnorm._saved import saved
 from selfnorm.conditional import ConditionalEBM, ConditionalTask, LabelEnergy, weighted_mean
 from selfnorm.distributions import MDN, MixtureLabels, log_normal_mass, mixture_log_prob
 from selfnorm.networks import StackedLinear, StackedMLP, decay_groups
-from selfnorm.training import Clock, History, Keeper, MemberSource, Task, TrainingOptions, run
+from selfnorm.training import (
+    Clock,
+    History,
+    Keeper,
+    MemberSource,
+    MembersTask,
+    ParameterGroup,
+    State,
+    TrainingOptions,
+    run,
+)
 
 # Slices of the proposal when a member's held-out score is computed: with many rows fewer will do.
 _VALIDATION_POINTS = (64, 32)
@@ -400,7 +409,7 @@ class MemberRows(_JitteredRows):
         return self.tensors
 
 
-class _MemberTask(Task):
+class _MemberTask(MembersTask):
     """A loss averaged over members; each member keeps the best state of its own."""
 
     module: ConditionalEBM
@@ -411,7 +420,7 @@ class _MemberTask(Task):
         self.named = [pair for part in parts if part for pair in part.named_parameters()]
         self.trained = {str(k): p.detach() for k, (_, p) in enumerate(self.named)}
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Matrices with weight decay, biases without."""
         return decay_groups(self.named)
 
@@ -435,17 +444,9 @@ class _MemberTask(Task):
             self.trained[name].copy_(best)
         return {f"member_{k}": float(score) for k, score in enumerate(self.keeper.score)}
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> State:
         """The stage."""
         return {"stage": type(self).__name__}
-
-    def own_state(self) -> dict[str, Any]:
-        """Every member's best state so far."""
-        return self.keeper.state_dict()
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Go on with the best states of a checkpoint."""
-        self.keeper.load_state_dict(state)
 
     @abstractmethod
     def member_scores(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:

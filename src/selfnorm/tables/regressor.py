@@ -68,7 +68,7 @@ from selfnorm.tables._ensemble import (
 )
 from selfnorm.tables._predictive import PredictiveModel
 from selfnorm.tables.inputs import TableInputs, checked_weights, only_lacks_asides, own_errors
-from selfnorm.training import Clock, History, Judgement, TrainingOptions
+from selfnorm.training import Clock, History, Judgement, State, TrainingOptions
 
 MINIMUM_ROWS = 5
 _JUDGED_ROWS = 1000  # by all members together
@@ -459,7 +459,7 @@ class EnergyRegressor(saving.Saved, Facts, PredictsDistributions, RegressorMixin
         # Rows from all over the table, which may be sorted.
         return z[:: -(-len(z) // n_checked)].cpu().double()
 
-    def _plan(self, rows: MemberRows, checkpoint: str | None) -> dict[str, Any]:
+    def _plan(self, rows: MemberRows, checkpoint: str | None) -> State:
         """How long both stages train, and by what steps."""
         network = self.network or RegressorNetwork()
         n, n_train = len(rows.x), len(rows)

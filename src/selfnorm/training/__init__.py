@@ -16,6 +16,7 @@ from selfnorm.training.options import (
 )
 from selfnorm.training.task import (
     MemberSource,
+    MembersTask,
     ParameterGroup,
     Source,
     State,
@@ -35,6 +36,7 @@ __all__ = [
     "Judgement",
     "Keeper",
     "MemberSource",
+    "MembersTask",
     "Options",
     "ParameterGroup",
     "Source",

@@ -33,7 +33,7 @@ from selfnorm._inputs import as_tensors
 
 if TYPE_CHECKING:
     from selfnorm.training.loop import Stepper
-    from selfnorm.training.options import TrainingOptions
+    from selfnorm.training.options import Keeper, TrainingOptions
 
 ParameterGroup = dict[str, Any]  # of an optimiser
 State = dict[str, Any]  # values and tensors by name, as a checkpoint stores them
@@ -130,6 +130,24 @@ class Task:
 
     def load_own_state(self, state: State) -> None:
         """Go on with what :meth:`own_state` gave."""
+
+
+class MembersTask(Task):
+    """A task of members that train side by side, of which each keeps its own best state.
+
+    Attributes:
+        keeper: the best states.
+    """
+
+    keeper: Keeper
+
+    def own_state(self) -> State:
+        """The members' best states."""
+        return self.keeper.state_dict()
+
+    def load_own_state(self, state: State) -> None:
+        """Go on with the best states of a checkpoint."""
+        self.keeper.load_state_dict(state)
 
 
 class Source(ABC):

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from selfnorm.evaluation import (
-    B_LIMIT,
     Finding,
     WeightStream,
+    about_b,
     heavy_tail,
     stream_log_weights,
     verdict,
@@ -148,13 +148,7 @@ def findings_against(
             "sees; every figure is too good."
         )
         yield Finding("spikes", drift, limit, words)
-    b, limit = float(prior.log_norm), max(B_LIMIT, 5 * mixture.se)
-    if not b - mixture.value <= limit:
-        words = (
-            f"The learned b = {b:.2f} is above log Z = {mixture.value:.2f}: training has met mass "
-            "that the estimators miss; pass training rows as reference."
-        )
-        yield Finding("b_above", b - mixture.value, limit, words)
+    yield from about_b(mixture.value, float(prior.log_norm), mixture.se)[0]
 
 
 @dataclass(frozen=True)
