@@ -142,11 +142,6 @@ class Distribution1d:
         """The middle of the cell of highest density, ``(n,)``."""
         return self.middle.gather(-1, self.pdf.argmax(-1, keepdim=True)).squeeze(-1)
 
-    def central_interval(self, coverage: float) -> Tensor:
-        """``(n, 2)`` ends with equal mass on either side outside."""
-        tail = 0.5 * (1 - check_coverage(coverage))
-        return self.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64))
-
     def shortest_interval(self, coverage: float, n_starts: int = 257) -> Tensor:
         """``(n, 2)`` ends of the shortest single interval that holds ``coverage``."""
         spare = 1 - check_coverage(coverage)
