@@ -560,20 +560,11 @@ class Members(nn.Module):
         good: rows of the table to roll back to, with the optimiser's moments and moving average.
     """
 
-    updating: Tensor
-    active: Tensor
-    taken: Tensor
-    lr_factor: Tensor
-    streak: Tensor
-    skipped: Tensor
-    rollbacks: Tensor
-    best_step: Tensor
-    stop_step: Tensor
-    n_read: Tensor
+    shares: Tensor
+    counts: Tensor
     n_steps: Tensor
     totals: Tensor
     good: Tensor
-    good_taken: Tensor
 
     def __init__(self, members: Sequence[Member], lr_factors: Sequence[float] = ()) -> None:
         super().__init__()
@@ -594,13 +585,12 @@ class Members(nn.Module):
         self.places = torch.argsort(torch.cat([numbers for numbers, _, _ in self.groups]))
         device, n = first.device, len(members)
 
-        counts = ("taken", "streak", "skipped", "rollbacks", "n_read", "best_step", "stop_step")
-        for name in (*counts, "good_taken"):
-            self.register_buffer(name, torch.zeros(n, device=device))
-        for name in ("updating", "active"):
-            self.register_buffer(name, torch.ones(n, device=device))
-        factors = torch.tensor(list(lr_factors) or [1.0] * n, device=device)
-        self.register_buffer("lr_factor", factors)
+        shares = [[1.0] * n, [1.0] * n, list(lr_factors) or [1.0] * n]
+        self.register_buffer("shares", torch.tensor(shares, device=device))
+        self.updating, self.active, self.lr_factor = self.shares.unbind()
+        self.register_buffer("counts", torch.zeros(8, n, device=device))
+        self.taken, self.good_taken, self.n_read, *consequences = self.counts.unbind()
+        self.streak, self.skipped, self.rollbacks, self.best_step, self.stop_step = consequences
         self.register_buffer("totals", torch.zeros(len(_METRICS), n, device=device))
         self.register_buffer("n_steps", torch.zeros((), device=device))
         self.register_buffer("good", self.table.new_zeros(4, *self.table.shape))
