@@ -21,7 +21,7 @@ import torch
 
 import selfnorm as sn
 from measuring import write
-from selfnorm.density.task import Chunked
+from selfnorm.density.model import Chunked
 
 DIM, BUDGET = 63, 64 * 2**20
 

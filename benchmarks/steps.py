@@ -35,7 +35,7 @@ from torch import Tensor
 import selfnorm as sn
 from measuring import Row, Work, captured, in_turn, need, ratio, write
 from selfnorm.density.many import ManyTask, MemberTables
-from selfnorm.density.task import DensityTask
+from selfnorm.density.model import DensityTask
 from selfnorm.training import Stepper, TensorSource, TrainingOptions
 
 HIDDEN = (200, 100, 50, 50)

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.task import DensityTask
+from selfnorm.density.model import DensityTask
 from selfnorm.training import Options
 
-# What tests were written with; a newcomer's fit has other values (``density.task.usual``).
+# What tests were written with; a newcomer's fit has other values (``density.model.usual``).
 PLAIN = {"lr": 1e-3, "max_epochs": 25, "ema": 0, "patience": 0}
 _OF_FIT = {"proposal", "objective", "n_samples", "val_data", "task", "task_options", "options"}
 _OF_FIT |= {"fabric", "n_accumulate", "samples", *Options.__annotations__}

@@ -8,7 +8,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm._context import seeded
-from selfnorm.density.task import available
+from selfnorm.density.model import objective_names
 from selfnorm.errors import DataError
 from selfnorm.training import Stepper
 from tests.contract.specimens import with_features
@@ -39,7 +39,7 @@ def small(hidden=(16,)):
 HEAVY = ("bregman_lsif", "bregman_reverse", "bregman_exponential")
 
 
-@pytest.mark.parametrize("objective", [name for name in available() if name not in HEAVY])
+@pytest.mark.parametrize("objective", [name for name in objective_names() if name not in HEAVY])
 def test_it_improves_on_its_base_and_ends_normalised(objective):
     """Whatever the objective, ``fit`` ends with b = log Z, by quadrature and by evaluate."""
     x, test, model = skewed(), skewed(1500, seed=1), small((32, 32))
@@ -96,7 +96,7 @@ def vae_run(prior):
 
 
 RUNS = {
-    **{name: partial(objective_run, name) for name in available()},
+    **{name: partial(objective_run, name) for name in objective_names()},
     **{"many": many_run, "chain": chain_run, "conditional": conditional_run, "flow": flow_run},
     **{f"vae {prior}": partial(vae_run, prior) for prior in cases.PRIORS},
 }
@@ -135,7 +135,7 @@ def test_a_resumed_run_ends_as_one_never_stopped_and_draws_nothing_of_the_caller
 
 @pytest.mark.usefixtures("few_closing_samples")
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("objective", available())
+@pytest.mark.parametrize("objective", objective_names())
 def test_gradients_are_on_in_training_whatever_the_caller_has_set(around, objective):
     plain, inside = small(), small()
     rows = X.clone().requires_grad_()
@@ -153,4 +153,4 @@ def test_a_spread_is_not_taken_from_one_row(objective):
 
 
 def test_fit_tells_the_names_of_its_objectives():
-    assert [name for name in available() if f'"{name}"' not in sn.fit.__doc__] == []
+    assert [name for name in objective_names() if f'"{name}"' not in sn.fit.__doc__] == []

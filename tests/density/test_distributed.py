@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density.task import DensityTask
+from selfnorm.density.model import DensityTask
 from selfnorm.errors import DataError
 from selfnorm.training.checkpoint import load_checkpoint
 from tests.fitting import fit, fit_distributed, weights

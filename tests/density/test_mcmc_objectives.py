@@ -8,8 +8,8 @@ import torch
 import selfnorm as sn
 from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.mcmc_objectives import ContrastiveDivergence
+from selfnorm.density.model import objective_named, objective_names
 from selfnorm.density.score_matching import DenoisingScoreMatching, SlicedScoreMatching, score
-from selfnorm.density.task import available, get
 from tests.contract.test_training import skewed
 
 
@@ -71,10 +71,10 @@ def test_parameters_keep_asking_for_gradients_after_the_chains_ran():
 
 
 def test_names_are_registered_and_bad_options_refused():
-    assert {"cd", "pcd", "dsm", "ssm"} <= set(available())
-    assert get("pcd").start == "buffer"
-    assert mcmc_objectives.ContrastiveDivergence is type(get("cd"))
-    assert score_matching.SlicedScoreMatching is type(get("ssm"))
+    assert {"cd", "pcd", "dsm", "ssm"} <= set(objective_names())
+    assert objective_named("pcd").start == "buffer"
+    assert mcmc_objectives.ContrastiveDivergence is type(objective_named("cd"))
+    assert score_matching.SlicedScoreMatching is type(objective_named("ssm"))
     for wrong in (
         lambda: ContrastiveDivergence("noise"),
         lambda: ContrastiveDivergence(n_steps=0),

@@ -9,7 +9,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm import functional as F
-from selfnorm.density.task import Chunked, get, weigh
+from selfnorm.density.model import Chunked, objective_named, weigh
 from selfnorm.errors import DataError, EnergyError
 from selfnorm.evaluation import WeightStream, chunk_size_for, data_side_check, verdict
 from selfnorm.evaluation.bounds import bounds_from_weights
@@ -44,7 +44,7 @@ def test_gradient_over_chunks_is_that_of_the_whole(name, size):
     x, model, q = setting()
     torch.manual_seed(5)
     samples = torch.cat([q.sample((min(size, 1000 - first),)) for first in range(0, 1000, size)])
-    whole = gradient(model, lambda: get(name).judge(weigh(model, q, x, samples)))
+    whole = gradient(model, lambda: objective_named(name).judge(weigh(model, q, x, samples)))
     torch.manual_seed(5)
     parts = gradient(model, lambda: in_chunks(name, size).loss(model, q, x, 1000))
     torch.testing.assert_close(parts[0], whole[0], atol=1e-5, rtol=1e-5)

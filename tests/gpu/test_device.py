@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import selfnorm as sn
-from selfnorm.density.task import DensityTask
+from selfnorm.density.model import DensityTask
 from tests.fitting import fit, fit_many
 from tests.gpu.test_steps import QUICK, conditional, ebm, mixed, regressor, rows, vae
 from tests.gpu.tools import DEVICE, close, each, flat, folder, graphs, raises, skip

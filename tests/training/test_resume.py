@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributions import Independent, Normal
 
 import selfnorm as sn
-from selfnorm.density.task import DensityTask, get
+from selfnorm.density.model import DensityTask, objective_named
 from selfnorm.errors import CheckpointError
 from selfnorm.training.checkpoint import entries_of_task, load_checkpoint, save_checkpoint
 from tests.fitting import fit, fit_many, weights
@@ -84,7 +84,7 @@ def test_a_run_killed_as_it_stops_goes_on_from_any_checkpoint(x, tmp_path, monke
 
 def interrupted(name):
     """An objective that is interrupted in its eighth step, and the steps it was asked for."""
-    objective, taken = get(name), []
+    objective, taken = objective_named(name), []
     inner = objective.loss
 
     def loss(*args):

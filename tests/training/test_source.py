@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density.task import DensityTask
+from selfnorm.density.model import DensityTask
 from selfnorm.training import MemberSource, Source, TensorSource, TrainingOptions, run
 from tests.fitting import weights
 

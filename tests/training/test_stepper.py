@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.density.task import DensityTask
+from selfnorm.density.model import DensityTask
 from selfnorm.training import Stepper, TensorSource, TrainingOptions
 from selfnorm.training.loop import Counters
 from tests.fitting import weights

@@ -13,7 +13,7 @@ import selfnorm as sn
 from selfnorm.errors import CheckpointError, DataError, EnergyError, ProposalError
 from selfnorm.training import History, Stepper, Task, TensorSource, TrainingOptions
 from selfnorm.training.checkpoint import load_checkpoint, save_checkpoint
-from selfnorm.training.options import lr_factor
+from selfnorm.training.task import lr_factor
 from tests.fitting import Troubled, fit, skewed, weights
 
 

@@ -3,9 +3,8 @@
 # these two make their objectives known by name
 from selfnorm.density import mcmc_objectives, score_matching
 from selfnorm.density.fitting import fit, fit_distributed, fit_many
-from selfnorm.density.model import EBM, Ensemble, log_weights
+from selfnorm.density.model import EBM, Ensemble, Objective, log_weights
 from selfnorm.density.recipes import Recipe, joint_density, joint_energy
-from selfnorm.density.task import Objective
 
 __all__ = [
     "EBM",

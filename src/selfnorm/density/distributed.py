@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from selfnorm._context import seeded
-from selfnorm.density.model import EBM
-from selfnorm.density.task import DensityTask, Objective, get
+from selfnorm.density.model import EBM, DensityTask, Objective, objective_named
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError, SelfnormError
 from selfnorm.training import (
@@ -97,7 +96,7 @@ class Ranks:
         if not of_step:
             return n_samples
         share = of_step // self.pieces
-        if self.pieces > 1 and isinstance(objective, str | Objective) and not get(objective).linear:
+        if self.pieces > 1 and not objective_named(objective).linear:
             raise ValueError(
                 "this objective has log Z_hat inside: averaged over ranks or accumulation steps it "
                 f"is the objective of {share} samples, not of {n_samples}. Use 'snl' (exact) or, "

@@ -10,8 +10,7 @@ from torch import nn
 from selfnorm._context import seeded
 from selfnorm.density.distributed import Ranks, launched
 from selfnorm.density.many import train as train_several
-from selfnorm.density.model import EBM
-from selfnorm.density.task import Objective, checked_data, make_task, usual
+from selfnorm.density.model import EBM, Objective, checked_data, make_task, usual
 from selfnorm.errors import DataError
 from selfnorm.training import (
     History,

@@ -28,14 +28,15 @@ from torch.func import functional_call, vmap
 from selfnorm import functional as F
 from selfnorm._context import seeded
 from selfnorm._inputs import check_rows
-from selfnorm.density.model import EBM, log_weights
-from selfnorm.density.task import (
+from selfnorm.density.model import (
+    EBM,
     LOG_NORM_LR_SCALE,
     DensityTask,
     Objective,
     WeightObjective,
     both_bounds,
     checked_options,
+    log_weights,
     usual,
     weigh,
 )

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import evaluating, without_gradient
-from selfnorm.density.model import EBM
+from selfnorm.density.model import EBM, Objective, register_objective
 from selfnorm.density.score_matching import column_spread
-from selfnorm.density.task import Objective, register
 from selfnorm.distributions import Proposal
 from selfnorm.sampling import as_log_density, gradient_init, mala_step
 from selfnorm.training import State
@@ -122,5 +121,5 @@ class ContrastiveDivergence(Objective):
         return state.positions.detach(), acceptance
 
 
-register("cd", lambda: ContrastiveDivergence("proposal"))
-register("pcd", lambda: ContrastiveDivergence("buffer"))
+register_objective("cd", lambda: ContrastiveDivergence("proposal"))
+register_objective("pcd", lambda: ContrastiveDivergence("buffer"))

@@ -18,8 +18,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from selfnorm.density.model import EBM
-from selfnorm.density.task import Objective, register
+from selfnorm.density.model import EBM, Objective, register_objective
 from selfnorm.distributions import Proposal
 from selfnorm.errors import DataError
 
@@ -105,5 +104,5 @@ class SlicedScoreMatching(ScoreMatching):
         return (curvature + 0.5 * (gradient * spread).square().sum(-1)).mean()
 
 
-register("dsm", DenoisingScoreMatching)
-register("ssm", SlicedScoreMatching)
+register_objective("dsm", DenoisingScoreMatching)
+register_objective("ssm", SlicedScoreMatching)

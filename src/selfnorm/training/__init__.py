@@ -1,29 +1,27 @@
-"""The engine, which knows no model: task, source, options, loop, checkpoints, history."""
+"""The engine, which knows no model: task, source and options, loop, checkpoints, history."""
 
 from selfnorm.training.checkpoint import load_checkpoint
 from selfnorm.training.history import History, Judgement
 from selfnorm.training.loop import MAX_BAD_STREAK, MAX_ROLLBACKS, Data, Stepper, run, split_rows
-from selfnorm.training.options import (
+from selfnorm.training.task import (
     Checkpoint,
     Clock,
     Keeper,
-    Options,
-    TrainingOptions,
-    copy_rows,
-    lr_factor,
-    seconds,
-    whole_number,
-)
-from selfnorm.training.task import (
     MemberSource,
     MembersTask,
+    Options,
     ParameterGroup,
     Source,
     State,
     Task,
     TaskOptions,
     TensorSource,
+    TrainingOptions,
+    copy_rows,
     fingerprint,
+    lr_factor,
+    seconds,
+    whole_number,
 )
 
 __all__ = [

@@ -35,8 +35,16 @@ from selfnorm.training.checkpoint import (
     save_checkpoint,
 )
 from selfnorm.training.history import History
-from selfnorm.training.options import Budget, Keeper, Schedule, TrainingOptions
-from selfnorm.training.task import Source, State, Task, as_source
+from selfnorm.training.task import (
+    Budget,
+    Keeper,
+    Schedule,
+    Source,
+    State,
+    Task,
+    TrainingOptions,
+    as_source,
+)
 
 MAX_BAD_STREAK = 5  # bad steps in a row before going back to the last good state
 MAX_LOST = 0.02  # share of steps that may be lost to non-finite values without a word
