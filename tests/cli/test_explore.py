@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import selfnorm as sn
-from selfnorm.cli import explore
+from selfnorm.cli import Stopped, app, explore
 from selfnorm.cli.app import _load
 from selfnorm.errors import SelfnormError, SelfnormWarning
 
@@ -323,6 +323,20 @@ def test_a_regressor_is_refused():
     folder = Path(__file__).parents[1] / "golden" / "folders" / "regressor"
     with pytest.raises(SelfnormError, match="EnergyRegressor; 'explore' is for densities"):
         _load(folder, "explore")
+
+
+def test_the_command_shows_the_page_until_it_is_stopped(folder, monkeypatch):
+    shown = []
+
+    def serve(listener, answers, title, *, browser):
+        shown.append((listener.getsockname()[0], len(answers.columns), title, browser))
+        listener.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(explore, "serve", serve)
+    with pytest.raises(Stopped, match="the page is closed"):
+        app.explore(folder, browser=False)
+    assert shown == [("127.0.0.1", 5, "model", False)]
 
 
 def test_a_port_that_is_taken_is_refused():

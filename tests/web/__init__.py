@@ -1,1 +1,1 @@
-"""The site and a report in a real browser; see ``__main__``."""
+"""The site, a report and the page of ``selfnorm explore`` in a real browser; see ``__main__``."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _PAGE = Path(__file__).with_name("explore.html")
 _HOST = "127.0.0.1"
 _QUESTIONS = ("about", "draw", "sample", "explain", "probability")
-_FREE_DRAWS = 1000  # rows with no column set, which the page begins with
+_FREE_CELLS = 15_000  # of rows with no column set, which the page begins with
 _MOST_DRAWS, _MOST_ROWS = 5000, 100_000  # of an answer, of a file
 _MOST_LEVELS, _MOST_BYTES = 500, 100_000  # of a menu, of a question
 _POLICY = (
@@ -63,7 +63,8 @@ class Answers:
         self.columns = self.schema.modelled
         finite = [column for column in self.columns if column.kind == "category"]
         self.levels = {column.name: [*column.levels, *column.tail] for column in finite}
-        self.free = self.draw({}, _FREE_DRAWS)["columns"]
+        n = min(max(_FREE_CELLS // len(self.columns), 100), 1000)
+        self.free = self.draw({}, n)["columns"]
 
     def about(self) -> dict[str, Any]:
         """The model, its columns, and rows of it with no column set."""
