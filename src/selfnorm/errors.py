@@ -6,7 +6,7 @@ library itself decided to refuse, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class SelfnormError(Exception):
@@ -71,3 +71,22 @@ class SelfnormWarning(UserWarning):
         >>> warnings.simplefilter("error", SelfnormWarning)  # or "ignore": to stop, or not to know
         >>> warnings.resetwarnings()
     """
+
+
+def listed(names: Iterable[object], most: int = 12) -> str:
+    """The first of some names, for a message.
+
+    >>> listed(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    return shortened([repr(name) for name in names], most)
+
+
+def shortened(words: Sequence[str], most: int = 20) -> str:
+    """The first of some words.
+
+    >>> shortened(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")

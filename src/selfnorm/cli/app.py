@@ -35,7 +35,6 @@ from selfnorm.cli.files import (
     Table,
     check_output,
     kind_of,
-    listed,
     missing,
     numeric,
     read_table,
@@ -43,7 +42,7 @@ from selfnorm.cli.files import (
     write_table,
 )
 from selfnorm.columns import Table as Frame
-from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning
+from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning, listed
 
 if TYPE_CHECKING:
     from selfnorm.tables import EnergyDensity, EnergyRegressor

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfnorm.cli.files import Table, listed, write_table
+from selfnorm.cli.files import Table, write_table
 from selfnorm.columns import Cells, Column, from_clock, is_gap, label_text, to_clock
-from selfnorm.errors import DataError, SelfnormError
+from selfnorm.errors import DataError, SelfnormError, listed
 from selfnorm.report import findings_of
 from selfnorm.saving import json_safe
 

@@ -36,7 +36,7 @@ from selfnorm._files import atomic
 from selfnorm.columns import Cells, Schema, TableLike, numbers_from, unmarked
 from selfnorm.columns import Table as Frame
 from selfnorm.columns.text import is_gap, numbers_as_text
-from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.errors import DataError, SelfnormWarning, listed
 
 TEXT = (".csv", ".tsv", ".txt")
 SUFFIXES = (*TEXT, ".parquet", ".pq", ".npy", ".npz")
@@ -146,16 +146,6 @@ def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
     if any(problems):
         raise DataError(f"{table.source}: {DataError.of([words for words in problems if words])}")
     return np.column_stack([column for column in numbers.values() if column is not None])
-
-
-def listed(names: Sequence[str], most: int = 12) -> str:
-    """The first of some names.
-
-    >>> listed(["a", "b", "c"], most=2)
-    "'a', 'b' and 1 more"
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(repr, names[:most])) + more
 
 
 def missing(names: Sequence[str]) -> str:

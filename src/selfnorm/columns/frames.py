@@ -635,35 +635,33 @@ def _pick_list(
     return tuple(chosen) if isinstance(column, tuple) else chosen
 
 
+def _of_lists(kind: type[list[object]] | type[tuple[object, ...]]) -> Holder:
+    return Holder(
+        ("builtins", kind.__name__),
+        lambda column: _read_array(as_objects(list(column))),
+        lambda cells: kind(array_of(cells).tolist()),
+        _pick_list,
+    )
+
+
+def _of_arrow(name: str, finished: Callable[[pa.ChunkedArray], object]) -> Holder:
+    return Holder(
+        ("pyarrow", name),
+        lambda column: _read_arrow(_pyarrow().table({"": column})),
+        lambda cells: finished(_write_arrow(cells).column(0)),
+        lambda *of: finished(_pick_chunks(*of)),
+    )
+
+
 HOLDERS = {
     "pandas": Holder(("pandas", "Series"), _read_pandas, _write_pandas, _pick_pandas),
     "polars": Holder(("polars", "Series"), _read_polars, _write_polars, _pick_polars),
     "arrow": Holder(("pyarrow", "Table"), _read_arrow, _write_arrow, _pick_arrow),
     "tensor": Holder(("torch", "Tensor"), _read_tensor, _write_tensor, _pick_tensor),
-    "list": Holder(
-        ("builtins", "list"),
-        lambda column: _read_array(as_objects(column)),
-        lambda cells: array_of(cells).tolist(),
-        _pick_list,
-    ),
-    "tuple": Holder(
-        ("builtins", "tuple"),
-        lambda column: _read_array(as_objects(list(column))),
-        lambda cells: tuple(array_of(cells).tolist()),
-        _pick_list,
-    ),
-    "chunked array": Holder(
-        ("pyarrow", "ChunkedArray"),
-        lambda column: _read_arrow(_pyarrow().table({"": column})),
-        lambda cells: _write_arrow(cells).column(0),
-        lambda *of: _pick_chunks(*of),
-    ),
-    "arrow array": Holder(
-        ("pyarrow", "Array"),
-        lambda column: _read_arrow(_pyarrow().table({"": column})),
-        lambda cells: _write_arrow(cells).column(0).combine_chunks(),
-        lambda *of: _pick_chunks(*of).combine_chunks(),
-    ),
+    "list": _of_lists(list),
+    "tuple": _of_lists(tuple),
+    "chunked array": _of_arrow("ChunkedArray", lambda column: column),
+    "arrow array": _of_arrow("Array", lambda column: column.combine_chunks()),
     "cells": Holder(
         ("selfnorm.columns.cells", "Cells"),
         lambda column: column,

@@ -151,33 +151,22 @@ def plot_log_densities(
     threshold: float | None = None,
     axes: Axes | None = None,
     xlabel: str = "log-likelihood (nats)",
+    ylabel: str = "share of rows",
+    names: tuple[str, str] = ("data", "drawn from the model"),
 ) -> Figure:
-    """Log-likelihoods of rows drawn from a model and of data rows: alike where the model fits."""
+    """Log-likelihoods of rows drawn from a model and of data rows: alike where the model fits.
+
+    So are log-weights, less ``log Z``, of proposal samples and of data rows. Weights of the data
+    beyond those of all samples are a sign of mass that the samples miss: ``evaluate`` judges that.
+    ``names`` are those of data and model.
+    """
     figure, axes = on_axes(axes)
-    rows = {} if data is None else {"data": np.asarray(data, dtype=float)}
-    rows["drawn from the model"] = np.asarray(model, dtype=float)
+    rows = {} if data is None else {names[0]: np.asarray(data, dtype=float)}
+    rows[names[1]] = np.asarray(model, dtype=float)
     _histograms(axes, Scale(xlabel), rows, grouped=False)
     if threshold is not None and axes.get_xlim()[0] < threshold < axes.get_xlim()[1]:
         axes.axvline(threshold, color="#888888", ls=":", label="outlier threshold")
-    axes.set(xlabel=literal(xlabel), ylabel="share of rows")
-    axes.legend()
-    return figure
-
-
-@styled
-def plot_log_weights(
-    samples: ArrayLike, data: ArrayLike | None = None, *, axes: Axes | None = None
-) -> Figure:
-    """Log-weights, less ``log Z``, of proposal samples and of data rows.
-
-    Weights of the data that lie beyond those of all samples are a sign of mass that the samples
-    miss: ``evaluate`` judges that.
-    """
-    figure, axes = on_axes(axes)
-    rows = {} if data is None else {"at the data": np.asarray(data, dtype=float)}
-    rows["at the proposal's samples"] = np.asarray(samples, dtype=float)
-    _histograms(axes, Scale(""), rows, grouped=False)
-    axes.set(xlabel="log-weight less log Z (nats)", ylabel="share")
+    axes.set(xlabel=literal(xlabel), ylabel=ylabel)
     axes.legend()
     return figure
 

@@ -18,7 +18,6 @@ from selfnorm.plotting import (
     Scale,
     plot_history,
     plot_log_densities,
-    plot_log_weights,
     plot_predictive,
     plot_reliability,
     styled,
@@ -112,7 +111,10 @@ def plot_density_model(
     at_rows = None if coded is None else torch.from_numpy(coded)
     weights = estimator.distribution_.log_weights(at_rows)
     if weights is not None:
-        panels.append(Panel(partial(plot_log_weights, *weights), title="weights behind log Z"))
+        names = "at the data", "at the proposal's samples"
+        draw = partial(plot_log_densities, *weights, names=names)
+        draw = partial(draw, xlabel="log-weight less log Z (nats)", ylabel="share")
+        panels.append(Panel(draw, title="weights behind log Z"))
     paths.append(write("diagnostics", panels, 2))
     gaps = gap_panels(rows.scales, rows.gaps)
     return paths + ([write("gaps", gaps)] if gaps else [])

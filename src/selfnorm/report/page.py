@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from selfnorm._context import alone
 from selfnorm._files import atomic
@@ -122,6 +122,27 @@ class Page:
     def _svg(self, figure: Figure, words: str) -> str:
         self._figures += 1
         return inline_svg(figure, words, f"f{self._figures}")
+
+
+class Facts:
+    """An estimator whose picture in a notebook says what was fitted, below its parameters."""
+
+    def facts(self) -> dict[str, str]:
+        """What was fitted, by name; empty before."""
+        return {}
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        bundle: dict[str, str] = super()._repr_mimebundle_(**options)  # type: ignore[misc]
+        facts = self.facts()
+        if facts and "text/html" in bundle:
+            rows = "".join(
+                f'<tr><th scope="row" style="text-align: left">{escape(name)}</th>'
+                f'<td style="text-align: left">{escape(value)}</td></tr>'
+                for name, value in facts.items()
+            )
+            caption = '<caption style="text-align: left">What was fitted</caption>'
+            bundle["text/html"] += f"<table>{caption}{rows}</table>"
+        return bundle
 
 
 def inline_svg(figure: Figure, words: str, prefix: str) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from selfnorm.columns import BY_PLACE, TableLike
+from selfnorm.errors import shortened
 from selfnorm.evaluation import central_coverage
 from selfnorm.plotting import literal, plot_history, plot_predictive, plot_reliability, styled
 from selfnorm.report import figures, peers
-from selfnorm.report.facts import input_names, shortened
 from selfnorm.report.page import Page, in_python
 from selfnorm.report.panels import Panel, one_by_one
 from selfnorm.report.sections import About, Comparison, Report, cells_of, fewer_rows, show_loading
@@ -248,6 +249,13 @@ class RegressorReport(Report):
             "that is best on the rows it held out; the dotted line is where the last of them "
             "found it."
         )
+
+
+def input_names(regressor: Any) -> list[str]:
+    """Names of a fitted regressor's inputs; none where they were an array."""
+    own = () if regressor.inputs_ is None else regressor.inputs_.schema.columns
+    names = getattr(regressor, "feature_names_in_", [column.name for column in own])
+    return [str(name) for name in names]
 
 
 def _calibrated(pit: np.ndarray) -> str:

@@ -38,9 +38,9 @@ from selfnorm.columns import (
     TableLike,
     numbers_like,
 )
-from selfnorm.errors import DataError, ModelFileError
+from selfnorm.errors import DataError, ModelFileError, shortened
 from selfnorm.evaluation import Bounds
-from selfnorm.report import About, DensityReport, Facts, shortened, write_report
+from selfnorm.report import About, DensityReport, Facts, write_report
 from selfnorm.tables import training
 from selfnorm.tables.distribution import PIECE, RowDistribution
 from selfnorm.tables.inputs import checked_weights, only_lacks_asides, own_errors

@@ -47,14 +47,13 @@ from selfnorm._saved import saved
 from selfnorm.columns import Columns, Schema, Table, label_step
 from selfnorm.conditional import ConditionalEBM
 from selfnorm.distribution1d import Distribution1d, PredictsDistributions
-from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.errors import DataError, SelfnormWarning, shortened
 from selfnorm.evaluation import Bounds
 from selfnorm.report import (
     About,
     Facts,
     RegressorReport,
     input_names,
-    shortened,
     write_report,
 )
 from selfnorm.tables._ensemble import (

@@ -32,7 +32,7 @@ from selfnorm.columns.text import (
     without_slips,
 )
 from selfnorm.columns.values import PartValues, Values
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, shortened
 
 MAX_CODES = 256
 MASS_SHARE, MASS_ROWS = 0.002, 10
@@ -295,8 +295,7 @@ def _summary(part: Part, decimals: int | None, values: np.ndarray) -> str:
 
 def first_of(values: Sequence[float]) -> str:
     """The first three of some numbers in words."""
-    more = f" and {len(values) - 3} more" if len(values) > 3 else ""
-    return ", ".join(f"{v:g}" for v in values[:3]) + more
+    return shortened([f"{v:g}" for v in values], 3)
 
 
 # Recorded digits, grids, point masses
