@@ -173,6 +173,7 @@ def test_weights_that_are_not_finite_are_refused_but_in_parts_of_ones_own(tmp_pa
         ("pandas", {"dtype": "timedelta64[ns]"}),
         ("pandas", {"dtype": "object", "arrow": "ZXZpbA=="}),
         ("arrow", {"arrow": "ZXZpbA=="}),
+        ("array", {"dtype": "S2000000000"}),
     ],
 )
 def test_a_form_of_a_column_that_cannot_be_written_is_refused_by_load(frame, form, tmp_path):

@@ -184,6 +184,7 @@ def arrays():
     yield "masked array of whole numbers", np.ma.masked_array(np.stack([WHOLE, CODES], 1), gaps)
     yield "tensor", torch.tensor(holes, requires_grad=True)
     yield "float32 tensor", torch.tensor(holes, dtype=torch.float32)
+    yield "negative view", torch.complex(torch.tensor(holes), torch.tensor(holes)).conj().imag
 
 
 def tables():
@@ -248,6 +249,9 @@ REFUSED = [
     ({}, "no columns"),
     (pl.DataFrame({"w": pl.Series([len] * N, dtype=pl.Object)}), "column 'w'.*Object"),
     (pl.DataFrame({"w": pl.Series(range(N), dtype=pl.Int128)}), "column 'w'.*Int128"),
+    ({"w": np.arange(N).astype("m8")}, NO_VALUE),  # of no unit
+    ({"w": np.arange(9990, 9990 + N).astype("M8[Y]") - 1970}, "column 'w': dates .*after 9999"),
+    ({"w": np.arange(N).astype("M8[D]") - 719_700}, "column 'w': dates before the year 1"),
     (pl.Series(X), "to_frame"),
     (pd.Series(X), "to_frame"),
     (

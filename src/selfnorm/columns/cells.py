@@ -219,11 +219,16 @@ def cells_of_array(column: np.ndarray, missing: np.ndarray, form: Form) -> Cells
     if kind == "M":
         moments = column.astype("datetime64[us]")
         missing = missing | np.isnat(moments)
+        years = column[~missing].astype("datetime64[Y]")  # microseconds may have overflown
+        if (years < np.datetime64("0001")).any() or (years > np.datetime64("9999")).any():
+            raise DataError(
+                "dates before the year 1 or after 9999 cannot be modelled; give numbers"
+            )
         micro = np.where(missing, 0, moments.astype(np.int64))
         if (micro % 10**6).any():
             form = form | {"finer": True}  # than a second: left out
         return Cells("date", micro // 10**6, missing, [], form)
-    if kind == "m":
+    if kind == "m" and column.dtype != "m8":  # which has no unit
         spans = column.astype("timedelta64[us]")
         missing = missing | np.isnat(spans)
         seconds = np.where(missing, np.nan, spans.astype(np.int64) / 1e6)

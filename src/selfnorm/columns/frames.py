@@ -592,8 +592,7 @@ def _pick_array(column: np.ndarray, more: np.ndarray | None, places: np.ndarray)
 
 def _read_tensor(tensor: Tensor) -> Cells:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    tensor = tensor.detach().cpu()
-    cells = _read_array((tensor.float() if dtype == "bfloat16" else tensor).numpy())
+    cells = _read_array((tensor.float() if dtype == "bfloat16" else tensor).numpy(force=True))
     cells.form["tensor"] = dtype
     return cells
 

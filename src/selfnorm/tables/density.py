@@ -701,7 +701,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if len(X.shape) != 2:
             raise DataError(
                 f"X must have rows and columns, got shape {X.shape}. Reshape your data: "
-                "X.reshape(-1, 1) if it is a single column, X.reshape(1, -1) if a single row"
+                "X.reshape(-1, 1) if it is a single column, X.reshape(1, -1) if a single row, "
+                "pandas.DataFrame(X) if records with named fields"
             )
         if 0 in X.shape:
             what = "sample(s)" if X.shape[0] == 0 else "feature(s)"

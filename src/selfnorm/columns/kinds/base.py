@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -11,6 +12,7 @@ import numpy as np
 from selfnorm._saved import saved
 from selfnorm.columns.cells import Cells
 from selfnorm.columns.values import LINE, PartValues, Values
+from selfnorm.errors import DataError
 
 Support = tuple[float | None, float | None]
 
@@ -55,6 +57,10 @@ class Column:
     terms: tuple[tuple[int, float], ...] = ()
     slips: tuple[str, ...] = ()
     form: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if re.match(r"[<>|]?[SU]\d{7}", self.form.get("dtype", "")):  # of a stranger's file, say
+            raise DataError(f"column {self.name!r}: cells of type {self.dtype} are too wide")
 
     @property
     def modelled(self) -> bool:
