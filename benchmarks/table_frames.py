@@ -54,6 +54,7 @@ SETS = {
     ),
     "taxis": TableSet("mixed/taxis.csv"),
     "california": TableSet("tabular/california.npz"),
+    "power": TableSet("power/household_power_consumption.txt"),
 }
 MAGIC = ("fLength", "fWidth", "fSize", "fConc", "fConc1", "fAsym", "fM3Long", "fM3Trans")
 MAGIC += ("fAlpha", "fDist", "class")
@@ -83,6 +84,8 @@ def read_raw(name: str, data_dir: Path) -> Frame:
         table["income"] = table["income"].str.rstrip(".")
     elif name == "magic":
         table = pd.read_csv(path, sep="\t", header=None, names=MAGIC)
+    elif name == "power":
+        table = pd.read_csv(path, sep=";", na_values="?").drop(columns=["Date", "Time"]).dropna()
     elif name in ("german", "horse-colic"):
         table = pd.read_csv(path, header=None, na_values="?")
         table.columns = [f"c{i}" for i in range(table.shape[1])]

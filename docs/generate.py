@@ -145,13 +145,130 @@ def mixed_section(path: Path) -> str:
     """A part of ``benchmarks/tables.py``: its methods ran in several environments."""
     content = json.loads(path.read_text())
     text = re.sub(r"^#", "##", path.with_suffix(".md").read_text().strip(), flags=re.MULTILINE)
+    return f"{text}\n\nFile `{path.relative_to(ROOT)}`: {made_with(content)}."
+
+
+def made_with(content: Row) -> str:
+    """The commands that made the rows of a file, with their machines and commits."""
     used = {
         row[role] for row in content["rows"] for role in ("made_by", "fitted_by") if role in row
     }
     ran = [content["made_by"][number] for number in sorted(used)]
     each = dict.fromkeys(f"`{m['command']}` ({place(m['hardware'])}, {made_at(m)})" for m in ran)
-    commands = "; ".join(each)
-    return f"{text}\n\nFile `{path.relative_to(ROOT)}`: {commands}."
+    return "; ".join(each)
+
+
+def answers_section(name: str) -> str:
+    """A part of ``benchmarks/answers.py``."""
+    content = read(f"answers/{name}.json")
+    title, words, table = ANSWERS[name]
+    return (
+        f"## {title}\n\n{words}\n\n{table(content['rows'])}\n\n"
+        f"File `results/answers/{name}.json`: {made_with(content)}."
+    )
+
+
+def query_table(rows: list[Row]) -> str:
+    """q-errors by table and method."""
+    names = {"selfnorm": "**selfnorm**", "postgresql": "PostgreSQL"}
+    names |= {"postgresql-statistics": "PostgreSQL, statistics of pairs"}
+    names |= {"sample": "1 % sample", "independence": "columns by themselves"}
+    body = []
+    for row in sorted(rows, key=lambda r: (r["dataset"], list(names).index(r["method"]))):
+        figures = [f"{row[of][q]:.3g}" for of in ("frequent", "all") for q in row["all"]]
+        said = [row["dataset"], f"{row['n_queries']:,}", names[row["method"]]]
+        body.append([*said, *figures, f"{1e3 * row['query_seconds']:.2g}"])
+    quantiles = ["median", "95 %", "99 %", "worst"]
+    head = ["table", "queries", "method", *(f"30 rows: {q}" for q in quantiles)]
+    return markdown_table([*head, *(f"all: {q}" for q in quantiles), "ms a query"], body)
+
+
+def posterior_table(rows: list[Row]) -> str:
+    """C2ST by task, beside what was published."""
+    published = {row["simulations"]: row for row in rows_of("answers/published.json")}
+    body = []
+    for name in dict.fromkeys(row["simulations"] for row in rows):
+        task, n = name.split("-")
+        scores = {
+            how: [r["c2st"] for r in rows if (r["simulations"], r["accuracy"]) == (name, how)]
+            for how in ("joint", "fast")
+        }
+        ours = [r for r in rows if (r["simulations"], r["accuracy"]) == (name, "joint")]
+        errors = [r["log_evidence_se"] for r in ours]
+        said = [f"{statistics.fmean(v):.3f} ({len(v)})" if v else "–" for v in scores.values()]
+        theirs = [published.get(name, {}).get(method) for method in ("NPE", "NLE", "Simformer")]
+        body.append(
+            [
+                *(task.replace("_", " "), f"{int(n):,}", *said, *map(cell, theirs)),
+                *(f"{statistics.median(errors):.3f}", f"{mean(ours, 'sample_seconds'):.1f}"),
+            ]
+        )
+    head = ["task", "simulations", "**selfnorm**", "one pass of the network", "NPE", "NLE"]
+    return markdown_table([*head, "Simformer", "± log-evidence", "seconds"], body)
+
+
+def imputation_table(rows: list[Row]) -> str:
+    """Scores of imputations by the joint density, and what one pass of the network is worse by."""
+    body = []
+    for name in dict.fromkeys(row["dataset"] for row in rows):
+        by = {row["accuracy"]: row for row in rows if row["dataset"] == name}
+        if by.keys() != {"joint", "fast"}:
+            continue
+        line = [name]
+        for key in ("crps", "log_loss"):
+            line += [f"{by['joint'][key]:.4f}" if key in by["joint"] else "–", "–"]
+            if key in by["joint"]["parts"]:
+                parts = [by[how]["parts"][key] for how in ("fast", "joint")]
+                lost = [a - b for a, b in zip(*parts, strict=True)]
+                error = statistics.stdev(lost) / len(lost) ** 0.5
+                line[-1] = f"{by['fast'][key] - by['joint'][key]:+.4f} ± {error:.4f}"
+        line += [f"{by[how]['coverage']:.3f}" for how in ("joint", "fast")]
+        body.append([*line, *(f"{by[how]['impute_seconds']:.1f}" for how in ("joint", "fast"))])
+    head = ["table", "CRPS", "network: more by", "log-loss", "network: more by"]
+    return markdown_table([*head, "coverage", "network", "seconds", "network"], body)
+
+
+def consistency_table(rows: list[Row]) -> str:
+    """How far log-densities of half rows are from those by ten times the draws."""
+    keys = ("median_reliable", "median", "reliable", "reliable_then", "seconds_a_row", "network")
+    body = [[row["dataset"], str(row["n_rows"]), *(f"{row[k]:.3f}" for k in keys)] for row in rows]
+    head = ["table", "rows", "off, where reliable", "off", "reliable", "with ten times the draws"]
+    return markdown_table([*head, "seconds a row", "off, one pass of the network"], body)
+
+
+ANSWERS: dict[str, tuple[str, str, Callable[[list[Row]], str]]] = {
+    "queries": (
+        "How many rows?",
+        "Conjunctions of 2 to 6 columns (`benchmarks/cardinality.py`) that some row obeys: the "
+        "larger of the ratios of the true and the estimated number of rows, both at least 1. The "
+        "density and the planner are fitted to all rows. *30 rows*: queries that as many rows "
+        "obey; of fewer the count itself is chance, which a density does not learn.",
+        query_table,
+    ),
+    "posteriors": (
+        "Posteriors of simulators",
+        "Tasks of sbibm: accuracy of its classifier that tells samples given an observation from "
+        "its reference posterior (C2ST, 0.5 is best), mean over observations (their number); "
+        "`EnergyDensity()` is fitted to a table of parameters and observations. *± log-evidence*: "
+        "standard error of the log-density of an observation, median.",
+        posterior_table,
+    ),
+    "imputations": (
+        "Imputation by the joint density",
+        "30 % of the cells are removed at random and drawn 19 times, as in "
+        "[mixed tables](mixed.md), from the joint density and by one pass of the same network; "
+        "lower is better. Standard errors are of the difference, over ten parts of the rows.",
+        imputation_table,
+    ),
+    "consistency": (
+        "How far answers are from the joint density",
+        "Log-densities (nats) of random halves of the columns of rows that were not trained on "
+        "(penguins: of all rows), against those by up to ten times the draws. *reliable*: share of "
+        "rows with a standard error of at most 0.1. *one pass of the network*: what the fit noted "
+        "of it.",
+        consistency_table,
+    ),
+}
 
 
 def small_tables_section() -> str:
@@ -802,6 +919,10 @@ def pages() -> dict[Path, str]:
     more = [p for p in sorted((RESULTS / "defaults").glob("*.json")) if p.stem != "small"]
     sections = [small_tables_section(), *(speed_section(path) for path in more)]
     found[DOCS / "tables" / "defaults.md"] = page("The defaults", *sections)
+    answers = [name for name in ANSWERS if (RESULTS / "answers" / f"{name}.json").exists()]
+    if answers:
+        sections = [answers_section(name) for name in answers]
+        found[DOCS / "tables" / "answers.md"] = page("Answers of a fitted table", *sections)
     for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]:
         text = path.read_text()
         if BLOCK.search(text):
