@@ -3,9 +3,12 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
+from pathlib import Path
 
 
 class Worker:
@@ -15,13 +18,23 @@ class Worker:
         self.module, self.process = module, None
 
     def ask(self, question, limit):
-        """The answer; ``TimeoutError`` after ``limit`` seconds, ``EOFError`` where it died."""
+        """The answer; ``TimeoutError`` where it takes too long, ``EOFError`` where it died.
+
+        That is after ``limit`` seconds in which it computes nothing, or of its own computing: a
+        machine that has others to serve is no fault of what it is asked.
+        """
         if self.process is None:
             command, pipe = [sys.executable, "-m", self.module], subprocess.PIPE
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+            )
+        begun = spent = self._spent()
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
-        ready, _, _ = select.select([self.process.stdout], [], [], limit)
+        while not (ready := select.select([self.process.stdout], [], [], limit)[0]):
+            before, spent = spent, self._spent()
+            if spent - before < limit / 500 or spent - begun > limit:
+                break
         line = self.process.stdout.readline() if ready else ""
         if line:
             return json.loads(line)
@@ -32,11 +45,21 @@ class Worker:
         self.end()
         raise TimeoutError(f"not done after {limit:.0f} s")
 
+    def _spent(self):
+        """Processor seconds of the process and of those it began, where ``/proc`` says so."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                fields = path.read_text().rpartition(")")[2].split()  # from the state on
+                ticks += (int(fields[3]) == self.process.pid) * sum(map(int, fields[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def end(self):
-        """End the process; the next question begins another."""
+        """End the process and those it began; the next question begins another."""
         process, self.process = self.process, None
         if process is not None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.stdin.close()
             process.stdout.close()
             process.wait()

@@ -50,10 +50,7 @@ NEEDS |= dict.fromkeys(("density", "any_table", "unusual_table", "shape"), FRAME
 
 
 def trial(share, limit=300.0):
-    """Its share of a campaign, 0 where it runs only by name; seconds that it may well take.
-
-    They are by the clock, for a machine that has others to serve.
-    """
+    """Its share of a campaign, 0 where it runs only by name; seconds of computing it may take."""
 
     def register(function):
         TRIALS[function.__name__] = (share, limit, function)
