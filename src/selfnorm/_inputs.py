@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from numbers import Integral, Real
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, SelfnormError
 
 # What scikit-learn calls a random state, or a generator of NumPy.
 RandomState = int | np.random.RandomState | np.random.Generator | None
@@ -348,6 +350,33 @@ def refuse_constant(x: np.ndarray, names: Sequence[object], source: str = "X") -
         else:
             what, cure = f"columns {shown} are", "drop them"
         raise DataError(f"{source}: {what} constant: a constant has no density; {cure}")
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """What scikit-learn refuses is a :class:`DataError`, in its words."""
+    try:
+        yield
+    except SelfnormError:
+        raise
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def checked_weights(sample_weight: ArrayLike, n: int) -> np.ndarray:
+    """How much each of ``n`` rows counts ``(n,)``, 1 at most.
+
+    Example:
+        >>> checked_weights([1, 4], 2)
+        array([0.25, 1.  ])
+    """
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(
+            f"sample_weight needs {n} numbers of zero or more, one for each row; got "
+            f"shape {weights.shape}"
+        )
+    return weights / max(weights.max(), np.finfo(float).tiny)  # or sums may overflow
 
 
 def digest(*arrays: np.ndarray) -> str:

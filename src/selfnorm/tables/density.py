@@ -27,7 +27,15 @@ from torch import Tensor, nn
 
 from selfnorm import saving
 from selfnorm._context import on_cpu, seed_of, whole_or_not_at_all
-from selfnorm._inputs import Number, RandomState, check_device, check_parameters, digest
+from selfnorm._inputs import (
+    Number,
+    RandomState,
+    check_device,
+    check_parameters,
+    checked_weights,
+    digest,
+    own_errors,
+)
 from selfnorm._saved import saved
 from selfnorm.columns import (
     GAP,
@@ -43,7 +51,7 @@ from selfnorm.evaluation import Bounds
 from selfnorm.report import About, DensityReport, Facts, write_report
 from selfnorm.tables import training
 from selfnorm.tables.distribution import PIECE, RowDistribution
-from selfnorm.tables.inputs import checked_weights, only_lacks_asides, own_errors
+from selfnorm.tables.inputs import only_lacks_asides
 from selfnorm.tables.marginal import Marginal, drawn_rows, mask_of
 from selfnorm.tables.members import Member
 from selfnorm.training import Clock, History, Judgement, whole_number

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from selfnorm._saved import saved
 from selfnorm.columns import GAP, Schema, Table, TableLike
-from selfnorm.errors import DataError, SelfnormError, SelfnormWarning
+from selfnorm.errors import SelfnormWarning
 
 MAX_LEVELS = 32  # with a column of their own; the rarer share none
-
-
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """What scikit-learn refuses is a :class:`DataError`, in its words."""
-    try:
-        yield
-    except SelfnormError:
-        raise
-    except ValueError as error:
-        raise DataError(str(error)) from error
-
-
-def checked_weights(sample_weight: ArrayLike, n: int) -> np.ndarray:
-    """How much each of ``n`` rows counts ``(n,)``, 1 at most.
-
-    Example:
-        >>> checked_weights([1, 4], 2)
-        array([0.25, 1.  ])
-    """
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any():
-        raise DataError(
-            f"sample_weight needs {n} numbers of zero or more, one for each row; got "
-            f"shape {weights.shape}"
-        )
-    return weights / max(weights.max(), np.finfo(float).tiny)  # or sums may overflow
 
 
 def only_lacks_asides(frame: Any, schema: Schema) -> bool:

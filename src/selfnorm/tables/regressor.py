@@ -35,7 +35,9 @@ from selfnorm._inputs import (
     all_numbers,
     check_device,
     check_parameters,
+    checked_weights,
     digest,
+    own_errors,
     refuse_gaps,
     refuse_huge,
     refuse_masked,
@@ -66,7 +68,7 @@ from selfnorm.tables._ensemble import (
     unseen_scores,
 )
 from selfnorm.tables._predictive import PredictiveModel
-from selfnorm.tables.inputs import TableInputs, checked_weights, only_lacks_asides, own_errors
+from selfnorm.tables.inputs import TableInputs, only_lacks_asides
 from selfnorm.training import Clock, History, Judgement, State, TrainingOptions
 
 MINIMUM_ROWS = 5
