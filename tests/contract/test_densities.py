@@ -14,7 +14,8 @@ import selfnorm as sn
 from selfnorm._context import seeded
 from selfnorm.distributions import DefensiveLabels, Mixture1d
 from selfnorm.vae import MixturePrior
-from selfnorm.vae.conditionals import GaussianPosterior, as_likelihood
+from selfnorm.vae.model import as_likelihood
+from selfnorm.vae.priors import GaussianPosterior
 from tests.contract.specimens import SPECIMENS
 from tests.golden import cases
 

@@ -19,7 +19,7 @@ from selfnorm.vae import (
     add_energy_prior,
     evaluate_vae,
 )
-from selfnorm.vae.conditionals import Bernoulli, Categorical, GaussianNoise, as_likelihood
+from selfnorm.vae.model import Bernoulli, Categorical, GaussianNoise, as_likelihood
 from tests.contract.specimens import IMAGES, Decoder, Encoder
 from tests.fitting import fit
 

@@ -20,7 +20,7 @@ from selfnorm.vae import (
     evaluate_vae,
     latent_energy,
 )
-from selfnorm.vae.conditionals import GaussianNoise
+from selfnorm.vae.model import GaussianNoise
 from tests.fitting import fit
 
 SIGMA = 0.6

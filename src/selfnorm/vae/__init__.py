@@ -1,16 +1,8 @@
 """Variational auto-encoders with energy-based priors, trained by the SNELBO."""
 
-from selfnorm.vae.conditionals import (
-    Bernoulli,
-    Categorical,
-    ConvDecoder,
-    ConvEncoder,
-    DenseDecoder,
-    DenseEncoder,
-    GaussianNoise,
-)
 from selfnorm.vae.evaluation import VAEReport, evaluate_vae
-from selfnorm.vae.model import EnergyVAE, add_energy_prior
+from selfnorm.vae.model import Bernoulli, Categorical, EnergyVAE, GaussianNoise, add_energy_prior
+from selfnorm.vae.networks import ConvDecoder, ConvEncoder, DenseDecoder, DenseEncoder
 from selfnorm.vae.priors import (
     AutoregressivePrior,
     EnergyPrior,

@@ -7,13 +7,18 @@ r"""A variational auto-encoder with any encoder, decoder and prior, and how it i
           - E_d[e^{-E(z) - b}] + 1,
 
 tight in ``b`` at ``b = log Z``.
+
+A likelihood maps decoder outputs ``(..., n_parameters)`` and rows ``(..., dim)`` to
+``log p(x|z)``, summed over the row. Leading dimensions broadcast.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
 from numbers import Integral
@@ -22,21 +27,195 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from selfnorm import saving
 from selfnorm._context import SeedLike, evaluating, seeded, without_gradient
 from selfnorm._inputs import as_rows
 from selfnorm._saved import saved
+from selfnorm.distributions import gaussian_log_prob
 from selfnorm.errors import DataError, SelfnormWarning
 from selfnorm.evaluation import Bounds
 from selfnorm.training import History, ParameterGroup, Stepper, Task, TrainingOptions, run
-from selfnorm.vae.conditionals import GaussianPosterior, Likelihood, as_likelihood
 from selfnorm.vae.evaluation import evaluate_vae, row_figures
-from selfnorm.vae.priors import AutoregressivePrior, LatentPrior, StandardNormal
+from selfnorm.vae.priors import AutoregressivePrior, GaussianPosterior, LatentPrior, StandardNormal
 
 _OBJECTIVES = ("snl", "snelbo", "elbo")
 _FROZEN = {"all": (), "prior": ("encoder", "decoder"), "encoder": ("decoder", "prior")}
 _VALIDATION_SAMPLES = 4  # posterior samples of a held-out row
+
+
+class Likelihood(nn.Module, ABC):
+    """``p(x|z)`` given the decoder's output."""
+
+    config: dict[str, Any] = {}  # noqa: RUF012 what the constructor is given, if anything
+    n_parameters = 1  # decoder outputs for each value of a row
+
+    def flat(self, output: Tensor) -> Tensor:
+        """A decoder's output ``(n, ...)`` as rows ``(n, n_parameters * dim)``."""
+        if not isinstance(output, Tensor):
+            raise DataError(
+                f"the decoder must give one tensor, the parameters of the likelihood (logits or "
+                f"means), not a {type(output).__name__}"
+            )
+        return output.flatten(1)
+
+    @abstractmethod
+    def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
+        """``log p(x|z)``: ``(..., n_parameters), (..., dim) -> (...)``."""
+
+    @abstractmethod
+    def mean(self, output: Tensor) -> Tensor:
+        """Mean of ``x`` (probabilities for binary and categorical rows)."""
+
+    @abstractmethod
+    def sample(self, output: Tensor) -> Tensor:
+        """One draw of ``x`` per row."""
+
+    def check(self, x: Tensor) -> None:
+        """Refuse rows that the likelihood gives no probability."""
+
+
+@saved(arguments=lambda _: {})
+class Bernoulli(Likelihood):
+    """Independent binary pixels; the decoder gives their logits. Counting measure.
+
+    Example:
+        >>> Bernoulli().log_prob(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
+        tensor([-1.3863])
+    """
+
+    def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
+        """``sum_j x_j l_j - log(1 + e^{l_j})``."""
+        return (x * output - softplus(output)).sum(-1)
+
+    def mean(self, output: Tensor) -> Tensor:
+        """Probabilities of ones."""
+        return torch.sigmoid(output)
+
+    def sample(self, output: Tensor) -> Tensor:
+        """Binary rows."""
+        return torch.bernoulli(torch.sigmoid(output))
+
+    def check(self, x: Tensor) -> None:
+        """Only values in [0, 1] (grey values count as probabilities) are binary pixels."""
+        if bool(((x < 0) | (x > 1)).any()):
+            raise DataError(
+                f"a Bernoulli likelihood needs values in [0, 1], got [{float(x.min()):.3g}, "
+                f"{float(x.max()):.3g}]; binarise the data or use likelihood='gaussian'"
+            )
+
+
+@saved()
+class GaussianNoise(Likelihood):
+    """``x ~ N(output, scale^2)``, Lebesgue measure; ``scale`` is learned unless ``learned=False``.
+
+    Example:
+        >>> GaussianNoise(2.0, learned=False).log_prob(torch.zeros(1, 1), torch.zeros(1, 1))
+        tensor([-1.6121])
+    """
+
+    log_scale: Tensor
+
+    def __init__(self, scale: float = 1.0, *, learned: bool = True) -> None:
+        super().__init__()
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be a positive number, got {scale}")
+        self.config = {"scale": scale, "learned": learned}
+        start = torch.tensor(math.log(scale))
+        if learned:
+            self.log_scale = nn.Parameter(start)
+        else:
+            self.register_buffer("log_scale", start)
+
+    def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
+        """Sum of normal log-densities."""
+        e = (x - output) * torch.exp(-self.log_scale)
+        return gaussian_log_prob(e, e.shape[-1] * self.log_scale)
+
+    def mean(self, output: Tensor) -> Tensor:
+        """The output itself."""
+        return output
+
+    def sample(self, output: Tensor) -> Tensor:
+        """Output plus noise."""
+        return output + self.log_scale.exp() * torch.randn_like(output)
+
+
+@saved("n_classes")
+class Categorical(Likelihood):
+    """Each of ``dim`` entries takes one of ``n_classes`` values ``0, 1, ...``; counting measure.
+
+    The decoder gives ``dim * n_classes`` logits, those of one entry side by side: ``(n, dim *
+    n_classes)`` or ``(n, ..., n_classes)``; or, as ``cross_entropy`` has them, with the classes
+    before an image's height and width, ``(n, n_classes, ...)``.
+
+    Example:
+        >>> Categorical(4).log_prob(torch.zeros(1, 8), torch.tensor([[3.0, 0.0]]))
+        tensor([-2.7726])
+    """
+
+    def __init__(self, n_classes: int) -> None:
+        super().__init__()
+        if n_classes < 2:
+            raise ValueError(f"n_classes must be at least 2, got {n_classes}")
+        self.config = {"n_classes": n_classes}
+        self.n_classes = self.n_parameters = n_classes
+
+    def flat(self, output: Tensor) -> Tensor:
+        """Logits with those of one entry side by side, wherever the decoder has the classes."""
+        if isinstance(output, Tensor) and output.dim() > 2:
+            first, last = (output.shape[i] == self.n_classes for i in (1, -1))
+            if first == last:
+                raise DataError(
+                    f"the decoder gives shape {tuple(output.shape)}, which does not tell where the "
+                    f"logits of the {self.n_classes} classes are: give (n, dim * "
+                    f"{self.n_classes}), those of one entry side by side"
+                )
+            output = output.movedim(1, -1) if first else output
+        return super().flat(output)
+
+    def _distribution(self, output: Tensor) -> torch.distributions.Categorical:
+        logits = output.unflatten(-1, (-1, self.n_classes))
+        return torch.distributions.Categorical(logits=logits, validate_args=False)
+
+    def log_prob(self, output: Tensor, x: Tensor) -> Tensor:
+        """Sum of the log-probabilities of the values."""
+        return self._distribution(output).log_prob(x).sum(-1)
+
+    def mean(self, output: Tensor) -> Tensor:
+        """Probabilities ``(..., dim, n_classes)``."""
+        return self._distribution(output).probs
+
+    def sample(self, output: Tensor) -> Tensor:
+        """Values as floating-point numbers."""
+        return self._distribution(output).sample().to(output.dtype)
+
+    def check(self, x: Tensor) -> None:
+        """Only whole numbers below ``n_classes``."""
+        if bool(((x < 0) | (x >= self.n_classes) | (x != x.round())).any()):
+            raise DataError(
+                f"a categorical likelihood with {self.n_classes} classes needs whole numbers "
+                f"0..{self.n_classes - 1}, got values in [{float(x.min()):.3g}, "
+                f"{float(x.max()):.3g}]"
+            )
+
+
+def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
+    """``"bernoulli"``, ``"gaussian"``, ``"categorical:K"`` or a :class:`Likelihood`."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    name, _, classes = likelihood.partition(":")
+    if name == "bernoulli":
+        return Bernoulli()
+    if name == "gaussian":
+        return GaussianNoise()
+    if name == "categorical" and classes.isdigit():
+        return Categorical(int(classes))
+    raise ValueError(
+        f"likelihood must be 'bernoulli', 'gaussian', 'categorical:K' or a Likelihood, not "
+        f"{likelihood!r}"
+    )
 
 
 @saved("encoder", "decoder", "likelihood", "prior")

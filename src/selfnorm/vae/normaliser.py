@@ -29,10 +29,9 @@ from selfnorm.evaluation import (
     verdict,
 )
 from selfnorm.sampling import smc
-from selfnorm.vae.conditionals import GaussianPosterior
 
 if TYPE_CHECKING:
-    from selfnorm.vae.priors import EnergyPrior
+    from selfnorm.vae.priors import EnergyPrior, GaussianPosterior
 
 REFERENCE_ROWS = 4000  # whose posteriors join the proposal for log Z
 AGREEMENT = 0.05  # nats between the estimators

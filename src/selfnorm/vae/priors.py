@@ -1,4 +1,7 @@
-"""Priors over latent vectors: standard normal, mixture, joint energy, chain of energies.
+"""Densities of latent vectors: the posteriors of an encoder; priors.
+
+The posteriors of a batch are Gaussian; their mixture is the aggregate posterior, where an encoder
+puts a data set. Priors are a standard normal, a mixture, a joint energy, a chain of energies.
 
 Every prior gives ``log_prob(z)`` (by its learned normaliser), ``objective(z, posterior)``, the
 lower bound of ``log p(z)`` it is trained by, ``sample(n)`` and ``config`` (to rebuild it). A prior
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +37,6 @@ from selfnorm.functional import bound_gap, ess, log_mean_exp, snl
 from selfnorm.networks import MLP
 from selfnorm.sampling import draw
 from selfnorm.training import ParameterGroup
-from selfnorm.vae.conditionals import GaussianPosterior
 from selfnorm.vae.normaliser import (
     REFERENCE_ROWS,
     Drift,
@@ -45,11 +48,98 @@ from selfnorm.vae.normaliser import (
     findings_against,
 )
 
-Encode = Callable[[Tensor], GaussianPosterior]  # rows to their posteriors
+_LOG_2PI = math.log(2 * math.pi)
+_LIMITS = (-7.0, 5.0)  # of log sd: values outside are numerical failures
+# Points times rows handled at once: on a CPU what fits its cache, on a GPU what fills it.
+_PAIRS_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
 _EXACT_ROWS = 10_000  # latent vectors whose factors are normalised by quadrature
 _NODES_LIMIT = 0.01  # nats between two rules of quadrature
 _CHUNKS = 8  # of 8,192 samples each, on either side as well
 _WATCHED = 256  # rows on either side of a comparison: about as many as a batch has
+
+
+@dataclass(frozen=True)
+class GaussianPosterior:
+    """``q(z|x) = N(mean, diag(exp(log_sd))^2)`` for each row: ``mean``, ``log_sd`` ``(n, d)``."""
+
+    mean: Tensor
+    log_sd: Tensor
+
+    @classmethod
+    def from_output(cls, output: Tensor | Sequence[Tensor]) -> GaussianPosterior:
+        """From an encoder's mean and log-variance: a pair, or one tensor ``(n, 2 d)``."""
+        pair = output.chunk(2, -1) if isinstance(output, Tensor) else output
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            given = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+            raise DataError(
+                "the encoder must give a mean and a log-variance: a pair of (n, d), or one tensor "
+                f"(n, 2 d); it gives {given}"
+            )
+        mean, log_variance = pair
+        return cls(mean, (0.5 * log_variance).clamp(*_LIMITS))
+
+    def __getitem__(self, rows: Tensor | slice) -> GaussianPosterior:
+        """The posteriors of some rows."""
+        return GaussianPosterior(self.mean[rows], self.log_sd[rows])
+
+    def sample(self, n: int = 1) -> Tensor:
+        """``(n, batch, d)`` reparametrised samples: gradients reach mean and scale."""
+        noise = torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
+        return self.mean + self.log_sd.exp() * noise
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """``log q(z|x)``: ``(..., batch, d) -> (..., batch)``."""
+        e = (z - self.mean) * torch.exp(-self.log_sd)
+        return gaussian_log_prob(e, self.log_sd.sum(-1))
+
+    def entropy(self) -> Tensor:
+        """``(batch,)``, in closed form."""
+        return (self.log_sd + 0.5 * (1 + _LOG_2PI)).sum(-1)
+
+    def aggregate(self) -> AggregatePosterior:
+        """The equal mixture of the batch's posteriors, without gradient."""
+        return AggregatePosterior(self.mean.detach(), self.log_sd.detach())
+
+
+class AggregatePosterior(Proposal):
+    """``(1/n) sum_i q(z|x_i)``: where an encoder puts a data set.
+
+    ``log_prob`` costs ``n`` Gaussians a point, and works through the points in chunks.
+    """
+
+    mean: Tensor
+    log_sd: Tensor
+
+    def __init__(self, mean: Tensor, log_sd: Tensor) -> None:
+        super().__init__()
+        self.dim = mean.shape[1]
+        self.register_buffer("mean", mean)
+        self.register_buffer("log_sd", log_sd)
+
+    def sample(self, shape: Sequence[int] = ()) -> Tensor:
+        """``(*shape, d)``, each from the posterior of a random row."""
+        row = torch.randint(len(self.mean), tuple(shape), device=self.mean.device)
+        mean = self.mean[row]
+        return mean + self.log_sd[row].exp() * torch.randn_like(mean)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of the mixture."""
+        # |(z - m)/s|^2 = z^2/s^2 - 2 z m/s^2 + m^2/s^2: two matrix products instead of an
+        # (points, rows, d) tensor. Float64, because the terms cancel where a scale is small.
+        mean, log_sd = self.mean.double(), self.log_sd.double()
+        precision = torch.exp(-2 * log_sd)
+        scaled = mean * precision
+        constant = gaussian_log_prob(mean * torch.exp(-log_sd), log_sd.sum(-1))
+        constant -= math.log(len(mean))
+        size = max(1, _PAIRS_AT_ONCE.get(x.device.type, 2**19) // len(mean))
+        parts = [
+            mixture_log_prob(constant, (z @ scaled.T).addmm_(z.square(), precision.T, alpha=-0.5))
+            for z in x.reshape(-1, self.dim).double().split(size)
+        ]
+        return torch.cat(parts).reshape(x.shape[:-1]).to(x.dtype)
+
+
+Encode = Callable[[Tensor], GaussianPosterior]  # rows to their posteriors
 
 
 def _figures(log_w: Tensor, log_norm: Tensor) -> dict[str, Tensor]:
