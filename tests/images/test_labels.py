@@ -8,8 +8,7 @@ import torch
 from selfnorm.errors import DataError
 from selfnorm.images import Augmentation, dequantised
 from selfnorm.images.labels import LabelSpace, StepFeatures
-from selfnorm.images.model import make_proposal
-from selfnorm.images.task import ImageTask
+from selfnorm.images.model import ImageTask, make_proposal
 from tests.images.image_models import SPACE, quadratic_model
 
 

@@ -1,9 +1,8 @@
 """Labels of images with their whole distribution: ``ImageRegressor``."""
 
 from selfnorm.images.labels import dequantised
-from selfnorm.images.model import PROPOSALS, WITHOUT_ENERGY, EnergyHead
+from selfnorm.images.model import PROPOSALS, WITHOUT_ENERGY, Augmentation, EnergyHead
 from selfnorm.images.regressor import IMAGE_OPTIONS, ImageRegressor
-from selfnorm.images.task import Augmentation
 
 __all__ = [
     "IMAGE_OPTIONS",

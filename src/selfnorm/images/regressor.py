@@ -27,13 +27,15 @@ from selfnorm.evaluation import Bounds
 from selfnorm.images.labels import NOISE_SEED, LabelSpace, dequantised
 from selfnorm.images.model import (
     WITHOUT_ENERGY,
+    Augmentation,
     EnergyHead,
     ImageEBM,
     ImageFeatures,
+    ImageTask,
+    LikelihoodTask,
     ResNet18,
     build,
 )
-from selfnorm.images.task import Augmentation, ImageTask, LikelihoodTask
 from selfnorm.training import History, TrainingOptions, run
 
 OBJECTIVES = ("snl", "nce", "ranking_nce", "importance_ml")
