@@ -225,12 +225,10 @@ def coordinates(schema: Schema, x: np.ndarray) -> np.ndarray:
     for column in schema.modelled:
         numbers = []
         for j in schema.parts_of([column.name]):
-            part, code, number = schema.parts[j], x[:, j, 0].astype(int), x[:, j, 1]
-            values_of_codes = np.array([*(part.values or range(part.n_codes - part.gap)), np.nan])
-            coded = values_of_codes[
-                np.where((code >= 0) & (code < part.n_codes - part.gap), code, -1)
-            ]
-            numbers.append(np.where((code == part.n_codes) & part.rest, number, coded))
+            part, code, number = schema.parts[j], x[:, j, 0], x[:, j, 1]
+            levels = np.where((code >= 0) & (code < part.n_codes - part.gap), code, np.nan)
+            numeric = part.values or part.rest
+            numbers.append(part.numbers(code, number) if numeric else levels)
         values = KINDS[column.kind](column).coordinate(numbers)
         if _named_levels(column) and column.numeric:
             levels = np.asarray(column.levels, dtype=float)
@@ -244,7 +242,7 @@ def coordinates(schema: Schema, x: np.ndarray) -> np.ndarray:
 def gap_shares(schema: Schema, x: np.ndarray) -> np.ndarray:
     """``(columns,)``: share of coded rows without a value."""
     places = [schema.parts_of([column.name])[0] for column in schema.modelled]
-    return np.array([(x[:, j, 0] == schema.parts[j].gap_code).mean() for j in places])
+    return np.asarray(schema.is_gap(x)[:, places].mean(0))
 
 
 def dependence(

@@ -153,12 +153,9 @@ class _Neighbours:
         """``(n, D)``: a column for each number and each level, and of which category it is."""
         numbers, hot = [], []
         for j, part in enumerate(self.parts):
-            code, number = rows[:, j, 0].long().numpy(), rows[:, j, 1].numpy()
+            code, number = rows[:, j].numpy().T
             if part.rest or part.values:
-                values = np.full(part.n_codes + 1, np.nan)
-                values[: len(part.values)] = part.values
-                column = values[np.where(code < 0, part.n_codes, code)]
-                numbers.append(np.where(part.rest & (code == part.n_codes), number, column))
+                numbers.append(part.numbers(code, number))
                 hot.append(-1)
             else:
                 for level in range(part.n_codes):

@@ -126,6 +126,18 @@ class Part:
         """Whether it has but one outcome, as what an exact sum leaves."""
         return self.n_codes == 1 and not self.rest
 
+    def numbers(self, code: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """The numbers that codes, and those beside them, stand for; NaN where there is none.
+
+        Example:
+            >>> part = Part(0, "a", 1, rest=True, values=(5.0,))
+            >>> part.numbers(np.array([0.0, 1.0, -1.0]), np.array([0.0, 2.5, 0.0]))
+            array([5. , 2.5, nan])
+        """
+        values = np.array([*self.values, np.nan])
+        places = np.where((code >= 0) & (code < len(self.values)), code, -1).astype(np.int64)
+        return np.where(self.rest & (code == self.n_codes), number, values[places])
+
     @property
     def gap_code(self) -> int:
         """The code of a gap: its own, or -1, which says that nothing is known."""

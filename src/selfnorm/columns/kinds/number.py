@@ -273,10 +273,8 @@ def decode_numbers(part: Part, coded: Coded) -> np.ndarray:
     inside = 0.5 * (1 - 1e-9) * part.step  # an edge is rounded into its own cell
     low = -np.inf if part.low is None else part.low + inside
     high = np.inf if part.high is None else part.high - inside
-    rest = to_cells(part, np.clip(coded.number, low, high)) if part.rest else np.nan
-    codes, masses = coded.code, np.array([*part.values, np.nan])
-    places = np.where((codes >= 0) & (codes < part.n_codes), codes, -1).astype(np.int64)
-    return np.where(part.rest & (codes == part.n_codes), rest, masses[places])
+    rest = to_cells(part, np.clip(coded.number, low, high)) if part.rest else coded.number
+    return part.numbers(coded.code, rest)
 
 
 def _summary(part: Part, decimals: int | None, values: np.ndarray) -> str:
