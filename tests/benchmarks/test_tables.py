@@ -75,22 +75,6 @@ def test_samples_closer_to_training_rows_than_to_others_are_seen(rng):
     assert copies["closest_record"] > fresh["closest_record"]
 
 
-def test_the_two_sample_score_is_that_of_sdmetrics(rng):
-    pytest.importorskip("sdmetrics", reason="the judges have an environment of their own")
-    table = frames.complete(some_table(rng, 900))
-    real, same = (frames.take(table, np.arange(k, 890, 2)) for k in (0, 1))
-    mixed = {c: rng.permutation(v) for c, v in same.items()}
-    score = judges.two_sample_score("xgboost", real, same, 0)
-    assert score > 0.8 > 0.6 > judges.two_sample_score("xgboost", real, mixed, 0)
-    np.random.seed(0)  # noqa: NPY002
-    theirs = judges.detector("xgboost").compute(frames.to_pandas(real), frames.to_pandas(same))
-    assert score == pytest.approx(theirs)
-    found = judges.agreement("penguins", real, same)
-    assert min(found.values()) > 0.9
-    assert found["trend_same_bins"] == pytest.approx(found["trend"], abs=0.05)
-    assert judges.trend_same_bins("penguins", real, real) == 1
-
-
 def test_draws_of_the_truth_are_calibrated_and_score_better_than_a_constant(rng):
     truth, draws = rng.normal(size=4000), rng.normal(size=(19, 4000))
     assert judges.covered(truth, draws, 0).mean() == pytest.approx(0.9, abs=0.02)
