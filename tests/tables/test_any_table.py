@@ -85,15 +85,15 @@ def test_a_table_of_every_kind_is_fitted_scored_and_drawn(density, frame):
     ],
 )
 def test_frames_in_frames_out(of, frame):
-    table = of(frame[["kind", "count", "zero"]].head(100))
-    density = EnergyDensity(**QUICK).fit(table)
+    table, quick = of(frame[["kind", "count", "zero"]].head(100)), QUICK | {"max_steps": 3}
+    density = EnergyDensity(**quick).fit(table)
     drawn, filled = density.sample(3, random_state=0), density.impute(table, random_state=0)
     assert type(drawn) is type(filled) is type(table)
     if hasattr(table, "schema"):
         assert drawn.schema == filled.schema == table.schema
     assert density.score_samples(table).shape == (100,)
     if isinstance(table, pl.DataFrame):
-        lazy = EnergyDensity(**QUICK).fit(table.lazy()).score_samples(table.lazy())
+        lazy = EnergyDensity(**quick).fit(table.lazy()).score_samples(table.lazy())
         np.testing.assert_array_equal(lazy, density.score_samples(table))
     why, odds = density.explain(table), density.probabilities(table, "kind")
     assert type(why) is type(odds) is type(table)
@@ -463,7 +463,8 @@ def test_comparing_log_likelihoods_of_different_measures_warns(density, frame):
     own = density.bounds(some, n_samples=300, random_state=0)
     low, high = own.minus(own)
     assert low <= 0 <= high
-    other = EnergyDensity(**QUICK, schema={"count": "continuous"}).fit(frame[:100])
+    quick = QUICK | {"max_steps": 3}
+    other = EnergyDensity(**quick, schema={"count": "continuous"}).fit(frame[:100])
     assert other.schema_.columns[2].kind == "continuous"
     with pytest.warns(SelfnormWarning, match="different measures"):
         own.minus(other.bounds(some, n_samples=300, random_state=0))
@@ -547,7 +548,7 @@ def test_there_is_no_density_beyond_a_stated_limit():
     rows = {"a": np.array([-1.0, 1e-3, 2.0]), "b": np.ones(3)}
     assert np.isfinite(density.score_samples(rows)).tolist() == [False, True, True]
     assert density.score_samples(rows)[0] == -np.inf
-    grid = np.linspace(-5, 60, 4001)
+    grid = np.linspace(-5, 60, 1301)
     mass = np.exp(density.log_prob({"a": grid, "b": np.full(len(grid), 1.0)}, given=["b"]))
     assert np.trapezoid(mass, grid) == pytest.approx(1, abs=0.02)
     # what is given is taken as it is, also by a mixture
@@ -567,7 +568,7 @@ def test_numbers_at_a_stated_limit_are_a_point_mass():
     schema = Schema.detect({"a": a, "b": b}, support={"a": (0, None)})
     assert schema.parts[0].values == (0.0,)
     density = EnergyDensity(schema=schema, **QUICK).fit({"a": a, "b": b})
-    grid = np.r_[0.0, np.geomspace(1e-6, 200, 4001)]
+    grid = np.r_[0.0, np.geomspace(1e-6, 200, 801)]
     mass = np.exp(density.log_prob({"a": grid, "b": np.full(len(grid), 1.0)}, given=["b"]))
     assert 0 < mass[0] < 0.1
     assert mass[0] + np.trapezoid(mass[1:], grid[1:]) == pytest.approx(1, abs=0.02)

@@ -43,8 +43,8 @@ def fitted():
 
 def test_an_offset_a_million_times_the_spread_is_no_problem():
     X = skewed(300)
-    near = EnergyDensity(random_state=0, max_steps=60).fit(X)
-    far = EnergyDensity(random_state=0, max_steps=60).fit(X + 1e6)
+    near = EnergyDensity(random_state=0, max_steps=20).fit(X)
+    far = EnergyDensity(random_state=0, max_steps=20).fit(X + 1e6)
     assert np.allclose(near.score_samples(X), far.score_samples(X + 1e6), atol=1e-2)
 
 
@@ -103,7 +103,7 @@ def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
     assert subset.reliable == every_row.reliable
 
 
-@pytest.mark.parametrize(("rows", "d"), [(400, 2), (1200, 1), (120, 2), (100, 3)])
+@pytest.mark.parametrize(("rows", "d"), [(120, 1), (120, 2), (100, 3)])
 def test_restarts_keep_the_best(rows, d):
     X = skewed(rows, d)
     how = {"method": "autoregressive" if d == 3 else "joint", "random_state": 0, "max_steps": 12}
@@ -141,19 +141,19 @@ def test_outliers(fitted):
 def test_clone_pipeline_grid_search_joblib(fitted):
     X = skewed(120)
     assert clone(fitted).get_params() == fitted.get_params()
-    pipeline = make_pipeline(StandardScaler(), EnergyDensity(max_steps=30, random_state=0))
+    pipeline = make_pipeline(StandardScaler(), EnergyDensity(max_steps=5, random_state=0))
     assert pipeline.fit(X).score_samples(X).shape == (120,)
     pipeline.set_output(transform="pandas")
     frame = pd.DataFrame(X, columns=["a", "b"])
     assert list(pipeline.fit(frame)[-1].feature_names_in_) == ["a", "b"]
-    grid = {"max_steps": [10, 40], "weight_decay": [0.0, 0.1]}
+    grid = {"max_steps": [5, 10]}
     search = GridSearchCV(EnergyDensity(random_state=0), grid, cv=2, n_jobs=1).fit(X)
     assert set(search.best_params_) == set(grid)
     scores = joblib.Parallel(n_jobs=2, backend="threading")(
         joblib.delayed(fitted.score)(X[i::2]) for i in range(2)
     )
     assert np.isfinite(scores).all()
-    assert np.isfinite(cross_val_score(EnergyDensity(max_steps=20, random_state=0), X, cv=2)).all()
+    assert np.isfinite(cross_val_score(EnergyDensity(max_steps=5, random_state=0), X, cv=2)).all()
 
 
 def test_masked_cells_are_gaps():
