@@ -32,8 +32,6 @@ def test_an_angle_is_coded_and_comes_back(values):
     assert schema.columns[0].kind == "angle"
     back = schema.decode(schema.encode(table)[0])["dir"]
     assert np.allclose(back, values, rtol=0, atol=1e-6, equal_nan=True)
-    again = Schema.from_dict(schema.to_dict())
-    assert again == schema
     whole_turns = {"dir": values + 720}
     assert np.allclose(schema.encode(whole_turns)[0], schema.encode(table)[0], atol=1e-6)
 
@@ -60,11 +58,11 @@ def test_a_turn_is_what_the_support_says():
 def test_the_density_of_a_turn_integrates_to_one_and_samples_are_within():
     speed = np.exp(np.cos(np.deg2rad(WIND)) + 0.3 * RNG.normal(size=len(WIND)))
     model = fitted({"dir": WIND, "speed": speed}, schema={"dir": "angle"})
-    grid = (np.arange(7200) + 0.5) / 20
+    grid = (np.arange(720) + 0.5) / 2
     for given in (0.5, 2.0):
         table = {"dir": grid, "speed": np.full(len(grid), given)}
         density = np.exp(model.log_prob(table, given=["speed"]))
-        assert density.sum() / 20 == pytest.approx(1, abs=0.02)
+        assert density.sum() / 2 == pytest.approx(1, abs=0.02)
     draws = model.sample(500, random_state=0)["dir"]
     assert draws.min() >= 0
     assert draws.max() < 360

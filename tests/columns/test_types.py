@@ -75,13 +75,6 @@ def test_a_time_of_day_is_a_number_of_seconds():
     assert [t.hour for t in ends] == [0, 23]
 
 
-def test_digits_of_other_scripts_stay_text():
-    texts = ["١", "٢", "٣"] * 10
-    schema = Schema.detect({"a": texts})
-    assert schema.columns[0].kind == "category"
-    assert schema.decode(schema.encode({"a": texts})[0]) == {"a": texts}
-
-
 def test_a_draw_that_is_no_whole_number_is_not_rounded_among_python_numbers():
     schema = Schema.detect({"a": X.tolist()})
     x, _ = schema.encode({"a": [1, None]})

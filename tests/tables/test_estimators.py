@@ -76,18 +76,6 @@ def test_two_columns_of_few_rows_are_no_worse_than_simple_densities():
     assert density.score(test) > max(simple) - 0.05
 
 
-def test_autoregressive_is_the_default_from_three_columns_on():
-    X = skewed(400, d=3)
-    density = EnergyDensity(random_state=0, max_steps=150).fit(X)
-    assert density.method_ == "autoregressive"
-    truth = stats.gumbel_r.logpdf(X[:, :2]).sum(1)
-    truth += stats.gumbel_r.logpdf(X[:, 2] - 0.5 * X[:, 0])
-    assert density.score(X) > truth.mean() - 0.5
-    bounds = density.bounds(X[:50], n_samples=500, random_state=0)
-    assert bounds.gap < 0.1
-    assert density.sample(20, random_state=0).shape == (20, 3)
-
-
 def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
     from selfnorm.tables import chain_distribution as room
 
@@ -227,17 +215,6 @@ def test_no_warnings_in_ordinary_use():
         density.predict(X)
     with pytest.raises(ValueError, match="at least 1"):
         density.sample(0)
-
-
-def test_the_masses_of_all_integers_add_up_to_one():
-    shares = [0.4, 0.05, 0.25, 0.2, 0.1]
-    table = np.random.default_rng(0).choice(5, 600, p=shares)[:, None].astype(float)
-    density = EnergyDensity(random_state=0, max_steps=100).fit(table)
-    mass = np.exp(density.score_samples(np.arange(5.0)[:, None]))
-    assert mass.sum() == pytest.approx(1 - 1 / 602)  # what was never seen has the rest
-    assert mass == pytest.approx(shares, abs=0.08)
-    bounds = density.bounds(table)
-    assert bounds.lower == bounds.upper == pytest.approx(density.score(table))
 
 
 def test_integers_far_from_zero_are_drawn_as_integers_and_have_masses():

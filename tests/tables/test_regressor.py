@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from scipy.integrate import cumulative_trapezoid
 from scipy.stats import multivariate_normal
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -65,16 +66,6 @@ def fitted() -> EnergyRegressor:
     return EnergyRegressor(**SMALL).fit(*skewed_data())
 
 
-def test_cdf_is_monotone_and_agrees_with_the_pdf(fitted: EnergyRegressor) -> None:
-    X, _ = skewed_data(20, seed=2)
-    grid = np.linspace(-6, 6, 4001)
-    cdf = fitted.cdf(X, grid)
-    assert (np.diff(cdf, axis=1) >= 0).all()
-    pdf = fitted.pdf(X, grid)
-    summed = np.cumsum(0.5 * (pdf[:, 1:] + pdf[:, :-1]) * np.diff(grid), axis=1)
-    np.testing.assert_allclose(cdf[:, 1:] - cdf[:, :1], summed, atol=2e-3)
-
-
 def test_intervals_hold_what_they_promise(fitted: EnergyRegressor) -> None:
     X, _ = skewed_data(30, seed=4)
     central = fitted.predict_interval(X, 0.8)
@@ -98,7 +89,9 @@ def test_two_modes_give_two_regions(fitted: EnergyRegressor) -> None:
 def test_mean_samples_and_scores_agree_with_the_density(fitted: EnergyRegressor) -> None:
     X, y = skewed_data(25, seed=5)
     grid = np.linspace(-40, 40, 8001)
-    mean = np.trapezoid(fitted.pdf(X, grid) * grid, grid, axis=1)
+    pdf, cdf = fitted.pdf(X, grid), fitted.cdf(X, grid)
+    np.testing.assert_allclose(cdf, cumulative_trapezoid(pdf, grid, initial=0), atol=2e-3)
+    mean = np.trapezoid(pdf * grid, grid, axis=1)
     np.testing.assert_allclose(fitted.predict(X), mean, atol=5e-3)
     samples = fitted.sample(X, 4000, random_state=0)
     assert samples.shape == (25, 4000)
@@ -133,18 +126,6 @@ def test_the_energy_helps_and_can_be_taken_away(fitted: EnergyRegressor) -> None
     np.testing.assert_allclose(mass, 1.0, atol=1e-3)
     exact = alone.log_prob(X[:50], y[:50])
     np.testing.assert_allclose(alone.log_prob(X[:50], y[:50], method="learned"), exact, atol=1e-4)
-
-
-def test_bounds_bracket_the_exact_score(fitted: EnergyRegressor) -> None:
-    X, y = skewed_data(200, seed=8)
-    bounds = fitted.bounds(X, y, n_samples=2000, random_state=0)
-    exact = fitted.score(X, y)
-    assert bounds.lower <= exact + 0.01
-    assert bounds.upper >= exact - 0.01
-    assert bounds.gap < 0.05
-    learned = fitted.log_prob(X, y, method="learned").mean()
-    assert learned == pytest.approx(exact, abs=0.1)
-    assert fitted.log_norm_error_ < 0.3
 
 
 def test_the_error_of_b_is_judged_all_over_the_table(fitted: EnergyRegressor) -> None:
