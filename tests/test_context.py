@@ -23,7 +23,6 @@ from selfnorm._context import (
     evaluating,
     one_thread,
     seeded,
-    whole_or_not_at_all,
     without_gradient,
 )
 from selfnorm.report import findings_of
@@ -329,13 +328,3 @@ def test_parameters_are_free_again_after_an_error():
     assert free == [False]
     assert layer.weight.requires_grad
     assert not layer.bias.requires_grad
-
-
-def test_a_fit_makes_its_tensors_on_the_cpu_whatever_the_default_device():
-    class Estimator:
-        @whole_or_not_at_all
-        def fit(self):
-            return torch.zeros(1)
-
-    with torch.device("meta"):
-        assert Estimator().fit().device.type == "cpu"

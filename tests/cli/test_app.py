@@ -205,21 +205,16 @@ def test_target_makes_a_regressor(selfnorm, tmp_path, monkeypatch):
     assert (tmp_path / "f" / "calibration.png").exists()
 
 
-TABLES = {
-    "empty file": ("", "is empty"),
-    "header only": ("a,b,c\n", "no rows"),
-    "infinite cell": ("a,b,c\n" + "1,2,3\n2,3,5\n" * 20 + "inf,1,1\n", "column 'a'"),
-}
-ONLY_FIT = {
-    "constant columns": ("a,b\n" + "1,2\n1,2\n" * 20, "no column is left to model"),
-    "too few rows": ("a,b\n1,2\n3,4\n", "at least 5 rows"),
-}
-ONLY_SCORE = {
-    "column missing": ("a,c\n1,2\n", "column 'b' is missing"),
-    "text": ("a,b,c\n" + "1,x,3\n2,y,4\n" * 20, "'b' holds numbers, but here text ('x' in line 2)"),
-}
-FAILURES = [("fit", *table) for table in {**TABLES, **ONLY_FIT}.values()]
-FAILURES += [(c, *t) for c in ("score", "evaluate") for t in {**TABLES, **ONLY_SCORE}.values()]
+TEXT = "a,b,c\n" + "1,x,3\n2,y,4\n" * 20
+FAILURES = [
+    ("fit", "", "is empty"),
+    ("fit", "a,b\n" + "1,2\n1,2\n" * 20, "no column is left to model"),
+    ("fit", "a,b\n1,2\n3,4\n", "at least 5 rows"),
+    ("score", "a,b,c\n", "no rows"),
+    ("score", "a,b,c\n" + "1,2,3\n2,3,5\n" * 20 + "inf,1,1\n", "column 'a'"),
+    ("score", "a,c\n1,2\n", "column 'b' is missing"),
+    ("evaluate", TEXT, "'b' holds numbers, but here text ('x' in line 2)"),
+]
 
 
 @pytest.mark.parametrize(("command", "text", "words"), FAILURES)
@@ -468,20 +463,9 @@ def test_small_tables_are_judged_by_folds_and_pass_identifiers_on(selfnorm, tmp_
 
 def test_help_names_every_command_and_the_package_runs_as_a_module(selfnorm):
     out = selfnorm.done("--help")
-    for command in [
-        "reproduce",
-        "datasets",
-        "fit",
-        "evaluate",
-        "score",
-        "sample",
-        "impute",
-        "plot",
-    ]:
-        assert command in out
+    assert [command for command in BUILT.commands if command not in out] == []
     command = [sys.executable, "-m", "selfnorm", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout.startswith("selfnorm ")
 
 
@@ -501,21 +485,12 @@ def test_datasets_says_what_is_there_and_where_it_looked(selfnorm, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("toy2d --device abacus", "device 'abacus' cannot be used"),
-        ("all --only toy3d", "no piece 'toy3d'"),
-    ],
-)
-def test_refusals_of_tables_are_one_line_and_exit_two(selfnorm, arguments, words, tmp_path):
-    assert words in selfnorm.refused("reproduce", *arguments.split(), "--out", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
         ("nonsense", "No such command 'nonsense'"),
         ("toy2d --ngf 64", "No such option: --ngf"),
         ("mnist --dataset cells", "No such option: --dataset"),
         ("all --recipe best", "No such option: --recipe"),
+        ("toy2d --device abacus", "device 'abacus' cannot be used"),
+        ("all --only toy3d", "no piece 'toy3d'"),
     ],
 )
 def test_a_table_takes_its_own_options_alone(selfnorm, arguments, words):
@@ -729,19 +704,8 @@ def test_what_cannot_be_is_one_line(selfnorm, places, tmp_path, monkeypatch):
     if not torch.cuda.is_available():
         gone = "no CUDA device is available here"
         cases.append((("fit", train, "-o", tmp_path / "m", "--device", "cuda"), gone))
-    np.savez(tmp_path / "t.npz", X=rows(20, 3))
-    whole = (tmp_path / "t.npz").read_bytes()
-    for place in (2, 60, 130, 200, len(whole) - 10):
-        damaged = tmp_path / f"{place}.npz"
-        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
-        cases.append((("score", model, damaged, *out), ""))
-    (tmp_path / "short.npz").write_bytes(whole[:-30])
-    cases.append((("score", model, tmp_path / "short.npz", *out), "cannot be read"))
     for arguments, words in cases:
-        code, _, err = selfnorm(*arguments)
-        assert code in (0, 2)
-        assert words in err, (arguments, err)
-        assert len(err.strip().splitlines()) == (code == 2), err
+        assert words in selfnorm.refused(*arguments)
 
     def too_much(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 B")

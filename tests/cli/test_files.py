@@ -45,12 +45,6 @@ def test_npy_has_no_names_and_is_taken_by_position(tmp_path):
         numeric(back, ["x0", "s"])
 
 
-def test_columns_are_put_in_the_order_asked_for(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("b,id,a\n1,x,2\n3,y,4\n")
-    assert numeric(read_table(path), ["a", "b"]).tolist() == [[2.0, 1.0], [4.0, 3.0]]
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -195,17 +195,6 @@ def test_a_run_of_two_ranks_is_resumed_on_one(two_ranks):
     assert relative(resumed, expected) < 1e-5
 
 
-def test_accumulation_in_one_process_is_the_plain_run():
-    fabric = lightning_fabric.Fabric(accelerator="cpu", devices=1)
-    x, model = setting()
-    fit_distributed(
-        model, x, fabric=fabric, n_accumulate=4, samples="same", progress=False, **OPTIONS
-    )
-    parameters = weights(model)
-    expected, _ = single()
-    assert relative(parameters, expected) < 1e-5
-
-
 def test_a_task_that_stops_a_run_stops_it_on_ranks_too():
     class Enough(DensityTask):
         def guard(self, stepper, *, looking):

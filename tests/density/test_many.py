@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import selfnorm as sn
-from selfnorm.density.many import Member, Members
 from selfnorm.errors import DataError, EnergyError, ProposalError
 from tests.fitting import fit, fit_many, skewed
 
@@ -159,35 +158,6 @@ def test_members_see_different_batches_and_samples_by_default():
     again[1].load_state_dict(again[0].state_dict())
     fit_many(again, x, **QUICK, max_steps=10)
     assert torch.equal(flat(models[0], b=True), flat(again[0], b=True))
-
-
-def proposals_of_every_kind():
-    x, y = skewed(300), skewed(300, seed=1, shift=1.0)
-    yield [sn.Gaussian.fit_to(x), sn.Gaussian.fit_to(y)]
-    yield [sn.StudentT.fit_to(x, df=3.0), sn.StudentT.fit_to(y, df=7.0)]
-    yield [sn.Uniform.fit_to(x), sn.Uniform.fit_to(y)]
-    yield [sn.GaussianMixture.fit_to(t, n_components=3) for t in (x, y)]
-    yield [sn.Defensive.fit_to(x, n_components=3, weight=w) for w in (0.1, 0.4)]
-    yield [sn.Gaussian.fit_to(x), sn.Gaussian.fit_to(x)]
-    yield [sn.Gaussian.fit_to(x), sn.StudentT.fit_to(x)]
-
-
-@pytest.mark.parametrize("pair", list(proposals_of_every_kind()), ids=lambda p: type(p[0]).__name__)
-def test_stacked_proposals_are_the_proposals(pair):
-    stack = Members([Member(sn.EBM(sn.MLP(2, (4,))), q) for q in pair])
-    x = torch.cat([skewed(50, seed=4), torch.tensor([[90.0, -90.0]])]).expand(2, -1, -1)
-    log_prob = stack.ask(lambda member, rows: member.proposal.log_prob(rows), x)
-    for k, q in enumerate(pair):
-        torch.testing.assert_close(log_prob[k], q.log_prob(x[k]), atol=1e-4, rtol=1e-5)
-    torch.manual_seed(0)
-    drawn = stack.ask(lambda member: member.proposal.sample((4000,)))
-    for k, q in enumerate(pair):
-        # E_q[-log q] from the stack's samples against the proposal's own.
-        own, stacked = q.log_prob(q.sample((4000,))), q.log_prob(drawn[k])
-        error = math.hypot(float(own.std()), float(stacked.std())) / math.sqrt(4000)
-        assert float(own.mean() - stacked.mean()) == pytest.approx(0, abs=4.5 * error + 1e-5)
-        ours, theirs = drawn[k].median(0).values, q.sample((4000,)).median(0).values
-        torch.testing.assert_close(ours, theirs, atol=0.2, rtol=0.1)
 
 
 def test_what_cannot_train_together_is_refused():

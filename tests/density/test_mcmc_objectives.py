@@ -59,17 +59,6 @@ def test_replay_buffer_keeps_chains_and_refreshes_some():
     assert cd._buffer.shape == (100, 2)
 
 
-def test_parameters_keep_asking_for_gradients_after_the_chains_ran():
-    x = skewed(64)
-    model = sn.EBM(sn.MLP(2, hidden=(8,)), base=sn.Gaussian.fit_to(x))
-    cd = ContrastiveDivergence("data", n_steps=3)
-    loss, metrics = cd.loss(model, model.base, x, 64)
-    loss.backward()
-    assert all(p.grad is not None for p in model.energy.parameters())
-    assert not any(p.requires_grad for p in model.base.parameters())
-    assert 0 < float(metrics["accept"]) <= 1
-
-
 def test_names_are_registered_and_bad_options_refused():
     assert {"cd", "pcd", "dsm", "ssm"} <= set(objective_names())
     assert objective_named("pcd").start == "buffer"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm.errors import EnergyError, ProposalError
+from selfnorm.errors import ProposalError
 from tests.analytic.models import Potential
 from tests.contract.test_densities import ensemble
 
@@ -24,13 +24,6 @@ def test_log_prob_is_minus_energy_plus_base_minus_b():
     expected = -(x.squeeze(-1) ** 2) + base.log_prob(x) - 0.5
     torch.testing.assert_close(model.log_prob(x), expected)
     torch.testing.assert_close(model(x), expected)
-
-
-def test_energies_of_whole_numbers_are_not_evaluated():
-    x = torch.randn(50, 2)
-    model, q = sn.EBM(lambda v: v.round().long().sum(-1)), sn.Gaussian.fit_to(x)
-    with pytest.raises(EnergyError, match=r"floating-point.*int64"):
-        sn.evaluate(model, x, proposal=q, n_samples=100)
 
 
 class BrokenAt:

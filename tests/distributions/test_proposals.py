@@ -28,7 +28,7 @@ def skewed_data(n=4000):
         (sn.Gaussian, {"full": False}),
     ],
 )
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("scale", [1e-16, 1.0, 1e4])
 def test_fit_to_covers_the_data_at_any_scale(family, options, scale):
     x = skewed_data() * scale
     log_q = family.fit_to(x, **options).log_prob(x)
@@ -83,22 +83,6 @@ def test_one_law_per_input_and_a_stack_of_laws_mix_as_one_law_does():
     torch.testing.assert_close(log_p.exp(), (1 - share + share / math.e).expand(3, 5))
     broad = mix_samples(torch.zeros(3, 20_000, 1), torch.ones(3, 20_000, 1), share)
     torch.testing.assert_close(broad.mean((1, 2)), share[:, 0], atol=0.02, rtol=0)
-
-
-def test_own_objects_and_flows_serve():
-    class Mine:
-        def sample(self, shape):
-            return torch.rand(*shape, 3)
-
-        def log_prob(self, x):
-            return torch.zeros(x.shape[:-1])
-
-    assert sn.as_proposal(Mine()).dim == 3
-    zuko = pytest.importorskip("zuko")
-    flow = sn.as_proposal(zuko.flows.MAF(2, transforms=1, hidden_features=(8,)))
-    x = flow.sample((5,))
-    assert flow.log_prob(x).shape == (5,)
-    assert flow.trainable
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -170,13 +154,6 @@ def test_a_column_that_repeats_another_is_no_breakdown(fit_to):
         assert q.log_prob(x).mean() > one.log_prob(x[:, :1]).mean() + 2
         along, across = (q.sample((4000,)) @ torch.tensor([[1.0, 1.0], [1.0, -1.0]])).std(0)
         assert across < 0.05 * along
-
-
-def test_tiny_scales_are_not_widened():
-    x = torch.randn(500, 2, generator=torch.Generator().manual_seed(0))
-    for fit_to in (sn.Gaussian.fit_to, sn.StudentT.fit_to, sn.Uniform.fit_to):
-        expected = fit_to(x).log_prob(x[:3]) + 2 * 16 * math.log(10)
-        assert torch.allclose(fit_to(x * 1e-16).log_prob(x[:3] * 1e-16), expected, atol=1e-3)
 
 
 def test_a_constant_column_gets_unit_scale_in_every_fit():

@@ -203,19 +203,6 @@ def test_the_error_of_a_heavy_tail_is_widened():
     assert light.log_norm_se == pytest.approx(0.1 / math.sqrt(5000), rel=0.1)
 
 
-def test_a_missed_mode_is_seen_by_the_data_side_alone():
-    density, q = missed_mode(0)
-    x, y = density.sample((500,)), q.sample((10_000,))
-    log_w, log_w_data = density.log_prob(y) - q.log_prob(y), density.log_prob(x) - q.log_prob(x)
-    blind = verdict(log_w)
-    assert blind.reliable  # ESS and Pareto k look at proposal samples and see nothing wrong
-    assert WeightStream.of(log_w).ess > 0.5
-    seeing = verdict(log_w, log_w_data)
-    assert not seeing.reliable
-    assert "proposal misses" in seeing.reasons[0]
-    assert data_side_check(log_w_data, log_w).share > 0.02
-
-
 def test_sentences_name_cause_and_cure():
     torch.manual_seed(0)
     heavy = verdict(torch.distributions.Exponential(0.4).sample((5000,)))
