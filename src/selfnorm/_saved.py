@@ -6,6 +6,9 @@ a folder names a class that is not registered yet.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
@@ -51,8 +54,8 @@ def saved(
     Args:
         names: attributes that hold what the constructor of the same names was given.
         arguments: computes what the constructor is to be given. Without it and without names these
-            are the fields of a dataclass, the parameters of an estimator, or the dict ``config``
-            that the object keeps.
+            are the fields of a dataclass, the parameters of an estimator, or what the constructor
+            was given: objects of the class keep that as ``config``.
         build: makes an object of the class and these arguments.
         fitted: the attributes that make up the state of a fitted estimator, and their types.
 
@@ -75,7 +78,8 @@ def saved(
         elif fitted:
             read = _parameters
         else:
-            read = _config
+            read = operator.attrgetter("config")
+            kind.__init__ = _remembered(kind.__init__)  # type: ignore[misc]
         _RECIPES[kind.__name__] = Recipe(kind, read, build, fitted or {})
         return kind
 
@@ -92,9 +96,24 @@ def _parameters(estimator: Any) -> dict[str, Any]:
     return parameters
 
 
-def _config(module: Any) -> dict[str, Any]:
-    config: dict[str, Any] = module.config
-    return config
+def _remembered(construct: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that keeps its arguments as ``config``, defaults included.
+
+    Entries that it puts there itself, such as orders it has drawn, take the place of arguments.
+    """
+    signature = inspect.signature(construct)
+    _, *names = signature.parameters
+
+    @functools.wraps(construct)
+    def remembering(self: Any, *args: Any, **options: Any) -> None:
+        construct(self, *args, **options)
+        given = signature.bind(self, *args, **options)
+        given.apply_defaults()
+        config = dict(zip(names, given.args[1:], strict=False)) | given.kwargs
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+        self.config = plain | vars(self).get("config", {})
+
+    return remembering
 
 
 def recipe_for(value: object) -> Recipe | None:

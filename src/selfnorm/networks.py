@@ -75,11 +75,7 @@ def decay_groups(named: Iterable[tuple[str, nn.Parameter]]) -> list[ParameterGro
     return groups
 
 
-@saved(
-    arguments=lambda m: dict(
-        zip(("members", "in_features", "out_features"), m.weight.shape, strict=True)
-    )
-)
+@saved()
 class StackedLinear(nn.Module):
     """``members`` linear maps side by side: ``y_k = x_k W_k + c_k``.
 
@@ -162,13 +158,6 @@ class StackedMLP(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.config = {
-            "members": members,
-            "in_features": in_features,
-            "hidden": list(hidden),
-            "out_features": out_features,
-            **options,
-        }
         self.layers = perceptron(members, in_features, hidden, out_features, **options)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -529,14 +529,10 @@ class AutoregressiveEBM(Chain):
         self.dim, self.condition_dim = dim, condition_dim
         self.context_drop = drop if drop_context else 0.0
         self.config: dict[str, Any] = {
-            "dim": dim, "condition_dim": condition_dim, "orderings": ranks.tolist(),
-            "hidden": hidden, "blocks": blocks, "components": components, "family": family,
-            "context": context, "energy_hidden": energy_hidden, "energy_blocks": energy_blocks,
-            "drop": drop, "drop_context": drop_context,
+            "orderings": ranks.tolist(),
             "support": None if support is None else [list(s or (None, None)) for s in support],
             "discrete": discrete if isinstance(discrete, str | None) else list(discrete),
-            "encoding": encoding,
-        }  # fmt: skip
+        }
         self.columns = Columns(dim, support=support, discrete=discrete, encoding=encoding)
         widths: dict[str, Any] = {"hidden": hidden, "blocks": blocks}
         self.trunk = ResMADE(

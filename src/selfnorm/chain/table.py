@@ -118,13 +118,7 @@ class TableChain(Chain):
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
         ranks = orderings_of(orderings, len(parts))
-        self.config: dict[str, Any] = {
-            "parts": parts, "orderings": ranks.tolist(),
-            "hidden": hidden, "blocks": blocks, "components": components, "context": context,
-            "energy_hidden": energy_hidden, "energy_blocks": energy_blocks, "drop": drop,
-            "embedding": embedding, "n_knots": n_knots, "masked": masked, "lines": lines,
-            "conditioned": conditioned, "ordered": ordered,
-        }  # fmt: skip
+        self.config: dict[str, Any] = {"parts": parts, "orderings": ranks.tolist()}
         self.dim, self.masked = len(parts), masked
         self.columns = CodedColumns(parts, n_knots)
         self.layout = PartLayout(parts, ordered=ordered)

@@ -65,14 +65,6 @@ class LabelEnergy(nn.Module):
         super().__init__()
         if not hidden:
             raise ValueError("LabelEnergy needs at least one joint layer")
-        self.config = {
-            "context": context,
-            "dim": dim,
-            "label_hidden": list(label_hidden),
-            "hidden": list(hidden),
-            "activation": activation,
-            "members": members,
-        }
         self.label_net = perceptron(members, dim, label_hidden, activation=activation)
         self.from_label = linear(members, (dim, *label_hidden)[-1], hidden[0])
         self.from_context = linear(members, context, hidden[0])
@@ -94,7 +86,7 @@ def with_proposal(
     return model
 
 
-@saved(build=with_proposal)
+@saved(arguments=lambda model: model.config, build=with_proposal)
 class ConditionalEBM(nn.Module):
     r"""A density of labels given inputs: ``p(y|x) = exp(-E(h, y)) d(y|x) / exp(b(h))``.
 

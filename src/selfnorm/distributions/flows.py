@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,15 +87,6 @@ class Flow(Proposal):
             raise ValueError(f"kind must be one of {KINDS}, not {kind!r}")
         self.dim, self.condition_dim, self.kind = dim, condition_dim, kind
         self.shared = condition_dim == 0
-        self.config: dict[str, Any] = {
-            "dim": dim,
-            "kind": kind,
-            "transforms": transforms,
-            "hidden": list(hidden),
-            "bins": bins,
-            "condition_dim": condition_dim,
-            "residual": residual,
-        }
         build, options = (zuko.flows.NSF, {"bins": bins}) if kind == "nsf" else (zuko.flows.MAF, {})
         if residual:  # zuko's one-column flows have no such option
             options["residual"] = True

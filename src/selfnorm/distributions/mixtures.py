@@ -465,15 +465,6 @@ class MDN(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.components, self.min_scale = dim, components, min_scale
-        self.config = {
-            "context": context,
-            "dim": dim,
-            "components": components,
-            "hidden": list(hidden),
-            "activation": activation,
-            "members": members,
-            "min_scale": min_scale,
-        }
         sizes = (components, components * dim, components * dim)
         # Saved models know the layers by these names: stacked ones are those of a StackedMLP.
         make: Any = perceptron if members is None else StackedMLP

@@ -73,10 +73,7 @@ class TableMixture(nn.Module):
     ) -> None:
         super().__init__()
         parts = [part if isinstance(part, Part) else Part(**part) for part in parts]
-        self.config: dict[str, Any] = {
-            "parts": parts, "components": components,
-            "shared": shared, "n_knots": n_knots,
-        }  # fmt: skip
+        self.config = {"parts": parts}
         self.columns = CodedColumns(parts, n_knots)
         self.n_components, self.shared, self.dim = components, shared, len(parts)
         self.numbers = [j for j, part in enumerate(parts) if part.rest]

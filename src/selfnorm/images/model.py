@@ -230,7 +230,7 @@ def make_proposal(
     return MDN(context, dim, int(components), hidden=hidden, min_scale=floor)
 
 
-@saved(build=with_proposal)
+@saved(arguments=lambda model: model.config, build=with_proposal)
 class ImageEBM(ConditionalEBM):
     r"""A :class:`~selfnorm.ConditionalEBM` of labels given images, or features computed before.
 
@@ -279,7 +279,7 @@ class ImageEBM(ConditionalEBM):
         return head + F.log_mean_exp(log_w)
 
 
-@saved(arguments=lambda _: {})
+@saved()
 class NoEnergy(nn.Module):
     """``E = 0``: a model with the proposal as its base is then the proposal, normalised."""
 

@@ -48,7 +48,6 @@ _VALIDATION_SAMPLES = 4  # posterior samples of a held-out row
 class Likelihood(nn.Module, ABC):
     """``p(x|z)`` given the decoder's output."""
 
-    config: dict[str, Any] = {}  # noqa: RUF012 what the constructor is given, if anything
     n_parameters = 1  # decoder outputs for each value of a row
 
     def flat(self, output: Tensor) -> Tensor:
@@ -76,7 +75,7 @@ class Likelihood(nn.Module, ABC):
         """Refuse rows that the likelihood gives no probability."""
 
 
-@saved(arguments=lambda _: {})
+@saved()
 class Bernoulli(Likelihood):
     """Independent binary pixels; the decoder gives their logits. Counting measure.
 
@@ -121,7 +120,6 @@ class GaussianNoise(Likelihood):
         super().__init__()
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be a positive number, got {scale}")
-        self.config = {"scale": scale, "learned": learned}
         start = torch.tensor(math.log(scale))
         if learned:
             self.log_scale = nn.Parameter(start)
@@ -142,7 +140,7 @@ class GaussianNoise(Likelihood):
         return output + self.log_scale.exp() * torch.randn_like(output)
 
 
-@saved("n_classes")
+@saved()
 class Categorical(Likelihood):
     """Each of ``dim`` entries takes one of ``n_classes`` values ``0, 1, ...``; counting measure.
 
@@ -159,7 +157,6 @@ class Categorical(Likelihood):
         super().__init__()
         if n_classes < 2:
             raise ValueError(f"n_classes must be at least 2, got {n_classes}")
-        self.config = {"n_classes": n_classes}
         self.n_classes = self.n_parameters = n_classes
 
     def flat(self, output: Tensor) -> Tensor:

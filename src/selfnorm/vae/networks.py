@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,7 +23,6 @@ class ConvEncoder(nn.Module):
 
     def __init__(self, latent: int = 16, ngf: int = 16, slope: float = 0.3) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {"latent": latent, "ngf": ngf, "slope": slope}
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise((1, 2 * ngf, 4 * ngf, 8 * ngf)):
             layers += [nn.Conv2d(n_in, n_out, 5, 2, 2), nn.LeakyReLU(slope)]
@@ -45,7 +43,6 @@ class ConvDecoder(nn.Module):
 
     def __init__(self, latent: int = 16, ngf: int = 16, slope: float = 0.01) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {"latent": latent, "ngf": ngf, "slope": slope}
         # The first transposed convolution acts on a 1x1 image: it is a linear layer.
         self.first = nn.Linear(latent, 8 * ngf * 16)
         self.shape = (8 * ngf, 4, 4)
@@ -81,7 +78,6 @@ class DenseEncoder(_Dense):
 
     def __init__(self, dim: int, latent: int, hidden: tuple[int, ...] = (128,)) -> None:
         super().__init__(dim, 2 * latent, tuple(hidden))
-        self.config: dict[str, Any] = {"dim": dim, "latent": latent, "hidden": list(hidden)}
 
 
 @saved()
@@ -90,4 +86,3 @@ class DenseDecoder(_Dense):
 
     def __init__(self, latent: int, n_out: int, hidden: tuple[int, ...] = (128,)) -> None:
         super().__init__(latent, n_out, tuple(hidden))
-        self.config: dict[str, Any] = {"latent": latent, "n_out": n_out, "hidden": list(hidden)}

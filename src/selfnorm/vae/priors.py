@@ -4,8 +4,8 @@ The posteriors of a batch are Gaussian; their mixture is the aggregate posterior
 puts a data set. Priors are a standard normal, a mixture, a joint energy, a chain of energies.
 
 Every prior gives ``log_prob(z)`` (by its learned normaliser), ``objective(z, posterior)``, the
-lower bound of ``log p(z)`` it is trained by, ``sample(n)`` and ``config`` (to rebuild it). A prior
-with ``exact = True`` is normalised by construction: its bound is ``log p(z)`` itself.
+lower bound of ``log p(z)`` it is trained by, and ``sample(n)``. A prior with ``exact = True`` is
+normalised by construction: its bound is ``log p(z)`` itself.
 """
 
 from __future__ import annotations
@@ -157,7 +157,6 @@ class LatentPrior(Proposal):
     """A density over latent vectors of ``dim`` numbers, learned with a VAE."""
 
     exact = True
-    config: dict[str, Any]
 
     def objective(
         self, z: Tensor, posterior: GaussianPosterior, n_samples: int
@@ -205,7 +204,7 @@ class LatentPrior(Proposal):
         return None
 
 
-@saved("dim")
+@saved()
 class StandardNormal(LatentPrior):
     """``N(0, I)``."""
 
@@ -213,7 +212,7 @@ class StandardNormal(LatentPrior):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dim, self.config = dim, {"dim": dim}
+        self.dim = dim
         self.register_buffer("_where", torch.zeros(()), persistent=False)
 
     def sample(self, shape: Sequence[int] = ()) -> Tensor:
@@ -234,7 +233,6 @@ class MixturePrior(LatentPrior):
         if n_components < 1:
             raise ValueError(f"n_components must be at least 1, got {n_components}")
         self.dim = dim
-        self.config = {"dim": dim, "n_components": n_components}
         self.logits = nn.Parameter(torch.zeros(n_components))
         self.means = nn.Parameter(torch.randn(n_components, dim))
         self.log_scales = nn.Parameter(torch.zeros(n_components, dim))
@@ -270,7 +268,7 @@ def latent_energy(
     return MLP(dim, hidden, activation=activation, zero_init=zero_init)
 
 
-@saved(arguments=lambda prior: {**prior.config, "base": prior.base, "energy": prior.energy})
+@saved("energy", "base", "dim", "proposal", "bound", "lr_scale", "weight_decay")
 class EnergyPrior(LatentPrior):
     r"""``log p(z) = log d(z) - E(z) - b`` with a scalar ``b``.
 
@@ -317,10 +315,6 @@ class EnergyPrior(LatentPrior):
         self.log_norm = nn.Parameter(torch.zeros(()))
         self.proposal, self.bound = proposal, bound
         self.lr_scale, self.weight_decay = lr_scale, weight_decay
-        self.config = {
-            "dim": self.dim, "proposal": proposal, "bound": bound, "lr_scale": lr_scale,
-            "weight_decay": weight_decay,
-        }  # fmt: skip
 
     @property
     def device(self) -> torch.device:
@@ -492,7 +486,7 @@ class AutoregressivePrior(LatentPrior):
         }  # fmt: skip
         self.dim, self.n_samples, self.polish_steps = dim, min(n_samples, 32), polish_steps
         self.chain = _LatentChain(dim, discrete=None, **options)
-        self.config = {"dim": dim, "n_samples": n_samples, "polish_steps": polish_steps, **options}
+        self.config = options
         self._start_at_normal()
 
     @torch.no_grad()
