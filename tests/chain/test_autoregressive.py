@@ -45,11 +45,6 @@ def fitted(x, steps=150, **options):
     return model.eval(), history
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return fitted(crooked(3000), orderings=2)
-
-
 def test_a_rough_b_is_not_used_by_quadrature_but_by_the_learned_density():
     model, x = rough(), crooked(50)
     exact = model.log_prob(x, normalizer="quadrature")
@@ -82,19 +77,6 @@ def test_the_lower_bound_of_several_orderings_does_not_gain_by_noise():
     assert (naive > truth + 0.05).all()  # what a log-mean-exp of the noisy bounds would claim
     # shares by another density only lower it
     assert (mixture_lower(exact, torch.randn(6, 50, generator=g)) < truth).all()
-
-
-def test_training_closes_the_bounds_and_beats_its_own_proposal(trained):
-    model, history = trained
-    test = crooked(2000, seed=9)
-    bounds = model.bounds(test, n_samples=500, seed=0)
-    assert 0 <= bounds.gap < 0.01
-    assert bounds.ess > 0.8
-    assert bounds.reliable, bounds.reasons
-    score = model.training_task(n_samples=8).validate((test,))
-    assert score["lower"] > score["proposal"]
-    assert abs(score["lower"] - float(model.log_prob(test).mean())) < 0.02
-    assert history.skipped_steps == 0
 
 
 def test_the_energy_makes_up_for_a_proposal_of_the_wrong_shape():

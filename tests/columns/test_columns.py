@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from selfnorm.columns import Columns, detect_step, log_cell_mass
-from selfnorm.columns.columns import detect_atoms
 from selfnorm.errors import DataError, SelfnormWarning
 
 
@@ -44,13 +43,6 @@ GRIDS = {
 def test_the_step_of_a_grid_is_found_and_only_there(name):
     values, step = GRIDS[name]
     assert np.isclose(detect_step(values), step, rtol=1e-6, atol=0)
-
-
-def test_atoms_are_values_many_rows_share():
-    rng = np.random.default_rng(0)
-    values = np.r_[rng.normal(size=900), np.full(70, 1.5), np.full(30, -2.0)]
-    assert detect_atoms(values) == [1.5, -2.0]
-    assert detect_atoms(rng.normal(size=1000)) == []
 
 
 def test_dequantised_values_round_back_and_fill_their_cells():

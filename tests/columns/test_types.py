@@ -11,7 +11,7 @@ import pyarrow.dataset
 import pytest
 import torch
 
-from selfnorm.columns import Schema, Table
+from selfnorm.columns import Schema
 from selfnorm.errors import DataError
 from tests.columns.catalogue import REFUSED, N, X, objects
 
@@ -116,9 +116,3 @@ def test_a_filled_dict_shares_no_memory_with_the_one_that_came():
     for name in table:
         filled[name][0] = 7.0
         assert table[name][0] == X[0]
-
-
-def test_tables_of_many_columns_are_looked_at_in_one_go():
-    names = [f"c{j}" for j in range(3000)]
-    table = Table.of(pd.DataFrame(np.zeros((2, 3000)), columns=names))
-    assert list(table.columns) == names

@@ -123,15 +123,6 @@ def test_energy_gradient_is_that_of_maximum_likelihood_at_the_exact_b() -> None:
     assert float(energy.tilt.grad) == pytest.approx(0.0, abs=0.02)
 
 
-def test_training_b_alone_finds_log_z() -> None:
-    energy, (x, y) = LinearGaussian(), pairs(512)
-    model = normalised(energy.requires_grad_(False))
-    options = {"n_samples": 1024, "batch_size": 64, "max_epochs": 100, "lr": 3e-2}
-    sn.fit(model, (x, y), seed=0, progress=False, **options)
-    at = torch.linspace(-1, 1, 5)[:, None]
-    torch.testing.assert_close(model.log_norm(at), energy.log_norm(at), atol=0.06, rtol=0)
-
-
 @pytest.mark.parametrize("objective", ["nce", "ranking_nce", "nce_plus", "importance_ml"])
 def test_only_objectives_that_see_functions_of_x_teach_b(objective: str) -> None:
     (x, y), energy = pairs(64), LinearGaussian()
@@ -145,19 +136,6 @@ def test_only_objectives_that_see_functions_of_x_teach_b(objective: str) -> None
     assert model.log_norm_net.weight.grad is None
     # The tilt c x is such a function: no gradient either.
     assert float(energy.tilt.grad) == pytest.approx(0.0, abs=1e-5)
-
-
-def test_features_learn_from_the_energy_alone() -> None:
-    torch.manual_seed(0)
-    x, y = pairs(32)
-    features = nn.Linear(1, 4)
-    energy = sn.LabelEnergy(4, hidden=(8,), zero=True)
-    model = sn.ConditionalEBM(energy, MDN(4), features=features, base="proposal")
-    task = ConditionalTask(model, n_samples=8, proposal_loss="both")
-    task.loss((x, y))[0].backward()
-    # A zero energy gives its features no gradient; the proposal's own loss must not either.
-    assert features.weight.grad is None or float(features.weight.grad.abs().sum()) == 0.0
-    assert float(model.proposal.means[0].weight.grad.abs().sum()) > 0
 
 
 def test_kl_loss_moves_the_proposal_towards_the_model() -> None:

@@ -52,16 +52,6 @@ def test_two_dimensional_samples_have_independent_coordinates_within_a_component
     torch.testing.assert_close(covariance, expected, atol=0.2, rtol=0)
 
 
-def test_stacked_members_are_independent() -> None:
-    mdn = MDN(3, components=2, hidden=(), members=2)
-    h = torch.randn(2, 5, 3)
-    loss = mdn(h).log_prob(torch.zeros(2, 5, 1))[0].sum()
-    loss.backward()
-    gradient = mdn.means.layers[0].weight.grad
-    assert gradient[0].abs().sum() > 0
-    assert gradient[1].abs().sum() == 0
-
-
 def test_bad_weights_are_refused() -> None:
     with pytest.raises(ProposalError, match="weight"):
         DefensiveLabels(MDN(1), MDN(1), weight=1.0)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
-from selfnorm.cli.app import app
 from selfnorm.datasets import images as datasets
 from selfnorm.datasets.images import load as load_images
 from selfnorm.errors import MissingDataError
@@ -101,12 +99,6 @@ def test_the_page_and_the_figures(table):
         assert (table.directory / f"reliability_{name}.png").stat().st_size > 5000
 
 
-def test_finished_rows_are_kept(table, run, monkeypatch):
-    monkeypatch.setattr(images, "fit_and_judge", None)  # nothing may be trained
-    again = run(out=table.directory, **MDN)
-    assert len(again.rows) == len(table.rows)
-
-
 def mean_of(table, figure, *method):
     """Mean over seeds of a figure of the rows of ``dataset, objective, proposal``."""
     return np.mean([row[figure] for row in table.groups(*KEYS[:3])[method]])
@@ -166,16 +158,6 @@ def test_every_objective_has_the_same_proposals(recipe, dataset):
     assert {p for o, p in asked if o in own} == {"uniform"}
 
 
-def test_anchors_are_for_counts_and_for_who_learns_b():
-    def anchors(objective, proposal="uniform", dataset="cells", recipe="best"):
-        config = Config(dataset, objective, proposal, 64, 0, Settings(recipe))
-        return config.parameters().get("energy", EnergyHead()).anchors
-
-    assert anchors("snl") == anchors("nce") == 51
-    assert anchors("ranking_nce") == anchors("snl", "gaussian") == 0
-    assert anchors("snl", dataset="utkface") == anchors("snl", recipe="paper") == 0
-
-
 def test_settings_of_the_recipes_reach_the_model(data_dir):
     data = load_images("utkface", data_dir=data_dir)
     paper = Config("utkface", "snl", "mdn-4", 64, 0, Settings("paper")).regressor(data)
@@ -227,10 +209,6 @@ def test_other_settings_are_other_rows(run):
 def test_nothing_to_run_is_an_error(tmp_path):
     with pytest.raises(MissingDataError, match=r"BIWI_train\.npz.*FSA-Net"):
         images.run(seeds=1, out=tmp_path, data_dir=tmp_path, datasets=("biwi",), progress=False)
-    places = ["--data-dir", str(tmp_path), "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, ["reproduce", "images", "--dataset", "cells", *places])
-    assert isinstance(result.exception, MissingDataError)
-    assert "vgg_cells.zip" in str(result.exception)
 
 
 def test_ablation_over_m(data_dir, tmp_path):

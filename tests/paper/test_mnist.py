@@ -7,7 +7,7 @@ import torch
 
 from selfnorm.errors import SelfnormWarning
 from selfnorm.paper import mnist as table_of_mnist
-from selfnorm.paper.mnist import MODELS, gains, rows, write_page
+from selfnorm.paper.mnist import gains, rows, write_page
 from selfnorm.paper.report import ResultTable
 from selfnorm.training import lr_factor
 from selfnorm.vae import ConvEncoder
@@ -23,14 +23,6 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     write_digits(folder)
     return folder
-
-
-def test_every_recipe_has_every_row_and_builds_on_earlier_ones():
-    for recipe in ("paper", "best"):
-        given = rows(recipe)
-        assert tuple(r.model for r in given) == MODELS
-        for place, row in enumerate(given):
-            assert row.on is None or row.on in given[:place]
 
 
 def test_the_table_is_written_and_resumed(data, tmp_path):

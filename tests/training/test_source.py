@@ -8,7 +8,7 @@ import torch
 
 import selfnorm as sn
 from selfnorm.density.model import DensityTask
-from selfnorm.training import MemberSource, Source, TensorSource, TrainingOptions, run
+from selfnorm.training import Source, TrainingOptions, run
 from tests.fitting import weights
 
 
@@ -73,25 +73,6 @@ def test_a_run_on_a_file_is_resumed_on_the_same_file_only(x, mapped, tmp_path):
     (x + 1).numpy().tofile(tmp_path / "other.f32")
     with pytest.raises(sn.errors.CheckpointError, match="other data, of 300 rows"):
         trained(MappedSource(tmp_path / "other.f32", (300, 2)), checkpoint=path)
-
-
-def test_ranks_share_every_batch(x):
-    source = TensorSource((x,))
-    epoch = source.epoch(x.device)
-    batches = source.batches(epoch, 32)
-    shares = [source.batches(epoch, 32, rank, 4) for rank in range(4)]
-    assert batches.shape == (9, 32)
-    assert len(epoch[: 9 * 32].unique()) == 9 * 32
-    assert torch.equal(torch.stack(shares, -1).flatten(1), batches)
-
-
-def test_members_take_rows_of_their_own():
-    tables = torch.arange(12.0).view(2, 6, 1)
-    rows = torch.tensor([[0, 5], [1, 4], [2, 3]])
-    of_each = MemberSource((tables,), rows, shared=False).take(torch.tensor([2, 0]))[0]
-    assert of_each.squeeze(-1).tolist() == [[2, 0], [9, 11]]
-    of_all = MemberSource((tables[0],), rows).take(torch.tensor([2, 0]))[0]
-    assert of_all.squeeze(-1).tolist() == [[2, 0], [3, 5]]
 
 
 def test_fit_takes_a_source_and_a_task(x, mapped):

@@ -9,14 +9,10 @@ from torch import nn
 import selfnorm as sn
 from selfnorm.functional import log_mean_exp
 from selfnorm.vae import (
-    AutoregressivePrior,
-    DenseDecoder,
-    DenseEncoder,
     EnergyPrior,
     EnergyVAE,
     MixturePrior,
     StandardNormal,
-    add_energy_prior,
     evaluate_vae,
     latent_energy,
 )
@@ -254,18 +250,3 @@ def test_a_poor_encoder_gives_a_lower_bound_and_no_upper_one(rows):
     assert more.lower == pytest.approx(float(evidence(rows[:50], TILT).mean()), abs=0.1)
     off = linear_vae(b=log_z - 0.3)[0]
     assert sn.evaluate(off, rows, seed=0).learned_error == pytest.approx(0.3, abs=0.02)
-
-
-def test_add_energy_prior_leaves_encoder_and_decoder_alone():
-    torch.manual_seed(0)
-    vae = EnergyVAE(DenseEncoder(5, 3, (8,)), DenseDecoder(3, 5, (8,)), 3)
-    x = (torch.rand(300, 5) < torch.rand(300, 1)).float()
-    fit(vae, x, max_steps=100, max_epochs=999, lr=5e-3, seed=0, progress=False)
-    before = {k: v.clone() for k, v in vae.encoder.state_dict().items()}
-    better, history = add_energy_prior(
-        vae.encoder, vae.decoder, x, latent=3, max_steps=60, seed=0,
-        prior=AutoregressivePrior(3, hidden=16, components=3, context=4, energy_hidden=8),
-    )  # fmt: skip
-    assert all(torch.equal(v, before[k]) for k, v in better.encoder.state_dict().items())
-    assert all(p.requires_grad for p in better.decoder.parameters())
-    assert history.n_steps == 60
