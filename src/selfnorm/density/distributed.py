@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 
 Loss = tuple[Tensor, dict[str, Tensor]]
-Gradients = Sequence[Tensor | None]
 
 
 class Ranks:
@@ -204,7 +203,7 @@ class DistributedTask:
             for p in self._params:
                 p.copy_(self.fabric.broadcast(p.detach(), src=0).to(p.device))
 
-    def loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: tuple[Tensor, ...]) -> Loss:
         """Loss on this rank's share of a batch; value and metrics are means over all ranks.
 
         Means of ``loss`` and ``lower`` are those of the whole batch; ``upper`` has a logarithm, its
@@ -254,7 +253,7 @@ class DistributedTask:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _local_loss(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _local_loss(self, batch: tuple[Tensor, ...]) -> Loss:
         n, task = self.n_accumulate, self.task
         pieces = [tuple(t[k::n] for t in batch) for k in range(n)]
         if self.own_stream or not isinstance(task, DensityTask):
@@ -306,26 +305,7 @@ def launched() -> Fabric:
     return made
 
 
-class _Computed(torch.autograd.function.FunctionCtx):
-    grads: Gradients
-
-
-class _WithGradient(torch.autograd.Function):
-    """A value as a function of parameters, with a gradient that is computed already."""
-
-    @staticmethod
-    def forward(ctx: _Computed, value: Tensor, grads: Gradients, *params: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.grads = grads
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: _Computed, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *(None if g is None else upstream[0] * g for g in ctx.grads))
-
-
-def _accumulate(
-    parts: Sequence[Callable[[], tuple[Tensor, dict[str, Tensor]]]], params: Sequence[Tensor]
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _accumulate(parts: Sequence[Callable[[], Loss]], params: Sequence[Tensor]) -> Loss:
     """Mean loss and metrics of several parts, of which one at a time is in memory."""
     if len(parts) == 1:
         return parts[0]()
@@ -338,7 +318,10 @@ def _accumulate(
         total = [_added(*pair) for pair in zip(total, grads, strict=True)]
         values.append(loss.detach())
         seen.append({name: metric.detach() for name, metric in metrics.items()})
-    value: Tensor = _WithGradient.apply(torch.stack(values).mean(), total, *params)
+    value = torch.stack(values).mean()
+    for p, gradient in zip(params, total, strict=True):
+        if gradient is not None:  # zero, and the gradient is the one computed
+            value = value + ((p - p.detach()) * gradient).sum()
     return value, {name: torch.stack([m[name] for m in seen]).mean() for name in seen[0]}
 
 

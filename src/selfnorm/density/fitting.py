@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
@@ -195,14 +195,10 @@ def fit_many(
         >>> [h.stopped for h in histories]
         ['max_epochs', 'max_epochs', 'max_epochs', 'max_epochs']
     """
-    return fit(_several(models), x_train, val_data=val_data, **how)
-
-
-def _several(models: Iterable[EBM]) -> list[EBM]:
     models = [] if isinstance(models, nn.Module) else list(models)
     if not models or not all(isinstance(model, EBM) for model in models):
         raise TypeError("fit_many needs a sequence of one or more selfnorm.EBM")
-    return models
+    return fit(models, x_train, val_data=val_data, **how)
 
 
 def fit_distributed(

@@ -432,8 +432,7 @@ class ManyTask(MembersTask):
         Figures of member ``k`` are named ``k/...``. The score is left to the members (``-inf``).
         """
         figures = {"score": -math.inf}
-        for name, values in zip(_METRICS, self.module.read().tolist(), strict=True):
-            figures.update({f"{k}/train/{name}": v for k, v in enumerate(values)})
+        figures |= _by_member(dict(zip(_METRICS, self.module.read(), strict=True)))
         if not data:
             return figures
         rows, weight = data
@@ -450,11 +449,9 @@ class ManyTask(MembersTask):
         if self.patience is not None:
             members.stop(self.keeper.stale >= self.patience)
         bounds = {"score": score, "lower": lower, "upper": upper, "ess": F.ess(log_w, 1)}
-        for name, values in bounds.items():
-            figures.update({f"{k}/{name}": v for k, v in enumerate(values.tolist())})
-            if name != "score":
-                figures[name] = float(values.mean())
-        return figures
+        figures |= _by_member({f"val_{name}": values for name, values in bounds.items()})
+        means = {name: float(values.mean()) for name, values in bounds.items() if name != "score"}
+        return figures | means
 
     def _log_unnormalized(self, x: Tensor) -> Tensor:
         return self.module.ask(lambda member, rows: member.model.log_unnormalized(rows), x)
@@ -462,31 +459,23 @@ class ManyTask(MembersTask):
     @torch.no_grad()
     def finish(self, data: tuple[Tensor, ...]) -> dict[str, float]:  # noqa: ARG002
         """Best states in place, then ``b <- log Z_hat`` on fresh samples for every member."""
-        self._adopt_best()
-        b = self.module.log_norm
-        learned = b.clone()
-
-        def draw(n: int) -> Tensor:
-            samples = self.module.ask(lambda m, _: m.proposal.sample((n,)), b)
-            return self.module.ask(lambda m, x: log_weights(m.model, m.proposal, x), samples).T
-
-        log_z, error, n_used = F.adaptive_log_mean(draw)
-        b.copy_(torch.where(torch.isfinite(log_z), log_z.to(b), b))
-        self.module.write_back()
-        figures = {"log_norm": log_z, "log_norm_se": error, "log_norm_learned": learned}
-        figures["log_norm_samples"] = torch.full_like(b, n_used)
-        return {
-            f"{k}/{name}": v
-            for name, of_all in figures.items()
-            for k, v in enumerate(of_all.tolist())
-        }
-
-    def _adopt_best(self) -> None:
-        """Put the best states in place; a member that diverged without one takes its last good."""
         members, best = self.module, self.keeper.state
+        # A member that diverged without a best state takes its last good one.
         copy_rows(members.diverged, [members.good[0]], [members.table])
         if best is not None:
             copy_rows(self.keeper.score.isfinite(), [best["table"]], [members.table])
+        b = members.log_norm
+        learned = b.clone()
+
+        def draw(n: int) -> Tensor:
+            samples = members.ask(lambda m, _: m.proposal.sample((n,)), b)
+            return members.ask(lambda m, x: log_weights(m.model, m.proposal, x), samples).T
+
+        log_z, error, n_used = F.adaptive_log_mean(draw)
+        b.copy_(torch.where(torch.isfinite(log_z), log_z.to(b), b))
+        members.write_back()
+        figures = {"log_norm": log_z, "log_norm_se": error, "log_norm_learned": learned}
+        return _by_member({**figures, "log_norm_samples": torch.full_like(b, n_used)})
 
     def histories(self, joint: History) -> list[History]:
         """The record of each member out of that of all."""
@@ -494,13 +483,18 @@ class ManyTask(MembersTask):
         for k, rate in enumerate(self.rates):
             stop, best = int(members.stop_step[k]), float(self.keeper.score[k])
             steps, judged = stop or joint.n_steps, math.isfinite(best)
-            stopped, prefix = joint.stopped, f"{k}/"
+            stopped = joint.stopped
             if not members.active[k]:
                 stopped = "diverged" if members.diverged[k] else "patience"
             histories.append(
                 History(
                     records=[
-                        _member_record(record, k, rate / max(self.rates))
+                        {
+                            **{name: record[name] for name in ("step", "epoch")},
+                            **_of_member(record, f"val_{k}/"),
+                            "lr": record["lr"] * (rate / max(self.rates)),
+                            "seconds": record["seconds"],
+                        }
                         for record in joint.records
                         if record["step"] <= steps
                     ],
@@ -511,25 +505,20 @@ class ManyTask(MembersTask):
                     rollbacks=int(members.rollbacks[k]),
                     stopped=stopped,
                     seconds=joint.seconds,
-                    final={
-                        key.removeprefix(prefix): value
-                        for key, value in joint.final.items()
-                        if key.startswith(prefix)
-                    },
+                    final=_of_member(joint.final, f"{k}/"),
                 )
             )
         return histories
 
 
-def _member_record(record: dict[str, float], k: int, lr_share: float) -> dict[str, float]:
-    own = {name: record[name] for name in ("step", "epoch")}
-    train, held_out = f"val_{k}/train/", f"val_{k}/"
-    for key, value in record.items():
-        if key.startswith(train):
-            own[key.removeprefix(train)] = value
-        elif key.startswith(held_out):
-            own["val_" + key.removeprefix(held_out)] = value
-    return {**own, "lr": record["lr"] * lr_share, "seconds": record["seconds"]}
+def _by_member(figures: dict[str, Tensor]) -> dict[str, float]:
+    """Figures ``(K,)`` as ``k/...``, one for each member."""
+    return {f"{k}/{name}": v for name in figures for k, v in enumerate(figures[name].tolist())}
+
+
+def _of_member(figures: dict[str, float], start: str) -> dict[str, float]:
+    """The figures of one member out of those of all, whose names begin so."""
+    return {k.removeprefix(start): v for k, v in figures.items() if k.startswith(start)}
 
 
 class Member(nn.Module):
