@@ -23,7 +23,6 @@ from selfnorm._context import (
     evaluating,
     one_thread,
     seeded,
-    without_gradient,
 )
 from selfnorm.report import findings_of
 
@@ -312,19 +311,3 @@ def test_a_generator_of_numpy_is_a_random_state():
     first = numbers(0)
     _equal(first, numbers(0))
     assert not np.array_equal(first[0], first[1])
-
-
-def test_parameters_are_free_again_after_an_error():
-    layer = torch.nn.Linear(2, 2)
-    layer.bias.requires_grad_(False)
-    free = []
-
-    def fail():
-        free.append(layer.weight.requires_grad)
-        raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"), without_gradient(layer):
-        fail()
-    assert free == [False]
-    assert layer.weight.requires_grad
-    assert not layer.bias.requires_grad

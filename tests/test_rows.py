@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import selfnorm as sn
-from selfnorm._inputs import as_rows, refuse_repeated_names, refuse_text
+from selfnorm._inputs import refuse_repeated_names, refuse_text
 from selfnorm.errors import DataError
 from tests.fitting import fit_many
 
@@ -62,13 +62,6 @@ def test_fit_many_takes_one_array_or_frame_for_all():
     assert [h.n_steps for h in histories] == [3, 3]
 
 
-@pytest.mark.parametrize("fit_to", [sn.Gaussian.fit_to, sn.StudentT.fit_to, sn.Defensive.fit_to])
-def test_proposals_are_fitted_to_arrays(fit_to):
-    points = torch.from_numpy(ROWS[:5])
-    same = fit_to(torch.from_numpy(ROWS)).log_prob(points)
-    assert torch.equal(fit_to(ROWS).log_prob(points), same)
-
-
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
@@ -97,11 +90,6 @@ def test_the_loop_refuses_no_rows_and_parts_of_different_length():
         sn.fit(conditional, (torch.zeros(0, 1), torch.zeros(0, 1)), **QUICK)
     with pytest.raises(DataError, match=r"different numbers of rows: \[3, 4\]"):
         sn.fit(conditional, (torch.zeros(3, 1), torch.zeros(4, 1)), **QUICK)
-
-
-def test_a_tensor_of_the_right_type_is_not_copied():
-    x = torch.ones(3, 2)
-    assert as_rows(x, dtype=torch.float32) is x
 
 
 def test_two_columns_of_one_name_are_refused_by_that_name():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import selfnorm as sn
 from selfnorm.chain import AutoregressiveEBM, row_bounds
 from selfnorm.distributions import Mixture1d
 
@@ -116,16 +115,6 @@ def test_samples_and_quadrature_differ_by_their_standard_error():
     assert 0.7 < float(scores.std()) < 1.3
     # the logarithm of a mean is too low on average: l_IS is no fair partner for the comparison
     assert float(torch.tensor(logarithmic).mean()) > 1
-
-
-def test_evaluate_and_the_estimator_hand_the_learned_figures_on():
-    model, x, _ = known(error=0.05)
-    assert sn.evaluate(model, x[:50], n_samples=50, seed=0).learned_error < -0.2
-    table = torch.randn(300, 3, generator=torch.Generator().manual_seed(0)).exp().numpy()
-    density = sn.EnergyDensity(max_steps=20, random_state=0).fit(table)
-    bounds = density.bounds(table, n_samples=300, random_state=0)
-    assert math.isfinite(bounds.learned_error)
-    assert bounds.lower == pytest.approx(density.score(table), abs=2e-3)  # by fewer nodes
 
 
 def test_rows_whose_energy_is_nan_are_named():

@@ -6,8 +6,6 @@ import json
 import numpy as np
 import pandas as pd
 import polars as pl
-import pyarrow as pa
-import pyarrow.dataset
 import pytest
 import torch
 
@@ -42,16 +40,6 @@ def test_a_subclass_of_a_frame_keeps_its_names_and_class():
     schema = Schema.detect(frame)
     assert schema.frame == "pandas"
     assert type(schema.fill(frame, schema.encode(frame)[0])) is OwnFrame
-
-
-def test_a_record_batch_is_filled_as_one():
-    batch = pa.RecordBatch.from_pydict({"a": X, "b": ["x", "y", None] * 10})
-    schema = Schema.detect(batch)
-    x, _ = schema.encode(batch)
-    x[2::3, 1] = x[0, 1]
-    filled = schema.fill(batch, x)
-    assert isinstance(filled, pa.RecordBatch)
-    assert filled.column(1).to_pylist() == ["x", "y", "x"] * 10
 
 
 def test_names_of_every_kind_are_saved_and_found_again():

@@ -66,17 +66,6 @@ def test_replay_repeats_samples_and_dropout():
     assert float(once.abs().max()) > 0
 
 
-def test_fit_with_a_memory_budget_is_the_plain_fit_in_chunks():
-    x, model, law = setting()
-    _, same, _ = setting()
-    same.load_state_dict(model.state_dict())
-    options = {"proposal": law, "n_samples": 3000, "max_steps": 5, "seed": 0, "progress": False}
-    fit(model, x, **options, max_memory=2**18)
-    fit(same, x, objective=Chunked("snl", max_memory=2**18), **options)
-    for mine, theirs in zip(model.parameters(), same.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
 def test_chunk_sizes_follow_the_budget():
     _, model, law = setting()
     row = bytes_per_row(model, law)

@@ -192,13 +192,6 @@ def test_the_other_recipes(run, tmp_path, recipe):
     assert "-2.966 ± 0.057" in (tmp_path / "images.md").read_text()  # the paper's row
 
 
-def test_three_labels_have_bounds_but_no_quadrature(run):
-    snl, mdn = run(datasets=("biwi",), objectives=("snl", "mdn"), proposals=("mdn-4",)).rows
-    assert "exact" not in snl
-    assert "upper" in snl
-    assert "exact" in mdn
-
-
 def test_other_settings_are_other_rows(run):
     for epochs in (1, 1, 2):
         table = run(**MDN, max_epochs=epochs)

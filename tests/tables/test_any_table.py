@@ -120,17 +120,6 @@ def test_answers_keep_the_index_of_a_frame(density, frame):
     assert list(density.probabilities(part, "zero")) == [0.0, "other"]
 
 
-def test_an_array_with_gaps_is_an_array_again():
-    X = np.random.default_rng(0).gumbel(size=(200, 3))
-    X[::4, 1] = np.nan
-    density = EnergyDensity(**QUICK).fit(X)
-    drawn, filled = density.sample(5, random_state=0), density.impute(X, random_state=0)
-    assert drawn.shape == (5, 3)
-    assert np.isfinite(filled).all()
-    assert np.array_equal(filled[~np.isnan(X)], X[~np.isnan(X)])
-    assert np.array_equal(np.isnan(density.explain(X[:40])), np.isnan(X[:40]))
-
-
 def test_imputed_tables_keep_all_that_was_seen(density, frame):
     part = frame.iloc[20:60]
     first, second = density.impute(part, n_draws=2, random_state=0)

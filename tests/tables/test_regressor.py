@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -349,13 +348,6 @@ def test_targets_beyond_double_precision_or_masked_are_refused(fitted: EnergyReg
             asked(X, hidden)
     with pytest.raises(DataError, match="X has"):
         fitted.predict(np.ma.masked_array(X, mask=X > 0))
-
-
-def test_input_noise_smooths_along_x() -> None:
-    X, y = skewed_data(100)
-    blurred = replace(TINY["network"], input_noise=0.5)
-    noisy = EnergyRegressor(**TINY | {"network": blurred}).fit(X, y)
-    assert not np.array_equal(noisy.predict(X), EnergyRegressor(**TINY).fit(X, y).predict(X))
 
 
 def test_settings_of_the_network_say_what_they_take() -> None:

@@ -40,14 +40,6 @@ def test_exact_values_are_those_of_the_autoregressive_model(orderings):
     assert torch.allclose(learned, prior.chain.log_prob(z, normalizer="learned"), atol=1e-4)
 
 
-def test_exact_values_of_a_thousand_rows_take_one_pass_of_the_chain(monkeypatch):
-    prior, passes = chain(dim=3), []
-    at_rows = prior.chain.at_rows
-    monkeypatch.setattr(prior.chain, "at_rows", lambda z: passes.append(len(z)) or at_rows(z))
-    prior.log_prob_exact(torch.randn(1000, 3))
-    assert passes == [1000]
-
-
 @pytest.mark.parametrize("family", ["gaussian", "logistic"])
 @pytest.mark.parametrize("orderings", [1, 2])
 def test_the_objective_of_a_chain_is_its_formula(orderings, family):
