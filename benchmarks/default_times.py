@@ -2,16 +2,13 @@
 
     python benchmarks/default_times.py --out results/defaults/times.json
     python benchmarks/default_times.py --out out/t.json --cases 800x30 50000x10 --max-time 30
-    python benchmarks/default_times.py --out results/defaults/wide.json --threads 1 \\
-        --cases "correlated 1000x300" "independent 2000x500"
     python benchmarks/default_times.py --cases 1000000x10 --max-time 300 --mixture-rows 1000000 \\
         --out results/defaults/rows_1000000x10.json
 
 Tables are made here: groups of rows, curved dependence, heavy tails and spreads that vary, in any
-number of columns; ``independent`` columns are normal, ``correlated`` ones have 40 factors. Memory
-is the peak of the process during the fit beyond what it had with the table made.
-``--mixture-rows``: the peer, a mixture of 32 Gaussians fitted to so many of the rows. Needs nothing
-but the library. Runs that the file has are not repeated.
+number of columns. Memory is the peak of the process during the fit beyond what it had with the
+table made. ``--mixture-rows``: the peer, a mixture of 32 Gaussians fitted to so many of the rows.
+Needs nothing but the library. Runs that the file has are not repeated.
 """
 
 from __future__ import annotations
@@ -54,14 +51,6 @@ def table(n: int, d: int, seed: int = 0) -> np.ndarray:
     positive = np.arange(d) % 4 == 3
     x[:, positive] = np.exp(0.7 * x[:, positive])
     return x
-
-
-def wide(kind: str, n: int, d: int, seed: int = 0) -> np.ndarray:
-    """Rows ``(n, d)`` of normal numbers, independent or of 40 factors."""
-    rng = np.random.default_rng([n, d, seed])
-    if kind == "independent":
-        return rng.normal(size=(n, d))
-    return rng.normal(size=(n, 40)) @ rng.normal(size=(40, d)) + 0.5 * rng.normal(size=(n, d))
 
 
 @contextmanager
@@ -111,7 +100,7 @@ def measure(case: str, max_time: float | None, mixture_rows: int) -> Row:
     *kind, size = case.split()
     n, d = (int(part) for part in size.split("x"))
     regression = kind == ["regression"]
-    rows = wide(kind[0], n + 200, d) if kind and not regression else table(n + 2000, d + regression)
+    rows = table(n + 2000, d + regression)
     train, test = rows[:n], rows[n:]
     clock, began = Stopwatch(), time.process_time()
     with Peak() as peak, first_step() as at:

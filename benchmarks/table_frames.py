@@ -37,7 +37,6 @@ class TableSet:
     target: str | None = None
 
 
-HORSE_NUMBERS = (2, 3, 4, 5, 15, 18, 19, 21, 24, 25, 26)
 SETS = {
     "adult": TableSet("mixed/adult.data", target="income"),
     "shoppers": TableSet(
@@ -49,10 +48,6 @@ SETS = {
     "penguins": TableSet("mixed/penguins.csv", target="species"),
     "diamonds": TableSet("mixed/diamonds.csv"),
     "german": TableSet("mixed/german.csv", codes=("c20",), target="c20"),
-    "horse-colic": TableSet(
-        "mixed/horse-colic.csv", codes=tuple(f"c{i}" for i in range(28) if i not in HORSE_NUMBERS)
-    ),
-    "taxis": TableSet("mixed/taxis.csv"),
     "california": TableSet("tabular/california.npz"),
     "power": TableSet("power/household_power_consumption.txt"),
 }
@@ -86,12 +81,11 @@ def read_raw(name: str, data_dir: Path) -> Frame:
         table = pd.read_csv(path, sep="\t", header=None, names=MAGIC)
     elif name == "power":
         table = pd.read_csv(path, sep=";", na_values="?").drop(columns=["Date", "Time"]).dropna()
-    elif name in ("german", "horse-colic"):
+    elif name == "german":
         table = pd.read_csv(path, header=None, na_values="?")
         table.columns = [f"c{i}" for i in range(table.shape[1])]
     else:
-        dates = ["pickup", "dropoff"] if name == "taxis" else []
-        table = pd.read_csv(path, parse_dates=dates)
+        table = pd.read_csv(path)
     return from_pandas(table)
 
 

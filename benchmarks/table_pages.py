@@ -19,7 +19,6 @@ NAMES = {
     "selfnorm-cpu": "**selfnorm**, two CPU cores",
     "arfpy": "adversarial forest (arfpy)",
     "bootstrap": "training rows, drawn again",
-    "independent": "columns by themselves",
     "miceforest": "miceforest",
     "iterative": "IterativeImputer",
     "mean_mode": "mean, mode",

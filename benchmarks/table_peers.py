@@ -70,12 +70,6 @@ def bootstrap(_name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
     return take(train, rows), {}
 
 
-def independent(_name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
-    """Each column by itself."""
-    rng = np.random.default_rng([seed, 5])
-    return {c: v[rng.integers(n_rows(train), size=n)] for c, v in train.items()}, {}
-
-
 def adversarial_forest(name: str, train: Frame, n: int, seed: int) -> tuple[Frame, Row]:
     """arfpy: gaps are filled first with the mean or a level of their own, it takes none."""
     from arfpy import arf
@@ -100,7 +94,6 @@ def adversarial_forest(name: str, train: Frame, n: int, seed: int) -> tuple[Fram
 
 GENERATORS: dict[str, Generator] = {
     "bootstrap": bootstrap,
-    "independent": independent,
     "arfpy": adversarial_forest,
 }
 
