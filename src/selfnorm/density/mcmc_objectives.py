@@ -24,6 +24,8 @@ from selfnorm.training import State
 
 __all__ = ["ContrastiveDivergence"]
 
+_ENERGY_L2 = 1e-3  # weight of mean(E(data)^2 + E(chains)^2), which keeps energies from drifting
+
 
 class ContrastiveDivergence(Objective):
     """Contrastive divergence with short-run or persistent chains.
@@ -35,7 +37,6 @@ class ContrastiveDivergence(Objective):
             acceptance rate towards 0.6.
         buffer_size: chains remembered (``"buffer"``).
         refresh: share of chains restarted from the proposal at each step (``"buffer"``).
-        energy_l2: weight of ``mean(E(data)^2 + E(chains)^2)``, which keeps energies from drifting.
     """
 
     # acceptance rates are read on the host to steer the step: no CUDA graph
@@ -49,14 +50,13 @@ class ContrastiveDivergence(Objective):
         step_size: float = 0.3,
         buffer_size: int = 10_000,
         refresh: float = 0.05,
-        energy_l2: float = 1e-3,
     ) -> None:
         if start not in ("proposal", "buffer", "data"):
             raise ValueError(f"start must be 'proposal', 'buffer' or 'data', not {start!r}")
         if n_steps < 1 or buffer_size < 1 or not 0 <= refresh <= 1:
             raise ValueError("n_steps and buffer_size must be positive, refresh within [0, 1]")
         self.start, self.n_steps, self.step_size = start, n_steps, step_size
-        self.buffer_size, self.refresh, self.energy_l2 = buffer_size, refresh, energy_l2
+        self.buffer_size, self.refresh = buffer_size, refresh
         self.label = f"contrastive divergence from {start}"
         self._buffer: Tensor | None = None
 
@@ -79,11 +79,10 @@ class ContrastiveDivergence(Objective):
         log_p = model.log_unnormalized(torch.cat([x, chains]))
         at_data, at_chains = log_p[: len(x)], log_p[len(x) :]
         loss = at_chains.mean() - at_data.mean()
-        if self.energy_l2 > 0:
-            base = torch.zeros_like(log_p)
-            if model.base is not None:
-                base = model.base.log_prob(torch.cat([x, chains])).detach()
-            loss = loss + self.energy_l2 * (log_p - base).square().mean()
+        base = torch.zeros_like(log_p)
+        if model.base is not None:
+            base = model.base.log_prob(torch.cat([x, chains])).detach()
+        loss = loss + _ENERGY_L2 * (log_p - base).square().mean()
         return loss, {
             "contrast": (at_chains.mean() - at_data.mean()).detach(),
             "accept": acceptance,

@@ -15,6 +15,11 @@ from selfnorm.distributions import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
 
 Ends = tuple[Tensor | float, Tensor | float]
+CORE, REACH = (
+    6.0,
+    8.0,
+)  # half-width of the even part of an axis; of the outer part, in its logarithm
+ROWS_AT_ONCE = 65_536
 
 
 def exact_log_norm(
@@ -23,15 +28,12 @@ def exact_log_norm(
     *,
     center: Tensor | float = 0.0,
     scale: Tensor | float = 1.0,
-    core: float = 6.0,
-    reach: float = 8.0,
     n_points: int = 1025,
     support: Ends | None = None,
-    chunk_size: int = 65_536,
 ) -> tuple[float, float]:
     r"""``log Z`` by the trapezoidal rule on a grid, in one or two dimensions.
 
-    The grid is even within ``core`` scales of the centre and grows exponentially beyond, out to
+    The grid is even within six scales of the centre and grows exponentially beyond, out to
     some 3,000 scales, so that polynomial tails are integrated too. Where a density reaches beyond
     that, or is so narrow that the grid steps over it, the error says so.
 
@@ -40,12 +42,9 @@ def exact_log_norm(
         dim: 1 or 2.
         center, scale: of the region with the mass, per column; right for standardised data. A
             lower-triangular ``scale (dim, dim)`` tilts the grid: ``x = center + scale u``.
-        core: half-width of the even part, in scales.
-        reach: of the outer part; the grid ends ``exp(reach) - 1`` scales beyond the even one.
         n_points: grid points per axis (odd).
         support: ``(low, high)`` corners of a bounded support (per column, or a number for all),
             integrated evenly instead.
-        chunk_size: rows per forward pass.
 
     Returns:
         ``log Z`` and an error estimate: its difference from the rule on every second point, and
@@ -58,10 +57,7 @@ def exact_log_norm(
         >>> bool(abs(exact[0] - math.log(2 * math.pi)) < 1e-6)
         True
     """
-    grid = GridDensity(
-        model, dim, center=center, scale=scale, core=core, reach=reach, n_points=n_points,
-        support=support, chunk_size=chunk_size,
-    )  # fmt: skip
+    grid = GridDensity(model, dim, center=center, scale=scale, n_points=n_points, support=support)
     return grid.log_norm, grid.error
 
 
@@ -88,11 +84,8 @@ class GridDensity(Proposal):
         *,
         center: Tensor | float = 0.0,
         scale: Tensor | float = 1.0,
-        core: float = 6.0,
-        reach: float = 8.0,
         n_points: int = 1025,
         support: Ends | None = None,
-        chunk_size: int = 65_536,
     ) -> None:
         super().__init__()
         if dim not in (1, 2):
@@ -102,7 +95,7 @@ class GridDensity(Proposal):
         n_points += n_points % 2 == 0
         self.dim = dim
         self.center, self.root = _frame(dim, center, scale, support)
-        pairs = [_axis(j, n_points, core, reach, support) for j in range(dim)]
+        pairs = [_axis(j, n_points, support) for j in range(dim)]
         axes, log_widths = zip(*pairs, strict=True)
         log_density: Any = getattr(model, "log_unnormalized", model)
         device = getattr(model, "device", torch.device("cpu"))
@@ -111,7 +104,7 @@ class GridDensity(Proposal):
         with evaluating(model):
             parts = [
                 one_per_row(log_density(part), part.shape[:1], "the log-density")
-                for part in grid.split(chunk_size)
+                for part in grid.split(ROWS_AT_ONCE)
             ]
         values = torch.cat(parts).double().cpu().reshape([n_points] * dim)
         values = values + self.root.diagonal().log().sum()
@@ -202,13 +195,7 @@ def _frame(
     return at, root.contiguous()
 
 
-def _axis(
-    j: int,
-    n_points: int,
-    core: float,
-    reach: float,
-    support: Ends | None,
-) -> tuple[Tensor, Tensor]:
+def _axis(j: int, n_points: int, support: Ends | None) -> tuple[Tensor, Tensor]:
     """Grid points of one axis and the log of their trapezoidal widths."""
     if support is not None:
         ends = (torch.as_tensor(end).flatten() for end in support)
@@ -217,10 +204,10 @@ def _axis(
         log_width = torch.full((n_points,), math.log((high - low) / (n_points - 1)))
         log_width[[0, -1]] -= math.log(2)
         return points, log_width.double()
-    u = torch.linspace(-core - reach, core + reach, n_points, dtype=torch.float64)
-    # Even up to |u| = core, then x = core + exp(v) - 1: slope 1 at the joint.
-    over = (u.abs() - core).clamp_min(0)
-    points = u.sign() * (u.abs().clamp_max(core) + torch.expm1(over))
+    u = torch.linspace(-CORE - REACH, CORE + REACH, n_points, dtype=torch.float64)
+    # Even up to |u| = 6, then x = 6 + exp(v) - 1: slope 1 at the joint.
+    over = (u.abs() - CORE).clamp_min(0)
+    points = u.sign() * (u.abs().clamp_max(CORE) + torch.expm1(over))
     log_width = math.log(float(u[1] - u[0])) + over
     log_width[[0, -1]] -= math.log(2)
     return points, log_width

@@ -15,7 +15,6 @@ method             needs                            exact?
 from selfnorm.sampling import smc
 from selfnorm.sampling.driver import METHODS, Draws, chain_ess, correlation_time, draw, r_hat
 from selfnorm.sampling.steps import (
-    StepSize,
     as_log_density,
     gradient_init,
     hmc_step,
@@ -29,7 +28,6 @@ from selfnorm.sampling.steps import (
 __all__ = [
     "METHODS",
     "Draws",
-    "StepSize",
     "as_log_density",
     "chain_ess",
     "correlation_time",
