@@ -72,6 +72,13 @@ def test_numbers_as_text():
     pd.testing.assert_frame_equal(schema.decode(schema.encode(frame)[0]), frame)
 
 
+@pytest.mark.parametrize(("last", "numeric"), [("2", True), ("02", False)])
+def test_a_whole_number_that_is_written_as_a_name_is_found_below_gaps(last, numeric):
+    texts = [*(f"{1.2 + k % 9 / 10:.1f}" for k in range(40) if k % 9 != 8), None, None, last]
+    (column,) = Schema.detect({"a": texts}).columns
+    assert column.numeric == numeric
+
+
 def test_texts_for_gaps_are_categories_unless_asked_otherwise():
     frame = pd.DataFrame({"a": ["?", "x", "y"] * 10, "b": ["", " na ", "x", "y", "z"] * 6})
     assert "?" in Schema.detect(frame).columns[0].levels

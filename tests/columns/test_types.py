@@ -2,6 +2,8 @@
 
 import datetime as dt
 import json
+from array import array
+from collections import deque
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from selfnorm.columns import Schema
+from selfnorm.columns.kinds import KINDS
 from selfnorm.errors import DataError
 from tests.columns.catalogue import REFUSED, N, X, objects
 
@@ -104,3 +107,19 @@ def test_a_filled_dict_shares_no_memory_with_the_one_that_came():
     for name in table:
         filled[name][0] = 7.0
         assert table[name][0] == X[0]
+
+
+@pytest.mark.parametrize("column", [range(N), deque(range(N)), array("i", range(N))])
+def test_cells_of_other_sequences_keep_their_type(column):
+    table = {"a": column, "x": X}
+    schema = Schema.detect(table, {"a": "cells"})
+    filled = schema.fill(table, schema.encode(table)[0])["a"]
+    assert filled == list(range(N))
+    assert {type(cell) for cell in filled} == {int}
+
+
+def test_all_columns_are_told_of_the_earlier_ones_by_one_mapping(monkeypatch):
+    told, detect = [], KINDS["continuous"].detect
+    monkeypatch.setattr(KINDS["continuous"], "detect", lambda d: told.append(d) or detect(d))
+    Schema.detect(X[:, None] ** [1, 3, 5])
+    assert len({id(draft.earlier) for draft in told}) == 1

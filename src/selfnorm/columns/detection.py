@@ -66,6 +66,7 @@ class Detection:
         self.slips: list[str] = []
         self.problems: list[str] = []
         self._contents: dict[Any, int] = {}
+        self._earlier: dict[int, tuple[Column, Cells]] = {}  # those that have parts
 
     def add(
         self, name: Hashable, cells: Cells, stated: str | None, support: Support | None
@@ -125,13 +126,9 @@ class Detection:
             parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
         if column.modelled:
             self.cells[len(self.columns)] = cells
+            self._earlier[len(self.columns)] = column, cells
         self.columns.append(column)
         self.parts += parts
-
-    @property
-    def _earlier(self) -> dict[int, tuple[Column, Cells]]:
-        """The columns that have parts, and their cells."""
-        return {j: (self.columns[j], cells) for j, cells in self.cells.items()}
 
     def _read(self, draft: Draft) -> tuple[Column, list[Part]]:
         """The column of a draft and its parts: set aside, or by its kind."""

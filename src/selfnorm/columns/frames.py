@@ -292,7 +292,7 @@ def _check_names(names: list[Hashable]) -> None:
 
 
 def _column(name: Hashable, column: Any) -> Any:
-    """A column of a dict; what is of no class that is known becomes an array."""
+    """A column of a dict; what is of no class that is known becomes a list or an array."""
     if _holder(column)[0] == "array" and not isinstance(column, np.ndarray):
         if isinstance(column, str | bytes | Mapping) or not isinstance(column, Sized):
             raise DataError(
@@ -301,7 +301,7 @@ def _column(name: Hashable, column: Any) -> Any:
             )
         if _is(column, "pandas", "Index") or _is(column, "pandas.api.extensions", "ExtensionArray"):
             return sys.modules["pandas"].Series(column)
-        column = np.asarray(column)
+        column = list(column) if isinstance(column, Sequence) else np.asarray(column)
     if not getattr(column, "shape", (0,)):
         raise DataError(f"column {name!r} is a single value; give one for each row")
     return column

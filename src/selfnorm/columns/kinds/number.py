@@ -105,7 +105,7 @@ def numbers_in(cells: Cells, names: bool) -> Cells | None:
         texts = cells.texts or []
         if cells.missing.any():
             texts = [text for text in texts if text is not None]
-        if names or not holds_names(texts, cells.numbers):
+        if names or not holds_names(texts, cells.numbers[~cells.missing]):
             return _plain_numbers(cells, texts, cells.numbers)
     texts, memo = unmarked(cells.labels)
     texts, odd = without_slips(texts)
