@@ -263,8 +263,10 @@ def take_apart(value: object, tensors: dict[str, Tensor] | None = None, place: s
     >>> take_apart(Gaussian(torch.zeros(2), scale=1.0))
     {'class': 'Gaussian', 'dim': 2}
     """
-    if value is None or isinstance(value, str | int | float | np.generic):
-        return plain_number(value)
+    if isinstance(value, np.generic):  # as a grid search passes it
+        return value.item()
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, list | tuple):
         items = [take_apart(item, tensors, _join(place, k)) for k, item in enumerate(value)]
         return items if isinstance(value, list) else {"class": "tuple", "items": items}
@@ -297,7 +299,15 @@ def _object_taken_apart(
         if own and not isinstance(argument, nn.Module):
             blueprint[name] = None  # a parameter that is no part of the model: a random generator
     if recipe.fitted:
-        blueprint["fitted"] = _fitted_state(value, recipe, tensors)
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(value, [name for name in recipe.fitted if name not in _MAY_BE_ABSENT])
+        state = {name: getattr(value, name, None) for name in recipe.fitted}
+        blueprint["fitted"] = {
+            name: take_apart(attribute, tensors, name)
+            for name, attribute in state.items()
+            if attribute is not None or name not in _MAY_BE_ABSENT
+        }
     return blueprint
 
 
@@ -320,21 +330,6 @@ _CONTAINERS = ("tuple", "dict", "names", "tensor", "array")
 
 def _join(place: str, name: object) -> str:
     return f"{place}.{name}" if place else str(name)
-
-
-def _fitted_state(
-    estimator: object, recipe: Recipe, tensors: dict[str, Tensor] | None
-) -> Blueprint:
-    """What JSON says of the attributes of a fitted estimator."""
-    from sklearn.utils.validation import check_is_fitted
-
-    check_is_fitted(estimator, [name for name in recipe.fitted if name not in _MAY_BE_ABSENT])
-    values = {name: getattr(estimator, name, None) for name in recipe.fitted}
-    return {
-        name: take_apart(value, tensors, name)
-        for name, value in values.items()
-        if value is not None or name not in _MAY_BE_ABSENT
-    }
 
 
 def _is_own(module: nn.Module, blueprint: Blueprint) -> bool:
@@ -370,7 +365,7 @@ class _Builder:
         if part in self.own:
             return self._given(value, part)
         if isinstance(value, list):
-            return self._items(value, part, place)
+            return [self.build(v, part, self._at(place, k)) for k, v in enumerate(value)]
         if not isinstance(value, dict):
             return value
         if "own" in value:
@@ -381,24 +376,24 @@ class _Builder:
         if "class" not in value:
             return self._entries(value, place)
         name = value["class"]
-        if name == "tuple":
-            return tuple(self._items(value["items"], part, place))
-        if name == "dict":
-            return dict(self._items(value["items"], part, place))
+        if name in ("tuple", "dict"):
+            items = self.build(value["items"], part, place)
+            return tuple(items) if name == "tuple" else dict(items)
         if name == "names":
             return np.array([str(item) for item in value["items"]], dtype=object)
         if name in ("tensor", "array"):
             tensor = self.tensors[str(place)]
             return tensor if name == "tensor" else tensor.numpy()
-        recipe = recipe_of(name)
-        return self._object(recipe, value, place)
+        return self._object(recipe_of(name), value, place)
 
     def _object(self, recipe: Recipe, blueprint: Blueprint, place: str | None) -> Any:
         arguments = {k: v for k, v in blueprint.items() if k not in ("class", "fitted")}
         if issubclass(recipe.kind, nn.Module):
             if place is None:
                 return recipe.build(recipe.kind, **self._entries(arguments, None))
-            state = _inside(self.tensors, place)
+            start = f"{place}." if place else ""
+            inside = (name for name in self.tensors if name.startswith(start))
+            state = {name.removeprefix(start): self.tensors[name] for name in inside}
             _refuse_more_than_weights(blueprint, state)
             module = recipe.build(recipe.kind, **self._entries(arguments, None))
             kinds = {t.dtype for t in state.values() if t.is_floating_point()}
@@ -420,12 +415,10 @@ class _Builder:
         return built
 
     def _entries(self, values: Blueprint, place: str | None) -> dict[str, Any]:
-        return {k: self.build(v, k, None if place is None else _join(place, k))
-                for k, v in values.items()}  # fmt: skip
+        return {k: self.build(v, k, self._at(place, k)) for k, v in values.items()}
 
-    def _items(self, values: list[Any], part: str, place: str | None) -> list[Any]:
-        return [self.build(v, part, None if place is None else _join(place, k))
-                for k, v in enumerate(values)]  # fmt: skip
+    def _at(self, place: str | None, name: object) -> str | None:
+        return None if place is None else _join(place, name)
 
     def _given(self, value: object, part: str) -> object:
         """A copy of a part of the user's."""
@@ -441,15 +434,7 @@ class _Builder:
         return copy.deepcopy(self.own[part])
 
 
-def _inside(tensors: dict[str, Tensor], place: str) -> dict[str, Tensor]:
-    """The tensors of a module, by their names in it."""
-    start = f"{place}." if place else ""
-    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
-
-
-@cache
-def _type_hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+_type_hints = cache(get_type_hints)
 
 
 def _check_types(values: Mapping[str, object], types: Mapping[str, object]) -> None:
@@ -589,7 +574,13 @@ def _refuse_not_finite(folder: Folder, own: Mapping[str, object]) -> None:
 def write_folder(path: str | os.PathLike[str], folder: Folder, card: str = "") -> None:
     """Write a model folder; an older model in it is replaced. ``card`` is a text for people."""
     path = _path(path)
-    content = _packed(folder)
+    document = {
+        "sha256": _NO_HASH,
+        "schema_version": SCHEMA_VERSION,
+        "library_version": __version__,
+        **{name: getattr(folder, name) for name in _ENTRIES},
+    }
+    content = _sealed(folder.tensors, json.dumps(document))
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -631,17 +622,6 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
 
 
 _ENTRIES = ("blueprint", "notes", "witness")
-
-
-def _packed(folder: Folder) -> bytes:
-    """The content of a safetensors file whose header has everything that is no tensor."""
-    document = {
-        "sha256": _NO_HASH,
-        "schema_version": SCHEMA_VERSION,
-        "library_version": __version__,
-        **{name: getattr(folder, name) for name in _ENTRIES},
-    }
-    return _sealed(folder.tensors, json.dumps(document))
 
 
 def _sealed(tensors: dict[str, Tensor], document: str) -> bytes:
@@ -709,11 +689,6 @@ def _path(path: str | os.PathLike[str]) -> Path:
         return Path(os.fsdecode(path))
     except TypeError as error:
         raise ModelFileError(f"a model folder is named by a path, not by {path!r:.80}") from error
-
-
-def plain_number(value: object) -> object:
-    """A NumPy number, as a grid search passes it, as Python's own, which JSON takes."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def json_safe(value: object) -> Any:

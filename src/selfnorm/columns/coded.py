@@ -19,6 +19,7 @@ ROWS_PER_STEP = 4  # equal values that make a step of the map
 ROWS_PER_KNOT = 64  # of the map to normal scores, which costs half a nat of all rows for each knot
 FAR = 1e6  # an open end of a cell, in normal scores
 BEND = 1e3  # normal scores beyond this grow with the logarithm: all floats stay within FAR
+EVERY = slice(None)  # of the parts
 
 
 @saved("parts", "n_knots")
@@ -64,35 +65,28 @@ class CodedColumns(nn.Module):
         if not parts:
             raise DataError("a table needs at least one column to be modelled")
         self.parts, self.n_knots = tuple(parts), n_knots
-        n_codes = [part.n_codes for part in parts]
-        numbers = {
-            "step": [part.step for part in parts],
-            "origin": [part.origin for part in parts],
-            "low": [-np.inf if part.low is None else part.low for part in parts],
-            "high": [np.inf if part.high is None else part.high for part in parts],
-        }
-        for name, values in numbers.items():
-            self.register_buffer(name, torch.tensor(values, dtype=torch.get_default_dtype()))
-        self.limited = any(
-            part.step == 0 and (part.low is not None or part.high is not None) for part in parts
-        )
-        self.register_buffer("n_codes", torch.tensor(n_codes), persistent=False)
-        n_values = [part.n_codes - part.gap for part in parts]
-        self.register_buffer("n_values", torch.tensor(n_values), persistent=False)
+        for name, none in (("step", 0.0), ("origin", 0.0), ("low", -np.inf), ("high", np.inf)):
+            numbers = [getattr(part, name) for part in parts]
+            numbers = [none if number is None else number for number in numbers]
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.get_default_dtype()))
+        self.limited = any(_limited(part) for part in parts)
+        n_codes = torch.tensor([part.n_codes for part in parts])
+        self.register_buffer("n_codes", n_codes, persistent=False)
+        n_values = torch.tensor([part.n_codes - part.gap for part in parts])
+        self.register_buffer("n_values", n_values, persistent=False)
         # the numbers that codes stand for, where they share their cells with other numbers
-        places = torch.zeros(len(parts), max(n_codes) + 1).to(self.step)
+        places = torch.zeros(len(parts), int(n_codes.max()) + 1).to(self.step)
         for row, part in zip(places, parts, strict=True):
             row[: len(part.values)] = torch.tensor(part.values)
         self.register_buffer("values", places)
         levels = np.linspace(0, 1, n_knots + 2)[1:-1]
-        self.register_buffer(
-            "scores", torch.tensor(ndtri(levels)).to(self.step).repeat(len(parts), 1)
-        )
+        scores = torch.tensor(ndtri(levels)).to(self.step)
+        self.register_buffer("scores", scores.repeat(len(parts), 1))
         self.register_buffer("knots", self.scores.clone())
         # least and greatest score of a training row's number
         self.register_buffer("span", torch.tensor([-torch.inf, torch.inf]).repeat(len(parts), 1))
         # log-frequency of every outcome of a part: its codes, then the numbers
-        self.register_buffer("log_share", torch.zeros(len(parts), max(n_codes) + 1).to(self.step))
+        self.register_buffer("log_share", torch.zeros_like(places))
         self.register_buffer("fitted", torch.tensor(False))
 
     @property
@@ -117,8 +111,7 @@ class CodedColumns(nn.Module):
             if len(values) >= 2:
                 which = torch.tensor([j])
                 free = self._unlimited(torch.from_numpy(values)[:, None], which)[0][:, 0].numpy()
-                limited = part.step == 0 and (part.low is not None or part.high is not None)
-                width = 0.0 if limited else part.step or part.resolution
+                width = 0.0 if _limited(part) else part.step or part.resolution
                 if straight:
                     scores = np.linspace(-1.0, 1.0, self.n_knots)
                     knots = free.mean() + scores * max(free.std(), 1e-9 * abs(free).max(), 1e-30)
@@ -160,18 +153,17 @@ class CodedColumns(nn.Module):
         number = torch.where(self.step > 0, self._centre(number), number)
         return torch.stack([code.to(number), number.where(code == self.n_codes, 0.0)], -1)
 
-    def ends(self, number: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def ends(self, number: Tensor, which: Tensor | slice = EVERY) -> tuple[Tensor, Tensor]:
         """Normal scores of the ends of the cells around numbers ``(..., p)``.
 
         A cell at a stated limit is open: it takes what lies beyond.
         """
-        of = slice(None) if which is None else which
-        half = self.step[of] / 2
+        half = self.step[which] / 2
         left, right = number - half, number + half
         inside = 1e-3 * half
         return (
-            self.to_scores(left, which)[0].where(left > self.low[of] + inside, -FAR),
-            self.to_scores(right, which)[0].where(right < self.high[of] - inside, FAR),
+            self.to_scores(left, which)[0].where(left > self.low[which] + inside, -FAR),
+            self.to_scores(right, which)[0].where(right < self.high[which] - inside, FAR),
         )
 
     def rounded(self, z: Tensor, shift: float, which: Tensor) -> Tensor:
@@ -182,18 +174,18 @@ class CodedColumns(nn.Module):
         number = self._centre(self.from_scores(z, which), shift, which)
         return self.to_scores(number, which)[0]
 
-    def to_scores(self, number: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def to_scores(self, number: Tensor, which: Tensor | slice = EVERY) -> tuple[Tensor, Tensor]:
         """Normal scores of numbers ``(..., p)``, and the slope ``dz/dx`` there."""
+        knots, scores = self.knots[which], self.scores[which]
         if not self.limited:
-            return _bent(*_piecewise_linear(number, *self._knots(which)))
+            return _bent(*_piecewise_linear(number, knots, scores))
         free, stretch = self._unlimited(number, which)
-        z, slope = _bent(*_piecewise_linear(free, *self._knots(which)))
+        z, slope = _bent(*_piecewise_linear(free, knots, scores))
         return z, slope * stretch
 
-    def from_scores(self, z: Tensor, which: Tensor | None = None) -> Tensor:
+    def from_scores(self, z: Tensor, which: Tensor | slice = EVERY) -> Tensor:
         """Numbers from normal scores ``(..., p)``."""
-        knots, scores = self._knots(which)
-        free = _piecewise_linear(_straightened(z), scores, knots)[0]
+        free = _piecewise_linear(_straightened(z), self.scores[which], self.knots[which])[0]
         if not self.limited:
             return free
         low, high, lower, upper = self._limits(which)
@@ -201,37 +193,34 @@ class CodedColumns(nn.Module):
         inner = torch.where(lower & ~upper, low + torch.exp(free), inner)
         return torch.where(upper & ~lower, high - torch.exp(-free), inner)
 
-    def _limits(self, which: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _limits(self, which: Tensor | slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Limits (0 where there is none) of continuous numbers, and which of them exist."""
-        of = slice(None) if which is None else which
-        low, high, continuous = self.low[of], self.high[of], self.step[of] == 0
+        low, high, continuous = self.low[which], self.high[which], self.step[which] == 0
         lower, upper = torch.isfinite(low) & continuous, torch.isfinite(high) & continuous
         return low.where(lower, 0.0), high.where(upper, 0.0), lower, upper
 
-    def _unlimited(self, number: Tensor, which: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _unlimited(self, number: Tensor, which: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Numbers mapped to the whole line (logarithm, logit), and the slope of that map."""
         low, high, lower, upper = self._limits(which)
         tiny = torch.finfo(number.dtype).tiny
         above = (number - low).clamp_min(tiny).where(lower, 1.0)
         below = (high - number).clamp_min(tiny).where(upper, 1.0)
         free = torch.where(lower | upper, above.log() - below.log(), number)
-        return free, torch.where(lower, 1 / above, 0.0) + torch.where(
-            upper, 1 / below, (~lower & ~upper).to(number)
-        )
+        slope_above = torch.where(upper, 1 / below, (~lower & ~upper).to(number))
+        return free, torch.where(lower, 1 / above, 0.0) + slope_above
 
-    def _knots(self, which: Tensor | None) -> tuple[Tensor, Tensor]:
-        return (
-            (self.knots, self.scores) if which is None else (self.knots[which], self.scores[which])
-        )
-
-    def _centre(self, number: Tensor, shift: float = 0.0, which: Tensor | None = None) -> Tensor:
-        of = slice(None) if which is None else which
-        step, origin = self.step[of].where(self.step[of] > 0, 1.0), self.origin[of]
+    def _centre(self, number: Tensor, shift: float = 0.0, which: Tensor | slice = EVERY) -> Tensor:
+        step, origin = self.step[which].where(self.step[which] > 0, 1.0), self.origin[which]
         centre = origin + (torch.round((number - origin) / step - shift) + shift) * step
         if shift:
             return centre
-        half = self.step[of] / 2  # limits are edges of cells
-        return torch.maximum(torch.minimum(centre, self.high[of] - half), self.low[of] + half)
+        half = self.step[which] / 2  # limits are edges of cells
+        return torch.maximum(torch.minimum(centre, self.high[which] - half), self.low[which] + half)
+
+
+def _limited(part: Part) -> bool:
+    """Whether continuous numbers of a part have a limit."""
+    return part.step == 0 and (part.low is not None or part.high is not None)
 
 
 def knots_for(n: int) -> int:

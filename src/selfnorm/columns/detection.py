@@ -114,7 +114,7 @@ class Detection:
             stated,
             support,
             len(self.cells),
-            self._earlier,
+            {j: (self.columns[j], earlier) for j, earlier in self.cells.items()},
             self.notes,
         )
         try:
@@ -229,8 +229,8 @@ def _check_support(name: Hashable, cells: Cells, support: Support | None) -> Non
         return
     if cells.kind != "number":
         raise DataError(f"support names the column {name!r}, which does not hold numbers")
-    low, high = (-np.inf if support[0] is None else support[0], support[1])
-    high = np.inf if high is None else high
+    low = -np.inf if support[0] is None else support[0]
+    high = np.inf if support[1] is None else support[1]
     if low >= high:
         raise DataError(f"support of {name!r} needs low < high, not {support}")
     outside = cells.seen[(cells.seen < low) | (cells.seen > high)]

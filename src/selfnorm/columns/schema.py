@@ -281,12 +281,31 @@ class Schema:
                 surprises.append(f"{column.name!r} is left out: what it is counted from is")
                 continue
             base = base_of(column, {i: given[i].rows(which) for i in column.counted_from})
-            places = self.parts_of([column.name])
-            parts = [self.parts[i] for i in places]
-            coded = _encoded(column, parts, cells.rows(which), base, surprises)
-            for i, of_part in zip(places, coded, strict=True):
+            coded = self._encoded_column(column, cells.rows(which), base, surprises)
+            for i, of_part in zip(self._places[column.name], coded, strict=True):
                 x[:, i, 0], x[:, i, 1], extra[:, i] = of_part.code, of_part.number, of_part.open
         return x, extra
+
+    def _encoded_column(
+        self, column: Column, cells: Cells, base: Cells | None, surprises: list[str]
+    ) -> list[Coded]:
+        """Codes and numbers of cells, for each part; ``base``: what they are counted from."""
+        lost = np.zeros(len(cells), bool) if base is None else base.missing & ~cells.missing
+        if lost.any():
+            words = f"{column.name!r} is a gap where what it is counted from is"
+            surprises.append(f"{words} ({lost.sum()})")
+        parts = [self.parts[i] for i in self._places[column.name]]
+        coded = KINDS[column.kind](column, parts, base, surprises).encode(cells)
+        for part, of_part in zip(parts, coded, strict=True):
+            unseen = np.flatnonzero(of_part.code == -2)
+            if len(unseen):
+                if column.terms and base is not None:
+                    cells = left_over(cells, base, part.resolution)
+                shown = _shown(column, cells, int(unseen[0]))
+                rows = rows_in_words(len(unseen))
+                surprises.append(f"{part.name!r} was never seen as {shown} ({rows})")
+        # unknown, which is not the outcome that there is no value
+        return [replace(of_part, code=np.where(lost, -1, of_part.code)) for of_part in coded]
 
     def _matched(self, table: Table, partial: bool) -> tuple[dict[Hashable, Hashable], list[str]]:
         """The names of the table's columns by the schema's, and what to warn of."""
@@ -320,10 +339,9 @@ class Schema:
         for column in self.modelled:
             if column.holds != "date" or column.base is not None or not column.ends:
                 continue
-            places = self.parts_of([column.name])
-            parts = [self.parts[i] for i in places]
+            places = self._places[column.name]
             ends = Cells("date", np.array(column.ends), np.zeros(2, bool), [], column.form)
-            coded = _encoded(column, parts, ends, None, [])
+            coded = self._encoded_column(column, ends, None, [])
             moments = self._decoded_column(column, x, None, np.random.default_rng(0))
             free = ~moments.missing if given is None else ~(moments.missing | given[:, places[0]])
             low, high = column.ends
@@ -490,7 +508,8 @@ class Schema:
         Returns:
             Whether anything followed.
         """
-        column, part = self.columns[j], self.parts[self.parts_of([self.columns[j].name])[0]]
+        column = self.columns[j]
+        part = self.parts[self._places[column.name][0]]
         settled = False
         for i, factor in ((j, 1.0), *(column.terms or ((column.counted_from[0], 1.0),))):
             others = [fixed[k] for k in (j, *column.counted_from) if k != i]
@@ -547,22 +566,12 @@ class Schema:
         """The schema that :meth:`to_dict` wrote."""
         if saved["frame"] not in FRAMES:
             raise DataError(f"{saved['frame']!r} is no kind of table; known are {FRAMES}")
-        columns = [
-            Column(
-                **{
-                    **column,
-                    "name": unplain(column["name"]),
-                    "levels": tuple(unplain(level) for level in column["levels"]),
-                    "tail": tuple(unplain(level) for level in column["tail"]),
-                    "tail_shares": tuple(column["tail_shares"]),
-                    "ends": tuple(column.get("ends", ())),
-                    "terms": tuple((j, factor) for j, factor in column.get("terms", ())),
-                    "slips": tuple(column.get("slips", ())),
-                }
-            )
-            for column in saved["columns"]
-        ]
-        parts = [Part(**{**part, "values": tuple(part["values"])}) for part in saved["parts"]]
+        columns = []
+        for column in saved["columns"]:
+            fields = _with_tuples(column) | {"name": unplain(column["name"])}
+            fields |= {key: tuple(map(unplain, fields[key])) for key in ("levels", "tail")}
+            columns.append(Column(**fields | {"terms": tuple(map(tuple, fields["terms"]))}))
+        parts = [Part(**_with_tuples(part)) for part in saved["parts"]]
         return cls(columns, parts, saved["frame"], saved["notes"], saved["missing"])
 
     def __eq__(self, other: object) -> bool:
@@ -587,25 +596,9 @@ class Schema:
         return f"<Schema of {len(self.columns)} columns, measure {self.fingerprint}>"
 
 
-def _encoded(
-    column: Column, parts: Sequence[Part], cells: Cells, base: Cells | None, surprises: list[str]
-) -> list[Coded]:
-    """Cells of a column as codes and numbers, for each part; ``base``: what it is counted from."""
-    lost = np.zeros(len(cells), bool) if base is None else base.missing & ~cells.missing
-    if lost.any():
-        words = f"{column.name!r} is a gap where what it is counted from is"
-        surprises.append(f"{words} ({lost.sum()})")
-    coded = KINDS[column.kind](column, parts, base, surprises).encode(cells)
-    for part, of_part in zip(parts, coded, strict=True):
-        unseen = np.flatnonzero(of_part.code == -2)
-        if len(unseen):
-            if column.terms and base is not None:
-                cells = left_over(cells, base, part.resolution)
-            shown = _shown(column, cells, int(unseen[0]))
-            rows = rows_in_words(len(unseen))
-            surprises.append(f"{part.name!r} was never seen as {shown} ({rows})")
-    # unknown, which is not the outcome that there is no value
-    return [replace(of_part, code=np.where(lost, -1, of_part.code)) for of_part in coded]
+def _with_tuples(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a dataclass, of which JSON made lists."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()}
 
 
 def _shown(column: Column, cells: Cells, row: int) -> str:

@@ -26,7 +26,9 @@ _NANOSECONDS = (-9_223_372_036, 9_223_372_036)  # 1677 to 2262, counted in 64 bi
 _YEARS = (-62_135_596_800, 253_402_300_799)  # 1 to 9999
 # as text
 _DATES = ("YYYY-MM-DD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "DD/MM/YYYY", "MM/DD/YYYY")
-_TIMES = ("", "{}hh:mm", "{}hh:mm:ss")
+_SHAPE = re.compile(
+    r"(\d[\d./-]{8}\d)(?:([ T])\d\d:\d\d(?:(:)\d\d(?:\.(\d+))?)?)?(Z|[+-]\d\d:?\d\d|)"
+)
 _STANDARD, _FIELDS = "YYYY-MM-DDThh:mm:ss", "YMDhms"
 
 
@@ -285,24 +287,15 @@ def padded(texts: Sequence[str], template: str) -> tuple[Sequence[str], str]:
 
 def _templates(text: str) -> list[str]:
     """What the text could be written as, by its digits and marks alone."""
-    possible = []
-    for date in _DATES:
-        for time in _TIMES:
-            template = date + time.format(text[10:11])
-            head, tail = text[: len(template)], text[len(template) :]
-            shape = "".join("#" if c in _FIELDS else c for c in template[:10])
-            marks = template[10:].replace("h", "#").replace("m", "#").replace("s", "#")
-            if re.sub(r"\d", "#", head) != shape + marks:
-                continue
-            if time and template[10] not in " T":
-                continue
-            fraction = re.match(r"\.(\d+)", tail) if "s" in template[10:] else None
-            if fraction:
-                template += "." + "f" * len(fraction[1])
-                tail = tail[len(fraction[0]) :]
-            if re.fullmatch(r"Z|[+-]\d\d:?\d\d|", tail):
-                possible.append(template + tail)
-    return possible
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        return []
+    date, between, seconds, fraction, suffix = match.groups()
+    time = f"{between}hh:mm" if between else ""
+    time += ":ss" if seconds else ""
+    time += "." + "f" * len(fraction) if fraction else ""
+    alike = [d for d in _DATES if re.sub(r"[YMD]", "#", d) == re.sub(r"\d", "#", date)]
+    return [d + time + suffix for d in alike]
 
 
 def _places(template: str, letter: str) -> list[int]:
