@@ -7,7 +7,6 @@ imported where it is used, after tables and names are checked: help and refusals
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from importlib import import_module
 from inspect import Parameter, Signature, signature
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TypeVar
+from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import typer
@@ -43,9 +42,6 @@ from selfnorm.cli.files import (
 )
 from selfnorm.columns import Table as Frame
 from selfnorm.errors import DataError, ModelFileError, SelfnormError, SelfnormWarning, listed
-
-if TYPE_CHECKING:
-    from selfnorm.tables import EnergyDensity, EnergyRegressor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -487,9 +483,9 @@ def predict(
 
 
 def _levels(given: list[str]) -> list[float]:
-    pieces = [piece for text in given for piece in text.split(",") if piece] or ["0.05,0.5,0.95"]
+    pieces = [piece for text in given for piece in text.split(",") if piece]
     try:
-        return [float(piece) for text in pieces for piece in text.split(",")]
+        return [float(piece) for piece in pieces] or [0.05, 0.5, 0.95]
     except ValueError:
         raise DataError(
             f"--quantiles must be numbers such as 0.05 0.5 0.95, not {' '.join(given)!r}"
@@ -862,13 +858,16 @@ def _load(path: Path, command: str | None = None) -> _Model:
     estimator = folder.model()
     names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
     named = bool(names)
-    if folder.kind == "EnergyDensity":
-        estimator = _writing_texts(estimator)
     try:  # a header may be changed, its hash too, and the weights still fit
-        if folder.kind == "EnergyRegressor":
-            estimator.predict(_one_row(estimator))
-        else:
+        if folder.kind == "EnergyDensity":
+            if estimator.schema_.frame == "file":  # draws are texts as the file had them
+                estimator.schema_.frame = "dict"
             estimator.score_samples(estimator.sample(1, random_state=0))
+        elif estimator.inputs_ is None:
+            estimator.predict(np.zeros((1, estimator.n_features_in_)))
+        else:
+            schema = estimator.inputs_.schema
+            estimator.predict(schema.decode(np.zeros((1, len(schema.parts), 2))))
     except saving.BUILD_ERRORS as error:
         detail = " ".join(str(error).split())[:300]
         raise ModelFileError(
@@ -877,23 +876,6 @@ def _load(path: Path, command: str | None = None) -> _Model:
     names = names or [f"x{i}" for i in range(estimator.n_features_in_)]
     target, style = str(folder.notes.get("target", "y")), folder.notes.get("style", Table.style)
     return _Model(estimator, folder.kind, names, named, target, (style[0], style[1]))
-
-
-def _writing_texts(density: EnergyDensity) -> EnergyDensity:
-    """The same density; draws of one that was fitted to a file are texts as the file had them."""
-    if density.schema_.frame == "file":
-        density = copy.copy(density)
-        density.schema_ = copy.copy(density.schema_)
-        density.schema_.frame = "dict"
-    return density
-
-
-def _one_row(regressor: EnergyRegressor) -> Any:
-    """Some row of inputs."""
-    if regressor.inputs_ is None:
-        return np.zeros((1, regressor.n_features_in_))
-    schema = regressor.inputs_.schema
-    return schema.decode(np.zeros((1, len(schema.parts), 2)))
 
 
 def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:
@@ -993,7 +975,26 @@ def run() -> None:
         # columns are put in the model's order here: scikit-learn need not ask for names
         warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
         warnings.showwarning = partial(_show_warning, set())
-        _run()
+        try:
+            app()
+        except np.linalg.LinAlgError as error:  # a ValueError, but no refusal
+            _fault(error)
+        except (SelfnormError, ValueError) as error:
+            _refuse(str(error))
+        except OSError as error:  # a file that cannot be read, a disk that is full
+            where = "" if error.filename is None else f"{error.filename}: "
+            _refuse(f"{where}{error.strerror or error}")
+        except Exception as error:
+            words = _first_line(error)
+            of_torch = isinstance(error, RuntimeError) and "memory" in words
+            if not (of_torch or isinstance(error, MemoryError)):
+                _fault(error)
+            _refuse(f"there is not enough memory: {words}")
+
+
+def _refuse(words: str) -> NoReturn:
+    typer.echo(f"selfnorm: {words}", err=True)
+    sys.exit(2)
 
 
 def _show_warning(shown: set[str], message: Any, category: Any, *where: Any, **_: Any) -> None:
@@ -1003,27 +1004,6 @@ def _show_warning(shown: set[str], message: Any, category: Any, *where: Any, **_
     if text not in shown:
         typer.echo(text, err=True)
     shown.add(text)
-
-
-def _run() -> None:
-    try:
-        app()
-    except np.linalg.LinAlgError as error:  # a ValueError, but no refusal
-        _fault(error)
-    except (SelfnormError, ValueError) as error:
-        typer.echo(f"selfnorm: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:  # a file that cannot be read, a disk that is full
-        where = "" if error.filename is None else f"{error.filename}: "
-        typer.echo(f"selfnorm: {where}{error.strerror or error}", err=True)
-        sys.exit(2)
-    except Exception as error:
-        words = _first_line(error)
-        of_torch = isinstance(error, RuntimeError) and "memory" in words
-        if not (of_torch or isinstance(error, MemoryError)):
-            _fault(error)
-        typer.echo(f"selfnorm: there is not enough memory: {words}", err=True)
-        sys.exit(2)
 
 
 def _first_line(error: Exception) -> str:

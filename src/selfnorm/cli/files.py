@@ -15,10 +15,7 @@ import math
 import os
 import re
 import shlex
-import struct
-import tokenize
 import warnings
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -277,45 +274,34 @@ _SYMBOL = re.compile(r"\s?[$€£¥₹%]\s?")  # of an amount or a share
 _SWAPPED = str.maketrans(".,", ",.")
 
 
-class _NumberRows:
-    """Rows of numbers, whose texts are split when they are first needed.
+@dataclass
+class _Lines:
+    """Lines of ``width`` cells with a mark between them, split when all are first needed."""
 
-    Args:
-        rows: lines of numbers.
-        mark: what stands between cells.
-        width: number of cells of each row.
-    """
-
-    def __init__(self, rows: list[str], mark: str, width: int) -> None:
-        self.rows, self.mark = rows, mark
-        self.numbers = np.loadtxt(rows, delimiter=mark, comments=None, ndmin=2)
-        if self.numbers.shape != (len(rows), width) or np.isnan(self.numbers).any():
-            raise ValueError("a line of another width")
+    rows: list[str]
+    mark: str
+    width: int
 
     @cached_property
-    def columns(self) -> list[list[str]]:
-        cells = self.mark.join(self.rows).split(self.mark)
-        width = self.numbers.shape[1]
-        return [cells[j::width] for j in range(width)]
-
-    def cells(self, j: int) -> Cells:
-        return _cells(_Texts(self, j), self.numbers[:, j].copy())
+    def cells(self) -> list[str]:
+        return self.mark.join(self.rows).split(self.mark)
 
 
+@dataclass
 class _Texts(Sequence[str]):
-    """The texts of one column of numbers."""
+    """The texts of one column."""
 
-    def __init__(self, source: _NumberRows, j: int) -> None:
-        self.source, self.j = source, j
+    lines: _Lines
+    place: int
 
     def __len__(self) -> int:
-        return len(self.source.rows)
+        return len(self.lines.rows)
 
     def __getitem__(self, row: Any) -> Any:
-        return self.source.rows[row].split(self.source.mark)[self.j]
+        return self.lines.rows[row].split(self.lines.mark)[self.place]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.source.columns[self.j])
+        return iter(self.lines.cells[self.place :: self.lines.width])
 
 
 @dataclass
@@ -372,10 +358,13 @@ def _read_csv(path: Path, delimiter: str | None, header: bool | None) -> Table:
     first, *others = [""] if plain is None else plain.split("\n")
     if others and header is not False and _are_names(first.split(mark)):
         with suppress(ValueError):  # not all of the cells are numbers
-            body = _NumberRows(others, mark, first.count(mark) + 1)
-            names, _ = _names(path, _Rows([[cell] for cell in first.split(mark)], [1]), header)
-            numbers = {name: body.cells(j) for j, name in enumerate(names)}
-            return Table(numbers, str(path), np.arange(2, len(body.rows) + 2), style=(written, "."))
+            numbers = np.loadtxt(others, delimiter=mark, comments=None, ndmin=2)
+            body = _Lines(others, mark, first.count(mark) + 1)
+            if numbers.shape == (len(others), body.width) and not np.isnan(numbers).any():
+                names, _ = _names(path, _Rows([[cell] for cell in first.split(mark)], [1]), header)
+                columns = enumerate(zip(names, numbers.T, strict=True))
+                cells = {n: _cells(_Texts(body, j), column.copy()) for j, (n, column) in columns}
+                return Table(cells, str(path), np.arange(2, len(others) + 2), style=(written, "."))
     try:
         rows = _parsed_rows(text, mark) if plain is None else _split(plain, mark)
     except csv.Error as error:
@@ -653,14 +642,6 @@ def _with_point(cell: str) -> str:
 # Arrays and Parquet
 
 
-# What NumPy, zipfile and zlib raise on damaged files; a header may ask for any amount of memory.
-_UNREADABLE = (
-    *(ValueError, TypeError, OSError, EOFError, LookupError, SyntaxError, RuntimeError),
-    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
-    *(MemoryError, OverflowError, RecursionError),
-)
-
-
 def _read_numpy(path: Path) -> Table:
     try:
         with path.open("rb") as stream:  # np.load leaves a damaged archive open
@@ -671,7 +652,7 @@ def _read_numpy(path: Path) -> Table:
             _refuse_repeated(loaded.files, path, "array")
             members = {key: loaded[key] for key in loaded.files}
             arrays = {k: a for k, a in members.items() if isinstance(a, np.ndarray)}
-    except _UNREADABLE as error:
+    except Exception as error:  # of NumPy, zipfile and zlib; a header may ask for any memory
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read as a numpy file: {detail}") from None
     if not arrays:

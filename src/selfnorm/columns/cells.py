@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -115,19 +115,15 @@ class Cells:
 # Labels and names as plain JSON
 
 
-def _of_pandas(name: str) -> Callable[[list[object]], Any]:
-    """A class of pandas, called with a list of arguments."""
+def _of_pandas(name: str, *arguments: object) -> Any:
+    """An object of a class of pandas."""
+    import pandas as pd
 
-    def make(arguments: list[object]) -> object:
-        import pandas as pd
-
-        return getattr(pd, name)(*arguments)
-
-    return make
+    return getattr(pd, name)(*arguments)
 
 
 def _timestamp(memo: list[Any]) -> Any:
-    moment = _of_pandas("Timestamp")(memo[:1])
+    moment = _of_pandas("Timestamp", memo[0])
     return moment if memo[1] is None else moment.tz_convert(memo[1])
 
 
@@ -145,11 +141,11 @@ _MEMOS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "tuple": (lambda v: [plain(item) for item in v], lambda v: tuple(map(unplain, v))),
     "interval": (
         lambda v: [plain(v.left), plain(v.right), v.closed],
-        lambda v: _of_pandas("Interval")([unplain(v[0]), unplain(v[1]), v[2]]),
+        lambda v: _of_pandas("Interval", unplain(v[0]), unplain(v[1]), v[2]),
     ),
     "timestamp": (lambda v: [v.isoformat(), None if v.tz is None else str(v.tz)], _timestamp),
-    "pandas timedelta": (lambda v: [v.value, "ns"], _of_pandas("Timedelta")),
-    "period": (lambda v: [str(v), v.freqstr], _of_pandas("Period")),
+    "pandas timedelta": (lambda v: [v.value, "ns"], lambda v: _of_pandas("Timedelta", *v)),
+    "period": (lambda v: [str(v), v.freqstr], lambda v: _of_pandas("Period", *v)),
 }
 _MODULES = ("builtins", "datetime", "decimal", "fractions", "uuid")
 
@@ -254,18 +250,6 @@ def as_objects(values: Sequence[object]) -> np.ndarray:
     return column
 
 
-class _Store(NamedTuple):
-    """How Python objects of one type are kept.
-
-    Attributes:
-        array: numbers, moments or durations of objects and ``None``.
-        item: the object of a number, or of a moment without a time zone, by the column's form.
-    """
-
-    array: Callable[[Sequence[Any]], np.ndarray]
-    item: Callable[[Any, Form], Any]
-
-
 def _floats(values: Sequence[Any]) -> np.ndarray:
     return np.array([np.nan if v is None else float(v) for v in values], dtype=np.float64)
 
@@ -285,8 +269,7 @@ def _in_zone(moment: dt.datetime, form: Form) -> dt.datetime:
     return moment.replace(tzinfo=dt.timezone.utc).astimezone(zone)
 
 
-def _arrays(dtype: str) -> Callable[[Sequence[Any]], np.ndarray]:
-    return lambda values: np.array(values, dtype=dtype)
+_spans, _moments = partial(np.array, dtype="timedelta64[us]"), partial(np.array, dtype="M8[us]")
 
 
 def _decimal(value: float, form: Form) -> Decimal:
@@ -297,22 +280,19 @@ def _time(value: float, _: Form) -> dt.time:
     return (_EPOCH + dt.timedelta(seconds=min(max(value, 0.0), 86_399.999999))).time()
 
 
-# by the name of their type, as labels.type_name has it
-_STORES: dict[str, _Store] = {
-    "int": _Store(_floats, lambda v, _: int(v) if v == round(v) else v),
-    "float": _Store(_floats, lambda v, _: v),
-    "decimal": _Store(_floats, _decimal),
-    "time": _Store(_times, _time),
-    "duration": _Store(_arrays("timedelta64[us]"), lambda v, _: dt.timedelta(seconds=v)),
-    "pandas timedelta": _Store(
-        _arrays("timedelta64[us]"),
-        lambda v, _: _of_pandas("Timedelta")([dt.timedelta(seconds=v)]),
-    ),
-    "date": _Store(_arrays("datetime64[D]"), lambda v, _: v.date()),
-    "datetime": _Store(_arrays("datetime64[us]"), _in_zone),
-    "timestamp": _Store(
-        _arrays("datetime64[us]"), lambda v, form: _of_pandas("Timestamp")([_in_zone(v, form)])
-    ),
+# How Python objects of one type, by its :func:`type_name`, are kept: numbers, moments or durations
+# of objects and ``None``; and the object of a number, or of a moment without a time zone, by the
+# form of the column.
+_STORES: dict[str, tuple[Callable[[Sequence[Any]], np.ndarray], Callable[[Any, Form], Any]]] = {
+    "int": (_floats, lambda v, _: int(v) if v == round(v) else v),
+    "float": (_floats, lambda v, _: v),
+    "decimal": (_floats, _decimal),
+    "time": (_times, _time),
+    "duration": (_spans, lambda v, _: dt.timedelta(seconds=v)),
+    "pandas timedelta": (_spans, lambda v, _: _of_pandas("Timedelta", dt.timedelta(seconds=v))),
+    "date": (partial(np.array, dtype="datetime64[D]"), lambda v, _: v.date()),
+    "datetime": (_moments, _in_zone),
+    "timestamp": (_moments, lambda v, form: _of_pandas("Timestamp", _in_zone(v, form))),
 }
 
 
@@ -333,10 +313,13 @@ def _cells_of_objects(values: Sequence[Any], missing: np.ndarray, form: Form) ->
         names = {"float"}
     if names == {"timedelta"}:
         names = {"duration"}
-    if len(names) == 1 and names <= _STORES.keys() and not _beyond_floats(values):
+    exact = not any(type(v) is int and abs(v) >= EXACT for v in values)
+    if len(names) == 1 and names <= _STORES.keys() and exact:
         (store,) = names
         form = form | {"store": store} | _details(store, values)
-        return cells_of_array(_STORES[store].array(_without_zones(values, form)), missing, form)
+        if "zone" in form:
+            values = [v and v.astimezone(dt.timezone.utc).replace(tzinfo=None) for v in values]
+        return cells_of_array(_STORES[store][0](values), missing, form)
     for value in {type(v): v for v in values}.values():
         plain(value)  # or refuse its type
     if len(types) <= 1:
@@ -362,10 +345,6 @@ def _python(value: np.generic) -> object:
     return value.item() if kind is None else value.astype(kind).item()
 
 
-def _beyond_floats(values: Sequence[object]) -> bool:
-    return any(type(v) is int and abs(v) >= EXACT for v in values)
-
-
 def _details(store: str, values: Sequence[Any]) -> Form:
     """What a form says of decimals and of time zones."""
     if store == "decimal":
@@ -382,12 +361,6 @@ def _details(store: str, values: Sequence[Any]) -> Form:
     usual = max(set(offsets), key=offsets.count)
     zone = str(next(iter(zones))) if len(zones) == 1 else "UTC"
     return {"offset": int(usual.total_seconds()), "zone": zone}
-
-
-def _without_zones(values: Sequence[Any], form: Form) -> Sequence[Any]:
-    if "zone" not in form:
-        return values
-    return [v and v.astimezone(dt.timezone.utc).replace(tzinfo=None) for v in values]
 
 
 def _shortest(wide: np.ndarray, single: np.dtype) -> np.ndarray:
@@ -419,7 +392,7 @@ def objects_of(cells: Cells) -> np.ndarray:
     column: list[Any] = np.nan_to_num(cells.values).tolist()
     if cells.kind == "date":
         column = [_EPOCH + dt.timedelta(seconds=s) for s in column]
-    item = _STORES[form.get("store", "datetime" if cells.kind == "date" else "float")].item
+    _, item = _STORES[form.get("store", "datetime" if cells.kind == "date" else "float")]
     objects = as_objects([item(value, form) for value in column])
     objects[cells.missing] = gap
     return objects

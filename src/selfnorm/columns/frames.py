@@ -104,7 +104,8 @@ class Table:
             return frame
         kind, frame, names, columns = _taken_apart(frame)
         _check_names(names)
-        lengths = {name: _length(column) for name, column in zip(names, columns, strict=True)}
+        rows = [c.num_rows if _is(c, "pyarrow", "Table") else len(c) for c in columns]
+        lengths = dict(zip(names, rows, strict=True))
         if len(set(lengths.values())) > 1:
             raise DataError(f"the columns have different numbers of rows: {lengths}")
         n_rows = max(lengths.values(), default=0)
@@ -142,11 +143,14 @@ class Table:
             {'a': [3, 1], 'b': ['z', 'x']}
         """
         if self.kind == "dict":
-            columns = self.columns.items()
-            return {name: _holder(column)[1].pick(column, None, places) for name, column in columns}
+            return self._picked(places)
         if self.kind == "arrow":
             return self.frame.take(places.tolist())
         return self.frame.iloc[places] if self.kind == "pandas" else self.frame[places]
+
+    def _picked(self, places: np.ndarray) -> dict[Hashable, Any]:
+        columns = self.columns.items()
+        return {name: _holder(column)[1].pick(column, None, places) for name, column in columns}
 
     def filled(self, draws: Mapping[Hashable, tuple[np.ndarray, Cells]]) -> Any:
         """The frame again, with cells in place of gaps: for a column where, and one for each row.
@@ -157,29 +161,19 @@ class Table:
             >>> table.filled({"a": (np.array([False, True, False]), cells)})
             {'a': ['x', 'x', 'y']}
         """
-        made = {}
-        for name, column in self.columns.items():
-            places = np.arange(self.n_rows)
-            holder, more = _holder(column)[1], None
-            if name in draws:
-                gaps, cells = draws[name]
-                rows = np.flatnonzero(gaps)
-                places[gaps] = self.n_rows + np.arange(len(rows))
-                chosen = replace(cells, values=cells.values[rows], missing=cells.missing[rows])
-                try:
-                    more = holder.write(chosen)
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise DataError(
-                        f"column {name!r} cannot hold what its gaps are filled with "
-                        f"({type(error).__name__}: {error}); give it the type of the fit"
-                    ) from error
-            elif self.kind in ("pandas", "polars", "arrow"):
-                continue
-            made[name] = holder.pick(column, more, places)
-        return self._with(made)
-
-    def _with(self, made: Mapping[Hashable, Any]) -> Any:
-        """The frame with some columns in place of its own."""
+        made: dict[Hashable, Any] = {}
+        for name, (gaps, cells) in draws.items():
+            column, rows = self.columns[name], np.flatnonzero(gaps)
+            holder, places = _holder(column)[1], np.arange(self.n_rows)
+            places[gaps] = self.n_rows + np.arange(len(rows))
+            chosen = replace(cells, values=cells.values[rows], missing=cells.missing[rows])
+            try:
+                made[name] = holder.pick(column, holder.write(chosen), places)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise DataError(
+                    f"column {name!r} cannot hold what its gaps are filled with "
+                    f"({type(error).__name__}: {error}); give it the type of the fit"
+                ) from error
         if self.kind == "pandas":
             frame = self.frame.copy()
             for j, name in enumerate(self.columns):
@@ -189,11 +183,11 @@ class Table:
         if self.kind == "polars":
             return self.frame.with_columns(*(made[name].alias(name) for name in made))
         if self.kind == "arrow":
-            columns = {name: made.get(name, table) for name, table in self.columns.items()}
-            table = _joined(columns, self.frame.schema.metadata)
+            table = _joined(self.columns | made, self.frame.schema.metadata)
             batch = _is(self.frame, "pyarrow", "RecordBatch")
             return table.combine_chunks().to_batches()[0] if batch else table
-        return made if self.kind == "dict" else _stacked(list(made.values()))
+        columns = self._picked(np.arange(self.n_rows)) | made  # copies, which are the caller's own
+        return columns if self.kind == "dict" else _stacked(list(columns.values()))
 
 
 def _taken_apart(frame: Any) -> tuple[str, Any, list[Hashable], list[Any]]:
@@ -305,10 +299,6 @@ def _column(name: Hashable, column: Any) -> Any:
     if not getattr(column, "shape", (0,)):
         raise DataError(f"column {name!r} is a single value; give one for each row")
     return column
-
-
-def _length(column: Any) -> int:
-    return int(column.num_rows) if _is(column, "pyarrow", "Table") else len(column)
 
 
 # pandas
