@@ -68,26 +68,22 @@ def check_parameters(owner: object, allowed: Mapping[str, Sequence[object]]) -> 
     selfnorm.errors.DataError: 'hidden' of Model must be a whole number >= 1 or None, got 0
     """
     for name, choices in allowed.items():
-        value = getattr(owner, name)
-        if not any(_is_choice(value, choice) for choice in choices):
-            words = [_choice_words(choice) for choice in choices]
+        value, words = getattr(owner, name), []
+        for choice in choices:
+            if isinstance(choice, Number):
+                fits, said = choice.holds(value), str(choice)
+            elif isinstance(choice, type):
+                fits, said = isinstance(value, choice), f"a {choice.__name__}"
+            else:  # a text or None
+                fits = value is choice or (isinstance(value, str) and value == choice)
+                said = repr(choice)
+            if fits:
+                break
+            words.append(said)
+        else:
             raise DataError(
                 f"{name!r} of {type(owner).__name__} must be {' or '.join(words)}, got {value!r}"
             )
-
-
-def _is_choice(value: object, choice: object) -> bool:
-    if isinstance(choice, Number):
-        return choice.holds(value)
-    if isinstance(choice, type):
-        return isinstance(value, choice)
-    return value is None if choice is None else isinstance(value, str) and value == choice
-
-
-def _choice_words(choice: object) -> str:
-    if isinstance(choice, type):
-        return f"a {choice.__name__}"
-    return str(choice) if choice is None or isinstance(choice, Number) else repr(choice)
 
 
 def as_rows(x: object, name: str = "x", dtype: torch.dtype | None = None) -> Tensor:

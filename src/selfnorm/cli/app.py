@@ -47,24 +47,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Commands(TyperGroup):
-    """Commands whose interrupts ``main`` reports, not click."""
-
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        with _interruptible():
-            return super().make_context(*args, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _interruptible():
-            return super().invoke(ctx)
-
-
 @contextmanager
 def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         raise Stopped from None
+
+
+class _Commands(TyperGroup):
+    """Commands whose interrupts ``main`` reports, not click."""
+
+    make_context = _interruptible()(TyperGroup.make_context)
+    invoke = _interruptible()(TyperGroup.invoke)
 
 
 app = typer.Typer(

@@ -214,17 +214,11 @@ def table_of(frame: TableLike, source: str = "table") -> Table:
         return _from_array(held.frame, source, None)
     if held.kind == "arrow":
         return _from_arrow(held.frame, source)
-    return Table({str(name): _objects(column) for name, column in held.columns.items()}, source)
-
-
-def _objects(column: Any) -> np.ndarray:
-    """Cells as objects; moments as such, where NumPy would give nanoseconds as numbers.
-
-    >>> str(_objects(np.array(["2024-02-03"], dtype="datetime64[ns]"))[0])
-    '2024-02-03 00:00:00'
-    """
-    cells = np.asarray(column)
-    return (cells.astype("datetime64[us]") if cells.dtype.kind == "M" else cells).astype(object)
+    columns = {str(name): np.asarray(column) for name, column in held.columns.items()}
+    for name, column in columns.items():  # NumPy would give nanoseconds as numbers
+        moments = column.astype("datetime64[us]") if column.dtype.kind == "M" else column
+        columns[name] = moments.astype(object)
+    return Table(columns, source)
 
 
 def write_table(table: Table, path: str | os.PathLike[str]) -> None:

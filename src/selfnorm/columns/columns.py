@@ -126,15 +126,13 @@ class Columns(nn.Module):
         super().__init__()
         if encoding not in ("value", "quantiles"):
             raise ValueError(f"encoding must be 'value' or 'quantiles', not {encoding!r}")
-        self.encoding = encoding
         if support is not None and len(support) != dim:
             raise DataError(f"support has {len(support)} entries for {dim} columns; give one each")
         if isinstance(discrete, str) and discrete != "auto":
             raise DataError(
                 f"discrete must be 'auto', None or one step per column, not {discrete!r}"
             )
-        self.discrete = discrete
-        self.bounded = support is not None
+        self.encoding, self.discrete, self.bounded = encoding, discrete, support is not None
         if not isinstance(discrete, str | None) and len(discrete) != dim:
             raise DataError(f"discrete has {len(discrete)} steps for {dim} columns; give one each")
         limits = [pair or (None, None) for pair in support or [None] * dim]
@@ -221,42 +219,31 @@ class Columns(nn.Module):
         return self
 
     def _fit_discrete(self, j: int, values: np.ndarray, sd: float, constant: bool) -> None:
-        self.step[j], self.atom_width[j] = 0.0, 0.0
-        self.atoms[j] = torch.nan
+        self.step[j], self.atom_width[j], self.atoms[j] = 0.0, 0.0, torch.nan
         if self.discrete is None:
             return
         if not isinstance(self.discrete, str):
             self.step[j] = float(self.discrete[j])
             return
-        if constant:
-            self.step[j] = 1.0
-            return
-        step = detect_step(values)
-        if step > 0:
-            self.step[j] = step
-            return
-        for a, atom in enumerate(detect_atoms(values)):
+        step = 1.0 if constant else detect_step(values)
+        self.step[j] = step
+        for a, atom in enumerate([] if step > 0 else detect_atoms(values)):
             self.atoms[j, a] = atom
             self.atom_width[j] = 0.01 * sd
 
     def _warn(self, table: np.ndarray, constant: np.ndarray) -> None:
         same = np.flatnonzero(constant).tolist()
-        if same:
-            warnings.warn(
-                f"columns {same} are constant: they carry no information and are given an "
-                "interval of width one; drop them for a density of the others",
-                SelfnormWarning,
-                stacklevel=4,
-            )
         _, first = np.unique(table, axis=1, return_index=True)
         twins = sorted(set(range(table.shape[1])) - set(first.tolist()) - set(same))
-        if twins:
-            warnings.warn(
-                f"columns {twins} repeat another column exactly: their density is bounded only by "
-                "the narrowest component a model may use; drop them",
-                SelfnormWarning,
-                stacklevel=4,
-            )
+        words = {
+            "are constant: they carry no information and are given an interval of width one; drop "
+            "them for a density of the others": same,
+            "repeat another column exactly: their density is bounded only by the narrowest "
+            "component a model may use; drop them": twins,
+        }
+        for what, columns in words.items():
+            if columns:
+                warnings.warn(f"columns {columns} {what}", SelfnormWarning, stacklevel=4)
 
     def dequantise(self, x: Tensor) -> Tensor:
         """Add uniform noise of the width that each value stands for (global generator)."""

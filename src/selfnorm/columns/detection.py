@@ -53,7 +53,6 @@ class Detection:
         cells: of those columns, by index: text has been read as numbers and dates.
         notes: findings that a user should know of.
         slips: cells that are not read as what their column seems to hold.
-        problems: what makes the table unusable.
     """
 
     def __init__(self, missing: frozenset[str], model_gaps: bool = False) -> None:
@@ -64,14 +63,13 @@ class Detection:
         self.cells: dict[int, Cells] = {}
         self.notes: list[str] = []
         self.slips: list[str] = []
-        self.problems: list[str] = []
         self._contents: dict[Any, int] = {}
         self._earlier: dict[int, tuple[Column, Cells]] = {}  # those that have parts
 
     def add(
         self, name: Hashable, cells: Cells, stated: str | None, support: Support | None
     ) -> None:
-        """The next column: what it is by the rules, or as ``stated``."""
+        """The next column: what it is by the rules, or as ``stated``, or else refused."""
         if stated == "ignore":
             self.columns.append(Column(name, "ignored", form=cells.form))
             return
@@ -81,13 +79,9 @@ class Detection:
             self.slips.append(
                 f"{name!r} holds numbers but for {_in_rows(written, odd)}: taken as gaps"
             )
-        try:
-            check_numbers(name, cells)
-            _check_stated(name, cells, stated)
-            _check_support(name, cells, support)
-        except DataError as error:
-            self.problems.append(str(error))
-            return
+        check_numbers(name, cells)
+        _check_stated(name, cells, stated)
+        _check_support(name, cells, support)
         if cells.form.get("finer"):
             self.notes.append(f"{name!r} is kept to the second; what is finer is left out")
         if stated is None and not cells.declared and len(marks := _mixed_marks(cells)) > 1:
@@ -117,11 +111,7 @@ class Detection:
             {j: (self.columns[j], earlier) for j, earlier in self.cells.items()},
             self.notes,
         )
-        try:
-            column, parts = self._read(draft)
-        except DataError as error:
-            self.problems.append(str(error))
-            return
+        column, parts = self._read(draft)
         if self.model_gaps and column.gaps > 0:
             parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
         if column.modelled:

@@ -119,17 +119,17 @@ class Schema:
                 if stated not in choices
             ]
         )
-        detection = Detection(gaps, model_gaps)
+        detection, problems = Detection(gaps, model_gaps), []
         for name in table.columns:
+            stated = kinds.get(name)
             try:
-                cells = table.cells(name)
+                detection.add(name, table.cells(name), stated, support.get(name))
             except DataError as error:
-                if kinds.get(name) != "ignore":
-                    detection.problems.append(str(error))
-                    continue
-                cells = Cells("label", np.array([]), np.array([]), [], {"dtype": "unknown"})
-            detection.add(name, cells, kinds.get(name), support.get(name))
-        _refuse(detection.problems)
+                if stated == "ignore":  # whatever it holds
+                    detection.columns.append(Column(name, "ignored", form={"dtype": "unknown"}))
+                else:
+                    problems.append(str(error))
+        _refuse(problems)
         if not detection.parts:
             raise DataError(
                 "no column is left to model: "

@@ -48,6 +48,7 @@ class DensityReport(Report):
         ordinary: their ordinariness.
         x_drawn: coded rows drawn from the model.
         of_drawn: log-likelihoods of some of them.
+        judged: which of the rows looked at are compared.
     """
 
     coded: tuple[Tensor, Tensor]
@@ -57,6 +58,7 @@ class DensityReport(Report):
     ordinary: np.ndarray = field(init=False)
     x_drawn: np.ndarray = field(init=False)
     of_drawn: np.ndarray = field(init=False)
+    judged: np.ndarray = field(init=False)
 
     @styled
     def html(self) -> str:
@@ -66,17 +68,17 @@ class DensityReport(Report):
         cost = distribution.factors_per_row
         held_out = self.held_out = self.held_out if self.train is None else None
         rows = figures.chosen_rows(self.table.n_rows, max(200, _FACTORS // cost), self.seed)
+        self.judged = np.ones(len(rows), dtype=bool)
         if held_out is not None and len(held_out):
             # those that no step has seen first, and of the others as many as there is time for
             others = np.setdiff1d(rows, held_out)[: max(0, len(rows) - len(held_out))]
             rows = np.sort(np.concatenate([held_out[: len(rows)], others]))
+            self.judged = np.isin(rows, held_out)
         self.looked_at = rows
         self.scores, self.ordinary = self.scored(*(part[rows] for part in self.coded))
         self.comparison = self._compare()
-        judged = rows
-        if held_out is not None and len(held_out):
-            judged = rows[np.isin(rows, held_out)]
-        self.check(judged, max(30, _BOUND_FACTORS // cost), distribution.bound_samples)
+        n_bounds = max(30, _BOUND_FACTORS // cost)
+        self.check(rows[self.judged], n_bounds, distribution.bound_samples)
         n_drawn = min(max(len(rows), figures.N_DRAWN), figures.MAX_POINTS)
         drawn = self.estimator.sample(n_drawn, random_state=self.seed)
         self.x_drawn, open_ = schema.encode(drawn)
@@ -104,17 +106,14 @@ class DensityReport(Report):
 
     def _compare(self) -> Comparison:
         """The model and simple models on rows that none of them has seen, where there are any."""
-        estimator, schema, looked_at = self.estimator, self.schema, self.looked_at
-        parts, held_out = schema.parts, self.held_out
+        estimator, parts, held_out = self.estimator, self.schema.parts, self.held_out
         x, open_ = (part.numpy() for part in self.coded)
-        judged = np.arange(len(looked_at))
         fitted_rows: np.ndarray | None = None
         fair = True
         if self.train is not None:
-            fitted_rows = schema.encode(self.train)[0]
+            fitted_rows = self.schema.encode(self.train)[0]
             words = "The simple models are fitted to the training table that was given."
         elif held_out is not None and len(held_out):
-            judged = np.flatnonzero(np.isin(looked_at, held_out))
             fitted_rows = np.delete(x, held_out, axis=0)
             words = (
                 "This is the table that the model was fitted to. The rows compared here are those "
@@ -136,8 +135,7 @@ class DensityReport(Report):
                 "where it is a chain; other simple models are fitted to four fifths of this table "
                 "and judged on the last, five times over."
             )
-        rows = x[looked_at[judged]]
-        extra = open_[looked_at[judged]].sum(-1)
+        rows, extra = (part[self.looked_at[self.judged]] for part in (x, open_.sum(-1)))
         alone = "independent columns" if len(parts) > 1 else "the quantiles of the column"
         fits: dict[str, Any] = {alone: partial(peers.independent_columns, parts)}
         columns = estimator.distribution_.marginal_columns
@@ -146,16 +144,14 @@ class DensityReport(Report):
             fits[alone] = lambda _: own
         if any(part.rest for part in parts):
             fits["a Gaussian of the numbers"] = partial(peers.gaussian, parts)
-        comparison = Comparison(self.scores[judged], words=words, fair=fair)
+        comparison = Comparison(self.scores[self.judged], words=words, fair=fair)
         if fitted_rows is None:
-            comparison.hedge = fewer_rows(len(looked_at), estimator.fitted_to_)
+            comparison.hedge = fewer_rows(len(self.looked_at), estimator.fitted_to_)
         for name, fit in fits.items():
-            if fitted_rows is None:
-                log_p = peers.cross_fitted(fit, rows, self.seed) if len(rows) > 1 else None
-            else:
-                log_p = fit(fitted_rows)(rows)
-            if log_p is not None:
-                comparison.peers[name] = log_p + extra
+            if fitted_rows is not None:
+                comparison.peers[name] = fit(fitted_rows)(rows) + extra
+            elif len(rows) > 1:
+                comparison.peers[name] = peers.cross_fitted(fit, rows, self.seed) + extra
         return comparison
 
     def _verdict(self) -> None:
@@ -163,11 +159,8 @@ class DensityReport(Report):
         scores = self.comparison.model
         mean, error = float(scores.mean()), two_errors(scores)
         in_training = self.estimator.lower_bound_
-        if (
-            self.comparison.fair
-            and math.isfinite(in_training)
-            and mean + 2 * error < in_training - 0.5
-        ):
+        known = self.comparison.fair and math.isfinite(in_training)
+        if known and mean + 2 * error < in_training - 0.5:
             self.page.words(
                 f"These rows are less likely ({mean:.2f} ± {error:.2f} nats) than those that were "
                 f"held out in training ({in_training:.2f}): they may come from elsewhere, or hold "
@@ -187,16 +180,13 @@ class DensityReport(Report):
         columns = f"{len(schema.modelled)} modelled of {len(schema.columns)}"
         words = self.estimator.distribution_.words
         self.show_model(words, {"columns": columns}, [self.estimator.history_])
-        header, rows = (
-            ["column", "kind", "values"],
-            [[str(c.name), c.kind, c.summary] for c in schema.columns],
-        )
-        if any(column.gaps for column in schema.columns):
-            header.append("gaps")
-            rows = [
-                [*r, f"{100 * c.gaps:.3g} %" if c.gaps else ""]
-                for r, c in zip(rows, schema.columns, strict=True)
-            ]
+        header = ["column", "kind", "values", "gaps"]
+        rows = [
+            [str(c.name), c.kind, c.summary, f"{100 * c.gaps:.3g} %" if c.gaps else ""]
+            for c in schema.columns
+        ]
+        if not any(column.gaps for column in schema.columns):
+            header, rows = header[:3], [row[:3] for row in rows]
         page.table("What the columns are", header, rows, numbers=(3,))
         if any(column.kind == "cells" for column in schema.columns):
             page.words(
@@ -208,13 +198,8 @@ class DensityReport(Report):
     def _likelihood(self) -> None:
         apart = []
         if self.estimator.consistency_:
-            nats = self.estimator.consistency_["conditionals"]
-            apart.append(
-                [
-                    "some columns given others (impute, given=)",
-                    f"{nats:.3g} nats from the whole model",
-                ]
-            )
+            nats = f"{self.estimator.consistency_['conditionals']:.3g} nats from the whole model"
+            apart.append(["some columns given others (impute, given=)", nats])
         words = "Likelihoods compare only where columns have the same kinds and steps: their "
         self.show_likelihood([f"{words}fingerprint is {self.schema.fingerprint}."], apart)
 
@@ -276,14 +261,9 @@ class DensityReport(Report):
             p = {name: float(values[i]) for name, values in tails.items() if values[i] < _BLAMED}
             worst = sorted(p, key=p.__getitem__)[:3]
             blame = "; ".join(f"{name} = {cells[name][i]} ({_one_in(p[name])})" for name in worst)
-            listed.append(
-                [
-                    about.row(int(looked_at[order[i]])),
-                    f"{ordinary[order[i]]:+.2f}",
-                    f"{scores[order[i]]:.2f}",
-                    blame or "no single column: the row as a whole",
-                ]
-            )
+            shown = f"{ordinary[order[i]]:+.2f}", f"{scores[order[i]]:.2f}"
+            blame = blame or "no single column: the row as a whole"
+            listed.append([about.row(int(looked_at[order[i]])), *shown, blame])
             marked += [(i, places[name]) for name in worst]
         header = [about.row_heading, "score", "log-likelihood", "columns to blame"]
         page.table("The strangest rows", header, listed, numbers=(1, 2))

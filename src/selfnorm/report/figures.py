@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,11 +58,14 @@ class Rows:
     @classmethod
     def of(cls, schema: Schema, drawn: np.ndarray, coded: np.ndarray | None, seed: int = 0) -> Rows:
         """Of coded rows ``(n, p, 2)``; of those of a table as many as a figure can show."""
-        scales, of_model = scales_of(schema), coordinates(schema, drawn)
+        scales = [_scale(schema, column) for column in schema.modelled]
+        of_model = coordinates(schema, drawn)
         if coded is None:
             return cls(scales, of_model, None, np.zeros(len(scales)))
         shown = chosen_rows(len(coded), MAX_POINTS, seed)
-        return cls(scales, of_model, coordinates(schema, coded)[shown], gap_shares(schema, coded))
+        places = [schema.parts_of([column.name])[0] for column in schema.modelled]
+        gaps = schema.is_gap(coded)[:, places].mean(0)
+        return cls(scales, of_model, coordinates(schema, coded)[shown], gaps)
 
     def pairs(self) -> tuple[list[Panel], Panel]:
         """Panels of the pairs that depend most on each other, and of the dependence of all."""
@@ -176,12 +180,8 @@ def chosen_rows(n: int, most: int, seed: int = 0) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).permutation(n)[:most])
 
 
-def scales_of(schema: Schema) -> list[Scale]:
-    """How to draw the modelled columns of a schema."""
-    return [_scale(schema, column) for column in schema.modelled]
-
-
 def _scale(schema: Schema, column: Column) -> Scale:
+    """How to draw a modelled column of a schema."""
     part = schema.parts[schema.parts_of([column.name])[0]]
     name = part.name if column.terms else str(column.name)
     if column.resolution and column.base is not None:
@@ -239,12 +239,6 @@ def coordinates(schema: Schema, x: np.ndarray) -> np.ndarray:
     return np.stack(columns, 1)
 
 
-def gap_shares(schema: Schema, x: np.ndarray) -> np.ndarray:
-    """``(columns,)``: share of coded rows without a value."""
-    places = [schema.parts_of([column.name])[0] for column in schema.modelled]
-    return np.asarray(schema.is_gap(x)[:, places].mean(0))
-
-
 def dependence(
     scales: Sequence[Scale], of_data: np.ndarray, of_model: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -253,26 +247,19 @@ def dependence(
     Numbers are cut at the quantiles of the data; it is 0 for independent columns and 1 where one
     tells the other, whatever their kinds, and corrected for what chance alone would show.
     """
-    bins: dict[str, list[np.ndarray]] = {"data": [], "model": []}
-    for j, scale in enumerate(scales):
-        seen = of_data[~np.isnan(of_data[:, j]), j]
-        inner: Any = (
-            np.unique(np.quantile(seen, np.linspace(0, 1, _BINS + 1)[1:-1])) if len(seen) else []
-        )
-        for name, rows in (("data", of_data), ("model", of_model)):
-            values = rows[:, j]
-            codes = values if scale.labels else np.searchsorted(inner, values, side="right")
-            bins[name].append(np.where(np.isnan(values), -1, codes).astype(int))
-    return _all_pairs(bins["data"]), _all_pairs(bins["model"])
-
-
-def _all_pairs(columns: list[np.ndarray]) -> np.ndarray:
-    d = len(columns)
-    out = np.eye(d)
-    for i in range(d):
-        for j in range(i):
-            out[i, j] = out[j, i] = _cramers_v(columns[i], columns[j])
-    return out
+    d = len(scales)
+    strength = np.eye(d), np.eye(d)
+    levels = np.linspace(0, 1, _BINS + 1)[1:-1]
+    seen = [values[~np.isnan(values)] for values in of_data.T]
+    inner = [np.unique(np.quantile(v, levels)) if len(v) else v for v in seen]
+    for out, rows in zip(strength, (of_data, of_model), strict=True):
+        codes = []
+        for scale, ends, values in zip(scales, inner, rows.T, strict=True):
+            bins = values if scale.labels else np.searchsorted(ends, values, side="right")
+            codes.append(np.where(np.isnan(values), -1, bins).astype(int))
+        for i, j in itertools.combinations(range(d), 2):
+            out[i, j] = out[j, i] = _cramers_v(codes[j], codes[i])
+    return strength
 
 
 def _cramers_v(a: np.ndarray, b: np.ndarray) -> float:

@@ -95,9 +95,12 @@ class Page:
 
     def figures(self, figures: Sequence[tuple[Figure, str]], *, wide: bool = False) -> None:
         """Figures side by side, as many as there is room for; each with what it shows in words."""
-        panels = "".join(f"<figure>{self._svg(f, words)}</figure>" for f, words in figures)
+        panels = []
+        for figure, words in figures:
+            self._figures += 1
+            panels.append(f"<figure>{inline_svg(figure, words, f'f{self._figures}')}</figure>")
         if panels:
-            self._add(f'<div class="{"wide" if wide else "panels"}">{panels}</div>')
+            self._add(f'<div class="{"wide" if wide else "panels"}">{"".join(panels)}</div>')
 
     def html(self) -> str:
         """The whole page."""
@@ -118,10 +121,6 @@ class Page:
 
     def _add(self, block: str) -> None:
         self._sections[-1][1].append(block)
-
-    def _svg(self, figure: Figure, words: str) -> str:
-        self._figures += 1
-        return inline_svg(figure, words, f"f{self._figures}")
 
 
 class Facts:

@@ -131,10 +131,8 @@ class RegressorReport(Report):
             "target": target if estimator.n_outputs_ == 1 else f"{estimator.n_outputs_} targets",
             "inputs": f"{estimator.n_features_in_}: {shortened(self._names)}",
         }
-        members = (
-            f"{estimator.n_members} members: mixture density networks, each tilted by an energy"
-        )
-        self.show_model(members, facts, estimator.history_)
+        members = f"{estimator.n_members} members: mixture density networks, each tilted by an "
+        self.show_model(f"{members}energy", facts, estimator.history_)
 
     def _likelihood(self) -> None:
         own = []
@@ -150,10 +148,8 @@ class RegressorReport(Report):
         widths = (ends[:, len(LEVELS) :] - ends[:, : len(LEVELS)]).mean(0)
         rows = []
         for level, width in zip(LEVELS, widths, strict=True):
-            inside, error = (
-                central_coverage(pit, level),
-                2 * math.sqrt(level * (1 - level) / len(pit)),
-            )
+            inside = central_coverage(pit, level)
+            error = 2 * math.sqrt(level * (1 - level) / len(pit))
             shown = f"{100 * inside:.1f} ± {100 * error:.1f} %"
             rows.append([f"{100 * level:.0f} %", shown, f"{width:.4g}"])
         self.page.table(
@@ -210,17 +206,9 @@ class RegressorReport(Report):
         rows = []
         for i, k in enumerate(order):
             low, middle, high = (f"{v:.4g}" for v in ends[i])
+            own = f"{middle} ({low} to {high})", f"{100 * pit[k]:.3g} %", f"{log_p[k]:.2f}"
             shown = [cells[name][i] for name in list(cells)[:_MAX_INPUTS]]
-            rows.append(
-                [
-                    about.row(int(looked_at[k])),
-                    f"{y[k]:.4g}",
-                    f"{middle} ({low} to {high})",
-                    f"{100 * pit[k]:.3g} %",
-                    f"{log_p[k]:.2f}",
-                    *shown,
-                ]
-            )
+            rows.append([about.row(int(looked_at[k])), f"{y[k]:.4g}", *own, *shown])
         of = "" if len(looked_at) == n else f" {len(looked_at):,} of {n:,} rows were looked at."
         self.page.words(f"The labels that the model held least likely.{of}")
         header = [

@@ -92,20 +92,11 @@ class Comparison:
         ahead = self.model - (self.peers | self.parts)[name]
         return float(ahead.mean()), float(ahead.std()) / math.sqrt(max(len(ahead) - 1, 1))
 
-    def bounds(self, of_few: Bounds, few: np.ndarray) -> Bounds:
-        """Bounds of all rows, by those ``of_few`` for a few of them."""
-        return of_few.shifted(float(self.model.mean() - self.model[few].mean()))
-
-    @property
-    def best(self) -> str | None:
-        """The peer that comes closest."""
-        return min(self.peers, key=lambda name: self.difference(name)[0], default=None)
-
     def verdict(self) -> str:
-        """Model against the best peer, in a sentence."""
-        name = self.best
-        if name is None:
+        """Model against the peer that comes closest, in a sentence."""
+        if not self.peers:
             return f"The mean log-likelihood is {self.model.mean():.2f} nats per row."
+        name = min(self.peers, key=lambda name: self.difference(name)[0])
         gain, error = self.difference(name)
         rows = "these rows" if self.fair else "the rows it was fitted to"
         if gain > 2 * error and gain > 0:
@@ -128,19 +119,14 @@ class Comparison:
     def show(self, page: Page, what: str = "nats per row") -> None:
         """A table of all of them."""
         rows = [["this model", f"{self.model.mean():.3f} ± {two_errors(self.model):.3f}", ""]]
-        for name, scores in sorted(
-            (self.peers | self.parts).items(), key=lambda item: -item[1].mean()
-        ):
+        others = self.peers | self.parts
+        for name, scores in sorted(others.items(), key=lambda item: -item[1].mean()):
             gain, error = self.difference(name)
             shown = f"{scores.mean():.3f} ± {two_errors(scores):.3f}"
             rows.append([name, shown, f"{gain:+.3f} ± {2 * error:.3f}"])
         header = ["model", f"mean log-likelihood, {what}", "model ahead by"]
-        page.table(
-            f"{len(self.model):,} rows; ± two standard errors; higher is better",
-            header,
-            rows,
-            numbers=(1, 2),
-        )
+        caption = f"{len(self.model):,} rows; ± two standard errors; higher is better"
+        page.table(caption, header, rows, numbers=(1, 2))
 
 
 @dataclass(kw_only=True)
@@ -200,7 +186,8 @@ class Report:
             n_samples=n_samples,
             random_state=self.seed,
         )
-        self.bounds = self.comparison.bounds(of_few, self.few)
+        scores = self.comparison.model
+        self.bounds = of_few.shifted(float(scores.mean() - scores[self.few].mean()))
 
     def show_verdict(self, calibrated: str = "") -> None:
         """Model against peers, whether its normaliser holds, and what is wrong."""
@@ -235,8 +222,13 @@ class Report:
             facts["interrupted"] = "the best state so far was kept"
         self.page.table("The model", ["what", "value"], [[*fact] for fact in facts.items()])
 
-    def show_checks(self, more: Sequence[list[str]]) -> None:
-        """What was found when the normaliser was checked at a few of the rows compared."""
+    def show_likelihood(self, own: Sequence[str], more: Sequence[list[str]]) -> None:
+        """Likelihoods beside those of the peers, whether they hold, and what is ``own`` to them.
+
+        The normaliser was checked at a few of the rows compared, and by ``more`` checks.
+        """
+        self.comparison.show(self.page)
+        self.page.words(self.comparison.words)
         bounds = self.bounds
         rows = [
             ["lower and upper bound", f"{bounds.lower:.4f} and {bounds.upper:.4f} nats per row"],
@@ -249,12 +241,6 @@ class Report:
         checked = f"checked at {len(self.few):,} of {len(self.comparison.model):,} rows"
         caption = f"Can the number be trusted? ({checked})"
         self.page.table(caption, ["check", "found"], [*rows, *more, verdict])
-
-    def show_likelihood(self, own: Sequence[str], more: Sequence[list[str]]) -> None:
-        """Likelihoods beside those of the peers, whether they hold, and what is ``own`` to them."""
-        self.comparison.show(self.page)
-        self.page.words(self.comparison.words)
-        self.show_checks(more)
         for words in own:
             self.page.words(words, kind="note")
 

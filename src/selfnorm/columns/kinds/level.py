@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from selfnorm.columns.kinds.base import (
     Coded,
     Column,
     Draft,
-    Kind,
     Part,
     kept_for_unseen,
     label_text,
@@ -24,12 +23,10 @@ from selfnorm.columns.values import PartValues, Values
 
 
 @register("category")
-class Level(Kind):
-    """One of finitely many levels; rare ones share the last code."""
+class Level(Number):
+    """One of finitely many levels, perhaps numbers; rare ones share the last code."""
 
-    @property
-    def _number(self) -> Number:
-        return Number(self.column, self.parts, surprises=self.surprises)
+    holds: ClassVar[str | None] = None
 
     @classmethod
     def detect(cls, draft: Draft) -> tuple[Column, list[Part]]:
@@ -62,7 +59,7 @@ class Level(Kind):
         """Codes, and numbers beside them."""
         (part,) = self.parts
         if part.values:  # numbers
-            return self._number.encode(cells)
+            return super().encode(cells)
         labels, places = cells.labels, cells.values
         if cells.kind == "number":
             distinct, places = np.unique(cells.values, return_inverse=True)
@@ -78,7 +75,7 @@ class Level(Kind):
         """Cells of codes and numbers."""
         column, (part,), codes = self.column, self.parts, coded[0].code
         if part.values:
-            return self._number.decode(coded)
+            return super().decode(coded)
         labels = [*column.levels, *column.tail]
         places = np.where(codes == part.gap_code, -1, codes).astype(np.int64)
         if column.tail:
@@ -102,7 +99,7 @@ class Level(Kind):
         """Codes of the levels; that of the tail if one of its levels is there."""
         column, (part,) = self.column, self.parts
         if part.values:
-            return self._number.within(values)
+            return super().within(values)
         levels = [*column.levels, *column.tail]
         held = values.hold(np.array(levels if column.numeric else range(len(levels)), float))
         codes, rare = held[: len(column.levels)], held[len(column.levels) :]
