@@ -1,11 +1,16 @@
-"""Rows as people bring them (tensors, arrays, data frames, lists) as tensors, once at the door."""
+"""Rows as people bring them (tensors, arrays, data frames, lists) as tensors, once at the door.
+
+And parameters: what they may be, and what a constructor was given.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, time, timedelta
@@ -385,3 +390,30 @@ def digest(*arrays: np.ndarray) -> str:
     for array in arrays:
         content.update(np.ascontiguousarray(array, dtype=np.float64).data)
     return content.hexdigest()[:16]
+
+
+def remembered(construct: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that keeps its arguments as ``config``, defaults included.
+
+    Entries that it puts there itself, such as orders it has drawn, take the place of arguments.
+
+    >>> class Box:
+    ...     @remembered
+    ...     def __init__(self, width, *, sides=(1, 2)):
+    ...         self.area = width**2
+    >>> Box(3).config
+    {'width': 3, 'sides': [1, 2]}
+    """
+    signature = inspect.signature(construct)
+    _, *names = signature.parameters
+
+    @functools.wraps(construct)
+    def remembering(self: Any, *args: Any, **options: Any) -> None:
+        construct(self, *args, **options)
+        given = signature.bind(self, *args, **options)
+        given.apply_defaults()
+        config = dict(zip(names, given.args[1:], strict=False)) | given.kwargs
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+        self.config = plain | vars(self).get("config", {})
+
+    return remembering

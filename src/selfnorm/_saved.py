@@ -6,8 +6,6 @@ a folder names a class that is not registered yet.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -78,8 +76,10 @@ def saved(
         elif fitted:
             read = _parameters
         else:
+            from selfnorm._inputs import remembered  # a class without torch has no need of it
+
             read = operator.attrgetter("config")
-            kind.__init__ = _remembered(kind.__init__)  # type: ignore[misc]
+            kind.__init__ = remembered(kind.__init__)  # type: ignore[misc]
         _RECIPES[kind.__name__] = Recipe(kind, read, build, fitted or {})
         return kind
 
@@ -94,26 +94,6 @@ def attributes(*names: str) -> Callable[[Any], dict[str, Any]]:
 def _parameters(estimator: Any) -> dict[str, Any]:
     parameters: dict[str, Any] = estimator.get_params(deep=False)
     return parameters
-
-
-def _remembered(construct: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that keeps its arguments as ``config``, defaults included.
-
-    Entries that it puts there itself, such as orders it has drawn, take the place of arguments.
-    """
-    signature = inspect.signature(construct)
-    _, *names = signature.parameters
-
-    @functools.wraps(construct)
-    def remembering(self: Any, *args: Any, **options: Any) -> None:
-        construct(self, *args, **options)
-        given = signature.bind(self, *args, **options)
-        given.apply_defaults()
-        config = dict(zip(names, given.args[1:], strict=False)) | given.kwargs
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
-        self.config = plain | vars(self).get("config", {})
-
-    return remembering
 
 
 def recipe_for(value: object) -> Recipe | None:
