@@ -15,10 +15,6 @@ from selfnorm.distributions import Proposal, UnnormalisedModel
 from selfnorm.errors import DataError
 
 Ends = tuple[Tensor | float, Tensor | float]
-CORE, REACH = (
-    6.0,
-    8.0,
-)  # half-width of the even part of an axis; of the outer part, in its logarithm
 ROWS_AT_ONCE = 65_536
 
 
@@ -64,8 +60,9 @@ def exact_log_norm(
 class GridDensity(Proposal):
     r"""A model's density, made even in each cell of the grid of :func:`exact_log_norm`.
 
-    The sharpest of proposals in one or two dimensions. Arguments as there; ``log_norm`` and
-    ``error`` are what it returns.
+    The sharpest of proposals in one or two dimensions. Arguments as there, and the half-width
+    ``core`` of the even part, in scales; the grid ends ``exp(reach) - 1`` scales beyond it.
+    ``log_norm`` and ``error`` are what that function returns.
 
     Example:
         >>> grid = GridDensity(lambda x: -0.5 * x.square().sum(-1), dim=1, n_points=257)
@@ -84,6 +81,8 @@ class GridDensity(Proposal):
         *,
         center: Tensor | float = 0.0,
         scale: Tensor | float = 1.0,
+        core: float = 6.0,
+        reach: float = 8.0,
         n_points: int = 1025,
         support: Ends | None = None,
     ) -> None:
@@ -95,7 +94,7 @@ class GridDensity(Proposal):
         n_points += n_points % 2 == 0
         self.dim = dim
         self.center, self.root = _frame(dim, center, scale, support)
-        pairs = [_axis(j, n_points, support) for j in range(dim)]
+        pairs = [_axis(j, n_points, core, reach, support) for j in range(dim)]
         axes, log_widths = zip(*pairs, strict=True)
         log_density: Any = getattr(model, "log_unnormalized", model)
         device = getattr(model, "device", torch.device("cpu"))
@@ -195,7 +194,9 @@ def _frame(
     return at, root.contiguous()
 
 
-def _axis(j: int, n_points: int, support: Ends | None) -> tuple[Tensor, Tensor]:
+def _axis(
+    j: int, n_points: int, core: float, reach: float, support: Ends | None
+) -> tuple[Tensor, Tensor]:
     """Grid points of one axis and the log of their trapezoidal widths."""
     if support is not None:
         ends = (torch.as_tensor(end).flatten() for end in support)
@@ -204,10 +205,10 @@ def _axis(j: int, n_points: int, support: Ends | None) -> tuple[Tensor, Tensor]:
         log_width = torch.full((n_points,), math.log((high - low) / (n_points - 1)))
         log_width[[0, -1]] -= math.log(2)
         return points, log_width.double()
-    u = torch.linspace(-CORE - REACH, CORE + REACH, n_points, dtype=torch.float64)
-    # Even up to |u| = 6, then x = 6 + exp(v) - 1: slope 1 at the joint.
-    over = (u.abs() - CORE).clamp_min(0)
-    points = u.sign() * (u.abs().clamp_max(CORE) + torch.expm1(over))
+    u = torch.linspace(-core - reach, core + reach, n_points, dtype=torch.float64)
+    # Even up to |u| = core, then x = core + exp(v) - 1: slope 1 at the joint.
+    over = (u.abs() - core).clamp_min(0)
+    points = u.sign() * (u.abs().clamp_max(core) + torch.expm1(over))
     log_width = math.log(float(u[1] - u[0])) + over
     log_width[[0, -1]] -= math.log(2)
     return points, log_width
