@@ -85,8 +85,8 @@ def selfnorm(monkeypatch, capsys):
 def places(tmp_path_factory):
     """A table, a held-out table and a fitted model with three named columns."""
     folder = tmp_path_factory.mktemp("cli")
-    write_csv(folder / "train.csv", rows(400, 3), ["a", "b", "c"])
-    write_csv(folder / "test.csv", rows(120, 3, seed=1), ["a", "b", "c"])
+    write_csv(folder / "train.csv", rows(200, 3), ["a", "b", "c"])
+    write_csv(folder / "test.csv", rows(60, 3, seed=1), ["a", "b", "c"])
     fit = ["fit", folder / "train.csv", "-o", folder / "model", "--max-steps", 60, "--no-progress"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["selfnorm", *map(str, fit)])
@@ -99,7 +99,7 @@ def places(tmp_path_factory):
 def test_fit_reports_as_json(selfnorm, places, tmp_path):
     fit = ("fit", places / "train.csv", "-o", tmp_path / "m", "--max-steps", 5, "--method", "joint")
     report = json.loads(selfnorm.done(*fit, "--columns", "a,b", "--json"))
-    wanted = {"rows": 400, "columns": ["a", "b"], "method": "joint", "steps": 5}
+    wanted = {"rows": 200, "columns": ["a", "b"], "method": "joint", "steps": 5}
     assert wanted.items() <= report.items()
 
 
@@ -228,7 +228,7 @@ def test_bad_tables_are_told_in_one_line_and_leave_nothing(
     assert {p.name for p in tmp_path.iterdir()} == {"t.csv"}
 
 
-def messy(path, n=300):
+def messy(path, n=120):
     """A file as a person has it: BOM, text, dates, gaps of two kinds, an identifier, a constant."""
     rng = np.random.default_rng(0)
     lines = ["id,colour,size,count,day,ok,always"]
@@ -270,7 +270,7 @@ def test_a_raw_file_is_fitted_drawn_filled_and_explained(selfnorm, tmp_path):
     assert not filled.isna().any().any()
     assert (filled.eq(raw) | raw.isna()).all().all()
     selfnorm.done(*fill, tmp_path / "two.csv", "--draws", 2)
-    assert pd.read_csv(tmp_path / "two.csv")["draw"].tolist() == [1] * 300 + [2] * 300
+    assert pd.read_csv(tmp_path / "two.csv")["draw"].tolist() == [1] * 120 + [2] * 120
     selfnorm.done("score", model, tmp_path / "raw.csv", "-o", tmp_path / "e.csv", "--explain")
     scored = pd.read_csv(tmp_path / "e.csv")
     assert set(scored["least_expected"]) <= {"colour", "size", "count", "day", "ok"}
@@ -619,7 +619,7 @@ def test_the_same_command_goes_on_from_a_checkpoint(
     fit = ("fit", places / "train.csv", "--no-progress", *target, *steps, "-o")
     selfnorm.done(*fit, tmp_path / "whole")
     saving = ("--checkpoint", tmp_path / "run.ckpt")
-    for at in (45, 90) if target else (45, 12, 30):  # in both stages
+    for at in (22, 45) if target else (45, 12, 30):  # in both stages
         with monkeypatch.context() as patched:
             strike(patched, signal.SIGTERM, at)
             code, _, err = selfnorm(*fit, tmp_path / "resumed", *saving)

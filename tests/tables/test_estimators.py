@@ -38,11 +38,11 @@ def skewed(n, d=2, seed=0):
 
 @pytest.fixture(scope="module")
 def fitted():
-    return EnergyDensity(random_state=0).fit(skewed(600))
+    return EnergyDensity(random_state=0, max_steps=200).fit(skewed(600))
 
 
 def test_an_offset_a_million_times_the_spread_is_no_problem():
-    X = skewed(300)
+    X = skewed(80)
     near = EnergyDensity(random_state=0, max_steps=20).fit(X)
     far = EnergyDensity(random_state=0, max_steps=20).fit(X + 1e6)
     assert np.allclose(near.score_samples(X), far.score_samples(X + 1e6), atol=1e-2)
@@ -79,10 +79,10 @@ def test_two_columns_of_few_rows_are_no_worse_than_simple_densities():
 def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
     from selfnorm.tables import chain_distribution as room
 
-    X = skewed(600, d=3)
-    density = EnergyDensity(random_state=0, max_steps=30).fit(X[:300])
+    X = skewed(300, d=3)
+    density = EnergyDensity(random_state=0, max_steps=30).fit(X[:100])
     every_row = density.bounds(X, n_samples=128, random_state=0)
-    monkeypatch.setattr(room, "MAX_FACTOR_SAMPLES", 128 * 3 * 250)
+    monkeypatch.setattr(room, "MAX_FACTOR_SAMPLES", 128 * 3 * 150)
     subset = density.bounds(X, n_samples=128, random_state=0)
     assert subset.n_samples == 128
     assert subset.lower == pytest.approx(every_row.lower, abs=2e-3)
@@ -116,10 +116,10 @@ def test_outliers(fitted):
 
 
 def test_clone_pipeline_grid_search_joblib(fitted):
-    X = skewed(120)
+    X = skewed(40)
     assert clone(fitted).get_params() == fitted.get_params()
     pipeline = make_pipeline(StandardScaler(), EnergyDensity(max_steps=5, random_state=0))
-    assert pipeline.fit(X).score_samples(X).shape == (120,)
+    assert pipeline.fit(X).score_samples(X).shape == (40,)
     pipeline.set_output(transform="pandas")
     frame = pd.DataFrame(X, columns=["a", "b"])
     assert list(pipeline.fit(frame)[-1].feature_names_in_) == ["a", "b"]
@@ -164,7 +164,7 @@ def test_numbers_too_small_to_tell_apart_are_refused(d):
 def test_integer_columns_get_a_density_not_a_spike():
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.poisson(3.0, 800), rng.normal(size=800)]).astype(float)
-    density = EnergyDensity(random_state=0, max_steps=300).fit(X)
+    density = EnergyDensity(random_state=0, max_steps=100).fit(X)
     truth = stats.poisson.logpmf(X[:, 0], 3.0) + stats.norm.logpdf(X[:, 1])
     # step 1: density of a value = its mass
     assert density.score(X) == pytest.approx(truth.mean(), abs=0.15)

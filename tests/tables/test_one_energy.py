@@ -44,10 +44,8 @@ def test_a_chain_of_one_column_with_a_narrow_group_in_a_wide_one_integrates_to_o
     rng = np.random.default_rng(1000)
     x = np.where(rng.random((300, 1)) < 0.5, 0.01, 1.0) * rng.normal(size=(300, 1))
     model = EnergyDensity(method="autoregressive", random_state=0).fit(x)
-    beyond = np.geomspace(6, 1e6, 2001)
-    at = np.unique(
-        np.r_[np.linspace(-0.1, 0.1, 10_001), np.linspace(-6, 6, 20_001), beyond, -beyond]
-    )
+    beyond, inner = np.geomspace(6, 1e6, 201), np.linspace(-0.03, 0.03, 3001)
+    at = np.unique(np.r_[inner, 10 * inner, np.linspace(-6, 6, 1501), beyond, -beyond])
     assert np.trapezoid(np.exp(model.score_samples(at[:, None])), at) == pytest.approx(1, abs=1e-3)
 
 

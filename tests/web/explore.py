@@ -78,8 +78,7 @@ def play(browser: Browser, axe: Axe, folder: Path, out: Path) -> list[str]:
         try:
             set_columns(page, address)
             explain_a_row(page)
-            if hasattr(EnergyDensity, "probability"):
-                ask_for_a_probability(page)
+            ask_for_a_probability(page)
             take_rows(page, folder)
         except (AssertionError, Error) as error:
             wrong.append("".join(traceback.format_exception(error, limit=-1)))
