@@ -22,29 +22,6 @@ def unnormalised(density, log_norm: float, b: float) -> sn.EBM:
     return sn.EBM(Potential(lambda x: -(density.log_prob(x) + log_norm)), log_norm=b)
 
 
-def test_bounds_hold_the_truth_on_random_analytic_models():
-    held, conditional = 0, 0
-    for seed in range(100):
-        density, dim = random_density(seed)
-        log_norm = float(5 * torch.randn(()))
-        model = unnormalised(density, log_norm, log_norm + 0.3 * float(torch.randn(())))
-        q = sn.Defensive.fit_to(density.sample((500,)), n_components=4)
-        x = density.sample((300,))
-        bounds = sn.evaluate(model, x, proposal=q, n_samples=4000, seed=seed, adapt=False)
-        truth = float(density.log_prob(x).mean())
-        held += bounds.lower - 3 * bounds.lower_se <= truth <= bounds.upper + 3 * bounds.upper_se
-        # harder: the error of log Z alone, without the scatter of the test rows
-        slack = (
-            3
-            * bounds.log_norm_se
-            * max(1.0, math.exp(bounds.log_norm - float(model.log_norm.detach())))
-        )
-        conditional += bounds.lower - slack <= truth <= bounds.upper + slack
-        assert dim == x.shape[1]
-    assert held >= 99, held
-    assert conditional >= 98, conditional
-
-
 def good_case(seed: int):
     density, _ = random_density(1000 + seed)
     x = density.sample((800,))
@@ -128,6 +105,7 @@ def test_a_broad_pool_has_no_silent_failure_few_false_alarms_and_honest_errors()
     assert figures["wrong"] <= 1
     assert figures["false_alarms"] <= 3, [r["reasons"] for r in rows if not r["reliable"]]
     assert figures["within_3_se"] > 1 - 1.5 / figures["reliable"]
+    assert figures["interval_covers"] > 0.9
 
 
 def test_mass_that_only_b_knows_of_is_a_reason():
