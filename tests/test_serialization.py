@@ -20,7 +20,7 @@ from selfnorm import EnergyDensity, saving
 from selfnorm.errors import ModelFileError, SelfnormError, SelfnormWarning
 from selfnorm.saving import CARD_FILE, MODEL_FILE
 from selfnorm.vae import EnergyPrior
-from tests.folders import edit, edit_model, put_document
+from tests.folders import edit, edit_model, put_document, with_tensor
 
 
 def rows(n=150, d=2, seed=0):
@@ -160,6 +160,11 @@ def test_weights_that_are_not_finite_are_refused_but_in_parts_of_ones_own(tmp_pa
         sn.save(model, tmp_path / str(value))
         with pytest.raises(ModelFileError, match="'log_norm' hold NaN or infinity"):
             sn.load(tmp_path / str(value))
+    EnergyDensity(max_steps=1, random_state=0).fit(rows()).save(tmp_path / "table")
+    limits = "distribution_.model.columns.high"
+    with_tensor(tmp_path / "table", limits, lambda high: torch.full_like(high, torch.nan))
+    with pytest.raises(ModelFileError, match=f"{limits!r} hold NaN"):
+        sn.load(tmp_path / "table")
     own = Bowl()
     own.register_buffer("mask", torch.tensor(-torch.inf))
     sn.save(sn.EBM(own), tmp_path / "own")

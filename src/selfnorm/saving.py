@@ -55,8 +55,9 @@ CARD_FILE = "model_card.md"
 MAX_HEADER_BYTES = 64 * 2**20
 _NO_HASH = "0" * 64  # in the place of the hash where the file is hashed
 _HASH = b'\\"sha256\\": \\"'  # what comes before the hash in the header, as JSON in JSON
-# buffers of columns and tables: "none", "no limit", the logarithm of a share of zero
-_MAY_BE_INFINITE = {"atoms", "high", "log_codes", "low", "span"}
+# buffers of columns and tables: "no limit", the logarithm of a share of zero; "none"
+_MAY_BE_INFINITE = {"high", "log_codes", "low", "span"}
+_MAY_BE_NAN = {"atoms"}
 # scikit-learn's, of tables whose columns have names; of a density, once not saved
 _MAY_BE_ABSENT = {"feature_names_in_", "n_iter_"}
 
@@ -559,9 +560,10 @@ def _refuse_not_finite(folder: Folder, own: Mapping[str, object]) -> None:
     """Refuse weights that are NaN or infinite, but in parts of one's own and limits of columns."""
     for name, tensor in folder.tensors.items():
         parts = name.split(".")
-        if parts[-1] in _MAY_BE_INFINITE or not own.keys().isdisjoint(parts):
+        if parts[-1] in _MAY_BE_NAN or not own.keys().isdisjoint(parts):
             continue
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        broken = tensor.isnan() if parts[-1] in _MAY_BE_INFINITE else ~tensor.isfinite()
+        if bool(broken.any()):
             raise ModelFileError(
                 f"{folder.path}: the weights {name!r} hold NaN or infinity, which gives no "
                 "densities; fit the model again"
