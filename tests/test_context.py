@@ -26,7 +26,7 @@ from selfnorm._context import (
 )
 from selfnorm.report import findings_of
 
-X = np.random.default_rng(0).normal(size=(120, 4))
+X = np.random.default_rng(0).normal(size=(60, 4))
 
 
 def _density(d):
@@ -268,19 +268,23 @@ MODES = {
 }
 
 
+def in_a_program():
+    rows = np.random.default_rng(0).normal(size=(100, 2))
+    rows[:50] += 50  # two groups far beyond each other's reach
+    density = sn.EnergyDensity(max_steps=2, random_state=0).fit(rows)
+    return density.score_samples(rows), density.sample(9, random_state=0), *_regressor()
+
+
+@pytest.fixture(scope="module")
+def plainly():
+    return in_a_program()
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("mode", MODES)
-def test_fits_scores_and_samples_are_the_same_in_the_modes_of_a_program(mode):
-    rows = np.random.default_rng(0).normal(size=(200, 2))
-    rows[:100] += 50  # two groups far beyond each other's reach
-
-    def fits():
-        density = sn.EnergyDensity(max_steps=2, random_state=0).fit(rows)
-        return density.score_samples(rows), density.sample(9, random_state=0), *_regressor()
-
-    expected = fits()
+def test_fits_scores_and_samples_are_the_same_in_the_modes_of_a_program(mode, plainly):
     with MODES[mode]():
-        _equal(fits(), expected)
+        _equal(in_a_program(), plainly)
 
 
 def test_models_fitted_at_once_and_evidence_within_inference_mode():
