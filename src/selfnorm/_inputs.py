@@ -183,10 +183,8 @@ def check_rows(
     if minimum > 1 and not constant_ok:
         flat = (x == x[0]).all(0)
         if bool(flat.any()):
-            column = int(flat.nonzero()[0])
-            raise DataError(
-                f"column {column} of {name} is constant: it has no density; drop the column"
-            )
+            constant = f"column {int(flat.nonzero()[0])} of {name} is constant"
+            raise DataError(f"{constant}: it has no density; drop the column")
     return x
 
 
@@ -217,17 +215,12 @@ def all_numbers(X: Any) -> bool:
     if isinstance(X, Mapping) or np.ma.is_masked(X):
         return False
     columns = [np.asarray(X[name]) for name in X.columns] if _is_frame(X) else [np.asarray(X)]
-    for values in columns:
-        if values.dtype.kind == "c":
-            return True  # refused elsewhere
-        if _holds_text(values):
-            return False
-        try:
-            if np.isnan(values.astype(np.float64)).any():
-                return False
-        except (TypeError, ValueError):
-            return False
-    return True
+    if any(values.dtype.kind == "c" for values in columns):
+        return True  # refused elsewhere
+    try:
+        return not any(_holds_text(v) or np.isnan(v.astype(np.float64)).any() for v in columns)
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_frame(X: object) -> bool:
@@ -346,10 +339,9 @@ def refuse_constant(x: np.ndarray, names: Sequence[object], source: str = "X") -
     flat = np.flatnonzero(np.ptp(x, axis=0) <= 1e-12 * np.abs(x).max(axis=0))
     if len(flat):
         shown = ", ".join(repr(names[j]) for j in flat[:5])
+        what, cure = f"columns {shown} are", "drop them"
         if len(flat) == 1:
             what, cure = f"column {shown} is", "drop it"
-        else:
-            what, cure = f"columns {shown} are", "drop them"
         raise DataError(f"{source}: {what} constant: a constant has no density; {cure}")
 
 

@@ -113,8 +113,6 @@ class Table:
         return replace(self, cells={**self.cells, **columns}, arrow=arrow)
 
     def __len__(self) -> int:
-        if self.lines is not None:
-            return len(self.lines)
         return len(next(iter(self.cells.values()), ()))
 
     @property
@@ -225,11 +223,8 @@ def write_table(table: Table, path: str | os.PathLike[str]) -> None:
     """Write a table whole or not at all; the format follows from the suffix."""
     path = check_output(path)
     writers: dict[str, Callable[[Table, Path], None]] = {
-        ".csv": _write_csv,
-        ".tsv": _write_csv,
-        ".txt": _write_csv,
-        ".parquet": _write_parquet,
-        ".pq": _write_parquet,
+        **dict.fromkeys(TEXT, _write_csv),
+        **dict.fromkeys((".parquet", ".pq"), _write_parquet),
         ".npy": lambda table, to: np.save(to, numeric(table)),
         ".npz": lambda table, to: np.savez(to, X=numeric(table), columns=np.array(table.names)),
     }
@@ -360,7 +355,7 @@ def _read_csv(path: Path, delimiter: str | None, header: bool | None) -> Table:
                 cells = {n: _cells(_Texts(body, j), column.copy()) for j, (n, column) in columns}
                 return Table(cells, str(path), np.arange(2, len(others) + 2), style=(written, "."))
     try:
-        rows = _parsed_rows(text, mark) if plain is None else _split(plain, mark)
+        rows = _parsed_rows(text, mark)
     except csv.Error as error:
         raise DataError(f"{path}: cannot be read as CSV: {error}") from None
     except DataError as error:
@@ -440,15 +435,8 @@ def _are_names(cells: list[str]) -> bool:
     return once and not all(is_gap(name) or _is_amount(name) for name in names)
 
 
-def _split(text: str, mark: str) -> _Rows:
-    """The rows of a plain text."""
-    lines = text.split("\n")
-    kept = [k for k, row in enumerate(lines) if mark in row or row.strip()]
-    return _columns([lines[k].split(mark) for k in kept], [k + 1 for k in kept], {})
-
-
 def _parsed_rows(text: str, mark: str) -> _Rows:
-    """The rows of any text."""
+    """The rows of a text, cut or filled to the width of the first one."""
     stream = chain(StringIO(text, newline=""), [_END])
     reader = csv.reader(stream, delimiter=mark, skipinitialspace=True)
     rows, lines, first = [], [], 1
@@ -468,10 +456,6 @@ def _parsed_rows(text: str, mark: str) -> _Rows:
     if rows.pop() != [_END]:
         raise DataError(_NOT_CLOSED.format(opened[lines[-1]]))
     lines.pop()
-    return _columns(rows, lines, opened)
-
-
-def _columns(rows: list[list[str]], lines: list[int], opened: dict[int, int]) -> _Rows:
     while len(rows) > 1 and not any(cell.strip() for cell in rows[-1]):  # spreadsheets leave some
         rows.pop()
         lines.pop()

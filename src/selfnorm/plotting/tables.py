@@ -66,21 +66,17 @@ def plot_marginal(
         'eyes'
     """
     figure, axes = on_axes(axes)
-    rows = {
-        name: np.asarray(values, dtype=float)[~np.isnan(np.asarray(values, dtype=float))]
-        for name, values in (("data", data), ("model", model))
-        if values is not None
-    }
+    named = {"data": data, "model": model}
+    rows = {k: np.asarray(v, dtype=float) for k, v in named.items() if v is not None}
+    rows = {name: values[~np.isnan(values)] for name, values in rows.items()}
     if scale.labels:
         _bars(axes, scale, rows)
-    else:
-        _histograms(axes, scale, rows)
-    axes.set_title(literal(scale.name))
-    if scale.labels:
         axes.set_xlabel("share of rows")
     else:
+        _histograms(axes, scale, rows)
         log = axes.get_yscale() == "log"
         axes.set_ylabel("share of rows" + (", log scale" if log else ""))
+    axes.set_title(literal(scale.name))
     if len(rows) > 1:
         axes.legend()
     return figure
@@ -227,8 +223,7 @@ def _bars(axes: Axes, scale: Scale, rows: dict[str, np.ndarray]) -> None:
         name: np.bincount(values.astype(int), minlength=len(scale.labels)) / max(len(values), 1)
         for name, values in rows.items()
     }
-    often = np.argsort(-sum(counts.values()), kind="stable")[:MAX_BARS]
-    often = np.sort(often)
+    often = np.sort(np.argsort(-sum(counts.values()), kind="stable")[:MAX_BARS])
     names = [_short(scale.labels[i], 18) for i in often]
     for name, shares in counts.items():
         look: dict[str, Any] = {"color": DATA, "alpha": 0.45}

@@ -16,7 +16,7 @@ from selfnorm.columns import Schema, Table
 from selfnorm.plotting import plot_history, plot_log_densities, styled
 from selfnorm.report import figures, peers
 from selfnorm.report.page import Page
-from selfnorm.report.panels import Panel, column_panels, gap_panels, one_by_one
+from selfnorm.report.panels import Panel, column_panels, gap_panels
 from selfnorm.report.sections import (
     About,
     Comparison,
@@ -216,8 +216,8 @@ class DensityReport(Report):
             f"Rows of the table (filled) and {len(rows.of_model):,} rows drawn from the model "
             "(line). The outermost half per cent on either side is out of sight."
         )
-        self.page.figures(one_by_one(column_panels(rows.scales, rows.of_model, rows.of_data)))
-        self.page.figures(one_by_one(gap_panels(rows.scales, rows.gaps)), wide=True)
+        self.page.figures(column_panels(rows.scales, rows.of_model, rows.of_data))
+        self.page.figures(gap_panels(rows.scales, rows.gaps), wide=True)
 
     def _pairs(self) -> None:
         pairs, table = self._rows.pairs()
@@ -228,9 +228,9 @@ class DensityReport(Report):
             if several
             else "As many points of the model as of the data."
         )
-        self.page.figures(one_by_one(pairs), wide=True)
+        self.page.figures(pairs, wide=True)
         if several:
-            self.page.figures(one_by_one([table]), wide=True)
+            self.page.figures([table], wide=True)
             self.page.words(f"{table.words}.")
 
     def _strangest(self) -> None:
@@ -283,7 +283,7 @@ class DensityReport(Report):
         if history.records:
             words = f"Bounds of the log-likelihood in training; kept is step {history.best_step:,}"
             panels.append(Panel(partial(plot_history, history), words, size=(4.2, 2.8)))
-        self.page.figures(one_by_one(panels), wide=True)
+        self.page.figures(panels, wide=True)
         self.page.words(
             "Rows of the table are as likely as rows drawn from a model that fits. In training the "
             "lower and the upper bound close in on each other; the dotted line is the state kept."

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from selfnorm._context import alone
 from selfnorm._files import atomic
 from selfnorm.errors import DataError, SelfnormWarning
+from selfnorm.report.panels import Panel, together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,14 +94,15 @@ class Page:
             f"<tbody>{''.join(body)}</tbody></table></div>"
         )
 
-    def figures(self, figures: Sequence[tuple[Figure, str]], *, wide: bool = False) -> None:
-        """Figures side by side, as many as there is room for; each with what it shows in words."""
-        panels = []
-        for figure, words in figures:
+    def figures(self, panels: Sequence[Panel], *, wide: bool = False) -> None:
+        """Panels side by side, as many as there is room for; each with what it shows in words."""
+        figures = []
+        for panel in panels:
             self._figures += 1
-            panels.append(f"<figure>{inline_svg(figure, words, f'f{self._figures}')}</figure>")
-        if panels:
-            self._add(f'<div class="{"wide" if wide else "panels"}">{"".join(panels)}</div>')
+            figure = inline_svg(together([panel]), panel.words, f"f{self._figures}")
+            figures.append(f"<figure>{figure}</figure>")
+        if figures:
+            self._add(f'<div class="{"wide" if wide else "panels"}">{"".join(figures)}</div>')
 
     def html(self) -> str:
         """The whole page."""

@@ -64,11 +64,6 @@ def together(panels: Sequence[Panel], columns: int = 1, *, one_legend: bool = Fa
     return figure
 
 
-def one_by_one(panels: Sequence[Panel]) -> list[tuple[Figure, str]]:
-    """A figure of each panel, and its words."""
-    return [(together([panel]), panel.words) for panel in panels]
-
-
 def write_panels(
     folder: Path, name: str, panels: Sequence[Panel], columns: int = 1, *, one_legend: bool = False
 ) -> Path:

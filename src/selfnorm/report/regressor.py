@@ -15,7 +15,7 @@ from selfnorm.evaluation import central_coverage
 from selfnorm.plotting import literal, plot_history, plot_predictive, plot_reliability, styled
 from selfnorm.report import figures, peers
 from selfnorm.report.page import Page, in_python
-from selfnorm.report.panels import Panel, one_by_one
+from selfnorm.report.panels import Panel
 from selfnorm.report.sections import About, Comparison, Report, cells_of, fewer_rows, show_loading
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -168,7 +168,7 @@ class RegressorReport(Report):
             for q in (0.1, 0.5, 0.9)
         )
         panel = Panel(partial(plot_reliability, {"model": pit}), words, size=(5.6, 2.7), n_axes=2)
-        self.page.figures(one_by_one([panel]), wide=True)
+        self.page.figures([panel], wide=True)
         self.page.words(
             "Left: of a calibrated model the dots lie on the diagonal. Right: the histogram is "
             "flat; a bowl is a sign of distributions that are too narrow, a hill of ones that are "
@@ -193,7 +193,7 @@ class RegressorReport(Report):
             title = literal(f"{about.row_heading.split(',')[0]} {name}")
             draw = partial(plot_predictive, **example, name=about.target)
             panels.append(Panel(draw, words, title, size=(3.1, 2.1)))
-        self.page.figures(one_by_one(panels))
+        self.page.figures(panels)
 
     def _surprises(self) -> None:
         about, looked_at, n, pit = self.about, self.looked_at, self.table.n_rows, self.pit
@@ -231,7 +231,7 @@ class RegressorReport(Report):
             )
             title = f"{stage}: bounds of the log-likelihood"
             panels.append(Panel(partial(plot_history, history), words, title, size=(4.2, 2.8)))
-        self.page.figures(one_by_one(panels), wide=True)
+        self.page.figures(panels, wide=True)
         self.page.words(
             "In standardised units of the target, the mean over members. Each keeps the state "
             "that is best on the rows it held out; the dotted line is where the last of them "

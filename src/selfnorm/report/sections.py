@@ -116,7 +116,7 @@ class Comparison:
             "nats per row): the simpler one does as well."
         )
 
-    def show(self, page: Page, what: str = "nats per row") -> None:
+    def show(self, page: Page) -> None:
         """A table of all of them."""
         rows = [["this model", f"{self.model.mean():.3f} ± {two_errors(self.model):.3f}", ""]]
         others = self.peers | self.parts
@@ -124,7 +124,7 @@ class Comparison:
             gain, error = self.difference(name)
             shown = f"{scores.mean():.3f} ± {two_errors(scores):.3f}"
             rows.append([name, shown, f"{gain:+.3f} ± {2 * error:.3f}"])
-        header = ["model", f"mean log-likelihood, {what}", "model ahead by"]
+        header = ["model", "mean log-likelihood, nats per row", "model ahead by"]
         caption = f"{len(self.model):,} rows; ± two standard errors; higher is better"
         page.table(caption, header, rows, numbers=(1, 2))
 

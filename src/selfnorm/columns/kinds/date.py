@@ -84,19 +84,16 @@ class Date(Kind):
         if (column.form.get("offset") is None) != (offset is None) and not cells.missing.all():
             what = "no time zone" if offset is None else "a time zone"
             self.surprises.append(f"{column.name!r} has {what} here: taken as UTC")
+        local, missing = to_clock(column, cells.values), cells.missing
         if base is None:
-            local = to_clock(column, cells.values)
             numbers = list(calendar(local, column.resolution).values())
             coarse = from_calendar(numbers, column.resolution) != local
-            if (coarse & ~cells.missing).any():
+            if (coarse & ~missing).any():
                 self.surprises.append(f"{column.name!r} is taken to the {column.resolution}")
-            return [
-                encode_numbers(p, v, cells.missing)
-                for p, v in zip(self.parts, numbers, strict=True)
-            ]
-        apart = to_clock(column, cells.values) - to_clock(column, base.values)
-        between = apart / tie_unit(column.resolution)
-        return [encode_numbers(self.parts[0], between, cells.missing | base.missing)]
+        else:
+            numbers = [(local - to_clock(column, base.values)) / tie_unit(column.resolution)]
+            missing = missing | base.missing
+        return [encode_numbers(p, v, missing) for p, v in zip(self.parts, numbers, strict=True)]
 
     def decode(self, coded: Sequence[Coded]) -> Cells:
         """Cells of codes and numbers."""
@@ -214,13 +211,14 @@ def _resolution(local: np.ndarray, steady: np.ndarray) -> str:
 
 def as_dates(cells: Cells, template: str) -> Cells:
     """Texts of a template as dates; as they are if one of them is no such date."""
-    dates = [t for t in cells.labels if not is_gap(t)]
+    places = [i for i, text in enumerate(cells.labels) if not is_gap(text)]
+    dates = [cells.labels[i] for i in places]
     moments = dates_from(dates, template)
     if moments is None:
         return cells
     cells = cells.without_gaps(MISSING)
     seconds = np.zeros(len(cells.labels) + 1, dtype=np.int64)
-    seconds[[i for i, t in enumerate(cells.labels) if not is_gap(t)]] = moments
+    seconds[places] = moments
     form = cells.form | {"template": template}
     offset = template_offset(template)
     if offset is not None:
@@ -249,32 +247,21 @@ def date_template(texts: Sequence[str]) -> str | None:
     """
     if len(texts) == 0 or not all(8 <= len(text) <= 40 for text in texts):
         return None
-    bare = _bare_fields(texts)
-    if bare:
-        template = date_template([_SINGLE.sub(r"0\1", text) for text in texts])
-        if template is None or ("D" in bare and template.startswith("Y")):
-            return None
-        for letter in bare:
-            template = template.replace(2 * letter, letter)
-        return template
+    bare = ""  # fields without a leading zero: where one is so and none has a zero
+    for letters, after in {"DM": "/.", "h": ":"}.items():
+        alone, zero = (rf"(?<![\d:]){digits}[{after}]" for digits in (r"\d", r"0\d"))
+        if any(re.search(alone, t) for t in texts) and not any(re.search(zero, t) for t in texts):
+            bare += letters
+    texts = [_SINGLE.sub(r"0\1", text) for text in texts] if bare else texts
     if len({len(text) for text in texts}) > 1:
         return None
     fitting = [t for t in _templates(texts[0]) if dates_from(texts, t) is not None]
-    return fitting[0] if len(fitting) == 1 else None
+    if len(fitting) != 1 or ("D" in bare and fitting[0].startswith("Y")):
+        return None
+    return re.sub(rf"([{bare}])\1", r"\1", fitting[0]) if bare else fitting[0]
 
 
 _SINGLE = re.compile(r"(?<!\d)(\d)(?=[/.:])")  # a digit alone: of a day, a month or an hour
-
-
-def _bare_fields(texts: Sequence[str]) -> str:
-    """Fields without a leading zero: of dates, of hours, where one is so and none has a zero."""
-    marks = {"DM": "/.", "h": ":"}
-    return "".join(
-        letters
-        for letters, after in marks.items()
-        if any(re.search(rf"(?<![\d:])\d[{after}]", text) for text in texts)
-        and not any(re.search(rf"(?<![\d:])0\d[{after}]", text) for text in texts)
-    )
 
 
 def padded(texts: Sequence[str], template: str) -> tuple[Sequence[str], str]:
