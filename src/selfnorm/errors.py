@@ -7,6 +7,8 @@ library itself decided to refuse, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
+from types import ModuleType
 
 
 class SelfnormError(Exception):
@@ -71,6 +73,14 @@ class SelfnormWarning(UserWarning):
         >>> warnings.simplefilter("error", SelfnormWarning)  # or "ignore": to stop, or not to know
         >>> warnings.resetwarnings()
     """
+
+
+def optional(module: str, cure: str, error: type[SelfnormError] = DataError) -> ModuleType:
+    """A library that not everybody has, or an error that says how to get it."""
+    try:
+        return import_module(module)
+    except ImportError as cause:
+        raise error(cure) from cause
 
 
 def listed(names: Iterable[object], most: int = 12) -> str:

@@ -33,7 +33,7 @@ from selfnorm._files import atomic
 from selfnorm.columns import Cells, Schema, TableLike, numbers_from, unmarked
 from selfnorm.columns import Table as Frame
 from selfnorm.columns.text import is_gap, numbers_as_text
-from selfnorm.errors import DataError, SelfnormWarning, listed
+from selfnorm.errors import DataError, SelfnormWarning, listed, optional
 
 TEXT = (".csv", ".tsv", ".txt")
 SUFFIXES = (*TEXT, ".parquet", ".pq", ".npy", ".npz")
@@ -691,13 +691,8 @@ def _from_arrow(frame: Any, source: str) -> Table:
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise DataError(
-            'reading or writing Parquet needs pyarrow: pip install "selfnorm[frames]"'
-        ) from None
-    return pyarrow
+    words = 'reading or writing Parquet needs pyarrow: pip install "selfnorm[frames]"'
+    return optional("pyarrow", words)
 
 
 # Writing

@@ -108,7 +108,7 @@ class Detection:
             stated,
             support,
             len(self.cells),
-            {j: (self.columns[j], earlier) for j, earlier in self.cells.items()},
+            self._earlier,
             self.notes,
         )
         column, parts = self._read(draft)

@@ -33,7 +33,7 @@ from selfnorm.columns.cells import (
     plain,
     unplain,
 )
-from selfnorm.errors import DataError
+from selfnorm.errors import DataError, optional
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -522,13 +522,8 @@ def _joined(columns: Mapping[Hashable, pa.Table], metadata: object) -> pa.Table:
 
 
 def _pyarrow() -> ModuleType:
-    try:
-        import pyarrow
-    except ImportError:
-        raise DataError(
-            'Arrow and polars tables need pyarrow: pip install "selfnorm[frames]"'
-        ) from None
-    return pyarrow
+    words = 'Arrow and polars tables need pyarrow: pip install "selfnorm[frames]"'
+    return optional("pyarrow", words)
 
 
 # polars

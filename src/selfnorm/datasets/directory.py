@@ -6,7 +6,6 @@ Files are read in their official formats from ``--data-dir``, else ``$SELFNORM_D
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from selfnorm.errors import DataError, MissingDataError
+from selfnorm.errors import optional as library
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,4 @@ def listing(given: str | Path | None = None) -> list[str]:
 
 def optional(module: str, package: str, extra: str = "data") -> ModuleType:
     """A module that a reader of files needs, or an error that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise DataError(f"this file needs {package}: pip install 'selfnorm[{extra}]'") from None
+    return library(module, f"this file needs {package}: pip install 'selfnorm[{extra}]'")

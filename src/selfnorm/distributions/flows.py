@@ -11,7 +11,6 @@ Three losses for a proposal ``q`` of a model ``p``:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -22,23 +21,12 @@ from selfnorm._saved import saved
 from selfnorm.columns import Columns
 from selfnorm.distributions.mixtures import check_width
 from selfnorm.distributions.proposals import LabelDistribution, Proposal, UnnormalisedModel
-from selfnorm.errors import DataError, SelfnormError
+from selfnorm.errors import DataError, SelfnormError, optional
 from selfnorm.networks import decay_groups
 from selfnorm.training import ParameterGroup, Task
 
 KINDS = ("nsf", "maf")
 LOSSES = ("data", "kl", "both")
-
-
-def _zuko() -> ModuleType:
-    try:
-        import zuko
-    except ImportError as error:
-        raise SelfnormError(
-            "flows need the package zuko: install it with `pip install selfnorm[flows]`, or use "
-            "another proposal (Gaussian, StudentT, Defensive)"
-        ) from error
-    return zuko
 
 
 @saved()
@@ -82,7 +70,11 @@ class Flow(Proposal):
         residual: bool = False,
     ) -> None:
         super().__init__()
-        zuko = _zuko()
+        words = (
+            "flows need the package zuko: install it with `pip install selfnorm[flows]`, or use "
+            "another proposal (Gaussian, StudentT, Defensive)"
+        )
+        zuko = optional("zuko", words, SelfnormError)
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {KINDS}, not {kind!r}")
         self.dim, self.condition_dim, self.kind = dim, condition_dim, kind

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from selfnorm import functional as F
-from selfnorm.errors import SelfnormError
+from selfnorm.errors import SelfnormError, optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,13 +30,8 @@ STYLE = Path(__file__).with_name("selfnorm.mplstyle")
 
 def need_matplotlib() -> None:
     """Refuse where matplotlib is not there: before the work, not after it."""
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        raise SelfnormError(
-            "figures need matplotlib: pip install 'selfnorm[plot]' (or pip install matplotlib)"
-        ) from error
-    del matplotlib
+    words = "figures need matplotlib: pip install 'selfnorm[plot]' (or pip install matplotlib)"
+    optional("matplotlib.figure", words, SelfnormError)
 
 
 def styled(function: Callable[Parameters, Drawn]) -> Callable[Parameters, Drawn]:
