@@ -66,11 +66,7 @@ def collapsed(seed: int):
 
 
 def designed_failures():
-    return (
-        [missed_mode(s) for s in range(17)]
-        + [lighter_tails(s) for s in range(17)]
-        + [collapsed(s) for s in range(16)]
-    )
+    return [make(seed) for make in (missed_mode, lighter_tails, collapsed) for seed in range(8)]
 
 
 def judged(density, q, seed, n_samples=10_000, **options):
@@ -82,9 +78,9 @@ def judged(density, q, seed, n_samples=10_000, **options):
 def test_designed_failures_are_flagged_and_good_cases_are_not():
     failures = enumerate(designed_failures())
     flagged = [not judged(*case, seed, adapt=False).reliable for seed, case in failures]
-    assert sum(flagged) >= 48, [i for i, f in enumerate(flagged) if not f]
+    assert sum(flagged) >= 23, [i for i, f in enumerate(flagged) if not f]
     for adapt in (False, True):
-        good = [judged(*good_case(seed), seed, adapt=adapt) for seed in range(25)]
+        good = [judged(*good_case(seed), seed, adapt=adapt) for seed in range(16)]
         wrong = [b.reasons for b in good if not b.reliable]
         assert len(wrong) <= 1, wrong
 
@@ -93,13 +89,13 @@ def test_designed_failures_are_mended_or_flagged():
     """The rows show what the proposal misses: a law fitted to them joins it."""
     found = [judged(*case, seed) for seed, case in enumerate(designed_failures())]
     assert all(abs(b.log_norm - 1.7) < 0.1 for b in found if b.reliable)
-    assert sum(b.reliable for b in found) >= 40
+    assert sum(b.reliable for b in found) >= 19
     assert all("joined" in b.remarks[-1] for b in found)
     assert max(b.n_samples for b in found) <= 8 * 10_000
 
 
 def test_a_broad_pool_has_no_silent_failure_few_false_alarms_and_honest_errors():
-    rows = [verdicts.judge("pool", seed, 10_000) for seed in range(60)]
+    rows = [verdicts.judge("pool", seed, 10_000) for seed in range(48)]
     figures = verdicts.summary(rows)
     assert figures["silent_failures"] == 0
     assert figures["wrong"] <= 1

@@ -176,10 +176,12 @@ def test_grids_take_the_type_of_the_model_and_any_numbers():
 
 
 def test_estimators_of_tables_are_evaluated_too():
-    X = np.random.default_rng(0).normal(size=(120, 2))
+    X = np.random.default_rng(0).normal(size=(30, 2))
     density = sn.EnergyDensity(max_steps=5, random_state=0).fit(X)
     assert sn.evaluate(density, X, seed=1) == density.bounds(X, n_samples=20_000, random_state=1)
-    regressor = sn.EnergyRegressor(n_members=1, max_epochs=1, random_state=0).fit(X, X[:, 0])
+    regressor = sn.EnergyRegressor(n_members=1, hidden=8, max_epochs=1, random_state=0).fit(
+        X, X[:, 0]
+    )
     assert sn.evaluate(regressor, (X, X[:, 0]), n_samples=64, seed=0).n_samples == 64
 
 

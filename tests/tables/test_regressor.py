@@ -373,19 +373,6 @@ def test_members_with_bins_of_their_own_make_a_normalised_law() -> None:
     assert two.sample(X[:4], 3, random_state=0).shape == (4, 3, 2)
 
 
-def test_jumps_along_the_input_are_learned() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(size=(1200, 1))
-    y = np.sign(np.sin(10 * np.pi * X[:, 0])) + 0.2 * rng.uniform(size=1200)
-    options = {"n_members": 2, "hidden": 32, "max_epochs": 40, "random_state": 0}
-    scores = []
-    for extra in ({"input_bins": 0}, {"input_bins": 40, "label_bins": 10}):
-        network = RegressorNetwork(energy_epochs=1, **extra)
-        model = EnergyRegressor(network=network, **options).fit(X[:1000], y[:1000])
-        scores.append(model.score(X[1000:], y[1000:]))
-    assert scores[1] > scores[0] + 0.2
-
-
 def test_inputs_of_every_kind_with_gaps(tmp_path):
     rng = np.random.default_rng(2)
     kind, size = rng.choice(["a", "b", "c"], 400), rng.normal(size=400)
