@@ -808,23 +808,17 @@ class _Model:
 
     def frame(self, table: Table) -> Any:
         """The columns of a density; by position where the model or the table knows no names."""
-        columns = self.estimator.schema_.columns
-        names = [str(column.name) for column in columns]
-        absent = [
-            n for n, c in zip(names, columns, strict=True) if c.modelled and n not in table.cells
-        ]
-        if not absent:
-            there = [name for name in names if name in table.cells]
-            frame = table.frame(there)
-            keys = dict(zip(names, (c.name for c in columns), strict=True))
-            return {keys[n]: v for n, v in frame.items()} if isinstance(frame, dict) else frame
-        if len(names) == len(table.names) and not (self.named and table.named):
-            frame = table.frame()
-            if not isinstance(frame, dict):  # Arrow's
-                return frame.rename_columns(names)
-            by_place = zip(columns, frame.values(), strict=True)
-            return {column.name: values for column, values in by_place}
-        raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")
+        columns = {str(column.name): column for column in self.estimator.schema_.columns}
+        absent = [n for n, column in columns.items() if column.modelled and n not in table.cells]
+        if absent and len(columns) == len(table.names) and not (self.named and table.named):
+            table, absent = table.renamed(list(columns)), []
+        if absent:
+            shown = listed(table.names)
+            raise DataError(f"{table.source}: {missing(absent)}; the table has {shown}")
+        frame = table.frame([name for name in columns if name in table.cells])
+        if not isinstance(frame, dict):  # Arrow's
+            return frame
+        return {columns[name].name: values for name, values in frame.items()}
 
     def table(self, drawn: Any) -> Table:
         """A table to write, as the one that was fitted, of rows that a density gave."""

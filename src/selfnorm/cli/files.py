@@ -102,6 +102,11 @@ class Table:
             return self.frame(names)
         return {name: [None if is_gap(v) else v for v in self.array(name)] for name in names}
 
+    def renamed(self, names: Sequence[str]) -> Table:
+        """The same columns under other names, in their order."""
+        arrow = None if self.arrow is None else self.arrow.rename_columns(list(names))
+        return replace(self, cells=dict(zip(names, self.cells.values(), strict=True)), arrow=arrow)
+
     def added(self, columns: dict[str, np.ndarray]) -> Table:
         """The same table with further columns."""
         twice = [name for name in columns if name in self.cells]
@@ -131,8 +136,7 @@ def numeric(table: Table, columns: Sequence[str] | None = None) -> np.ndarray:
     if columns is None:
         columns = table.names
     elif not table.named and len(table.cells) == len(columns):
-        cells = dict(zip(columns, table.cells.values(), strict=True))
-        table = replace(table, cells=cells)
+        table = table.renamed(columns)
     absent = [name for name in columns if name not in table.cells]
     if absent:
         raise DataError(f"{table.source}: {missing(absent)}; the table has {listed(table.names)}")

@@ -100,17 +100,9 @@ class Detection:
             if decimals is not None:
                 cells = replace(cells, values=snap(cells.values, decimals))
                 values, counts = np.unique(cells.seen, return_counts=True)
-        draft = Draft(
-            column,
-            cells,
-            values,
-            counts,
-            stated,
-            support,
-            len(self.cells),
-            self._earlier,
-            self.notes,
-        )
+        place, notes = len(self.cells), self.notes
+        earlier = self._earlier
+        draft = Draft(column, cells, values, counts, stated, support, place, earlier, notes)
         column, parts = self._read(draft)
         if self.model_gaps and column.gaps > 0:
             parts = [replace(part, n_codes=part.n_codes + 1, gap=True) for part in parts]
@@ -156,23 +148,21 @@ class Detection:
 
         The distribution of that, given the terms, is that of the column: nothing is forced.
         """
-        numbers = [j for j in self.cells if self.columns[j].numeric]
-        numbers = [j for j in numbers if KINDS[self.columns[j].kind].adds]
+        modelled = [(j, self.columns[j]) for j in self.cells]
+        numbers = [j for j, c in modelled if c.numeric and KINDS[c.kind].adds]
         # rows that have them all tell of sums
         numbers = [j for j in numbers if self.columns[j].gaps <= MOST_GAPS][:MAX_COLUMNS]
-        for y, used, factors, words in sums_among(
-            [self.columns[j] for j in numbers], [self.cells[j] for j in numbers]
-        ):
-            terms = tuple(zip((numbers[i] for i in used), factors, strict=True))
+        totals = sums_among([self.columns[j] for j in numbers], [self.cells[j] for j in numbers])
+        for y, used, words in totals:
+            terms = tuple((numbers[i], factor) for i, factor in used)
             free = self.columns[numbers[y]].name not in kept
             free = free and not any(self.columns[i].gaps for i, _ in terms)
             tied = free and self._tied(numbers[y], terms)
             self.notes.append(f"{words}: kept so" if tied else words)
-        finite = [j for j in self.cells if self.columns[j].kind == "category"]
-        finite = [j for j in finite if not self.columns[j].tail][:MAX_COLUMNS]
-        self.notes += _functions(
-            [self.columns[j].name for j in finite], [self.cells[j] for j in finite]
-        )
+        modelled = [(j, self.columns[j]) for j in self.cells]
+        finite = [j for j, c in modelled if c.kind == "category" and not c.tail][:MAX_COLUMNS]
+        names = [self.columns[j].name for j in finite]
+        self.notes += _functions(names, [self.cells[j] for j in finite])
 
     def _tied(self, j: int, terms: tuple[tuple[int, float], ...]) -> bool:
         """Make a column a sum, if what this leaves takes few values."""

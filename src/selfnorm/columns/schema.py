@@ -229,9 +229,8 @@ class Schema:
 
         Codes take three times the memory of the numbers that they stand for.
         """
-        table = Table.of(frame)
-        n, (names, surprises) = table.n_rows, self._matched(table, partial)
-        given = self._given(table, names, surprises)
+        table, _, given, surprises = self._given(frame, partial)
+        n = table.n_rows
         for start in range(0, n, n_rows or n):
             which = slice(start, min(n, start + (n_rows or n)))
             yield self._coded(given, which, surprises)
@@ -240,15 +239,15 @@ class Schema:
 
     def cells(self, frame: Any, *, partial: bool = False) -> dict[Hashable, Cells]:
         """The cells of a table by column, read as :meth:`encode` reads them; see there."""
-        table = Table.of(frame)
-        names, _ = self._matched(table, partial)
-        given = self._given(table, names, [])
+        _, _, given, _ = self._given(frame, partial)
         return {self.columns[j].name: cells for j, cells in given.items()}
 
     def _given(
-        self, table: Table, names: Mapping[Hashable, Hashable], surprises: list[str]
-    ) -> dict[int, Cells]:
-        """Cells by the place of their column, as it has them; ``names`` are those of the table."""
+        self, frame: TableLike, partial: bool
+    ) -> tuple[Table, dict[Hashable, Hashable], dict[int, Cells], list[str]]:
+        """A table, its names of columns by ours, cells by the place of their column; surprises."""
+        table = Table.of(frame)
+        names, surprises = self._matched(table, partial)
         problems: list[str] = []
         given: dict[int, Cells] = {}
         for j, column in enumerate(self.columns):
@@ -264,7 +263,7 @@ class Schema:
             if broken := KINDS[column.kind](column, base=base).broken(given[j]):
                 surprises.append(broken)
         _refuse(problems)
-        return given
+        return table, names, given, surprises
 
     def _coded(
         self, given: dict[int, Cells], which: slice, surprises: list[str]
@@ -391,9 +390,7 @@ class Schema:
             >>> schema.fill(table, x)
             {'a': [1.5, 2.25, 4.75], 'b': ['x', 'x', 'y']}
         """
-        table = Table.of(frame)
-        names, _ = self._matched(table, partial=False)
-        given = self._given(table, names, [])
+        table, names, given, _ = self._given(frame, partial=False)
         place_of = {column.name: j for j, column in enumerate(self.columns)}
         draws = {}
         for name, new in self.decoded(x, rng, given).items():

@@ -60,13 +60,13 @@ def left_over(cells: Cells, base: Cells, resolution: float) -> Cells:
 # Detection
 
 
-Total = tuple[int, list[int], list[float], str]
+Total = tuple[int, list[tuple[int, float]], str]
 
 
 def sums_among(columns: Sequence[Column], cells: Sequence[Cells]) -> list[Total]:
     """Columns that are a sum of multiples of others, exactly or but for a few amounts.
 
-    Each with its terms, their factors, and words for it.
+    Each with its terms and their factors, and words for it.
     """
     if len(cells) < 2:
         return []
@@ -88,8 +88,8 @@ def sums_among(columns: Sequence[Column], cells: Sequence[Cells]) -> list[Total]
         if used:
             made = _sum([columns[i] for i in used], table[:, used], columns[j], table[:, j])
             if made is not None:
-                own = [i for i, factor in zip(used, made[0], strict=True) if factor]
-                sums.append((j, own, [factor for factor in made[0] if factor], made[1]))
+                terms = [(i, factor) for i, factor in zip(used, made[0], strict=True) if factor]
+                sums.append((j, terms, made[1]))
     return sums
 
 
