@@ -290,25 +290,6 @@ def test_columns_of_a_parquet_file_are_taken_by_place_where_the_model_knows_no_n
     assert (code, err) == (0, "")
 
 
-def test_parquet_comes_back_as_parquet(selfnorm, tmp_path):
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"kind": pd.Categorical(rng.choice(["a", "b"], 100))})
-    frame["n"] = rng.poisson(50, 100).astype("int32")
-    frame["day"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 99, 100), "D")
-    frame.loc[::9, "kind"] = None
-    path = tmp_path / "t.parquet"
-    frame.to_parquet(path)
-    fit = ("fit", path, "-o", tmp_path / "m", "--max-steps", 5, "--no-progress")
-    selfnorm.done(*fit)
-    for command in (("sample", tmp_path / "m"), ("impute", tmp_path / "m", path)):
-        selfnorm.done(*command, "-o", tmp_path / "o.parquet")
-        found = pd.read_parquet(tmp_path / "o.parquet")
-        assert (found.dtypes == frame.dtypes).all()
-        assert not found.isna().any().any()
-    selfnorm.done("score", tmp_path / "m", path, "-o", tmp_path / "e.parquet")
-    assert pd.read_parquet(tmp_path / "e.parquet")["day"].equals(frame["day"])
-
-
 def test_all_problems_of_a_file_are_told_at_once(selfnorm, tmp_path):
     (tmp_path / "t.csv").write_text("a,a,,d\n1,2,3,4\n1,2\n5,6,7,inf\n")
     code, _, err = selfnorm("fit", tmp_path / "t.csv", "-o", tmp_path / "m")

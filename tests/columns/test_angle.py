@@ -68,14 +68,3 @@ def test_the_density_of_a_turn_integrates_to_one_and_samples_are_within():
     assert draws.max() < 360
     likely = model.score_samples({"dir": [350.0, 180.0], "speed": [2.0, 2.0]})
     assert likely[0] > likely[1]
-
-
-def test_masses_of_cells_add_up_over_a_turn():
-    model = fitted(
-        {"dir": np.floor(WIND), "x": RNG.normal(size=len(WIND))}, schema={"dir": "angle"}
-    )
-    table = {"dir": np.arange(360.0), "x": np.zeros(360)}
-    assert np.exp(model.log_prob(table, given=["x"])).sum() == pytest.approx(1, abs=0.01)
-    filled = model.impute({"dir": [np.nan, 10.0], "x": [0.0, np.nan]}, random_state=0)
-    assert filled["dir"][1] == 10
-    assert filled["dir"][0] in range(360)

@@ -120,18 +120,6 @@ def test_answers_keep_the_index_of_a_frame(density, frame):
     assert list(density.probabilities(part, "zero")) == [0.0, "other"]
 
 
-def test_imputed_tables_keep_all_that_was_seen(density, frame):
-    part = frame.iloc[20:60]
-    first, second = density.impute(part, n_draws=2, random_state=0)
-    assert not first.isna().any().any()
-    assert (first.dtypes == frame.dtypes).all()
-    assert first.index.equals(part.index)
-    for filled in (first, second):
-        assert (filled.eq(part) | part.isna()).all().all()
-    assert not first.equals(second)
-    assert first.equals(density.impute(part, n_draws=2, random_state=0)[0])
-
-
 def test_values_never_seen_stay_in_imputed_tables(density, frame):
     row = frame.iloc[[1]].assign(kind="new", size=np.nan)
     with pytest.warns(SelfnormWarning, match="never seen as 'new'"):

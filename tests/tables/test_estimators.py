@@ -91,7 +91,7 @@ def test_bounds_of_a_large_table_agree_with_those_of_all_its_rows(monkeypatch):
     assert subset.reliable == every_row.reliable
 
 
-@pytest.mark.parametrize(("rows", "d"), [(120, 1), (120, 2), (100, 3)])
+@pytest.mark.parametrize(("rows", "d"), [(120, 2), (100, 3)])
 def test_restarts_keep_the_best(rows, d):
     X = skewed(rows, d)
     how = {"method": "autoregressive" if d == 3 else "joint", "random_state": 0, "max_steps": 12}
