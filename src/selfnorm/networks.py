@@ -400,7 +400,7 @@ class ResMADE(nn.Module):
         degrees = (torch.arange(hidden) % max(dim - lowest, 1) + lowest).expand(stack, hidden)
         self.register_buffer("ranks", ranks, persistent=True)
         self.dim, self.hidden, self.drop = dim, hidden, drop
-        self._degrees = degrees
+        self.degrees = degrees
         to_hidden = (
             degrees[:, :, None] >= ranks.repeat_interleave(per_column, 1)[:, None, :]
         ).float()
@@ -421,7 +421,7 @@ class ResMADE(nn.Module):
         sizes = torch.tensor([n] * self.dim if isinstance(n, int) else n)
         stack = self.ranks.shape[0]
         ranks = self.ranks.cpu().repeat_interleave(sizes, 1)
-        mask = (ranks[:, :, None] > self._degrees[:, None, :]).float().to(self.ranks.device)
+        mask = (ranks[:, :, None] > self.degrees[:, None, :]).float().to(self.ranks.device)
         return ChainLinear(stack, self.hidden, int(sizes.sum()), mask=mask, zero=zero)
 
     def outputs(
@@ -456,3 +456,54 @@ class ResMADE(nn.Module):
             inner = nn.functional.dropout(silu(inner), self.drop, self.training)
             h = h + self.layers[i + 1](inner)
         return silu(h)
+
+    def course(self, n: int, condition: Tensor | None = None) -> Course:
+        """The same for ``n`` rows whose columns come one by one, at the cost of one pass."""
+        return Course(self, n, condition)
+
+
+class Course:
+    """Features of rows whose columns come one by one, in the sequence of each order.
+
+    A unit of degree ``k`` sees the columns up to rank ``k``: it is computed once, when they are
+    there. Only for a network that is not in training.
+
+    Args:
+        trunk: the network.
+        n: number of rows of each order.
+        condition: as in :meth:`ResMADE.forward`.
+    """
+
+    def __init__(self, trunk: ResMADE, n: int, condition: Tensor | None = None) -> None:
+        self.trunk = trunk
+        maps = [trunk.first, *trunk.layers]
+        self._weights = [layer.effective_weight() for layer in maps]
+        self._biases = [layer.bias for layer in maps]
+        self._shifts = [c(condition) for c in trunk.conditioners] if condition is not None else []
+        self._lowest = int(trunk.degrees.min())
+        self._period = max(trunk.dim - self._lowest, 1)
+        zeros = trunk.first.weight.new_zeros(len(trunk.ranks), n, trunk.hidden)
+        self._hidden = [zeros.clone() for _ in maps]  # what goes into the layers, then comes out
+
+    def features(self, rank: int, inputs: Tensor) -> Tensor:
+        """``(R, N, hidden)``: what the column of the next rank sees, once ``rank`` columns of
+        ``inputs (R, N, dim * per_column)`` are there; ranks are asked in turn from 0 on."""
+        units = slice(rank - self._lowest, None, self._period)
+        if rank < self._lowest or units.start >= self.trunk.hidden:
+            return self._hidden[-1]
+        h = self._layer(0, inputs, units)
+        for i in range(1, len(self._weights), 2):
+            self._hidden[i - 1][..., units] = silu(h)
+            inner = self._layer(i, self._hidden[i - 1], units)
+            self._hidden[i][..., units] = silu(inner)
+            h = h + self._layer(i + 1, self._hidden[i], units, conditioned=False)
+        self._hidden[-1][..., units] = silu(h)
+        return self._hidden[-1]
+
+    def _layer(self, i: int, x: Tensor, units: slice, conditioned: bool = True) -> Tensor:
+        """Some units of a layer, ``(R, N, units)``."""
+        bias = self._biases[i]
+        h = _products(x, self._weights[i][:, units], None if bias is None else bias[:, units])
+        if conditioned and self._shifts:
+            h = h + self._shifts[(i + 1) // 2][..., units]
+        return h

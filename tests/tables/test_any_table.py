@@ -55,7 +55,10 @@ def density(frame):
 def test_rows_one_by_one_have_the_scores_of_all_at_once(density, frame):
     frame = frame.assign(day=frame["day"].mask(frame.index % 4 == 0))
     alone = [density.score_samples(frame.iloc[[i]])[0] for i in range(15)]
-    np.testing.assert_allclose(alone, density.score_samples(frame)[:15], rtol=0, atol=1e-5)
+    scores, errors = (of[:15] for of in density.log_prob(frame, return_std=True))
+    complete = frame[:15].notna().all(axis=1).to_numpy()
+    assert (errors[complete] == 0).all() and not complete.all()
+    assert (np.abs(alone - scores) <= 1e-5 + 6 * errors).all()
 
 
 def test_a_table_of_every_kind_is_fitted_scored_and_drawn(density, frame):
@@ -199,7 +202,7 @@ def test_conditionals_add_to_one_and_are_near_those_of_the_joint(model):
     assert joint.sum() == pytest.approx(known, abs=1e-6)
     assert model.bounds(rows).lower == model.bounds(rows).upper == pytest.approx(model.score(rows))
     reserved = (1 - 1 / 402) ** 2  # of "b" and "c"
-    assert own == pytest.approx(brute * reserved, abs=1e-9)
+    assert own == pytest.approx(brute * reserved, abs=1e-7)
     network = model.model_.log_prob(model.standardise(rows), [True, False, False]).exp().numpy()
     assert network[of_a == "x"].sum() == pytest.approx(reserved, abs=1e-6)
     assert np.abs(np.log(network / brute)) @ joint < 0.15
@@ -221,16 +224,16 @@ def test_a_marginal_of_categories_is_the_integral_of_the_joint():
     at = np.linspace(-12, 18, 401)
     joint = [np.exp(model.score_samples({"kind": [k] * 401, "size": at})).sum() for k in "abc"]
     marginal = np.exp(model.marginal(["kind"]).score_samples({"kind": list("abc")}))
-    assert marginal.sum() == pytest.approx(1 - 1 / 302, abs=1e-6)  # but for what was never seen
-    assert marginal == pytest.approx(np.array(joint) * (at[1] - at[0]), abs=0.04)
+    assert marginal.sum() == pytest.approx(1 - 1 / 302, abs=2e-3)  # but for what was never seen
+    assert marginal == pytest.approx(np.array(joint) * (at[1] - at[0]), abs=0.01)
     again = pickle.loads(pickle.dumps(model.marginal(["kind"])))
     assert np.array_equal(np.exp(again.score_samples({"kind": list("abc")})), marginal)
     assert again.columns == ("kind",)
     assert len(again.sample(5, random_state=0)["kind"]) == 5
 
 
-def test_conditionals_leave_gaps_and_numbers_to_the_network(density, frame):
-    rows = frame.iloc[:30]
+def test_conditionals_of_one_category_are_sums_of_the_joint(density, frame):
+    rows = frame.dropna().iloc[:30]
     others = [name for name in frame if name != "flag"]
     both = [
         density.log_prob(rows.assign(flag=v), given=others) for v in (True, False)
@@ -251,7 +254,7 @@ def test_probabilities_are_those_of_the_joint(model, density, frame):
     for level in LEVELS["b"]:
         assert found[level] == pytest.approx(joint[level] / sum(joint.values()), abs=1e-9)
         assert found[level] == pytest.approx(np.exp(asked[level]) / (1 - 1 / 402), abs=1e-6)
-    some = frame.iloc[:30]  # numbers beside, and gaps
+    some = frame.dropna().iloc[:30]  # numbers beside
     odds = np.subtract(*(density.score_samples(some.assign(flag=v)) for v in (True, False)))
     of_flag = density.probabilities(some, "flag")
     assert np.log(of_flag[True] / of_flag[False]).to_numpy() == pytest.approx(odds, abs=1e-6)
@@ -451,10 +454,11 @@ def test_what_cannot_be_answered_says_why(density, frame):
 
 def test_rows_scored_in_pieces_are_those_scored_at_once(monkeypatch):
     rng = np.random.default_rng(0)
-    table = {"kind": rng.choice(["a", "b"], 200), "size": rng.normal(size=200)}
+    kind = rng.choice(["a", "b"], 200).astype(object)
+    table = {"kind": kind, "size": rng.normal(size=200)}
     model = EnergyDensity(max_steps=5, random_state=0).fit(table)
     table["kind"][[3, 150]] = "c"
-    table["size"][::7] = np.nan
+    table["kind"][::7] = None
     answers = model.score_samples, model.decision_function
     with pytest.warns(SelfnormWarning, match="never seen as 'c'"):
         whole = [answer(table) for answer in answers]

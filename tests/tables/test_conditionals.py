@@ -103,11 +103,12 @@ def test_members_count_by_what_is_given(fitted):
     given = torch.tensor([True, False, True, False])
     alone = coded.clone()
     alone[:, ~given, 0] = -1
-    of_chain = chain.conditional(coded, given)
+    of_chain, _ = chain.conditional(coded, given, None)
     before = [0.3 * chain.log_prob(alone).exp(), 0.7 * members.log_density(simple, alone).exp()]
     whole = before[0] * of_chain.exp() + 0.7 * members.log_density(simple, coded).exp()
-    assert torch.allclose(mixture.conditional(coded, given), (whole / sum(before)).log())
-    off = mixture.log_prob(alone) + mixture.conditional(coded, given) - mixture.log_prob(coded)
+    by_network, _ = mixture.conditional(coded, given, None)
+    assert torch.allclose(by_network, (whole / sum(before)).log())
+    off = mixture.log_prob(alone) + by_network - mixture.log_prob(coded)
     assert mixture.consistency(coded, 0)["conditionals"] < 0.5
     assert float(off.abs().median()) < 0.5
 

@@ -2,6 +2,7 @@
 
 from selfnorm.chain.bounds import N_NODES, row_bounds
 from selfnorm.chain.defaults import FEWEST_IN_FOLDS, FOLDED_BELOW, default_options, table_options
+from selfnorm.chain.drawing import Drawing
 from selfnorm.chain.model import AutoregressiveEBM, Factors
 from selfnorm.chain.table import ColumnDensity, TableChain
 
@@ -11,6 +12,7 @@ __all__ = [
     "N_NODES",
     "AutoregressiveEBM",
     "ColumnDensity",
+    "Drawing",
     "Factors",
     "TableChain",
     "default_options",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -150,6 +150,13 @@ def orderings_of(orderings: int | Sequence[Sequence[int]], dim: int) -> Tensor:
     if ranks.shape[1:] != (dim,) or (ranks.sort(1).values != torch.arange(1, dim + 1)).any():
         raise ValueError(f"each ordering must be a permutation of 1..{dim}")
     return ranks
+
+
+def chosen(y: Tensor, log_w: Tensor) -> Tensor:
+    """``(R, N)``: one of candidates ``(S, R, N, 1)`` by their weights."""
+    weights = torch.softmax(log_w, 0).flatten(1).T
+    pick = torch.multinomial(weights, 1).T.reshape(1, *y.shape[1:])
+    return torch.gather(y, 0, pick)[0, ..., 0]
 
 
 def outputs_at(head: ChainLinear, features: Tensor, index: Tensor) -> Tensor:
@@ -400,19 +407,13 @@ class Chain(nn.Module, ABC):
         spread[places] = rows
         return spread.unflatten(0, (stack, per_order))
 
-    def draw_number(
-        self,
-        features: Tensor,
-        which: Tensor,
-        n_candidates: int,
-        line: tuple[Tensor, ...] | None = None,
-        rounded: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """``(R, N)``: a value of number ``which[r]`` in order ``r``, by importance resampling.
+    def number_at(
+        self, features: Tensor, which: Tensor, line: tuple[Tensor, ...] | None = None
+    ) -> Factors:
+        """The factors ``(R, N, 1)`` of number ``which[r]`` in order ``r``.
 
         ``line``: place and scale ``(R, N)`` that proposals are relative to.
         """
-        stack, n = features.shape[:2]
         raw, context = (
             outputs_at(head, features, which.unsqueeze(1) * size + which.new_tensor(range(size)))
             for head, size in (
@@ -423,12 +424,7 @@ class Chain(nn.Module, ABC):
         proposal = Mixture1d.from_raw(raw.unsqueeze(2), self.n_components, family=self.family)
         if line is not None:
             proposal = proposal.moved(*(t.unsqueeze(-1) for t in line))
-        y = proposal.sample(n_candidates)  # (S, R, N, 1)
-        y = y if rounded is None else rounded(y)
-        log_w = self.energy(y, self._described(proposal, proposal, context.unsqueeze(2)))
-        weights = torch.softmax(log_w, 0).flatten(1).T
-        pick = torch.multinomial(weights, 1).T.reshape(1, stack, n, 1)
-        return torch.gather(y, 0, pick)[0, :, :, 0]
+        return self._described(proposal, proposal, context.unsqueeze(2))
 
     def bounds(
         self,
@@ -693,5 +689,7 @@ class AutoregressiveEBM(Chain):
         """Draw the columns of ``z`` ``(R, N, dim)`` in place, in each chain's own order."""
         for column in self.trunk.ranks.argsort(1).T:  # (R,): that at one place of each order
             features = self.trunk(self.columns.encode(z).flatten(-2), condition)
-            value = self.draw_number(features, column, n_candidates)
+            at = self.number_at(features, column)
+            y = at.proposal.sample(n_candidates)
+            value = chosen(y, self.energy(y, at))
             z.scatter_(2, column.view(-1, 1, 1).expand(-1, z.shape[1], 1), value.unsqueeze(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -262,22 +263,27 @@ class TableChain(Chain):
         """``(n,)``: all rows, since every value has a probability."""
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
 
-    def _inputs(self, rows: PackedRows) -> Tensor:
-        """``(..., p, per_part)``: a token's numbers, then the place of a number among quantiles."""
+    def inputs(self, rows: PackedRows, part: Tensor | None = None) -> Tensor:
+        """``(..., p, per_part)``: a token's numbers, then the place of a number among quantiles.
+
+        Of rows of other parts than all: ``part``, of the shape of their codes.
+        """
         layout = self.layout
-        token = torch.where(rows.observed, rows.code, layout.gap_token) + layout.first_token
+        part = torch.arange(self.dim, device=self.device) if part is None else part
+        token = torch.where(rows.observed, rows.code, layout.gap_token[part])
         left, right = self.quantiles[:-1], self.quantiles[1:]
-        z, is_number = rows.z, rows.is_number(layout)
+        z, is_number = rows.z, rows.observed & (rows.code == layout.number_code[part])
         if len(layout.ordered):
             edges = self._level_edges().clamp(-4.0, 4.0).to(z)
-            middle = (edges[:, :-1] + edges[:, 1:]) / 2
-            code = rows.code[..., layout.ordered].clamp_max(middle.shape[1] - 1)
-            has_level = (rows.observed & ~rows.unseen)[..., layout.ordered]
-            place = torch.arange(len(middle), device=z.device)
-            z = z.index_copy(-1, layout.ordered, middle[place, code])
-            is_number = is_number.index_copy(-1, layout.ordered, has_level)
+            middle = edges.new_zeros(self.dim, edges.shape[1] - 1)
+            middle[layout.ordered] = (edges[:, :-1] + edges[:, 1:]) / 2
+            is_ordered = torch.isin(part, layout.ordered)
+            place = middle[part, rows.code.clamp_max(middle.shape[1] - 1)]
+            z = torch.where(is_ordered, place, z)
+            is_number = torch.where(is_ordered, rows.observed & ~rows.unseen, is_number)
         z = z.unsqueeze(-1)
         number = torch.cat([torch.asinh(z), ((z - left) / (right - left)).clamp(0, 1)], -1)
+        token = token + layout.first_token[part]
         return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
 
     def features(
@@ -290,22 +296,33 @@ class TableChain(Chain):
 
         ``given`` may be that of the first rows alone.
         """
-        inputs, condition, stack = self._inputs(rows), None, self.n_orderings
-        if self.lines is not None:
-            inputs = nn.functional.pad(inputs, (0, 1))
-        if given is not None:
-            n = given.shape[-2]
-            shown = inputs[..., :n, :, :] * (given & rows.observed[..., :n, :]).unsqueeze(-1)
-            condition = shown.flatten(-2).expand(stack, -1, -1)
-        if prediction is not None:  # how far a number is from the prediction
-            numbers = self.layout.numbers
-            off = torch.asinh((rows.z[..., numbers] - prediction.mean) / prediction.sd)
-            off = off.where(rows.is_number(self.layout)[..., numbers], 0.0)
-            of_parts = off.new_zeros(*off.shape[:-1], self.dim).index_copy(-1, numbers, off)
-            inputs = inputs[..., :-1].expand(*of_parts.shape, -1)
-            inputs = torch.cat([inputs, of_parts.unsqueeze(-1)], -1)
+        inputs, stack = self.inputs(rows), self.n_orderings
+        condition = self.condition(rows, given, inputs)
+        inputs = self.with_lines(inputs, rows, prediction)
         features: Tensor = self.trunk(inputs.flatten(-2).expand(stack, -1, -1), condition)
         return features
+
+    def condition(self, rows: PackedRows, given: Tensor | None, inputs: Tensor) -> Tensor | None:
+        """``(R, n, p * per_part)``: what is shown of the parts that are given."""
+        if given is None:
+            return None
+        n = given.shape[-2]
+        shown = inputs[..., :n, :, :] * (given & rows.observed[..., :n, :]).unsqueeze(-1)
+        if self.lines is not None:
+            shown = nn.functional.pad(shown, (0, 1))
+        return shown.flatten(-2).expand(self.n_orderings, -1, -1)
+
+    def with_lines(
+        self, inputs: Tensor, rows: PackedRows, prediction: LinePrediction | None
+    ) -> Tensor:
+        """Inputs, and how far numbers are from the prediction where there are lines."""
+        if prediction is None:
+            return inputs if self.lines is None else nn.functional.pad(inputs, (0, 1))
+        numbers = self.layout.numbers
+        off = torch.asinh((rows.z[..., numbers] - prediction.mean) / prediction.sd)
+        off = off.where(rows.is_number(self.layout)[..., numbers], 0.0)
+        of_parts = off.new_zeros(*off.shape[:-1], self.dim).index_copy(-1, numbers, off)
+        return torch.cat([inputs.expand(*of_parts.shape, -1), of_parts.unsqueeze(-1)], -1)
 
     def code_log_probs(self, features: Tensor, prediction: LinePrediction | None = None) -> Tensor:
         """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
@@ -566,16 +583,37 @@ class TableChain(Chain):
         """
         like = self.quantiles
         with seeded(seed, like.device):
-            places = self._random_places(n)
             rows = torch.zeros(n, self.dim, 4).to(like)
             keep = torch.zeros(n, self.dim, dtype=torch.bool, device=like.device)
             if x is not None:
                 rows, mask = self.check(x), self.given(given, n)
                 keep = keep if mask is None else mask & (rows[..., 0] >= 0)
-            rows, keep = (self._in_orders(t, places) for t in (rows, keep))
-            # parts come one by one: many take no more room at a time than a few
-            nodes = (64 + n_candidates // self.dim) * min(self.dim, MOST_AT_ONCE) // self.dim
             drawing = Drawing(self, n_candidates=n_candidates, within=within, gaps=gaps)
-            for part in self.chunks(rows.shape[1], nodes, chunk_size):
-                drawing.fill(rows[:, part], keep[:, part])
-        return rows.flatten(0, 1)[places]
+            return self.filled(drawing, rows, keep, chunk_size=chunk_size)[0]
+
+    def filled(
+        self,
+        drawing: Drawing,
+        x: Tensor,
+        keep: Tensor,
+        *,
+        shown: bool = True,
+        needed: Tensor | None = None,
+        chunk_size: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Packed rows ``(n, p, 4)`` with all parts drawn but those to ``keep (n, p)``, and weights.
+
+        Each row follows one of the orders, as many rows each. See :class:`Drawing`.
+        """
+        places = self._random_places(len(x))
+        rows, kept = (self._in_orders(t, places) for t in (x, keep))
+        log_w = rows.new_zeros(rows.shape[:2])
+        # parts come one by one: many take no more room at a time than a few
+        n_nodes = (16 + drawing.n_candidates) * min(self.dim, MOST_AT_ONCE) // self.dim
+        for part in self.chunks(rows.shape[1], n_nodes, chunk_size):
+            log_w[:, part] = drawing.fill(rows[:, part], kept[:, part], shown=shown, needed=needed)
+        return rows.flatten(0, 1)[places], log_w.flatten(0, 1)[places]
+
+    def single(self) -> TableChain:
+        """A copy in single precision."""
+        return copy.deepcopy(self).float().eval()

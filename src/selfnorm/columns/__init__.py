@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from selfnorm.columns.cells import Cells
 from selfnorm.columns.frames import BY_PLACE, Table, TableLike, numbers_like
 from selfnorm.columns.kinds import KINDS, Column, Part
-from selfnorm.columns.kinds.base import label_text
+from selfnorm.columns.kinds.base import label_text, rows_in_words
 from selfnorm.columns.kinds.date import from_clock, to_clock
 from selfnorm.columns.kinds.number import detect_step
 from selfnorm.columns.schema import Schema
@@ -44,6 +44,7 @@ __all__ = [
     "log_cell_mass",
     "numbers_from",
     "numbers_like",
+    "rows_in_words",
     "to_clock",
     "unmarked",
 ]

@@ -295,6 +295,36 @@ class Mixture1d:
             total = torch.addcmul(total, share, below((y - loc) * unit))
         return total
 
+    def component_cdf(self, y: Tensor) -> Tensor:
+        """``(*batch, K + 1, I)``: ``P(Y <= y)`` of the components, at ``y`` ``(*batch, 1, I)``."""
+        e = (y - self.loc.unsqueeze(-1)) * torch.exp(-self.log_scale).unsqueeze(-1)
+        root = torch.sqrt(2 + e[..., -1:, :].square())
+        beyond = 1 / (root * (root + e[..., -1:, :].abs()))
+        tail = torch.where(e[..., -1:, :] < 0, beyond, 1 - beyond)
+        below = torch.special.ndtr if self.family == "gaussian" else torch.sigmoid
+        return torch.cat([below(e[..., :-1, :]), tail], -2)
+
+    def sample_pieces(self, n: int, below: Tensor, share: Tensor) -> Tensor:
+        """``(n, *batch)`` stratified samples of pieces of the components.
+
+        Args:
+            n: how many.
+            below: ``(*batch, K + 1, I)``, where a piece begins: the mass of its component below.
+            share: the mass of the piece, of that of its component.
+        """
+        mass = (self.log_pi.exp().unsqueeze(-1) * share).clamp_min(1e-300).flatten(-2)
+        u = (
+            torch.rand((n, *mass.shape[:-1])).to(mass)
+            + torch.arange(n).to(mass).view(-1, *[1] * (mass.dim() - 1))
+        ) / n
+        piece, level, first, width = choose_component(
+            mass / mass.sum(-1, keepdim=True), u, below.flatten(-2), share.flatten(-2)
+        )
+        component = piece // share.shape[-1]
+        v = (first + level * width).clamp(1e-300, 1 - 2.0**-53)
+        loc, scale = (pick_component(t, component) for t in (self.loc, self.log_scale.exp()))
+        return loc + scale * self._quantile(v, component == self.loc.shape[-1] - 1)
+
     def nodes(
         self, n: int, rounded: Callable[[Tensor, float], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:

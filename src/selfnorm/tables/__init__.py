@@ -1,6 +1,7 @@
 """``EnergyDensity`` and ``EnergyRegressor``: tables, behind the scikit-learn contract."""
 
 from selfnorm.report import plot_density_model, plot_regressor
+from selfnorm.tables.answers import Estimate
 from selfnorm.tables.density import EnergyDensity
 from selfnorm.tables.detector import OutlierDetector
 from selfnorm.tables.regressor import EnergyRegressor, RegressorNetwork
@@ -8,6 +9,7 @@ from selfnorm.tables.regressor import EnergyRegressor, RegressorNetwork
 __all__ = [
     "EnergyDensity",
     "EnergyRegressor",
+    "Estimate",
     "OutlierDetector",
     "RegressorNetwork",
     "plot_density_model",

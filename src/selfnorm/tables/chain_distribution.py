@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,17 @@ from selfnorm.chain import N_NODES, ColumnDensity, TableChain, row_bounds
 from selfnorm.columns import GAP, UNSEEN, CodedColumns
 from selfnorm.distributions import TableMixture
 from selfnorm.evaluation import Bounds
+from selfnorm.tables.answers import (
+    FEWEST,
+    MEMBER_DRAWS,
+    ChainAnswers,
+    Draws,
+    Effort,
+    Limits,
+    few_effective,
+    strata_joined,
+)
 from selfnorm.tables.distribution import (
-    MAX_COMPLETIONS,
     RowDistribution,
     resolutions,
     standard_error,
@@ -31,7 +41,6 @@ from selfnorm.tables.members import Member, log_density
 ROWS_AT_ONCE = 256
 CHECKED_PLACES = 3000  # rows x columns x orders: half a second or so
 WEIGHTS_PER_REASON = 2 * 512**2  # of a layer, over the orders that explain
-MAX_ROWS = 2**16  # of a finite table, all of whose rows may be summed over
 MAX_FACTOR_SAMPLES = 10_000_000  # some 20 s on one core
 MIN_SAMPLES = 256  # per factor: enough for a verdict
 ROWS_OF_WEIGHTS = 200  # whose log-weights are shown
@@ -111,38 +120,177 @@ class ChainDistribution(RowDistribution):
     def _gap_scores(self) -> Tensor:
         return self.gap_scores
 
-    @torch.no_grad()
-    def conditional(self, coded: Tensor, given: Tensor) -> Tensor:
-        r"""``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of the mask ``given (p,)``.
+    @functools.cached_property
+    def _answers(self) -> ChainAnswers:
+        return ChainAnswers(self.model)
 
-        Members count by what they make of ``x_S``: ``sum_k w_k p_k(x_S) p_k(x_T | x_S)`` over
-        ``sum_k w_k p_k(x_S)``. Those of simple densities are exact, but where a cell is wide beside
-        the spread around a line; those of the chain are its own.
+    @torch.no_grad()
+    def marginal(
+        self, coded: Tensor, effort: Effort | None, seed: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Log-likelihoods ``(n,)`` of what coded rows have, and their standard errors.
+
+        Simple densities integrate exactly, but where a cell is wide beside the spread around a
+        line; of the chain rows are drawn, or answered by the network where there is no effort.
         """
-        packed, slope = self.columns.pack(coded)
-        slope = slope.where((coded[..., 0] != GAP) & ~given, 0.0).sum(-1)
-        of_chain = conditional(self.model, packed, given) + slope
-        if not self.simple:
-            return of_chain
+        log_p, se = torch.zeros(len(coded), dtype=torch.float64), coded.new_zeros(len(coded))
+        seen = coded[..., 0] != GAP
+        quick = seen.all(1) | (not self.model_counts) | (effort is None)
+        if bool(quick.any()):
+            log_p[quick] = self.log_prob(coded[quick])
+        todo = torch.nonzero(~quick & seen.any(1))[:, 0]  # of nothing the density is 1
+        if effort is None or len(todo) == 0:
+            return log_p, se
+        with float32_on_cpu():
+            alone = coded[todo]
+            alone[..., 1] = alone[..., 1].where(seen[todo], 0.0)
+            once, place = torch.unique(alone, dim=0, return_inverse=True)
+            packed, slope = self.columns.pack(once)
+            of_chain, of_chain_se = self._of_pattern(packed, once[..., 0] != GAP, effort, seed)
+            of_chain = of_chain + slope.where(once[..., 0] != GAP, 0.0).sum(-1)
+            of_members = self._of_members(once, of_model=of_chain)
+            mixed = torch.logsumexp(of_members, -1)
+            share = (of_members[:, 0] - mixed).exp()
+            log_p[todo], se[todo] = mixed[place], (share * of_chain_se)[place].to(se)
+        return log_p, se
+
+    def _of_pattern(
+        self, packed: Tensor, seen: Tensor, effort: Effort, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """The same of packed rows, by the chain alone."""
+        log_p = torch.zeros(len(packed), dtype=torch.float64)
+        se, one = torch.zeros_like(log_p), (~seen).sum(1) == 1
+        for part in self.model.layout.numbers.tolist():
+            for rows in torch.nonzero(one & ~seen[:, part])[:, 0].split(ROWS_AT_ONCE):
+                log_p[rows] = self._answers.along(packed[rows], part).double()
+        one &= ~seen[:, self.model.layout.numbers].all(1)
+        if not bool(one.all()):
+            draws = self._answers.draws(packed[~one], seen[~one], effort, Limits(), seed)
+            log_p[~one], se[~one] = self._answers.log_marginal(draws, seed)
+        return log_p, se
+
+    @torch.no_grad()
+    def conditional(
+        self, coded: Tensor, given: Tensor, effort: Effort | None
+    ) -> tuple[Tensor, Tensor]:
+        r"""``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of the mask ``given (p,)``,
+        and its standard error.
+
+        ``log p(x_S, x_T) - log p(x_S)``. Without effort the network's own: members then count by
+        what they make of ``x_S``, ``sum_k w_k p_k(x_S) p_k(x_T | x_S)`` over
+        ``sum_k w_k p_k(x_S)``.
+        """
         alone = coded.clone()
         alone[:, ~given, 0] = GAP
-        alone_by_chain = log_density(self.model, alone)
-        before = self._of_members(alone, of_model=alone_by_chain)
-        joint = self._of_members(coded, of_model=alone_by_chain + of_chain)
-        possible = torch.logsumexp(before, -1)
-        mixed = torch.logsumexp(joint, -1) - possible
-        return mixed.where(possible > -torch.inf, of_chain)  # beyond the limits of a column
+        if effort is not None:
+            log_p, se = self.marginal(torch.cat([coded, alone]), effort)
+            (joint, before), (error, other) = log_p.chunk(2), se.chunk(2)
+            beyond = torch.isneginf(before)  # the limits of columns: the network answers there
+            log_p, se = joint - before, torch.hypot(error, other)
+            if bool(beyond.any()):
+                log_p[beyond] = self.conditional(coded[beyond], given, None)[0]
+            return log_p, se
+        packed, slope = self.columns.pack(coded)
+        slope = slope.where((coded[..., 0] != GAP) & ~given, 0.0).sum(-1)
+        of_chain = self.model.log_prob(packed, given) + slope
+        if self.simple:
+            alone_by_chain = log_density(self.model, alone)
+            before = torch.logsumexp(self._of_members(alone, of_model=alone_by_chain), -1)
+            joint = self._of_members(coded, of_model=alone_by_chain + of_chain)
+            mixed = torch.logsumexp(joint, -1) - before
+            of_chain = mixed.where(before > -torch.inf, of_chain)  # beyond limits of a column
+        return of_chain, torch.zeros_like(of_chain)
 
     @torch.no_grad()
-    def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
+    def pool(self, coded: Tensor, seen: Tensor, effort: Effort, limits: Limits, seed: int) -> Draws:
+        """Weighted completions of coded rows; those of all members with a weight."""
+        n, strata = len(coded), []
+        with float32_on_cpu():
+            alone = coded.clone()
+            alone[..., 0] = alone[..., 0].where(seen, float(GAP))
+            log_members = torch.full((n, len(self.weights)), -torch.inf, dtype=torch.float64)
+            weights = torch.tensor(self.weights, dtype=torch.float64).log()
+            if self.model_counts:
+                strata.append(self._of_chain(coded, seen, effort, limits, seed))
+                log_members[:, 0] = strata[0].log_mean()[0] + weights[0]
+            first = int(self.model_counts)
+            for k, density in enumerate(self.simple, first):
+                log_members[:, k] = log_density(density, alone) + weights[k]
+            if not self.simple:
+                return strata[0]._replace(log_w=strata[0].log_w + weights[0])
+            fewest = torch.full((n,), MEMBER_DRAWS)
+            fewest = fewest if limits.wanted is None else torch.maximum(fewest, 2 * limits.wanted)
+            shares = torch.softmax(log_members.clamp_min(-1e300), 1)
+            for k, density in enumerate(self.simple, first):
+                counts = (fewest * shares[:, k]).ceil().long().clamp_min(FEWEST)
+                row = torch.arange(n).repeat_interleave(counts)
+                packed = density.columns.pack(alone)[0][row]
+                drawn = density.sample(len(row), packed, within=True, seed=stream(seed, 1 + k))
+                new = torch.from_numpy(unpacked(density.columns, drawn))
+                rows = torch.where(seen[row].unsqueeze(-1), coded[row], new)
+                log_w = (log_members[:, k] - weights[k])[row]
+                none = torch.zeros(n, dtype=torch.bool)
+                of_member = Draws(row, rows, log_w, none, log_w)
+                if limits.obey is not None:
+                    of_member = of_member.without(~limits.obey(rows))
+                strata.append(of_member)
+            return strata_joined(strata, weights)
+
+    def _of_chain(
+        self, coded: Tensor, seen: Tensor, effort: Effort, limits: Limits, seed: int
+    ) -> Draws:
+        """Those of the chain alone, in the units of the table."""
+        packed, slope = self.columns.pack(coded)
+        if len(coded) == 1 and not bool(seen.any()):
+            draws = self._answers.within(effort, limits, whole=True, seed=seed)
+        else:
+            draws = self._answers.draws(packed, seen, effort, limits, seed)
+        slope = slope.where(seen, 0.0).sum(-1)
+        rows = self._answers.coded(draws.completed)
+        rows = torch.where(seen[draws.row].unsqueeze(-1), coded[draws.row], rows)
+        return draws._replace(completed=rows, log_w=draws.log_w + slope[draws.row])
+
+    def log_probability(self, limits: Limits, effort: Effort, seed: int) -> Draws:
+        """Weights whose mean is the probability of limits; the draws need not be whole rows."""
+        if self.simple or not limits.boxed:
+            return super().log_probability(limits, effort, seed)
+        with torch.no_grad(), float32_on_cpu():
+            return self._answers.within(effort, limits, whole=False, seed=seed)
+
+    @torch.no_grad()
+    def complete(
+        self,
+        coded: Tensor,
+        seen: Tensor,
+        seed: int,
+        missing: bool = False,
+        effort: Effort | None = None,
+    ) -> np.ndarray:
         """Coded rows whose cells that are not ``seen (n, p)`` are drawn, given the others.
 
         Each row by one of the members, which count by what they make of what is seen.
         """
         out, todo = coded.clone(), torch.nonzero((~seen).any(-1)).flatten()
-        first = int(self.model_counts)
         if len(todo) == 0:
             return out.numpy()
+        if effort is None:
+            return self._complete_quickly(out, seen, todo, seed, missing)
+        alone = torch.cat([coded[todo], seen[todo].unsqueeze(-1).double()], -1)
+        alone[..., :2] *= seen[todo].unsqueeze(-1)
+        once, place, counts = torch.unique(alone, dim=0, return_inverse=True, return_counts=True)
+        limits = Limits(gaps=missing, wanted=counts)
+        draws = self.pool(once[..., :2], once[..., 2] > 0, effort, limits, seed)
+        few_effective(draws)
+        with seeded(stream(seed, 2**16)):
+            chosen = draws.pick(counts)
+        out[todo[place.argsort(stable=True)]] = draws.completed[chosen]
+        return out.numpy()
+
+    def _complete_quickly(
+        self, out: Tensor, seen: Tensor, todo: Tensor, seed: int, missing: bool
+    ) -> np.ndarray:
+        """The same by what the network says in one pass, without weights."""
+        first, coded = int(self.model_counts), out.clone()
         with float32_on_cpu():
             chosen = torch.zeros(len(todo), dtype=torch.long)
             if self.simple:
@@ -226,11 +374,10 @@ class ChainDistribution(RowDistribution):
         few.columns.double().load_state_dict(model.columns.state_dict())  # every digit of the map
         return np.stack([_tails(model, few, packed, part) for part in range(model.dim)], 1)
 
-    def log_codes(self, coded: Tensor, part: int) -> Tensor:
-        """``(n, C)``: of the joint density where there are few codes, else the network's own."""
-        described = self.columns.parts[part]
-        if not described.rest and described.n_codes <= MAX_COMPLETIONS:
-            return super().log_codes(coded, part)
+    def log_codes(self, coded: Tensor, part: int, effort: Effort | None, seed: int) -> Tensor:
+        """``(n, C)``: by the joint density with effort, else the network's own."""
+        if effort is not None:
+            return super().log_codes(coded, part, effort, seed)
         return torch.cat(
             [density.log_codes for _, density in densities(self.model, self.pack(coded), part)]
         )
@@ -277,45 +424,6 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
         log_z = (model.log_norm if learned else model.quadrature)(terms.factors)
         parts.append(terms.log_q.index_add(-1, model.layout.numbers, terms.minus_energy - log_z))
     return torch.cat(parts, 1)
-
-
-@torch.no_grad()
-def conditional(model: TableChain, packed: Tensor, given: Tensor) -> Tensor:
-    r"""``log p(x_T | x_S)`` ``(n,)`` of packed rows, ``S`` the parts of the mask ``given (p,)``.
-
-    Where ``T`` is finite and small, that of the joint itself, ``log p(x) - log sum_T p(x)``:
-    a sum over 64 completions of a row at most, or over a finite table of ``2^16`` rows at most.
-    Otherwise the network's own answer. Cells of ``T`` that are missing are left out.
-    """
-    target = (packed[..., 0] != GAP) & ~given
-    out = torch.zeros(len(packed)).to(packed)
-    sizes = model.columns.n_codes.tolist()
-    numbers = set(model.layout.numbers.tolist())
-    small_table = not numbers and math.prod(sizes) <= MAX_ROWS
-    for pattern in torch.unique(target, dim=0):
-        rows = (target == pattern).all(-1)
-        parts = pattern.nonzero().flatten().tolist()
-        completions = math.prod(sizes[j] for j in parts)
-        if numbers & set(parts) or not (small_table or completions <= MAX_COMPLETIONS):
-            out[rows] = model.log_prob(packed[rows], given)
-            continue
-        if not parts:
-            continue
-        codes = torch.cartesian_prod(*(torch.arange(sizes[j]) for j in parts))
-        codes = codes.view(completions, len(parts)).to(packed)
-        alone = packed[rows].clone()
-        alone[:, parts] = 0.0
-        alone, place = torch.unique(alone, dim=0, return_inverse=True)
-        # the rest is reserved for the never seen
-        log_seen = model.layout.log_seen[parts].sum().to(packed)
-        log_sum = []
-        for block in alone.split(max(1, 8192 // completions)):
-            every = block.repeat_interleave(completions, 0)
-            every[:, parts, 0] = codes.repeat(len(block), 1)
-            log_p = model.log_prob(every).view(len(block), completions)
-            log_sum.append(torch.logsumexp(log_p, 1) - log_seen)
-        out[rows] = model.log_prob(packed[rows]) - torch.cat(log_sum)[place]
-    return out
 
 
 def densities(

@@ -50,10 +50,13 @@ from selfnorm.errors import DataError, ModelFileError, shortened
 from selfnorm.evaluation import Bounds
 from selfnorm.report import About, DensityReport, Facts, write_report
 from selfnorm.tables import training
+from selfnorm.tables.answers import Effort
 from selfnorm.tables.distribution import PIECE, RowDistribution
+from selfnorm.tables.events import Asked, Event
 from selfnorm.tables.inputs import only_lacks_asides
-from selfnorm.tables.marginal import Marginal, drawn_rows, mask_of
+from selfnorm.tables.marginal import Marginal, mask_of
 from selfnorm.tables.members import Member
+from selfnorm.tables.questions import Questions, checked_rules
 from selfnorm.training import Clock, History, Judgement, whole_number
 
 MINIMUM_ROWS = 5
@@ -71,6 +74,7 @@ _PARAMETERS: dict[str, list[Any]] = {
     "n_init": [Number(1, whole=True)],
     "validation_fraction": [Number(0, 1, open_high=True)],
     "contamination": ["auto", Number(0, 0.5, open_low=True)],
+    "accuracy": ["joint", "fast", Number(2, whole=True)],
     "device": [str, None],
     "verbose": [bool, np.bool_],
 }
@@ -85,6 +89,7 @@ _PARAMETERS: dict[str, list[Any]] = {
         "lower_bound_": float,
         "consistency_": dict[str, float],
         "fitted_to_": dict[str, int | str],
+        "rules_": tuple[str, ...],
         "held_out_": np.ndarray,
         "n_iter_": int,
         "history_": History,
@@ -127,6 +132,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Share of the training rows that ``predict`` calls outliers. ``"auto"``: the threshold is
         the score that one row in a hundred falls below among rows that were not trained on (among
         those of training where none are spared).
+    accuracy : {"joint", "fast"} or int, default "joint"
+        Answers about rows of which not all is given (scores of rows with gaps, ``impute``,
+        ``log_prob(given=)``, ``sample(given=)``, ``marginal``, ``probabilities``, events) are those
+        of the joint density, by weighted draws: some dozens of each row, up to 4,096 where the
+        error is large and rows are few. A number of draws goes as far as that for all rows.
+        ``"fast"``: the network's own answers, in one pass; ``consistency_`` says how far these are
+        from the joint.
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model always scores on the CPU, in float64
         but for the normalisers of factors, which are right to some 1e-5.
@@ -156,13 +168,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         Log-likelihood of rows not seen (nats per row), in the units of the table; of training rows
         where none are spared.
     consistency_ : dict
-        How far answers given some columns are from those of one joint density, in nats per row of
-        held-out rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) - log p(x_T |
-        x_S)|`` for
-        random halves ``S`` of the columns, and ``orders``, the median standard deviation of
-        ``log p`` over the saved orders. Empty for the joint method.
+        How far answers in one pass (``accuracy="fast"``) are from those of the joint density, in
+        nats per row of held-out rows: ``conditionals``, the median of ``|log p(x) - log p(x_S) -
+        log p(x_T | x_S)|`` for random halves ``S`` of the columns, and ``orders``, the median
+        standard deviation of ``log p`` over the saved orders. Empty for the joint method.
     n_iter_ : int
         Number of optimiser steps.
+    rules_ : tuple of str
+        What all rows obey, samples and imputations as well.
     fitted_to_ : dict
         Number of ``rows`` of the training table and a ``digest``, by which it is known again.
     held_out_ : array of int
@@ -208,6 +221,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         n_init: int = 1,
         validation_fraction: float = 0.1,
         contamination: float | str = "auto",
+        accuracy: str | int = "joint",
         device: str | None = None,
         random_state: RandomState = None,
         verbose: bool = False,
@@ -223,6 +237,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         self.n_init = n_init
         self.validation_fraction = validation_fraction
         self.contamination = contamination
+        self.accuracy = accuracy
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
@@ -243,8 +258,13 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         sample_weight: ArrayLike | None = None,
         *,
         checkpoint: str | os.PathLike[str] | None = None,
+        rules: Sequence[str | Mapping[Any, Any]] = (),
     ) -> EnergyDensity:
         """Fit the distribution of the rows of the table ``X``; ``y`` is ignored.
+
+        ``rules``: events that all rows obey, as :meth:`probability` takes them; a table with rows
+        that break one is refused. Samples, imputations and answers then obey them;
+        ``score_samples`` is of the density without them.
 
         A row counts by its ``sample_weight (n,)``: two as much as two such rows, 0 not at all (one
         energy over all columns is fitted to rows drawn by their weights). Progress is saved to the
@@ -266,13 +286,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             print(schema)
         x, open_ = schema.encode(X)
         _refuse_tiny(schema.parts, x)
+        kept_rules = checked_rules(schema, X, rules)
         weights = np.ones(n) if sample_weight is None else checked_weights(sample_weight, n)
         counted = np.flatnonzero(weights > 0)
         if len(counted) < MINIMUM_ROWS:
             raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
         method = training.chosen_method(self.method, schema, torch.from_numpy(x))
         self.schema_, self.n_features_in_ = schema, len(schema.columns)
-        self._measure = schema.fingerprint
+        self._measure, self.rules_ = schema.fingerprint, kept_rules
         self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
         if len(counted) < n:
             x, open_ = x[counted], open_[counted]
@@ -317,10 +338,11 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def score_samples(self, X: TableLike) -> np.ndarray:
         """Normalised log-likelihood ``(n,)`` of the rows of the table ``X``, in its units.
 
-        The log of the mean over the saved orders of a chain. Missing cells are left out: the score
-        is that of the row's other columns. A value that was never seen has the probability that
-        the schema reserves for such, and a warning names it. In batches of other sizes scores
-        differ by less than 1e-5: normalisers of factors are in single precision.
+        The log of the mean over the saved orders of a chain. Missing cells are integrated out: the
+        score is that of the row's other columns, with an error that :meth:`log_prob` tells. A value
+        that was never seen has the probability that the schema reserves for such, and a warning
+        names it. In batches of other sizes scores differ by less than 1e-5: normalisers of factors
+        are in single precision.
         """
         return np.concatenate([self._log_prob(*piece).numpy() for piece in self._pieces(X, PIECE)])
 
@@ -360,13 +382,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
     @on_cpu()
-    def log_prob(self, X: TableLike, given: Sequence[Hashable] = ()) -> np.ndarray:
+    def log_prob(
+        self, X: TableLike, given: Sequence[Hashable] = (), *, return_std: bool = False
+    ) -> Any:
         """``log p(x | x_given)`` ``(n,)`` of rows, given the columns that are named.
 
-        That of the joint density where the columns asked for have few values together (64, or all
-        columns of a table up to 65,536), and that of simple densities in the mixture; otherwise the
-        network's own answer, trained with random columns given and missing: ``consistency_`` says
-        how far that is from the joint. Columns that ``X`` does not have are left out, as gaps are.
+        That of the joint density: what ``X`` does not have, gaps included, is integrated out by
+        weighted draws (see ``accuracy``). With ``return_std`` a second array has the standard
+        errors: zero where all cells are there, and where few values or one line are summed.
 
         Examples
         --------
@@ -377,12 +400,14 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         np.True_
         """
         coded, open_ = self._rows(X, partial=True)
-        if not len(given):
-            return self._log_prob(coded, open_).numpy()
-        mask = mask_of(self.schema_, given)
-        target = (coded[..., 0] != GAP) & ~mask
-        log_p = self.distribution_.conditional(coded, mask)
-        return (log_p + open_.where(target, 0.0).sum(-1)).numpy()
+        if len(given):
+            mask = mask_of(self.schema_, given)
+            log_p, se = self.distribution_.conditional(coded, mask, self._effort)
+            open_ = open_.where((coded[..., 0] != GAP) & ~mask, 0.0)
+        else:
+            log_p, se = self.distribution_.marginal(coded, self._effort)
+        scores = (log_p + open_.sum(-1)).numpy()
+        return (scores, se.numpy()) if return_std else scores
 
     @on_cpu()
     def sample(
@@ -391,6 +416,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         random_state: RandomState = None,
         given: TableLike | None = None,
         *,
+        where: Asked = None,
         missing: bool = False,
     ) -> Any:
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
@@ -406,6 +432,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             Values that the rows are to have, by column: ``{"sex": "F"}``; or a table with some of
             the columns, each of whose rows is completed ``n_samples`` times, one after the other.
             Its gaps are drawn.
+        where : str, dict or function, default None
+            An event that every row obeys, as :meth:`probability` takes it: ``"age > 50"``. With
+            ``given`` a dict.
         missing : bool, default False
             Whether rows have gaps as the training rows do; the schema must model them:
             ``schema=Schema.detect(table, model_gaps=True)``.
@@ -429,10 +458,78 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 "schema=Schema.detect(table, model_gaps=True), of a table that has some"
             )
         seed = seed_of(random_state)
+        if where is not None or (self.rules_ and given is None):
+            if not isinstance(given, Mapping | None):
+                raise DataError("with where=, given= is a dict of columns and their values")
+            event = Event.every([Event.of(self.schema_, asked) for asked in (given, where)])
+            drawn = self._questions.sample(int(n_samples), seed, event, missing)
+            return self.schema_.decode(drawn, seed)
         if given is not None:
             return self._complete(given, int(n_samples), seed, missing)
         drawn = self.distribution_.sample(int(n_samples), seed, missing)
         return self.schema_.decode(self.schema_.within_seen(drawn), seed)
+
+    @on_cpu()
+    def probability(
+        self, event: Asked | list[Any], given: Asked = None, *, random_state: RandomState = 0
+    ) -> Any:
+        """The probability of an event, given another: an :class:`~selfnorm.tables.Estimate`.
+
+        An event is text, ``"age > 50 and sex == 'F'"``: comparisons (chains of them, too) of
+        columns with constants, other columns or arithmetic of these, ``in [...]``, ``is missing``,
+        ``and``, ``or``, ``not``; a name with other signs goes in backticks, a date in quotes. Or a
+        dict of values, lists and ranges ``(low, high)``; or a function of tables that returns truth
+        values. A comparison with a gap is false. A list of events has a list of answers.
+
+        Limits of single columns are exact within the factor of each column, so that rare events
+        cost no more than others; the rest is counted. The interval is of the error of drawing, not
+        of that of the model.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> density.probability("size > 0", given={"kind": "a"}).reliable
+        True
+        """
+        check_is_fitted(self)
+        given, questions = Event.of(self.schema_, given), self._questions
+        seed = seed_of(random_state)
+        many = event if isinstance(event, list | tuple) else [event]
+        estimates = [
+            questions.probability(Event.of(self.schema_, one), given, seed) for one in many
+        ]
+        return estimates if isinstance(event, list | tuple) else estimates[0]
+
+    @on_cpu()
+    def expect(
+        self,
+        column: Hashable,
+        where: Asked = None,
+        by: Hashable | None = None,
+        given: Asked = None,
+        *,
+        quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+        random_state: RandomState = 0,
+    ) -> Any:
+        """Mean and quantiles of a column of numbers, where an event holds.
+
+        A tuple ``(mean, quantiles, probability)``: two :class:`~selfnorm.tables.Estimate` and a
+        dict; ``probability`` is that of having the level of ``by`` among the rows that are asked
+        of. With ``by``, a column of labels, a dict of these.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> table = {"kind": rng.choice(["a", "b"], 300), "size": rng.normal(size=300)}
+        >>> density = EnergyDensity(random_state=0, max_steps=50).fit(table)
+        >>> sorted(density.expect("size", where="size > 0", by="kind"))
+        ['a', 'b']
+        """
+        check_is_fitted(self)
+        event = Event.every([Event.of(self.schema_, asked) for asked in (where, given)])
+        return self._questions.expect(column, event, by, quantiles, seed_of(random_state))
 
     @on_cpu()
     def impute(self, X: TableLike, n_draws: int = 1, random_state: RandomState = None) -> Any:
@@ -461,7 +558,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     def marginal(self, columns: Sequence[Hashable]) -> Marginal:
         """The distribution of some of the columns, the others unknown: its scores and samples."""
         check_is_fitted(self)
-        return Marginal(self.schema_, self.distribution_, columns)
+        return Marginal(self.schema_, self.distribution_, columns, self._effort)
 
     @on_cpu()
     def probabilities(self, X: TableLike, column: Hashable) -> Any:
@@ -471,8 +568,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         with point masses, each of these, and ``"other"`` for the numbers between. The levels are
         those of the schema: ``schema_.columns``. That there is a value is given.
 
-        Those of the joint density for up to 64 levels, each of which takes as long as a score;
-        otherwise the network's own answer, as in :meth:`log_prob`.
+        Those of the joint density; with ``accuracy="fast"`` the network's own, as in
+        :meth:`log_prob`.
 
         Examples
         --------
@@ -494,7 +591,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
                 " draw from it with sample(given=...)"
             )
         coded[:, places, 0] = GAP
-        log_codes = self.distribution_.log_codes(coded, places[0])
+        log_codes = self.distribution_.log_codes(coded, places[0], self._effort, 0)
         if part.gap:
             log_codes[:, n_levels] = -torch.inf
         codes = torch.softmax(log_codes, -1).numpy()
@@ -647,6 +744,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             row = np.zeros((1, len(self.schema_.parts), 2))
             self.schema_.decode(row, 0)  # or a form that is none fails in sample()
         self.unseen_decision_ = np.zeros(0)
+        for rule in self.rules_:
+            Event.of(self.schema_, rule)
         self.__dict__.setdefault("n_iter_", self.history_.n_steps)  # of a folder that has none
 
     # -- training -------------------------------------------------------------------------------
@@ -739,9 +838,20 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         for x, open_ in self.schema_.pieces(X, n_rows, partial=partial):
             yield torch.from_numpy(x), torch.from_numpy(open_)
 
+    @property
+    def _effort(self) -> Effort | None:
+        """How many draws answers take."""
+        return Effort.of(self.accuracy)
+
+    @property
+    def _questions(self) -> Questions:
+        """What can be asked about events."""
+        effort = self._effort or Effort()
+        return Questions(self.schema_, self.distribution_, effort, self.rules_)
+
     def _log_prob(self, coded: Tensor, open_: Tensor) -> Tensor:
         """Log-likelihood ``(n,)`` of coded rows, in the units of the table."""
-        return self.distribution_.log_prob(coded) + open_.sum(-1)
+        return self.distribution_.marginal(coded, self._effort)[0] + open_.sum(-1)
 
     def _complete(self, given: TableLike, n_samples: int, seed: int, missing: bool) -> Any:
         """Rows with some of the values given, each ``n_samples`` times."""
@@ -762,7 +872,11 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
     def _drawn(self, coded: Tensor, seed: int, missing: bool = False) -> np.ndarray:
         """Coded rows ``(n, p, 2)`` with their gaps drawn, given the rest of the row."""
-        return drawn_rows(self.schema_, self.distribution_, coded, seed, missing)
+        seen = torch.from_numpy(~self.schema_.is_gap(coded.numpy()))
+        if self._effort is None and not self.rules_:
+            drawn = self.distribution_.complete(coded, seen, seed, missing)
+            return self.schema_.within_seen(drawn, seen.numpy())
+        return self._questions.completed(coded, seen, seed, missing)
 
 
 def _refuse_tiny(parts: Sequence[Part], x: np.ndarray) -> None:

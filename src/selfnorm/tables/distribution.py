@@ -22,10 +22,10 @@ from selfnorm._context import float32_on_cpu
 from selfnorm.columns import GAP, CodedColumns
 from selfnorm.distributions import TableMixture
 from selfnorm.evaluation import Bounds, Finding
+from selfnorm.tables.answers import Draws, Effort, Limits
 from selfnorm.tables.members import Member, log_density
 
 FINEST = 1e-3  # of its spread: the step of the finest grid whose cells would be counted
-MAX_COMPLETIONS = 64  # of a row, over which a conditional is summed
 PIECE = 2**16  # rows coded and scored at a time
 
 
@@ -78,18 +78,55 @@ class RowDistribution(ABC):
         """Rows as the trained model sees them."""
 
     @abstractmethod
-    def conditional(self, coded: Tensor, given: Tensor) -> Tensor:
-        """``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of the mask ``given (p,)``.
+    def marginal(
+        self, coded: Tensor, effort: Effort | None, seed: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Log-likelihoods ``(n,)`` of what coded rows have, and their standard errors.
 
-        Missing cells of ``T`` are left out.
+        The other cells are integrated out, with so much effort; ``None``: in one pass.
         """
 
     @abstractmethod
-    def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
+    def conditional(
+        self, coded: Tensor, given: Tensor, effort: Effort | None
+    ) -> tuple[Tensor, Tensor]:
+        """``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of the mask ``given (p,)``,
+        and its standard error. Missing cells of ``T`` are left out.
+        """
+
+    @abstractmethod
+    def complete(
+        self,
+        coded: Tensor,
+        seen: Tensor,
+        seed: int,
+        missing: bool = False,
+        effort: Effort | None = None,
+    ) -> np.ndarray:
         """Coded rows whose cells that are not ``seen (n, p)`` are drawn, given the others.
 
         With ``missing`` gaps that are outcomes of a part are drawn as well.
         """
+
+    @abstractmethod
+    def pool(self, coded: Tensor, seen: Tensor, effort: Effort, limits: Limits, seed: int) -> Draws:
+        """Weighted completions of coded rows whose parts ``seen (n, p)`` stay, coded as well.
+
+        The mean weight is an estimate of the density of what is seen, within the limits.
+        """
+
+    def log_probability(self, limits: Limits, effort: Effort, seed: int) -> Draws:
+        """Weights whose mean is the probability of limits; the draws need not be whole rows."""
+        blank = self.blank(1)
+        return self.pool(
+            blank, torch.zeros(blank.shape[:2], dtype=torch.bool), effort, limits, seed
+        )
+
+    def blank(self, n: int) -> Tensor:
+        """``n`` coded rows of gaps."""
+        rows = torch.zeros(n, self.columns.dim, 2, dtype=torch.float64)
+        rows[..., 0] = GAP
+        return rows
 
     @abstractmethod
     def explain(self, coded: Tensor) -> np.ndarray:
@@ -201,19 +238,17 @@ class RowDistribution(ABC):
         gap = coded[..., 0] == GAP
         return log_p + self._gap_scores().where(gap, 0.0).sum(-1) if bool(gap.any()) else log_p
 
-    def log_codes(self, coded: Tensor, part: int) -> Tensor:
-        """``(n, C)``: log-likelihoods of coded rows that have each of the codes of a part."""
-        codes = torch.arange(self.columns.parts[part].n_codes).unsqueeze(1)
-        return self.log_completed(coded, [part], codes)
+    def log_codes(self, coded: Tensor, part: int, effort: Effort | None, seed: int) -> Tensor:
+        """``(n, C)``: log-probabilities of the codes of a part, that of its numbers the last.
 
-    def log_completed(self, coded: Tensor, parts: list[int], codes: Tensor) -> Tensor:
-        """``(n, C)``: log-likelihoods of coded rows that have each of the codes ``(C, k)``."""
-        log_p = []
-        for rows in coded.split(max(1, PIECE // len(codes))):
-            every = rows.repeat_interleave(len(codes), 0)
-            every[:, parts, 0] = codes.repeat(len(rows), 1).to(every)
-            log_p.append(self.log_prob(every).view(-1, len(codes)))
-        return torch.cat(log_p)
+        Given what coded rows have of other parts; by draws of the part, where it has not few codes.
+        """
+        described, seen = self.columns.parts[part], coded[..., 0] != GAP
+        draws = self.pool(coded, seen, effort or Effort(), Limits(), seed)
+        share = torch.zeros(len(coded), described.n_codes + described.rest, dtype=torch.float64)
+        code = draws.completed[:, part, 0].long()
+        weight = draws.shares()
+        return share.index_put((draws.row, code), weight, accumulate=True).log()
 
 
 def standard_error(scores: Tensor) -> float:

@@ -25,6 +25,7 @@ from selfnorm.distributions import Defensive, TableMixture, draw_log_weights
 from selfnorm.errors import DataError
 from selfnorm.evaluation import Bounds, GridDensity, evaluate
 from selfnorm.sampling import draw
+from selfnorm.tables.answers import Draws, Effort, Limits
 from selfnorm.tables.distribution import RowDistribution, stream, unpacked
 from selfnorm.tables.members import Member
 
@@ -36,6 +37,7 @@ WALK = 4  # steps of a sampler from a draw of the grid to one of the density its
 # the mass; they lie at sinh(t) scales from its centre, |t| at most so much: out to 4,000 scales
 LINE, MOST_LINE, CELL_MASS, LINE_REACH = 257, 4097, 0.05, 9.0
 LINES_AT_ONCE, ROWS_AT_ONCE = 64, 4096  # densities at points that are kept at a time
+POOL = 16_384  # completions of a row, of all rows together
 GAP_ROWS = 100  # drawn for the mean log-likelihood of a cell
 
 
@@ -200,14 +202,48 @@ class EnergyDistribution(RowDistribution):
                     log_p[rows[places]] = torch.logsumexp(line.log_mass, -1)
         return log_p
 
-    def conditional(self, coded: Tensor, given: Tensor) -> Tensor:
+    def marginal(
+        self,
+        coded: Tensor,
+        effort: Effort | None,  # noqa: ARG002 exact
+        seed: int = 0,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Log-likelihoods ``(n,)`` of what coded rows have, by quadrature: without error."""
+        log_p = self.log_prob(coded)
+        return log_p, torch.zeros_like(log_p)
+
+    def conditional(
+        self, coded: Tensor, given: Tensor, effort: Effort | None = None
+    ) -> tuple[Tensor, Tensor]:
         """``log p(x_T | x_S)`` ``(n,)`` of coded rows, ``S`` the parts of a mask ``given (p,)``."""
         alone = coded.clone()
         alone[:, ~given, 0] = GAP
-        return self.log_prob(coded) - self.log_prob(alone)
+        log_p = self.marginal(coded, effort)[0] - self.marginal(alone, effort)[0]
+        return log_p, torch.zeros_like(log_p)
+
+    def pool(self, coded: Tensor, seen: Tensor, effort: Effort, limits: Limits, seed: int) -> Draws:
+        """Completions of coded rows, all as likely; those that do not obey weigh nothing."""
+        counts = torch.full((len(coded),), max(effort.fewest, POOL // len(coded)))
+        if limits.wanted is not None:
+            counts = torch.maximum(counts, 2 * limits.wanted)
+        row = torch.arange(len(coded)).repeat_interleave(counts)
+        rows = torch.from_numpy(self.complete(coded[row], seen[row], seed))
+        alone = coded.clone()
+        alone[..., 0] = alone[..., 0].where(seen, float(GAP))
+        log_w = self.log_prob(alone)[row].where(seen.any(1)[row], 0.0)
+        none = torch.zeros(len(coded), dtype=torch.bool)
+        draws = Draws(row, rows, log_w, none, log_w)
+        return draws if limits.obey is None else draws.without(~limits.obey(rows))
 
     @torch.no_grad()
-    def complete(self, coded: Tensor, seen: Tensor, seed: int, missing: bool = False) -> np.ndarray:
+    def complete(
+        self,
+        coded: Tensor,
+        seen: Tensor,
+        seed: int,
+        missing: bool = False,
+        effort: Effort | None = None,  # noqa: ARG002 exact
+    ) -> np.ndarray:
         """Coded rows whose cells that are not ``seen (n, p)`` are drawn, given the others."""
         out = coded.clone()
         with float32_on_cpu():
@@ -302,7 +338,7 @@ class EnergyDistribution(RowDistribution):
         """``(p,)``: mean log-likelihood of a cell given its row, over rows drawn."""
         rows = torch.from_numpy(self.sample(GAP_ROWS, 0))
         given = ~torch.eye(self.columns.dim, dtype=torch.bool)
-        return torch.stack([self.conditional(rows, others).mean() for others in given])
+        return torch.stack([self.conditional(rows, others)[0].mean() for others in given])
 
     def _gap_scores(self) -> Tensor:
         return self._cell_scores
