@@ -57,7 +57,8 @@ def test_rows_one_by_one_have_the_scores_of_all_at_once(density, frame):
     alone = [density.score_samples(frame.iloc[[i]])[0] for i in range(15)]
     scores, errors = (of[:15] for of in density.log_prob(frame, return_std=True))
     complete = frame[:15].notna().all(axis=1).to_numpy()
-    assert (errors[complete] == 0).all() and not complete.all()
+    assert (errors[complete] == 0).all()
+    assert not complete.all()
     assert (np.abs(alone - scores) <= 1e-5 + 6 * errors).all()
 
 
