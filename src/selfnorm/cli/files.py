@@ -337,13 +337,7 @@ def _cells(texts: Sequence[str], numbers: np.ndarray | None = None) -> Cells:
 
 
 def _read_csv(path: Path, delimiter: str | None, header: bool | None) -> Table:
-    """Read a text file.
-
-    Args:
-        path: the file; packed where its name ends in ``.gz``.
-        delimiter: what stands between cells; ``None``: it is guessed.
-        header: whether the first line holds names; ``None``: it is guessed.
-    """
+    """Read a text file; what is ``None`` is guessed."""
     text = _decoded(path)
     mark = delimiter or _delimiter(text[:_HEAD])
     written = mark if delimiter is None else ","

@@ -495,15 +495,9 @@ class Schema:
     ) -> bool:
         """Of a column and what it is counted from, the only one not fixed becomes what fits.
 
-        Args:
-            j: the column.
-            drawn: its cells by those it is counted from, and by the draw of what a sum leaves, or
-                of how far dates are apart.
-            made: cells of columns; changed in place.
-            fixed: where they are given or follow from what is; changed in place.
-
-        Returns:
-            Whether anything followed.
+        ``drawn`` are its cells by those it is counted from, and by the draw of what a sum leaves,
+        or of how far dates are apart. Changes cells ``made`` and where they are ``fixed``, given or
+        by what is; says whether anything followed.
         """
         column = self.columns[j]
         part = self.parts[self._places[column.name][0]]
