@@ -323,12 +323,6 @@ class _Rows:
         same = all(column[k] == column[0] for column in self.columns)
         return same and self.lines[k] not in self.widths
 
-    def without(self, rows: Sequence[int]) -> None:
-        """Leave out rows."""
-        for column in (*self.columns, self.lines):
-            for k in reversed(rows):
-                del column[k]  # type: ignore[attr-defined]
-
 
 def _cells(texts: Sequence[str], numbers: np.ndarray | None = None) -> Cells:
     """A column of texts, which hold these numbers where they are known."""
@@ -496,7 +490,9 @@ def _drop_headers(path: Path, rows: _Rows, names: list[str]) -> None:
     if again:  # tables put one below the other
         shown = ", ".join(str(rows.lines[k]) for k in again[:3]) + ", ..." * (len(again) > 3)
         _warn(f"{path}: the header stands again in line {shown}; left out")
-    rows.without([0, *again])
+    for column in (*rows.columns, rows.lines):
+        for k in reversed([0, *again]):
+            del column[k]  # type: ignore[attr-defined]
 
 
 def _problems(rows: _Rows, names: list[str]) -> list[str]:

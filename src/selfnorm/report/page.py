@@ -167,18 +167,6 @@ def inline_svg(figure: Figure, words: str, prefix: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{label}" style="{widest}" ', 1)
 
 
-def check_page(path: str | os.PathLike[str]) -> Path:
-    """Refuse a file that could not be written, before the work is done."""
-    path = Path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise DataError(f"{path}: a report is one HTML file; name it {path.stem or 'report'}.html")
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; name a file to write")
-    if not path.absolute().parent.is_dir():
-        raise DataError(f"{path.parent}: no such folder; create it first")
-    return path
-
-
 def in_python(text: str) -> str:
     """Any text as a string of Python's.
 
@@ -220,7 +208,13 @@ def write_report(
         read: reads the rows, which may be refused.
         page: makes the page of what was read, and of the warnings that this gave.
     """
-    path = check_page(path)
+    path = Path(path)  # refused before the work is done
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise DataError(f"{path}: a report is one HTML file; name it {path.stem or 'report'}.html")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file to write")
+    if not path.absolute().parent.is_dir():
+        raise DataError(f"{path.parent}: no such folder; create it first")
     rows, unseen = findings_of(read)
     with alone(), warnings.catch_warnings():  # what is odd about the rows was told above
         warnings.simplefilter("ignore", SelfnormWarning)

@@ -106,7 +106,12 @@ def numbers_in(cells: Cells, names: bool) -> Cells | None:
         if cells.missing.any():
             texts = [text for text in texts if text is not None]
         if names or not holds_names(texts, cells.numbers[~cells.missing]):
-            return _plain_numbers(cells, texts, cells.numbers)
+            missing = np.isnan(cells.numbers)
+            form = cells.form | {"text": True, "text_decimals": text_decimals(texts)}
+            if missing.any() and not cells.missing.any():
+                gaps = Counter(texts[i] for i in np.flatnonzero(missing).tolist())
+                form["gap"] = gaps.most_common(1)[0][0]
+            return Cells("number", cells.numbers, missing, [], form)
     texts, memo = unmarked(cells.labels)
     texts, odd = without_slips(texts)
     rows = int(np.isin(cells.values, odd).sum())
@@ -116,21 +121,11 @@ def numbers_in(cells: Cells, names: bool) -> Cells | None:
     numbers = numbers_from(texts, names=names)
     if numbers is None:
         return None
-    gaps = np.isnan(numbers)
-    gaps[odd] = False
-    form = cells.form_with_gap(gaps) | {"text": True, "text_decimals": text_decimals(texts)} | memo
+    empty = np.isnan(numbers)
+    empty[odd] = False
+    form = cells.form_with_gap(empty) | {"text": True, "text_decimals": text_decimals(texts)} | memo
     values = np.append(numbers, np.nan)[cells.values]
     return Cells("number", values, np.isnan(values), [], form)
-
-
-def _plain_numbers(cells: Cells, texts: Sequence[str], numbers: np.ndarray) -> Cells:
-    """Cells of the ``numbers`` that ``texts`` hold as they stand."""
-    missing = np.isnan(numbers)
-    form = cells.form | {"text": True, "text_decimals": text_decimals(texts)}
-    if missing.any() and not cells.missing.any():
-        gaps = Counter(texts[i] for i in np.flatnonzero(missing).tolist())
-        form["gap"] = gaps.most_common(1)[0][0]
-    return Cells("number", numbers, missing, [], form)
 
 
 def read_numbers(column: Column, cells: Cells, surprises: list[str]) -> Cells:
