@@ -74,3 +74,20 @@ def test_gradients_of_stacked_maps_are_those_of_their_products(shape, bias, mask
     found = torch.autograd.grad(layer(x, fixed=fixed).sin().sum(), wanted)
     for one, other in zip(found, torch.autograd.grad(by_hand.sin().sum(), wanted), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("condition_dim", [0, 3])
+def test_a_course_has_the_features_of_one_pass(condition_dim):
+    ranks = draw_orderings(4, 3)
+    net = ResMADE(ranks, per_column=2, hidden=19, condition_dim=condition_dim).eval()
+    x = torch.randn(3, 5, 8)
+    condition = torch.randn(3, 5, condition_dim) if condition_dim else None
+    with torch.no_grad():
+        whole, course = net(x, condition), net.course(5, condition)
+        for rank in range(4):
+            there = (ranks <= rank).repeat_interleave(2, 1).unsqueeze(1)
+            found = course.features(rank, x.where(there, 7.0))
+            known = net.degrees[0] <= rank
+            assert torch.allclose(found[..., known], whole[..., known], atol=1e-5)
+            assert not found[..., ~known].any()
+    assert known.all()
