@@ -25,7 +25,7 @@ from selfnorm.networks import ResMADE
 N_KNOTS = 17  # normal quantiles between which a network sees the place of a number
 N_NODES, FINE_NODES = 64, 256  # of the quadrature of a factor; of one or two numbers in all
 LEVEL_COMPONENTS = 4  # of the mixtures over levels on a grid
-MOST_AT_ONCE = 24  # columns: those of a wider table take no more room while samples are drawn
+DRAWN_AT_ONCE = 1024  # rows, part by part
 # tensors that all orders share; every other one has one entry for each order
 SHARED_BY_ORDERS = ("columns.", "tokens.", "energy.frequencies")
 
@@ -608,9 +608,9 @@ class TableChain(Chain):
         places = self._random_places(len(x))
         rows, kept = (self._in_orders(t, places) for t in (x, keep))
         log_w = rows.new_zeros(rows.shape[:2])
-        # parts come one by one: many take no more room at a time than a few
-        n_nodes = (16 + drawing.n_candidates) * min(self.dim, MOST_AT_ONCE) // self.dim
-        for part in self.chunks(rows.shape[1], n_nodes, chunk_size):
+        size = chunk_size or max(1, DRAWN_AT_ONCE // self.n_orderings)
+        for start in range(0, rows.shape[1], size):
+            part = slice(start, start + size)
             log_w[:, part] = drawing.fill(rows[:, part], kept[:, part], shown=shown, needed=needed)
         return rows.flatten(0, 1)[places], log_w.flatten(0, 1)[places]
 

@@ -34,7 +34,8 @@ from selfnorm.evaluation import (
 )
 from selfnorm.functional import log_mean_exp
 
-MAX_COMPLETIONS = 64  # of a row, all of which are the draws
+MAX_COMPLETIONS = 128  # of a row, all of which are the draws
+QUADRATURES = 8192  # completions whose normalisers are all exact
 SHOWN, GROUP = 3, 4  # draws of so many that come from the network that is shown what is given
 CANDIDATES = 16  # of which a number of a draw is chosen; the weight makes up for their being few
 DRAWS_AT_ONCE = 4096
@@ -46,6 +47,7 @@ FLAT = 1e-2  # log-weights that differ by less have no tail
 COUNTED = 4096  # effective draws of which those that obey are counted
 EVENT_DRAWS = 512  # of an event, to begin with
 TOTAL = 32_768  # draws of a call, beyond the fewest of each row
+EVENT_SE = 0.05  # of the logarithm of the probability of an event
 GOAL_SE = 0.01  # nats: a row whose error is larger gets more draws
 RELIABLE_SE = 0.1  # nats
 LEVEL = 0.95  # of intervals
@@ -339,12 +341,27 @@ class ChainAnswers:
         row, every = torch.cat(rows), torch.cat(completed)
         order = row.argsort(stable=True)
         row, every = row[order], every[order]
-        log_p = self._exact(every)
+        log_p = self._of_all(row, every, len(packed))
         counts = torch.bincount(row, minlength=len(packed))
         # the rest is reserved for the never seen
         log_seen = (self.chain.layout.log_seen * ~seen).sum(1)
         log_w = log_p + counts[row].log() - log_seen[row]
         return Draws(row, every, log_w, few, log_p)
+
+    def _of_all(self, row: Tensor, packed: Tensor, n: int) -> Tensor:
+        """``(M,)``: log-density of all completions of ``n`` rows.
+
+        By quadrature; where they are many by the learned ``b``, but for the likeliest of each row,
+        which tells what the others are off by.
+        """
+        if len(packed) <= QUADRATURES:
+            return self._exact(packed)
+        log_p = self.fast.log_prob(packed.float(), normalizer="learned").double()
+        most = log_p.new_full((n,), -torch.inf).scatter_reduce(0, row, log_p, "amax")
+        likeliest = torch.nonzero(log_p == most[row])[:, 0]
+        change = torch.zeros_like(most)
+        change[row[likeliest]] = self._exact(packed[likeliest]) - log_p[likeliest]
+        return log_p + change[row]
 
     def _exact(self, packed: Tensor) -> Tensor:
         """``(M,)``: log-density by quadrature."""
@@ -481,11 +498,11 @@ class ChainAnswers:
         """
         allowed = limits.allowed or [None] * self.chain.dim
         drawing = Drawing(
-            self.fast, n_candidates=4 * CANDIDATES, allowed=allowed, gaps=limits.gaps,
+            self.fast, n_candidates=2 * CANDIDATES, allowed=allowed, gaps=limits.gaps,
             weighted=True, normalised=True,
         )  # fmt: skip
         needed = None if whole else torch.tensor([of_part is not None for of_part in allowed])
-        goal, most = 1.0 / (GOAL_SE * GOAL_SE), effort.total
+        goal, most = 0.0, effort.most
         if limits.wanted is not None:
             goal = float(limits.wanted[0])
             most = max(most, 8 * int(goal))
@@ -496,13 +513,9 @@ class ChainAnswers:
                 if limits.obey is not None and not limits.boxed:
                     more = more.without(~limits.obey(self.coded(more.completed)))
                 draws = more if draws is None else draws.joined(more)
-                ess = float(draws.log_mean()[2])
-                n_all = len(draws.row)
-                if n_all >= most or (
-                    ess >= goal
-                    if limits.wanted is not None
-                    else float(draws.log_mean()[1]) <= GOAL_SE
-                ):
+                n_all, (_, se, ess) = len(draws.row), draws.log_mean()
+                enough = float(se) <= EVENT_SE if limits.wanted is None else float(ess) >= goal
+                if enough or n_all >= most:
                     return draws
                 n = min(n_all, most - n_all)
 

@@ -67,7 +67,7 @@ class Questions:
             return self._of_share(coded, seen, others, event, stream(seed, 0))
         above = self._draws(coded, seen, limits, stream(seed, 0))
         log_value, se, _ = (float(figure[0]) for figure in above.log_mean())
-        if whole or rest.parts:
+        if whole or rest.box or not rest.exact:
             below = self._draws(coded, seen, others, stream(seed, 1))
             log_below, se_below, _ = (float(figure[0]) for figure in below.log_mean())
             if not math.isfinite(log_below):
