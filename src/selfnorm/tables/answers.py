@@ -68,7 +68,7 @@ class Estimate(Judged):
 
     Example:
         >>> Estimate.of_probability(0.25, 0.01, ess=900.0, pareto_k=0.1)
-        0.25 (95 % interval 0.2313 to 0.2704), reliable
+        0.25 (95 % interval 0.2309 to 0.2701), reliable
     """
 
     value: float
