@@ -180,32 +180,28 @@ def test_writing_a_checkpoint_leaves_every_part_in_its_mode():
     assert [part.training for part in energy] == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("step", "12", "belongs to another model"),
-        ("task", None, None),
-        ("keeper", {"state": {"energy": torch.zeros(1)}}, "belongs to another model"),
-        ("good", {}, "belongs to another model"),
-        ("training", {}, "belongs to another model"),
-        ("history", {"unknown": 1}, "belongs to another model"),
-        ("counters", (1,), "belongs to another model"),
-        ("random", torch.zeros(3), "belongs to another model"),
-    ],
-)
-def test_a_whole_file_with_a_malformed_state_is_refused(x, tmp_path, name, value, words):
+def test_a_whole_file_with_a_malformed_state_is_refused(x, tmp_path):
     path = tmp_path / "run.ckpt"
     settings = {**SETTINGS, "val_data": x[:50], "checkpoint": path}
     fit(model_on(sn.Gaussian.fit_to(x)), x, **settings)
-    save_checkpoint(path, {**load_checkpoint(path), name: value})
-    other = model_on(sn.Gaussian.fit_to(x))
-    before = weights(other)[1:]
-    if words is None:
-        fit(other, x, **settings)
-        return
-    with pytest.raises(CheckpointError, match=words):
-        fit(other, x, **settings)
-    assert torch.equal(weights(other)[1:], before)  # all but b, which every start sets
+    state = load_checkpoint(path)
+    for name, value in (
+        ("step", "12"),
+        ("keeper", {"state": {"energy": torch.zeros(1)}}),
+        ("good", {}),
+        ("training", {}),
+        ("history", {"unknown": 1}),
+        ("counters", (1,)),
+        ("random", torch.zeros(3)),
+    ):
+        save_checkpoint(path, {**state, name: value})
+        other = model_on(sn.Gaussian.fit_to(x))
+        before = weights(other)[1:]
+        with pytest.raises(CheckpointError, match="belongs to another model"):
+            fit(other, x, **settings)
+        assert torch.equal(weights(other)[1:], before)  # all but b, which every start sets
+    save_checkpoint(path, {**state, "task": None})  # that this task keeps nothing is no fault
+    fit(model_on(sn.Gaussian.fit_to(x)), x, **settings)
 
 
 def test_two_writers_of_one_checkpoint_leave_a_whole_one(tmp_path):
