@@ -13,7 +13,7 @@ import selfnorm as sn
 from selfnorm import EnergyDensity
 from selfnorm.columns import GAP, CodedColumns, Part
 from selfnorm.errors import DataError
-from selfnorm.tables.energy_distribution import EnergyDistribution
+from selfnorm.tables.energy_distribution import EnergyDistribution, grid_of
 from selfnorm.tables.members import Kind, Member, simple_density
 from selfnorm.tables.members import log_density as log_density_of
 from tests.contract.test_densities import axis, distance
@@ -38,6 +38,18 @@ def test_one_column_integrates_to_one_and_samples_follow_the_density(name):
     assert bounds.reliable
     assert bounds.lower == pytest.approx(model.score(new), abs=0.02)
     assert LAWS[name].logpdf(new).mean() - model.score(new) < 0.1
+
+
+def two_humps(x):
+    """Two normal densities, one of them a hundred deviations off."""
+    return torch.distributions.Normal(torch.tensor([0.0, 100.0]), 1.0).log_prob(x).logsumexp(-1)
+
+
+def test_the_grid_reaches_the_rows_that_are_furthest_out():
+    frame = sn.StudentT(5.0, torch.zeros(1), 1.0)
+    proposal = sn.Defensive(frame, frame)
+    grid = grid_of(two_humps, proposal, torch.tensor([[-3.0, 103.0]]))
+    assert grid.log_norm == pytest.approx(math.log(2), abs=1e-3)
 
 
 def test_a_chain_of_one_column_with_a_narrow_group_in_a_wide_one_integrates_to_one():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -41,16 +42,22 @@ POOL = 16_384  # completions of a row, of all rows together
 GAP_ROWS = 100  # drawn for the mean log-likelihood of a cell
 
 
-def grid_of(model: EBM, proposal: Defensive) -> GridDensity:
-    """The density of a model of one or two columns by quadrature, in the frame of its base."""
+def grid_of(model: EBM, proposal: Defensive, span: Tensor) -> GridDensity:
+    """The density of a model of one or two columns by quadrature, in the frame of its base.
+
+    Rows between the ends ``span (d, 2)`` were trained on: the grid reaches twice as far, as an
+    energy may hold mass around a row far out.
+    """
     base: Any = proposal.heavy
     dim = int(proposal.dim)
     n_points, most = GRID[dim], MOST_GRID[dim]
+    corners = torch.cartesian_prod(*span).reshape(-1, dim).to(base.loc) - base.loc
+    far = torch.linalg.solve_triangular(base.scale_tril, corners.T, upper=False).abs().max()
     frame: dict[str, Any] = {
         "center": base.loc,
         "scale": base.scale_tril,
         "core": CORE,
-        "reach": REACH,
+        "reach": max(REACH, math.log1p(max(0.0, 2 * float(far) - CORE))),
     }
     while True:
         grid = GridDensity(model, dim, **frame, n_points=n_points)
@@ -147,7 +154,7 @@ class EnergyDistribution(RowDistribution):
         model, q = copy.deepcopy(self.model).float(), copy.deepcopy(self.proposal).float()
         if self.columns.dim > 2:
             return model, q, {}
-        return model, grid_of(model, q), {"method": "imh", "n_steps": WALK}
+        return model, grid_of(model, q, self.columns.span), {"method": "imh", "n_steps": WALK}
 
     def _draw(self, n: int, seed: int, missing: bool) -> np.ndarray:  # noqa: ARG002 no gaps
         rows = torch.zeros(n, self.columns.dim, 2, dtype=torch.float64)

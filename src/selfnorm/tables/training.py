@@ -463,8 +463,9 @@ def _fit_energies(
     chosen = [best(models[k :: len(folds)], histories[k :: len(folds)]) for k in folds]
     energies, proposal = [model.cpu().eval() for model, _ in chosen], recipe.proposal.cpu()
     assert isinstance(proposal, Defensive)
+    span = torch.stack([z.amin(0), z.amax(0)], 1)
     for model in energies if d <= 2 else ():
-        model.log_norm.data.fill_(grid_of(model, proposal).log_norm)
+        model.log_norm.data.fill_(grid_of(model, proposal, span).log_norm)
     return energies, proposal, best(energies, [history for _, history in chosen])[1]
 
 
