@@ -78,6 +78,6 @@ def with_inner_model(inner, space, n_pixels, objective="snl"):
 @functools.cache
 def fitted_model():
     """SNL on bright images, trained once."""
-    x, y = bright_images(600)
+    x, y = bright_images(400)
     torch.manual_seed(0)
-    return small_model(max_epochs=20).fit(x[:500], y[:500], val=(x[500:], y[500:]))
+    return small_model(max_epochs=15).fit(x[:320], y[:320], val=(x[320:], y[320:]))
