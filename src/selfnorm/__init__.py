@@ -26,7 +26,7 @@ _NAMES = {
     "images": "ImageRegressor",
     "networks": "MLP ExponentialFamily FourierFeatures",
     "saving": "load save",
-    "tables": "EnergyDensity EnergyRegressor",
+    "tables": "EnergyDensity EnergyRegressor Estimate",
     "training": "Checkpoint History TrainingOptions",
     "vae": "EnergyVAE add_energy_prior",
 }

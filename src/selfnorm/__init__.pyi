@@ -34,6 +34,7 @@ from selfnorm.saving import load as load
 from selfnorm.saving import save as save
 from selfnorm.tables import EnergyDensity as EnergyDensity
 from selfnorm.tables import EnergyRegressor as EnergyRegressor
+from selfnorm.tables import Estimate as Estimate
 from selfnorm.training import Checkpoint as Checkpoint
 from selfnorm.training import History as History
 from selfnorm.training import TrainingOptions as TrainingOptions

@@ -246,12 +246,6 @@ def test_a_value_that_a_column_cannot_have_is_refused(refused, given, words):
     assert words in refused("draw", given=given, n=5)
 
 
-events = pytest.mark.skipif(
-    not hasattr(sn.EnergyDensity, "probability"), reason="densities answer no events yet"
-)
-
-
-@events
 def test_an_event_is_answered_given_what_is_set(ask, answers):
     small = answers.levels["kind"].index("small")
     given = {KIND: str(small), SINCE: "2024-03-05"}
@@ -264,13 +258,11 @@ def test_an_event_is_answered_given_what_is_set(ask, answers):
     assert told["reasons"] == [*estimate.reasons]
 
 
-@events
 def test_an_event_that_never_happens_has_a_limit(ask):
     told = ask("probability", event="size > count * 1000", given={})
     assert told["value"] == 0 < told["high"] < 0.1
 
 
-@events
 @pytest.mark.parametrize(
     ("event", "words"),
     [

@@ -139,6 +139,10 @@ class _FitOptions:
     model_gaps: Annotated[
         bool, Option("--model-gaps", help="Model which cells are missing, too (density only).")
     ] = False
+    rule: Annotated[
+        list[str] | None,
+        Option(help="Event that every row obeys, 'paid <= price' (density only, repeatable)."),
+    ] = None
     checkpoint: Annotated[
         Path | None,
         Option(help="File for the progress of a long fit: the same command goes on from it."),
@@ -176,9 +180,9 @@ class _FitOptions:
             _check_folder(self.checkpoint.parent)
         if self.target is None and self.max_epochs is not None:
             raise DataError("--max-epochs is for --target; a density takes --max-steps")
-        of_densities = ("max_steps", "method", "contamination", "kinds", "model_gaps")
+        of_densities = ("max_steps", "method", "contamination", "kinds", "model_gaps", "rule")
         for name in of_densities if self.target is not None else ():
-            if getattr(self, name) not in (None, False, "auto"):
+            if getattr(self, name) not in (None, False, "auto", []):
                 flag = name.replace("_", "-")
                 raise DataError(f"--{flag} is for densities; --target takes --max-epochs")
         _kinds(self.kinds)
@@ -261,7 +265,7 @@ def _fit_density(table: Table, features: list[str], options: _FitOptions) -> _Fi
         max_steps=options.max_steps,
         **options.common,
     )
-    _train(density, table, options, rows)
+    _train(density, table, options, rows, rules=options.rule or [])
     return density, {}, {
         "method": density.method_,
         "lower_bound": density.lower_bound_,
@@ -269,6 +273,7 @@ def _fit_density(table: Table, features: list[str], options: _FitOptions) -> _Fi
         "measure": schema.fingerprint,
         "consistency": density.consistency_,
         "kinds": {str(column.name): column.kind for column in schema.columns},
+        "rules": list(density.rules_),
         "notes": schema.notes,
     }  # fmt: skip
 
@@ -287,11 +292,11 @@ def _fit_target(table: Table, features: list[str], options: _FitOptions) -> _Fit
     return regressor, {"target": options.target}, {}
 
 
-def _train(estimator: Any, table: Table, options: _FitOptions, *rows: Any) -> None:
+def _train(estimator: Any, table: Table, options: _FitOptions, *rows: Any, **further: Any) -> None:
     """Fit an estimator, which says nothing: the report does, in one place."""
     with warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.filterwarnings("ignore", "training interrupted", SelfnormWarning)
-        _about(table, estimator.fit, *rows, checkpoint=options.checkpoint)
+        _about(table, estimator.fit, *rows, checkpoint=options.checkpoint, **further)
 
 
 _fit.__signature__ = signature(_FitOptions, eval_str=True)  # type: ignore[attr-defined]
@@ -421,6 +426,12 @@ def sample(
     missing: Annotated[
         bool, Option("--missing", help="With gaps as in the data (of a fit with --model-gaps).")
     ] = False,
+    given: Annotated[
+        list[str] | None, Option(help="Value that rows are to have, column=value (repeatable).")
+    ] = None,
+    where: Annotated[
+        str | None, Option(help="Event that every row obeys, such as 'age > 50 and sex == \"F\"'.")
+    ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -440,9 +451,54 @@ def sample(
         raise DataError(
             f"{model} does not know where gaps fall: use fit --model-gaps, of a table that has some"
         )
-    drawn = fitted.estimator.sample(n, random_state=seed, missing=missing)
+    drawn = fitted.estimator.sample(
+        n, random_state=seed, given=_values_given(fitted, given or []), where=where, missing=missing
+    )
     write_table(fitted.table(drawn), output)
     _tell({"rows": n, "output": str(output)}, as_json)
+
+
+def _values_given(fitted: _Model, pairs: list[str]) -> dict[Any, str] | None:
+    """What ``--given`` says of columns."""
+    values: dict[Any, str] = {}
+    names = {str(column.name): column.name for column in fitted.estimator.schema_.columns}
+    for pair in pairs:
+        name, sign, value = (piece.strip() for piece in pair.partition("="))
+        if not (name and sign and value):
+            raise DataError(f"--given must be such as 'sex=F', not {pair!r}")
+        if name not in names:
+            raise DataError(f"--given: there is no column {name!r}; there is {listed(names)}")
+        if names[name] in values:
+            raise DataError(f"--given names {name!r} twice; leave one out")
+        values[names[name]] = value
+    return values or None
+
+
+@app.command()
+def ask(
+    model: ModelFolder,
+    questions: Annotated[
+        list[str],
+        Argument(help="\"P(income == '>50K' | age > 60, sex == 'F')\" or \"E(hours | age > 60)\"."),
+    ],
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a density for probabilities of events and means of columns, given other events."""
+    from selfnorm.cli.ask import Question
+
+    read = [Question.read(text) for text in questions]
+    density = _load(model, "ask").estimator
+    entries: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for question in read:
+        estimate = question.answer(density, seed)
+        names = ("value", "low", "high", "se", "ess", "pareto_k", "reliable", "reasons")
+        entries.append({"question": question.text} | {n: getattr(estimate, n) for n in names})
+        value, low, high = map(_shown, (estimate.value, estimate.low, estimate.high))
+        lines.append(f"{question.text}  {value} (95 % interval {low} to {high})")
+        lines.extend(f"  NOT RELIABLE: {reason}" for reason in estimate.reasons)
+    _tell({"answers": entries}, as_json, *lines)
 
 
 @app.command()

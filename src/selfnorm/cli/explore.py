@@ -74,7 +74,6 @@ class Answers:
             "aside": [str(column.name) for column in self.schema.columns if not column.modelled],
             "columns": [self._described(column, drawn) for column, drawn in pairs],
             "draws": self.free,
-            "events": hasattr(self.density, "probability"),
         }
 
     def draw(self, given: dict[str, Any], n: int, seed: int = 0) -> dict[str, Any]:

@@ -199,7 +199,7 @@ class DensityReport(Report):
         apart = []
         if self.estimator.consistency_:
             nats = f"{self.estimator.consistency_['conditionals']:.3g} nats from the whole model"
-            apart.append(["some columns given others (impute, given=)", nats])
+            apart.append(["some columns given others, in one pass", nats])
         words = "Likelihoods compare only where columns have the same kinds and steps: their "
         self.show_likelihood([f"{words}fingerprint is {self.schema.fingerprint}."], apart)
 

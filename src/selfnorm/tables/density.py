@@ -137,7 +137,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         ``log_prob(given=)``, ``sample(given=)``, ``marginal``, ``probabilities``, events) are those
         of the joint density, by weighted draws: some dozens of each row, up to 4,096 where the
         error is large and rows are few. A number of draws goes as far as that for all rows.
-        ``"fast"``: the network's own answers, in one pass; ``consistency_`` says how far these are
+        ``"fast"``: predictions of the network, in one pass; ``consistency_`` says how far these are
         from the joint.
     device : str, default None
         Where to train, ``"cpu"`` if ``None``. The fitted model always scores on the CPU, in float64
@@ -163,7 +163,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     members_ : list of Member
         The densities that were tried, chain or energy first: ``name``, ``weight`` in the mixture
         that ``score_samples``, ``log_prob``, ``sample``, ``impute`` and ``bounds`` are of,
-        ``score`` on rows not seen. ``probabilities`` and ``explain`` are the chain's.
+        ``score`` on rows not seen. ``explain`` is the chain's.
     lower_bound_ : float
         Log-likelihood of rows not seen (nats per row), in the units of the table; of training rows
         where none are spared.
@@ -568,7 +568,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         with point masses, each of these, and ``"other"`` for the numbers between. The levels are
         those of the schema: ``schema_.columns``. That there is a value is given.
 
-        Those of the joint density; with ``accuracy="fast"`` the network's own, as in
+        Those of the joint density; with ``accuracy="fast"`` predicted by the network, as in
         :meth:`log_prob`.
 
         Examples
@@ -711,7 +711,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         answers_ = {}
         if self.consistency_:
             off = self.consistency_["conditionals"]
-            answers_ = {"given some columns": f"answers {off:.2g} nats from the joint (median row)"}
+            answers_ = {"answers in one pass": f"{off:.2g} nats from the joint (median row)"}
         return {
             "fitted to": f"{rows} of {self.n_features_in_} columns",
             "method": f"{self.method_}: {self.distribution_.words}",

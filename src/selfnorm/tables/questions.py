@@ -273,7 +273,7 @@ def checked_rules(
         bad = np.flatnonzero(~Event.of(schema, text).holds(cells))
         if len(bad):
             raise DataError(
-                f"{rows_in_words(len(bad))} of the table, row {bad[0]} first, break the rule "
+                f"{rows_in_words(len(bad))} of the table, first in row {bad[0]}, break the rule "
                 f"{text!r}: a comparison with a gap is false, too (add 'or COLUMN is missing')"
             )
         texts.append(text)
