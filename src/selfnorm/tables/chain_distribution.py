@@ -251,11 +251,23 @@ class ChainDistribution(RowDistribution):
         return draws._replace(completed=rows, log_w=draws.log_w + slope[draws.row])
 
     def log_probability(self, limits: Limits, effort: Effort, seed: int) -> Draws:
-        """Weights whose mean is the probability of limits; the draws need not be whole rows."""
-        if self.simple or not limits.boxed:
+        """Weights whose mean is the probability of limits; the draws need not be whole rows.
+
+        Where there are simple densities, the whole rows that the chain draws within the limits
+        are weighed by the mixture: draws of simple densities seldom obey what is rare.
+        """
+        if not limits.boxed:
             return super().log_probability(limits, effort, seed)
         with torch.no_grad(), float32_on_cpu():
-            return self._answers.within(effort, limits, whole=False, seed=seed)
+            draws = self._answers.within(effort, limits, whole=bool(self.simple), seed=seed)
+            if not self.simple:
+                return draws
+            code, z = draws.completed[..., :2].double().unbind(-1)
+            rows = self.columns.unpack(code, z)
+            of_chain = log_density(self.model, rows, normalizer="learned")
+            mixed = torch.logsumexp(self._of_members(rows, of_model=of_chain), -1)
+            log_w = (draws.log_w + mixed - of_chain).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+            return draws._replace(log_w=log_w)
 
     @torch.no_grad()
     def complete(
