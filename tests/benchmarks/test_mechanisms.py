@@ -19,7 +19,7 @@ def test_every_switch_works_and_is_put_back():
         with switch():
             without = fitted()
         assert np.isfinite(without.score_samples(ROWS)).all(), name
-        if name in ("lines", "conditioned lines", "straight columns", "folds"):
+        if name in ("straight columns", "folds"):
             assert applies(default), name
             assert not applies(without), name
     assert np.array_equal(fitted().score_samples(ROWS), default.score_samples(ROWS))

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from selfnorm.chain import TableChain, layout
-from selfnorm.chain.layout import PackedRows
-from selfnorm.columns import GAP, UNSEEN, CodedColumns, Part
+from selfnorm.columns import UNSEEN, CodedColumns, Part
 
 SMALL = {"hidden": 16, "components": 3, "context": 4, "energy_hidden": 8, "embedding": 4}
 
@@ -23,9 +22,6 @@ def shaken(parts, x=None, **options):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    if options.get("lines"):
-        packed, _ = model.columns.pack(x)
-        model.start_at_lines(packed, torch.ones(len(x), model.n_orderings))
     return model.eval()
 
 
@@ -49,13 +45,11 @@ def codes(sizes, n=200):
     return parts, coded(*((place, 0 * place) for place in places))
 
 
-@pytest.fixture(params=["", "lines", "ordered"])
+@pytest.fixture(params=["", "ordered"])
 def options(request, monkeypatch):
-    """Options of chains whose factors are relative to regressions, or by mixtures over levels."""
+    """Options of chains: levels each by itself, or by mixtures over them."""
     monkeypatch.setattr(layout, "ORDERED_FROM", 2)
-    return {"": {}, "lines": {"lines": True, "conditioned": True}, "ordered": {"ordered": True}}[
-        request.param
-    ]
+    return {"ordered": True} if request.param else {}
 
 
 def test_masses_of_all_rows_of_a_finite_table_add_to_one(options):
@@ -82,10 +76,9 @@ def mixed(n=400):
     return parts, coded((kind, 0 * kind), (count != 0, count), (size != 1.5, size * (size != 1.5)))
 
 
-@pytest.mark.parametrize("lines", [False, True])
-def test_conditionals_of_every_kind_add_to_one(lines):
+def test_conditionals_of_every_kind_add_to_one():
     parts, x = mixed()
-    model = shaken(parts, x, lines=lines, conditioned=lines)
+    model = shaken(parts, x)
     given = ~torch.eye(3, dtype=torch.bool)
 
     def probabilities(place, values):
@@ -129,26 +122,6 @@ def test_samples_of_cells_follow_the_masses():
     assert float((found - expected).abs().max()) < 0.015
 
 
-def test_a_chain_begins_at_the_regressions_of_its_columns():
-    d, n = 4, 400
-    walk = torch.randn(n, d, dtype=torch.float64).cumsum(1)
-    parts = [Part(j, f"c{j}", 0, rest=True) for j in range(d)]
-    x = coded(*((0 * column, column) for column in walk.T))
-    sizes = SMALL | {"components": 16, "n_knots": 2, "orderings": 2}
-    model = TableChain(parts, **sizes, lines=True).double()
-    model.set_columns(CodedColumns(parts, 2).double().fit(x, straight=True))
-    packed, slope = model.columns.pack(x)
-    model.start_at_lines(packed, torch.ones(n, 2)).eval()
-    with torch.no_grad():
-        model.mixture_head.weight.zero_()
-    truth = -0.5 * d * (1 + math.log(2 * math.pi))
-    log_p = model.log_prob(packed[:200]) + slope[:200].sum(-1)
-    assert float(log_p.mean()) == pytest.approx(truth, abs=0.5)
-    drawn = model.sample(2000, seed=0)
-    drawn = model.columns.unpack(drawn[..., 0], drawn[..., 1])[..., 1]
-    assert float(drawn.diff(dim=1).std()) == pytest.approx(1, abs=0.1)
-
-
 def test_the_density_of_a_column_is_that_of_its_conditional(options):
     parts, x = mixed(50)
     model = shaken(parts, x, **options)
@@ -184,32 +157,6 @@ def test_cells_that_were_drawn_are_not_learned_and_their_rows_not_masked():
     assert not torch.equal(masked, whole)
 
 
-def test_lines_predict_as_a_normal_distribution_does_given_any_columns():
-    parts, x = mixed()
-    model = shaken(parts, x, lines=True, conditioned=True)
-    x[::3, 0, 0] = GAP
-    given = torch.rand(len(x), 3, generator=torch.Generator().manual_seed(0)) < 0.3
-    lines, rows = model.lines, PackedRows.of(model.columns.pack(x)[0])
-    u, seen = lines.standardised(rows, model.columns.log_share)
-    normal = lines.normal(seen, given)
-    mean, part = normal.mean(u), torch.cat([model.layout.numbers, lines.level_part])
-    for r, i in itertools.product(range(2), range(12)):
-        free = torch.eye(len(part)) - lines.slopes[r]
-        root = torch.linalg.solve(free, torch.diag(lines.sd[r]))
-        covariance, rank = root @ root.T, model.trunk.ranks[r, part]
-        for k in torch.nonzero(~given[i, part]).flatten().tolist():
-            known = seen[i] & (part != part[k]) & (given[i, part] | (rank < rank[k]))
-            slope = torch.linalg.solve(covariance[known][:, known], covariance[known, k])
-            expected = torch.stack([slope @ u[i, known], covariance[k, k]])
-            expected[1] = (expected[1] - slope @ covariance[known, k]).sqrt()
-            found = torch.stack([mean[r, i, k], normal.sd[r, i, k]])
-            assert torch.allclose(found, expected, atol=1e-5)
-    lines.sd[:, 1:] = 1e-20  # columns that repeat the first to the last digit
-    alone = lines.normal(torch.ones_like(seen))
-    assert not alone.before.any()
-    assert bool(alone.mean(u).isfinite().all())
-
-
 def test_numbers_are_drawn_within_the_range_that_was_seen():
     parts, x = mixed()
     model = shaken(parts[2:], x[:, 2:])
@@ -226,7 +173,7 @@ def test_numbers_are_drawn_within_the_range_that_was_seen():
 
 def test_orders_in_another_sequence_are_the_same_distribution():
     parts, x = mixed(50)
-    model = shaken(parts, x, lines=True, conditioned=True)
+    model = shaken(parts, x)
     packed = model.columns.pack(x)[0]
     turned = model.of_orders([1, 0])
     assert torch.equal(turned.trunk.ranks, model.trunk.ranks.flip(0))

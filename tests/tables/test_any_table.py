@@ -149,7 +149,7 @@ def test_another_unit_moves_scores_by_its_log_and_no_verdict():
 def test_rows_are_completed_for_training_where_they_have_gaps_and_nowhere_else(density, frame):
     coded = torch.from_numpy(density.schema_.encode(frame)[0])
     chain, n = density.model_, len(frame)
-    rows = chain.columns.pack(coded)[0], torch.ones(n, chain.n_orderings)
+    rows = chain.columns.pack(coded)[0].float(), torch.ones(n, chain.n_orderings)
     found, weights, learned = training._completed(chain, chain.columns, coded, rows, 0)
     as_they_are, filled = found.chunk(2)
     assert len(as_they_are) == len(filled) in range(2 * n, 8 * n + 1, n)

@@ -80,7 +80,7 @@ def test_imputations_are_near_those_of_the_truth(fitted):
 
 
 def test_imputations_of_a_larger_table_spread_as_the_truth_does():
-    """The joint of near-normal rows is soon good, and training ends: conditionals must be, too."""
+    """Simple densities have the conditionals of near-normal rows, which a chain learns last."""
     x = np.random.default_rng(0).normal(size=(2600, 4)) @ ROOT.T
     density = EnergyDensity(random_state=0, max_steps=30).fit(x)
     _, means, left = law_of([0, 1, 2], x[:300])

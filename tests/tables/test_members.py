@@ -139,8 +139,9 @@ def test_coordinates_of_larger_tables_are_chosen_by_rows_not_seen():
         number = torch.from_numpy(x)
         coded = torch.stack([torch.zeros_like(number), number], -1)
         weights = torch.ones(3000, dtype=torch.float64)
-        assert members.straighter(parts, coded, weights, folds, 0) is expected
-        assert members.close_to_lines(parts, coded) is expected
+        kinds = [members.Kind(4, straight) for straight in (True, False)]
+        scores = members.held_out_scores(kinds, parts, coded, weights, folds, 0)
+        assert members.coordinates(scores) is expected
 
 
 def test_time_covers_all_of_a_fit(table):

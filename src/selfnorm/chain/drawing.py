@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from selfnorm.chain.layout import PackedRows
-from selfnorm.chain.lines import ConditionalNormal, LinePrediction
 from selfnorm.chain.model import Factors, chosen
 from selfnorm.columns import GAP, CodedColumns, PartValues
 from selfnorm.distributions import Mixture1d
@@ -133,7 +132,6 @@ class Drawing:
         chain = self.chain
         given = keep if shown and bool(keep.any()) else None
         packed[..., 0] = packed[..., 0].where(keep, float(GAP))
-        normal = self._normal_of_all(packed, given)
         rows = PackedRows.of(packed)
         inputs = chain.inputs(rows)
         course = chain.trunk.course(packed.shape[1], chain.condition(rows, given, inputs))
@@ -145,15 +143,10 @@ class Drawing:
             of_rank &= needed[by_rank].any(1)
         last = int(of_rank.nonzero().max()) if bool(of_rank.any()) else -1
         for rank, part in enumerate(by_rank[: last + 1]):
-            prediction = None
-            if chain.lines is not None:
-                rows = PackedRows.of(packed)
-                prediction = chain.predict(rows, given, normal)
-            seen = chain.with_lines(inputs, rows, prediction)
-            features = course.features(rank, seen.flatten(-2))
+            features = course.features(rank, inputs.flatten(-2))
             if not bool(to_draw[rank].any()):
                 continue
-            code, z, log_part = self._draw(features, part, prediction)
+            code, z, log_part = self._draw(features, part)
             old, free = packed[self.orders, :, part], to_draw[rank].unsqueeze(-1)
             new = torch.cat([torch.stack([code.to(z), z], -1), old[..., 2:]], -1)
             packed[self.orders, :, part] = new = torch.where(free, new, old)
@@ -161,33 +154,18 @@ class Drawing:
             inputs[self.orders, :, part] = chain.inputs(PackedRows.of(new), part.unsqueeze(1))
         return log_w
 
-    def _normal_of_all(self, packed: Tensor, given: Tensor | None) -> ConditionalNormal | None:
-        """The normal distribution of lines where all numbers will be there: one for all rows."""
-        lines, numbers = self.chain.lines, self.layout.numbers
-        if lines is None or not lines.conditioned:
-            return None
-        if bool((self.layout.number_code[numbers] > 0).any()):  # point masses have no number
-            return None
-        size = lines.slopes.shape[-1]
-        return lines.normal(packed.new_ones(packed.shape[1], size, dtype=torch.bool), given)
-
-    def _draw(
-        self, features: Tensor, part: Tensor, prediction: LinePrediction | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, features: Tensor, part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, normal scores and log-weights ``(R, n)`` of one part for each order."""
         place = self.place_of_number[part]
         if not bool((place >= 0).any()):
-            code, log_w = self._codes(features, part, prediction, None)
+            code, log_w = self._codes(features, part, None)
             return code, torch.zeros_like(log_w), log_w
-        line = None
-        if prediction is not None:
-            line = tuple(t[self.orders, :, place.clamp_min(0)] for t in prediction[:2])
-        at = self.chain.number_at(features, place.clamp_min(0), line)
+        at = self.chain.number_at(features, place.clamp_min(0))
         limits = None
         if self.allowed is not None and bool(self.allowed.limited[part].any()):
             limits = _Within(at.proposal, *self._intervals(part))
         log_inside = None if limits is None else limits.log_mass
-        code, log_w = self._codes(features, part, prediction, log_inside)
+        code, log_w = self._codes(features, part, log_inside)
         z, log_mean = self._numbers(at, part, limits)
         is_number = code == self.layout.number_code[part, None]
         log_w = log_w + log_mean.where(is_number, 0.0)
@@ -208,11 +186,7 @@ class Drawing:
         return low, torch.where(free, torch.where(first, math.inf, 0.0), high)
 
     def _codes(
-        self,
-        features: Tensor,
-        part: Tensor,
-        prediction: LinePrediction | None,
-        log_inside: Tensor | None,
+        self, features: Tensor, part: Tensor, log_inside: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """A code of one part for each order, and the log-probability ``(R, n)`` of what is allowed.
 
@@ -227,7 +201,7 @@ class Drawing:
         only = torch.where(outcome == code.unsqueeze(-1), 0.0, -torch.inf).to(features)
         if len(layout.finite):
             which = finite.clamp_min(0)
-            logits = torch.log_softmax(self.chain.code_logits(features, which, prediction), -1)
+            logits = torch.log_softmax(self.chain.code_logits(features, which), -1)
             only = torch.where((finite >= 0)[:, None, None], logits, only)
         if self.allowed is not None:
             outcomes = self.allowed.outcomes[part, :n_outcomes]

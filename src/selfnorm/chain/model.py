@@ -179,7 +179,6 @@ class Chain(nn.Module, ABC):
     dim: int
     context_drop: float = 0.0
     has_cells = False  # of numbers that are integrated over a cell
-    asks_host = False  # in a step, which cannot be captured then
 
     @property
     def n_orderings(self) -> int:
@@ -283,16 +282,11 @@ class Chain(nn.Module, ABC):
         del batch, n_samples
         return None
 
-    def factors_of(self, features: Tensor, line: tuple[Tensor, ...] | None = None) -> Factors:
-        """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``.
-
-        ``line``: place and scale ``(R, N, dim)`` that proposals are relative to.
-        """
+    def factors_of(self, features: Tensor) -> Factors:
+        """Proposals and contexts of all factors of numbers from features ``(R, N, hidden)``."""
         raw = self.trunk.outputs(self.mixture_head, features, 3 * self.n_components)
         context = self.trunk.outputs(self.context_head, features, self.n_context)
         proposal = Mixture1d.from_raw(raw, self.n_components, family=self.family)
-        if line is not None:
-            proposal = proposal.moved(*line)
         context = dropout(context, self.context_drop, self.training)
         return self._described(proposal, self._seen_by_energies(proposal, features), context)
 
@@ -407,13 +401,8 @@ class Chain(nn.Module, ABC):
         spread[places] = rows
         return spread.unflatten(0, (stack, per_order))
 
-    def number_at(
-        self, features: Tensor, which: Tensor, line: tuple[Tensor, ...] | None = None
-    ) -> Factors:
-        """The factors ``(R, N, 1)`` of number ``which[r]`` in order ``r``.
-
-        ``line``: place and scale ``(R, N)`` that proposals are relative to.
-        """
+    def number_at(self, features: Tensor, which: Tensor) -> Factors:
+        """The factors ``(R, N, 1)`` of number ``which[r]`` in order ``r``."""
         raw, context = (
             outputs_at(head, features, which.unsqueeze(1) * size + which.new_tensor(range(size)))
             for head, size in (
@@ -422,8 +411,6 @@ class Chain(nn.Module, ABC):
             )
         )
         proposal = Mixture1d.from_raw(raw.unsqueeze(2), self.n_components, family=self.family)
-        if line is not None:
-            proposal = proposal.moved(*(t.unsqueeze(-1) for t in line))
         return self._described(proposal, proposal, context.unsqueeze(2))
 
     def bounds(

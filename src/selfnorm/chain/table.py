@@ -14,7 +14,6 @@ from selfnorm._context import SeedLike, seeded
 from selfnorm._saved import saved
 from selfnorm.chain.drawing import Drawing
 from selfnorm.chain.layout import PackedRows, PartLayout
-from selfnorm.chain.lines import ConditionalNormal, LinePrediction, Lines
 from selfnorm.chain.model import Chain, Factors, RowTerms, orderings_of, outputs_at
 from selfnorm.columns import FAR, GAP, CodedColumns, Part
 from selfnorm.distributions import Mixture1d
@@ -77,10 +76,6 @@ class TableChain(Chain):
         n_knots: of the map to normal scores.
         embedding: numbers by which a network sees a code.
         masked: share of the rows that are trained with random columns given or missing.
-        lines: whether factors of numbers are relative to regressions on the numbers before (see
-            :meth:`start_at_lines` and :class:`~selfnorm.chain.lines.Lines`).
-        conditioned: whether regressions use all that a row has before a number or is given, in
-            tables of few columns levels of categories as well.
         ordered: whether finite factors of many numbers on a grid have a mixture, as those of
             numbers with cells do: by ``p(k) ~ q(cell k) exp(-E_k)`` close levels are alike.
         others: as in :class:`~selfnorm.AutoregressiveEBM`.
@@ -112,8 +107,6 @@ class TableChain(Chain):
         embedding: int = 16,
         n_knots: int = 64,
         masked: float = 0.4,
-        lines: bool = False,
-        conditioned: bool = False,
         ordered: bool = False,
     ) -> None:
         super().__init__()
@@ -124,11 +117,9 @@ class TableChain(Chain):
         self.columns = CodedColumns(parts, n_knots)
         self.layout = PartLayout(parts, ordered=ordered)
         self.has_cells = len(self.layout.cells) > 0
-        self.lines = Lines(parts, self.layout, ranks, conditioned=conditioned) if lines else None
-        self.asks_host = self.lines is not None and self.lines.conditioned  # roots of covariances
         self.tokens = nn.Embedding(self.layout.n_tokens, embedding)
         nn.init.normal_(self.tokens.weight, std=0.5)
-        per_part = embedding + N_KNOTS + lines
+        per_part = embedding + N_KNOTS
         shape = {"per_column": per_part, "condition_dim": len(parts) * per_part}
         self.trunk = ResMADE(ranks, hidden=hidden, blocks=blocks, drop=drop, **shape)
         self._make_number_heads(
@@ -168,43 +159,11 @@ class TableChain(Chain):
         )
         return chain.train(self.training)
 
-    @torch.no_grad()
-    def start_at_lines(self, packed: Tensor, weights: Tensor, first: int = 0) -> TableChain:
-        """Begin at linear regressions of the parts of packed rows on those before them.
-
-        Args:
-            packed: training rows ``(n, p, 4)``.
-            weights: ``(n, R)``: how much a row counts for an order.
-            first: of the orders that begin so; those before it stay at the marginals.
-        """
-        assert self.lines is not None
-        levels = torch.special.ndtr(self.quantiles.double().cpu()).numpy()
-        rows = PackedRows.of(packed.to(self.device))
-        fitted = self.lines.fit(rows, self.columns.log_share, weights, levels, first)
-        knots = self.quantiles.double().repeat(self.n_orderings, self.n_numbers, 1)
-        for r, of_residuals in fitted.items():
-            new = torch.from_numpy(of_residuals).to(knots)
-            knots[r] = new.where(new.isfinite(), knots[r])
-        self._start_numbers_at(knots.to(self.quantiles))
-        return self
-
     def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
-        """Slices of ``n`` rows small enough, their lines and the levels of their parts included."""
-        of_lines = 0
-        if self.lines is not None and self.lines.conditioned:
-            of_lines = self.lines.slopes.shape[-1] ** 2 // self.dim
+        """Slices of ``n`` rows small enough, the levels of their parts included."""
         # a level is a number, a node of a factor many; an ordered one has several components
         n_levels = (len(self.layout.ordered) + len(self.layout.finite) / 8) * self.layout.widest
-        return super().chunks(n, nodes + of_lines + int(n_levels // self.dim), chunk_size)
-
-    def predict(
-        self, rows: PackedRows, given: Tensor | None, normal: ConditionalNormal | None = None
-    ) -> LinePrediction | None:
-        """What lines predict of rows; ``None`` where there are none."""
-        if self.lines is None:
-            return None
-        prediction: LinePrediction = self.lines(rows, self.columns.log_share, given, normal)
-        return prediction
+        return super().chunks(n, nodes + int(n_levels // self.dim), chunk_size)
 
     @torch.no_grad()
     def start_at_marginals(self) -> None:
@@ -286,19 +245,13 @@ class TableChain(Chain):
         token = token + layout.first_token[part]
         return torch.cat([self.tokens(token), number * is_number.unsqueeze(-1)], -1)
 
-    def features(
-        self,
-        rows: PackedRows,
-        given: Tensor | None = None,
-        prediction: LinePrediction | None = None,
-    ) -> Tensor:
+    def features(self, rows: PackedRows, given: Tensor | None = None) -> Tensor:
         """Hidden features ``(R, n, hidden)`` of rows ``(n, p)``, or ``(R, n, p)``.
 
         ``given`` may be that of the first rows alone.
         """
         inputs, stack = self.inputs(rows), self.n_orderings
         condition = self.condition(rows, given, inputs)
-        inputs = self.with_lines(inputs, rows, prediction)
         features: Tensor = self.trunk(inputs.flatten(-2).expand(stack, -1, -1), condition)
         return features
 
@@ -308,38 +261,19 @@ class TableChain(Chain):
             return None
         n = given.shape[-2]
         shown = inputs[..., :n, :, :] * (given & rows.observed[..., :n, :]).unsqueeze(-1)
-        if self.lines is not None:
-            shown = nn.functional.pad(shown, (0, 1))
         return shown.flatten(-2).expand(self.n_orderings, -1, -1)
 
-    def with_lines(
-        self, inputs: Tensor, rows: PackedRows, prediction: LinePrediction | None
-    ) -> Tensor:
-        """Inputs, and how far numbers are from the prediction where there are lines."""
-        if prediction is None:
-            return inputs if self.lines is None else nn.functional.pad(inputs, (0, 1))
-        numbers = self.layout.numbers
-        off = torch.asinh((rows.z[..., numbers] - prediction.mean) / prediction.sd)
-        off = off.where(rows.is_number(self.layout)[..., numbers], 0.0)
-        of_parts = off.new_zeros(*off.shape[:-1], self.dim).index_copy(-1, numbers, off)
-        return torch.cat([inputs.expand(*of_parts.shape, -1), of_parts.unsqueeze(-1)], -1)
-
-    def code_log_probs(self, features: Tensor, prediction: LinePrediction | None = None) -> Tensor:
+    def code_log_probs(self, features: Tensor) -> Tensor:
         """``(R, n, F, widest)``: log-probabilities of the outcomes of all finite parts."""
         logits = self.code_head(features)[..., self.layout.logit]
-        logits = logits if prediction is None else logits + prediction.logits
         if len(self.layout.ordered):
             place = self.layout.ordered_finite
             logits = logits.index_add(-2, place, self._level_logits(features))
         return torch.log_softmax(logits.masked_fill(self.layout.absent, -torch.inf), -1)
 
-    def code_logits(
-        self, features: Tensor, which: Tensor, prediction: LinePrediction | None = None
-    ) -> Tensor:
+    def code_logits(self, features: Tensor, which: Tensor) -> Tensor:
         """``(R, n, widest)``: logits of the outcomes of finite part ``which[r]`` in order ``r``."""
         logits = outputs_at(self.code_head, features, self.layout.logit[which])
-        if prediction is not None:
-            logits = logits + prediction.logits[torch.arange(len(which)), :, which]
         same = which.unsqueeze(1) == self.layout.ordered_finite  # (R, O)
         if bool(same.any()):
             logits = logits + (self._level_logits(features) * same[:, None, :, None]).sum(2)
@@ -372,13 +306,12 @@ class TableChain(Chain):
         rows, layout, stack = PackedRows.of(x), self.layout, self.n_orderings
         numbers = layout.numbers
         mask = None if given is None else _padded(given, len(x))
-        prediction = self.predict(rows, mask)
-        features = self.features(rows, given, prediction)
+        features = self.features(rows, given)
         target = rows.observed if mask is None else rows.observed & ~mask
         target = target if learned is None else target & learned
         active = (target & rows.is_number(layout))[:, numbers].expand(stack, -1, -1)
-        factors = self.factors_of(features, prediction and prediction[:2])._replace(active=active)
-        log_codes = self.code_log_probs(features, prediction)
+        factors = self.factors_of(features)._replace(active=active)
+        log_codes = self.code_log_probs(features)
         code = rows.code[:, layout.finite].expand(stack, -1, -1).unsqueeze(-1)
         log_code = log_codes.gather(-1, code).squeeze(-1) + layout.log_seen[layout.finite]
         log_number = self._log_proposal(factors.proposal, rows)
@@ -504,17 +437,15 @@ class TableChain(Chain):
         rows = PackedRows.of(self.check(x))
         given = rows.observed & (layout.column != layout.column[part])
         # parts of the same column that come after it in an order are not used
-        prediction = self.predict(rows, given)
-        features = self.features(rows, given, prediction)
-        log_outcomes = self._log_outcomes(features, part, prediction)
+        features = self.features(rows, given)
+        log_outcomes = self._log_outcomes(features, part)
         log_codes = log_mean_exp(log_outcomes)
         numbers = layout.numbers.tolist()
         if part not in numbers:
             none = x.new_zeros(0, len(x))
             return ColumnDensity(log_codes, none, none, none, none.sum(0))
         column = slice(numbers.index(part), numbers.index(part) + 1)
-        factors = self.factors_of(features, prediction and prediction[:2])
-        factors = factors.at(slice(None), slice(None), column)
+        factors = self.factors_of(features).at(slice(None), slice(None), column)
         which = layout.numbers[column]
         cells = float(self.columns.step[part]) > 0
 
@@ -546,16 +477,14 @@ class TableChain(Chain):
         own = log_density(rows.z[None, :, part])[0]
         return ColumnDensity(log_codes, nodes, log_weights, log_density(nodes), own)
 
-    def _log_outcomes(
-        self, features: Tensor, part: int, prediction: LinePrediction | None
-    ) -> Tensor:
+    def _log_outcomes(self, features: Tensor, part: int) -> Tensor:
         """``(R, n, K)``: log-probabilities of the outcomes of one part, a number's last."""
         layout = self.layout
         finite, log_seen = layout.finite.tolist(), layout.log_seen[part]
         if part not in finite:
             return log_seen.to(features).expand(*features.shape[:2], 1)
         which = torch.full((self.n_orderings,), finite.index(part), device=self.device)
-        logits = self.code_logits(features, which, prediction)
+        logits = self.code_logits(features, which)
         return torch.log_softmax(logits[..., : layout.outcomes[part]], -1) + log_seen
 
     # -- samples ------------------------------------------------------------------------------

@@ -51,7 +51,6 @@ class AutoregressiveTask(Task):
         if n_samples < 1:
             raise ValueError(f"n_samples must be at least 1, got {n_samples}")
         self.module = model
-        self.capturable = not model.asks_host
         self.n_samples = min(n_samples, MAX_SAMPLES)
         self.polish_steps = polish_steps
         self.validation_samples = validation_samples

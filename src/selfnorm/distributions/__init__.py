@@ -31,18 +31,10 @@ from selfnorm.distributions.proposals import (
     refuse_nan,
     refuse_unreached,
 )
-from selfnorm.distributions.table_mixture import (
-    HIDDEN,
-    LEAST_SPREAD,
-    TableMixture,
-    completed,
-    ridge_lines,
-)
+from selfnorm.distributions.table_mixture import TableMixture, ridge_lines
 
 __all__ = [
     "CHUNK_SIZE",
-    "HIDDEN",
-    "LEAST_SPREAD",
     "MDN",
     "Defensive",
     "DefensiveLabels",
@@ -61,7 +53,6 @@ __all__ = [
     "UnnormalisedModel",
     "as_proposal",
     "choose_component",
-    "completed",
     "draw_log_weights",
     "ends_of_cells",
     "gaussian_log_prob",

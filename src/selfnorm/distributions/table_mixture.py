@@ -23,7 +23,6 @@ STRENGTHS = 10.0 ** np.arange(-6.0, 2.1, 0.5)  # of a ridge, per row
 MOST_LEVERAGE = 0.9  # of rows on average, under which residuals of rows left out mean something
 LEAST_SHARE = 1e-12  # of the row that counts most: a row that counts less does not count
 LEAST_SPREAD = 1e-4  # around a line, in units of the columns
-EM_STEPS = 30
 HIDDEN = 1e6  # variance added to what a row does not have, so that nothing follows from it
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -393,48 +392,3 @@ def ridge_lines(
     left = z - z @ slopes.T
     left[counted] = (out / share)[:, place]
     return slopes, np.maximum(spread, LEAST_SPREAD), left
-
-
-def completed(z: np.ndarray, seen: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Rows ``(n, d)`` whose gaps are drawn from the normal distribution of what is seen.
-
-    EM starts at the covariances of pairs, shrunk to independence as by ``d`` rows; its steps are
-    shrunk as by one row.
-
-    Args:
-        z: rows in units of about one.
-        seen: ``(n, d)``; other entries are not used.
-        weights: ``(n,)`` how much a row counts; 0: it is completed and counts for nothing.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> a, b = rng.normal(size=(2, 2000))
-        >>> z, seen = np.c_[a, a + 0.1 * b], rng.random((2000, 2)) < 0.5
-        >>> filled = completed(z, seen, np.ones(2000))[seen[:, 0] & ~seen[:, 1]]
-        >>> np.std(filled[:, 1] - filled[:, 0]).round(1)
-        np.float64(0.1)
-    """
-    if seen.all():
-        return z
-    n, d = z.shape
-    weights = weights * (weights > 0).sum() / weights.sum()
-    hidden = np.where(seen, 0.0, HIDDEN)[:, :, None] * np.eye(d)
-    counts = weights @ seen
-    mean = weights @ np.where(seen, z, 0.0) / np.maximum(counts, 1e-12)
-    off = np.where(seen, z - mean, 0.0)
-    covariance = (weights[:, None] * off).T @ off / ((weights[:, None] * seen).T @ seen + d)
-    values, turn = np.linalg.eigh(covariance + np.diag(d / (counts + d)))
-    covariance = (turn * np.maximum(values, 1e-2)) @ turn.T  # pairs alone may make up none
-    for step in range(EM_STEPS + 1):
-        gain = np.linalg.solve(covariance + hidden, np.broadcast_to(covariance, (n, d, d)))
-        if step == EM_STEPS:
-            break
-        rows = np.einsum("nij,ni->nj", gain, off)
-        left = weights.sum() * covariance - covariance @ np.tensordot(weights, gain, 1)
-        moments = (weights[:, None] * rows).T @ rows + left
-        covariance = (moments + np.eye(d)) / (weights.sum() + 1)
-        mean = mean + weights @ rows / weights.sum()
-        off = np.where(seen, z - mean, 0.0)
-    fresh = np.random.default_rng(0).multivariate_normal(np.zeros(d), covariance, size=n)
-    off = np.where(seen, off - fresh, 0.0)
-    return np.where(seen, z, mean + fresh + np.einsum("nij,ni->nj", gain, off))

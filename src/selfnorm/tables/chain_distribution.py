@@ -59,9 +59,6 @@ class ChainDistribution(RowDistribution):
     words: ClassVar[str] = "a chain of one-dimensional energies, a factor for each column"
     bound_samples: ClassVar[int] = 256
     trained: ClassVar[str] = "chain"
-    # all orders and all rows make it better than the two orders by which it is judged, and its
-    # tails are heavier
-    prior: ClassVar[float] = 0.1
 
     model: TableChain
     members: list[Member]

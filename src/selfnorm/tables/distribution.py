@@ -36,7 +36,6 @@ class RowDistribution(ABC):
         method: name of the kind, as an estimator's ``method`` has it, and ``words`` that say it.
         bound_samples: number of samples that bounds of a few rows need.
         trained: name of the trained model among the members.
-        prior: share of the rows that is counted for it beforehand, when members are weighed.
         model: the trained density.
         proposal: of the trained model, where it is a part of its own.
         columns: the map between coded rows and those of the model.
@@ -48,7 +47,6 @@ class RowDistribution(ABC):
     words: ClassVar[str]
     bound_samples: ClassVar[int]
     trained: ClassVar[str]
-    prior: ClassVar[float] = 0.0
 
     model: nn.Module
     proposal: nn.Module | None

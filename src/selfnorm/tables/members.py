@@ -6,6 +6,7 @@ folds or on a part held out, and weighed by the likelihood of the mixture on the
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ from selfnorm.distributions import TableMixture
 
 LEAST_WEIGHT = 1e-2  # of a member that is kept
 ROWS_PER_COMPONENT = 20
+MOST_ROWS = 5000  # that the simple densities of a table are fitted to: more tell little
 COMPONENTS = (1, 2, 4, 8)
-GROUPS = 4  # of the rows of a larger table, by which its coordinates are chosen
-STRAYING = 1 / 3  # of its deviation: a number that strays less from a line is close to it
+GROUPS = 4  # of the rows, at most, by which coordinates are chosen
 MOST_KERNELS, MOST_CELLS = 1000, 12_000  # rows with a kernel each, and their cells
 MOST_CODES = 12  # of a column by which rows are grouped
 
@@ -200,46 +201,19 @@ def folds_of(n: int, n_folds: int, held_out: Tensor | None) -> Tensor:
     return folds
 
 
-def coordinates(scores: dict[Kind, np.ndarray], components: int = 1) -> bool:
-    """Whether lines fit columns as they are (straight) better than their normal scores.
+def coordinates(scores: dict[Kind, np.ndarray]) -> bool:
+    """Whether a chain sees columns as they are (straight), or their normal scores.
 
-    By rows not seen, but for the least likely twentieth: a chain has heavier tails. Lines of as
-    many groups of rows as ``components`` tells.
+    By rows not seen and the largest mixture of few Gaussians that was tried in both: columns stay
+    as they are unless clearly more rows are likelier otherwise.
     """
-    if not scores:
+    tried = [k.components for k in scores if k.straight and 0 < k.components <= GROUPS]
+    tried = [components for components in tried if Kind(components, straight=False) in scores]
+    if not tried:
         return False
-
-    def middle(kind: Kind) -> float:
-        ordered = np.sort(scores[kind][np.isfinite(scores[kind])])
-        return float(ordered[len(ordered) // 20 :].mean())
-
-    return middle(Kind(components, straight=True)) > middle(Kind(components, straight=False))
-
-
-def straighter(parts: Sequence[Part], x: Tensor, weights: Tensor, folds: Tensor, seed: int) -> bool:
-    """:func:`coordinates` of a table of many rows, some of which ``x`` are: by a few groups.
-
-    Of columns that are sums of others, pixels beside each other say, each is close to a line in
-    the ones before, but not in their normal scores; groups of rows differ in how far it strays.
-    """
-    if not bool((folds >= 0).any()):
-        return False
-    groups = min(GROUPS, most_components(int((folds < 0).sum()), len(parts)))
-    kinds = [Kind(groups, straight) for straight in (True, False)]
-    return coordinates(held_out_scores(kinds, parts, x, weights, folds, seed), groups)
-
-
-def close_to_lines(parts: Sequence[Part], x: Tensor) -> bool:
-    """Whether some number strays little from a line in the others, by normal scores of rows ``x``.
-
-    Such a ridge takes networks long to learn. Elsewhere lines cost more than they bring.
-    """
-    z = columns_of(parts, x, straight=False).pack(x)[0][..., 1].numpy()
-    z = z[:, [part.rest for part in parts] & (z.std(0) > 0)]
-    if z.shape[1] < 2:
-        return False
-    inverse = np.linalg.inv(np.corrcoef(z.T) + 1e-6 * np.eye(z.shape[1]))
-    return bool(inverse.diagonal().max() > STRAYING**-2)
+    straight, curved = (scores[Kind(max(tried), way)] for way in (True, False))
+    gain = (straight - curved)[np.isfinite(straight)]
+    return bool((gain > 0).mean() > 0.5 - 1 / math.sqrt(len(gain)))
 
 
 def mixture_weights(log_p: np.ndarray, rows: np.ndarray, first: float = 0.0) -> np.ndarray:

@@ -31,15 +31,13 @@ JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
 MOST_HELD_OUT = 10_000
 # to stop by on a CPU: cells of rows in folds, each of which most orders know; rows held out
 VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
+# share of the rows that is counted for a chain beforehand where it is judged by folds: all orders
+# and all rows make it better than the orders by which it is judged, and its tails are heavier
+FOLDED_PRIOR = 0.03
 JOINT_FOLDS = 3  # of a small table of one energy, each of which one network does not see
-# rows: simple densities add nothing on more, to a chain and to one energy
-SIMPLE_BELOW, JOINT_SIMPLE_BELOW = 5000, 20_000
 SCORES_COST = 0.05  # nats a column by which normal scores have to be better for one energy
-TRIED_ROWS, LINE_ROWS = 4000, 20_000  # of larger tables: to choose coordinates, to fit lines
-TRIAL_SECONDS = 1e-3  # of the choice, for each column squared
 # copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
 COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 3
-MOST_IN_LINES = 4e9  # rows x numbers^3 of a table with gaps that begins at lines: minutes, 300 MB
 JOINT = EnergyDistribution.method
 JOINT_FROM = 1000  # rows: of fewer, a chain mixed with simple densities knows more
 SCORED_ROWS = 1000  # of the training table, for the threshold of outliers
@@ -170,32 +168,26 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
         len(rows), sizes["orderings"], defaults.orders_per_fold, settings.validation_fraction, seed
     )
     began = clock.gone
-    simple = _scores_of_simple(rows, parts, split.folds, with_gaps == 0, seed, clock)
+    simple = _scores_of_simple(rows, parts, split, with_gaps == 0, seed, clock)
     simple_seconds = clock.gone - began
-    beginning = _Beginning.of(rows, parts, split, simple, with_gaps, sizes, seed, clock)
-    if beginning.lines:  # roots of covariances ask the host: a long run on a GPU does without
-        on_host = torch.device(device).type == "cpu"
-        sizes |= {"lines": True, "conditioned": split.n_folds > 1 or on_host}
-    columns = members.columns_of(parts, rows.coded[split.train], straight=beginning.straight)
+    straight = _straight_columns(rows, parts, split, simple, seed)
+    columns = members.columns_of(parts, rows.coded[split.train], straight=straight)
     with seeded(seed):
         models = [
             TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
             for _ in range(settings.n_init)
         ]
-    # in every digit where residuals of few rows are divided by their spread
-    packed = _packed(columns, rows.coded, torch.float64 if split.n_folds > 1 else torch.float32)
+    packed = _packed(columns, rows.coded)
     closing = _closing(models[0].to(device), packed, clock, simple_seconds / 2)
     fill = None
     if with_gaps and split.n_folds > 1:
         fill = functools.partial(_completed, columns=columns, coded=rows.coded)
     runs = _Runs(packed, rows.weights, split, options, closing, clock, settings.checkpoint, fill)
-    histories = runs.first(models, beginning, defaults.task, device)
+    histories = runs.first(models, defaults.task, device)
     chain, history = best(models, histories)
     stopped, n_steps = histories[-1].stopped, history.n_steps
     until = clock.gone + closing.judging
-    log_p = _judge(
-        chain, rows.coded, parts, split, columns, beginning.straight, lambda: clock.gone < until
-    )
+    log_p = _judge(chain, rows.coded, parts, split, columns, straight, lambda: clock.gone < until)
     if split.n_folds > 1 and stopped != "interrupted":
         stopped, n_steps = runs.last(chain, history)
     if stopped == "interrupted":
@@ -205,7 +197,8 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     chain.columns.load_state_dict(columns.state_dict())  # every digit of the map
     distribution = ChainDistribution(chain, [], [], torch.zeros(len(parts)))
     fit = Trained(distribution, history, n_steps, _in_order(split.held_out), split.how)
-    return _mix(fit, simple, log_p, rows, parts, seed)
+    prior = FOLDED_PRIOR if split.n_folds > 1 else 0.0
+    return _mix(fit, simple, log_p, rows, parts, seed, prior)
 
 
 @dataclass(frozen=True)
@@ -255,52 +248,18 @@ class _Split:
         return f"{self.n_folds} folds" if self.n_folds > 1 else f"{len(self.judged)} rows held out"
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """Where chains begin: ``straight`` columns or normal scores; at ``lines`` or at the marginals.
-
-    Orders before ``first`` begin at the marginals all the same.
-    """
-
-    straight: bool
-    lines: bool
-    first: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        rows: Rows,
-        parts: Sequence[Part],
-        split: _Split,
-        simple: dict[members.Kind, np.ndarray],
-        with_gaps: float,
-        sizes: dict[str, Any],
-        seed: int,
-        clock: Clock,
-    ) -> _Beginning:
-        """By simple densities of rows not seen, or by the lines of chains of these ``sizes``."""
-        numbers_alone = all(part.rest or part.certain for part in parts)
-        n_filled = len(rows) * sum(part.rest for part in parts) ** 3 if with_gaps else 0
-        if split.n_folds > 1 and numbers_alone:
-            return cls(members.coordinates(simple), lines=n_filled <= MOST_IN_LINES)
-        if split.n_folds > 1:
-            few_orders = len(split.order_fold) == split.n_folds
-            if with_gaps == 0 or few_orders or n_filled > MOST_IN_LINES:
-                return cls(straight=False, lines=False)
-            # gaps beside categories: one of two orders begins at lines, wrong for some tables
-            straight = _straight(rows, parts, split, sizes)
-            return cls(straight, lines=True, first=split.n_folds)
-        in_time = TRIAL_SECONDS * len(parts) ** 2 < SIMPLE_SHARE * clock.left
-        if with_gaps or not in_time:
-            return cls(straight=False, lines=False)
-        straight = False
-        if numbers_alone and len(split.judged):
-            chosen = torch.cat([split.train[:TRIED_ROWS], split.judged[:JUDGED_ROWS]])
-            straight = members.straighter(
-                parts, rows.coded[chosen], rows.weights[chosen], split.folds[chosen], seed
-            )
-        tried = rows.coded[split.train[:TRIED_ROWS]]
-        return cls(straight, lines=straight or members.close_to_lines(parts, tried))
+def _straight_columns(
+    rows: Rows,
+    parts: Sequence[Part],
+    split: _Split,
+    simple: dict[members.Kind, np.ndarray],
+    seed: int,
+) -> bool:
+    """Whether columns stay as they are; their normal scores need more rows to be known."""
+    if split.n_folds > 1 and not simple and any(part.rest for part in parts):
+        pair = [members.Kind(1, straight) for straight in (True, False)]
+        simple = members.held_out_scores(pair, parts, rows.coded, rows.weights, split.folds, seed)
+    return members.coordinates(simple)
 
 
 class _Runs:
@@ -321,11 +280,7 @@ class _Runs:
         self.counts = (weights / weights.mean()).float().unsqueeze(1)
 
     def first(
-        self,
-        models: Sequence[TableChain],
-        beginning: _Beginning,
-        task: dict[str, Any],
-        device: str,
+        self, models: Sequence[TableChain], task: dict[str, Any], device: str
     ) -> list[History]:
         """Train each of the models; none after an interrupt."""
         split, packed = self.split, self.packed
@@ -338,24 +293,17 @@ class _Runs:
         if torch.device(device).type == "cpu":
             few = max(150, VALIDATED_CELLS // packed.shape[1])
             seen = seen[: VALIDATED_ROWS if split.n_folds == 1 else few]
-        judged_by = (packed[seen].float(), held[seen]) if len(seen) else None
-        data = packed[split.train].float(), (counted / counted[split.train].mean())[split.train]
+        judged_by = (packed[seen], held[seen]) if len(seen) else None
+        data = packed[split.train], (counted / counted[split.train].mean())[split.train]
         histories: list[History] = []
         for k, model in enumerate(models):
-            shown: tuple[Tensor, ...] = data
-            if beginning.lines:
-                fitted = split.train[:LINE_ROWS]
-                model.start_at_lines(packed[fitted], counted[fitted], beginning.first)
-                if self.fill is not None:  # as the lines foretell
-                    of_lines = model.of_orders(range(beginning.first, model.n_orderings))
-                    shown = self.filled(of_lines, data, 0)
             share = (FIRST_SHARE if split.n_folds > 1 else 1.0) / (len(models) - k)
             spared = self.closing.seconds + self.closing.judging
             how = TrainingOptions(
                 **self.options | self.clock.run_for(share, spared),
                 checkpoint=_beside(self.checkpoint, k),
             )
-            run = fit(model.to(device), shown, val_data=judged_by, **self.common, options=how)
+            run = fit(model.to(device), data, val_data=judged_by, **self.common, options=how)
             histories.append(run)
             if run.stopped == "interrupted":
                 break
@@ -376,7 +324,7 @@ class _Runs:
         last = {"max_steps": steps, "lr": self.options["lr"] / 2, "schedule": "cosine"}
         last |= {"patience": None, "validate_every": None, "progress": False}
         counts = self.counts.expand(-1, chain.n_orderings).contiguous()
-        rows = self.packed.float(), counts
+        rows = self.packed, counts
         stopped, n_steps = history.stopped, history.n_steps
         for left in range(1 if self.fill is None else ROUNDS, 0, -1):
             shown = self.filled(chain, rows, left)
@@ -401,10 +349,8 @@ def train_energy(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     n, seed = len(rows), settings.options["seed"]
     n_folds = JOINT_FOLDS if FEWEST_IN_FOLDS <= n < FOLDED_BELOW else 1
     split = _Split.of(n, n_folds, int(n_folds > 1), settings.validation_fraction, seed)
-    simple = _scores_of_simple(
-        rows, parts, split.folds, True, seed, settings.clock, below=JOINT_SIMPLE_BELOW
-    )
-    straight = _straight_energy(rows, parts, simple, seed)
+    simple = _scores_of_simple(rows, parts, split, True, seed, settings.clock)
+    straight = _straight_energy(simple, len(parts))
     simple = {kind: scores for kind, scores in simple.items() if kind.straight == straight}
     columns = members.columns_of(parts, rows.coded, straight=straight)
     packed, slope = columns.pack(rows.coded)
@@ -469,27 +415,17 @@ def _fit_energies(
     return energies, proposal, best(energies, [history for _, history in chosen])[1]
 
 
-def _straight_energy(
-    rows: Rows, parts: Sequence[Part], simple: dict[members.Kind, np.ndarray], seed: int
-) -> bool:
+def _straight_energy(simple: dict[members.Kind, np.ndarray], n_columns: int) -> bool:
     """Whether an energy is over columns as they are, or over their normal scores.
 
     The quantiles behind normal scores are noisy: simple densities of rows not seen have to gain
     by them, as they do of heavy tails and of spikes at the end of a range.
     """
-    n = min(len(rows), TRIED_ROWS)
-    if len(rows) < FEWEST_IN_FOLDS:
+    if not simple:  # no rows tell
         return True
-    if not simple:
-        with seeded(seed):
-            chosen, folds = torch.randperm(len(rows))[:n], members.folds_of(n, 2, None)
-        kinds = list(members.kinds_for(n // 2, parts, complete=False))
-        simple = members.held_out_scores(
-            kinds, parts, rows.coded[chosen], rows.weights[chosen], folds, seed
-        )
     gain = {kind: np.nanmean(score) for kind, score in simple.items()}
     straight, curved = (max(gain[k] for k in gain if k.straight == s) for s in (True, False))
-    return bool(straight > curved - SCORES_COST * len(parts))
+    return bool(straight > curved - SCORES_COST * n_columns)
 
 
 def _completed(
@@ -507,7 +443,7 @@ def _completed(
     seen = coded[..., :1] != GAP
     drawn = chain.eval().sample(len(packed), packed, seen[..., 0], within=True, seed=seed).cpu()
     drawn = columns.unpack(*drawn[..., :2].double().unbind(-1))
-    filled = _packed(columns, torch.where(seen, coded, drawn), packed.dtype)
+    filled = _packed(columns, torch.where(seen, coded, drawn))
     learned = torch.cat([torch.ones_like(seen), seen])[..., 0]
     return torch.cat([packed, filled]), weights.repeat(2, 1), learned
 
@@ -537,9 +473,9 @@ def _beside(checkpoint: Any, name: Any) -> str | None:
     return f"{os.fspath(checkpoint)}.{name}" if name else os.fspath(checkpoint)
 
 
-def _packed(columns: CodedColumns, coded: Tensor, dtype: torch.dtype) -> Tensor:
+def _packed(columns: CodedColumns, coded: Tensor) -> Tensor:
     """Packed rows ``(n, p, 4)``, made some at a time: their intermediates are many times as big."""
-    packed = torch.empty(*coded.shape[:2], 4, dtype=dtype)
+    packed = torch.empty(*coded.shape[:2], 4, dtype=torch.float32)
     for block, piece in zip(packed.split(PIECE), coded.split(PIECE), strict=True):
         block.copy_(columns.pack(piece)[0])
     return packed
@@ -581,19 +517,26 @@ def _closing(chain: TableChain, packed: Tensor, clock: Clock, refit: float) -> _
 
 
 def _scores_of_simple(
-    rows: Rows, parts: Sequence[Part], folds: Tensor, complete: bool, seed: int, clock: Clock,
-    below: int = SIMPLE_BELOW,
-) -> dict[members.Kind, np.ndarray]:  # fmt: skip
-    """Log-densities of rows not seen by simple densities; none where they are not worth trying."""
-    n, judged = len(rows), int((folds >= 0).sum())
-    if n >= below or judged == 0 or any(part.gap for part in parts):
+    rows: Rows, parts: Sequence[Part], split: _Split, complete: bool, seed: int, clock: Clock
+) -> dict[members.Kind, np.ndarray]:
+    """Log-densities of rows not seen by simple densities; none where they are not worth trying.
+
+    Some rows of a large table stand for all.
+    """
+    if len(split.judged) == 0 or any(part.gap for part in parts):
         return {}
-    n_folds = int(folds.max()) + 1
-    kinds = list(members.kinds_for(n - judged // n_folds, parts, complete=complete))
+    chosen = torch.cat([split.train[: members.MOST_ROWS], split.judged[:JUDGED_ROWS]]).unique()
+    folds = split.folds[chosen]
+    n_seen = len(chosen) - int((folds >= 0).sum()) // split.n_folds
     until = clock.gone + SIMPLE_SHARE * clock.left
-    return members.held_out_scores(
-        kinds, parts, rows.coded, rows.weights, folds, seed, lambda: clock.gone < until
-    )
+    scores = members.held_out_scores(
+        list(members.kinds_for(n_seen, parts, complete=complete)),
+        parts, rows.coded[chosen], rows.weights[chosen], folds, seed, lambda: clock.gone < until,
+    )  # fmt: skip
+    of_all = {kind: np.full(len(rows), np.nan) for kind in scores}
+    for kind, log_p in scores.items():
+        of_all[kind][chosen.numpy()] = log_p
+    return of_all
 
 
 @torch.no_grad()
@@ -628,25 +571,6 @@ def _judge(
     return scores
 
 
-def _straight(rows: Rows, parts: Sequence[Part], split: _Split, sizes: dict[str, Any]) -> bool:
-    """Whether chains begin at lines in columns as they are, or in their normal scores.
-
-    Rows with gaps and categories: no simple density is fitted to such. Some of each fold tell, by
-    the lines themselves; columns stay as they are unless clearly more rows are likelier otherwise.
-    """
-    sizes, scores = sizes | {"lines": True, "conditioned": True}, []
-    counted = rows.weights.unsqueeze(1) * (split.folds.unsqueeze(1) != split.order_fold)
-    for straight in (True, False):
-        columns = members.columns_of(parts, rows.coded, straight=straight)
-        with seeded(0):  # the caller's random stream stays where it is
-            chain = TableChain(parts, n_knots=columns.n_knots, **sizes).set_columns(columns)
-        packed = _packed(columns, rows.coded, torch.float64)
-        chain.start_at_lines(packed, counted, split.n_folds)
-        scores.append(_judge(chain, rows.coded, parts, split, columns, straight, lambda: False))
-    gain = (scores[0] - scores[1])[np.isfinite(scores[0])]
-    return bool((gain > 0).mean() > 0.5 - 1 / math.sqrt(max(1, len(gain))))
-
-
 def _mix(
     fit: Trained,
     simple: dict[members.Kind, np.ndarray],
@@ -654,10 +578,14 @@ def _mix(
     rows: Rows,
     parts: Sequence[Part],
     seed: int,
+    prior: float = 0.0,
 ) -> Trained:
-    """Weigh what was trained and simple densities by rows not seen."""
+    """Weigh what was trained and simple densities by rows not seen.
+
+    ``prior``: share of the rows that is counted for what was trained beforehand.
+    """
     distribution = fit.distribution
-    prior, names = distribution.prior, [distribution.trained, *(kind.name for kind in simple)]
+    names = [distribution.trained, *(kind.name for kind in simple)]
     places = np.flatnonzero(np.isfinite(of_model))
     if len(places) == 0:
         distribution.members = [members.Member(distribution.trained, 1.0, math.nan)]
@@ -675,9 +603,10 @@ def _mix(
     kept = [kind for kind, weight in zip(simple, weights[1:], strict=True) if weight > 0]
     maps = {s: members.columns_of(parts, rows.coded, straight=s) for s in {k[1] for k in kept}}
     distribution.members = [members.Member(*figures) for figures in tried]
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(rows))[: members.MOST_ROWS])
+    some, counts_of_some = rows.coded[chosen], rows.weights[chosen]
     distribution.simple = [
-        members.simple_density(k, maps[k.straight], rows.coded, rows.weights, seed).eval()
-        for k in kept
+        members.simple_density(k, maps[k.straight], some, counts_of_some, seed).eval() for k in kept
     ]
     return replace(
         fit,
