@@ -462,8 +462,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             if not isinstance(given, Mapping | None):
                 raise DataError("with where=, given= is a dict of columns and their values")
             event = Event.every([Event.of(self.schema_, asked) for asked in (given, where)])
-            drawn = self._questions.sample(int(n_samples), seed, event, missing)
-            return self.schema_.decode(drawn, seed)
+            return self._questions.sample(int(n_samples), seed, event, missing)
         if given is not None:
             return self._complete(given, int(n_samples), seed, missing)
         drawn = self.distribution_.sample(int(n_samples), seed, missing)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from selfnorm._context import seeded
-from selfnorm.columns import Schema, TableLike, rows_in_words
+from selfnorm.columns import Cells, Schema, TableLike, rows_in_words
 from selfnorm.errors import DataError
 from selfnorm.tables.answers import COUNTED, Draws, Effort, Estimate, Limits, judged_weights
 from selfnorm.tables.distribution import RowDistribution, stream
@@ -24,6 +24,8 @@ from selfnorm.tables.events import Event, in_words
 
 ROWS_AT_ONCE = 20_000  # of a sample under a rule
 TRIES = 20  # draws of a batch of such a sample before it is given up
+HOPELESS = 3  # of these without a row that obeys
+LEVEL_TRIES = 1000  # draws of levels that share a code
 
 
 class Expectation(NamedTuple):
@@ -110,6 +112,9 @@ class Questions:
         seed: int,
     ) -> Expectation | dict[Any, Expectation]:
         """Mean and quantiles of a column of numbers."""
+        self._refuse_other(column, "number")
+        if by is not None:
+            self._refuse_other(by, "label")
         event = Event.every([where, *(Event.of(self.schema, rule) for rule in self.rules)])
         stated, rest = event.evidence()
         coded, seen = self._evidence(stated)
@@ -118,16 +123,10 @@ class Questions:
         if not bool((draws.log_w > -torch.inf).any()):
             raise DataError("no draw obeys what is asked for: it has no probability")
         cells = self.schema.decoded(draws.completed.numpy(), seed)
-        names = [c.name for c in self.schema.modelled if c.holds == "number"]
-        if column not in names:
-            raise DataError(f"{column!r} is no column of numbers; there are {names}")
         values = np.where(cells[column].missing, np.nan, cells[column].values.astype(float))
         share = draws.shares().numpy()
         if by is None:
             return _expectation(values, share, np.ones(len(share), bool), levels)
-        if by not in cells or cells[by].kind != "label":
-            labels = [c.name for c in self.schema.modelled if c.holds == "label"]
-            raise DataError(f"{by!r} is no column of labels; there are {labels}")
         texts = np.array([*cells[by].labels, None], dtype=object)
         of_rows = texts[np.where(cells[by].missing, -1, cells[by].values)]
         groups = [label for label in dict.fromkeys(of_rows.tolist()) if label is not None]
@@ -136,8 +135,14 @@ class Questions:
             for label in sorted(groups, key=str)
         }
 
-    def sample(self, n: int, seed: int, where: Event, missing: bool) -> np.ndarray:
-        """``n`` coded rows that obey."""
+    def _refuse_other(self, column: Hashable, holds: str) -> None:
+        """Refuse what is no column of numbers, or of labels."""
+        names = [c.name for c in self.schema.modelled if c.holds == holds]
+        if column not in names:
+            raise DataError(f"{column!r} is no column of {holds}s; there are {names}")
+
+    def sample(self, n: int, seed: int, where: Event, missing: bool) -> Any:
+        """A table of ``n`` rows that obey."""
         event = Event.every([where, *(Event.of(self.schema, rule) for rule in self.rules)])
         stated, rest = event.evidence()
         coded, seen = self._evidence(stated)
@@ -145,17 +150,28 @@ class Questions:
         for k in range(-(-n // ROWS_AT_ONCE)):
             size = min(ROWS_AT_ONCE, n - k * ROWS_AT_ONCE)
             parts.append(self._sampled(coded, seen, size, rest, missing, stream(seed, k)))
-        return np.concatenate(parts)
+        rows = np.concatenate(parts)
+        cells = self.schema.decoded(rows, seed)
+        for attempt in range(LEVEL_TRIES):  # levels that share a code are drawn anew
+            bad = np.flatnonzero(~event.holds(cells))
+            if len(bad) == 0:
+                return self.schema.written(cells)
+            again = self.schema.decoded(rows[bad], stream(seed, attempt))
+            cells = {name: _replaced(of, bad, again[name]) for name, of in cells.items()}
+        raise DataError("a level that is so rare cannot be drawn under this event")
 
     def _sampled(
         self, coded: Tensor, seen: Tensor, n: int, event: Event, missing: bool, seed: int
     ) -> np.ndarray:
         rows: list[np.ndarray] = []
-        left = n
+        left, without = n, 0
         for attempt in range(TRIES):
             limits = self._limits(event, seen, missing, torch.tensor([left]))
             draws = self.distribution.pool(coded, seen, self.effort, limits, stream(seed, attempt))
             if not bool((draws.log_w > -torch.inf).any()):
+                without += 1
+                if without == HOPELESS:
+                    break
                 continue
             with seeded(stream(seed, TRIES + attempt)):
                 chosen = draws.pick(torch.tensor([left]))
@@ -168,8 +184,8 @@ class Questions:
             if left == 0:
                 return np.concatenate(rows)
         raise DataError(
-            f"of some {TRIES * n:,} draws and more too few obey what rows are to be: its "
-            "probability is too small to sample, or zero"
+            "of thousands of draws too few obey what rows are to be: its probability is too small "
+            "to sample, or zero"
         )
 
     def completed(self, coded: Tensor, seen: Tensor, seed: int, missing: bool) -> np.ndarray:
@@ -180,10 +196,12 @@ class Questions:
             return out
         rule = Event.every([Event.of(self.schema, rule) for rule in self.rules])
         free = (~seen).any(1).numpy()
-        for attempt in range(1, TRIES):
+        for attempt in range(1, TRIES + 1):
             bad = np.flatnonzero(free & ~self.holding(rule, torch.from_numpy(out)))
             if len(bad) == 0:
                 return out
+            if attempt == TRIES:
+                break
             limits = self._limits(rule, seen[bad], missing, torch.ones(len(bad)).long())
             draws = self.distribution.pool(
                 coded[bad], seen[bad], self.effort, limits, stream(seed, attempt)
@@ -230,6 +248,18 @@ class Questions:
                 f"rows cannot be given a value that was never seen in training: {unseen}"
             )
         return row, seen
+
+
+def _replaced(cells: Cells, rows: np.ndarray, others: Cells) -> Cells:
+    """Cells of a column with others in some rows."""
+    values, missing = cells.values.copy(), cells.missing.copy()
+    labels = list(cells.labels)
+    new = others.values
+    if cells.kind == "label":
+        labels += [label for label in others.labels if label not in labels]
+        new = np.array([*map(labels.index, others.labels), -1])[others.values]
+    values[rows], missing[rows] = new, others.missing
+    return replace(cells, values=values, missing=missing, labels=labels)
 
 
 def _expectation(
