@@ -26,6 +26,10 @@ ROWS_AT_ONCE = 20_000  # of a sample under a rule
 TRIES = 20  # draws of a batch of such a sample before it is given up
 HOPELESS = 3  # of these without a row that obeys
 LEVEL_TRIES = 1000  # draws of levels that share a code
+_TOO_RARE = (
+    "of thousands of draws too few obey what rows are to be: its probability is too small to "
+    "sample, or zero"
+)
 
 
 class Expectation(NamedTuple):
@@ -146,47 +150,40 @@ class Questions:
         event = Event.every([where, *(Event.of(self.schema, rule) for rule in self.rules)])
         stated, rest = event.evidence()
         coded, seen = self._evidence(stated)
-        parts = []
-        for k in range(-(-n // ROWS_AT_ONCE)):
-            size = min(ROWS_AT_ONCE, n - k * ROWS_AT_ONCE)
-            parts.append(self._sampled(coded, seen, size, rest, missing, stream(seed, k)))
+        sizes = [min(ROWS_AT_ONCE, n - start) for start in range(0, n, ROWS_AT_ONCE)]
+        parts = [
+            self._sampled(coded, seen, size, rest, missing, stream(seed, k))
+            for k, size in enumerate(sizes)
+        ]
         rows = np.concatenate(parts)
         cells = self.schema.decoded(rows, seed)
-        for attempt in range(LEVEL_TRIES):  # levels that share a code are drawn anew
+        for attempt in range(1, LEVEL_TRIES):
             bad = np.flatnonzero(~event.holds(cells))
             if len(bad) == 0:
                 return self.schema.written(cells)
+            if attempt % (LEVEL_TRIES // TRIES) == 0:  # dates that were moved, say
+                new = self._sampled(
+                    coded, seen, len(bad), rest, missing, stream(seed, 2**20 + attempt)
+                )
+                rows[bad] = new
+            # levels that share a code are drawn anew
             again = self.schema.decoded(rows[bad], stream(seed, attempt))
             cells = {name: _replaced(of, bad, again[name]) for name, of in cells.items()}
-        raise DataError("a level that is so rare cannot be drawn under this event")
+        raise DataError(_TOO_RARE)
 
     def _sampled(
         self, coded: Tensor, seen: Tensor, n: int, event: Event, missing: bool, seed: int
     ) -> np.ndarray:
-        rows: list[np.ndarray] = []
-        left, without = n, 0
-        for attempt in range(TRIES):
-            limits = self._limits(event, seen, missing, torch.tensor([left]))
+        """``n`` coded rows that obey, but for levels that share a code, and dates."""
+        limits = self._limits(event, seen, missing, torch.tensor([n]))
+        for attempt in range(HOPELESS):
             draws = self.distribution.pool(coded, seen, self.effort, limits, stream(seed, attempt))
-            if not bool((draws.log_w > -torch.inf).any()):
-                without += 1
-                if without == HOPELESS:
-                    break
-                continue
-            with seeded(stream(seed, TRIES + attempt)):
-                chosen = draws.pick(torch.tensor([left]))
-            new = self.schema.within_seen(
-                draws.completed[chosen].numpy(), seen.expand(left, -1).numpy()
-            )
-            good = self.holding(event, torch.from_numpy(new))
-            rows.append(new[good])
-            left -= int(good.sum())
-            if left == 0:
-                return np.concatenate(rows)
-        raise DataError(
-            "of thousands of draws too few obey what rows are to be: its probability is too small "
-            "to sample, or zero"
-        )
+            if bool((draws.log_w > -torch.inf).any()):
+                with seeded(stream(seed, HOPELESS + attempt)):
+                    chosen = draws.pick(torch.tensor([n]))
+                rows = draws.completed[chosen].numpy()
+                return self.schema.within_seen(rows, seen.expand(n, -1).numpy())
+        raise DataError(_TOO_RARE)
 
     def completed(self, coded: Tensor, seen: Tensor, seed: int, missing: bool) -> np.ndarray:
         """Coded rows whose cells that are not ``seen`` are drawn so that the rules hold."""
