@@ -333,6 +333,7 @@ def test_imputations_obey_rules_and_what_is_seen_stays(ruled):
 
 def test_a_rule_that_a_table_breaks_is_refused_by_its_rows():
     table = shop(60)
+    table.loc[3, "tax"] = np.nan  # nothing is known of this row
     table.loc[7, "tax"] = 2 * table.loc[7, "net"]
     with pytest.raises(DataError, match=r"1 row of the table, first in row 7, break"):
         EnergyDensity(max_steps=1).fit(table, rules=RULES)

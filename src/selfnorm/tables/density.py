@@ -263,7 +263,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """Fit the distribution of the rows of the table ``X``; ``y`` is ignored.
 
         ``rules``: events that all rows obey, as :meth:`probability` takes them; a table with rows
-        that break one is refused. Samples, imputations and answers then obey them;
+        that break one is refused (but for gaps). Samples, imputations and answers then obey them;
         ``score_samples`` is of the density without them.
 
         A row counts by its ``sample_weight (n,)``: two as much as two such rows, 0 not at all (one

@@ -18,7 +18,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -63,6 +63,7 @@ class Event:
         exact: whether all rows within the box obey.
         stated: the column and its value, where that is all.
         parts: events all of which make it up.
+        columns: those that its text names.
 
     Example:
         >>> schema = Schema.detect({"age": [20, 30, 45], "sex": ["F", "M", "F"]})
@@ -79,6 +80,7 @@ class Event:
     exact: bool = False
     stated: tuple[Hashable, Any] | None = None
     parts: tuple[Event, ...] = ()
+    columns: frozenset[Hashable] = frozenset()
 
     @classmethod
     def of(cls, schema: Schema, asked: Asked) -> Event:
@@ -217,6 +219,7 @@ class _Reader:
     def __init__(self, schema: Schema, text: str) -> None:
         self.schema = schema
         self.columns = {str(column.name): column for column in schema.columns}
+        self.named: set[Hashable] = set()
         if len(text) > MAX_LENGTH:
             raise DataError(f"the event has {len(text):,} characters; {MAX_LENGTH:,} are the most")
         self.text = re.sub(r"[\t\r\n\f]", " ", text).strip()
@@ -247,7 +250,8 @@ class _Reader:
             nodes = [inner for node in nodes for inner in ast.iter_child_nodes(node)]
         if nodes:
             raise DataError(f"the event {self.shown} is nested more than {MAX_DEPTH} deep")
-        return self._event(root, negated=False)
+        event = self._event(root, negated=False)
+        return replace(event, columns=frozenset(self.named))
 
     def _place(self, offset: int) -> int:
         """Which character a byte belongs to."""
@@ -394,6 +398,7 @@ class _Reader:
             raise self._refused(
                 node, f"{name!r} is no part of the model", f"it is of kind {column.kind!r}"
             )
+        self.named.add(column.name)
         return column
 
     def _gaps(self, node: ast.expr, gap: bool) -> tuple[Column, Values]:

@@ -288,7 +288,10 @@ def _expectation(
 def checked_rules(
     schema: Schema, frame: TableLike, rules: Sequence[str | Mapping[Any, Any]]
 ) -> tuple[str, ...]:
-    """The texts of rules that all rows of a table obey; an error names rows that do not."""
+    """The texts of rules that all rows of a table obey; an error names rows that do not.
+
+    Rows with a gap in a column that a rule names are not judged by it.
+    """
     if isinstance(rules, str | Mapping):
         rules = [rules]
     texts, cells = [], None
@@ -297,11 +300,15 @@ def checked_rules(
             raise DataError("a rule is text or a dict, so that it can be saved with the model")
         text = rule if isinstance(rule, str) else " and ".join(in_words(*x) for x in rule.items())
         cells = schema.cells(frame) if cells is None else cells
-        bad = np.flatnonzero(~Event.of(schema, text).holds(cells))
+        event = Event.of(schema, text)
+        gap = np.any([cells[name].missing for name in event.columns], axis=0)
+        bad = np.flatnonzero(
+            ~(event.holds(cells) | gap)
+        )  # nothing is known of rows with gaps there
         if len(bad):
             raise DataError(
                 f"{rows_in_words(len(bad))} of the table, first in row {bad[0]}, break the rule "
-                f"{text!r}: a comparison with a gap is false, too (add 'or COLUMN is missing')"
+                f"{text!r}"
             )
         texts.append(text)
     return tuple(texts)
