@@ -396,7 +396,9 @@ class ChainAnswers:
                     every[which], log_c[which] = self.fast.filled(
                         drawing, every[which], kept[which], shown=is_shown
                     )
-            every = torch.where(kept.unsqueeze(-1), packed[rows].float(), self._with_ends(every))
+            if self.chain.has_cells:
+                every = self._packed(every)
+            every = torch.where(kept.unsqueeze(-1), packed[rows].float(), every)
             log_joint, log_g = self._log_densities(every, kept)
             out.append(every)
             log_p.append(log_joint)
@@ -404,10 +406,6 @@ class ChainAnswers:
         none = torch.zeros(len(packed), dtype=torch.bool)
         log_w_all = torch.nan_to_num(torch.cat(log_w).double(), nan=-torch.inf)
         return Draws(row, torch.cat(out).to(packed), log_w_all, none, torch.cat(log_p).double())
-
-    def _with_ends(self, packed: Tensor) -> Tensor:
-        """Drawn rows with the ends of their cells."""
-        return self._packed(packed) if self.chain.has_cells else packed
 
     def _log_densities(self, packed: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """``(M,)``: log of the joint density, and of that of the proposals, at completed rows.

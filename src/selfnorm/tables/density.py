@@ -389,7 +389,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
 
         That of the joint density: what ``X`` does not have, gaps included, is integrated out by
         weighted draws (see ``accuracy``). With ``return_std`` a second array has the standard
-        errors: zero where all cells are there, and where few values or one line are summed.
+        errors, of drawing alone: zero where all cells are there, and where few values or one line
+        are summed.
 
         Examples
         --------
