@@ -255,13 +255,19 @@ def run_part(args: argparse.Namespace) -> None:
     elif args.part == "posteriors":
         values["simulations"], values["observation"] = values.pop("dataset"), range(1, 11)
     results = Results(args.out / f"{args.part}.json", provenance())
-    for chosen in itertools.product(*values.values()):
-        keys = dict(zip(values, chosen, strict=True))
-        if not results.has(keys):
-            record, others = RUNS[args.part](args, keys)
-            results.add(keys | record, **others)
-            long = ("columns", "parts", "versions")
-            print({k: v for k, v in results.rows[-1].items() if k not in long}, flush=True)
+    every = [
+        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+    ]
+    todo = [(args, keys) for keys in every if not results.has(keys)]
+    for keys, record, others in in_processes(run_one, todo, args.workers):
+        results.add(keys | record, **others)
+        long = ("columns", "parts", "versions")
+        print({k: v for k, v in results.rows[-1].items() if k not in long}, flush=True)
+
+
+def run_one(args: argparse.Namespace, keys: Row) -> tuple[Row, Row, Row]:
+    """One row, by what it is of."""
+    return keys, *RUNS[args.part](args, keys)
 
 
 def main() -> None:
@@ -279,7 +285,7 @@ def main() -> None:
     parser.add_argument("--accuracy", default="joint", help="joint, fast, or a number of draws")
     parser.add_argument("--device", default="cpu", help="of fits")
     parser.add_argument("--max-time", type=float, help="seconds of a fit")
-    parser.add_argument("--workers", type=int, default=1, help="fits at a time")
+    parser.add_argument("--workers", type=int, default=1, help="fits, or rows, at a time")
     args = parser.parse_args()
     {"data": write_data, "fit": fit_all}.get(args.part, run_part)(args)
 
