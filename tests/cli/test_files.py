@@ -148,7 +148,11 @@ UNREADABLE = [
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("name", "content", "words"), UNREADABLE)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    UNREADABLE,
+    ids=[f"{name}-{words}" for name, _, words in UNREADABLE],  # archives hold the time
+)
 def test_files_that_are_no_tables_are_refused_and_closed(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=words):
