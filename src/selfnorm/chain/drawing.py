@@ -30,11 +30,13 @@ class Allowed:
         outcomes: ``(p, K)`` which codes, and which numbers: at the place ``n_codes``.
         ends: ``(p, I, 2)`` of the intervals of numbers, in normal scores.
         limited: ``(p,)`` whether numbers have intervals at all.
+        some: ``(p,)`` whether some value is not allowed.
     """
 
     outcomes: Tensor
     ends: Tensor
     limited: Tensor
+    some: Tensor
 
     @classmethod
     def of(
@@ -61,7 +63,8 @@ class Allowed:
                     ends[j, : len(intervals)] = _scores_of(columns, j, intervals)
             if part.gap and not gaps:
                 outcomes[j, part.gap_code] = False
-        return cls(outcomes, ends, torch.tensor([v is not None for v in values]))
+        limited = torch.tensor([v is not None for v in values])
+        return cls(outcomes, ends, limited, limited | ~outcomes.all(1))
 
 
 def _scores_of(columns: CodedColumns, j: int, intervals: Tensor) -> Tensor:
@@ -203,6 +206,8 @@ class Drawing:
             which = finite.clamp_min(0)
             logits = torch.log_softmax(self.chain.code_logits(features, which), -1)
             only = torch.where((finite >= 0)[:, None, None], logits, only)
+        if self.normalised and not (self.allowed and bool(self.allowed.some[part].any())):
+            return picked(only.exp()), features.new_zeros(features.shape[:2])
         if self.allowed is not None:
             outcomes = self.allowed.outcomes[part, :n_outcomes]
             only = only.masked_fill(~outcomes.unsqueeze(1), -torch.inf)
@@ -212,8 +217,9 @@ class Drawing:
         log_total = torch.logsumexp(only, -1)
         # where nothing is allowed any draw will do: its weight is zero
         shares = torch.softmax(only.where(log_total.unsqueeze(-1) > -torch.inf, 0.0), -1)
-        drawn = torch.multinomial(shares.flatten(0, 1), 1).view(code.shape)
-        return drawn, log_total
+        if self.normalised:
+            return picked(shares), log_total
+        return torch.multinomial(shares.flatten(0, 1), 1).view(code.shape), log_total
 
     def _numbers(self, at: Factors, part: Tensor, limits: _Within | None) -> tuple[Tensor, Tensor]:
         """Normal scores of a number of one part for each order, and log-weights, ``(R, n)``."""
@@ -222,10 +228,12 @@ class Drawing:
         log_f = chain.energy(y, at)  # (S, R, n, 1)
         log_w = torch.zeros_like(log_f[0, ..., 0])
         if self.normalised and limits is not None:
+            assert self.allowed is not None
             log_z = log_mean_exp(log_f)[..., 0]
             y = self._rounded(limits.sample(self.n_candidates), part)
             log_f = chain.energy(y, at)
             log_w = log_mean_exp(log_f)[..., 0] - log_z
+            log_w = log_w.where(self.allowed.limited[part, None], 0.0)
         elif self.weighted and not self.normalised:
             if limits is not None:
                 y = self._rounded(limits.sample(self.n_candidates), part)
@@ -235,7 +243,11 @@ class Drawing:
                 log_f = log_f.masked_fill(at_mass.unsqueeze(-1), -torch.inf)
             log_w = (log_mean_exp(log_f) - chain.energy.log_norm(at.context))[..., 0]
             log_f = log_f.where(log_w.unsqueeze(-1) > -torch.inf, 0.0)
-        drawn = chosen(y, log_f)
+        if self.normalised:
+            pick = picked(torch.softmax(log_f, 0).movedim(0, -1))
+            drawn = y.gather(0, pick.unsqueeze(0))[0, ..., 0]
+        else:
+            drawn = chosen(y, log_f)
         if self.within:
             low, high = chain.columns.span[part].view(-1, 1, 2).unbind(-1)
             drawn = torch.minimum(torch.maximum(drawn, low), high)
@@ -265,6 +277,13 @@ class Drawing:
         shape = z.movedim(-2, 0).shape
         same, code = same.view(shape), code.gather(1, place).view(shape)
         return same.movedim(0, -2), code.movedim(0, -2)
+
+
+def picked(shares: Tensor) -> Tensor:
+    """``(*batch,)``: indices in proportion to shares ``(*batch, K)``, by a random number each."""
+    below = shares.cumsum(-1)
+    level = (1 - torch.rand_like(below[..., :1])) * below[..., -1:]  # in (0, 1]: no share of zero
+    return (below < level).sum(-1)
 
 
 class _Within:

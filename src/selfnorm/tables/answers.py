@@ -43,11 +43,11 @@ CORRECTED = 8  # draws of a row whose normalisers are made exact
 FEWEST, MOST = 32, 8192  # draws of a row
 MEMBER_DRAWS = 256  # of a row, from all simple densities together
 FEW_EFFECTIVE = 3
-FLAT = 1e-2  # log-weights that differ by less have no tail
+FLAT = 2.0  # weights none of which is as many times the mean have no tail
 COUNTED = 4096  # effective draws of which those that obey are counted
-EVENT_DRAWS = 512  # of an event, to begin with
+EVENT_DRAWS = 256  # of an event, to begin with
 TOTAL = 32_768  # draws of a call, beyond the fewest of each row
-EVENT_SE = 0.05  # of the logarithm of the probability of an event
+EVENT_SE = 0.06  # of the logarithm of the probability of an event
 GOAL_SE = 0.01  # nats: a row whose error is larger gets more draws
 RELIABLE_SE = 0.1  # nats
 LEVEL = 0.95  # of intervals
@@ -496,7 +496,7 @@ class ChainAnswers:
         """
         allowed = limits.allowed or [None] * self.chain.dim
         drawing = Drawing(
-            self.fast, n_candidates=2 * CANDIDATES, allowed=allowed, gaps=limits.gaps,
+            self.fast, n_candidates=CANDIDATES, allowed=allowed, gaps=limits.gaps,
             weighted=True, normalised=True,
         )  # fmt: skip
         needed = None if whole else torch.tensor([of_part is not None for of_part in allowed])
@@ -512,10 +512,12 @@ class ChainAnswers:
                     more = more.without(~limits.obey(self.coded(more.completed)))
                 draws = more if draws is None else draws.joined(more)
                 n_all, (_, se, ess) = len(draws.row), draws.log_mean()
-                enough = float(se) <= EVENT_SE if limits.wanted is None else float(ess) >= goal
-                if enough or n_all >= most:
+                times = (float(se) / EVENT_SE) ** 2  # of these draws that are called for
+                if limits.wanted is not None:
+                    times = goal / max(float(ess), 1.0)
+                if times <= 1 or n_all >= most:
                     return draws
-                n = min(n_all, most - n_all)
+                n = min(math.ceil(n_all * min(max(1.1 * times - 1, 0.25), 2.0)), most - n_all)
 
     def _within(self, n: int, drawing: Drawing, needed: Tensor | None) -> Draws:
         """``n`` of these draws."""
@@ -570,6 +572,6 @@ def judged_weights(log_w: Tensor) -> tuple[float, float]:
         return 0.0, math.inf
     w = torch.softmax(log_w, 0)
     ess = float(1 / w.square().sum())
-    if float(log_w.max() - log_w.min()) < FLAT:
+    if float(w.max()) * len(w) < FLAT:
         return ess, 0.0
     return ess, tail_index(log_w)
