@@ -126,6 +126,20 @@ class CodedColumns(nn.Module):
         self.fitted.fill_(True)
         return self
 
+    @property
+    def keeps_range(self) -> bool:
+        """Whether draws stay in the range of the training rows.
+
+        Those of one or two continuous numbers do not: they follow the density out to its ends.
+        """
+        free = all(part.rest and part.n_codes == part.step == 0 for part in self.parts)
+        return not free or self.dim > 2
+
+    def in_range(self, z: Tensor, which: Tensor | slice = EVERY) -> Tensor:
+        """Normal scores ``(..., p)`` of draws; those beyond a range that is kept, at its ends."""
+        low, high = self.span[which].unbind(-1)
+        return torch.maximum(torch.minimum(z, high), low) if self.keeps_range else z
+
     def pack(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows as a network sees them ``(n, p, 4)``, and ``log dz/dx`` ``(n, p)``.
 

@@ -304,11 +304,10 @@ class ChainAnswers:
         return draws
 
     def coded(self, packed: Tensor) -> Tensor:
-        """Coded rows of packed ones; numbers beyond the range of the training rows at its ends."""
-        columns, z = self.chain.columns, packed[..., 1].double()
-        low, high = columns.span.unbind(-1)
-        within = torch.maximum(torch.minimum(z, high), low)
-        return columns.unpack(packed[..., 0].double(), within)
+        """Coded rows of packed draws."""
+        columns = self.chain.columns
+        code, z = packed[..., :2].double().unbind(-1)
+        return columns.unpack(code, columns.in_range(z))
 
     def _few(self, seen: Tensor, allowed: Sequence[PartValues | None] | None, gaps: bool) -> Tensor:
         """``(n,)``: rows with few completions, all of which can be weighed."""

@@ -95,7 +95,9 @@ class ChainDistribution(RowDistribution):
     def _draw(self, n: int, seed: int, missing: bool) -> np.ndarray:
         # in float32: a few digits of a random number cost twice the time in float64
         chain = copy.deepcopy(self.model).float()
-        return unpacked(self.columns, chain.sample(n, within=True, gaps=missing, seed=seed))
+        return unpacked(
+            self.columns, chain.sample(n, within=self.columns.keeps_range, gaps=missing, seed=seed)
+        )
 
     def with_gap_scores(self, coded: Tensor) -> ChainDistribution:
         """The same, with the mean log-likelihood of the cells of rows that were not trained on.
@@ -222,7 +224,9 @@ class ChainDistribution(RowDistribution):
                 counts = (fewest * shares[:, k]).ceil().long().clamp_min(FEWEST)
                 row = torch.arange(n).repeat_interleave(counts)
                 packed = density.columns.pack(alone)[0][row]
-                drawn = density.sample(len(row), packed, within=True, seed=stream(seed, 1 + k))
+                drawn = density.sample(
+                    len(row), packed, within=self.columns.keeps_range, seed=stream(seed, 1 + k)
+                )
                 new = torch.from_numpy(unpacked(density.columns, drawn))
                 rows = torch.where(seen[row].unsqueeze(-1), coded[row], new)
                 log_w = (log_members[:, k] - weights[k])[row]
@@ -321,14 +325,18 @@ class ChainDistribution(RowDistribution):
                     density = self.simple[k - first]
                     packed = density.columns.pack(coded[rows])[0]
                     packed[..., 0] = packed[..., 0].where(seen[rows], float(GAP))
-                    drawn = density.sample(len(rows), packed, within=True, seed=stream(seed, 1 + k))
+                    drawn = density.sample(
+                        len(rows), packed, within=self.columns.keeps_range, seed=stream(seed, 1 + k)
+                    )
                     new = torch.from_numpy(unpacked(density.columns, drawn))
                 out[rows] = torch.where(seen[rows].unsqueeze(-1), coded[rows], new)
         return out.numpy()
 
     def _completed_by_chain(self, coded: Tensor, seen: Tensor, seed: int, missing: bool) -> Tensor:
         packed, chain = self.pack(coded).float(), copy.deepcopy(self.model).float()
-        drawn = chain.sample(len(packed), packed, seen, within=True, gaps=missing, seed=seed)
+        drawn = chain.sample(
+            len(packed), packed, seen, within=self.columns.keeps_range, gaps=missing, seed=seed
+        )
         return torch.from_numpy(unpacked(self.columns, drawn))
 
     def _bounds(

@@ -423,6 +423,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         """Draw rows: a table of the kind that was fitted, complete, with its names and types.
 
         Numbers come within the range that the training rows have: those beyond it, at its ends.
+        One or two continuous numbers follow the density beyond it, as far as their limits.
 
         Parameters
         ----------

@@ -203,7 +203,9 @@ class RowDistribution(ABC):
             if self.model_counts:
                 rows.append(self._draw(counts.pop(0), seed, missing))
             for k, (density, count) in enumerate(zip(self.simple, counts, strict=True)):
-                drawn = density.sample(count, within=True, seed=stream(seed, 1 + k))
+                drawn = density.sample(
+                    count, within=self.columns.keeps_range, seed=stream(seed, 1 + k)
+                )
                 rows.append(unpacked(density.columns, drawn))
         return np.concatenate(rows)[rng.permutation(n)] if self.simple else rows[0]
 

@@ -161,13 +161,8 @@ class EnergyDistribution(RowDistribution):
         if n > 0:
             model, q, how = self._sampler
             z = draw(model.log_unnormalized, n, proposal=q, seed=seed, **how).samples.double()
-            rows[..., 1] = self._within(z)
+            rows[..., 1] = self.columns.in_range(z)
         return unpacked(self.columns, rows)
-
-    def _within(self, z: Tensor) -> Tensor:
-        """Normal scores ``(n, p)``: those beyond the range of the training rows, at its ends."""
-        low, high = self.columns.span.T
-        return torch.maximum(torch.minimum(z, high), low)
 
     def _bounds(
         self,
@@ -331,10 +326,9 @@ class EnergyDistribution(RowDistribution):
         return Line(centre, scale, log_density, log_density + log_width)
 
     def _cell(self, z: Tensor, part: int) -> Tensor:
-        """Coded cells ``(n, 2)`` of normal scores, within the range of the training rows."""
-        low, high = self.columns.span[part]
+        """Coded cells ``(n, 2)`` of normal scores of draws."""
         which = torch.tensor([part])
-        number = self.columns.from_scores(z.clamp(low, high).unsqueeze(-1), which)
+        number = self.columns.from_scores(self.columns.in_range(z.unsqueeze(-1), which), which)
         code = self.columns.n_codes[part].to(number).expand(number.shape)
         return torch.cat([code, number], -1)
 
