@@ -118,6 +118,14 @@ def test_cells_of_other_sequences_keep_their_type(column):
     assert {type(cell) for cell in filled} == {int}
 
 
+def test_memory_of_numbers_comes_back_as_an_array_of_its_type():
+    table = {"a": memoryview(X.astype(np.float16))}  # cells that a memory view itself cannot give
+    schema = Schema.detect(table)
+    filled = schema.fill(table, schema.encode(table)[0])["a"]
+    assert filled.dtype == np.float16
+    assert bytes(filled) == bytes(table["a"])
+
+
 def test_all_columns_are_told_of_the_earlier_ones_by_one_mapping(monkeypatch):
     told, detect = [], KINDS["continuous"].detect
     monkeypatch.setattr(KINDS["continuous"], "detect", lambda d: told.append(d) or detect(d))
