@@ -4,11 +4,14 @@
     python benchmarks/default_times.py --out out/t.json --cases 800x30 50000x10 --max-time 30
     python benchmarks/default_times.py --cases 1000000x10 --max-time 300 --mixture-rows 1000000 \\
         --out results/defaults/rows_1000000x10.json
+    python benchmarks/default_times.py --cases {independent,correlated}\\ {200x500,1000x300} \\
+        --out results/defaults/wide.json
 
 Tables are made here: groups of rows, curved dependence, heavy tails and spreads that vary, in any
-number of columns. Memory is the peak of the process during the fit beyond what it had with the
-table made. ``--mixture-rows``: the peer, a mixture of 32 Gaussians fitted to so many of the rows.
-Needs nothing but the library. Runs that the file has are not repeated.
+number of columns; ``independent`` normal columns, or ``correlated`` ones: a fifth as many normal
+numbers mixed, and noise. Memory is the peak of the process during the fit beyond what it had with
+the table made. ``--mixture-rows``: the peer, a mixture of 32 Gaussians fitted to so many of the
+rows. Needs nothing but the library. Runs that the file has are not repeated.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ LIMITS = {  # seconds on two quiet cores
     "2000x5": 15, "20000x10": 100, "16000x17": 180, "50000x10": 150, "3000x50": 90,
     "regression 50000x10": 120,
 }  # fmt: skip
+TEST_ROWS, WIDE_TEST_ROWS = 2000, 200
 MIB = 2**20
 
 
@@ -53,14 +57,26 @@ def table(n: int, d: int, seed: int = 0) -> np.ndarray:
     return x
 
 
+def wide_table(kind: str, n: int, d: int, seed: int = 0) -> np.ndarray:
+    """Rows ``(n, d)`` of ``independent`` or ``correlated`` normal columns."""
+    rng = np.random.default_rng([n, d, seed])
+    if kind == "independent":
+        return rng.normal(size=(n, d))
+    few = d // 5
+    return rng.normal(size=(n, few)) @ rng.normal(size=(few, d)) + 0.5 * rng.normal(size=(n, d))
+
+
 @contextmanager
 def first_step() -> Iterator[dict[str, float]]:
-    """CPU seconds of the process when the first training run begins."""
-    execute, at = training.loop._Run.execute, {}
+    """CPU seconds of the process when the first training run begins, and those of all runs."""
+    execute, at = training.loop._Run.execute, {"steps": 0.0}
 
     def timed(run: Any) -> Any:
-        at.setdefault("cpu", time.process_time())
-        return execute(run)
+        began = time.process_time()
+        at.setdefault("cpu", began)
+        history = execute(run)
+        at["steps"] += time.process_time() - began
+        return history
 
     training.loop._Run.execute = timed
     try:
@@ -95,12 +111,17 @@ class Peak:
         self.most = max(self.most, resident())
 
 
-def measure(case: str, max_time: float | None, mixture_rows: int) -> Row:
+def measure(
+    case: str, max_time: float | None, mixture_rows: int, max_steps: int | None = None
+) -> Row:
     """Fit one case; time, memory and log-likelihood of rows not seen."""
     *kind, size = case.split()
     n, d = (int(part) for part in size.split("x"))
     regression = kind == ["regression"]
-    rows = table(n + 2000, d + regression)
+    if kind and not regression:
+        rows = wide_table(kind[0], n + WIDE_TEST_ROWS, d)
+    else:
+        rows = table(n + TEST_ROWS, d + regression)
     train, test = rows[:n], rows[n:]
     clock, began = Stopwatch(), time.process_time()
     with Peak() as peak, first_step() as at:
@@ -108,14 +129,16 @@ def measure(case: str, max_time: float | None, mixture_rows: int) -> Row:
             regressor = EnergyRegressor(random_state=0, max_time=max_time)
             model = regressor.fit(train[:, :-1], train[:, -1])
         else:
-            model = EnergyDensity(random_state=0, max_time=max_time).fit(train)
+            limits = {"max_time": max_time, "max_steps": max_steps}
+            model = EnergyDensity(random_state=0, **limits).fit(train)
     took = clock()
     log_p = model.log_prob(test[:, :-1], test[:, -1]) if regression else model.score_samples(test)
     row = {
         "case": case, "max_time": max_time, "limit": max_time or LIMITS.get(case), **took,
         "beyond_mib": round((peak.most - peak.before) / MIB), "data_mib": round(train.nbytes / MIB),
-        "cpu_before_steps": round(at["cpu"] - began, 2), "steps": model.n_iter_,
-        "test": float(np.mean(np.asarray(log_p))),
+        "cpu_before_steps": round(at["cpu"] - began, 2), "cpu_of_steps": round(at["steps"], 2),
+        "steps": model.n_iter_, "max_steps": max_steps,
+        "test": float(np.mean(np.asarray(log_p))), "finite": bool(np.isfinite(log_p).all()),
         "threads": torch.get_num_threads(), "commit": commit(Path(__file__).parent),
     }  # fmt: skip
     if mixture_rows:
@@ -131,6 +154,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/defaults/times.json"))
     parser.add_argument("--cases", nargs="*", default=list(LIMITS))
     parser.add_argument("--max-time", type=float, default=None)
+    parser.add_argument("--max-steps", type=int, default=None)
     parser.add_argument("--mixture-rows", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
@@ -140,7 +164,7 @@ def main() -> None:
     done = {(row["case"], row["max_time"]) for row in rows}
     for case in args.cases:
         if (case, args.max_time) not in done:
-            rows.append(measure(case, args.max_time, args.mixture_rows))
+            rows.append(measure(case, args.max_time, args.mixture_rows, args.max_steps))
             print(json.dumps(rows[-1]), flush=True)
             write(args.out, rows)
 
