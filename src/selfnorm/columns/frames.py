@@ -295,8 +295,9 @@ def _column(name: Hashable, column: Any) -> Any:
             )
         if _is(column, "pandas", "Index") or _is(column, "pandas.api.extensions", "ExtensionArray"):
             return sys.modules["pandas"].Series(column)
-        listed = isinstance(column, Sequence) and not isinstance(column, memoryview)
-        column = list(column) if listed else np.asarray(column)
+        if isinstance(column, Sequence) and not isinstance(column, memoryview):
+            return list(column)
+        column = np.asarray(column)
     if not getattr(column, "shape", (0,)):
         raise DataError(f"column {name!r} is a single value; give one for each row")
     return column
