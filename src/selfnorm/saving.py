@@ -59,7 +59,7 @@ _HASH = b'\\"sha256\\": \\"'  # what comes before the hash in the header, as JSO
 _MAY_BE_INFINITE = {"high", "log_codes", "low", "span"}
 _MAY_BE_NAN = {"atoms"}
 # scikit-learn's, of tables whose columns have names; of a density, once not saved
-_MAY_BE_ABSENT = {"feature_names_in_", "n_iter_"}
+_MAY_BE_ABSENT = {"feature_names_in_", "n_iter_", "learned_error_"}
 
 # What a constructor may raise on a config or on tensors that do not fit together.
 BUILD_ERRORS = (

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import typer
@@ -129,7 +131,7 @@ def test_score_keeps_other_columns_and_finds_its_own_in_any_order(selfnorm, plac
 
 
 def test_a_row_without_a_score_is_an_outlier(selfnorm, places, tmp_path, monkeypatch):
-    def scored(self, X):
+    def scored(self, X, **how):
         return np.full(len(X["a"]), np.nan), np.full(len(X["a"]), np.nan)
 
     monkeypatch.setattr(sn.EnergyDensity, "scored", scored)
@@ -737,3 +739,19 @@ def _entries(inner, place=()):
         yield (*place, key)
         if isinstance(value, dict | list):
             yield from _entries(value, (*place, key))
+
+
+def test_files_of_any_number_of_rows_are_scored_into_a_folder(selfnorm, places, tmp_path):
+    for k in range(2):
+        table = pa.table(dict(zip("abc", rows(30, 3, seed=k).T, strict=True)))
+        pq.write_table(table, tmp_path / f"{k}.parquet")
+    files = ("score", places / "model", f"{tmp_path}/*.parquet", "-o", tmp_path / "scored")
+    report = json.loads(selfnorm.done(*files, "--normalizer", "learned", "--json"))
+    assert report == {"output": str(tmp_path / "scored"), "rows": 60, "files": 2, "kept": 0}
+    assert json.loads(selfnorm.done(*files, "--normalizer", "learned", "--json"))["kept"] == 2
+    assert "another input, model or options" in selfnorm.refused(*files)
+    assert "--explain" in selfnorm.refused(*files, "--explain")
+    selfnorm.done("impute", places / "model", tmp_path / "0.parquet", "-o", tmp_path / "filled")
+    selfnorm.done("sample", places / "model", "-n", "1e2", "-o", tmp_path / "drawn")
+    assert pq.read_table(tmp_path / "drawn").num_rows == 100
+    assert "whole number" in selfnorm("sample", places / "model", "-n", "1.5", "-o", "x.csv")[2]

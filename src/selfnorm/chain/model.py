@@ -179,6 +179,7 @@ class Chain(nn.Module, ABC):
     dim: int
     context_drop: float = 0.0
     has_cells = False  # of numbers that are integrated over a cell
+    rows_at_once: int | None = None  # of :meth:`chunks`, whatever fits a cache where ``None``
 
     @property
     def n_orderings(self) -> int:
@@ -339,7 +340,8 @@ class Chain(nn.Module, ABC):
     def chunks(self, n: int, nodes: int, chunk_size: int | None = None) -> Iterator[slice]:
         """Slices of ``n`` rows small enough to handle at once with ``nodes`` values per factor."""
         places = PLACES_AT_ONCE.get(self.device.type, PLACES_AT_ONCE["cpu"])
-        size = chunk_size or max(1, places // (self.dim * self.n_orderings * nodes))
+        size = chunk_size or self.rows_at_once
+        size = size or max(1, places // (self.dim * self.n_orderings * nodes))
         for start in range(0, n, size):
             yield slice(start, start + size)
 

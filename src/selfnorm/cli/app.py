@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from glob import has_magic
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from io import StringIO
@@ -85,7 +86,17 @@ Header = Annotated[
     Option("--header/--no-header", help="Whether line 1 of a text table is names; else a guess."),
 ]
 ModelFolder = Annotated[Path, Argument(help="Folder written by 'selfnorm fit'.")]
+ManyFiles = Annotated[
+    Path,
+    Argument(help="Table; or a folder or 'glob' of Parquet or Arrow files, read some at a time."),
+]
 TableOut = Annotated[Path, Option("--output", "-o", help="Table to write.")]
+FilesOut = Annotated[
+    Path, Option("--output", "-o", help="Table to write; a folder, of more rows than memory.")
+]
+Normalizer = Annotated[
+    str, Option(help="quadrature, or learned: one pass, several times as fast, off a little.")
+]
 AsJson = Annotated[bool, Option("--json", help="Print the result as JSON, for scripts.")]
 Seed = Annotated[int | None, Option(help="Same seed, same numbers.")]
 Device = Annotated[str, Option(help="'cpu' or 'cuda'.")]
@@ -353,15 +364,24 @@ def evaluate(
 @app.command()
 def score(
     model: ModelFolder,
-    data: DataFile,
-    output: TableOut,
+    data: ManyFiles,
+    output: FilesOut,
     explain: Annotated[
         bool, Option(help="Add a column for each one of the model: how ordinary its cells are.")
     ] = False,
+    normalizer: Normalizer = "quadrature",
+    progress: Progress = True,
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Add log_density and outlier columns to a table; with --explain, which cells are to blame."""
+    if _streams(output, data):
+        if explain:
+            raise DataError("--explain is for tables that fit into memory")
+        how: dict[str, Any] = {"normalizer": normalizer, "progress": progress}
+        density = _load(model, "score of files").estimator
+        _tell({"output": str(output)} | density.score_batches(data, output, **how), as_json)
+        return
     check_output(output, source=data)
     table, fitted = read_table(data, header), _load(model)
     X, y = fitted.matrices(table)
@@ -371,7 +391,9 @@ def score(
         if explain:
             raise DataError("--explain is for densities; this model predicts a target")
     else:
-        added["log_density"], inside = _about(table, fitted.estimator.scored, X)
+        added["log_density"], inside = _about(
+            table, fitted.estimator.scored, X, normalizer=normalizer
+        )
         added["outlier"] = (~(inside >= 0)).astype(np.float64)
         if explain:
             cells = table_of(_about(table, fitted.estimator.explain, X)).cells
@@ -394,14 +416,22 @@ def score(
 @app.command()
 def impute(
     model: ModelFolder,
-    data: DataFile,
-    output: TableOut,
+    data: ManyFiles,
+    output: FilesOut,
     draws: Annotated[int, Option(min=1, help="Filled tables, one below the other.")] = 1,
     seed: Seed = 0,
+    progress: Progress = True,
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
     """Fill the gaps of a table with draws from the model, given what its rows have."""
+    if _streams(output, data):
+        if draws > 1:
+            raise DataError("--draws is for tables that fit into memory; use another --seed")
+        density = _load(model, "impute").estimator
+        report = density.impute_batches(data, output, random_state=seed, progress=progress)
+        _tell({"output": str(output)} | report, as_json)
+        return
     check_output(output, source=data)
     table, fitted = read_table(data, header), _load(model, "impute")
     X, _ = fitted.matrices(table)
@@ -418,11 +448,22 @@ def impute(
     _tell({"rows": len(table) * draws, "output": str(output)}, as_json)
 
 
+def _count(text: str | int) -> int:
+    """A number of rows, ``1e9`` among them."""
+    try:
+        number = float(text)
+        if number >= 1 and number == int(number):
+            return int(text) if str(text).isdigit() else int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise typer.BadParameter(f"{text!r} is no whole number of one or more")
+
+
 @app.command()
 def sample(
     model: ModelFolder,
-    output: TableOut,
-    n: Annotated[int, Option("-n", "--n", min=1, help="Number of rows.")] = 1000,
+    output: FilesOut,
+    n: Annotated[int, Option("-n", "--n", parser=_count, help="Number of rows: 1000, 1e9.")] = 1000,
     missing: Annotated[
         bool, Option("--missing", help="With gaps as in the data (of a fit with --model-gaps).")
     ] = False,
@@ -433,27 +474,38 @@ def sample(
         str | None, Option(help="Event that every row obeys, such as 'age > 50 and sex == \"F\"'.")
     ] = None,
     seed: Seed = 0,
+    progress: Progress = True,
     as_json: AsJson = False,
 ) -> None:
-    """Write synthetic rows drawn from a density."""
-    check_output(output)
+    """Write synthetic rows drawn from a density; into a folder, a million a file."""
+    files = _streams(output)
+    if not files:
+        check_output(output)
     fitted = _load(model, "sample")
     from selfnorm.evaluation import free_memory
 
     # a draw goes through some ten candidates a row
     need, free = 80 * n * len(fitted.names), free_memory()
-    if need > free:
+    if need > free and not files:
         raise DataError(
             f"{n} rows need about {need / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free: "
-            "draw fewer at a time, with another --seed each"
+            "name a folder to write to, which gets files of a million rows"
         )
     if missing and not any(part.gap for part in fitted.estimator.schema_.parts):
         raise DataError(
             f"{model} does not know where gaps fall: use fit --model-gaps, of a table that has some"
         )
-    drawn = fitted.estimator.sample(
-        n, random_state=seed, given=_values_given(fitted, given or []), where=where, missing=missing
-    )
+    how: dict[str, Any] = {
+        "given": _values_given(fitted, given or []),
+        "where": where,
+        "missing": missing,
+    }
+    if files:
+        how |= {"random_state": seed, "progress": progress}
+        report = fitted.estimator.sample_batches(n, output, **how)
+        _tell({"output": str(output)} | report, as_json)
+        return
+    drawn = fitted.estimator.sample(n, random_state=seed, **how)
     write_table(fitted.table(drawn), output)
     _tell({"rows": n, "output": str(output)}, as_json)
 
@@ -921,6 +973,12 @@ def _load(path: Path, command: str | None = None) -> _Model:
     names = names or [f"x{i}" for i in range(estimator.n_features_in_)]
     target, style = str(folder.notes.get("target", "y")), folder.notes.get("style", Table.style)
     return _Model(estimator, folder.kind, names, named, target, (style[0], style[1]))
+
+
+def _streams(output: Path, data: Path | None = None) -> bool:
+    """Whether files are read or written some rows at a time: several, or into a folder."""
+    several = data is not None and (data.is_dir() or (not data.exists() and has_magic(str(data))))
+    return several or not output.suffix or output.is_dir()
 
 
 def _chosen_columns(table: Table, columns: str | None, drop: str | None) -> list[str]:

@@ -10,6 +10,7 @@ from selfnorm.columns.kinds.base import label_text, rows_in_words
 from selfnorm.columns.kinds.date import from_clock, to_clock
 from selfnorm.columns.kinds.number import detect_step
 from selfnorm.columns.schema import Schema
+from selfnorm.columns.shards import FORMATS, Shards, SourceLike, is_source
 from selfnorm.columns.text import MISSING, is_gap, numbers_from, unmarked
 from selfnorm.columns.values import LINE, PartValues, Values
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BY_PLACE",
     "FAR",
+    "FORMATS",
     "GAP",
     "KINDS",
     "LINE",
@@ -32,12 +34,15 @@ __all__ = [
     "Part",
     "PartValues",
     "Schema",
+    "Shards",
+    "SourceLike",
     "Table",
     "TableLike",
     "Values",
     "detect_step",
     "from_clock",
     "is_gap",
+    "is_source",
     "knots_for",
     "label_step",
     "label_text",

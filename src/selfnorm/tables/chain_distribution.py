@@ -30,6 +30,7 @@ from selfnorm.tables.answers import (
     strata_joined,
 )
 from selfnorm.tables.distribution import (
+    STEADY,
     RowDistribution,
     resolutions,
     standard_error,
@@ -91,6 +92,21 @@ class ChainDistribution(RowDistribution):
 
     def _log_density(self, coded: Tensor, normalizer: str) -> Tensor:
         return log_density(self.model, coded, normalizer=normalizer)
+
+    @functools.cached_property
+    def _steady_models(self) -> dict[str, TableChain]:
+        """The chain that takes so many rows at a time; by its learned ``b`` in single precision."""
+        models = {"quadrature": copy.copy(self.model), "learned": self.model.single()}
+        models["learned"].columns.double().load_state_dict(self.columns.state_dict())
+        for way, model in models.items():
+            model.rows_at_once = STEADY[way]
+        return models
+
+    def _steady_piece(self, coded: Tensor, normalizer: str) -> Tensor:
+        of_model = None
+        if self.model_counts:
+            of_model = log_density(self._steady_models[normalizer], coded, normalizer=normalizer)
+        return torch.logsumexp(self._of_members(coded, of_model=of_model), -1)
 
     def _draw(self, n: int, seed: int, missing: bool) -> np.ndarray:
         # in float32: a few digits of a random number cost twice the time in float64
