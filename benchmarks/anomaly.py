@@ -1,12 +1,15 @@
-"""Anomaly detection on the tables of ADBench and others: AUROC and rank against PyOD's detectors.
+"""Anomaly detection on the tables of ADBench, OddBench and others, against PyOD's detectors.
 
-    python benchmarks/anomaly.py --data DIR/adbench DIR/tabular --jobs 8 --out results/anomaly
+    python benchmarks/anomaly.py --data DIR/adbench DIR/tabular --odd DIR/oddbench --jobs 8
 
-Two settings. ``all``: fitted to all rows, anomalies among them, without labels, and judged on the
-same rows. ``normal``: fitted to a random half of the normal rows, judged on the other half and all
-anomalies. Of a larger table at most 5,000 rows and 200,000 cells (but 2,000 rows at least) are
-drawn at random, with the share of anomalies that it has (but twenty of them at least). Every
-detector has its default settings; PyOD's get standardised columns, ours the table as it is.
+Two settings for tables that hold all rows. ``all``: fitted to all rows, anomalies among them,
+without labels, and judged on the same rows. ``normal``: fitted to a random half of the normal rows,
+judged on the other half and all anomalies. Of a larger table at most 5,000 rows and 200,000 cells
+(but 2,000 rows at least) are drawn at random, with the share of anomalies that it has (but twenty
+of them at least). Tables of OddBench come as normal rows and rows to judge. By every second of
+them, sorted by name and beginning with the first, the views of ours were chosen (``choosing``); the
+others report (``odd``). Every detector has its default settings; others get standardised columns,
+ours the table as it is. ``MSD`` is the mean squared distance to five neighbours.
 
 Rows are written as they come; a second call adds what is missing. PyOD: ``pip install pyod numba``.
 """
@@ -14,6 +17,8 @@ Rows are written as they come; a second call adds what is missing. PyOD: ``pip i
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import os
 import statistics
 import warnings
@@ -21,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import rankdata, studentized_range
 from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
 from measuring import Row, Stopwatch, commit, in_processes, peer, rows_in, write
@@ -36,12 +42,15 @@ PEERS = {
     "ECOD": "pyod.models.ecod",
     "COPOD": "pyod.models.copod",
 }
-MODELS = (OURS, *PEERS)
+MODELS = (OURS, *PEERS, "MSD")
 SETTINGS = {
     "all": "fitted to all rows, anomalies among them",
     "normal": "fitted to half of the normal rows",
+    "odd": "tables of OddBench that chose nothing, fitted to normal rows",
+    "choosing": "tables of OddBench that chose the views, fitted to normal rows",
 }
-VIEWS = ("one_of_4", "one_of_8", "neighbours", "normal_scores", "density")  # ours is their mean
+FIGURES = {"auroc": "AUROC", "average_precision": "average precision"}
+NEIGHBOURS = 5
 LEFT_OUT = ("california",)  # has no anomalies
 MOST_ROWS, MOST_CELLS, FEWEST, ANOMALIES = 5_000, 200_000, 2_000, 20
 KEYS = ("setting", "dataset", "model", "seed")
@@ -56,6 +65,10 @@ def tables_in(folders: list[Path]) -> dict[str, Path]:
 
 def split(file: Path, setting: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows to fit, rows to judge and the labels of these."""
+    if setting in ("odd", "choosing"):
+        with np.load(file, allow_pickle=True) as content:
+            train, test = (content[name].astype(np.float64) for name in ("train", "test"))
+            return train, test, content["labels"].astype(int)
     rng = np.random.default_rng(seed)
     with np.load(file, allow_pickle=True) as content:
         X, y = content["X"], content["y"].ravel().astype(int)
@@ -79,11 +92,15 @@ def ours(train: np.ndarray, test: np.ndarray, job: Row) -> tuple[np.ndarray, Row
 
     limits = {"max_steps": job["max_steps"], "max_time": job["max_time"]}
     density = EnergyDensity(random_state=job["seed"], device=job["device"], **limits)
-    detector = OutlierDetector(density).fit(train)
+    training = "unlabelled" if test is train else "normal"
+    detector = OutlierDetector(density, training=training).fit(train)
     fitted = detector.density_
     views = detector.views_ if test is train else detector.views(test)
     facts = {"steps": fitted.n_iter_, "method": fitted.method_, "device": job["device"]}
-    return scores_of(detector, train, test), facts | {"views": views}
+    names = [name.replace(" ", "_") for name in detector.view_names_]
+    return scores_of(detector, train, test), facts | {
+        "views": dict(zip(names, views.T, strict=True))
+    }
 
 
 def scores_of(detector: Any, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -94,6 +111,10 @@ def scores_of(detector: Any, train: np.ndarray, test: np.ndarray) -> np.ndarray:
 def theirs(model: str, train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
     scaler = StandardScaler().fit(train)
     scaled = scaler.transform(train)
+    if model == "MSD":
+        tree = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(scaled)
+        asked = None if test is train else scaler.transform(test)  # a row is not its own neighbour
+        return np.square(tree.kneighbors(asked)[0]).mean(1)
     kind = getattr(peer(PEERS[model]), model)
     detector = kind(random_state=seed) if model == "IForest" else kind()
     return scores_of(
@@ -117,7 +138,7 @@ def run_one(job: Row) -> Row:
         scores = theirs(job["model"], train, test, job["seed"])
     took = clock(1)
     scored = {"auroc": roc_auc_score(labels, scores)}
-    for name, view in zip(VIEWS, facts.pop("views").T, strict=True) if "views" in facts else ():
+    for name, view in facts.pop("views", {}).items():
         scored[f"auroc_{name}"] = roc_auc_score(labels, view)
     scored["average_precision"] = average_precision_score(labels, scores)
     sizes = {"n_train": len(train), "n_test": len(test), "columns": train.shape[1]}
@@ -135,8 +156,8 @@ def attempt(job: Row) -> Row | None:
         return None
 
 
-def means(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
-    """Mean AUROC over the draws that ours has, or over all of a table that it has not reached."""
+def means(rows: list[Row], setting: str, figure: str = "auroc") -> dict[str, dict[str, float]]:
+    """Mean figure over the draws that ours has, or over all of a table that it has not reached."""
     of_setting = [row for row in rows if row["setting"] == setting]
     drawn = {(row["dataset"], row["seed"]) for row in of_setting if row["model"] == OURS}
     reached = {name for name, _ in drawn}
@@ -144,32 +165,66 @@ def means(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
     for row in of_setting:
         if (row["dataset"], row["seed"]) in drawn or row["dataset"] not in reached:
             of = values.setdefault(row["dataset"], {})
-            of.setdefault(row["model"], []).append(row["auroc"])
+            of.setdefault(row["model"], []).append(row[figure])
     return {
         name: {m: statistics.fmean(of[m]) for m in MODELS if m in of} for name, of in values.items()
     }
 
 
 def standing(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
-    """Mean AUROC and mean rank of every detector on the tables that all of them have."""
-    complete = [of for of in means(rows, setting).values() if len(of) == len(MODELS)]
+    """Mean figures and mean rank by AUROC of every detector, on the tables that all of them have.
+
+    ``critical``: the difference of mean ranks beyond which two differ (Nemenyi, 5 %).
+    """
+    of_figures = {figure: means(rows, setting, figure) for figure in FIGURES}
+    complete = [name for name, of in of_figures["auroc"].items() if len(of) == len(MODELS)]
     if not complete:
         return {}
-    values = np.array([[of[m] for m in MODELS] for of in complete])
-    ranks = rankdata(-values.round(4), axis=1)
+    values = {
+        figure: np.array([[of[name][m] for m in MODELS] for name in complete])
+        for figure, of in of_figures.items()
+    }
+    ranks = rankdata(-values["auroc"].round(4), axis=1).mean(0)
+    n, k = len(complete), len(MODELS)
+    critical = studentized_range.ppf(0.95, k, np.inf) * math.sqrt(k * (k + 1) / (12 * n))
     return {
-        m: {"auroc": values[:, i].mean(), "rank": ranks[:, i].mean(), "tables": len(complete)}
+        m: {figure: of[:, i].mean() for figure, of in values.items()}
+        | {"rank": ranks[i], "critical": critical, "tables": n}
         for i, m in enumerate(MODELS)
     }
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Mean ranks of a critical-difference diagram: bars join what cannot be told apart."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    reached = {s: of for s in SETTINGS if (of := standing(rows, s))}
+    figure = Figure(figsize=(7, 1.9 * len(reached)), layout="constrained")
+    for axes, (setting, of) in zip(
+        np.atleast_1d(figure.subplots(len(reached), 1)), reached.items(), strict=True
+    ):
+        order = sorted(of, key=lambda m: of[m]["rank"])
+        for i, m in enumerate(order):
+            rank = of[m]["rank"]
+            axes.plot(rank, 0, "o", color="C3" if m == OURS else "C0")
+            axes.text(rank, 0.25 + 0.35 * (i % 2), m, ha="center", fontsize=8)
+            alike = [o for o in order if 0 < of[o]["rank"] - rank < of[m]["critical"]]
+            if alike:
+                axes.plot([rank, of[alike[-1]]["rank"]], [-0.15 - 0.12 * i] * 2, color="0.4", lw=2)
+        axes.set(ylim=(-1.2, 1), yticks=[], title=SETTINGS[setting], xlabel="mean rank by AUROC")
+    figure.savefig(path, metadata={"Date": None})
 
 
 def page(rows: list[Row]) -> str:
     """Every table, and the means, in Markdown."""
     draws = len({row["seed"] for row in rows if row["model"] == OURS}) or 1
-    sections = [f"# Anomaly detection: AUROC, mean of {draws} draw{'s' * (draws > 1)}"]
-    for setting, words in SETTINGS.items():
-        by_table, of = means(rows, setting), standing(rows, setting)
-        if not by_table:
+    sections = [f"# Anomaly detection: mean of {draws} draw{'s' * (draws > 1)}"]
+    for (setting, words), figure in itertools.product(SETTINGS.items(), FIGURES):
+        by_table, of = means(rows, setting, figure), standing(rows, setting)
+        if not by_table or (figure != "auroc" and setting in ("all", "normal")):
             continue
         body = []
         for name in sorted(by_table, key=str.lower):
@@ -183,16 +238,19 @@ def page(rows: list[Row]) -> str:
             body.append([name, *size, *cells])
         if of:
             n = int(of[OURS]["tables"])
-            body.append([f"mean of {n}", "", "", "", *(f"{of[m]['auroc']:.3f}" for m in MODELS)])
-            body.append(["mean rank", "", "", "", *(f"{of[m]['rank']:.2f}" for m in MODELS)])
+            body.append([f"mean of {n}", "", "", "", *(f"{of[m][figure]:.3f}" for m in MODELS)])
+            if figure == "auroc":
+                body.append(["mean rank", "", "", "", *(f"{of[m]['rank']:.2f}" for m in MODELS)])
         header = ["table", "rows fitted", "columns", "anomalies", *MODELS]
-        sections += [f"## {words[0].upper()}{words[1:]}", markdown_table(header, body)]
+        title = f"## {FIGURES[figure]}: {words}"
+        sections += [title, markdown_table(header, body)]
     return "\n\n".join(sections) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", type=Path, default=[], help="folders of .npz files")
+    parser.add_argument("--odd", type=Path, help="folder of the tables of OddBench")
     parser.add_argument("--out", type=Path, default=Path("results/anomaly"))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
@@ -207,7 +265,9 @@ def main() -> None:
 
     path = args.out / "anomaly.json"
     rows = {tuple(row[k] for k in KEYS): row for row in rows_in(path)}
-    tables = tables_in(args.data)
+    tables = dict.fromkeys(("all", "normal"), tables_in(args.data))
+    odd = sorted(args.odd.glob("*.npz")) if args.odd else []
+    tables |= {s: {f.stem: f for f in odd[k::2]} for k, s in enumerate(("choosing", "odd"))}
     common = {"device": args.device, "max_steps": args.max_steps, "max_time": args.max_time}
     jobs = [
         {
@@ -215,12 +275,13 @@ def main() -> None:
             "dataset": name,
             "model": model,
             "seed": seed,
-            "file": str(tables[name]),
+            "file": str(file),
         }
         for seed in args.seeds
-        for name in args.sets or tables
         for setting in args.settings
+        for name, file in tables[setting].items()
         for model in args.models
+        if not args.sets or name in args.sets
     ]
     jobs = [job | common for job in jobs if tuple(job[k] for k in KEYS) not in rows]
     if args.longest_first:  # so that the last to end is short
@@ -237,6 +298,7 @@ def main() -> None:
         print(*(f"{k}={row[k]}" for k in (*KEYS, "auroc", "seconds")), flush=True)
         save()
     save()
+    plot([*rows.values()], path.with_name("ranks.svg"))
     print(path.with_suffix(".md").read_text())
 
 

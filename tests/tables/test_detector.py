@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import kstest
 from sklearn.metrics import roc_auc_score
 
 from selfnorm import EnergyDensity
@@ -79,3 +80,82 @@ def test_text_gaps_and_values_never_seen(table):
 def test_contamination_is_a_share():
     with pytest.raises(DataError, match="contamination"):
         detector(contamination=0.7).fit(np.zeros((20, 2)))
+
+
+@pytest.fixture(scope="module")
+def novelty():
+    """Fitted to normal rows, two columns of which are nearly one."""
+    a = np.random.default_rng(0).normal(size=(240, 1))
+    normal = np.concatenate([a, a], 1) + 0.1 * np.random.default_rng(1).normal(size=(240, 2))
+    rows = np.column_stack(
+        [normal, np.random.default_rng(2).choice(4, 240, p=[0.6, 0.2, 0.1, 0.1])]
+    )
+    density = EnergyDensity(max_steps=40, random_state=0)
+    return OutlierDetector(density, training="normal").fit(rows[:120]), rows[120:]
+
+
+def test_normal_rows_have_uniform_p_values_and_a_false_alarm_rate(novelty):
+    fitted, normal = novelty
+    p = fitted.p_values(normal)
+    assert kstest(p, "uniform").pvalue > 0.01
+    assert fitted.predict(normal).mean() == pytest.approx(fitted.contamination, abs=0.07)
+    assert (fitted.p_values(normal) == p).all()
+    assert (fitted.p_values(normal, random_state=1) != p).any()
+
+
+def test_discoveries_are_the_anomalies_strangest_first(novelty):
+    fitted, normal = novelty
+    odd = np.array([[2.0, -2.0, 0], [8.0, 8.0, 0], [30.0, -30.0, 9]])
+    rows = np.concatenate([normal[:20], odd])
+    with pytest.warns(UserWarning, match="never seen"):
+        found = fitted.discoveries(rows, fdr=0.2)
+    with pytest.warns(UserWarning, match="never seen"):
+        scores = fitted.decision_function(rows)[found]
+    assert {20, 21, 22} <= set(found.tolist())
+    assert len(found) <= 5
+    assert (np.diff(scores) <= 0).all()
+    assert len(fitted.discoveries(normal[:20], fdr=0.05)) <= 1
+
+
+def test_scores_of_equal_rows_are_equal_in_training_and_after(novelty):
+    fitted, _ = novelty
+    rows = np.repeat([[0.0, 0.0, 1.0]], 3, 0)
+    assert np.ptp(fitted.decision_function(rows)) == 0
+    assert np.isfinite(fitted.density_.unseen_decision_).all()
+
+
+def test_weights_move_p_values_to_another_mix_of_rows(novelty):
+    fitted, normal = novelty
+    alike = fitted.p_values(normal, (np.ones(120), np.ones(len(normal))))
+    assert alike == pytest.approx(fitted.p_values(normal))
+    strange = fitted.decision_scores_ > np.median(fitted.decision_scores_)
+    weighted = fitted.p_values(normal, (np.where(strange, 9.0, 1.0), np.ones(len(normal))))
+    assert weighted.mean() > alike.mean() + 0.1
+    with pytest.raises(DataError, match="sample_weight"):
+        fitted.p_values(normal, (np.ones(3), np.ones(len(normal))))
+
+
+def test_rates_that_few_rows_cannot_promise_are_refused(novelty):
+    fitted, normal = novelty
+    with pytest.raises(DataError, match=r"fdr=0.005 takes 199 training rows; 120 can .* 0.0083"):
+        fitted.discoveries(normal, fdr=0.005)
+    with pytest.raises(DataError, match=r"fdr must be in \(0, 1\)"):
+        fitted.discoveries(normal, fdr=10)
+    density = EnergyDensity(max_steps=2, random_state=0)
+    with pytest.raises(DataError, match=r"contamination=0\.01 takes 99 training rows"):
+        OutlierDetector(density, training="normal", contamination=0.01).fit(normal[:20])
+    with pytest.raises(DataError, match="training must be"):
+        OutlierDetector(density, training="clean").fit(normal)
+    with pytest.raises(DataError, match="folds of at least 15 rows"):
+        OutlierDetector(density, training="normal").fit(normal[:10])
+
+
+def test_constant_scores_have_uniform_p_values():
+    rows = np.tile([[1.0, 1.0], [1.0, 2.0]], (20, 1))
+    fitted = OutlierDetector(EnergyDensity(max_steps=2, random_state=0), training="normal").fit(
+        rows
+    )
+    assert kstest(fitted.p_values(np.tile(rows, (3, 1))), "uniform").pvalue > 0.01
+    assert len(fitted.discoveries(rows[:1])) <= 1
+    with pytest.raises(DataError, match="no column is left"):
+        OutlierDetector(training="normal").fit(np.ones((40, 2)))

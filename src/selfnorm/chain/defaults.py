@@ -425,7 +425,12 @@ _CLOSING = (
 
 
 def table_options(
-    n: int, parts: Sequence[Part], device: str | torch.device = "cpu", *, gaps: float = 0.0
+    n: int,
+    parts: Sequence[Part],
+    device: str | torch.device = "cpu",
+    *,
+    gaps: float = 0.0,
+    folds: bool = False,
 ) -> Defaults:
     """Sizes and training options of a :class:`~selfnorm.chain.TableChain`.
 
@@ -436,13 +441,14 @@ def table_options(
         parts: its parts.
         device: where it is trained.
         gaps: share of the rows that have some.
+        folds: whether every order is trained without a fold, however many rows there are.
 
     Example:
         >>> table_options(20_000, [Part(0, "size", 0, rest=True)]).model["orderings"]
         2
     """
     shape = DataShape.of(n, parts, torch.device(device).type == "cuda", gaps)
-    if shape.folded:
+    if shape.folded or (folds and n >= FEWEST_IN_FOLDS):
         return _defaults((*_MASKS, *_FOLDED), shape)
     of_device = _ON_GPU if shape.on_gpu and n >= FOLDED_BELOW else _ON_CPU
     return _defaults((*_MASKS, *of_device, *_CLOSING), shape)

@@ -37,7 +37,7 @@ from selfnorm.tables.distribution import (
     stream,
     unpacked,
 )
-from selfnorm.tables.members import Member, log_density
+from selfnorm.tables.members import Member, by_another_map, log_density
 
 ROWS_AT_ONCE = 256
 CHECKED_PLACES = 3000  # rows x columns x orders: half a second or so
@@ -457,6 +457,20 @@ def shares(model: TableChain, packed: Tensor, normalizer: str = "quadrature") ->
         log_z = (model.log_norm if learned else model.quadrature)(terms.factors)
         parts.append(terms.log_q.index_add(-1, model.layout.numbers, terms.minus_energy - log_z))
     return torch.cat(parts, 1)
+
+
+def of_chain(
+    chain: TableChain, columns: CodedColumns, others: CodedColumns, coded: Tensor
+) -> Tensor:
+    """``(n,)``: log-density of coded rows by a chain that sees them through the map ``columns``.
+
+    ``others`` is the map of the rows that it was trained on; the difference is made up for.
+    """
+    packed, slope = columns.pack(coded)
+    of_orders = shares(chain, packed.to(chain.quantiles)).sum(-1)
+    log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
+    log_p = log_p + slope.sum(-1)
+    return log_p if others is columns else log_p + by_another_map(columns, others, coded)
 
 
 def densities(

@@ -55,8 +55,10 @@ from selfnorm.evaluation import Bounds
 from selfnorm.report import About, DensityReport, Facts, write_report
 from selfnorm.tables import streaming, training
 from selfnorm.tables.answers import Effort
+from selfnorm.tables.chain_distribution import ChainDistribution
 from selfnorm.tables.distribution import PIECE, RowDistribution, stream
 from selfnorm.tables.events import Asked, Event
+from selfnorm.tables.folds import Folds
 from selfnorm.tables.inputs import only_lacks_asides
 from selfnorm.tables.marginal import Marginal, mask_of
 from selfnorm.tables.members import Member
@@ -205,6 +207,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     unseen_decision_ : array (n,)
         :meth:`decision_function` of those training rows that were judged, by models that had not
         seen them (tables of up to 2,500 rows: all); NaN for others, and not saved.
+    folds_ : Folds or None
+        With ``keep_folds``: the densities that have not seen a fold each; not saved.
     method_ : str
         The method that was used.
     model_, proposal_ : EBM or TableChain, and the proposal of the former
@@ -224,6 +228,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
     """
 
     distribution_: RowDistribution
+    folds_: Folds | None
     held_out_: np.ndarray
     n_iter_: int
     learned_error_: float
@@ -280,6 +285,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         *,
         checkpoint: str | os.PathLike[str] | None = None,
         rules: Sequence[str | Mapping[Any, Any]] = (),
+        keep_folds: bool = False,
     ) -> EnergyDensity:
         """Fit the distribution of the rows of the table ``X``; ``y`` is ignored.
 
@@ -291,6 +297,10 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         energy over all columns is fitted to rows drawn by their weights). Progress is saved to the
         file ``checkpoint``, from which the same fit goes on after a kill; ``random_state=None`` is
         0 then.
+
+        ``keep_folds``: leave every order of a chain as it was trained, without one of three folds
+        of the rows, however many there are. Then :attr:`folds_` scores every training row as it
+        scores rows to come; :class:`~selfnorm.tables.OutlierDetector` makes p-values of that.
         """
         check_parameters(self, _PARAMETERS)
         check_device(self.device)
@@ -313,6 +323,8 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         if len(counted) < MINIMUM_ROWS:
             raise DataError(f"sample_weight is zero but for fewer than {MINIMUM_ROWS} rows")
         method = training.chosen_method(self.method, schema, torch.from_numpy(x))
+        if keep_folds:
+            method = ChainDistribution.method
         self.schema_, self.n_features_in_ = schema, len(schema.columns)
         self._measure, self.rules_ = schema.fingerprint, kept_rules
         self.fitted_to_: dict[str, Any] = {"rows": n, "digest": digest(x)}
@@ -320,8 +332,9 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
             x, open_ = x[counted], open_[counted]
         rows = training.Rows(*map(torch.from_numpy, (x, open_, weights[counted])))
         settings = self._settings(seed_of(self.random_state, checkpoint), clock, checkpoint)
+        settings = dataclasses.replace(settings, keep_folds=keep_folds)
         fit = training.train(rows, schema.parts, method, settings)
-        self.distribution_ = fit.distribution
+        self.distribution_, self.folds_ = fit.distribution, fit.folds
         self.history_, self.n_iter_ = fit.history, fit.n_steps
         self.consistency_, self.learned_error_ = fit.consistency, fit.learned_error
         self.held_out_ = counted[fit.held_out]
@@ -893,7 +906,7 @@ class EnergyDensity(saving.Saved, Facts, OutlierMixin, DensityMixin, BaseEstimat
         with suppress(ImportError):  # what writes such tables is perhaps not installed
             row = np.zeros((1, len(self.schema_.parts), 2))
             self.schema_.decode(row, 0)  # or a form that is none fails in sample()
-        self.unseen_decision_ = np.zeros(0)
+        self.unseen_decision_, self.folds_ = np.zeros(0), None
         for rule in self.rules_:
             Event.of(self.schema_, rule)
         self.__dict__.setdefault("n_iter_", self.history_.n_steps)  # of a folder that has none

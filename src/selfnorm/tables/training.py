@@ -22,9 +22,10 @@ from selfnorm.density import EBM, Ensemble, fit, fit_many, joint_density, joint_
 from selfnorm.distributions import Defensive
 from selfnorm.errors import DataError
 from selfnorm.tables import members
-from selfnorm.tables.chain_distribution import ChainDistribution, shares
+from selfnorm.tables.chain_distribution import ChainDistribution, of_chain, shares
 from selfnorm.tables.distribution import PIECE, RowDistribution
 from selfnorm.tables.energy_distribution import EnergyDistribution, grid_of
+from selfnorm.tables.folds import Folds
 from selfnorm.training import Clock, History, Judgement, TrainingOptions, split_rows
 
 JUDGED_ROWS = 1000  # of each fold, or of those held out, to weigh members by
@@ -59,6 +60,7 @@ class Settings:
         device: where to train.
         checkpoint: file from which the same run goes on.
         clock: of the fit.
+        keep_folds: whether the orders of a chain stay as they are trained, each without a fold.
     """
 
     sizes: dict[str, Any]
@@ -68,6 +70,7 @@ class Settings:
     device: str
     checkpoint: str | os.PathLike[str] | None
     clock: Clock
+    keep_folds: bool = False
 
 
 @dataclass
@@ -85,6 +88,7 @@ class Trained:
         sampled: rows of training that stand for all.
         consistency: see :meth:`RowDistribution.consistency`.
         learned_error: mean distance of scores by the learned ``b`` from those by quadrature.
+        folds: densities that have not seen a fold each, where these are kept.
     """
 
     distribution: RowDistribution
@@ -98,6 +102,7 @@ class Trained:
     sampled: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     consistency: dict[str, float] = field(default_factory=dict)
     learned_error: float = 0.0
+    folds: Folds | None = None
 
     def judgement(self, rows: Rows) -> Judgement:
         """What the fit came to, on rows not seen if there are any."""
@@ -173,7 +178,7 @@ def train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Traine
 def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Trained:
     seed, device, clock = settings.options["seed"], settings.device, settings.clock
     with_gaps = float((rows.coded[..., 0] == GAP).any(-1).double().mean())
-    defaults = table_options(len(rows), parts, device, gaps=with_gaps)
+    defaults = table_options(len(rows), parts, device, gaps=with_gaps, folds=settings.keep_folds)
     sizes, options = defaults.model | settings.sizes, defaults.fit | settings.options
     split = _Split.of(
         len(rows), sizes["orderings"], defaults.orders_per_fold, settings.validation_fraction, seed
@@ -199,7 +204,7 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     stopped, n_steps = histories[-1].stopped, history.n_steps
     until = clock.gone + closing.judging
     log_p = _judge(chain, rows.coded, parts, split, columns, straight, lambda: clock.gone < until)
-    if split.n_folds > 1 and stopped != "interrupted":
+    if split.n_folds > 1 and stopped != "interrupted" and not settings.keep_folds:
         stopped, n_steps = runs.last(chain, history)
     if stopped == "interrupted":
         history = replace(history, stopped="interrupted")
@@ -209,7 +214,15 @@ def _train_chain(rows: Rows, parts: Sequence[Part], settings: Settings) -> Train
     distribution = ChainDistribution(chain, [], [], torch.zeros(len(parts)))
     fit = Trained(distribution, history, n_steps, _in_order(split.held_out), split.how)
     prior = FOLDED_PRIOR if split.n_folds > 1 else 0.0
-    return _mix(fit, simple, log_p, rows, parts, seed, prior)
+    mixture = _mix(fit, simple, log_p, rows, parts, seed, prior)
+    if settings.keep_folds and split.n_folds > 1:
+        weights = [member.weight for member in mixture.distribution.members]
+        of_orders = [torch.nonzero(split.order_fold == k).flatten() for k in range(split.n_folds)]
+        chains = [chain.of_orders(orders.tolist()).eval() for orders in of_orders]
+        mixture.folds = Folds.of(
+            split.folds, chains, list(simple), weights, rows.coded, rows.weights, straight, seed
+        )  # fmt: skip
+    return mixture
 
 
 @dataclass(frozen=True)
@@ -570,12 +583,7 @@ def _judge(
         if split.n_folds > 1 and not straight:
             others = members.columns_of(parts, x[split.folds != fold], straight=False)
         for places in judged.split(ROWS_PER_LOOK):
-            packed, slope = columns.pack(x[places])
-            of_orders = shares(orders, packed.to(orders.quantiles)).sum(-1)
-            log_p = torch.logsumexp(of_orders.double().cpu(), 0) - math.log(len(of_orders))
-            log_p = log_p + slope.sum(-1)
-            if others is not columns:
-                log_p = log_p + members.by_another_map(columns, others, x[places])
+            log_p = of_chain(orders, columns, others, x[places])
             scores[places.numpy()] = log_p.numpy()
             if not go_on():
                 break
@@ -597,7 +605,8 @@ def _mix(
     """
     distribution = fit.distribution
     names = [distribution.trained, *(kind.name for kind in simple)]
-    places = np.flatnonzero(np.isfinite(of_model))
+    scored = [~np.isnan(scores) for scores in simple.values()]
+    places = np.flatnonzero(np.isfinite(of_model) & np.all([np.ones(len(rows)), *scored], 0))
     if len(places) == 0:
         distribution.members = [members.Member(distribution.trained, 1.0, math.nan)]
         return fit
