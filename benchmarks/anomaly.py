@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata, studentized_range
+from scipy.stats import kstest, kstwobign, rankdata, studentized_range
 from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
@@ -51,6 +51,7 @@ SETTINGS = {
 }
 FIGURES = {"auroc": "AUROC", "average_precision": "average precision"}
 NEIGHBOURS = 5
+PROMISES = ("below_0.1", "false_alarms_0.1", "fdp_0.1", "power_0.1", "fdp_0.2", "power_0.2")
 LEFT_OUT = ("california",)  # has no anomalies
 MOST_ROWS, MOST_CELLS, FEWEST, ANOMALIES = 5_000, 200_000, 2_000, 20
 KEYS = ("setting", "dataset", "model", "seed")
@@ -85,7 +86,9 @@ def split(file: Path, setting: str, seed: int) -> tuple[np.ndarray, np.ndarray, 
     return X[inliers[:half]], X[test], y[test]
 
 
-def ours(train: np.ndarray, test: np.ndarray, job: Row) -> tuple[np.ndarray, Row]:
+def ours(
+    train: np.ndarray, test: np.ndarray, labels: np.ndarray, job: Row
+) -> tuple[np.ndarray, Row]:
     """The detector with its defaults, and what one fit tells beside its scores."""
     from selfnorm import EnergyDensity
     from selfnorm.tables import OutlierDetector
@@ -97,10 +100,34 @@ def ours(train: np.ndarray, test: np.ndarray, job: Row) -> tuple[np.ndarray, Row
     fitted = detector.density_
     views = detector.views_ if test is train else detector.views(test)
     facts = {"steps": fitted.n_iter_, "method": fitted.method_, "device": job["device"]}
+    if training == "normal":
+        facts |= kept_promises(detector, test, labels)
     names = [name.replace(" ", "_") for name in detector.view_names_]
     return scores_of(detector, train, test), facts | {
         "views": dict(zip(names, views.T, strict=True))
     }
+
+
+def kept_promises(detector: Any, test: np.ndarray, labels: np.ndarray) -> Row:
+    """Whether p-values of normal rows are uniform, and what discoveries come to.
+
+    Of ``m`` p-values by ``n`` rows of calibration, ``sqrt(n m / (n + m))`` times the distance of
+    Kolmogorov and Smirnov has their limit (``ks``); of a tenth of ``n`` nearly ``sqrt(m)`` times
+    (``ks_few``, the plain test of uniformity).
+    """
+    p = detector.p_values(test)
+    normal, n = p[labels == 0], len(detector.decision_scores_)
+    m = len(normal)
+    few = normal[np.random.default_rng(0).permutation(m)[: max(20, n // 10)]]
+    distance = kstest(normal, "uniform").statistic
+    facts = {"ks": kstwobign.sf(distance * math.sqrt(n * m / (n + m)))}
+    facts |= {"ks_few": kstest(few, "uniform").pvalue, "below_0.1": (normal <= 0.1).mean()}
+    facts["false_alarms_0.1"] = detector.predict(test[labels == 0]).mean()
+    for fdr in (0.1, 0.2):
+        rows = detector.discoveries(test, fdr)
+        facts[f"fdp_{fdr}"] = (labels[rows] == 0).mean() if len(rows) else 0.0
+        facts[f"power_{fdr}"] = labels[rows].sum() / labels.sum()
+    return {name: round(float(value), 4) for name, value in facts.items()}
 
 
 def scores_of(detector: Any, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -133,7 +160,7 @@ def run_one(job: Row) -> Row:
     clock = Stopwatch()
     facts: Row = {}
     if job["model"] == OURS:
-        scores, facts = ours(train, test, job)
+        scores, facts = ours(train, test, labels, job)
     else:
         scores = theirs(job["model"], train, test, job["seed"])
     took = clock(1)
@@ -194,6 +221,19 @@ def standing(rows: list[Row], setting: str) -> dict[str, dict[str, float]]:
     }
 
 
+def promises(rows: list[Row]) -> dict[str, Row]:
+    """What p-values and discoveries came to, over the tables of a setting."""
+    out = {}
+    for setting in SETTINGS:
+        of = [row for row in rows if row["setting"] == setting and "ks" in row]
+        if of:
+            mean = {k: statistics.fmean(row[k] for row in of) for k in of[0] if k in PROMISES}
+            uniform = {k: sum(row[k] > 0.01 for row in of) for k in ("ks", "ks_few")}
+            out[setting] = {"tables": len(of), **{f"uniform_{k}": v for k, v in uniform.items()}}
+            out[setting] |= mean
+    return out
+
+
 def plot(rows: list[Row], path: Path) -> None:
     """Mean ranks of a critical-difference diagram: bars join what cannot be told apart."""
     import matplotlib
@@ -202,6 +242,8 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     reached = {s: of for s in SETTINGS if (of := standing(rows, s))}
+    if not reached:
+        return
     figure = Figure(figsize=(7, 1.9 * len(reached)), layout="constrained")
     for axes, (setting, of) in zip(
         np.atleast_1d(figure.subplots(len(reached), 1)), reached.items(), strict=True
@@ -290,7 +332,8 @@ def main() -> None:
 
     def save() -> None:
         of_settings = {s: standing([*rows.values()], s) for s in SETTINGS}
-        write(path, [*rows.values()], args.device, standing=of_settings)
+        kept = promises([*rows.values()])
+        write(path, [*rows.values()], args.device, standing=of_settings, promises=kept)
         path.with_suffix(".md").write_text(page([*rows.values()]))
 
     for row in filter(None, in_processes(attempt, [(job,) for job in jobs], args.jobs)):
