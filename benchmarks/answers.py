@@ -10,6 +10,8 @@ tables and simulations that ``data`` wrote; the machine that fits needs neither 
     python benchmarks/answers.py posteriors                   # with sbibm
     python benchmarks/answers.py imputations --accuracy fast  # one pass of the network
     python benchmarks/answers.py consistency
+    python benchmarks/answers.py rules                        # with pandas and sdmetrics
+    python benchmarks/answers.py coverage                     # needs no models
 
 - *Queries.* How many rows obey a conjunction (``cardinality.py``); the model is fitted to all rows,
   as planners see them all. The q-error is ``max(a / b, b / a)`` of the true and the estimated
@@ -17,6 +19,12 @@ tables and simulations that ``data`` wrote; the machine that fits needs neither 
 - *Posteriors.* Simulations of sbibm are a table of parameters and observations; samples given an
   observation are compared with its reference posterior by its classifier (C2ST; 0.5 is best).
 - *Imputation.* As in ``tables.py``.
+- *Rules.* Rows drawn under an event: how many break it, and sdmetrics' two-sample score (logistic
+  regression) against the real rows that obey it, beside that of as many rows without one. What
+  holds for all rows of the table is a rule of the fit.
+- *Coverage.* All rows of tables of a few labels are scored: these are the true probabilities of
+  events, of events given others, of rows with gaps. How many are in the intervals, and within
+  three errors.
 - *Consistency.* ``log p(x_S)`` of random halves of the columns of held-out rows, against the same
   with ten times the draws.
 """
@@ -34,7 +42,7 @@ from typing import Any
 import numpy as np
 
 import tables
-from cardinality import RIVALS, Query, event, q_errors, quantiles, queries, true_counts
+from cardinality import RIVALS, Query, event, obeying, q_errors, quantiles, queries, true_counts
 from measuring import Results, Row, in_processes, peer, provenance, write_json
 from table_frames import (
     Frame,
@@ -48,7 +56,7 @@ from table_frames import (
     shuffled,
     take,
 )
-from table_judges import imputation_scores
+from table_judges import imputation_scores, two_sample_score
 
 QUERIED = ("adult", "shoppers", "magic", "power", "diamonds")
 IMPUTED = ("adult", "shoppers", "penguins", "diamonds", "california", "german", "magic")
@@ -58,6 +66,26 @@ SIMULATED = [f"{task}-{n}" for n in (10_000, 1_000, 30_000) for task in TASKS]
 QUERIES_AT_ONCE, FREQUENT = 100, 30
 IMPUTED_ROWS, REMOVED = 10_000, 0.3  # as in tables.py
 CONSISTENT_ROWS, REFERENCE_DRAWS, RELIABLE_SE = 100, 20_480, 0.1
+RULES = {
+    "adult": (
+        "age > 50",
+        "sex == 'Female' and `hours-per-week` >= 40",
+        "`hours-per-week` > age",
+        "`capital-gain` == 0 or `capital-loss` == 0",
+    ),
+    "shoppers": (
+        "Revenue",
+        "Month in ['May', 'Nov'] and PageValues == 0",
+        "ProductRelated_Duration > 30 * ProductRelated",
+        "Administrative > 0 or Administrative_Duration == 0",
+    ),
+}
+RULED_ROWS, JUDGED_ROWS = 125_000, 10_000
+FINITE = {
+    "adult": ("marital-status", "relationship", "race", "sex", "education-num", "income"),
+    "shoppers": ("Month", "VisitorType", "Region", "OperatingSystems", "Weekend", "Revenue"),
+}
+FINITE_ROWS = 5_000
 OURS = "selfnorm"
 
 
@@ -94,11 +122,20 @@ def with_gaps(args: argparse.Namespace, name: str) -> tuple[Frame, np.ndarray]:
     return frame, random_gaps(frame, REMOVED, 0)
 
 
+def labels_of(args: argparse.Namespace, name: str) -> Frame:
+    """The columns of a table that have few labels."""
+    name = name.removesuffix("-labels")
+    frame = at_most(table_of(args, name), FINITE_ROWS, 0)
+    return {c: np.array([str(v) for v in frame[c]], dtype=object) for c in FINITE[name]}
+
+
 def fit(args: argparse.Namespace, name: str) -> None:
     """Fit the model of a name and keep it, with what it took."""
     from selfnorm import EnergyDensity
 
-    if name.endswith("-gaps"):
+    if name.endswith("-labels"):
+        frame = labels_of(args, name)
+    elif name.endswith("-gaps"):
         frame = remove_cells(*with_gaps(args, name.removesuffix("-gaps")))
     else:
         frame = table_of(args, name)
@@ -236,22 +273,96 @@ def run_consistency(args: argparse.Namespace, keys: Row) -> tuple[Row, Row]:
     return record | {"reference_draws": REFERENCE_DRAWS, "reliable_then": reliable_then}, others
 
 
+def run_rules(args: argparse.Namespace, keys: Row) -> tuple[Row, Row]:
+    """Rows drawn under a rule: how many break it, and whether they look like those that obey."""
+    from selfnorm.tables.events import Event
+    from selfnorm.tables.questions import checked_rules
+
+    density, record, others = model(args, keys["dataset"])
+    frame, rule = table_of(args, keys["dataset"]), RULES[keys["dataset"]][keys["rule"]]
+    event = Event.of(density.schema_, rule)
+    obey = event.holds(density.schema_.cells(frame))
+    if obey.all():  # as fit(table, rules=[rule])
+        density.rules_ = checked_rules(density.schema_, frame, [rule])
+    began = time.process_time()
+    where = None if obey.all() else rule
+    drawn = tables.like(density.sample(args.rows, random_state=0, where=where), frame)
+    record |= {"event": rule, "share": obey.mean(), "n_rows": n_rows(drawn)}
+    record["row_seconds"] = (time.process_time() - began) / args.rows
+    record["broken"] = int((~event.holds(density.schema_.cells(drawn))).sum())
+    density.rules_ = ()
+    free = tables.like(density.sample(JUDGED_ROWS, random_state=1), frame)
+    n = min(int(obey.sum()), JUDGED_ROWS)
+    for key, real, samples in (("score", take(frame, obey), drawn), ("without", frame, free)):
+        parts = (at_most(real, n, 0), at_most(samples, n, 0))
+        record[key] = two_sample_score("logistic", *parts, 0)
+    return record | {"n_judged": n}, others
+
+
+def run_coverage(args: argparse.Namespace, keys: Row) -> tuple[Row, Row]:
+    """Stated errors of answers beside the sums over all rows of a finite table."""
+    density, record, others = model(args, f"{keys['dataset']}-labels")
+    frame = labels_of(args, keys["dataset"])
+    levels = [dict.fromkeys(column.tolist()) for column in frame.values()]
+    rows = np.array(list(itertools.product(*levels)), dtype=object).T
+    every = dict(zip(frame, rows, strict=True))
+    weight = np.exp(density.score_samples(every))
+    made = queries(frame, args.queries)
+    holds = [obeying(every, query) for query in made]
+    if keys["of"] == "rows":
+        rows = np.full((len(made), len(frame)), None)
+        for row, query in zip(rows, made, strict=True):
+            for c, (_, value) in query.items():
+                row[[*frame].index(c)] = value
+        given = dict(zip(frame, rows.T, strict=True))
+        value, se = density.log_prob(given, return_std=True)
+        # what was never seen is in no row
+        log_seen = density.distribution_.model.layout.log_seen.numpy()
+        gap = np.equal(rows, None)
+        truth = np.log([weight[of].sum() for of in holds]) - (gap * log_seen).sum(1)
+        low, high = value - 1.96 * se, value + 1.96 * se
+    else:
+        answers, truth = [], []
+        for k, (query, both) in enumerate(zip(made, holds, strict=True)):
+            (column, (_, is_value)), *rest = query.items()
+            before = {c: v for c, (_, v) in rest} if keys["of"] == "events given others" else {}
+            asked = {column: is_value} if before else event(query)
+            answers.append(density.probability(asked, before or None, random_state=k))
+            given = obeying(every, dict(rest)) if before else np.ones(len(weight), bool)
+            truth.append(weight[both].sum() / weight[given].sum())
+        value, se, low, high = np.array([(a.value, a.se, a.low, a.high) for a in answers]).T
+    slack = 1e-5 * np.abs(truth)  # of sums in single precision
+    covered = (low - slack <= truth) & (truth <= high + slack)
+    drawn = se > slack
+    record |= {"n": len(truth), "drawn": int(drawn.sum()), "covered": covered[drawn].mean()}
+    record |= {"exact": covered[~drawn].mean() if not drawn.all() else None}
+    off = np.abs(value - truth)[drawn] / se[drawn]
+    return record | {"within_3": (off <= 3).mean(), "mean_off": (off**2).mean() ** 0.5}, others
+
+
 RUNS: dict[str, Callable[[argparse.Namespace, Row], tuple[Row, Row]]] = {
     "queries": run_queries,
     "posteriors": run_posteriors,
     "imputations": run_imputations,
     "consistency": run_consistency,
+    "rules": run_rules,
+    "coverage": run_coverage,
 }
 
 
 def run_part(args: argparse.Namespace) -> None:
     """Run what has no row yet."""
     sets = {"queries": QUERIED, "posteriors": SIMULATED}
-    sets |= {"imputations": IMPUTED, "consistency": CONSISTENT}
+    sets |= {"imputations": IMPUTED, "consistency": CONSISTENT, "rules": tuple(RULES)}
+    sets |= {"coverage": tuple(FINITE)}
     values: dict[str, Any] = {"dataset": args.sets or sets[args.part], "accuracy": [args.accuracy]}
     if args.part == "queries":
         values = {"dataset": values["dataset"], "method": args.method or [OURS]}
         values["n_queries"] = [args.queries]
+    elif args.part == "coverage":
+        values["of"] = ["events", "events given others", "rows"]
+    elif args.part == "rules":
+        values["rule"] = range(4)
     elif args.part == "posteriors":
         values["simulations"], values["observation"] = values.pop("dataset"), range(1, 11)
     results = Results(args.out / f"{args.part}.json", provenance())
@@ -282,6 +393,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", help=f"queries: {OURS} or {', '.join(RIVALS)}")
     parser.add_argument("--queries", type=int, default=2_000, help="how many of a table")
     parser.add_argument("--samples", type=int, default=10_000, help="of a posterior")
+    parser.add_argument("--rows", type=int, default=RULED_ROWS, help="under a rule")
     parser.add_argument("--accuracy", default="joint", help="joint, fast, or a number of draws")
     parser.add_argument("--device", default="cpu", help="of fits")
     parser.add_argument("--max-time", type=float, help="seconds of a fit")

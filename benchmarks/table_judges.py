@@ -79,6 +79,9 @@ def detector(kind: str) -> Any:
     """The two-sample test of sdmetrics with its logistic regression or with XGBoost."""
     from sdmetrics.single_table import LogisticDetection
     from sdmetrics.single_table.detection.sklearn import ScikitLearnClassifierDetectionMetric
+
+    if kind != "xgboost":
+        return LogisticDetection
     from xgboost import XGBClassifier
 
     class XGBoostDetection(ScikitLearnClassifierDetectionMetric):
@@ -86,7 +89,7 @@ def detector(kind: str) -> Any:
         def _get_classifier() -> XGBClassifier:
             return XGBClassifier(eval_metric="logloss", enable_categorical=True, random_state=0)
 
-    return XGBoostDetection if kind == "xgboost" else LogisticDetection
+    return XGBoostDetection
 
 
 def two_sample_score(kind: str, real: Frame, samples: Frame, seed: int) -> float:
@@ -98,7 +101,7 @@ def two_sample_score(kind: str, real: Frame, samples: Frame, seed: int) -> float
     import pandas as pd
 
     both = pd.concat([to_pandas(real), to_pandas(samples)], ignore_index=True)
-    text = [c for c in both.columns if both[c].dtype == object]
+    text = [c for c in both.columns if both[c].dtype in (object, "str")]
     coded = pd.get_dummies(both, columns=text, dtype=float)
     halves = coded.iloc[: n_rows(real)], coded.iloc[n_rows(real) :].reset_index(drop=True)
     state = np.random.get_state()  # noqa: NPY002 sdmetrics draws its folds from there

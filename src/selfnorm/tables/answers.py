@@ -154,6 +154,7 @@ class Draws(NamedTuple):
         log_w: ``(M,)`` its log-weight.
         exact: ``(n,)`` rows of which all completions are there.
         log_p: ``(M,)`` its log-density by the learned ``b``; that by quadrature where ``exact``.
+        stratum: ``(M,)`` which of the densities whose mean is asked for it is drawn from.
     """
 
     row: Tensor
@@ -161,6 +162,7 @@ class Draws(NamedTuple):
     log_w: Tensor
     exact: Tensor
     log_p: Tensor
+    stratum: Tensor
 
     @property
     def counts(self) -> Tensor:
@@ -180,6 +182,7 @@ class Draws(NamedTuple):
             both(self.log_w, others.log_w),
             self.exact | others.exact,
             both(self.log_p, others.log_p),
+            both(self.stratum, others.stratum),
         )
 
     def without(self, bad: Tensor) -> Draws:
@@ -197,7 +200,12 @@ class Draws(NamedTuple):
         w = (self.log_w.double() - most[self.row]).exp()
         total, squares = (torch.zeros_like(most).index_add(0, self.row, x) for x in (w, w.square()))
         ess = total.square() / squares.clamp_min(1e-300)
-        se = (1 / ess.clamp_min(1e-12) - 1 / counts.clamp_min(1)).clamp_min(0.0).sqrt()
+        n_strata = int(self.stratum.max()) + 1 if len(w) else 1
+        place, size = self.row * n_strata + self.stratum, len(most) * n_strata
+        sums = torch.zeros(size, dtype=torch.float64).index_add(0, place, w)
+        of_means = sums.square() / torch.bincount(place, minlength=size).clamp_min(1)
+        within = (squares - of_means.view(-1, n_strata).sum(1)).clamp_min(0.0)
+        se = (within / total.square().clamp_min(1e-300)).sqrt()
         se = se.where(total > 0, torch.inf).where(~self.exact, 0.0)
         return most + (total / counts.clamp_min(1)).log(), se, ess
 
@@ -345,7 +353,7 @@ class ChainAnswers:
         # the rest is reserved for the never seen
         log_seen = (self.chain.layout.log_seen * ~seen).sum(1)
         log_w = log_p + counts[row].log() - log_seen[row]
-        return Draws(row, every, log_w, few, log_p)
+        return Draws(row, every, log_w, few, log_p, torch.zeros_like(row))
 
     def _of_all(self, row: Tensor, packed: Tensor, n: int) -> Tensor:
         """``(M,)``: log-density of all completions of ``n`` rows.
@@ -404,7 +412,10 @@ class ChainAnswers:
             log_w.append(log_c + log_joint - log_g)
         none = torch.zeros(len(packed), dtype=torch.bool)
         log_w_all = torch.nan_to_num(torch.cat(log_w).double(), nan=-torch.inf)
-        return Draws(row, torch.cat(out).to(packed), log_w_all, none, torch.cat(log_p).double())
+        log_p_all = torch.cat(log_p).double()
+        return Draws(
+            row, torch.cat(out).to(packed), log_w_all, none, log_p_all, torch.zeros_like(row)
+        )
 
     def _log_densities(self, packed: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """``(M,)``: log of the joint density, and of that of the proposals, at completed rows.
@@ -519,27 +530,32 @@ class ChainAnswers:
                 n = min(math.ceil(n_all * min(max(1.1 * times - 1, 0.25), 2.0)), most - n_all)
 
     def _within(self, n: int, drawing: Drawing, needed: Tensor | None) -> Draws:
-        """``n`` of these draws."""
-        rows, log_w = [], []
+        """``n`` of these draws, or a few more: as many by each order."""
+        rows, log_w, orders = [], [], torch.arange(self.fast.n_orderings)
         for start in range(0, n, DRAWS_AT_ONCE):
-            blank = torch.zeros(min(n - start, DRAWS_AT_ONCE), self.chain.dim, 4)
-            kept = torch.zeros(blank.shape[:2], dtype=torch.bool)
-            drawn, of_rows = self.fast.filled(drawing, blank, kept, needed=needed)
-            rows.append(drawn)
-            log_w.append(of_rows.double())
-        row, none = torch.zeros(n, dtype=torch.long), torch.zeros(1, dtype=torch.bool)
-        return Draws(row, torch.cat(rows), torch.cat(log_w), none, torch.zeros(n).double())
+            of_order = -(-min(n - start, DRAWS_AT_ONCE) // len(orders))
+            drawn = torch.zeros(len(orders), of_order, self.chain.dim, 4)
+            kept = torch.zeros(drawn.shape[:3], dtype=torch.bool)
+            log_w.append(drawing.fill(drawn, kept, needed=needed).flatten().double())
+            rows.append(drawn.flatten(0, 1))
+        order = torch.cat([orders.repeat_interleave(len(r) // len(orders)) for r in rows])
+        row, none = torch.zeros_like(order), torch.zeros(1, dtype=torch.bool)
+        weights = torch.cat(log_w)
+        return Draws(row, torch.cat(rows), weights, none, torch.zeros_like(weights), order)
 
 
 def strata_joined(strata: Sequence[Draws], log_weights: Tensor) -> Draws:
     """Draws of the members of a mixture, whose mean weight is that of the mixture."""
     total = sum((draws.counts for draws in strata), torch.zeros(len(strata[0].exact)).long())
-    joined = None
+    joined, first = None, 0
     for draws, log_weight in zip(strata, log_weights, strict=True):
         more = (total / draws.counts.clamp_min(1)).log().double() + log_weight
         weighed = draws._replace(
-            log_w=draws.log_w + more[draws.row], exact=torch.zeros_like(draws.exact)
+            log_w=draws.log_w + more[draws.row],
+            exact=torch.zeros_like(draws.exact),
+            stratum=draws.stratum + first,
         )
+        first = int(weighed.stratum.max()) + 1
         joined = weighed if joined is None else joined.joined(weighed)
     assert joined is not None
     return joined

@@ -247,7 +247,7 @@ class ChainDistribution(RowDistribution):
                 rows = torch.where(seen[row].unsqueeze(-1), coded[row], new)
                 log_w = (log_members[:, k] - weights[k])[row]
                 none = torch.zeros(n, dtype=torch.bool)
-                of_member = Draws(row, rows, log_w, none, log_w)
+                of_member = Draws(row, rows, log_w, none, log_w, torch.zeros_like(row))
                 if limits.obey is not None:
                     of_member = of_member.without(~limits.obey(rows))
                 strata.append(of_member)

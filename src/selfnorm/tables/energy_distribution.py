@@ -234,7 +234,7 @@ class EnergyDistribution(RowDistribution):
         alone[..., 0] = alone[..., 0].where(seen, float(GAP))
         log_w = self.log_prob(alone)[row].where(seen.any(1)[row], 0.0)
         none = torch.zeros(len(coded), dtype=torch.bool)
-        draws = Draws(row, rows, log_w, none, log_w)
+        draws = Draws(row, rows, log_w, none, log_w, torch.zeros_like(row))
         return draws if limits.obey is None else draws.without(~limits.obey(rows))
 
     @torch.no_grad()
