@@ -74,6 +74,12 @@ def test_a_simple_density_that_knows_more_takes_the_weight_of_the_energy():
     assert abs(stats.norm.logpdf(new).mean() - model.score(new)) < 0.01
 
 
+def test_one_row_far_from_all_others_leaves_them_apart():
+    x = np.r_[stats.norm().rvs((100, 1), random_state=0), [[1e20]]]
+    model = EnergyDensity(**QUICK).fit(x)
+    assert model.score_samples(x[:100]).mean() > -2
+
+
 def test_three_columns_of_one_energy_are_scored_sampled_and_bounded():
     x = stats.multivariate_normal(np.zeros(3)).rvs(200, random_state=0)
     model = EnergyDensity(**QUICK, validation_fraction=0.0).fit(x)

@@ -36,6 +36,7 @@ VALIDATED_CELLS, VALIDATED_ROWS = 6000, 2000
 # and all rows make it better than the orders by which it is judged, and its tails are heavier
 FOLDED_PRIOR = 0.03
 JOINT_FOLDS = 3  # of a small table of one energy, each of which one network does not see
+LEAST_SCORE = -1e4  # nats that a row may lose where coordinates of one energy are chosen
 SCORES_COST = 0.05  # nats a column by which normal scores have to be better for one energy
 # copies of a small table whose gaps are drawn, if they make up no more rows, and last runs on such
 COMPLETED, COMPLETED_ROWS, ROUNDS = (2, 8), 2400, 3
@@ -443,11 +444,12 @@ def _straight_energy(simple: dict[members.Kind, np.ndarray], n_columns: int) -> 
     """Whether an energy is over columns as they are, or over their normal scores.
 
     The quantiles behind normal scores are noisy: simple densities of rows not seen have to gain
-    by them, as they do of heavy tails and of spikes at the end of a range.
+    by them, as they do of heavy tails and of spikes at the end of a range. One row that is far from
+    all others decides nothing.
     """
     if not simple:  # no rows tell
         return True
-    gain = {kind: np.nanmean(score) for kind, score in simple.items()}
+    gain = {kind: np.nanmean(np.maximum(score, LEAST_SCORE)) for kind, score in simple.items()}
     straight, curved = (max(gain[k] for k in gain if k.straight == s) for s in (True, False))
     return bool(straight > curved - SCORES_COST * n_columns)
 
